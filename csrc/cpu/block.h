@@ -1,0 +1,104 @@
+// A block of the score matrix and what decides the role of each of its pairs. Plain data: shared
+// by the registrations (ops.cpp) and the kernels, which are compiled once per instruction set.
+#pragma once
+
+#include <cstdint>
+
+namespace fastsim {
+
+enum class Skip : int64_t { nothing, diagonal, lower };
+
+// The dtypes that embeddings and dense targets may have.
+enum class Dtype { int8, uint8, int16, int32, int64, float16, bfloat16, float32, float64 };
+
+// A strided matrix of the caller's, read in its own dtype.
+struct Matrix {
+  const void* data = nullptr;
+  Dtype dtype = Dtype::float32;
+  int64_t row_stride = 0, column_stride = 0;
+};
+
+// Rows [row0, row0 + rows) against columns [column0, column0 + columns) of the score matrix.
+// `scores` is row-major and contiguous. Pointers index the block's own rows and columns;
+// `positives` holds columns of the whole matrix. Null: not given.
+template <class T>
+struct Block {
+  T* scores;
+  int64_t rows, columns, row0, column0;
+  const int64_t *positives, *row_ids, *column_ids, *row_groups, *column_groups;
+  Matrix dense;
+  T otherwise;
+  Skip skip;
+
+  // The positive's column within this block, or -1 where it lies elsewhere.
+  int64_t positive(int64_t row) const {
+    const int64_t column = positives[row] - column0;
+    return column >= 0 && column < columns ? column : -1;
+  }
+};
+
+// Running maximum (of scores) and sum of exponentials relative to it.
+struct MaxSum {
+  double *max, *sum;
+};
+
+template <class T>
+struct SoftmaxState {
+  MaxSum rows;
+  double *target_logits, *target_sums;  // sum_j t z and sum_j t
+};
+
+template <class T>
+struct SoftmaxSlope {
+  const T *row_lse, *row_weight, *target_weight, *column_lse, *column_weight;
+};
+
+template <class T>
+struct LevelSlope {
+  const T *values, *above, *below;
+  int64_t count;
+  T factor;
+};
+
+// One implementation of every kernel; row kernels take a range of the block's rows, column
+// kernels a range of its columns, so that ranges can run on different threads.
+template <class T>
+struct Kernels {
+  void (*unit_rows)(const Matrix& x, int64_t width, T* unit, T* inverse, int64_t, int64_t);
+  void (*unit_rows_backward)(const T* grad_unit, const Matrix& x, int64_t width, const T* inverse,
+                             T factor, void* grad, Dtype, T* dots, int64_t, int64_t);
+  void (*softmax_visit)(const Block<T>&, T scale, T margin, bool normalise, const T* weights,
+                        const SoftmaxState<T>&, int64_t, int64_t);
+  void (*softmax_fold_rows)(const Block<T>&, T scale, T margin, const SoftmaxState<T>&, int64_t,
+                            int64_t);
+  void (*softmax_fold_columns)(const Block<T>&, T scale, const MaxSum&, int64_t, int64_t);
+  void (*softmax_slope)(const Block<T>&, T scale, T margin, const SoftmaxSlope<T>&, int64_t,
+                        int64_t);
+  void (*sigmoid)(const Block<T>&, T scale, T bias, const T* weights, double* losses,
+                  double* slope_sums, int64_t, int64_t);
+  void (*squared_error)(const Block<T>&, const T* weights, double* losses, int64_t, int64_t);
+  void (*levels_fold)(const Block<T>&, T scale, const T* values, int64_t count, double* partial,
+                      int64_t, int64_t);
+  void (*levels_slope)(const Block<T>&, T scale, const LevelSlope<T>&, int64_t, int64_t);
+  void (*closest)(const Block<T>&, bool semi_hard, const T* ceilings, T* values, int64_t* indices,
+                  int64_t, int64_t);
+  void (*top_k)(const Block<T>&, int64_t k, T* values, int64_t* indices, int64_t, int64_t);
+  void (*exponentials)(const T* x, T* out, int64_t count);
+};
+
+struct KernelTable {
+  const char* name;
+  Kernels<float> of_float;
+  Kernels<double> of_double;
+
+  template <class T>
+  const Kernels<T>& of() const {
+    if constexpr (sizeof(T) == sizeof(float)) {
+      return of_float;
+    } else {
+      return of_double;
+    }
+  }
+};
+
+}  // namespace fastsim

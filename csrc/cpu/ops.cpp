@@ -1,0 +1,358 @@
+// Registers the CPU kernels as torch.ops.fastsim_cpu.*: stable ABI, every output given by the
+// caller, rows shared out over torch's threads. fastsim/backends/cpu.py is the only caller.
+#include "ops.h"
+
+#include <algorithm>
+#include <string>
+#include <type_traits>
+
+#include "block.h"
+#include "epilogue.h"
+
+namespace fastsim {
+
+namespace generic {
+extern const KernelTable table;
+}
+#if defined(__x86_64__)
+namespace avx2 {
+extern const KernelTable table;
+}
+namespace avx512 {
+extern const KernelTable table;
+}
+#endif
+
+const KernelTable& kernels() {
+#if defined(__x86_64__)
+  static const bool has512 = __builtin_cpu_supports("avx512f") &&
+                             __builtin_cpu_supports("avx512dq") &&
+                             __builtin_cpu_supports("avx512bw") &&
+                             __builtin_cpu_supports("avx512vl");
+  static const bool has256 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                             __builtin_cpu_supports("f16c");
+  static const KernelTable& chosen =
+      has512 ? avx512::table : has256 ? avx2::table : generic::table;
+  return chosen;
+#else
+  return generic::table;
+#endif
+}
+
+namespace {
+
+// Scores a thread should have before it is worth waking.
+constexpr int64_t kGrain = 8192;
+
+template <class F>
+void over(int64_t count, int64_t cost, const F& f) {
+  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, cost));
+  torch::stable::parallel_for(0, count, grain, f);
+}
+
+Dtype dtype_of(const Tensor& t) {
+  switch (t.scalar_type()) {
+    case ScalarType::Char: return Dtype::int8;
+    case ScalarType::Byte: return Dtype::uint8;
+    case ScalarType::Short: return Dtype::int16;
+    case ScalarType::Int: return Dtype::int32;
+    case ScalarType::Long: return Dtype::int64;
+    case ScalarType::Half: return Dtype::float16;
+    case ScalarType::BFloat16: return Dtype::bfloat16;
+    case ScalarType::Float: return Dtype::float32;
+    case ScalarType::Double: return Dtype::float64;
+    default: STD_TORCH_CHECK(false, "fastsim: dtype without a kernel"); return Dtype::float32;
+  }
+}
+
+Matrix matrix(const Tensor& t) {
+  return {t.const_data_ptr(), dtype_of(t), t.stride(0), t.stride(1)};
+}
+
+// Calls f with a value of the panel's compute type.
+template <class F>
+void with_type(const Tensor& t, const F& f) {
+  if (t.scalar_type() == ScalarType::Float) {
+    f(float{});
+  } else {
+    STD_TORCH_CHECK(t.scalar_type() == ScalarType::Double, "fastsim: float32 or float64 panels");
+    f(double{});
+  }
+}
+
+template <class T>
+void check(const Tensor& t) {
+  constexpr ScalarType wanted = std::is_same_v<T, float>    ? ScalarType::Float
+                                : std::is_same_v<T, double> ? ScalarType::Double
+                                                            : ScalarType::Long;
+  STD_TORCH_CHECK(t.is_contiguous() && t.scalar_type() == wanted,
+                  "fastsim: a contiguous tensor of the operator's dtype");
+}
+
+template <class T>
+const T* input(const Tensor& t) {
+  check<T>(t);
+  return static_cast<const T*>(t.const_data_ptr());
+}
+
+template <class T>
+T* output(const Tensor& t) {
+  check<T>(t);
+  return static_cast<T*>(t.mutable_data_ptr());
+}
+
+template <class T>
+const T* input(const Optional& t) {
+  return t ? input<T>(*t) : nullptr;
+}
+
+// The arguments that every panel operator opens with.
+template <class T>
+Block<T> block(const Tensor& panel, int64_t row0, int64_t column0, const Optional& positives,
+               const Optional& row_ids, const Optional& column_ids, const Optional& row_groups,
+               const Optional& column_groups, const Optional& dense, double otherwise,
+               int64_t skip) {
+  Block<T> b{};
+  b.scores = output<T>(panel);
+  b.rows = panel.size(0);
+  b.columns = panel.size(1);
+  b.row0 = row0;
+  b.column0 = column0;
+  b.positives = input<int64_t>(positives);
+  b.row_ids = input<int64_t>(row_ids);
+  b.column_ids = input<int64_t>(column_ids);
+  b.row_groups = input<int64_t>(row_groups);
+  b.column_groups = input<int64_t>(column_groups);
+  if (dense) b.dense = matrix(*dense);
+  b.otherwise = static_cast<T>(otherwise);
+  b.skip = static_cast<Skip>(skip);
+  return b;
+}
+
+#define PAIRS                                                                                  \
+  Tensor panel, int64_t row0, int64_t column0, Optional positives, Optional row_ids,           \
+      Optional column_ids, Optional row_groups, Optional column_groups, Optional dense,        \
+      double otherwise, int64_t skip
+#define PAIRS_SCHEMA                                                                           \
+  "(Tensor(panel!) panel, int row0, int column0, Tensor? positives, Tensor? row_ids, "         \
+  "Tensor? column_ids, Tensor? row_groups, Tensor? column_groups, Tensor? dense, "             \
+  "float otherwise, int skip, "
+#define BLOCK                                                                                  \
+  block<T>(panel, row0, column0, positives, row_ids, column_ids, row_groups, column_groups,    \
+           dense, otherwise, skip)
+
+void unit_rows(Tensor x, Tensor unit, Tensor inverse) {
+  with_type(unit, [&](auto type) {
+    using T = decltype(type);
+    const int64_t width = x.size(1);
+    const Matrix from = matrix(x);
+    T *out = output<T>(unit), *kept = output<T>(inverse);
+    over(x.size(0), width, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().unit_rows(from, width, out, kept, begin, end);
+    });
+  });
+}
+
+void unit_rows_backward(Tensor grad_unit, Tensor x, Tensor inverse, double factor, Tensor grad,
+                        Tensor dots) {
+  with_type(grad_unit, [&](auto type) {
+    using T = decltype(type);
+    const int64_t width = x.size(1);
+    const Matrix from = matrix(x);
+    const T *g = input<T>(grad_unit), *r = input<T>(inverse);
+    T* kept = output<T>(dots);
+    STD_TORCH_CHECK(grad.is_contiguous(), "fastsim: a contiguous tensor");
+    void* out = grad.mutable_data_ptr();
+    const Dtype dtype = dtype_of(grad);
+    over(x.size(0), width, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().unit_rows_backward(g, from, width, r, static_cast<T>(factor), out, dtype,
+                                           kept, begin, end);
+    });
+  });
+}
+
+template <class T>
+SoftmaxState<T> softmax_state(const Tensor& max, const Tensor& sum, const Tensor& logits,
+                              const Tensor& sums) {
+  return {{output<double>(max), output<double>(sum)},
+          output<double>(logits),
+          output<double>(sums)};
+}
+
+void softmax_visit(PAIRS, double scale, double margin, bool normalise, Tensor weights, Tensor max,
+                   Tensor sum, Tensor target_logits, Tensor target_sums) {
+  with_type(panel, [&](auto type) {
+    using T = decltype(type);
+    const Block<T> b = BLOCK;
+    const auto state = softmax_state<T>(max, sum, target_logits, target_sums);
+    const T* w = input<T>(weights);
+    over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().softmax_visit(b, T(scale), T(margin), normalise, w, state, begin, end);
+    });
+  });
+}
+
+void softmax_fold(PAIRS, double scale, double margin, Tensor max, Tensor sum,
+                  Tensor target_logits, Tensor target_sums, Optional column_max,
+                  Optional column_sum) {
+  with_type(panel, [&](auto type) {
+    using T = decltype(type);
+    const Block<T> b = BLOCK;
+    const auto state = softmax_state<T>(max, sum, target_logits, target_sums);
+    over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().softmax_fold_rows(b, T(scale), T(margin), state, begin, end);
+    });
+    if (!column_max) return;
+    const MaxSum columns{output<double>(*column_max), output<double>(*column_sum)};
+    over(b.columns, b.rows, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().softmax_fold_columns(b, T(scale), columns, begin, end);
+    });
+  });
+}
+
+void softmax_slope(PAIRS, double scale, double margin, Tensor row_lse, Tensor row_weight,
+                   Tensor target_weight, Optional column_lse, Optional column_weight) {
+  with_type(panel, [&](auto type) {
+    using T = decltype(type);
+    const Block<T> b = BLOCK;
+    const SoftmaxSlope<T> slope{input<T>(row_lse), input<T>(row_weight), input<T>(target_weight),
+                                input<T>(column_lse), input<T>(column_weight)};
+    over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().softmax_slope(b, T(scale), T(margin), slope, begin, end);
+    });
+  });
+}
+
+void sigmoid(PAIRS, double scale, double bias, Optional weights, Tensor losses,
+             Tensor slope_sums) {
+  with_type(panel, [&](auto type) {
+    using T = decltype(type);
+    const Block<T> b = BLOCK;
+    const T* w = input<T>(weights);
+    double *loss = output<double>(losses), *slopes = output<double>(slope_sums);
+    over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().sigmoid(b, T(scale), T(bias), w, loss, slopes, begin, end);
+    });
+  });
+}
+
+void squared_error(PAIRS, Optional weights, Tensor losses) {
+  with_type(panel, [&](auto type) {
+    using T = decltype(type);
+    const Block<T> b = BLOCK;
+    const T* w = input<T>(weights);
+    double* loss = output<double>(losses);
+    over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().squared_error(b, w, loss, begin, end);
+    });
+  });
+}
+
+void levels_fold(PAIRS, double scale, Tensor values, Tensor partial) {
+  with_type(panel, [&](auto type) {
+    using T = decltype(type);
+    const Block<T> b = BLOCK;
+    const T* level = input<T>(values);
+    double* out = output<double>(partial);
+    over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().levels_fold(b, T(scale), level, values.numel(), out, begin, end);
+    });
+  });
+}
+
+void levels_slope(PAIRS, double scale, Tensor values, Tensor above, Tensor below, double factor) {
+  with_type(panel, [&](auto type) {
+    using T = decltype(type);
+    const Block<T> b = BLOCK;
+    const LevelSlope<T> slope{input<T>(values), input<T>(above), input<T>(below), values.numel(),
+                              T(factor)};
+    over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().levels_slope(b, T(scale), slope, begin, end);
+    });
+  });
+}
+
+void closest(PAIRS, bool semi_hard, Tensor ceilings, Tensor values, Tensor indices) {
+  with_type(panel, [&](auto type) {
+    using T = decltype(type);
+    const Block<T> b = BLOCK;
+    const T* ceiling = input<T>(ceilings);
+    T* value = output<T>(values);
+    int64_t* index = output<int64_t>(indices);
+    over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().closest(b, semi_hard, ceiling, value, index, begin, end);
+    });
+  });
+}
+
+void top_k(Tensor panel, int64_t column0, Tensor values, Tensor indices) {
+  with_type(panel, [&](auto type) {
+    using T = decltype(type);
+    Block<T> b{};
+    b.scores = output<T>(panel);
+    b.rows = panel.size(0);
+    b.columns = panel.size(1);
+    b.column0 = column0;
+    T* value = output<T>(values);
+    int64_t* index = output<int64_t>(indices);
+    over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().top_k(b, values.size(1), value, index, begin, end);
+    });
+  });
+}
+
+std::string instruction_set() { return kernels().name; }
+
+}  // namespace
+}  // namespace fastsim
+
+STABLE_TORCH_LIBRARY(fastsim_cpu, m) {
+  m.def("unit_rows(Tensor x, Tensor(unit!) unit, Tensor(inverse!) inverse) -> ()");
+  m.def("unit_rows_backward(Tensor grad_unit, Tensor x, Tensor inverse, float factor, "
+        "Tensor(grad!) grad, Tensor(dots!) dots) -> ()");
+  m.def("softmax_visit" PAIRS_SCHEMA
+        "float scale, float margin, bool normalise, Tensor weights, Tensor(max!) max, "
+        "Tensor(sum!) sum, Tensor(logits!) target_logits, Tensor(sums!) target_sums) -> ()");
+  m.def("softmax_fold" PAIRS_SCHEMA
+        "float scale, float margin, Tensor(max!) max, Tensor(sum!) sum, "
+        "Tensor(logits!) target_logits, Tensor(sums!) target_sums, "
+        "Tensor(column_max!)? column_max, Tensor(column_sum!)? column_sum) -> ()");
+  m.def("softmax_slope" PAIRS_SCHEMA
+        "float scale, float margin, Tensor row_lse, Tensor row_weight, Tensor target_weight, "
+        "Tensor? column_lse, Tensor? column_weight) -> ()");
+  m.def("sigmoid" PAIRS_SCHEMA
+        "float scale, float bias, Tensor? weights, Tensor(losses!) losses, "
+        "Tensor(slope_sums!) slope_sums) -> ()");
+  m.def("squared_error" PAIRS_SCHEMA "Tensor? weights, Tensor(losses!) losses) -> ()");
+  m.def("levels_fold" PAIRS_SCHEMA
+        "float scale, Tensor values, Tensor(partial!) partial) -> ()");
+  m.def("levels_slope" PAIRS_SCHEMA
+        "float scale, Tensor values, Tensor above, Tensor below, float factor) -> ()");
+  m.def("closest" PAIRS_SCHEMA
+        "bool semi_hard, Tensor ceilings, Tensor(values!) values, "
+        "Tensor(indices!) indices) -> ()");
+  m.def("top_k(Tensor(panel!) panel, int column0, Tensor(values!) values, "
+        "Tensor(indices!) indices) -> ()");
+  m.def("cosent(Tensor scores, Tensor labels, float scale, Tensor(loss!) loss, "
+        "Tensor(slope!)? slope) -> ()");
+  m.def("instruction_set() -> str");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(fastsim_cpu, CPU, m) {
+  m.impl("unit_rows", TORCH_BOX(&fastsim::unit_rows));
+  m.impl("unit_rows_backward", TORCH_BOX(&fastsim::unit_rows_backward));
+  m.impl("softmax_visit", TORCH_BOX(&fastsim::softmax_visit));
+  m.impl("softmax_fold", TORCH_BOX(&fastsim::softmax_fold));
+  m.impl("softmax_slope", TORCH_BOX(&fastsim::softmax_slope));
+  m.impl("sigmoid", TORCH_BOX(&fastsim::sigmoid));
+  m.impl("squared_error", TORCH_BOX(&fastsim::squared_error));
+  m.impl("levels_fold", TORCH_BOX(&fastsim::levels_fold));
+  m.impl("levels_slope", TORCH_BOX(&fastsim::levels_slope));
+  m.impl("closest", TORCH_BOX(&fastsim::closest));
+  m.impl("top_k", TORCH_BOX(&fastsim::top_k));
+  m.impl("cosent", TORCH_BOX(&fastsim::cosent));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(fastsim_cpu, CompositeExplicitAutograd, m) {
+  m.impl("instruction_set", TORCH_BOX(&fastsim::instruction_set));
+}

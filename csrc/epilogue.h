@@ -1,0 +1,150 @@
+// The mathematics of each loss on one score: the logit, what a row or column keeps of it, and the
+// slope dL/ds. Plain scalar functions of values, for host and device, without torch headers; an
+// engine decides how scores arrive and in which order (csrc/cpu vectorises loops over them).
+//
+// Vocabulary: s score (cosine), z logit, t target, w the weight of a row in the loss.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__CUDACC__)
+#define FASTSIM_INLINE __host__ __device__ __forceinline__
+#else
+#define FASTSIM_INLINE inline __attribute__((always_inline))
+#endif
+
+namespace fastsim {
+
+// A pair that takes no part: far below every cosine, finite so that 0 * s stays 0.
+template <class T>
+constexpr T kLeftOut = T(-1e30);
+
+// ---- elementary functions, written so that a loop over them vectorises ----
+
+template <class T>
+struct Format;
+
+template <>
+struct Format<float> {
+  using Bits = int32_t;
+  static constexpr int mantissa = 23, bias = 127, exp_degree = 7, log_terms = 8;
+  static constexpr float exp_lowest = -87.33f, exp_highest = 88.37f;
+  static constexpr float ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
+};
+
+template <>
+struct Format<double> {
+  using Bits = int64_t;
+  static constexpr int mantissa = 52, bias = 1023, exp_degree = 13, log_terms = 17;
+  static constexpr double exp_lowest = -708.3, exp_highest = 709.4;
+  static constexpr double ln2_high = 6.93145751953125e-1, ln2_low = 1.42860682030941723212e-6;
+};
+
+FASTSIM_INLINE float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+FASTSIM_INLINE double fused(double a, double b, double c) { return __builtin_fma(a, b, c); }
+FASTSIM_INLINE float nearest(float x) { return __builtin_rintf(x); }
+FASTSIM_INLINE double nearest(double x) { return __builtin_rint(x); }
+
+// e^x within 2 ulp; exactly 0 below the smallest normal number, NaN for NaN.
+// x = n ln2 + r with |r| <= ln2 / 2 (Cody and Waite), e^r by its Taylor series.
+template <class T>
+FASTSIM_INLINE T exponential(T x) {
+  using F = Format<T>;
+  using Bits = typename F::Bits;
+  const T clamped = x > F::exp_highest ? F::exp_highest : x;
+  const T n = nearest(clamped * T(1.4426950408889634));
+  T r = fused(n, -F::ln2_high, clamped);
+  r = fused(n, -F::ln2_low, r);
+  T series = T(1);
+#pragma GCC unroll 16
+  for (int k = F::exp_degree; k >= 1; --k) series = fused(series, r * (T(1) / T(k)), T(1));
+  const Bits power = (static_cast<Bits>(n) + F::bias) << F::mantissa;
+  T scale;
+  std::memcpy(&scale, &power, sizeof(T));
+  return x < F::exp_lowest ? T(0) : series * scale;
+}
+
+// log(1 + e) for 0 <= e <= 1: 2 artanh(e / (2 + e)), exact in relative terms down to e = 0.
+template <class T>
+FASTSIM_INLINE T log_one_plus(T e) {
+  const T u = e / (T(2) + e);
+  const T square = u * u;
+  T series = T(0);
+#pragma GCC unroll 32
+  for (int k = Format<T>::log_terms - 1; k >= 0; --k) {
+    series = fused(series, square, T(1) / T(2 * k + 1));
+  }
+  return T(2) * u * series;
+}
+
+// ---- normalised losses: InfoNCE, SupCon, matrix cross entropy ----
+// L_i = T_i lse_j z_ij - sum_j t_ij z_ij with z = scale s and T_i = sum_j t_ij.
+
+template <class T>
+struct Softmax {
+  T scale;
+
+  // What one score adds to a sum of exponentials whose maximum score is `top`.
+  FASTSIM_INLINE T share(T s, T top) const { return exponential(scale * (s - top)); }
+
+  // Its probability under the log-sum-exp of its row or its column.
+  FASTSIM_INLINE T probability(T s, T lse) const { return exponential(fused(scale, s, -lse)); }
+};
+
+// ---- elementwise losses ----
+
+template <class T>
+struct LossAndSlope {
+  T loss, slope;
+};
+
+// SigLIP: binary cross entropy of z = scale s + bias against (t + 1) / 2; the slope is dL/dz.
+template <class T>
+struct Sigmoid {
+  T scale, bias;
+
+  FASTSIM_INLINE LossAndSlope<T> operator()(T s, T t) const {
+    const T z = fused(scale, s, bias);
+    const T e = exponential(z < T(0) ? z : -z);
+    const T wanted = fused(T(0.5), t, T(0.5));
+    const T positive = z < T(0) ? T(0) : z;
+    const T reciprocal = T(1) / (T(1) + e);
+    const T probability = z < T(0) ? e * reciprocal : reciprocal;
+    return {fused(-wanted, z, positive) + log_one_plus(e), probability - wanted};
+  }
+};
+
+// Squared error (s - t)^2; the slope is dL/ds.
+template <class T>
+struct SquaredError {
+  FASTSIM_INLINE LossAndSlope<T> operator()(T s, T t) const {
+    const T difference = s - t;
+    return {difference * difference, T(2) * difference};
+  }
+};
+
+// ---- CoSENT over a matrix ----
+// Level l keeps A_l = lse z and B_l = lse -z; the slope in level l, in units of dL/dz, is
+// e^{z + above_l} - e^{-z + below_l}, above_l = lse_{m>l} B_m - L, below_l = lse_{m<l} A_m - L.
+
+template <class T>
+struct Levels {
+  T scale;
+
+  FASTSIM_INLINE T slope(T s, T above, T below) const {
+    return exponential(fused(scale, s, above)) - exponential(fused(-scale, s, below));
+  }
+};
+
+// ---- selected losses: the closest negative of the triplet loss ----
+
+template <class T>
+struct Closest {
+  bool semi_hard;
+
+  // Whether a negative's score may be chosen, given the score of the positive.
+  FASTSIM_INLINE bool admits(T s, T positive) const { return !semi_hard || s <= positive; }
+};
+
+}  // namespace fastsim

@@ -1,0 +1,50 @@
+"""fastsim: the losses of embedding models, fast, exact and small in memory.
+
+Everything public is here; modules of the losses and their dense specifications in
+`fastsim.losses`. Importing needs torch and numpy alone.
+"""
+
+from fastsim import losses
+from fastsim.backends import backends, use_backend
+from fastsim.losses import (
+    angle,
+    angle_similarity,
+    closest_negative,
+    cosent,
+    cosent_matrix,
+    cosine_regression,
+    full_triplet,
+    info_nce,
+    matrix_cross_entropy,
+    matrix_mse,
+    mean_negative,
+    siglip,
+    sup_con,
+    triplet_margin,
+)
+from fastsim.scores import cosine_similarity, paired_cosine_similarity, top_k
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "angle",
+    "angle_similarity",
+    "backends",
+    "closest_negative",
+    "cosent",
+    "cosent_matrix",
+    "cosine_regression",
+    "cosine_similarity",
+    "full_triplet",
+    "info_nce",
+    "losses",
+    "matrix_cross_entropy",
+    "matrix_mse",
+    "mean_negative",
+    "paired_cosine_similarity",
+    "siglip",
+    "sup_con",
+    "top_k",
+    "triplet_margin",
+    "use_backend",
+]

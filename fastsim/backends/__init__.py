@@ -1,0 +1,69 @@
+"""Which implementations there are, which can serve given tensors, and why not.
+
+To add a backend: subclass `Backend` in a file of its own and name it in `_BACKENDS`.
+"""
+
+import contextlib
+import contextvars
+import os
+
+from fastsim.backends.base import Backend
+from fastsim.backends.cpu import CpuBackend
+from fastsim.backends.eager import EagerBackend
+
+# In the order of preference of `auto`; eager objects to nothing, so it comes last.
+_BACKENDS: dict[str, Backend] = {b.name: b for b in (CpuBackend(), EagerBackend())}
+
+_chosen = contextvars.ContextVar("fastsim_backend", default=None)
+
+
+def backends():
+    """Every backend: {name: None where it is usable on this machine, else a sentence why not}."""
+    return {name: backend.objection() for name, backend in _BACKENDS.items()}
+
+
+@contextlib.contextmanager
+def use_backend(name):
+    """Within the block, calls without a `backend` argument use this one ("auto" chooses)."""
+    _find(name)
+    token = _chosen.set(name)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+def pick(name, *tensors):
+    """The backend for these tensors.
+
+    A name given here, by `use_backend` or by FASTSIM_BACKEND is used or refused with every
+    backend's own reason (RuntimeError), never replaced. None or "auto" takes the first that has
+    no objection.
+    """
+    name = name or _chosen.get() or os.environ.get("FASTSIM_BACKEND") or "auto"
+    named = _find(name)
+    if named is not None:
+        reason = named.objection(*tensors)
+        if reason is None:
+            return named
+        others = "; ".join(
+            f"{other.name}: {other.objection(*tensors) or 'usable'}"
+            for other in _BACKENDS.values()
+            if other is not named
+        )
+        raise RuntimeError(f"backend {name!r} cannot be used: {reason} ({others})")
+    return next(b for b in _BACKENDS.values() if b.automatic and b.objection(*tensors) is None)
+
+
+def get(name):
+    """The backend of that name."""
+    return _BACKENDS[name]
+
+
+def _find(name):
+    if name == "auto":
+        return None
+    if name not in _BACKENDS:
+        wanted = ", ".join(map(repr, ("auto", *_BACKENDS)))
+        raise ValueError(f"backend: wanted one of {wanted}, got {name!r}")
+    return _BACKENDS[name]

@@ -1,0 +1,83 @@
+"""What a backend offers the engine."""
+
+import torch
+
+
+class Backend:
+    """One way to run the passes of the engine.
+
+    Shapes: unit_x (N, D) and unit_y (M, D) are unit rows in the backend's operand precision; a
+    block is a slice of rows against a slice of columns; gradients come out in the compute type.
+    """
+
+    name: str
+    automatic = True  # whether `auto` may choose it
+
+    def objection(self, *tensors):
+        """None if these tensors can be served (no tensors: if the machine can), else a sentence."""
+        raise NotImplementedError
+
+    def note(self):
+        """What `fastsim info` adds to "usable"."""
+        return ""
+
+    def number(self, scalar):
+        """A 0-d tensor as the passes take it: itself, so that no device has to be waited for."""
+        return scalar
+
+    def multiply(self, left, right, out, *, accumulate):
+        """out = left @ right, or added to it."""
+        if accumulate:
+            out.addmm_(left, right)
+        else:
+            torch.mm(left, right, out=out)
+
+    def unit_rows(self, x, dtype=None):
+        """(unit (N, D), inverse norms (N,)); a zero row stays zero with inverse norm 0.
+
+        `dtype` of the unit rows: None for the backend's operand precision.
+        """
+        raise NotImplementedError
+
+    def unit_rows_backward(self, grad_unit, x, inverse, factor):
+        """(factor * dL/dx in x's dtype, unit . grad_unit (N,)) from dL/dunit; factor is 0-d."""
+        raise NotImplementedError
+
+    def blocks(self, rows, columns, *, whole_rows=False, lower=False):
+        """The (rows, columns) slices to visit; `whole_rows`: every block has all columns.
+
+        `lower`: blocks may leave out columns up to their first row.
+        """
+        raise NotImplementedError
+
+    def workspace(self, unit_x, unit_y, *, whole_rows=False):
+        """Whatever the blocks of one pass reuse, handed back to `visit` and `slope`."""
+        return None
+
+    def whole_rows_fit(self, columns):
+        """Whether a block may hold whole rows of that many columns."""
+        raise NotImplementedError
+
+    def fold(self, tile, unit_x, unit_y):
+        """The state of `tile` over the whole matrix (see fastsim/tiles.py for its parts)."""
+        raise NotImplementedError
+
+    def visit(self, tile, unit_x, unit_y, block, weights, workspace):
+        """(state, slope panel) of a block of whole rows; `weights` (N,) weigh the losses."""
+        raise NotImplementedError
+
+    def slope(self, tile, unit_x, unit_y, block, coefficients, workspace):
+        """The slope panel dL/dS of a block from the coefficients of `tile`."""
+        raise NotImplementedError
+
+    def closest(self, pairs, semi_hard, unit_x, unit_y):
+        """Column (N,) int64 of each row's closest negative, -1 where it has none."""
+        raise NotImplementedError
+
+    def top_k(self, queries, corpus, k):
+        """(values (N, k) descending, indices (N, k)) of the cosines."""
+        raise NotImplementedError
+
+    def cosent(self, scores, labels, scale, want_slope):
+        """(loss (), dL/dscore (M,) or None) of CoSENT over a list of scores."""
+        raise NotImplementedError

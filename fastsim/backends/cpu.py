@@ -1,0 +1,301 @@
+"""The compiled CPU backend: a library product into a reused panel, then a C++ pass over it."""
+
+import functools
+from pathlib import Path
+
+import torch
+
+from fastsim.backends.base import Backend
+
+LIBRARY = Path(__file__).parent.parent / "_lib" / "cpu.so"
+
+PANEL = 4 << 20  # scores: 16 MB in float32, which a last-level cache holds
+FEWEST_ROWS, MOST_ROWS = 128, 1024  # fewer starve the product, more gain nothing
+WIDEST = 1 << 17  # columns of a block: 128 rows of them take 64 MB
+EMPTY = -1e30  # the maximum of no scores, as kLeftOut in csrc/epilogue.h
+SKIP = {"nothing": 0, "diagonal": 1, "lower": 2}
+
+
+@functools.cache
+def _unavailable():
+    """None once the library is loaded, else why it cannot be."""
+    if not LIBRARY.exists():
+        return (
+            "the C++ extension was not built; install a C++ compiler and reinstall fastsim"
+            " with FASTSIM_BUILD=cpu"
+        )
+    try:
+        torch.ops.load_library(LIBRARY)
+    except OSError as error:
+        return f"the C++ extension does not load: {error}"
+    return None
+
+
+def _pairs(pairs, block):
+    """The arguments that every panel operator opens with."""
+    rows, columns = block
+    part = pairs.block(rows, columns)
+    return (rows.start, columns.start, *part.tensors(), part.otherwise, SKIP[part.skip])
+
+
+def _block_shape(rows, columns, whole_rows):
+    wide = columns if whole_rows else min(columns, WIDEST)
+    return min(rows, MOST_ROWS, max(FEWEST_ROWS, PANEL // wide)), wide
+
+
+def _state(count, fill=0.0):
+    return torch.full((count,), fill, dtype=torch.float64)
+
+
+class CpuBackend(Backend):
+    """Float32 and float64 panels; 16-bit inputs are normalised into float32."""
+
+    name = "cpu"
+
+    def objection(self, *tensors):
+        for tensor in tensors:
+            if tensor.device.type != "cpu":
+                return f"it serves CPU tensors, got one on {tensor.device}"
+        return _unavailable()
+
+    def note(self):
+        return f", {torch.ops.fastsim_cpu.instruction_set()} kernels"
+
+    def number(self, scalar):
+        return scalar.item()
+
+    def unit_rows(self, x, dtype=None):
+        dtype = dtype or torch.promote_types(x.dtype, torch.float32)
+        unit = torch.empty(x.shape, dtype=dtype)
+        inverse = torch.empty(x.shape[0], dtype=dtype)
+        torch.ops.fastsim_cpu.unit_rows(x, unit, inverse)
+        return unit, inverse
+
+    def unit_rows_backward(self, grad_unit, x, inverse, factor):
+        grad = torch.empty(x.shape, dtype=x.dtype)
+        dots = torch.empty_like(inverse)
+        torch.ops.fastsim_cpu.unit_rows_backward(grad_unit, x, inverse, factor.item(), grad, dots)
+        return grad, dots
+
+    def whole_rows_fit(self, columns):
+        return columns <= WIDEST
+
+    def blocks(self, rows, columns, *, whole_rows=False, lower=False):
+        tall, wide = _block_shape(rows, columns, whole_rows)
+        for top in range(0, rows, tall):
+            for left in range(top if lower else 0, columns, wide):
+                yield slice(top, min(rows, top + tall)), slice(left, min(columns, left + wide))
+
+    def workspace(self, unit_x, unit_y, *, whole_rows=False):
+        # Fresh memory for every panel would cost more in page faults than the pass over it.
+        tall, wide = _block_shape(unit_x.shape[0], unit_y.shape[0], whole_rows)
+        return torch.empty(tall * wide, dtype=unit_x.dtype)
+
+    def scores(self, unit_x, unit_y, block, workspace):
+        """The score panel of a block, contiguous, in the workspace."""
+        left, right = unit_x[block[0]], unit_y[block[1]]
+        shape = (left.shape[0], right.shape[0])
+        panel = workspace[: shape[0] * shape[1]].view(shape)
+        return torch.mm(left, right.t(), out=panel)
+
+    def fold(self, tile, unit_x, unit_y):
+        rows, columns = unit_x.shape[0], unit_y.shape[0]
+        state = _FOLDS[tile.kind](tile, rows, columns)
+        workspace = self.workspace(unit_x, unit_y)
+        for block in self.blocks(rows, columns, lower=tile.pairs.skip == "lower"):
+            panel = self.scores(unit_x, unit_y, block, workspace)
+            state.add(panel, _pairs(tile.pairs, block), block)
+        return state.result()
+
+    def visit(self, tile, unit_x, unit_y, block, weights, workspace):
+        panel = self.scores(unit_x, unit_y, block, workspace)
+        state = _FOLDS[tile.kind](tile, *panel.shape)
+        state.visit(panel, _pairs(tile.pairs, block), weights[block[0]])
+        return state.result(), panel
+
+    def slope(self, tile, unit_x, unit_y, block, coefficients, workspace):
+        panel = self.scores(unit_x, unit_y, block, workspace)
+        _SLOPES[tile.kind](tile, panel, _pairs(tile.pairs, block), block, coefficients)
+        return panel
+
+    def closest(self, pairs, semi_hard, unit_x, unit_y):
+        rows, columns = unit_x.shape[0], unit_y.shape[0]
+        # Only rows whose positive lies in another block read their ceiling from here.
+        ceilings = torch.zeros(rows, dtype=unit_x.dtype)
+        if columns > WIDEST:
+            ceilings = torch.linalg.vecdot(unit_x, unit_y[pairs.positives])
+        values = torch.full((rows,), EMPTY, dtype=unit_x.dtype)
+        indices = torch.full((rows,), -1)
+        workspace = self.workspace(unit_x, unit_y)
+        for block in self.blocks(rows, columns):
+            part = block[0]
+            torch.ops.fastsim_cpu.closest(
+                self.scores(unit_x, unit_y, block, workspace),
+                *_pairs(pairs, block),
+                semi_hard,
+                ceilings[part],
+                values[part],
+                indices[part],
+            )
+        return indices
+
+    def top_k(self, queries, corpus, k):
+        unit_x, unit_y = self.unit_rows(queries)[0], self.unit_rows(corpus)[0]
+        shape = (queries.shape[0], k)
+        values = torch.full(shape, -torch.inf, dtype=unit_x.dtype)
+        indices = torch.full(shape, -1)
+        workspace = self.workspace(unit_x, unit_y)
+        for block in self.blocks(shape[0], corpus.shape[0]):
+            torch.ops.fastsim_cpu.top_k(
+                self.scores(unit_x, unit_y, block, workspace),
+                block[1].start,
+                values[block[0]],
+                indices[block[0]],
+            )
+        return values, indices
+
+    def cosent(self, scores, labels, scale, want_slope):
+        compute = scores.to(torch.promote_types(scores.dtype, torch.float32)).contiguous()
+        if labels.dtype in (torch.bool, torch.float16, torch.bfloat16):
+            labels = labels.to(torch.float32)
+        loss = torch.empty((), dtype=torch.float64)
+        slope = torch.empty_like(compute) if want_slope else None
+        torch.ops.fastsim_cpu.cosent(compute, labels.contiguous(), scale, loss, slope)
+        return loss.to(compute.dtype), slope
+
+
+class _SoftmaxFold:
+    def __init__(self, tile, rows, columns):
+        self.tile = tile
+        self.rows = (_state(rows, EMPTY), _state(rows), _state(rows), _state(rows))
+        self.columns = (_state(columns, EMPTY), _state(columns)) if tile.symmetric else (None, None)
+
+    def add(self, panel, pairs, block):
+        rows, columns = block
+        tile = self.tile
+        torch.ops.fastsim_cpu.softmax_fold(
+            panel,
+            *pairs,
+            tile.scale,
+            tile.margin,
+            *(state[rows] for state in self.rows),
+            *(None if state is None else state[columns] for state in self.columns),
+        )
+
+    def visit(self, panel, pairs, weights):
+        tile = self.tile
+        torch.ops.fastsim_cpu.softmax_visit(
+            panel, *pairs, tile.scale, tile.margin, tile.normalise, weights, *self.rows
+        )
+
+    def result(self):
+        top, total, logits, targets = self.rows
+        state = [total.log_().add_(top, alpha=self.tile.scale), logits, targets]
+        if self.tile.symmetric:
+            top, total = self.columns
+            state.append(total.log_().add_(top, alpha=self.tile.scale))
+        return state
+
+
+class _SigmoidFold:
+    def __init__(self, tile, rows, columns):
+        self.tile = tile
+        self.state = [_state(rows), _state(rows)]
+
+    def add(self, panel, pairs, block):
+        self._run(panel, pairs, None, *(state[block[0]] for state in self.state))
+
+    def visit(self, panel, pairs, weights):
+        self._run(panel, pairs, weights, *self.state)
+
+    def _run(self, panel, pairs, weights, losses, slopes):
+        tile = self.tile
+        torch.ops.fastsim_cpu.sigmoid(panel, *pairs, tile.scale, tile.bias, weights, losses, slopes)
+
+    def result(self):
+        return self.state
+
+
+class _SquaredErrorFold:
+    def __init__(self, tile, rows, columns):
+        self.losses = _state(rows)
+
+    def add(self, panel, pairs, block):
+        torch.ops.fastsim_cpu.squared_error(panel, *pairs, None, self.losses[block[0]])
+
+    def visit(self, panel, pairs, weights):
+        torch.ops.fastsim_cpu.squared_error(panel, *pairs, weights, self.losses)
+
+    def result(self):
+        return [self.losses]
+
+
+class _LevelsFold:
+    def __init__(self, tile, rows, columns):
+        self.tile = tile
+        count = tile.levels.numel()
+        self.top = torch.full((2, count), EMPTY, dtype=torch.float64)
+        self.sum = torch.zeros(2, count, dtype=torch.float64)
+
+    def add(self, panel, pairs, block):
+        tile = self.tile
+        partial = torch.zeros(panel.shape[0], 2, 2, tile.levels.numel(), dtype=torch.float64)
+        partial[:, :, 0].fill_(EMPTY)
+        torch.ops.fastsim_cpu.levels_fold(panel, *pairs, tile.scale, tile.levels, partial)
+        tops, sums = partial[:, :, 0], partial[:, :, 1]
+        top = torch.maximum(self.top, tops.amax(0))
+        grown = (sums * (tile.scale * (tops - top)).exp()).sum(0)
+        self.sum = self.sum * (tile.scale * (self.top - top)).exp() + grown
+        self.top = top
+
+    def result(self):
+        return [self.sum.log() + self.tile.scale * self.top]
+
+
+def _softmax_slope(tile, panel, pairs, block, coefficients):
+    rows, columns = block
+    row_lse, row_weight, target_weight, column_lse, column_weight = coefficients
+    torch.ops.fastsim_cpu.softmax_slope(
+        panel,
+        *pairs,
+        tile.scale,
+        tile.margin,
+        row_lse[rows],
+        row_weight[rows],
+        target_weight[rows],
+        None if column_lse is None else column_lse[columns],
+        None if column_weight is None else column_weight[columns],
+    )
+
+
+def _sigmoid_slope(tile, panel, pairs, block, coefficients):
+    (weights,) = coefficients
+    losses, slopes = _state(panel.shape[0]), _state(panel.shape[0])
+    torch.ops.fastsim_cpu.sigmoid(
+        panel, *pairs, tile.scale, tile.bias, weights[block[0]], losses, slopes
+    )
+
+
+def _squared_error_slope(tile, panel, pairs, block, coefficients):
+    (weights,) = coefficients
+    losses = _state(panel.shape[0])
+    torch.ops.fastsim_cpu.squared_error(panel, *pairs, weights[block[0]], losses)
+
+
+def _levels_slope(tile, panel, pairs, block, coefficients):
+    above, below, factor = coefficients
+    torch.ops.fastsim_cpu.levels_slope(panel, *pairs, tile.scale, tile.levels, above, below, factor)
+
+
+_FOLDS = {
+    "softmax": _SoftmaxFold,
+    "sigmoid": _SigmoidFold,
+    "squared_error": _SquaredErrorFold,
+    "levels": _LevelsFold,
+}
+_SLOPES = {
+    "softmax": _softmax_slope,
+    "sigmoid": _sigmoid_slope,
+    "squared_error": _squared_error_slope,
+    "levels": _levels_slope,
+}

@@ -1,0 +1,15 @@
+"""The dense formulas in plain torch, on any device: the specification of the other backends.
+
+It has no engine methods: each loss evaluates its own `_from_scores` on the full score matrix.
+"""
+
+from fastsim.backends.base import Backend
+
+
+class EagerBackend(Backend):
+    """Dense torch: holds the N x M matrix as often as autograd asks."""
+
+    name = "eager"
+
+    def objection(self, *tensors):
+        return None

@@ -1,0 +1,133 @@
+"""Checks at the door: each names the argument, what was wanted and what came."""
+
+import math
+
+import torch
+
+FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGRAL = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def check_tensor(name, value, *, ndim, dtypes, what):
+    """`value` is a non-empty tensor of `ndim` dimensions with one of `dtypes`, called `what`."""
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name}: wanted a torch.Tensor, got {type(value).__name__}")
+    if value.dtype not in dtypes:
+        raise TypeError(f"{name}: wanted {what}, got {value.dtype}")
+    if value.dim() != ndim:
+        raise ValueError(f"{name}: wanted {ndim} dimension(s), got shape {tuple(value.shape)}")
+    if value.numel() == 0:
+        raise ValueError(f"{name}: wanted at least one element, got shape {tuple(value.shape)}")
+
+
+def check_embeddings(name, value):
+    """(N, D) embeddings of a floating dtype."""
+    check_tensor(name, value, ndim=2, dtypes=FLOATING, what="floating-point embeddings (N, D)")
+
+
+def check_scores(name, value, ndim=2):
+    """A score matrix (N, M), or a list of scores (N,)."""
+    check_tensor(name, value, ndim=ndim, dtypes=FLOATING, what="floating-point scores")
+
+
+def check_alike(name, value, other_name, other, *, rows=False):
+    """`value` has the width, dtype and device of `other`, with `rows=True` its row count too."""
+    if value.shape[-1] != other.shape[-1]:
+        raise ValueError(
+            f"{name}: wanted width {other.shape[-1]} as {other_name}, got {value.shape[-1]}"
+        )
+    if rows and value.shape[0] != other.shape[0]:
+        raise ValueError(
+            f"{name}: wanted {other.shape[0]} rows as {other_name}, got {value.shape[0]}"
+        )
+    if value.dtype != other.dtype:
+        raise TypeError(f"{name}: wanted {other.dtype} as {other_name}, got {value.dtype}")
+    check_device(name, value, other_name, other)
+
+
+def check_device(name, value, other_name, other):
+    """Both tensors live on one device."""
+    if value.device != other.device:
+        raise ValueError(
+            f"{name}: wanted device {other.device} as {other_name}, got {value.device}"
+        )
+
+
+def check_enough(name, value, other_name, other):
+    """At least as many rows in `value` as in `other`: row i's positive is column i."""
+    if value.shape[0] < other.shape[0]:
+        raise ValueError(
+            f"{name}: wanted at least {other.shape[0]} rows, one per row of {other_name},"
+            f" got {value.shape[0]}"
+        )
+
+
+def check_choice(name, value, choices):
+    """`value` is one of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{name}: wanted one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def check_reduction(value):
+    """`value` is a reduction."""
+    check_choice("reduction", value, REDUCTIONS)
+
+
+def check_number(name, value, *, positive=False):
+    """A finite number or a 0-d floating tensor; `positive`: greater than zero.
+
+    A tensor's value is looked at on a CPU only: elsewhere that would wait for the device.
+    """
+    if isinstance(value, torch.Tensor):
+        if value.dim() != 0 or value.dtype not in FLOATING:
+            raise ValueError(
+                f"{name}: wanted a number or a 0-d floating tensor,"
+                f" got shape {tuple(value.shape)} of {value.dtype}"
+            )
+        if torch.compiler.is_compiling() or value.device.type != "cpu":
+            return
+        value = value.item()
+    elif isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}: wanted a number or a 0-d tensor, got {type(value).__name__}")
+    if not math.isfinite(value) or (positive and value <= 0):
+        raise ValueError(
+            f"{name}: wanted a {'positive ' if positive else ''}finite number, got {value}"
+        )
+
+
+def check_integers(name, value, count, device):
+    """(count,) integers on `device`."""
+    check_tensor(name, value, ndim=1, dtypes=INTEGRAL, what="integers")
+    if value.shape[0] != count:
+        raise ValueError(f"{name}: wanted {count} entries, got {value.shape[0]}")
+    if value.device != device:
+        raise ValueError(f"{name}: wanted device {device}, got {value.device}")
+
+
+def check_range(name, value, end):
+    """Every integer lies in [0, end); read on a CPU at once, asserted on the device elsewhere."""
+    if torch.compiler.is_compiling():
+        return
+    if value.device.type != "cpu":
+        torch._assert_async(((value >= 0) & (value < end)).all())
+        return
+    low, high = value.aminmax()
+    if low < 0 or high >= end:
+        raise ValueError(f"{name}: wanted values in [0, {end}), got {low.item()} to {high.item()}")
+
+
+def check_labels(name, value, count, device):
+    """(count,) labels of any real or integer dtype, none of them NaN."""
+    dtypes = (*FLOATING, *INTEGRAL, torch.bool)
+    check_tensor(name, value, ndim=1, dtypes=dtypes, what="real or integer labels")
+    if value.shape[0] != count:
+        raise ValueError(f"{name}: wanted {count} entries, one per score, got {value.shape[0]}")
+    if value.device != device:
+        raise ValueError(f"{name}: wanted device {device}, got {value.device}")
+    if value.is_floating_point() and not torch.compiler.is_compiling():
+        nan = value.isnan().any()
+        if value.device.type != "cpu":
+            torch._assert_async(~nan)
+        elif nan:
+            raise ValueError(f"{name}: wanted labels that can be ordered, got NaN")

@@ -1,0 +1,281 @@
+"""The engine: a loss over all scores of x and y, and its gradient, one panel of scores at a time.
+
+    prepare   x, y -> unit rows, inverse norms
+    fold      score panels -> state of rows and columns
+    finish    state -> losses                              (fastsim/tiles.py)
+    slope     score panel -> G = dL/dS for that panel
+    product   dunit_x = G unit_y,  dunit_y += G^T unit_x   library products
+    unprepare dx = r (dunit_x - (unit_x . dunit_x) unit_x)
+
+Where a block of whole rows gives state and slope at once and the weights of the losses are known
+(reduction "mean" or "sum"), the forward pass visits each panel once and keeps the gradient of the
+unit rows. Otherwise the forward pass folds and the backward pass visits the panels again.
+"""
+
+import torch
+from torch import Tensor
+
+from fastsim import backends
+from fastsim.scores import compute_dtype, without_autocast
+from fastsim.targets import Pairs
+from fastsim.tiles import Tile, margin_gradient
+
+
+def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, backend):
+    """The loss `tile` over the cosines of x (N, D) and y (M, D); y=None: x with itself.
+
+    scale and bias are numbers or 0-d tensors; `weights` (N,) asks for sum_i weights_i loss_i,
+    None for the losses (N,) themselves. Returns the compute type: float64 for float64 inputs,
+    else float32.
+    """
+    together = y is None or y is x
+    y = x if together else y
+    dtype = compute_dtype(x)
+    scale, bias = as_scalar(scale, dtype, x.device), as_scalar(bias, dtype, x.device)
+    sides = (x, None if together else y, scale, bias)
+    wants = [s is not None and s.requires_grad and torch.is_grad_enabled() for s in sides]
+    outputs = torch.ops.fastsim.tile(
+        x,
+        y,
+        scale,
+        bias,
+        weights,
+        *tile.pairs.tensors(),
+        tile.levels,
+        tile.pairs.otherwise,
+        tile.pairs.skip,
+        tile.kind,
+        tile.margin,
+        tile.normalise,
+        tile.symmetric,
+        together,
+        wants,
+        backend.name,
+    )
+    return outputs[0]
+
+
+def as_scalar(value, dtype, device):
+    """A number or 0-d tensor as a 0-d tensor."""
+    if isinstance(value, Tensor):
+        return value.to(device=device, dtype=dtype)
+    return torch.full((), value, dtype=dtype, device=device)
+
+
+# ---- the registered operators ----
+
+_TILE = (
+    "Tensor? weights, Tensor? positives, Tensor? row_ids, Tensor? column_ids, Tensor? row_groups, "
+    "Tensor? column_groups, Tensor? dense, Tensor? levels, float otherwise, str skip, str kind, "
+    "float margin, bool normalise, bool symmetric, bool together, bool[] wants, str backend"
+)
+_FORWARD = f"(Tensor x, Tensor y, Tensor scale, Tensor bias, {_TILE}) -> Tensor[]"
+_BACKWARD = (
+    f"(Tensor grad, Tensor[] saved, Tensor x, Tensor y, Tensor scale, Tensor bias, {_TILE})"
+    " -> Tensor[]"
+)
+
+
+class _Call:
+    """The arguments of one operator call, by name; `fake`: the tensors hold no values."""
+
+    def __init__(self, x, y, scale, bias, weights, *arguments, fake=False):
+        *tensors, levels, otherwise, skip = arguments[:9]
+        kind, margin, normalise, symmetric, self.together, self.wants, name = arguments[9:]
+        self.x, self.y, self.weights = x, y, weights
+        self.backend = backends.get(name)
+        self.scale = scale
+        number = self.backend.number if not fake else lambda scalar: scalar
+        self.tile = Tile(
+            kind,
+            Pairs(*tensors, otherwise=otherwise, skip=skip),
+            number(scale),
+            number(bias),
+            margin,
+            normalise,
+            symmetric,
+            levels,
+        )
+
+    @property
+    def one_visit(self):
+        """Whether the forward pass keeps the gradient of the unit rows."""
+        fits = self.backend.whole_rows_fit(self.y.shape[0])
+        known = self.weights is not None
+        return any(self.wants) and known and fits and self.tile.needs_one_visit
+
+    @property
+    def products(self):
+        """Which gradients of unit rows are computed: (x, y)."""
+        want_x, want_y, want_scale, _ = self.wants
+        if self.together:
+            return want_x or want_scale, want_x or want_scale
+        # The scale's gradient is sum_i unit_x . dunit_x / scale, so one side has to be there.
+        return want_x or (want_scale and not want_y), want_y
+
+    def units(self):
+        """Unit rows and inverse norms of both sides; y's norms are empty where y is x."""
+        unit_x, inverse_x = self.backend.unit_rows(self.x)
+        if self.together:
+            return unit_x, unit_x, inverse_x, inverse_x.new_empty(0)
+        unit_y, inverse_y = self.backend.unit_rows(self.y)
+        return unit_x, unit_y, inverse_x, inverse_y
+
+
+class _Products:
+    """dunit_x and dunit_y summed over slope panels; empty where not wanted."""
+
+    def __init__(self, call, unit_x, unit_y, dtype):
+        self.multiply = call.backend.multiply
+        self.together = call.together
+        self.units = unit_x, unit_y
+        self.wants = call.products
+        self.x, self.y = (
+            unit.new_empty(unit.shape if want else 0, dtype=dtype)
+            for unit, want in zip(self.units, self.wants, strict=True)
+        )
+        self.row_begun = -1
+
+    def add(self, panel, block):
+        rows, columns = block
+        unit_x, unit_y = self.units
+        if self.wants[0]:
+            begun = rows.start == self.row_begun
+            self.multiply(panel, unit_y[columns], self.x[rows], accumulate=begun)
+            self.row_begun = rows.start
+        if self.wants[1]:
+            # The first band of rows meets every column.
+            self.multiply(panel.t(), unit_x[rows], self.y[columns], accumulate=rows.start > 0)
+
+    def result(self):
+        if self.together and self.wants[0]:
+            return self.x.add_(self.y), self.y.new_empty(0)
+        return self.x, self.y
+
+
+@torch.library.custom_op("fastsim::tile", mutates_args=(), schema=_FORWARD)
+def _forward(*arguments):
+    call = _Call(*arguments)
+    with without_autocast(call.x.device.type):
+        unit_x, unit_y, inverse_x, inverse_y = call.units()
+        if call.one_visit:
+            state, grads = _visit_panels(call, unit_x, unit_y, inverse_x.dtype)
+            saved = [*state, *grads, inverse_x, inverse_y]
+        else:
+            saved = state = call.backend.fold(call.tile, unit_x, unit_y)
+        loss = call.tile.finish(state)
+        if call.weights is not None:
+            loss = (loss * call.weights).sum()
+        return [loss.to(inverse_x.dtype, copy=True), *(saved if any(call.wants) else ())]
+
+
+def _visit_panels(call, unit_x, unit_y, dtype):
+    products = _Products(call, unit_x, unit_y, dtype)
+    workspace = call.backend.workspace(unit_x, unit_y, whole_rows=True)
+    states = []
+    for block in call.backend.blocks(unit_x.shape[0], unit_y.shape[0], whole_rows=True):
+        state, panel = call.backend.visit(call.tile, unit_x, unit_y, block, call.weights, workspace)
+        states.append(state)
+        products.add(panel, block)
+    state = states[0] if len(states) == 1 else list(map(torch.cat, zip(*states, strict=True)))
+    return state, products.result()
+
+
+def _slope_panels(call, unit_x, unit_y, coefficients, dtype):
+    products = _Products(call, unit_x, unit_y, dtype)
+    workspace = call.backend.workspace(unit_x, unit_y)
+    lower = call.tile.pairs.skip == "lower"
+    for block in call.backend.blocks(unit_x.shape[0], unit_y.shape[0], lower=lower):
+        panel = call.backend.slope(call.tile, unit_x, unit_y, block, coefficients, workspace)
+        products.add(panel, block)
+    return products.result()
+
+
+@torch.library.custom_op("fastsim::tile_backward", mutates_args=(), schema=_BACKWARD)
+def _backward(grad, saved, *arguments):
+    call = _Call(*arguments)
+    tile, backend = call.tile, call.backend
+    with without_autocast(call.x.device.type):
+        grad_losses = (grad if call.weights is None else grad * call.weights).double()
+        if call.one_visit:
+            *state, unit_grad_x, unit_grad_y, inverse_x, inverse_y = saved
+            factor = grad
+        else:
+            state, factor = saved, grad.new_ones(())
+            unit_x, unit_y, inverse_x, inverse_y = call.units()
+            coefficients = tile.coefficients(state, grad_losses)
+            coefficients = [c if c is None else c.to(inverse_x.dtype) for c in coefficients]
+            unit_grad_x, unit_grad_y = _slope_panels(
+                call, unit_x, unit_y, coefficients, inverse_x.dtype
+            )
+        dots = None
+        grads = [call.x.new_empty(0), call.y.new_empty(0), *(grad.new_empty(0) for _ in range(2))]
+        sides = ((call.x, unit_grad_x, inverse_x), (call.y, unit_grad_y, inverse_y))
+        for side, (values, unit_grad, inverse) in enumerate(sides):
+            if unit_grad.numel():
+                grads[side], along = backend.unit_rows_backward(unit_grad, values, inverse, factor)
+                dots = along if dots is None else dots
+        if call.wants[2]:
+            grad_scale = factor * dots.sum() / call.scale
+            if tile.margin:
+                grad_scale = grad_scale + margin_gradient(tile, state, grad_losses)
+            grads[2] = grad_scale.to(call.scale.dtype)
+        if call.wants[3]:
+            grads[3] = (grad_losses * state[1]).sum().to(call.scale.dtype)
+        return grads
+
+
+@_forward.register_fake
+def _forward_fake(*arguments):
+    call = _Call(*arguments, fake=True)
+    rows, columns = call.x.shape[0], call.y.shape[0]
+    dtype = compute_dtype(call.x)
+    scalar = call.weights is not None or call.tile.kind == "levels"
+    loss = call.x.new_empty(() if scalar else rows, dtype=dtype)
+    if not any(call.wants):
+        return [loss]
+    shapes = call.tile.state_shapes(rows, columns)
+    saved = [call.x.new_empty(shape, dtype=torch.float64) for shape in shapes]
+    if call.one_visit:
+        want_x, want_y = call.products
+        want_y = want_y and not call.together
+        saved += [
+            call.x.new_empty(call.x.shape if want_x else 0, dtype=dtype),
+            call.x.new_empty(call.y.shape if want_y else 0, dtype=dtype),
+            call.x.new_empty(rows, dtype=dtype),
+            call.x.new_empty(0 if call.together else columns, dtype=dtype),
+        ]
+    return [loss, *saved]
+
+
+@_backward.register_fake
+def _backward_fake(grad, saved, *arguments):
+    call = _Call(*arguments, fake=True)
+    want_x, want_y = call.products
+    want_y = want_y and not call.together
+    return [
+        call.x.new_empty(call.x.shape if want_x else 0),
+        call.y.new_empty(call.y.shape if want_y else 0),
+        *(grad.new_empty(() if want else 0) for want in call.wants[2:]),
+    ]
+
+
+def _setup_context(ctx, inputs, output):
+    *tensors, otherwise, skip, kind, margin, normalise, symmetric, together, wants, name = inputs
+    ctx.save_for_backward(*tensors, *output[1:])
+    ctx.inputs = len(tensors)
+    ctx.options = otherwise, skip, kind, margin, normalise, symmetric, together, wants, name
+    ctx.set_materialize_grads(False)
+
+
+def _autograd(ctx, grads):
+    tensors, saved = ctx.saved_tensors[: ctx.inputs], ctx.saved_tensors[ctx.inputs :]
+    untouched = (None,) * (ctx.inputs - 4 + len(ctx.options))
+    if grads[0] is None:
+        return (None,) * 4 + untouched
+    parts = torch.ops.fastsim.tile_backward(grads[0], saved, *tensors, *ctx.options)
+    wants = ctx.options[-2]
+    return (*(part if want else None for part, want in zip(parts, wants, strict=True)), *untouched)
+
+
+_forward.register_autograd(_autograd, setup_context=_setup_context)

@@ -1,0 +1,82 @@
+"""The losses: functions, thin modules of the same parameters, dense specifications.
+
+One file per loss; to add one, write its file, name it here, and the tests and benchmarks take it
+up from `SPECIFICATIONS`.
+"""
+
+from fastsim.losses.angle import Angle, angle, angle_similarity
+from fastsim.losses.cosent import CoSENT, cosent, cosent_from_scores
+from fastsim.losses.cosent_matrix import CoSENTMatrix, cosent_matrix, cosent_matrix_from_scores
+from fastsim.losses.cosine_regression import CosineRegression, cosine_regression
+from fastsim.losses.full_triplet import (
+    FullTriplet,
+    closest_negative,
+    closest_negative_from_scores,
+    full_triplet,
+    full_triplet_from_scores,
+    mean_negative,
+    mean_negative_from_scores,
+)
+from fastsim.losses.info_nce import InfoNCE, info_nce, info_nce_from_scores
+from fastsim.losses.matrix_cross_entropy import (
+    MatrixCrossEntropy,
+    matrix_cross_entropy,
+    matrix_cross_entropy_from_scores,
+)
+from fastsim.losses.matrix_mse import MatrixMSE, matrix_mse, matrix_mse_from_scores
+from fastsim.losses.siglip import SigLIP, siglip, siglip_from_scores
+from fastsim.losses.softmax_classification import SoftmaxClassification
+from fastsim.losses.sup_con import SupCon, sup_con, sup_con_from_scores
+from fastsim.losses.triplet_margin import TripletMargin, triplet_margin
+
+# Loss function -> its dense specification on a given score matrix (or list of scores).
+SPECIFICATIONS = {
+    info_nce: info_nce_from_scores,
+    sup_con: sup_con_from_scores,
+    siglip: siglip_from_scores,
+    matrix_cross_entropy: matrix_cross_entropy_from_scores,
+    matrix_mse: matrix_mse_from_scores,
+    full_triplet: full_triplet_from_scores,
+    cosent: cosent_from_scores,
+    cosent_matrix: cosent_matrix_from_scores,
+}
+
+__all__ = [
+    "SPECIFICATIONS",
+    "Angle",
+    "CoSENT",
+    "CoSENTMatrix",
+    "CosineRegression",
+    "FullTriplet",
+    "InfoNCE",
+    "MatrixCrossEntropy",
+    "MatrixMSE",
+    "SigLIP",
+    "SoftmaxClassification",
+    "SupCon",
+    "TripletMargin",
+    "angle",
+    "angle_similarity",
+    "closest_negative",
+    "closest_negative_from_scores",
+    "cosent",
+    "cosent_from_scores",
+    "cosent_matrix",
+    "cosent_matrix_from_scores",
+    "cosine_regression",
+    "full_triplet",
+    "full_triplet_from_scores",
+    "info_nce",
+    "info_nce_from_scores",
+    "matrix_cross_entropy",
+    "matrix_cross_entropy_from_scores",
+    "matrix_mse",
+    "matrix_mse_from_scores",
+    "mean_negative",
+    "mean_negative_from_scores",
+    "siglip",
+    "siglip_from_scores",
+    "sup_con",
+    "sup_con_from_scores",
+    "triplet_margin",
+]

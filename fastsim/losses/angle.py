@@ -1,0 +1,51 @@
+"""AnglE: CoSENT on the angle between the two halves of the embeddings read as complex numbers.
+
+With halves u = (a, b) and v = (c, d), as complex vectors a + ib and c + id, the score is
+|sum(Re q) + sum(Im q)| for the quotient q = (a + ib) / (c + id) with both moduli taken out:
+
+    score = sqrt(2) * |cos((a + b, b - a), v)|
+
+Source: Li and Li 2023, "AnglE-optimized Text Embeddings", equations 5 to 8.
+"""
+
+import torch
+
+from fastsim import backends
+from fastsim.checks import check_alike, check_embeddings, check_labels, check_number
+from fastsim.losses.cosent import cosent
+from fastsim.losses.module import LossModule
+from fastsim.scores import paired, unit_rows
+
+
+def angle_similarity(u, v, *, backend=None):
+    """Angle score of paired rows: (N, D), (N, D), D even -> (N,) in [0, sqrt(2)]; v = 0 gives 0.
+
+    ValueError or TypeError for arguments that do not fit. Source: see the module.
+    """
+    check_embeddings("u", u)
+    check_embeddings("v", v)
+    check_alike("v", v, "u", u, rows=True)
+    if u.shape[1] % 2:
+        raise ValueError(f"u: wanted an even width (two halves), got {u.shape[1]}")
+    chosen = backends.pick(backend, u)
+    unit_u, unit_v = unit_rows(u, chosen), unit_rows(v, chosen)
+    a, b = unit_u.chunk(2, 1)
+    # |(a + b, b - a)| = sqrt(2) |(a, b)|, so the unit rows need no second normalisation.
+    return paired(torch.cat([a + b, b - a], 1), unit_v).abs()
+
+
+def angle(u, v, labels, *, scale=20.0, backend=None):
+    """CoSENT on the angle scores of paired rows u, v (N, D) against labels (N,).
+
+    Parameters and errors as `cosent` and `angle_similarity`.
+    """
+    check_embeddings("u", u)
+    check_labels("labels", labels, u.shape[0], u.device)
+    check_number("scale", scale, positive=True)
+    return cosent(angle_similarity(u, v, backend=backend), labels, scale=scale, backend=backend)
+
+
+class Angle(LossModule):
+    """The module of `angle`."""
+
+    function = staticmethod(angle)

@@ -1,0 +1,51 @@
+"""CoSENT: a pair with the higher label should have the higher score.
+
+    L = log(1 + sum_{label_a > label_b} exp(scale * (score_b - score_a)))
+
+Source: Su Jianlin 2022, "CoSENT: a more effective sentence embedding scheme than Sentence-BERT";
+a smooth form of the number of wrongly ordered pairs, so it trains what Spearman measures. Any
+score will do: cosines, cross-encoder logits. `angle` is the same on angle scores, `cosent_matrix`
+the same on every entry of an N x M matrix.
+"""
+
+import torch
+
+from fastsim import backends
+from fastsim.checks import check_labels, check_number, check_scores
+from fastsim.losses.module import LossModule
+from fastsim.losses.reduce import as_float
+from fastsim.ranking import rank_loss
+
+
+def cosent(scores, labels, *, scale=20.0, backend=None):
+    """CoSENT of scores (M,) against labels (M,) of any real or integer dtype.
+
+    Equal labels contribute nothing; one pair, or all labels equal, gives exactly 0 with zero
+    gradient. scale: a positive number or 0-d tensor, with a gradient if it wants one. O(M log M),
+    O(M) for few distinct labels. ValueError or TypeError for arguments that do not fit (labels
+    with NaN too), RuntimeError for a backend that cannot serve them. Source: see the module.
+    """
+    check_scores("scores", scores, ndim=1)
+    chosen = backends.pick(backend, scores)
+    if chosen.name == "eager":
+        return cosent_from_scores(scores, labels, scale=scale)
+    check_labels("labels", labels, scores.shape[0], scores.device)
+    check_number("scale", scale, positive=True)
+    return rank_loss(scores, labels, scale, chosen)
+
+
+class CoSENT(LossModule):
+    """The module of `cosent`."""
+
+    function = staticmethod(cosent)
+
+
+def cosent_from_scores(scores, labels, *, scale=20.0):
+    """The specification of `cosent`: all M^2 pairs at once."""
+    check_scores("scores", scores, ndim=1)
+    check_labels("labels", labels, scores.shape[0], scores.device)
+    check_number("scale", scale, positive=True)
+    logits = as_float(scores) * scale
+    counts = labels[:, None] > labels[None, :]
+    terms = (logits[None, :] - logits[:, None])[counts]
+    return torch.logsumexp(torch.cat([terms, logits.new_zeros(1)]), 0)

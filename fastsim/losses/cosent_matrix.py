@@ -1,0 +1,95 @@
+"""CoSENT over every pair of entries of the score matrix.
+
+    L = log(1 + sum_{t_p > t_q} exp(scale * (s_q - s_p))),   p, q entries of the N x M matrix
+
+With the K distinct targets in ascending order as levels, A_l = lse of the logits of level l and
+B_l = lse of their negatives, L = lse(0, {B_l + lse_{m<l} A_m}): 2K running sums instead of
+(N M)^2 pairs, and the slope of an entry needs only those. For two levels L = softplus(A_0 + B_1).
+
+Source: Su Jianlin 2022 (see `cosent`), applied to all in-batch pairs.
+"""
+
+import torch
+
+from fastsim import backends
+from fastsim.checks import check_alike, check_embeddings, check_number, check_scores
+from fastsim.engine import tile_loss
+from fastsim.losses.cosent import cosent
+from fastsim.losses.module import LossModule
+from fastsim.losses.reduce import as_float
+from fastsim.scores import compute_dtype, dense_cosines
+from fastsim.targets import dense_targets, parse_targets, taking_part
+from fastsim.tiles import Tile
+
+# Past this many distinct targets a sort of all entries is cheaper than running sums per level.
+MOST_LEVELS = 256
+
+
+def cosent_matrix(x, y, targets, *, scale=20.0, backend=None):
+    """CoSENT over all entries of the cosines of x (N, D) and y (M, D) against a target matrix.
+
+    y=None: x with itself, each unordered pair once, the diagonal left out.
+    targets: (N, M) of any real or integer dtype, none of them NaN; or (row_groups (N,),
+        column_groups (M,)) integers, the same group 1, else -1; or None: the diagonal.
+    scale: a positive number or 0-d tensor, with a gradient if it wants one.
+
+    Up to 256 distinct targets nothing N x M is held beyond the targets themselves; with more, the
+    entries are sorted, which takes O(N M) memory. Returns a scalar. ValueError or TypeError for
+    arguments that do not fit, RuntimeError for a backend that cannot serve them.
+    """
+    check_embeddings("x", x)
+    if y is not None:
+        check_embeddings("y", y)
+        check_alike("y", y, "x", x)
+    rows, columns = x.shape[0], x.shape[0] if y is None else y.shape[0]
+    chosen = backends.pick(backend, x)
+    check_number("scale", scale, positive=True)
+    pairs = parse_targets(
+        targets, rows, columns, x.device, skip="lower" if y is None else "nothing"
+    )
+    if chosen.name != "eager":
+        levels = _levels(pairs, compute_dtype(x), x.device)
+        if levels.numel() <= MOST_LEVELS:
+            tile = Tile("levels", pairs, levels=levels)
+            return tile_loss(tile, x, y, scale=scale, weights=None, backend=chosen)
+    scores = dense_cosines(x, y, chosen)
+    return _over_entries(scores, pairs, scale, chosen.name)
+
+
+class CoSENTMatrix(LossModule):
+    """The module of `cosent_matrix`."""
+
+    function = staticmethod(cosent_matrix)
+
+
+def cosent_matrix_from_scores(scores, targets, *, scale=20.0, each_pair_once=False):
+    """The specification of `cosent_matrix`: scores (N, M), the other parameters as there.
+
+    each_pair_once: the entries above the diagonal only, as `cosent_matrix` takes y=None.
+    """
+    check_scores("scores", scores)
+    check_number("scale", scale, positive=True)
+    skip = "lower" if each_pair_once else "nothing"
+    pairs = parse_targets(targets, *scores.shape, scores.device, skip=skip)
+    return _over_entries(scores, pairs, scale, "eager")
+
+
+def _over_entries(scores, pairs, scale, backend):
+    scores = as_float(scores)
+    wanted = dense_targets(pairs, *scores.shape, scores.dtype, scores.device)
+    part = taking_part(pairs, *scores.shape, scores.device)
+    if not part.any():
+        return scores.sum() * 0.0
+    return cosent(scores[part], wanted[part], scale=scale, backend=backend)
+
+
+def _levels(pairs, dtype, device):
+    """The distinct targets in ascending order, a band of rows at a time."""
+    if pairs.dense is None:
+        return torch.tensor([pairs.otherwise, 1.0], dtype=dtype, device=device)
+    dense = pairs.dense
+    band = max(1, (1 << 20) // dense.shape[1])
+    found = dense.new_empty(0)
+    for top in range(0, dense.shape[0], band):
+        found = torch.cat([found, dense[top : top + band].unique()]).unique()
+    return found.to(dtype).unique()

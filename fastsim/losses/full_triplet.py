@@ -1,0 +1,205 @@
+"""The modified ("full") triplet loss: the mean negative and the closest negative, both with a margin.
+
+    L_i = relu(mean_{j != i} s_ij - s_ii + margin) + relu(closest_i - s_ii + margin)
+    semi-hard: closest_i = max{s_ij : j != i, s_ij <= s_ii};  hard: max{s_ij : j != i}
+
+Source: the Siamese network of the Trax library and its course, after Schroff et al. 2015
+(FaceNet), section 3.2 for semi-hard mining; the circulating form with "closest = hardest
+off-diagonal" is mining="hard". The mean is a product with the sum of all candidates, so no pass
+over N x M; the closest is one, forward only, and its gradient touches one candidate a row.
+"""
+
+import torch
+
+from fastsim import backends
+from fastsim.checks import (
+    check_alike,
+    check_choice,
+    check_embeddings,
+    check_enough,
+    check_number,
+    check_reduction,
+    check_scores,
+)
+from fastsim.losses.module import LossModule
+from fastsim.losses.reduce import as_float, off_range, reduce
+from fastsim.scores import dense_cosines, paired, unit_rows
+from fastsim.selection import closest_column
+from fastsim.targets import Pairs, parse_exclude, taking_part
+
+MININGS = ("semi-hard", "hard")
+
+
+def full_triplet(
+    anchors,
+    positives,
+    *,
+    margin=0.25,
+    mining="semi-hard",
+    exclude=None,
+    reduction="mean",
+    backend=None,
+):
+    """Mean-negative and closest-negative triplet loss on cosines.
+
+    anchors (N, D); positives (M, D), M >= N: row i's positive is column i, every other column a
+    negative. mining: "semi-hard", the closest negative no closer than the positive, or "hard".
+    exclude: (row_ids (N,), column_ids (M,)) integers; a pair with equal ids that is not the
+    anchor's positive takes no part. A row without a negative contributes 0 to its term.
+
+    Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
+    not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
+    """
+    chosen = _check(anchors, positives, mining, backend)
+    check_reduction(reduction)
+    if chosen.name == "eager":
+        return full_triplet_from_scores(
+            dense_cosines(anchors, positives, chosen),
+            margin=margin,
+            mining=mining,
+            exclude=exclude,
+            reduction=reduction,
+        )
+    check_number("margin", margin)
+    pairs = _pairs(exclude, anchors.shape[0], positives.shape[0], anchors.device)
+    unit_x, unit_y = _units(anchors, positives, chosen)
+    positive = paired(unit_x, unit_y[: unit_x.shape[0]])
+    mean = _mean_negative(unit_x, unit_y, positive, pairs)
+    closest, _ = _closest_negative(anchors, positives, unit_x, unit_y, mining, pairs, chosen)
+    return reduce(_hinges(positive, mean, closest, margin), reduction)
+
+
+class FullTriplet(LossModule):
+    """The module of `full_triplet`."""
+
+    function = staticmethod(full_triplet)
+
+
+def mean_negative(anchors, positives, *, backend=None):
+    """Mean cosine of each anchor with the other columns: (N, D), (M, D), M >= N -> (N,).
+
+    Column i is row i's positive; -inf where there is no other column. Differentiable, O((N+M) D).
+    """
+    chosen = _check(anchors, positives, "hard", backend)
+    if chosen.name == "eager":
+        return mean_negative_from_scores(dense_cosines(anchors, positives, chosen))
+    unit_x, unit_y = _units(anchors, positives, chosen)
+    positive = paired(unit_x, unit_y[: unit_x.shape[0]])
+    pairs = _pairs(None, anchors.shape[0], positives.shape[0], anchors.device)
+    return _mean_negative(unit_x, unit_y, positive, pairs)
+
+
+def closest_negative(anchors, positives, *, mining="semi-hard", backend=None):
+    """The closest negative of each anchor: (N, D), (M, D), M >= N -> (values (N,), indices (N,)).
+
+    Column i is row i's positive. mining: "semi-hard", the largest cosine not above the
+    positive's, or "hard", the largest. A row with none has value -inf and index -1. The values
+    are differentiable. ValueError or TypeError for arguments that do not fit.
+    """
+    chosen = _check(anchors, positives, mining, backend)
+    if chosen.name == "eager":
+        return closest_negative_from_scores(
+            dense_cosines(anchors, positives, chosen), mining=mining
+        )
+    unit_x, unit_y = _units(anchors, positives, chosen)
+    pairs = _pairs(None, anchors.shape[0], positives.shape[0], anchors.device)
+    return _closest_negative(anchors, positives, unit_x, unit_y, mining, pairs, chosen)
+
+
+# ---- the specification on a given score matrix ----
+
+
+def full_triplet_from_scores(
+    scores, *, margin=0.25, mining="semi-hard", exclude=None, reduction="mean"
+):
+    """The specification of `full_triplet`: scores (N, M), the other parameters as there."""
+    check_number("margin", margin)
+    check_reduction(reduction)
+    mean = mean_negative_from_scores(scores, exclude=exclude)
+    closest, _ = closest_negative_from_scores(scores, mining=mining, exclude=exclude)
+    return reduce(_hinges(as_float(scores).diagonal(), mean, closest, margin), reduction)
+
+
+def mean_negative_from_scores(scores, *, exclude=None):
+    """The specification of `mean_negative`: scores (N, M) -> (N,)."""
+    scores, negative = _negatives(scores, exclude)
+    count = negative.sum(1)
+    mean = (scores * negative).sum(1) / count.clamp(min=1)
+    return torch.where(count > 0, mean, -torch.inf)
+
+
+def closest_negative_from_scores(scores, *, mining="semi-hard", exclude=None):
+    """The specification of `closest_negative`: scores (N, M) -> (values, indices), both (N,)."""
+    check_choice("mining", mining, MININGS)
+    scores, negative = _negatives(scores, exclude)
+    if mining == "semi-hard":
+        negative = negative & (scores <= scores.diagonal()[:, None])
+    values, indices = scores.masked_fill(~negative, off_range(scores)).max(1)
+    some = negative.any(1)
+    return torch.where(some, values, -torch.inf), torch.where(some, indices, -1)
+
+
+def _negatives(scores, exclude):
+    check_scores("scores", scores)
+    rows, columns = scores.shape
+    if columns < rows:
+        raise ValueError(f"scores: wanted at least as many columns as rows, got {rows, columns}")
+    pairs = _pairs(exclude, rows, columns, scores.device)
+    negative = taking_part(pairs, rows, columns, scores.device)
+    return as_float(scores), negative.scatter(1, pairs.positives[:, None], False)
+
+
+# ---- the same without the score matrix ----
+
+
+def _hinges(positive, mean, closest, margin):
+    return torch.relu(mean - positive + margin) + torch.relu(closest - positive + margin)
+
+
+def _mean_negative(unit_x, unit_y, positive, pairs):
+    rows, columns = unit_x.shape[0], unit_y.shape[0]
+    sums = unit_x @ unit_y.sum(0) - positive
+    counts = unit_x.new_full((rows,), columns - 1)
+    if pairs.row_ids is not None:
+        excluded, hits = _excluded_sums(unit_y, pairs)
+        # The positive has its own id among them when its column carries the row's id.
+        own = pairs.column_ids[:rows] == pairs.row_ids
+        sums = sums - paired(unit_x, excluded) + torch.where(own, positive, 0.0)
+        counts = counts - hits + own
+    return torch.where(counts > 0, sums / counts.clamp(min=1), -torch.inf)
+
+
+def _excluded_sums(unit_y, pairs):
+    """Per row, the sum of the columns with its id (N, D) and their number (N,)."""
+    ids, group = torch.unique(torch.cat([pairs.row_ids, pairs.column_ids]), return_inverse=True)
+    row_group, column_group = group.split([pairs.row_ids.numel(), pairs.column_ids.numel()])
+    sums = unit_y.new_zeros(ids.numel(), unit_y.shape[1]).index_add(0, column_group, unit_y)
+    counts = unit_y.new_zeros(ids.numel()).index_add(
+        0, column_group, unit_y.new_ones(1).expand(column_group.shape)
+    )
+    return sums[row_group], counts[row_group]
+
+
+def _closest_negative(anchors, positives, unit_x, unit_y, mining, pairs, backend):
+    indices = closest_column(anchors, positives, mining == "semi-hard", pairs, backend)
+    values = paired(unit_x, unit_y[indices.clamp(min=0)])
+    return torch.where(indices >= 0, values, -torch.inf), indices
+
+
+def _units(anchors, positives, backend):
+    unit_x = unit_rows(anchors, backend)
+    return unit_x, unit_x if positives is anchors else unit_rows(positives, backend)
+
+
+def _pairs(exclude, rows, columns, device):
+    row_ids, column_ids = parse_exclude(exclude, rows, columns, device)
+    return Pairs(torch.arange(rows, device=device), row_ids, column_ids)
+
+
+def _check(anchors, positives, mining, backend):
+    check_embeddings("anchors", anchors)
+    check_embeddings("positives", positives)
+    check_alike("positives", positives, "anchors", anchors)
+    check_enough("positives", positives, "anchors", anchors)
+    check_choice("mining", mining, MININGS)
+    return backends.pick(backend, anchors)

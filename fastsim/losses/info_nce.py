@@ -1,0 +1,139 @@
+"""InfoNCE: pick each anchor's positive among all candidates by softmax cross entropy.
+
+    L_i = log sum_j exp(z_ij) - z_{i, pos_i},   z_ij = (cos(a_i, c_j) - margin [j = pos_i]) / temperature
+
+symmetric=True: the mean of L_i and the same over anchors, log sum_i' exp(z_{i', pos_i}) - z_{i, pos_i}.
+
+Source: van den Oord et al. 2018, "Representation Learning with Contrastive Predictive Coding",
+equation 4; symmetric: Radford et al. 2021 (CLIP), figure 3; margin: Yang et al. 2019, "Improving
+Multilingual Sentence Embedding using Bi-directional Dual Encoder with Additive Margin Softmax",
+equation 5. Known as MultipleNegativesRanking (scale = 1 / temperature), NT-Xent, in-batch
+negatives. SupCon (`sup_con`) is the same with several positives.
+"""
+
+import torch
+
+from fastsim import backends
+from fastsim.checks import (
+    check_alike,
+    check_choice,
+    check_embeddings,
+    check_enough,
+    check_number,
+    check_reduction,
+    check_scores,
+)
+from fastsim.engine import tile_loss
+from fastsim.losses.module import LossModule
+from fastsim.losses.reduce import as_float, off_range, reduce, row_weights
+from fastsim.scores import compute_dtype, dense_cosines
+from fastsim.targets import Pairs, parse_exclude, parse_positives, taking_part
+from fastsim.tiles import Tile
+
+
+def info_nce(
+    anchors,
+    candidates,
+    positives=None,
+    *,
+    temperature=0.05,
+    symmetric=False,
+    exclude=None,
+    margin=0.0,
+    reduction="mean",
+    backend=None,
+):
+    """InfoNCE with in-batch and hard negatives.
+
+    anchors (N, D); candidates (M, D), M >= N unless `positives` says otherwise. Columns that are
+    nobody's positive are hard negatives (all positives first, then the negatives).
+    positives (N,) integers: the column of each anchor's positive, `arange(N)` by default.
+    temperature: a positive number or 0-d tensor, with a gradient if it wants one.
+    symmetric: the mean of anchor -> candidate and positive -> anchor cross entropy.
+    exclude: (row_ids (N,), column_ids (M,)) integers; a pair with equal ids that is not the
+        anchor's positive takes no part (duplicates, known false negatives).
+    margin: taken from the positive's cosine.
+
+    Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
+    not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
+    """
+    check_embeddings("anchors", anchors)
+    check_embeddings("candidates", candidates)
+    check_alike("candidates", candidates, "anchors", anchors)
+    if positives is None:
+        check_enough("candidates", candidates, "anchors", anchors)
+    check_reduction(reduction)
+    chosen = backends.pick(backend, anchors)
+    if chosen.name == "eager":
+        return info_nce_from_scores(
+            dense_cosines(anchors, candidates, chosen),
+            positives,
+            temperature=temperature,
+            symmetric=symmetric,
+            exclude=exclude,
+            margin=margin,
+            reduction=reduction,
+        )
+    pairs = _pairs(positives, exclude, anchors.shape[0], candidates.shape[0], anchors.device)
+    _check_options(temperature, symmetric, margin)
+    return tile_loss(
+        Tile("softmax", pairs, margin=float(margin), symmetric=symmetric),
+        anchors,
+        candidates,
+        scale=1 / temperature,
+        weights=row_weights(reduction, anchors.shape[0], compute_dtype(anchors), anchors.device),
+        backend=chosen,
+    )
+
+
+class InfoNCE(LossModule):
+    """The module of `info_nce`."""
+
+    function = staticmethod(info_nce)
+
+
+def info_nce_from_scores(
+    scores,
+    positives=None,
+    *,
+    temperature=0.05,
+    symmetric=False,
+    exclude=None,
+    margin=0.0,
+    reduction="mean",
+):
+    """The specification of `info_nce`: scores (N, M), the other parameters as there."""
+    check_scores("scores", scores)
+    rows, columns = scores.shape
+    if positives is None and columns < rows:
+        raise ValueError(f"scores: wanted at least as many columns as rows, got {rows, columns}")
+    pairs = _pairs(positives, exclude, rows, columns, scores.device)
+    _check_options(temperature, symmetric, margin)
+    check_reduction(reduction)
+    scores = as_float(scores)
+    place = pairs.positives[:, None]
+    if margin:
+        scores = scores.scatter_add(1, place, scores.new_full(place.shape, -margin))
+    logits = scores / temperature
+    positive = logits.gather(1, place)[:, 0]
+    part = taking_part(pairs, rows, columns, scores.device)
+    logits = logits.masked_fill(~part, off_range(logits))
+    losses = torch.logsumexp(logits, 1) - positive
+    if symmetric:
+        backward = torch.logsumexp(logits, 0)[pairs.positives] - positive
+        losses = 0.5 * (losses + backward)
+    return reduce(losses, reduction)
+
+
+def _pairs(positives, exclude, rows, columns, device):
+    positives = parse_positives(positives, rows, columns, device)
+    row_ids, column_ids = parse_exclude(exclude, rows, columns, device)
+    return Pairs(positives, row_ids, column_ids)
+
+
+def _check_options(temperature, symmetric, margin):
+    check_number("temperature", temperature, positive=True)
+    check_choice("symmetric", symmetric, (False, True))
+    if isinstance(margin, torch.Tensor):
+        raise TypeError("margin: wanted a number, got a tensor")
+    check_number("margin", margin)

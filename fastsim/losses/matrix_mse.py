@@ -1,0 +1,63 @@
+"""Mean squared error of the score matrix against a target matrix.
+
+    L_i = (1/M) sum_j (cos_ij - t_ij)^2;  the mean is torch.nn.MSELoss()(S, targets)
+
+With U, V the unit rows, sum_ij (s - t)^2 = tr(U^T U V^T V) - 2 sum t s + sum t^2. For grouped
+targets sum t s is a product of class sums, so the loss and its gradient need no pass over N x M.
+"""
+
+from fastsim import backends
+from fastsim.checks import check_alike, check_embeddings, check_reduction, check_scores
+from fastsim.engine import tile_loss
+from fastsim.losses.module import LossModule
+from fastsim.losses.reduce import as_float, reduce, row_weights
+from fastsim.scores import compute_dtype, dense_cosines
+from fastsim.targets import dense_targets, parse_targets
+from fastsim.tiles import Tile
+
+
+def matrix_mse(x, y, targets, *, reduction="mean", backend=None):
+    """Mean squared error of the cosines of x (N, D) and y (M, D) against a target matrix.
+
+    targets: (N, M) of any real or integer dtype; or (row_groups (N,), column_groups (M,))
+        integers, the same group 1, else -1; or None: 1 on the diagonal, else -1.
+
+    Returns a scalar, or the row means (N,) for reduction "none". ValueError or TypeError for
+    arguments that do not fit, RuntimeError for a backend that cannot serve them.
+    """
+    check_embeddings("x", x)
+    check_embeddings("y", y)
+    check_alike("y", y, "x", x)
+    check_reduction(reduction)
+    chosen = backends.pick(backend, x)
+    if chosen.name == "eager":
+        return matrix_mse_from_scores(dense_cosines(x, y, chosen), targets, reduction=reduction)
+    pairs = parse_targets(targets, x.shape[0], y.shape[0], x.device)
+    weights = row_weights(reduction, x.shape[0], compute_dtype(x), x.device)
+    columns = y.shape[0]
+    losses = tile_loss(
+        Tile("squared_error", pairs),
+        x,
+        y,
+        scale=1.0,
+        weights=None if weights is None else weights / columns,
+        backend=chosen,
+    )
+    return losses / columns if weights is None else losses
+
+
+class MatrixMSE(LossModule):
+    """The module of `matrix_mse`."""
+
+    function = staticmethod(matrix_mse)
+
+
+def matrix_mse_from_scores(scores, targets, *, reduction="mean"):
+    """The specification of `matrix_mse`: scores (N, M), the other parameters as there."""
+    check_scores("scores", scores)
+    check_reduction(reduction)
+    rows, columns = scores.shape
+    pairs = parse_targets(targets, rows, columns, scores.device)
+    scores = as_float(scores)
+    wanted = dense_targets(pairs, rows, columns, scores.dtype, scores.device)
+    return reduce(((scores - wanted) ** 2).mean(1), reduction)

@@ -1,0 +1,28 @@
+"""Reduction of row losses, the same for every loss."""
+
+import torch
+
+
+def reduce(losses, reduction):
+    """(N,) losses -> their mean, their sum, or themselves."""
+    if reduction == "none":
+        return losses
+    return losses.mean() if reduction == "mean" else losses.sum()
+
+
+def row_weights(reduction, rows, dtype, device):
+    """The weights (N,) that make sum_i weights_i loss_i the reduction; None for "none"."""
+    if reduction == "none":
+        return None
+    value = 1 / rows if reduction == "mean" else 1.0
+    return torch.full((rows,), value, dtype=dtype, device=device)
+
+
+def as_float(scores):
+    """16-bit scores as float32; losses never work in less."""
+    return scores.to(torch.promote_types(scores.dtype, torch.float32))
+
+
+def off_range(scores):
+    """A value below every score, finite so that gradients stay so."""
+    return torch.finfo(scores.dtype).min

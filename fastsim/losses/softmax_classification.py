@@ -1,0 +1,58 @@
+"""Classification of sentence pairs, Sentence-BERT's classification objective.
+
+    L = cross entropy of W (u; v; |u - v|)
+
+Source: Reimers and Gurevych 2019, "Sentence-BERT", section 3, figure 1.
+"""
+
+import torch
+
+from fastsim.checks import (
+    check_alike,
+    check_embeddings,
+    check_integers,
+    check_range,
+    check_reduction,
+)
+from fastsim.losses.reduce import as_float
+from fastsim.scores import without_autocast
+
+
+class SoftmaxClassification(torch.nn.Module):
+    """W (u; v; |u - v|) with cross entropy; W (num_labels, 3 dim) is learnt, without a bias.
+
+    dim: width of the embeddings. num_labels: classes, labels are 0 ... num_labels - 1.
+    """
+
+    def __init__(self, dim, num_labels, *, reduction="mean"):
+        super().__init__()
+        for name, value in (("dim", dim), ("num_labels", num_labels)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}: wanted a positive int, got {value!r}")
+        check_reduction(reduction)
+        self.dim, self.num_labels, self.reduction = dim, num_labels, reduction
+        self.classifier = torch.nn.Linear(3 * dim, num_labels, bias=False)
+
+    def logits(self, u, v):
+        """Class logits (N, num_labels) of paired rows u, v (N, dim), in the compute type."""
+        check_embeddings("u", u)
+        check_embeddings("v", v)
+        check_alike("v", v, "u", u, rows=True)
+        if u.shape[1] != self.dim:
+            raise ValueError(f"u: wanted width {self.dim} as dim, got {u.shape[1]}")
+        u, v = as_float(u), as_float(v)
+        with without_autocast(u.device.type):
+            features = torch.cat([u, v, (u - v).abs()], 1)
+            return torch.nn.functional.linear(features, self.classifier.weight.to(u.dtype))
+
+    def forward(self, u, v, labels):
+        """The loss of paired rows u, v (N, dim) and integer labels (N,)."""
+        logits = self.logits(u, v)
+        check_integers("labels", labels, u.shape[0], u.device)
+        check_range("labels", labels, self.num_labels)
+        return torch.nn.functional.cross_entropy(
+            logits, labels.to(torch.int64), reduction=self.reduction
+        )
+
+    def extra_repr(self):
+        return f"dim={self.dim}, num_labels={self.num_labels}"

@@ -1,0 +1,130 @@
+"""Unit rows and the scores made of them: cosines of all pairs, of paired rows, the best k."""
+
+import contextlib
+
+import torch
+from torch import Tensor
+
+from fastsim import backends
+from fastsim.checks import check_alike, check_embeddings
+
+
+def compute_dtype(x):
+    """The type of logits, states and losses: float64 for float64, else float32."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def without_autocast(device_type):
+    """A context in which matrix products keep the precision of their operands."""
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return contextlib.nullcontext()
+
+
+def unit_rows(x, backend):
+    """x / |x| by rows in the compute type, differentiable; a zero row stays zero, gradient 0."""
+    if backend.name != "eager":
+        return torch.ops.fastsim.unit_rows(x, backend.name)[0]
+    x = x.to(compute_dtype(x))
+    norm = torch.linalg.vector_norm(x.double(), dim=-1, keepdim=True)
+    zero = norm < torch.finfo(x.dtype).tiny
+    return x * torch.where(zero, 0.0, 1 / norm.masked_fill(zero, 1.0)).to(x.dtype)
+
+
+def paired(unit_x, unit_y):
+    """Cosines of paired unit rows: (N, D), (N, D) -> (N,)."""
+    return (unit_x * unit_y).sum(-1)
+
+
+def dense_cosines(x, y, backend):
+    """Cosines of every pair of rows (N, M)."""
+    unit_x = unit_rows(x, backend)
+    unit_y = unit_x if y is None or y is x else unit_rows(y, backend)
+    with without_autocast(x.device.type):
+        return unit_x @ unit_y.T
+
+
+def cosine_similarity(x, y=None, *, backend=None):
+    """Cosines of every pair of rows: (N, D), (M, D) -> (N, M); y=None: x with itself.
+
+    float32 for inputs of 32 bits or fewer, float64 for float64. A zero row has cosine 0 with
+    everything and gradient 0. Differentiable. ValueError or TypeError for arguments that do not
+    fit, RuntimeError for a backend that cannot serve them.
+    """
+    check_embeddings("x", x)
+    if y is not None:
+        check_embeddings("y", y)
+        check_alike("y", y, "x", x)
+    return dense_cosines(x, y, backends.pick(backend, x))
+
+
+def paired_cosine_similarity(x, y, *, backend=None):
+    """Cosine of row i of x with row i of y: (N, D), (N, D) -> (N,). Types as `cosine_similarity`."""
+    check_embeddings("x", x)
+    check_embeddings("y", y)
+    check_alike("y", y, "x", x, rows=True)
+    chosen = backends.pick(backend, x)
+    return paired(unit_rows(x, chosen), unit_rows(y, chosen))
+
+
+def top_k(queries, corpus, k, *, backend=None):
+    """The k most similar rows of the corpus for each query, without the N x M matrix.
+
+    queries (N, D), corpus (M, D), 1 <= k <= M. Returns (values (N, k) in descending order,
+    indices (N, k) int64), the earlier row first among equals. Not differentiable.
+    """
+    check_embeddings("queries", queries)
+    check_embeddings("corpus", corpus)
+    check_alike("corpus", corpus, "queries", queries)
+    if isinstance(k, bool) or not isinstance(k, int):
+        raise TypeError(f"k: wanted an int, got {type(k).__name__}")
+    if not 1 <= k <= corpus.shape[0]:
+        raise ValueError(f"k: wanted 1 to {corpus.shape[0]} (rows of corpus), got {k}")
+    chosen = backends.pick(backend, queries)
+    with torch.no_grad():
+        if chosen.name == "eager":
+            scores = dense_cosines(queries, corpus, chosen)
+            values, indices = scores.sort(dim=1, descending=True, stable=True)
+            return values[:, :k].contiguous(), indices[:, :k].contiguous()
+        with without_autocast(queries.device.type):
+            return chosen.top_k(queries, corpus, k)
+
+
+# ---- unit rows of a compiled backend as a registered operator ----
+
+
+@torch.library.custom_op("fastsim::unit_rows", mutates_args=())
+def _unit_rows(x: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+    return backends.get(backend).unit_rows(x, dtype=compute_dtype(x))
+
+
+@torch.library.custom_op("fastsim::unit_rows_backward", mutates_args=())
+def _unit_rows_backward(grad_unit: Tensor, x: Tensor, inverse: Tensor, backend: str) -> Tensor:
+    one = inverse.new_ones(())
+    return backends.get(backend).unit_rows_backward(grad_unit.contiguous(), x, inverse, one)[0]
+
+
+@_unit_rows.register_fake
+def _(x, backend):
+    dtype = compute_dtype(x)
+    return x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape[0], dtype=dtype)
+
+
+@_unit_rows_backward.register_fake
+def _(grad_unit, x, inverse, backend):
+    return x.new_empty(x.shape)
+
+
+def _setup_context(ctx, inputs, output):
+    x, ctx.backend = inputs
+    ctx.save_for_backward(x, output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _autograd(ctx, grad_unit, _):
+    if grad_unit is None:
+        return None, None
+    return torch.ops.fastsim.unit_rows_backward(grad_unit, *ctx.saved_tensors, ctx.backend), None
+
+
+_unit_rows.register_autograd(_autograd, setup_context=_setup_context)

@@ -1,0 +1,136 @@
+"""Which pairs are positive, negative or left out, without an N x M matrix unless it was given.
+
+A tile loss looks at the score of row i and column j and asks: does the pair take part, and what
+is its target? `Pairs` holds the answer in its smallest form; every backend decides it per tile.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from fastsim.checks import FLOATING, INTEGRAL, check_integers, check_range, check_tensor
+
+SKIPS = ("nothing", "diagonal", "lower")
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The target of each pair and the pairs that take no part.
+
+    Exactly one of `positives` alone, groups or `dense` gives the target t_ij:
+    positives: 1 at column positives[i], else 0.
+    groups: 1 where row_groups[i] == column_groups[j], else `otherwise`.
+    dense: dense[i, j], in its own dtype.
+
+    Left out: `skip` "diagonal" (j == i) or "lower" (j <= i: each unordered pair once), and pairs
+    with row_ids[i] == column_ids[j] unless j == positives[i].
+    """
+
+    positives: torch.Tensor | None = None
+    row_ids: torch.Tensor | None = None
+    column_ids: torch.Tensor | None = None
+    row_groups: torch.Tensor | None = None
+    column_groups: torch.Tensor | None = None
+    dense: torch.Tensor | None = None
+    otherwise: float = -1.0
+    skip: str = "nothing"
+
+    def tensors(self):
+        """The tensors in the order of the registered operators' arguments."""
+        return (
+            self.positives,
+            self.row_ids,
+            self.column_ids,
+            self.row_groups,
+            self.column_groups,
+            self.dense,
+        )
+
+    def block(self, rows, columns):
+        """The same for the rows and columns of two slices; `positives` keeps global columns."""
+
+        def cut(tensor, part):
+            return None if tensor is None else tensor[part]
+
+        return replace(
+            self,
+            positives=cut(self.positives, rows),
+            row_ids=cut(self.row_ids, rows),
+            column_ids=cut(self.column_ids, columns),
+            row_groups=cut(self.row_groups, rows),
+            column_groups=cut(self.column_groups, columns),
+            dense=None if self.dense is None else self.dense[rows, columns],
+        )
+
+
+def parse_positives(positives, rows, columns, device):
+    """`positives` as (N,) int64 columns, `arange(N)` by default."""
+    if positives is None:
+        return torch.arange(rows, device=device)
+    check_integers("positives", positives, rows, device)
+    check_range("positives", positives, columns)
+    return positives.to(torch.int64)
+
+
+def parse_exclude(exclude, rows, columns, device):
+    """`exclude=(row_ids, column_ids)` as two int64 tensors, or two Nones."""
+    if exclude is None:
+        return None, None
+    row_ids, column_ids = _two("exclude", exclude, "row_ids, column_ids")
+    check_integers("exclude[0]", row_ids, rows, device)
+    check_integers("exclude[1]", column_ids, columns, device)
+    return row_ids.to(torch.int64), column_ids.to(torch.int64)
+
+
+def parse_targets(targets, rows, columns, device, *, skip="nothing"):
+    """A loss's `targets` argument as `Pairs`: a matrix, two group vectors, or None (diagonal)."""
+    if targets is None:
+        groups = torch.arange(max(rows, columns), device=device)
+        return Pairs(row_groups=groups[:rows], column_groups=groups[:columns], skip=skip)
+    if isinstance(targets, (tuple, list)):
+        row_groups, column_groups = _two("targets", targets, "row_groups, column_groups")
+        check_integers("targets[0]", row_groups, rows, device)
+        check_integers("targets[1]", column_groups, columns, device)
+        row_groups, column_groups = row_groups.to(torch.int64), column_groups.to(torch.int64)
+        return Pairs(row_groups=row_groups, column_groups=column_groups, skip=skip)
+    dtypes = (*FLOATING, *INTEGRAL, torch.bool)
+    check_tensor("targets", targets, ndim=2, dtypes=dtypes, what="a real or integer matrix")
+    if targets.shape != (rows, columns):
+        raise ValueError(
+            f"targets: wanted shape {(rows, columns)} as the scores, got {tuple(targets.shape)}"
+        )
+    if targets.device != device:
+        raise ValueError(f"targets: wanted device {device}, got {targets.device}")
+    return Pairs(dense=targets, skip=skip)
+
+
+def dense_targets(pairs, rows, columns, dtype, device):
+    """The (N, M) target matrix of `pairs`, for the dense specifications."""
+    if pairs.dense is not None:
+        return pairs.dense.to(dtype)
+    if pairs.row_groups is not None:
+        same = pairs.row_groups[:, None] == pairs.column_groups[None, :]
+        return torch.where(same, 1.0, pairs.otherwise).to(dtype)
+    targets = torch.zeros(rows, columns, dtype=dtype, device=device)
+    return targets.scatter(1, pairs.positives[:, None], 1.0)
+
+
+def taking_part(pairs, rows, columns, device):
+    """The (N, M) bool matrix of pairs that take part, for the dense specifications."""
+    index = torch.arange(max(rows, columns), device=device)
+    row, column = index[:rows, None], index[None, :columns]
+    part = torch.ones(rows, columns, dtype=torch.bool, device=device)
+    if pairs.skip == "diagonal":
+        part = row != column
+    elif pairs.skip == "lower":
+        part = column > row
+    if pairs.row_ids is not None:
+        same = pairs.row_ids[:, None] == pairs.column_ids[None, :]
+        part = part & ~(same & (column != pairs.positives[:, None]))
+    return part
+
+
+def _two(name, value, what):
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError(f"{name}: wanted ({what}), got {type(value).__name__} of {value!r:.60}")
+    return value
