@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fastsim import backends
+from fastsim.operators import define
 from fastsim.scores import compute_dtype, without_autocast
 from fastsim.targets import Pairs
 from fastsim.tiles import Tile, margin_gradient
@@ -34,7 +35,7 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, backend):
     scale, bias = as_scalar(scale, dtype, x.device), as_scalar(bias, dtype, x.device)
     sides = (x, None if together else y, scale, bias)
     wants = [s is not None and s.requires_grad and torch.is_grad_enabled() for s in sides]
-    outputs = torch.ops.fastsim.tile(
+    inputs = (
         x,
         y,
         scale,
@@ -52,7 +53,7 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, backend):
         wants,
         backend.name,
     )
-    return outputs[0]
+    return _TileLoss.apply(*inputs) if any(wants) else _tile(*inputs)[0]
 
 
 def as_scalar(value, dtype, device):
@@ -153,7 +154,6 @@ class _Products:
         return self.x, self.y
 
 
-@torch.library.custom_op("fastsim::tile", mutates_args=(), schema=_FORWARD)
 def _forward(*arguments):
     call = _Call(*arguments)
     with without_autocast(call.x.device.type):
@@ -191,7 +191,6 @@ def _slope_panels(call, unit_x, unit_y, coefficients, dtype):
     return products.result()
 
 
-@torch.library.custom_op("fastsim::tile_backward", mutates_args=(), schema=_BACKWARD)
 def _backward(grad, saved, *arguments):
     call = _Call(*arguments)
     tile, backend = call.tile, call.backend
@@ -225,7 +224,6 @@ def _backward(grad, saved, *arguments):
         return grads
 
 
-@_forward.register_fake
 def _forward_fake(*arguments):
     call = _Call(*arguments, fake=True)
     rows, columns = call.x.shape[0], call.y.shape[0]
@@ -248,7 +246,6 @@ def _forward_fake(*arguments):
     return [loss, *saved]
 
 
-@_backward.register_fake
 def _backward_fake(grad, saved, *arguments):
     call = _Call(*arguments, fake=True)
     want_x, want_y = call.products
@@ -260,22 +257,25 @@ def _backward_fake(grad, saved, *arguments):
     ]
 
 
-def _setup_context(ctx, inputs, output):
-    *tensors, otherwise, skip, kind, margin, normalise, symmetric, together, wants, name = inputs
-    ctx.save_for_backward(*tensors, *output[1:])
-    ctx.inputs = len(tensors)
-    ctx.options = otherwise, skip, kind, margin, normalise, symmetric, together, wants, name
-    ctx.set_materialize_grads(False)
+_tile = define("tile", _FORWARD, _forward, _forward_fake)
+_tile_backward = define("tile_backward", _BACKWARD, _backward, _backward_fake)
+
+_TENSORS = 12  # x, y, scale, bias, weights, the tensors of the pairs, levels
 
 
-def _autograd(ctx, grads):
-    tensors, saved = ctx.saved_tensors[: ctx.inputs], ctx.saved_tensors[ctx.inputs :]
-    untouched = (None,) * (ctx.inputs - 4 + len(ctx.options))
-    if grads[0] is None:
-        return (None,) * 4 + untouched
-    parts = torch.ops.fastsim.tile_backward(grads[0], saved, *tensors, *ctx.options)
-    wants = ctx.options[-2]
-    return (*(part if want else None for part, want in zip(parts, wants, strict=True)), *untouched)
+class _TileLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *inputs):
+        loss, *saved = _tile(*inputs)
+        ctx.save_for_backward(*inputs[:_TENSORS], *saved)
+        ctx.options = inputs[_TENSORS:]
+        return loss
 
-
-_forward.register_autograd(_autograd, setup_context=_setup_context)
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        tensors = ctx.saved_tensors
+        parts = _tile_backward(grad, tensors[_TENSORS:], *tensors[:_TENSORS], *ctx.options)
+        wants = ctx.options[-2]
+        grads = [part if want else None for part, want in zip(parts, wants, strict=True)]
+        return (*grads, *(None,) * (_TENSORS - 4 + len(ctx.options)))

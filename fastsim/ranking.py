@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fastsim import backends
+from fastsim.operators import define
 from fastsim.scores import compute_dtype
 
 
@@ -14,43 +15,46 @@ def rank_loss(scores, labels, scale, backend):
     """CoSENT of scores (M,) and labels (M,), `scale` a number or 0-d tensor -> scalar."""
     if not isinstance(scale, Tensor):
         scale = torch.full((), scale, dtype=compute_dtype(scores), device=scores.device)
-    want = torch.is_grad_enabled() and (scores.requires_grad or scale.requires_grad)
-    return torch.ops.fastsim.cosent(scores, labels, scale, want, backend.name)[0]
+    return _RankLoss.apply(scores, labels, scale, backend.name)
 
 
-@torch.library.custom_op("fastsim::cosent", mutates_args=())
-def _cosent(
-    scores: Tensor, labels: Tensor, scale: Tensor, want_slope: bool, backend: str
-) -> tuple[Tensor, Tensor]:
+def _forward(scores, labels, scale, want_slope, backend):
     chosen = backends.get(backend)
     loss, slope = chosen.cosent(scores, labels, chosen.number(scale), want_slope)
     return loss, loss.new_empty(0) if slope is None else slope
 
 
-@_cosent.register_fake
-def _(scores, labels, scale, want_slope, backend):
+def _forward_fake(scores, labels, scale, want_slope, backend):
     dtype = compute_dtype(scores)
     shape = scores.shape if want_slope else (0,)
     return scores.new_empty((), dtype=dtype), scores.new_empty(shape, dtype=dtype)
 
 
-def _setup_context(ctx, inputs, output):
-    scores, _, scale, _, _ = inputs
-    ctx.save_for_backward(scores, scale, output[1])
-    ctx.set_materialize_grads(False)
+_cosent = define(
+    "cosent",
+    "(Tensor scores, Tensor labels, Tensor scale, bool want_slope, str backend)"
+    " -> (Tensor, Tensor)",
+    _forward,
+    _forward_fake,
+)
 
 
-def _autograd(ctx, grad, _):
-    scores, scale, slope = ctx.saved_tensors
-    if grad is None:
-        return None, None, None, None, None
-    grad_scores = grad_scale = None
-    if ctx.needs_input_grad[0]:
-        grad_scores = (grad * slope).to(scores.dtype)
-    if ctx.needs_input_grad[2]:
-        # z = scale * score: dL/dscale = sum score dL/dscore / scale.
-        grad_scale = (grad * torch.dot(slope, scores.to(slope.dtype)) / scale).to(scale.dtype)
-    return grad_scores, None, grad_scale, None, None
+class _RankLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, scores, labels, scale, backend):
+        want = ctx.needs_input_grad[0] or ctx.needs_input_grad[2]
+        loss, slope = _cosent(scores, labels, scale, want, backend)
+        ctx.save_for_backward(scores, scale, slope)
+        return loss
 
-
-_cosent.register_autograd(_autograd, setup_context=_setup_context)
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        scores, scale, slope = ctx.saved_tensors
+        grad_scores = grad_scale = None
+        if ctx.needs_input_grad[0]:
+            grad_scores = (grad * slope).to(scores.dtype)
+        if ctx.needs_input_grad[2]:
+            # z = scale * score: dL/dscale = sum score dL/dscore / scale.
+            grad_scale = (grad * torch.dot(slope, scores.to(slope.dtype)) / scale).to(scale.dtype)
+        return grad_scores, None, grad_scale, None

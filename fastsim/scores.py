@@ -3,10 +3,10 @@
 import contextlib
 
 import torch
-from torch import Tensor
 
 from fastsim import backends
 from fastsim.checks import check_alike, check_embeddings
+from fastsim.operators import define
 
 
 def compute_dtype(x):
@@ -24,7 +24,7 @@ def without_autocast(device_type):
 def unit_rows(x, backend):
     """x / |x| by rows in the compute type, differentiable; a zero row stays zero, gradient 0."""
     if backend.name != "eager":
-        return torch.ops.fastsim.unit_rows(x, backend.name)[0]
+        return _UnitRows.apply(x, backend.name)
     x = x.to(compute_dtype(x))
     norm = torch.linalg.vector_norm(x.double(), dim=-1, keepdim=True)
     zero = norm < torch.finfo(x.dtype).tiny
@@ -93,38 +93,44 @@ def top_k(queries, corpus, k, *, backend=None):
 # ---- unit rows of a compiled backend as a registered operator ----
 
 
-@torch.library.custom_op("fastsim::unit_rows", mutates_args=())
-def _unit_rows(x: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+def _forward(x, backend):
     return backends.get(backend).unit_rows(x, dtype=compute_dtype(x))
 
 
-@torch.library.custom_op("fastsim::unit_rows_backward", mutates_args=())
-def _unit_rows_backward(grad_unit: Tensor, x: Tensor, inverse: Tensor, backend: str) -> Tensor:
-    one = inverse.new_ones(())
-    return backends.get(backend).unit_rows_backward(grad_unit.contiguous(), x, inverse, one)[0]
-
-
-@_unit_rows.register_fake
-def _(x, backend):
+def _forward_fake(x, backend):
     dtype = compute_dtype(x)
     return x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape[0], dtype=dtype)
 
 
-@_unit_rows_backward.register_fake
-def _(grad_unit, x, inverse, backend):
+def _backward(grad_unit, x, inverse, backend):
+    one = inverse.new_ones(())
+    return backends.get(backend).unit_rows_backward(grad_unit.contiguous(), x, inverse, one)[0]
+
+
+def _backward_fake(grad_unit, x, inverse, backend):
     return x.new_empty(x.shape)
 
 
-def _setup_context(ctx, inputs, output):
-    x, ctx.backend = inputs
-    ctx.save_for_backward(x, output[1])
-    ctx.set_materialize_grads(False)
+_unit_rows = define(
+    "unit_rows", "(Tensor x, str backend) -> (Tensor, Tensor)", _forward, _forward_fake
+)
+_unit_rows_backward = define(
+    "unit_rows_backward",
+    "(Tensor grad_unit, Tensor x, Tensor inverse, str backend) -> Tensor",
+    _backward,
+    _backward_fake,
+)
 
 
-def _autograd(ctx, grad_unit, _):
-    if grad_unit is None:
-        return None, None
-    return torch.ops.fastsim.unit_rows_backward(grad_unit, *ctx.saved_tensors, ctx.backend), None
+class _UnitRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, backend):
+        unit, inverse = _unit_rows(x, backend)
+        ctx.save_for_backward(x, inverse)
+        ctx.backend = backend
+        return unit
 
-
-_unit_rows.register_autograd(_autograd, setup_context=_setup_context)
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_unit):
+        return _unit_rows_backward(grad_unit, *ctx.saved_tensors, ctx.backend), None

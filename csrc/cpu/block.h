@@ -18,13 +18,21 @@ struct Matrix {
   int64_t row_stride = 0, column_stride = 0;
 };
 
+// Half-open: a thread's share of rows, columns or panels.
+struct Range {
+  int64_t begin, end;
+};
+
+// Rows of the register tile of a product; threads take whole tiles.
+constexpr int64_t kTileRows = 6;
+
 // Rows [row0, row0 + rows) against columns [column0, column0 + columns) of the score matrix.
-// `scores` is row-major and contiguous. Pointers index the block's own rows and columns;
+// `scores` is row-major, `stride` apart. Pointers index the block's own rows and columns;
 // `positives` holds columns of the whole matrix. Null: not given.
 template <class T>
 struct Block {
   T* scores;
-  int64_t rows, columns, row0, column0;
+  int64_t stride, rows, columns, row0, column0;
   const int64_t *positives, *row_ids, *column_ids, *row_groups, *column_groups;
   Matrix dense;
   T otherwise;
@@ -67,6 +75,14 @@ struct Kernels {
   void (*unit_rows)(const Matrix& x, int64_t width, T* unit, T* inverse, int64_t, int64_t);
   void (*unit_rows_backward)(const T* grad_unit, const Matrix& x, int64_t width, const T* inverse,
                              T factor, void* grad, Dtype, T* dots, int64_t, int64_t);
+  int64_t panel_columns;
+  void (*pack_panels)(const T* y, int64_t rows, int64_t width, T* packed, Range panels);
+  void (*score_panels)(const T* x, int64_t width, const T* packed, int64_t columns, T* scores,
+                       int64_t stride, Range rows, Range panels);
+  void (*multiply_rows)(const T* panel, int64_t stride, int64_t depth, const T* y, int64_t width,
+                        T* out, bool add, Range rows);
+  void (*multiply_columns)(const T* panel, int64_t stride, int64_t depth, const T* x,
+                           int64_t width, T* out, bool add, Range columns);
   void (*softmax_visit)(const Block<T>&, T scale, T margin, bool normalise, const T* weights,
                         const SoftmaxState<T>&, int64_t, int64_t);
   void (*softmax_fold_rows)(const Block<T>&, T scale, T margin, const SoftmaxState<T>&, int64_t,

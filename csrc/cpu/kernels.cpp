@@ -22,6 +22,8 @@ constexpr int64_t kChunk = 1024;
 
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
+#include "products.h"
+
 template <class F>
 inline void for_chunks(int64_t begin, int64_t end, const F& f) {
   for (int64_t at = begin; at < end; at += kChunk) f(at, least(kChunk, end - at));
@@ -151,7 +153,7 @@ void unit_rows_backward(const T* grad_unit, const Matrix& x, int64_t width, cons
 // Marks the row's pairs that take no part, and returns the positive's column in the block or -1.
 template <class T>
 int64_t mark_left_out(const Block<T>& b, int64_t row) {
-  T* s = b.scores + row * b.columns;
+  T* s = b.scores + row * b.stride;
   const int64_t positive = b.positives ? b.positive(row) : -1;
   if (b.row_ids) {
     const int64_t id = b.row_ids[row];
@@ -217,7 +219,7 @@ struct Row {
 // Leaves out what takes no part, takes the margin from the positive, finds the maximum.
 template <class T>
 Row<T> open_row(const Block<T>& b, T margin, int64_t row) {
-  T* s = b.scores + row * b.columns;
+  T* s = b.scores + row * b.stride;
   const int64_t positive = mark_left_out(b, row);
   if (positive >= 0 && !has_matrix_targets(b)) s[positive] -= margin;
   return {s, positive, maximum(s, b.columns)};
@@ -335,12 +337,12 @@ void softmax_fold_columns(const Block<T>& b, T scale, const MaxSum& state, int64
       sum[j] = 0;
     }
     for (int64_t row = 0; row < b.rows; ++row) {
-      const T* s = b.scores + row * b.columns + at;
+      const T* s = b.scores + row * b.stride + at;
 #pragma omp simd
       for (int64_t j = 0; j < n; ++j) top[j] = s[j] > top[j] ? s[j] : top[j];
     }
     for (int64_t row = 0; row < b.rows; ++row) {
-      const T* s = b.scores + row * b.columns + at;
+      const T* s = b.scores + row * b.stride + at;
 #pragma omp simd
       for (int64_t j = 0; j < n; ++j) sum[j] += softmax.share(s[j], top[j]);
     }
@@ -382,7 +384,7 @@ void elementwise(const Block<T>& b, const Epilogue& epilogue, T factor, const T*
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
       T targets[kChunk];
       load_targets(b, row, at, n, targets);
-      T* s = b.scores + row * b.columns + at;
+      T* s = b.scores + row * b.stride + at;
       T losses_part = 0, slopes_part = 0;
       if (weights) {
 #pragma omp simd reduction(+ : losses_part, slopes_part)
@@ -447,7 +449,7 @@ void levels_fold(const Block<T>& b, T scale, const T* values, int64_t count, dou
                  int64_t begin, int64_t end) {
   const Softmax<T> softmax{scale};
   for (int64_t row = begin; row < end; ++row) {
-    const T* s = b.scores + row * b.columns;
+    const T* s = b.scores + row * b.stride;
     double* out = partial + row * 4 * count;
     const MaxSum up{out, out + count}, down{out + 2 * count, out + 3 * count};
     for_chunks(first_column(b, row), b.columns, [&](int64_t at, int64_t n) {
@@ -482,7 +484,7 @@ void levels_slope(const Block<T>& b, T scale, const LevelSlope<T>& slope, int64_
                   int64_t end) {
   const Levels<T> levels{scale};
   for (int64_t row = begin; row < end; ++row) {
-    T* s = b.scores + row * b.columns;
+    T* s = b.scores + row * b.stride;
     const int64_t first = first_column(b, row);
     for (int64_t j = 0; j < first; ++j) s[j] = T(0);
     for_chunks(first, b.columns, [&](int64_t at, int64_t n) {
@@ -508,7 +510,7 @@ void closest(const Block<T>& b, bool semi_hard, const T* ceilings, T* values, in
   const Closest<T> rule{semi_hard};
   for (int64_t row = begin; row < end; ++row) {
     const int64_t positive = mark_left_out(b, row);
-    T* s = b.scores + row * b.columns;
+    T* s = b.scores + row * b.stride;
     const T ceiling = positive >= 0 ? s[positive] : ceilings[row];
     if (positive >= 0) s[positive] = kLeftOut<T>;
     T top = kLeftOut<T>;
@@ -533,7 +535,7 @@ void top_k(const Block<T>& b, int64_t k, T* values, int64_t* indices, int64_t be
            int64_t end) {
   constexpr int64_t kStep = 64;
   for (int64_t row = begin; row < end; ++row) {
-    const T* s = b.scores + row * b.columns;
+    const T* s = b.scores + row * b.stride;
     T* value = values + row * k;
     int64_t* index = indices + row * k;
     for (int64_t at = 0; at < b.columns; at += kStep) {
@@ -566,7 +568,8 @@ void exponentials(const T* x, T* out, int64_t count) {
 
 template <class T>
 constexpr Kernels<T> kernels() {
-  return {unit_rows<T>, unit_rows_backward<T>, softmax_visit<T>, softmax_fold_rows<T>, softmax_fold_columns<T>, softmax_slope<T>,
+  return {unit_rows<T>, unit_rows_backward<T>, kTileColumns<T>, pack_panels<T>, score_panels<T>,
+          multiply_rows<T>, multiply_columns<T>, softmax_visit<T>, softmax_fold_rows<T>, softmax_fold_columns<T>, softmax_slope<T>,
           sigmoid<T>,       squared_error<T>,     levels_fold<T>,          levels_slope<T>,
           closest<T>,       top_k<T>,             exponentials<T>};
 }

@@ -106,6 +106,15 @@ const T* input(const Optional& t) {
   return t ? input<T>(*t) : nullptr;
 }
 
+template <class T>
+void take_panel(const Tensor& panel, Block<T>& b) {
+  STD_TORCH_CHECK(panel.stride(1) == 1, "fastsim: a row-major panel");
+  b.scores = static_cast<T*>(panel.mutable_data_ptr());
+  b.stride = panel.stride(0);
+  b.rows = panel.size(0);
+  b.columns = panel.size(1);
+}
+
 // The arguments that every panel operator opens with.
 template <class T>
 Block<T> block(const Tensor& panel, int64_t row0, int64_t column0, const Optional& positives,
@@ -113,9 +122,7 @@ Block<T> block(const Tensor& panel, int64_t row0, int64_t column0, const Optiona
                const Optional& column_groups, const Optional& dense, double otherwise,
                int64_t skip) {
   Block<T> b{};
-  b.scores = output<T>(panel);
-  b.rows = panel.size(0);
-  b.columns = panel.size(1);
+  take_panel(panel, b);
   b.row0 = row0;
   b.column0 = column0;
   b.positives = input<int64_t>(positives);
@@ -170,6 +177,79 @@ void unit_rows_backward(Tensor grad_unit, Tensor x, Tensor inverse, double facto
     });
   });
 }
+
+// ---- products ----
+
+// Multiply-adds a thread should have before it is worth waking.
+constexpr int64_t kProductGrain = 1 << 17;
+
+int64_t tiles(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+int64_t panel_columns(bool single) {
+  return single ? kernels().of_float.panel_columns : kernels().of_double.panel_columns;
+}
+
+void pack_panels(Tensor y, Tensor packed) {
+  with_type(y, [&](auto type) {
+    using T = decltype(type);
+    const auto& k = kernels().of<T>();
+    const int64_t rows = y.size(0), width = y.size(1);
+    const T* from = input<T>(y);
+    T* to = output<T>(packed);
+    over(tiles(rows, k.panel_columns), k.panel_columns * width, [&](int64_t begin, int64_t end) {
+      k.pack_panels(from, rows, width, to, {begin, end});
+    });
+  });
+}
+
+void scores(Tensor x, Tensor packed, Tensor panel) {
+  with_type(x, [&](auto type) {
+    using T = decltype(type);
+    const auto& k = kernels().of<T>();
+    Block<T> b{};
+    take_panel(panel, b);
+    const int64_t width = x.size(1), count = tiles(b.columns, k.panel_columns);
+    const T *left = input<T>(x), *right = static_cast<const T*>(packed.const_data_ptr());
+    const auto run = [&](Range rows, Range panels) {
+      k.score_panels(left, width, right, b.columns, b.scores, b.stride, rows, panels);
+    };
+    // Few panels: share out the rows instead.
+    if (count >= 16) {
+      torch::stable::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+        run({0, b.rows}, {begin, end});
+      });
+    } else {
+      const int64_t cost = kTileRows * b.columns * width;
+      torch::stable::parallel_for(
+          0, tiles(b.rows, kTileRows), 1 + kProductGrain / cost, [&](int64_t begin, int64_t end) {
+            run({begin * kTileRows, std::min(b.rows, end * kTileRows)}, {0, count});
+          });
+    }
+  });
+}
+
+// out (+)= panel right, or with `transposed` panel^T right.
+void multiply(Tensor panel, Tensor right, Tensor out, bool transposed, bool add) {
+  with_type(right, [&](auto type) {
+    using T = decltype(type);
+    const auto& k = kernels().of<T>();
+    Block<T> b{};
+    take_panel(panel, b);
+    const int64_t width = right.size(1);
+    const T* from = input<T>(right);
+    T* to = output<T>(out);
+    const int64_t count = transposed ? b.columns : b.rows, depth = transposed ? b.rows : b.columns;
+    torch::stable::parallel_for(
+        0, tiles(count, kTileRows), 1 + kProductGrain / (kTileRows * depth * width),
+        [&](int64_t begin, int64_t end) {
+          const Range share{begin * kTileRows, std::min(count, end * kTileRows)};
+          (transposed ? k.multiply_columns : k.multiply_rows)(b.scores, b.stride, depth, from,
+                                                              width, to, add, share);
+        });
+  });
+}
+
+// ---- panel operators ----
 
 template <class T>
 SoftmaxState<T> softmax_state(const Tensor& max, const Tensor& sum, const Tensor& logits,
@@ -289,9 +369,7 @@ void top_k(Tensor panel, int64_t column0, Tensor values, Tensor indices) {
   with_type(panel, [&](auto type) {
     using T = decltype(type);
     Block<T> b{};
-    b.scores = output<T>(panel);
-    b.rows = panel.size(0);
-    b.columns = panel.size(1);
+    take_panel(panel, b);
     b.column0 = column0;
     T* value = output<T>(values);
     int64_t* index = output<int64_t>(indices);
@@ -310,6 +388,10 @@ STABLE_TORCH_LIBRARY(fastsim_cpu, m) {
   m.def("unit_rows(Tensor x, Tensor(unit!) unit, Tensor(inverse!) inverse) -> ()");
   m.def("unit_rows_backward(Tensor grad_unit, Tensor x, Tensor inverse, float factor, "
         "Tensor(grad!) grad, Tensor(dots!) dots) -> ()");
+  m.def("panel_columns(bool single) -> int");
+  m.def("pack_panels(Tensor y, Tensor(packed!) packed) -> ()");
+  m.def("scores(Tensor x, Tensor packed, Tensor(panel!) panel) -> ()");
+  m.def("multiply(Tensor panel, Tensor right, Tensor(out!) out, bool transposed, bool add) -> ()");
   m.def("softmax_visit" PAIRS_SCHEMA
         "float scale, float margin, bool normalise, Tensor weights, Tensor(max!) max, "
         "Tensor(sum!) sum, Tensor(logits!) target_logits, Tensor(sums!) target_sums) -> ()");
@@ -341,6 +423,9 @@ STABLE_TORCH_LIBRARY(fastsim_cpu, m) {
 STABLE_TORCH_LIBRARY_IMPL(fastsim_cpu, CPU, m) {
   m.impl("unit_rows", TORCH_BOX(&fastsim::unit_rows));
   m.impl("unit_rows_backward", TORCH_BOX(&fastsim::unit_rows_backward));
+  m.impl("pack_panels", TORCH_BOX(&fastsim::pack_panels));
+  m.impl("scores", TORCH_BOX(&fastsim::scores));
+  m.impl("multiply", TORCH_BOX(&fastsim::multiply));
   m.impl("softmax_visit", TORCH_BOX(&fastsim::softmax_visit));
   m.impl("softmax_fold", TORCH_BOX(&fastsim::softmax_fold));
   m.impl("softmax_slope", TORCH_BOX(&fastsim::softmax_slope));
@@ -354,5 +439,6 @@ STABLE_TORCH_LIBRARY_IMPL(fastsim_cpu, CPU, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fastsim_cpu, CompositeExplicitAutograd, m) {
+  m.impl("panel_columns", TORCH_BOX(&fastsim::panel_columns));
   m.impl("instruction_set", TORCH_BOX(&fastsim::instruction_set));
 }

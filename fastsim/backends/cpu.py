@@ -1,4 +1,4 @@
-"""The compiled CPU backend: a library product into a reused panel, then a C++ pass over it."""
+"""The compiled CPU backend: panels of scores that stay in cache, our products and epilogues."""
 
 import functools
 from pathlib import Path
@@ -10,8 +10,11 @@ from fastsim.backends.base import Backend
 LIBRARY = Path(__file__).parent.parent / "_lib" / "cpu.so"
 
 PANEL = 4 << 20  # scores: 16 MB in float32, which a last-level cache holds
-FEWEST_ROWS, MOST_ROWS = 128, 1024  # fewer starve the product, more gain nothing
-WIDEST = 1 << 17  # columns of a block: 128 rows of them take 64 MB
+FEWEST_ROWS, MOST_ROWS = 120, 1008  # fewer starve the products, more gain nothing
+TILE_ROWS = 12  # rows of a panel are a multiple: whole register tiles for two threads
+ALIGNED = 64  # a block's first column is a multiple of every kernel's column panel
+ODD = 16  # columns of padding
+WIDEST = 1 << 17  # columns of a block: 120 rows of them take 63 MB
 EMPTY = -1e30  # the maximum of no scores, as kLeftOut in csrc/epilogue.h
 SKIP = {"nothing": 0, "diagonal": 1, "lower": 2}
 
@@ -40,7 +43,8 @@ def _pairs(pairs, block):
 
 def _block_shape(rows, columns, whole_rows):
     wide = columns if whole_rows else min(columns, WIDEST)
-    return min(rows, MOST_ROWS, max(FEWEST_ROWS, PANEL // wide)), wide
+    tall = PANEL // wide // TILE_ROWS * TILE_ROWS
+    return min(rows, MOST_ROWS, max(FEWEST_ROWS, tall)), wide
 
 
 def _state(count, fill=0.0):
@@ -83,20 +87,24 @@ class CpuBackend(Backend):
     def blocks(self, rows, columns, *, whole_rows=False, lower=False):
         tall, wide = _block_shape(rows, columns, whole_rows)
         for top in range(0, rows, tall):
-            for left in range(top if lower else 0, columns, wide):
+            first = top // ALIGNED * ALIGNED if lower else 0
+            for left in range(first, columns, wide):
                 yield slice(top, min(rows, top + tall)), slice(left, min(columns, left + wide))
 
     def workspace(self, unit_x, unit_y, *, whole_rows=False):
-        # Fresh memory for every panel would cost more in page faults than the pass over it.
-        tall, wide = _block_shape(unit_x.shape[0], unit_y.shape[0], whole_rows)
-        return torch.empty(tall * wide, dtype=unit_x.dtype)
+        return _Workspace(unit_y, *_block_shape(unit_x.shape[0], unit_y.shape[0], whole_rows))
 
     def scores(self, unit_x, unit_y, block, workspace):
-        """The score panel of a block, contiguous, in the workspace."""
-        left, right = unit_x[block[0]], unit_y[block[1]]
-        shape = (left.shape[0], right.shape[0])
-        panel = workspace[: shape[0] * shape[1]].view(shape)
-        return torch.mm(left, right.t(), out=panel)
+        """The score panel of a block, in the workspace."""
+        rows, columns = block
+        panel = workspace.panel(rows.stop - rows.start, columns.stop - columns.start)
+        torch.ops.fastsim_cpu.scores(unit_x[rows], workspace.packed[columns.start :], panel)
+        return panel
+
+    def multiply(self, left, right, out, *, accumulate):
+        transposed = left.stride(1) != 1
+        panel = left.t() if transposed else left
+        torch.ops.fastsim_cpu.multiply(panel, right, out, transposed, accumulate)
 
     def fold(self, tile, unit_x, unit_y):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
@@ -162,6 +170,25 @@ class CpuBackend(Backend):
         slope = torch.empty_like(compute) if want_slope else None
         torch.ops.fastsim_cpu.cosent(compute, labels.contiguous(), scale, loss, slope)
         return loss.to(compute.dtype), slope
+
+
+class _Workspace:
+    """The columns packed for the score product, and the memory of one panel.
+
+    Fresh memory for every panel would cost more in page faults than the pass over it.
+    """
+
+    def __init__(self, unit_y, tall, wide):
+        columns, width = unit_y.shape
+        group = torch.ops.fastsim_cpu.panel_columns(unit_y.dtype == torch.float32)
+        self.packed = unit_y.new_empty(-(-columns // group) * group, width)
+        torch.ops.fastsim_cpu.pack_panels(unit_y, self.packed)
+        # Off a power of two, so that a column of the panel spreads over the cache's sets.
+        self.stride = wide + ODD
+        self.memory = unit_y.new_empty(tall * self.stride)
+
+    def panel(self, rows, columns):
+        return self.memory.as_strided((rows, columns), (self.stride, 1))
 
 
 class _SoftmaxFold:
