@@ -43,6 +43,8 @@ struct Format<double> {
 
 FASTSIM_INLINE float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 FASTSIM_INLINE double fused(double a, double b, double c) { return __builtin_fma(a, b, c); }
+FASTSIM_INLINE float magnitude(float x) { return __builtin_fabsf(x); }
+FASTSIM_INLINE double magnitude(double x) { return __builtin_fabs(x); }
 FASTSIM_INLINE float nearest(float x) { return __builtin_rintf(x); }
 FASTSIM_INLINE double nearest(double x) { return __builtin_rint(x); }
 
@@ -94,33 +96,28 @@ struct Softmax {
 
 // ---- elementwise losses ----
 
-template <class T>
-struct LossAndSlope {
-  T loss, slope;
-};
-
 // SigLIP: binary cross entropy of z = scale s + bias against (t + 1) / 2; the slope is dL/dz.
 template <class T>
 struct Sigmoid {
   T scale, bias;
 
-  FASTSIM_INLINE LossAndSlope<T> operator()(T s, T t) const {
+  FASTSIM_INLINE void operator()(T s, T t, T& loss, T& slope) const {
     const T z = fused(scale, s, bias);
-    const T e = exponential(z < T(0) ? z : -z);
+    const T e = exponential(-magnitude(z));
     const T wanted = fused(T(0.5), t, T(0.5));
-    const T positive = z < T(0) ? T(0) : z;
-    const T reciprocal = T(1) / (T(1) + e);
-    const T probability = z < T(0) ? e * reciprocal : reciprocal;
-    return {fused(-wanted, z, positive) + log_one_plus(e), probability - wanted};
+    const T positive = T(0.5) * (z + magnitude(z));
+    loss = fused(-wanted, z, positive) + log_one_plus(e);
+    slope = (z < T(0) ? e : T(1)) / (T(1) + e) - wanted;
   }
 };
 
 // Squared error (s - t)^2; the slope is dL/ds.
 template <class T>
 struct SquaredError {
-  FASTSIM_INLINE LossAndSlope<T> operator()(T s, T t) const {
+  FASTSIM_INLINE void operator()(T s, T t, T& loss, T& slope) const {
     const T difference = s - t;
-    return {difference * difference, T(2) * difference};
+    loss = difference * difference;
+    slope = T(2) * difference;
   }
 };
 

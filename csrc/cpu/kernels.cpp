@@ -375,35 +375,47 @@ void softmax_slope(const Block<T>& b, T scale, T margin, const SoftmaxSlope<T>& 
 
 // ---- elementwise losses: losses[row] += sum_j loss, and with weights the slope in place ----
 
-template <class T, class Epilogue>
-void elementwise(const Block<T>& b, const Epilogue& epilogue, T factor, const T* weights,
-                 double* losses, double* slope_sums, int64_t begin, int64_t end) {
+// One chunk; everything by value, so that no store into `s` can be thought to change it.
+template <bool with_slope, class T, class Epilogue>
+void elementwise_chunk(T* s, const T* targets, int64_t count, Epilogue epilogue, T weight,
+                       double& losses, double& slopes) {
+  T losses_part = 0, slopes_part = 0;
+#pragma omp simd reduction(+ : losses_part, slopes_part)
+  for (int64_t j = 0; j < count; ++j) {
+    T loss, slope;
+    epilogue(s[j], targets[j], loss, slope);
+    losses_part += loss;
+    if constexpr (with_slope) {
+      slopes_part += slope;
+      s[j] = weight * slope;
+    }
+  }
+  losses += losses_part;
+  slopes += slopes_part;
+}
+
+template <bool with_slope, class T, class Epilogue>
+void elementwise_rows(const Block<T>& b, const Epilogue& epilogue, T factor, const T* weights,
+                      double* losses, double* slope_sums, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
-    const T weight = weights ? weights[row] * factor : T(0);
+    const T weight = with_slope ? weights[row] * factor : T(0);
     double loss = 0, slope = 0;
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
       T targets[kChunk];
       load_targets(b, row, at, n, targets);
-      T* s = b.scores + row * b.stride + at;
-      T losses_part = 0, slopes_part = 0;
-      if (weights) {
-#pragma omp simd reduction(+ : losses_part, slopes_part)
-        for (int64_t j = 0; j < n; ++j) {
-          const LossAndSlope<T> both = epilogue(s[j], targets[j]);
-          losses_part += both.loss;
-          slopes_part += both.slope;
-          s[j] = weight * both.slope;
-        }
-      } else {
-#pragma omp simd reduction(+ : losses_part)
-        for (int64_t j = 0; j < n; ++j) losses_part += epilogue(s[j], targets[j]).loss;
-      }
-      loss += losses_part;
-      slope += slopes_part;
+      elementwise_chunk<with_slope>(b.scores + row * b.stride + at, targets, n, epilogue, weight,
+                                    loss, slope);
     });
     losses[row] += loss;
     if (slope_sums) slope_sums[row] += slope;
   }
+}
+
+template <class T, class Epilogue>
+void elementwise(const Block<T>& b, const Epilogue& epilogue, T factor, const T* weights,
+                 double* losses, double* slope_sums, int64_t begin, int64_t end) {
+  const auto run = weights ? elementwise_rows<true, T, Epilogue> : elementwise_rows<false, T, Epilogue>;
+  run(b, epilogue, factor, weights, losses, slope_sums, begin, end);
 }
 
 template <class T>
@@ -443,6 +455,36 @@ void load_levels(const Block<T>& b, const T* values, int64_t levels, int64_t row
   }
 }
 
+// The largest s and the largest -s among the pairs of one level.
+template <class T>
+void level_extremes(const T* s, const int32_t* level, int32_t wanted, int64_t count, T& high,
+                    T& low) {
+  T top = kLeftOut<T>, bottom = kLeftOut<T>;
+#pragma omp simd reduction(max : top, bottom)
+  for (int64_t j = 0; j < count; ++j) {
+    const T up = level[j] == wanted ? s[j] : kLeftOut<T>;
+    const T down = level[j] == wanted ? -s[j] : kLeftOut<T>;
+    top = up > top ? up : top;
+    bottom = down > bottom ? down : bottom;
+  }
+  high = top;
+  low = bottom;
+}
+
+template <class T>
+void level_sums(const T* s, const int32_t* level, int32_t wanted, int64_t count,
+                Softmax<T> softmax, T high, T low, T& above, T& below) {
+  T up = 0, down = 0;
+#pragma omp simd reduction(+ : up, down)
+  for (int64_t j = 0; j < count; ++j) {
+    const T of_s = softmax.share(s[j], high), of_minus = softmax.share(-s[j], low);
+    up += level[j] == wanted ? of_s : T(0);
+    down += level[j] == wanted ? of_minus : T(0);
+  }
+  above = up;
+  below = down;
+}
+
 // partial: (rows, 4, levels) of maximum of s, its sum, maximum of -s, its sum.
 template <class T>
 void levels_fold(const Block<T>& b, T scale, const T* values, int64_t count, double* partial,
@@ -455,23 +497,11 @@ void levels_fold(const Block<T>& b, T scale, const T* values, int64_t count, dou
     for_chunks(first_column(b, row), b.columns, [&](int64_t at, int64_t n) {
       int32_t level[kChunk];
       load_levels(b, values, count, row, at, n, level);
-      const T* chunk = s + at;
       for (int64_t l = 0; l < count; ++l) {
-        T high = kLeftOut<T>, low = kLeftOut<T>;
-#pragma omp simd reduction(max : high, low)
-        for (int64_t j = 0; j < n; ++j) {
-          const T a = level[j] == l ? chunk[j] : kLeftOut<T>;
-          const T c = level[j] == l ? -chunk[j] : kLeftOut<T>;
-          high = a > high ? a : high;
-          low = c > low ? c : low;
-        }
-        T above = 0, below = 0;
-        // A NaN score loses every comparison above; it must still reach the sums.
-#pragma omp simd reduction(+ : above, below)
-        for (int64_t j = 0; j < n; ++j) {
-          above += level[j] == l ? softmax.share(chunk[j], high) : T(0);
-          below += level[j] == l ? softmax.share(-chunk[j], low) : T(0);
-        }
+        T high, low, above, below;
+        level_extremes(s + at, level, static_cast<int32_t>(l), n, high, low);
+        level_sums(s + at, level, static_cast<int32_t>(l), n, softmax, high, low, above, below);
+        // A NaN loses every comparison of maxima but shows in the sums.
         if (above != T(0)) merge(up, l, high, above, scale);
         if (below != T(0)) merge(down, l, low, below, scale);
       }
