@@ -87,11 +87,9 @@ template <class T>
 struct Softmax {
   T scale;
 
-  // What one score adds to a sum of exponentials whose maximum score is `top`.
+  // What one score adds to a sum of exponentials whose maximum score is `top`; divided by that
+  // sum, its probability.
   FASTSIM_INLINE T share(T s, T top) const { return exponential(scale * (s - top)); }
-
-  // Its probability under the log-sum-exp of its row or its column.
-  FASTSIM_INLINE T probability(T s, T lse) const { return exponential(fused(scale, s, -lse)); }
 };
 
 // ---- elementwise losses ----
@@ -122,15 +120,17 @@ struct SquaredError {
 };
 
 // ---- CoSENT over a matrix ----
-// Level l keeps A_l = lse z and B_l = lse -z; the slope in level l, in units of dL/dz, is
-// e^{z + above_l} - e^{-z + below_l}, above_l = lse_{m>l} B_m - L, below_l = lse_{m<l} A_m - L.
+// Level l keeps A_l = lse z and B_l = lse -z, each as maximum and sum. The slope in level l, in
+// units of dL/dz, is e^{z + lse_{m>l} B_m - L} - e^{-z + lse_{m<l} A_m - L}; both exponentials are
+// taken relative to the level's own extremes, `high` of s and `low` of -s, so that the factors
+// `up` and `down` carry everything large.
 
 template <class T>
 struct Levels {
   T scale;
 
-  FASTSIM_INLINE T slope(T s, T above, T below) const {
-    return exponential(fused(scale, s, above)) - exponential(fused(-scale, s, below));
+  FASTSIM_INLINE T slope(T s, T high, T up, T low, T down) const {
+    return up * exponential(scale * (s - high)) - down * exponential(scale * (-s - low));
   }
 };
 

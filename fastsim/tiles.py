@@ -1,10 +1,12 @@
 """The tile losses between the passes: from what a fold leaves to losses and slope coefficients.
 
 State by kind, as a backend's `fold` and `visit` return it, float64, (N,) unless said otherwise:
-softmax: row lse of the logits, sum_j t z, sum_j t, and if symmetric the column lse (M,).
+softmax: the row's maximum score `top`, sum_j exp(scale (s - top)), sum_j t z, sum_j t; if symmetric
+    also top and sum of each column (M,). An empty row or column has sum 0.
 sigmoid: sum_j loss, sum_j dloss/dz.
 squared_error: sum_j loss.
-levels: (2, K), per level lse z and lse -z.
+levels: per level the maximum of s and of -s, (2, K), and the sums of exponentials relative to them,
+    (2, K). A level without entries has sum 0.
 Logits are z = scale * s (+ bias); a softmax takes `margin` from the positive's score first.
 """
 
@@ -41,9 +43,9 @@ class Tile:
     def state_shapes(self, rows, columns):
         """The shapes of the state's parts."""
         if self.kind == "levels":
-            return [(2, self.levels.shape[0])]
-        parts = {"softmax": 3, "sigmoid": 2, "squared_error": 1}[self.kind]
-        return [(rows,)] * parts + [(columns,)] * self.symmetric
+            return [(2, self.levels.shape[0])] * 2
+        parts = {"softmax": 4, "sigmoid": 2, "squared_error": 1}[self.kind]
+        return [(rows,)] * parts + [(columns,)] * (2 * self.symmetric)
 
     def finish(self, state):
         """The losses (N,), or () for a loss over the whole matrix."""
@@ -55,58 +57,82 @@ class Tile:
 
 
 def _softmax_finish(tile, state):
-    lse, target_logits, target_sums = state[:3]
+    top, total, target_logits, target_sums = state[:4]
+    lse = tile.scale * top + total.log()
     if tile.normalise:
         losses = lse - target_logits / target_sums
     else:
         losses = lse * target_sums - target_logits
     if tile.symmetric:
-        losses = 0.5 * (losses + state[3][tile.pairs.positives] - target_logits)
+        top, total = (column[tile.pairs.positives] for column in state[4:])
+        losses = 0.5 * (losses + tile.scale * top + total.log() - target_logits)
     # A row without a target contributes nothing, whatever its log-sum-exp.
     return torch.where((target_sums == 0) & (target_logits == 0), 0.0, losses)
 
 
 def _softmax_coefficients(tile, state, grad):
-    lse, _, target_sums = state[:3]
+    """Per row: top, weight of exp(scale (s - top)), weight of the target; per column the first two.
+
+    Relative to the maximum rather than the log-sum-exp: a row of one candidate then has
+    probability exactly 1 and slope exactly 0.
+    """
+    top, total, _, target_sums = state[:4]
     weight = grad * tile.scale
     if not tile.symmetric:
-        unit = (
-            torch.where(target_sums == 0, 0.0, weight / target_sums) if tile.normalise else weight
-        )
-        # An empty row has lse = -inf and weight 0; 0 keeps its slopes finite.
-        lse = torch.where(lse == -torch.inf, 0.0, lse)
-        return lse, unit * target_sums, unit, None, None
-    column_lse = state[3]
-    column_weight = torch.zeros_like(column_lse).index_add_(0, tile.pairs.positives, 0.5 * weight)
-    return lse, 0.5 * weight, weight, column_lse, column_weight
+        if tile.normalise:
+            weight = torch.where(target_sums == 0, 0.0, weight / target_sums)
+        return top, _over(weight * target_sums, total), weight, None, None
+    column_top, column_total = state[4:]
+    column_weight = torch.zeros_like(column_top)
+    column_weight.index_add_(0, tile.pairs.positives, 0.5 * weight)
+    return top, _over(0.5 * weight, total), weight, column_top, _over(column_weight, column_total)
+
+
+def _over(weight, total):
+    return torch.where(total == 0, 0.0, weight / total)
 
 
 def margin_gradient(tile, state, grad):
     """What the margin adds to dL/dscale: -margin * sum_i dL/dz at the positives."""
-    lse, positive_logits = state[:2]
-    probability = (positive_logits - lse).exp()
+    top, total, positive_logits, _ = state[:4]
+    probability = (positive_logits - tile.scale * top).exp() / total
     if tile.symmetric:
-        column_lse = state[3][tile.pairs.positives]
-        probability = 0.5 * (probability + (positive_logits - column_lse).exp())
+        top, total = (column[tile.pairs.positives] for column in state[4:])
+        probability = 0.5 * (probability + (positive_logits - tile.scale * top).exp() / total)
     return -tile.margin * (grad * (probability - 1)).sum()
 
 
 def _levels_finish(tile, state):
-    (lse,) = state
-    up, down = lse
-    below = torch.logcumsumexp(up, 0)[:-1]
-    terms = torch.cat([down[1:] + below, lse.new_zeros(1)])
-    return torch.logsumexp(terms, 0)
+    _, _, pairs, reach = _levels_sums(tile, state)
+    return torch.logaddexp(reach + pairs, torch.zeros_like(pairs))
 
 
 def _levels_coefficients(tile, state, grad):
-    (lse,) = state
-    up, down = lse
-    loss = _levels_finish(tile, state)
-    none = lse.new_full((1,), -torch.inf)
-    above = torch.cat([torch.logcumsumexp(down.flip(0), 0).flip(0)[1:], none]) - loss
-    below = torch.cat([none, torch.logcumsumexp(up, 0)[:-1]]) - loss
-    return above, below, grad * tile.scale
+    """Per level: high, up, low, down of csrc/epilogue.h, with dL/dloss and the scale inside."""
+    (up, down), shift, pairs, reach = _levels_sums(tile, state)
+    none = up.new_full((1,), -torch.inf)
+    above = torch.cat([torch.logcumsumexp(down.flip(0), 0).flip(0)[1:], none])
+    below = torch.cat([none, torch.logcumsumexp(up, 0)[:-1]])
+    loss = torch.logaddexp(pairs, -reach)
+    (high, low), total = state
+    factors = (shift + torch.stack([above, below]) - loss).exp() * (grad * tile.scale)
+    factors = torch.where(total == 0, 0.0, factors)
+    return high, factors[0], low, factors[1]
+
+
+def _levels_sums(tile, state):
+    """A_l and B_l (2, K), their shifts, lse of {B_l + lse_{m<l} A_m}, and what was taken out.
+
+    All relative to the extremes of the whole matrix, so that no large number is rounded: A is
+    less by scale * max s, B by scale * max -s, the pairs by `reach`, the sum of both.
+    """
+    top, total = state
+    most = top.amax(1, keepdim=True)
+    shift = tile.scale * (top - most)
+    sums = total.log() + shift
+    up, down = sums
+    pairs = torch.logsumexp(down[1:] + torch.logcumsumexp(up, 0)[:-1], 0)
+    return sums, shift, pairs, tile.scale * most.sum()
 
 
 def _losses_first(tile, state):

@@ -58,14 +58,13 @@ struct SoftmaxState {
 
 template <class T>
 struct SoftmaxSlope {
-  const T *row_lse, *row_weight, *target_weight, *column_lse, *column_weight;
+  const T *row_top, *row_weight, *target_weight, *column_top, *column_weight;
 };
 
 template <class T>
 struct LevelSlope {
-  const T *values, *above, *below;
+  const T *values, *high, *up, *low, *down;
   int64_t count;
-  T factor;
 };
 
 // One implementation of every kernel; row kernels take a range of the block's rows, column

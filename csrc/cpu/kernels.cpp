@@ -357,17 +357,16 @@ void softmax_slope(const Block<T>& b, T scale, T margin, const SoftmaxSlope<T>& 
   for (int64_t row = begin; row < end; ++row) {
     const Row<T> r = open_row(b, margin, row);
     T* s = r.scores;
-    const T lse = slope.row_lse[row], weight = slope.row_weight[row];
-    if (slope.column_lse) {
-      const T *lses = slope.column_lse, *weights = slope.column_weight;
+    const T top = slope.row_top[row], weight = slope.row_weight[row];
+    if (slope.column_top) {
+      const T *tops = slope.column_top, *weights = slope.column_weight;
 #pragma omp simd
       for (int64_t j = 0; j < b.columns; ++j) {
-        s[j] = fused(weight, softmax.probability(s[j], lse),
-                     weights[j] * softmax.probability(s[j], lses[j]));
+        s[j] = fused(weight, softmax.share(s[j], top), weights[j] * softmax.share(s[j], tops[j]));
       }
     } else {
 #pragma omp simd
-      for (int64_t j = 0; j < b.columns; ++j) s[j] = weight * softmax.probability(s[j], lse);
+      for (int64_t j = 0; j < b.columns; ++j) s[j] = weight * softmax.share(s[j], top);
     }
     subtract_targets(b, row, r.positive, slope.target_weight[row], s);
   }
@@ -523,8 +522,8 @@ void levels_slope(const Block<T>& b, T scale, const LevelSlope<T>& slope, int64_
       T* chunk = s + at;
 #pragma omp simd
       for (int64_t j = 0; j < n; ++j) {
-        chunk[j] = slope.factor *
-                   levels.slope(chunk[j], slope.above[level[j]], slope.below[level[j]]);
+        const int32_t l = level[j];
+        chunk[j] = levels.slope(chunk[j], slope.high[l], slope.up[l], slope.low[l], slope.down[l]);
       }
     });
   }

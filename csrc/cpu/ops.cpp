@@ -290,13 +290,13 @@ void softmax_fold(PAIRS, double scale, double margin, Tensor max, Tensor sum,
   });
 }
 
-void softmax_slope(PAIRS, double scale, double margin, Tensor row_lse, Tensor row_weight,
-                   Tensor target_weight, Optional column_lse, Optional column_weight) {
+void softmax_slope(PAIRS, double scale, double margin, Tensor row_top, Tensor row_weight,
+                   Tensor target_weight, Optional column_top, Optional column_weight) {
   with_type(panel, [&](auto type) {
     using T = decltype(type);
     const Block<T> b = BLOCK;
-    const SoftmaxSlope<T> slope{input<T>(row_lse), input<T>(row_weight), input<T>(target_weight),
-                                input<T>(column_lse), input<T>(column_weight)};
+    const SoftmaxSlope<T> slope{input<T>(row_top), input<T>(row_weight), input<T>(target_weight),
+                                input<T>(column_top), input<T>(column_weight)};
     over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
       kernels().of<T>().softmax_slope(b, T(scale), T(margin), slope, begin, end);
     });
@@ -340,12 +340,13 @@ void levels_fold(PAIRS, double scale, Tensor values, Tensor partial) {
   });
 }
 
-void levels_slope(PAIRS, double scale, Tensor values, Tensor above, Tensor below, double factor) {
+void levels_slope(PAIRS, double scale, Tensor values, Tensor high, Tensor up, Tensor low,
+                  Tensor down) {
   with_type(panel, [&](auto type) {
     using T = decltype(type);
     const Block<T> b = BLOCK;
-    const LevelSlope<T> slope{input<T>(values), input<T>(above), input<T>(below), values.numel(),
-                              T(factor)};
+    const LevelSlope<T> slope{input<T>(values), input<T>(high), input<T>(up), input<T>(low),
+                              input<T>(down), values.numel()};
     over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
       kernels().of<T>().levels_slope(b, T(scale), slope, begin, end);
     });
@@ -400,8 +401,8 @@ STABLE_TORCH_LIBRARY(fastsim_cpu, m) {
         "Tensor(logits!) target_logits, Tensor(sums!) target_sums, "
         "Tensor(column_max!)? column_max, Tensor(column_sum!)? column_sum) -> ()");
   m.def("softmax_slope" PAIRS_SCHEMA
-        "float scale, float margin, Tensor row_lse, Tensor row_weight, Tensor target_weight, "
-        "Tensor? column_lse, Tensor? column_weight) -> ()");
+        "float scale, float margin, Tensor row_top, Tensor row_weight, Tensor target_weight, "
+        "Tensor? column_top, Tensor? column_weight) -> ()");
   m.def("sigmoid" PAIRS_SCHEMA
         "float scale, float bias, Tensor? weights, Tensor(losses!) losses, "
         "Tensor(slope_sums!) slope_sums) -> ()");
@@ -409,7 +410,7 @@ STABLE_TORCH_LIBRARY(fastsim_cpu, m) {
   m.def("levels_fold" PAIRS_SCHEMA
         "float scale, Tensor values, Tensor(partial!) partial) -> ()");
   m.def("levels_slope" PAIRS_SCHEMA
-        "float scale, Tensor values, Tensor above, Tensor below, float factor) -> ()");
+        "float scale, Tensor values, Tensor high, Tensor up, Tensor low, Tensor down) -> ()");
   m.def("closest" PAIRS_SCHEMA
         "bool semi_hard, Tensor ceilings, Tensor(values!) values, "
         "Tensor(indices!) indices) -> ()");

@@ -216,12 +216,7 @@ class _SoftmaxFold:
         )
 
     def result(self):
-        top, total, logits, targets = self.rows
-        state = [total.log_().add_(top, alpha=self.tile.scale), logits, targets]
-        if self.tile.symmetric:
-            top, total = self.columns
-            state.append(total.log_().add_(top, alpha=self.tile.scale))
-        return state
+        return [*self.rows, *(self.columns if self.tile.symmetric else ())]
 
 
 class _SigmoidFold:
@@ -276,21 +271,21 @@ class _LevelsFold:
         self.top = top
 
     def result(self):
-        return [self.sum.log() + self.tile.scale * self.top]
+        return [self.top, self.sum]
 
 
 def _softmax_slope(tile, panel, pairs, block, coefficients):
     rows, columns = block
-    row_lse, row_weight, target_weight, column_lse, column_weight = coefficients
+    row_top, row_weight, target_weight, column_top, column_weight = coefficients
     torch.ops.fastsim_cpu.softmax_slope(
         panel,
         *pairs,
         tile.scale,
         tile.margin,
-        row_lse[rows],
+        row_top[rows],
         row_weight[rows],
         target_weight[rows],
-        None if column_lse is None else column_lse[columns],
+        None if column_top is None else column_top[columns],
         None if column_weight is None else column_weight[columns],
     )
 
@@ -310,8 +305,7 @@ def _squared_error_slope(tile, panel, pairs, block, coefficients):
 
 
 def _levels_slope(tile, panel, pairs, block, coefficients):
-    above, below, factor = coefficients
-    torch.ops.fastsim_cpu.levels_slope(panel, *pairs, tile.scale, tile.levels, above, below, factor)
+    torch.ops.fastsim_cpu.levels_slope(panel, *pairs, tile.scale, tile.levels, *coefficients)
 
 
 _FOLDS = {

@@ -1,0 +1,218 @@
+"""The registry that the tests are generated from: every loss with its oracle and its options.
+
+A case makes fresh random inputs of a shape; the same case serves every backend and dtype.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import fastsim
+from tests import oracles
+
+# (rows, columns, width): alone, tiny, ragged against every vector, tile and panel width.
+SHAPES = ((1, 1, 6), (5, 7, 4), (13, 29, 18), (67, 75, 34))
+
+
+@dataclass(frozen=True)
+class Case:
+    """`make(n, m, d, generator)` returns (embeddings, other arguments, options)."""
+
+    name: str
+    loss: Any
+    oracle: Any
+    make: Any
+    reduces: bool = True
+    largest: int = 10_000  # most scores that the oracle can afford
+    tile: bool = True
+
+    def __repr__(self):
+        return self.name
+
+
+def embeddings(*shape, generator):
+    return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+def integers(high, *shape, generator):
+    return torch.randint(0, high, shape, generator=generator)
+
+
+def _two_sides(n, m, d, generator):
+    return [embeddings(n, d, generator=generator), embeddings(m, d, generator=generator)]
+
+
+def _case(name, loss, *, make=_two_sides, **options):
+    """Two-sided loss: `options` values may be callables of (n, m, generator)."""
+
+    def build(n, m, d, generator):
+        made = {k: v(n, m, generator) if callable(v) else v for k, v in options.items()}
+        targets = [made.pop("targets")] if "targets" in made else []
+        positives = [made.pop("positives")] if "positives" in made else []
+        return make(n, m, d, generator), positives + targets, made
+
+    largest = 800 if loss is fastsim.cosent_matrix else 10_000
+    return Case(
+        name,
+        loss,
+        getattr(oracles, loss.__name__),
+        build,
+        reduces=loss is not fastsim.cosent_matrix,
+        largest=largest,
+    )
+
+
+def _ids(n, m, generator):
+    count = max(2, n // 2)
+    return integers(count, n, generator=generator), integers(count, m, generator=generator)
+
+
+def _groups(n, m, generator):
+    return integers(3, n, generator=generator), integers(3, m, generator=generator)
+
+
+def _square_groups(n, m, generator):
+    groups = integers(3, n, generator=generator)
+    return groups, groups
+
+
+def _signs(n, m, generator):
+    return integers(2, n, m, generator=generator).to(torch.int8) * 2 - 1
+
+
+def _soft(n, m, generator):
+    return (integers(5, n, m, generator=generator).to(torch.float32) - 2) / 2
+
+
+def _columns(n, m, generator):
+    return integers(m, n, generator=generator)
+
+
+def _transposed(n, m, generator):
+    return _soft(m, n, generator).to(torch.bfloat16).T
+
+
+def _sup_con(n, m, d, generator):
+    groups = integers(max(1, n // 3), n, generator=generator)
+    return [embeddings(n, d, generator=generator)], [groups], {}
+
+
+def _cosent(n, m, d, generator):
+    count = n * 3
+    labels = integers(4, count, generator=generator)
+    return [embeddings(count, generator=generator).tanh()], [labels], {}
+
+
+def _cosent_distinct(n, m, d, generator):
+    count = n * 3
+    return (
+        [embeddings(count, generator=generator)],
+        [torch.randperm(count, generator=generator).double()],
+        {"scale": 3.0},
+    )
+
+
+def _paired(n, d, generator):
+    return [embeddings(n, d, generator=generator), embeddings(n, d, generator=generator)]
+
+
+def _angle(n, m, d, generator):
+    return _paired(n, d, generator), [integers(4, n, generator=generator)], {}
+
+
+def _triplets(n, m, d, generator):
+    return [*_paired(n, d, generator), embeddings(n, d, generator=generator)], [], {}
+
+
+def _regression(n, m, d, generator):
+    return _paired(n, d, generator), [embeddings(n, generator=generator).tanh()], {}
+
+
+def _one_side(n, m, d, generator):
+    return [embeddings(n, d, generator=generator), None]
+
+
+CASES = (
+    _case("info_nce", fastsim.info_nce),
+    _case("info_nce-cold", fastsim.info_nce, temperature=0.01),
+    _case("info_nce-symmetric", fastsim.info_nce, symmetric=True),
+    _case("info_nce-exclude", fastsim.info_nce, exclude=_ids, margin=0.2),
+    _case("info_nce-positives", fastsim.info_nce, positives=_columns),
+    _case(
+        "info_nce-everything",
+        fastsim.info_nce,
+        positives=_columns,
+        exclude=_ids,
+        symmetric=True,
+        margin=0.1,
+    ),
+    Case("sup_con", fastsim.sup_con, oracles.sup_con, _sup_con),
+    _case("siglip", fastsim.siglip),
+    _case("siglip-signs", fastsim.siglip, targets=_signs),
+    _case("siglip-soft", fastsim.siglip, targets=_transposed, scale=5.0, bias=1.0),
+    _case("siglip-groups", fastsim.siglip, targets=_groups),
+    _case("matrix_cross_entropy", fastsim.matrix_cross_entropy, targets=None),
+    _case("matrix_cross_entropy-soft", fastsim.matrix_cross_entropy, targets=_soft),
+    _case(
+        "matrix_cross_entropy-groups",
+        fastsim.matrix_cross_entropy,
+        targets=_groups,
+        temperature=0.1,
+    ),
+    _case("matrix_mse-soft", fastsim.matrix_mse, targets=_soft),
+    _case("matrix_mse-groups", fastsim.matrix_mse, targets=_groups),
+    _case("full_triplet", fastsim.full_triplet),
+    _case("full_triplet-hard", fastsim.full_triplet, mining="hard", margin=0.5),
+    _case("full_triplet-exclude", fastsim.full_triplet, exclude=_ids),
+    _case("cosent_matrix-soft", fastsim.cosent_matrix, targets=_soft),
+    _case("cosent_matrix-groups", fastsim.cosent_matrix, targets=_groups, scale=5.0),
+    _case("cosent_matrix-self", fastsim.cosent_matrix, targets=_square_groups, make=_one_side),
+    Case("cosent", fastsim.cosent, oracles.cosent, _cosent, reduces=False, tile=False),
+    Case(
+        "cosent-distinct",
+        fastsim.cosent,
+        oracles.cosent,
+        _cosent_distinct,
+        reduces=False,
+        tile=False,
+    ),
+    Case("angle", fastsim.angle, oracles.angle, _angle, reduces=False, tile=False),
+    Case(
+        "triplet_margin",
+        fastsim.triplet_margin,
+        oracles.triplet_margin,
+        _triplets,
+        tile=False,
+    ),
+    Case(
+        "cosine_regression",
+        fastsim.cosine_regression,
+        oracles.cosine_regression,
+        _regression,
+        tile=False,
+    ),
+)
+
+BY_NAME = {case.name: case for case in CASES}
+
+
+def takes_backend(case):
+    """Whether the loss has a choice of backends."""
+    return case.loss is not fastsim.triplet_margin
+
+
+def inputs(case, shape, dtype, seed):
+    """Fresh (embeddings in dtype, other arguments, options)."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors, others, options = case.make(*shape, generator)
+    return [t if t is None else t.to(dtype) for t in tensors], others, options
+
+
+def call(function, tensors, others, options):
+    """(value, gradients) of function(*tensors, *others, **options); a vector value is weighted."""
+    leaves = [t if t is None else t.detach().clone().requires_grad_() for t in tensors]
+    value = function(*leaves, *others, **options)
+    weights = torch.arange(1.0, value.numel() + 1, dtype=value.dtype).reshape(value.shape)
+    (value * weights).sum().backward()
+    return value.detach(), [t.grad for t in leaves if t is not None]

@@ -1,0 +1,25 @@
+"""Fixtures shared by the tests."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fastsim.backends import cpu
+
+
+@pytest.fixture
+def small_panels(monkeypatch):
+    """The CPU engine with panels of a few rows and columns, so that small inputs need many."""
+    monkeypatch.setattr(cpu, "PANEL", 1 << 9)
+    monkeypatch.setattr(cpu, "FEWEST_ROWS", 12)
+    monkeypatch.setattr(cpu, "WIDEST", 64)
+
+
+@pytest.fixture(scope="session")
+def data():
+    """The folder of real data, or a skip with the reason."""
+    folder = Path(os.environ.get("FASTSIM_DATA", Path(__file__).parents[2] / "shared/data"))
+    if not folder.is_dir():
+        pytest.skip(f"real data: no folder {folder}; set FASTSIM_DATA")
+    return folder

@@ -1,0 +1,152 @@
+"""The losses once more, in float64 and row by row from their published formulas.
+
+Nothing here imports fastsim: an oracle shares no code with what it checks. Each takes float64
+tensors that may want gradients and returns the losses of the rows, or a scalar.
+"""
+
+import torch
+
+
+def cosines(x, y):
+    """One row of cosines at a time; a zero vector has cosine 0 with everything."""
+    lengths = torch.stack([(b * b).sum() for b in y])
+    rows = []
+    for a in x:
+        square = (a * a).sum() * lengths
+        dots = torch.stack([(a * b).sum() for b in y])
+        some = square > 0
+        rows.append(torch.where(some, dots / torch.where(some, square, 1.0).sqrt(), dots * 0.0))
+    return torch.stack(rows)
+
+
+def log_sum_exp(terms):
+    top = terms.detach().max()
+    return top + (terms - top).exp().sum().log()
+
+
+def info_nce(x, y, positives=None, *, temperature=0.05, symmetric=False, exclude=None, margin=0.0):
+    s = cosines(x, y)
+    n, m = s.shape
+    positives = list(range(n)) if positives is None else positives.tolist()
+    lowered = torch.zeros(n, m, dtype=torch.float64)
+    part = torch.ones(n, m, dtype=torch.bool)
+    for i, p in enumerate(positives):
+        lowered[i, p] = margin
+        for j in range(m):
+            if exclude is not None and j != p and exclude[0][i] == exclude[1][j]:
+                part[i, j] = False
+    z = (s - lowered) / temperature
+    losses = []
+    for i, p in enumerate(positives):
+        loss = log_sum_exp(z[i][part[i]]) - z[i, p]
+        if symmetric:
+            loss = (loss + log_sum_exp(z[:, p][part[:, p]]) - z[i, p]) / 2
+        losses.append(loss)
+    return torch.stack(losses)
+
+
+def sup_con(x, groups, *, temperature=0.1):
+    z = cosines(x, x) / temperature
+    n = len(z)
+    losses = []
+    for i in range(n):
+        mates = [j for j in range(n) if j != i and groups[j] == groups[i]]
+        others = [j for j in range(n) if j != i]
+        if mates:
+            losses.append(sum(log_sum_exp(z[i][others]) - z[i, p] for p in mates) / len(mates))
+        else:
+            losses.append(z[i, i] * 0.0)
+    return torch.stack(losses)
+
+
+def matrix(targets, n, m):
+    """The target matrix from any of its three forms."""
+    if targets is None:
+        targets = (torch.arange(n), torch.arange(m))
+    if isinstance(targets, tuple):
+        rows, columns = targets
+        return torch.tensor([[1.0 if a == b else -1.0 for b in columns] for a in rows]).double()
+    return targets.double()
+
+
+def siglip(x, y, targets=None, *, scale=10.0, bias=-10.0):
+    z = scale * cosines(x, y) + bias
+    wanted = (matrix(targets, *z.shape) + 1) / 2
+    log_yes = -torch.log1p(torch.exp(-z.abs())) + z.clamp(max=0)
+    log_no = -torch.log1p(torch.exp(-z.abs())) - z.clamp(min=0)
+    return -(wanted * log_yes + (1 - wanted) * log_no).sum(1)
+
+
+def matrix_cross_entropy(x, y, targets, *, temperature=1.0):
+    z = cosines(x, y) / temperature
+    wanted = matrix(targets, *z.shape)
+    return torch.stack([(t * (log_sum_exp(row) - row)).sum() for row, t in zip(z, wanted, strict=True)])
+
+
+def matrix_mse(x, y, targets):
+    s = cosines(x, y)
+    return ((s - matrix(targets, *s.shape)) ** 2).sum(1) / len(y)
+
+
+def full_triplet(x, y, *, margin=0.25, mining="semi-hard", exclude=None):
+    s = cosines(x, y)
+    losses = []
+    for i in range(len(x)):
+        p = s[i, i]
+        negatives = [
+            j
+            for j in range(len(y))
+            if j != i and (exclude is None or exclude[0][i] != exclude[1][j])
+        ]
+        near = [j for j in negatives if mining == "hard" or s[i, j] <= p]
+        loss = p * 0.0
+        if negatives:
+            loss = loss + torch.relu(s[i][negatives].mean() - p + margin)
+        if near:
+            loss = loss + torch.relu(s[i][near].max() - p + margin)
+        losses.append(loss)
+    return torch.stack(losses)
+
+
+def cosent(scores, labels, *, scale=20.0):
+    terms = [torch.zeros(1, dtype=torch.float64)]
+    for score, label in zip(scores, labels, strict=True):
+        lower = torch.tensor([bool(other < label) for other in labels])
+        terms.append(scale * (scores[lower] - score))
+    return log_sum_exp(torch.cat(terms))
+
+
+def cosent_matrix(x, y, targets, *, scale=20.0):
+    s = cosines(x, x if y is None else y)
+    wanted = matrix(targets, *s.shape)
+    n, m = s.shape
+    entries = [(i, j) for i in range(n) for j in range(m) if y is not None or j > i]
+    if not entries:
+        return s.sum() * 0.0
+    rows, columns = map(list, zip(*entries, strict=True))
+    return cosent(s[rows, columns], wanted[rows, columns], scale=scale)
+
+
+def angle(u, v, labels, *, scale=20.0):
+    scores = []
+    for a, b in zip(u, v, strict=True):
+        half = len(a) // 2
+        first = torch.complex(a[:half], a[half:])
+        second = torch.complex(b[:half], b[half:])
+        # Re and Im of first / second with both moduli taken out, summed over the dimensions.
+        product = (first * second.conj()).sum()
+        scores.append(((product.real + product.imag) / (a.norm() * b.norm())).abs())
+    return cosent(torch.stack(scores), labels, scale=scale)
+
+
+def triplet_margin(a, p, n, *, margin=1.0):
+    rows = []
+    for x, y, z in zip(a, p, n, strict=True):
+        near, far = ((x - y) ** 2).sum().sqrt(), ((x - z) ** 2).sum().sqrt()
+        rows.append(torch.relu(near - far + margin))
+    return torch.stack(rows)
+
+
+def cosine_regression(u, v, labels):
+    s = torch.stack([cosines(a[None], b[None])[0, 0] for a, b in zip(u, v, strict=True)])
+    return (s - labels) ** 2

@@ -1,0 +1,85 @@
+"""Every loss on every backend and dtype against its float64 oracle: value and gradients."""
+
+import pytest
+import torch
+
+import fastsim
+from tests.cases import CASES, SHAPES, call, inputs, takes_backend
+from tests.measure import assert_close
+
+BACKENDS = tuple(fastsim.backends())
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def names(value):
+    return str(value).removeprefix("torch.").replace(" ", "")
+
+
+def compare(case, backend, dtype, shape, seed, **extra):
+    tensors, others, options = inputs(case, shape, dtype, seed)
+    options |= extra
+    reduction = options.pop("reduction", None)
+    exact = [t if t is None else t.double() for t in tensors]
+
+    def oracle(*arguments, **keywords):
+        losses = case.oracle(*arguments, **keywords)
+        if not case.reduces or reduction == "none":
+            return losses
+        if reduction == "sum":
+            return losses.sum()
+        if case.loss is fastsim.sup_con:
+            groups = others[0]
+            paired = sum((groups == g).sum() > 1 for g in groups)
+            return losses.sum() / max(int(paired), 1)
+        return losses.mean()
+
+    reduced = options if reduction is None else options | {"reduction": reduction}
+    truth, truth_grads = call(oracle, exact, others, options)
+    chosen = {"backend": backend} if takes_backend(case) else {}
+    dense_choice = {"backend": "eager"} if takes_backend(case) else {}
+    # 16-bit inputs are held to the float32 formula; only the rounding of the gradient is theirs.
+    compute = torch.promote_types(dtype, torch.float32)
+    dense_inputs = [t if t is None else t.to(compute) for t in tensors]
+    dense, dense_grads = call(case.loss, dense_inputs, others, reduced | dense_choice)
+    got, grads = call(case.loss, tensors, others, reduced | chosen)
+    assert got.dtype == compute
+    assert_close("value", got, truth, dense, compute)
+    for index, (grad, exact_grad, dense_grad) in enumerate(
+        zip(grads, truth_grads, dense_grads, strict=True)
+    ):
+        assert grad.dtype == dtype
+        assert_close(f"gradient {index}", grad, exact_grad, dense_grad, dtype)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=names)
+@pytest.mark.parametrize("dtype", DTYPES, ids=names)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES, ids=names)
+def test_equals_the_oracle(case, backend, dtype, shape):
+    reason = fastsim.backends()[backend]
+    if reason is not None:
+        pytest.skip(f"{backend}: {reason}")
+    if shape[0] * shape[1] > case.largest:
+        shape = (shape[0] // 3, shape[1] // 3, shape[2])
+    compare(case, backend, dtype, shape, seed=sum(shape))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", [c for c in CASES if c.reduces], ids=names)
+def test_reductions(case, backend, reduction):
+    reason = fastsim.backends()[backend]
+    if reason is not None:
+        pytest.skip(f"{backend}: {reason}")
+    compare(case, backend, torch.float32, (9, 14, 7), seed=3, reduction=reduction)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("case", [c for c in CASES if c.tile], ids=names)
+def test_many_panels(case, reduction, small_panels):
+    reason = fastsim.backends()["cpu"]
+    if reason is not None:
+        pytest.skip(f"cpu: {reason}")
+    shape = (26, 29, 18) if case.largest < 10_000 else (61, 141, 18)
+    extra = {"reduction": reduction} if case.reduces else {}
+    compare(case, "cpu", torch.float32, shape, seed=7, **extra)
