@@ -15,7 +15,7 @@ unit rows. Otherwise the forward pass folds and the backward pass visits the pan
 import torch
 from torch import Tensor
 
-from fastsim import backends
+from fastsim.backends import get
 from fastsim.operators import define
 from fastsim.scores import compute_dtype, without_autocast
 from fastsim.targets import Pairs
@@ -29,11 +29,10 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, backend):
     None for the losses (N,) themselves. Returns the compute type: float64 for float64 inputs,
     else float32.
     """
-    together = y is None or y is x
-    y = x if together else y
+    y = None if y is x else y
     dtype = compute_dtype(x)
     scale, bias = as_scalar(scale, dtype, x.device), as_scalar(bias, dtype, x.device)
-    sides = (x, None if together else y, scale, bias)
+    sides = (x, y, scale, bias)
     wants = [s is not None and s.requires_grad and torch.is_grad_enabled() for s in sides]
     inputs = (
         x,
@@ -41,7 +40,7 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, backend):
         scale,
         bias,
         weights,
-        *tile.pairs.tensors(),
+        *_once(*tile.pairs.tensors()),
         tile.levels,
         tile.pairs.otherwise,
         tile.pairs.skip,
@@ -49,11 +48,20 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, backend):
         tile.margin,
         tile.normalise,
         tile.symmetric,
-        together,
         wants,
         backend.name,
     )
     return _TileLoss.apply(*inputs) if any(wants) else _tile(*inputs)[0]
+
+
+def _once(positives, row_ids, column_ids, row_groups, column_groups, dense):
+    """The tensors of the pairs, None for the columns' where they are the rows' own.
+
+    torch.compile does not trace a function that is given one tensor twice.
+    """
+    column_ids = None if column_ids is row_ids else column_ids
+    column_groups = None if column_groups is row_groups else column_groups
+    return positives, row_ids, column_ids, row_groups, column_groups, dense
 
 
 def as_scalar(value, dtype, device):
@@ -68,11 +76,11 @@ def as_scalar(value, dtype, device):
 _TILE = (
     "Tensor? weights, Tensor? positives, Tensor? row_ids, Tensor? column_ids, Tensor? row_groups, "
     "Tensor? column_groups, Tensor? dense, Tensor? levels, float otherwise, str skip, str kind, "
-    "float margin, bool normalise, bool symmetric, bool together, bool[] wants, str backend"
+    "float margin, bool normalise, bool symmetric, bool[] wants, str backend"
 )
-_FORWARD = f"(Tensor x, Tensor y, Tensor scale, Tensor bias, {_TILE}) -> Tensor[]"
+_FORWARD = f"(Tensor x, Tensor? y, Tensor scale, Tensor bias, {_TILE}) -> Tensor[]"
 _BACKWARD = (
-    f"(Tensor grad, Tensor[] saved, Tensor x, Tensor y, Tensor scale, Tensor bias, {_TILE})"
+    f"(Tensor grad, Tensor[] saved, Tensor x, Tensor? y, Tensor scale, Tensor bias, {_TILE})"
     " -> Tensor[]"
 )
 
@@ -82,14 +90,25 @@ class _Call:
 
     def __init__(self, x, y, scale, bias, weights, *arguments, fake=False):
         *tensors, levels, otherwise, skip = arguments[:9]
-        kind, margin, normalise, symmetric, self.together, self.wants, name = arguments[9:]
-        self.x, self.y, self.weights = x, y, weights
-        self.backend = backends.get(name)
+        kind, margin, normalise, symmetric, self.wants, name = arguments[9:]
+        positives, row_ids, column_ids, row_groups, column_groups, dense = tensors
+        self.together = y is None
+        self.x, self.y, self.weights = x, x if y is None else y, weights
+        self.backend = get(name)
         self.scale = scale
         number = self.backend.number if not fake else lambda scalar: scalar
         self.tile = Tile(
             kind,
-            Pairs(*tensors, otherwise=otherwise, skip=skip),
+            Pairs(
+                positives,
+                row_ids,
+                row_ids if column_ids is None else column_ids,
+                row_groups,
+                row_groups if column_groups is None else column_groups,
+                dense,
+                otherwise,
+                skip,
+            ),
             number(scale),
             number(bias),
             margin,
@@ -215,7 +234,8 @@ def _backward(grad, saved, *arguments):
                 grads[side], along = backend.unit_rows_backward(unit_grad, values, inverse, factor)
                 dots = along if dots is None else dots
         if call.wants[2]:
-            grad_scale = factor * dots.sum() / call.scale
+            # Together, dunit_x holds the rows' and the columns' share of the same sum.
+            grad_scale = factor * dots.sum() / ((1 + call.together) * call.scale)
             if tile.margin:
                 grad_scale = grad_scale + margin_gradient(tile, state, grad_losses)
             grads[2] = grad_scale.to(call.scale.dtype)

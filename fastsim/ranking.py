@@ -6,7 +6,7 @@ L = log(1 + sum_{label_a > label_b} exp(z_b - z_a)),  z = scale * score
 import torch
 from torch import Tensor
 
-from fastsim import backends
+from fastsim.backends import get
 from fastsim.operators import define
 from fastsim.scores import compute_dtype
 
@@ -19,7 +19,7 @@ def rank_loss(scores, labels, scale, backend):
 
 
 def _forward(scores, labels, scale, want_slope, backend):
-    chosen = backends.get(backend)
+    chosen = get(backend)
     loss, slope = chosen.cosent(scores, labels, chosen.number(scale), want_slope)
     return loss, loss.new_empty(0) if slope is None else slope
 

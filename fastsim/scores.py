@@ -4,7 +4,7 @@ import contextlib
 
 import torch
 
-from fastsim import backends
+from fastsim.backends import get, pick
 from fastsim.checks import check_alike, check_embeddings
 from fastsim.operators import define
 
@@ -55,15 +55,15 @@ def cosine_similarity(x, y=None, *, backend=None):
     if y is not None:
         check_embeddings("y", y)
         check_alike("y", y, "x", x)
-    return dense_cosines(x, y, backends.pick(backend, x))
+    return dense_cosines(x, y, pick(backend, x))
 
 
 def paired_cosine_similarity(x, y, *, backend=None):
-    """Cosine of row i of x with row i of y: (N, D), (N, D) -> (N,). Types as `cosine_similarity`."""
+    """Cosine of row i of x with row i of y: (N, D), (N, D) -> (N,), types as above."""
     check_embeddings("x", x)
     check_embeddings("y", y)
     check_alike("y", y, "x", x, rows=True)
-    chosen = backends.pick(backend, x)
+    chosen = pick(backend, x)
     return paired(unit_rows(x, chosen), unit_rows(y, chosen))
 
 
@@ -80,7 +80,7 @@ def top_k(queries, corpus, k, *, backend=None):
         raise TypeError(f"k: wanted an int, got {type(k).__name__}")
     if not 1 <= k <= corpus.shape[0]:
         raise ValueError(f"k: wanted 1 to {corpus.shape[0]} (rows of corpus), got {k}")
-    chosen = backends.pick(backend, queries)
+    chosen = pick(backend, queries)
     with torch.no_grad():
         if chosen.name == "eager":
             scores = dense_cosines(queries, corpus, chosen)
@@ -94,7 +94,7 @@ def top_k(queries, corpus, k, *, backend=None):
 
 
 def _forward(x, backend):
-    return backends.get(backend).unit_rows(x, dtype=compute_dtype(x))
+    return get(backend).unit_rows(x, dtype=compute_dtype(x))
 
 
 def _forward_fake(x, backend):
@@ -104,7 +104,7 @@ def _forward_fake(x, backend):
 
 def _backward(grad_unit, x, inverse, backend):
     one = inverse.new_ones(())
-    return backends.get(backend).unit_rows_backward(grad_unit.contiguous(), x, inverse, one)[0]
+    return get(backend).unit_rows_backward(grad_unit.contiguous(), x, inverse, one)[0]
 
 
 def _backward_fake(grad_unit, x, inverse, backend):

@@ -2,7 +2,7 @@
 
 import torch
 
-from fastsim import backends
+from fastsim.backends import get
 from fastsim.operators import define
 from fastsim.scores import without_autocast
 from fastsim.targets import Pairs
@@ -22,7 +22,7 @@ def closest_column(x, y, semi_hard, pairs, backend):
 
 
 def _forward(x, y, positives, row_ids, column_ids, semi_hard, backend):
-    chosen = backends.get(backend)
+    chosen = get(backend)
     with without_autocast(x.device.type):
         unit_x = chosen.unit_rows(x)[0]
         unit_y = unit_x if y is x else chosen.unit_rows(y)[0]

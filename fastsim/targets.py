@@ -93,7 +93,7 @@ def parse_targets(targets, rows, columns, device, *, skip="nothing"):
         check_integers("targets[1]", column_groups, columns, device)
         row_groups, column_groups = row_groups.to(torch.int64), column_groups.to(torch.int64)
         return Pairs(row_groups=row_groups, column_groups=column_groups, skip=skip)
-    dtypes = (*FLOATING, *INTEGRAL, torch.bool)
+    dtypes = (*FLOATING, *INTEGRAL)
     check_tensor("targets", targets, ndim=2, dtypes=dtypes, what="a real or integer matrix")
     if targets.shape != (rows, columns):
         raise ValueError(

@@ -83,8 +83,7 @@ def _softmax_coefficients(tile, state, grad):
             weight = torch.where(target_sums == 0, 0.0, weight / target_sums)
         return top, _over(weight * target_sums, total), weight, None, None
     column_top, column_total = state[4:]
-    column_weight = torch.zeros_like(column_top)
-    column_weight.index_add_(0, tile.pairs.positives, 0.5 * weight)
+    column_weight = _column_weight(tile, state, weight)
     return top, _over(0.5 * weight, total), weight, column_top, _over(column_weight, column_total)
 
 
@@ -95,11 +94,19 @@ def _over(weight, total):
 def margin_gradient(tile, state, grad):
     """What the margin adds to dL/dscale: -margin * sum_i dL/dz at the positives."""
     top, total, positive_logits, _ = state[:4]
-    probability = (positive_logits - tile.scale * top).exp() / total
+    slope = grad * ((positive_logits - tile.scale * top).exp() / total - 1)
     if tile.symmetric:
         top, total = (column[tile.pairs.positives] for column in state[4:])
-        probability = 0.5 * (probability + (positive_logits - tile.scale * top).exp() / total)
-    return -tile.margin * (grad * (probability - 1)).sum()
+        weight = _column_weight(tile, state, grad)[tile.pairs.positives]
+        probability = (positive_logits - tile.scale * top).exp() / total
+        slope = 0.5 * (slope - grad) + weight * probability
+    return -tile.margin * slope.sum()
+
+
+def _column_weight(tile, state, grad):
+    """Per column, half the weights of the rows whose positive it is."""
+    weight = torch.zeros_like(state[4])
+    return weight.index_add_(0, tile.pairs.positives, 0.5 * grad)
 
 
 def _levels_finish(tile, state):

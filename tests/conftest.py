@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import fastsim
 from fastsim.backends import cpu
 
 
@@ -23,3 +24,15 @@ def data():
     if not folder.is_dir():
         pytest.skip(f"real data: no folder {folder}; set FASTSIM_DATA")
     return folder
+
+
+@pytest.fixture
+def usable():
+    """A function that skips the test with the backend's own reason unless it is usable here."""
+
+    def check(backend):
+        reason = fastsim.backends()[backend]
+        if reason is not None:
+            pytest.skip(f"{backend}: {reason}")
+
+    return check

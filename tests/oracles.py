@@ -80,7 +80,9 @@ def siglip(x, y, targets=None, *, scale=10.0, bias=-10.0):
 def matrix_cross_entropy(x, y, targets, *, temperature=1.0):
     z = cosines(x, y) / temperature
     wanted = matrix(targets, *z.shape)
-    return torch.stack([(t * (log_sum_exp(row) - row)).sum() for row, t in zip(z, wanted, strict=True)])
+    return torch.stack(
+        [(t * (log_sum_exp(row) - row)).sum() for row, t in zip(z, wanted, strict=True)]
+    )
 
 
 def matrix_mse(x, y, targets):

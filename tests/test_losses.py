@@ -55,10 +55,8 @@ def compare(case, backend, dtype, shape, seed, **extra):
 @pytest.mark.parametrize("dtype", DTYPES, ids=names)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", CASES, ids=names)
-def test_equals_the_oracle(case, backend, dtype, shape):
-    reason = fastsim.backends()[backend]
-    if reason is not None:
-        pytest.skip(f"{backend}: {reason}")
+def test_equals_the_oracle(case, backend, dtype, shape, usable):
+    usable(backend)
     if shape[0] * shape[1] > case.largest:
         shape = (shape[0] // 3, shape[1] // 3, shape[2])
     compare(case, backend, dtype, shape, seed=sum(shape))
@@ -67,19 +65,15 @@ def test_equals_the_oracle(case, backend, dtype, shape):
 @pytest.mark.parametrize("reduction", ["sum", "none"])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", [c for c in CASES if c.reduces], ids=names)
-def test_reductions(case, backend, reduction):
-    reason = fastsim.backends()[backend]
-    if reason is not None:
-        pytest.skip(f"{backend}: {reason}")
+def test_reductions(case, backend, reduction, usable):
+    usable(backend)
     compare(case, backend, torch.float32, (9, 14, 7), seed=3, reduction=reduction)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("case", [c for c in CASES if c.tile], ids=names)
-def test_many_panels(case, reduction, small_panels):
-    reason = fastsim.backends()["cpu"]
-    if reason is not None:
-        pytest.skip(f"cpu: {reason}")
+def test_many_panels(case, reduction, small_panels, usable):
+    usable("cpu")
     shape = (26, 29, 18) if case.largest < 10_000 else (61, 141, 18)
     extra = {"reduction": reduction} if case.reduces else {}
     compare(case, "cpu", torch.float32, shape, seed=7, **extra)

@@ -384,10 +384,8 @@ void elementwise_chunk(T* s, const T* targets, int64_t count, Epilogue epilogue,
     T loss, slope;
     epilogue(s[j], targets[j], loss, slope);
     losses_part += loss;
-    if constexpr (with_slope) {
-      slopes_part += slope;
-      s[j] = weight * slope;
-    }
+    slopes_part += slope;
+    if constexpr (with_slope) s[j] = weight * slope;
   }
   losses += losses_part;
   slopes += slopes_part;

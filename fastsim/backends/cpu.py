@@ -1,6 +1,5 @@
 """The compiled CPU backend: panels of scores that stay in cache, our products and epilogues."""
 
-import functools
 from pathlib import Path
 
 import torch
@@ -19,8 +18,7 @@ EMPTY = -1e30  # the maximum of no scores, as kLeftOut in csrc/epilogue.h
 SKIP = {"nothing": 0, "diagonal": 1, "lower": 2}
 
 
-@functools.cache
-def _unavailable():
+def _load():
     """None once the library is loaded, else why it cannot be."""
     if not LIBRARY.exists():
         return (
@@ -32,6 +30,9 @@ def _unavailable():
     except OSError as error:
         return f"the C++ extension does not load: {error}"
     return None
+
+
+_UNAVAILABLE = _load()
 
 
 def _pairs(pairs, block):
@@ -60,7 +61,7 @@ class CpuBackend(Backend):
         for tensor in tensors:
             if tensor.device.type != "cpu":
                 return f"it serves CPU tensors, got one on {tensor.device}"
-        return _unavailable()
+        return _UNAVAILABLE
 
     def note(self):
         return f", {torch.ops.fastsim_cpu.instruction_set()} kernels"

@@ -10,7 +10,7 @@ Source: Li and Li 2023, "AnglE-optimized Text Embeddings", equations 5 to 8.
 
 import torch
 
-from fastsim import backends
+from fastsim.backends import pick
 from fastsim.checks import check_alike, check_embeddings, check_labels, check_number
 from fastsim.losses.cosent import cosent
 from fastsim.losses.module import LossModule
@@ -27,7 +27,7 @@ def angle_similarity(u, v, *, backend=None):
     check_alike("v", v, "u", u, rows=True)
     if u.shape[1] % 2:
         raise ValueError(f"u: wanted an even width (two halves), got {u.shape[1]}")
-    chosen = backends.pick(backend, u)
+    chosen = pick(backend, u)
     unit_u, unit_v = unit_rows(u, chosen), unit_rows(v, chosen)
     a, b = unit_u.chunk(2, 1)
     # |(a + b, b - a)| = sqrt(2) |(a, b)|, so the unit rows need no second normalisation.

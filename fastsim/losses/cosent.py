@@ -10,7 +10,7 @@ the same on every entry of an N x M matrix.
 
 import torch
 
-from fastsim import backends
+from fastsim.backends import pick
 from fastsim.checks import check_labels, check_number, check_scores
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float
@@ -26,7 +26,7 @@ def cosent(scores, labels, *, scale=20.0, backend=None):
     with NaN too), RuntimeError for a backend that cannot serve them. Source: see the module.
     """
     check_scores("scores", scores, ndim=1)
-    chosen = backends.pick(backend, scores)
+    chosen = pick(backend, scores)
     if chosen.name == "eager":
         return cosent_from_scores(scores, labels, scale=scale)
     check_labels("labels", labels, scores.shape[0], scores.device)
@@ -48,4 +48,5 @@ def cosent_from_scores(scores, labels, *, scale=20.0):
     logits = as_float(scores) * scale
     counts = labels[:, None] > labels[None, :]
     terms = (logits[None, :] - logits[:, None])[counts]
-    return torch.logsumexp(torch.cat([terms, logits.new_zeros(1)]), 0)
+    # The 1 inside the logarithm; NaN or Inf in any score shows in it.
+    return torch.logsumexp(torch.cat([terms, (logits * 0).sum().reshape(1)]), 0)

@@ -11,7 +11,7 @@ Source: Su Jianlin 2022 (see `cosent`), applied to all in-batch pairs.
 
 import torch
 
-from fastsim import backends
+from fastsim.backends import pick
 from fastsim.checks import check_alike, check_embeddings, check_number, check_scores
 from fastsim.engine import tile_loss
 from fastsim.losses.cosent import cosent
@@ -42,16 +42,15 @@ def cosent_matrix(x, y, targets, *, scale=20.0, backend=None):
         check_embeddings("y", y)
         check_alike("y", y, "x", x)
     rows, columns = x.shape[0], x.shape[0] if y is None else y.shape[0]
-    chosen = backends.pick(backend, x)
+    chosen = pick(backend, x)
     check_number("scale", scale, positive=True)
     pairs = parse_targets(
         targets, rows, columns, x.device, skip="lower" if y is None else "nothing"
     )
-    if chosen.name != "eager":
-        levels = _levels(pairs, compute_dtype(x), x.device)
-        if levels.numel() <= MOST_LEVELS:
-            tile = Tile("levels", pairs, levels=levels)
-            return tile_loss(tile, x, y, scale=scale, weights=None, backend=chosen)
+    levels = _levels(pairs, compute_dtype(x), x.device)
+    if chosen.name != "eager" and levels.numel() <= MOST_LEVELS:
+        tile = Tile("levels", pairs, levels=levels)
+        return tile_loss(tile, x, y, scale=scale, weights=None, backend=chosen)
     scores = dense_cosines(x, y, chosen)
     return _over_entries(scores, pairs, scale, chosen.name)
 
@@ -92,4 +91,6 @@ def _levels(pairs, dtype, device):
     found = dense.new_empty(0)
     for top in range(0, dense.shape[0], band):
         found = torch.cat([found, dense[top : top + band].unique()]).unique()
+    if found.isnan().any():
+        raise ValueError("targets: wanted targets that can be ordered, got NaN")
     return found.to(dtype).unique()

@@ -1,4 +1,4 @@
-"""The modified ("full") triplet loss: the mean negative and the closest negative, both with a margin.
+"""The modified ("full") triplet loss: the mean and the closest negative, both with a margin.
 
     L_i = relu(mean_{j != i} s_ij - s_ii + margin) + relu(closest_i - s_ii + margin)
     semi-hard: closest_i = max{s_ij : j != i, s_ij <= s_ii};  hard: max{s_ij : j != i}
@@ -11,7 +11,7 @@ over N x M; the closest is one, forward only, and its gradient touches one candi
 
 import torch
 
-from fastsim import backends
+from fastsim.backends import pick
 from fastsim.checks import (
     check_alike,
     check_choice,
@@ -23,7 +23,7 @@ from fastsim.checks import (
 )
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, off_range, reduce
-from fastsim.scores import dense_cosines, paired, unit_rows
+from fastsim.scores import dense_cosines, paired, unit_rows, without_autocast
 from fastsim.selection import closest_column
 from fastsim.targets import Pairs, parse_exclude, taking_part
 
@@ -158,7 +158,8 @@ def _hinges(positive, mean, closest, margin):
 
 def _mean_negative(unit_x, unit_y, positive, pairs):
     rows, columns = unit_x.shape[0], unit_y.shape[0]
-    sums = unit_x @ unit_y.sum(0) - positive
+    with without_autocast(unit_x.device.type):
+        sums = unit_x @ unit_y.sum(0) - positive
     counts = unit_x.new_full((rows,), columns - 1)
     if pairs.row_ids is not None:
         excluded, hits = _excluded_sums(unit_y, pairs)
@@ -171,13 +172,20 @@ def _mean_negative(unit_x, unit_y, positive, pairs):
 
 def _excluded_sums(unit_y, pairs):
     """Per row, the sum of the columns with its id (N, D) and their number (N,)."""
-    ids, group = torch.unique(torch.cat([pairs.row_ids, pairs.column_ids]), return_inverse=True)
-    row_group, column_group = group.split([pairs.row_ids.numel(), pairs.column_ids.numel()])
-    sums = unit_y.new_zeros(ids.numel(), unit_y.shape[1]).index_add(0, column_group, unit_y)
-    counts = unit_y.new_zeros(ids.numel()).index_add(
-        0, column_group, unit_y.new_ones(1).expand(column_group.shape)
-    )
+    rows, columns = pairs.row_ids.numel(), pairs.column_ids.numel()
+    group = _dense_ids(torch.cat([pairs.row_ids, pairs.column_ids]))
+    row_group, column_group = group.split([rows, columns])
+    shape = (rows + columns, unit_y.shape[1])
+    sums = unit_y.new_zeros(shape).index_add(0, column_group, unit_y)
+    counts = unit_y.new_zeros(shape[0]).index_add(0, column_group, unit_y.new_ones(columns))
     return sums[row_group], counts[row_group]
+
+
+def _dense_ids(ids):
+    """The ids renumbered from 0, without a shape that depends on how many there are."""
+    ordered, order = ids.sort()
+    step = torch.cat([ordered.new_zeros(1), (ordered[1:] != ordered[:-1]).to(torch.int64)])
+    return torch.empty_like(order).scatter(0, order, step.cumsum(0))
 
 
 def _closest_negative(anchors, positives, unit_x, unit_y, mining, pairs, backend):
@@ -202,4 +210,4 @@ def _check(anchors, positives, mining, backend):
     check_alike("positives", positives, "anchors", anchors)
     check_enough("positives", positives, "anchors", anchors)
     check_choice("mining", mining, MININGS)
-    return backends.pick(backend, anchors)
+    return pick(backend, anchors)

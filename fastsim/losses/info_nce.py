@@ -1,8 +1,10 @@
 """InfoNCE: pick each anchor's positive among all candidates by softmax cross entropy.
 
-    L_i = log sum_j exp(z_ij) - z_{i, pos_i},   z_ij = (cos(a_i, c_j) - margin [j = pos_i]) / temperature
+    L_i = log sum_j exp(z_ij) - z_{i, pos_i}
+    z_ij = (cos(a_i, c_j) - margin [j = pos_i]) / temperature
 
-symmetric=True: the mean of L_i and the same over anchors, log sum_i' exp(z_{i', pos_i}) - z_{i, pos_i}.
+symmetric=True: the mean of L_i and of the same over anchors,
+log sum_k exp(z_{k, pos_i}) - z_{i, pos_i}.
 
 Source: van den Oord et al. 2018, "Representation Learning with Contrastive Predictive Coding",
 equation 4; symmetric: Radford et al. 2021 (CLIP), figure 3; margin: Yang et al. 2019, "Improving
@@ -13,7 +15,7 @@ negatives. SupCon (`sup_con`) is the same with several positives.
 
 import torch
 
-from fastsim import backends
+from fastsim.backends import pick
 from fastsim.checks import (
     check_alike,
     check_choice,
@@ -63,7 +65,7 @@ def info_nce(
     if positives is None:
         check_enough("candidates", candidates, "anchors", anchors)
     check_reduction(reduction)
-    chosen = backends.pick(backend, anchors)
+    chosen = pick(backend, anchors)
     if chosen.name == "eager":
         return info_nce_from_scores(
             dense_cosines(anchors, candidates, chosen),

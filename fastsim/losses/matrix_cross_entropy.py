@@ -10,7 +10,7 @@ it is `info_nce`.
 
 import torch
 
-from fastsim import backends
+from fastsim.backends import pick
 from fastsim.checks import (
     check_alike,
     check_embeddings,
@@ -40,7 +40,7 @@ def matrix_cross_entropy(x, y, targets, *, temperature=1.0, reduction="mean", ba
     check_embeddings("y", y)
     check_alike("y", y, "x", x)
     check_reduction(reduction)
-    chosen = backends.pick(backend, x)
+    chosen = pick(backend, x)
     if chosen.name == "eager":
         return matrix_cross_entropy_from_scores(
             dense_cosines(x, y, chosen), targets, temperature=temperature, reduction=reduction

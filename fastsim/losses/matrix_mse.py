@@ -6,7 +6,7 @@ With U, V the unit rows, sum_ij (s - t)^2 = tr(U^T U V^T V) - 2 sum t s + sum t^
 targets sum t s is a product of class sums, so the loss and its gradient need no pass over N x M.
 """
 
-from fastsim import backends
+from fastsim.backends import pick
 from fastsim.checks import check_alike, check_embeddings, check_reduction, check_scores
 from fastsim.engine import tile_loss
 from fastsim.losses.module import LossModule
@@ -29,7 +29,7 @@ def matrix_mse(x, y, targets, *, reduction="mean", backend=None):
     check_embeddings("y", y)
     check_alike("y", y, "x", x)
     check_reduction(reduction)
-    chosen = backends.pick(backend, x)
+    chosen = pick(backend, x)
     if chosen.name == "eager":
         return matrix_mse_from_scores(dense_cosines(x, y, chosen), targets, reduction=reduction)
     pairs = parse_targets(targets, x.shape[0], y.shape[0], x.device)

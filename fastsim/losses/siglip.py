@@ -11,7 +11,7 @@ leaves 0.27 to 0.73.
 
 import torch
 
-from fastsim import backends
+from fastsim.backends import pick
 from fastsim.checks import (
     check_alike,
     check_embeddings,
@@ -43,7 +43,7 @@ def siglip(x, y, targets=None, *, scale=10.0, bias=-10.0, reduction="mean", back
     check_embeddings("y", y)
     check_alike("y", y, "x", x)
     check_reduction(reduction)
-    chosen = backends.pick(backend, x)
+    chosen = pick(backend, x)
     if chosen.name == "eager":
         scores = dense_cosines(x, y, chosen)
         return siglip_from_scores(scores, targets, scale=scale, bias=bias, reduction=reduction)

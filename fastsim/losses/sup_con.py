@@ -8,7 +8,7 @@ two it is NT-Xent; `info_nce` is the case of one named positive.
 
 import torch
 
-from fastsim import backends
+from fastsim.backends import pick
 from fastsim.checks import (
     check_embeddings,
     check_integers,
@@ -37,7 +37,7 @@ def sup_con(embeddings, groups, *, temperature=0.1, reduction="mean", backend=No
     check_embeddings("embeddings", embeddings)
     check_integers("groups", groups, embeddings.shape[0], embeddings.device)
     check_reduction(reduction)
-    chosen = backends.pick(backend, embeddings)
+    chosen = pick(backend, embeddings)
     if chosen.name == "eager":
         scores = dense_cosines(embeddings, None, chosen)
         return sup_con_from_scores(scores, groups, temperature=temperature, reduction=reduction)

@@ -1,0 +1,257 @@
+"""What goes wrong in practice: empty rows, zero rows, NaN, extremes, odd layouts."""
+
+import pytest
+import torch
+
+import fastsim
+from tests.cases import BY_NAME, CASES, call, inputs, takes_backend
+
+BACKENDS = tuple(fastsim.backends())
+TILES = [case for case in CASES if case.tile]
+
+
+def run(case, tensors, others, options, backend):
+    chosen = {"backend": backend} if takes_backend(case) else {}
+    return call(case.loss, tensors, others, options | chosen)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_zero_rows_have_zero_gradient(case, backend, usable):
+    usable(backend)
+    tensors, others, options = inputs(case, (6, 9, 4), torch.float32, seed=1)
+    if tensors[0].dim() == 1:
+        pytest.skip("a list of scores has no rows")
+    tensors[0][2] = 0
+    value, grads = run(case, tensors, others, options, backend)
+    assert value.isfinite()
+    assert all(grad.isfinite().all() for grad in grads)
+    if case.loss is not fastsim.triplet_margin:  # Euclidean: a zero vector is a point like others
+        assert (grads[0][2] == 0).all()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_nan_and_inf_reach_the_loss(case, backend, value, usable):
+    usable(backend)
+    tensors, others, options = inputs(case, (6, 9, 4), torch.float32, seed=2)
+    tensors[0].view(-1)[5] = value
+    loss, _ = run(case, tensors, others, options, backend)
+    assert not loss.isfinite()
+
+
+@pytest.mark.parametrize("temperature", [0.001, 0.01, 1.0, 100.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_extreme_temperatures(backend, symmetric, dtype, temperature, usable):
+    usable(backend)
+    case = BY_NAME["info_nce-everything"]
+    tensors, others, options = inputs(case, (11, 17, 6), dtype, seed=3)
+    options |= {"temperature": temperature, "symmetric": symmetric}
+    value, grads = run(case, tensors, others, options, backend)
+    truth, exact = call(
+        lambda *a, **k: case.oracle(*a, **k).mean(), [t.double() for t in tensors], others, options
+    )
+    assert abs(value - truth) <= 1e-5 * max(1, 1 / temperature)
+    for grad, wanted in zip(grads, exact, strict=True):
+        # A float32 cosine is uncertain by about eps, so its logit by eps / temperature.
+        kind = torch.finfo(dtype)
+        limit = (
+            4 * kind.eps + 4 * torch.finfo(torch.float32).eps / temperature
+        ) * wanted.abs().max()
+        assert (grad.double() - wanted).abs().max() <= limit
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_negative_excluded(backend, usable):
+    usable(backend)
+    x = torch.randn(5, 4, requires_grad=True)
+    y = torch.randn(5, 4, requires_grad=True)
+    same = (torch.zeros(5, dtype=torch.long), torch.zeros(5, dtype=torch.long))
+    for loss in (fastsim.info_nce, fastsim.full_triplet):
+        value = loss(x, y, exclude=same, backend=backend)
+        grads = torch.autograd.grad(value, (x, y))
+        assert value == 0
+        assert all((grad == 0).all() for grad in grads)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_batch_of_one(backend, usable):
+    usable(backend)
+    x, y = torch.randn(1, 4, requires_grad=True), torch.randn(1, 4, requires_grad=True)
+    for value in (
+        fastsim.info_nce(x, y, symmetric=True, backend=backend),
+        fastsim.full_triplet(x, y, backend=backend),
+        fastsim.sup_con(x, torch.zeros(1, dtype=torch.long), backend=backend) + 0 * y.sum(),
+        fastsim.cosent_matrix(x, None, None, backend=backend) + 0 * y.sum(),
+    ):
+        assert value == 0
+        assert all((grad == 0).all() for grad in torch.autograd.grad(value, (x, y)))
+    values, indices = fastsim.closest_negative(x, y, backend=backend)
+    assert values.item() == -torch.inf
+    assert indices.item() == -1
+    assert fastsim.mean_negative(x, y, backend=backend).item() == -torch.inf
+
+
+LAYOUTS = {
+    "transposed": lambda t: t.T.contiguous().T,
+    "strided": lambda t: torch.stack([t, t], 2)[:, :, 0],
+    "rows of a larger tensor": lambda t: torch.cat([t, t])[::2][: t.shape[0]],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_layouts(case, backend, layout, usable):
+    usable(backend)
+    tensors, others, options = inputs(case, (6, 9, 4), torch.float32, seed=4)
+    if tensors[0].dim() == 1:
+        pytest.skip("a list of scores has one layout")
+    chosen = {"backend": backend} if takes_backend(case) else {}
+    laid = [t if t is None else LAYOUTS[layout](t).detach().requires_grad_() for t in tensors]
+    plain = [t if t is None else t.detach().contiguous().requires_grad_() for t in laid]
+    for one, other in zip(laid, plain, strict=True):
+        assert one is None or torch.equal(one, other)
+    values = [case.loss(*side, *others, **options, **chosen) for side in (laid, plain)]
+    torch.testing.assert_close(*values)
+    grads = [
+        torch.autograd.grad(value, [t for t in side if t is not None])
+        for value, side in zip(values, (laid, plain), strict=True)
+    ]
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", TILES, ids=repr)
+def test_expanded_rows(case, backend, usable):
+    usable(backend)
+    tensors, others, options = inputs(case, (6, 9, 4), torch.float32, seed=5)
+    tensors[0] = tensors[0][:1].expand(6, 4)
+    value, grads = run(case, tensors, others, options, backend)
+    copied, wanted = run(
+        case, [t if t is None else t.contiguous() for t in tensors], others, options, backend
+    )
+    assert torch.equal(value, copied)
+    assert all(torch.equal(a, b) for a, b in zip(grads, wanted, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["info_nce", "info_nce-symmetric", "siglip", "full_triplet"])
+def test_the_same_tensor_on_both_sides(name, backend, usable):
+    usable(backend)
+    case = BY_NAME[name]
+    (x, _), others, options = inputs(case, (7, 7, 5), torch.float64, seed=6)
+    x = x.requires_grad_()
+    one = case.loss(x, x, *others, **options, backend=backend)
+    (grad,) = torch.autograd.grad(one, x)
+    left, right = x.detach().clone().requires_grad_(), x.detach().clone().requires_grad_()
+    two = case.loss(left, right, *others, **options, backend=backend)
+    both = torch.autograd.grad(two, (left, right))
+    torch.testing.assert_close(one, two)
+    torch.testing.assert_close(grad, both[0] + both[1])
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_one_side_wants_a_gradient(case, backend, side, usable):
+    usable(backend)
+    tensors, others, options = inputs(case, (6, 9, 4), torch.float32, seed=7)
+    if len(tensors) < 2 or tensors[1] is None:
+        pytest.skip("one-sided loss")
+    _, grads = run(case, tensors, others, options, backend)
+    chosen = {"backend": backend} if takes_backend(case) else {}
+    tensors[side].requires_grad_()
+    value = case.loss(*tensors, *others, **options, **chosen)
+    (grad,) = torch.autograd.grad(value, tensors[side])
+    assert torch.equal(grad, grads[side])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_repeats_bit_for_bit(case, backend, usable):
+    usable(backend)
+    shape = (130, 140, 34) if case.largest >= 10_000 else (15, 20, 34)
+    tensors, others, options = inputs(case, shape, torch.float32, seed=8)
+    first = run(case, tensors, others, options, backend)
+    second = run(case, tensors, others, options, backend)
+    assert torch.equal(first[0], second[0])
+    assert all(torch.equal(a, b) for a, b in zip(first[1], second[1], strict=True))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.int8, torch.int64, torch.float16, torch.float64]
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_label_dtypes(backend, dtype, usable):
+    usable(backend)
+    scores = torch.randn(40)
+    labels = torch.randint(0, 2, (40,))
+    wanted = fastsim.cosent(scores, labels.float(), backend="eager")
+    got = fastsim.cosent(scores, labels.to(dtype), backend=backend)
+    torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_labels_that_only_differ_in_their_own_dtype(backend, usable):
+    usable(backend)
+    scores = torch.tensor([0.5, -0.5])
+    labels = torch.tensor([2**60, 2**60 + 1])
+    assert fastsim.cosent(scores, labels, backend=backend) > 0
+    assert fastsim.cosent(scores, torch.tensor([0.0, -0.0]), backend=backend) == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_cosent_without_pairs_is_zero(backend, usable):
+    usable(backend)
+    for count in (1, 6):
+        scores = torch.randn(count, requires_grad=True)
+        loss = fastsim.cosent(scores, torch.ones(count), backend=backend)
+        (grad,) = torch.autograd.grad(loss, scores)
+        assert loss == 0
+        assert (grad == 0).all()
+
+
+@pytest.mark.parametrize("spread", [1.0, 50.0, 5e3])
+@pytest.mark.parametrize("distinct", [3, 300, 1000])
+def test_cosent_scan(spread, distinct, usable):
+    """Few labels, many labels, and logits past the range of double: three ways to one result."""
+    usable("cpu")
+    scores = (torch.randn(1000, dtype=torch.float64) * spread).requires_grad_()
+    labels = torch.randint(0, distinct, (1000,)).double().sqrt()
+    wanted = fastsim.cosent(scores, labels, backend="eager")
+    got = fastsim.cosent(scores, labels, backend="cpu")
+    torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(
+        torch.autograd.grad(got, scores)[0], torch.autograd.grad(wanted, scores)[0]
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_semi_hard_keeps_a_duplicate_of_the_positive(backend, usable):
+    """A negative equal to the positive is as close as it, whatever the order of summation."""
+    usable(backend)
+    x, y = torch.randn(90, 33), torch.randn(90, 33)
+    y[40:80] = y[:40]
+    values, indices = fastsim.closest_negative(x, y, backend=backend)
+    assert (indices[:40] == torch.arange(40, 80)).all()
+    torch.testing.assert_close(values[:40], fastsim.paired_cosine_similarity(x, y)[:40])
+
+
+def test_distance_zero_has_no_nan():
+    x = torch.randn(3, 4, requires_grad=True)
+    loss = fastsim.triplet_margin(x, x.detach().clone(), torch.randn(3, 4))
+    (grad,) = torch.autograd.grad(loss, x)
+    assert grad.isfinite().all()
+
+
+def test_rows_at_the_ends_of_the_range(usable):
+    usable("cpu")
+    direction = torch.randn(1, 12)
+    for size in (1e-30, 1e30):
+        x = (direction * size).requires_grad_()
+        assert fastsim.cosine_similarity(x, direction).item() == pytest.approx(1, abs=1e-6)

@@ -1,0 +1,119 @@
+"""Wrong arguments: the error names the argument, what was wanted and what came."""
+
+import pytest
+import torch
+
+import fastsim
+from fastsim import losses
+
+X, Y = torch.randn(4, 6), torch.randn(4, 6)
+GROUPS = torch.zeros(4, dtype=torch.long)
+SCORES = torch.randn(4)
+
+
+def wrong(name, kind, pattern, call):
+    return pytest.param(call, kind, pattern, id=name)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "pattern"),
+    [
+        wrong("width", ValueError, "candidates: wanted width 6 .* got 5",
+              lambda: fastsim.info_nce(X, Y[:, :5])),
+        wrong("fewer", ValueError, "candidates: wanted at least 4 rows.* got 3",
+              lambda: fastsim.info_nce(X, Y[:3])),
+        wrong("fewer positives", ValueError, "positives: wanted at least 4 rows.* got 3",
+              lambda: fastsim.full_triplet(X, Y[:3])),
+        wrong("positives range", ValueError, r"positives: wanted values in \[0, 4\), got 0 to 9",
+              lambda: fastsim.info_nce(X, Y, torch.tensor([0, 1, 2, 9]))),
+        wrong("positives count", ValueError, "positives: wanted 4 entries, got 2",
+              lambda: fastsim.info_nce(X, Y, torch.tensor([0, 1]))),
+        wrong("positives dtype", TypeError, "positives: wanted integers, got torch.float32",
+              lambda: fastsim.info_nce(X, Y, torch.rand(4))),
+        wrong("temperature 0", ValueError, "temperature: wanted a positive .* got 0",
+              lambda: fastsim.info_nce(X, Y, temperature=0)),
+        wrong("temperature tensor", ValueError, "temperature: wanted a positive .* got -1",
+              lambda: fastsim.info_nce(X, Y, temperature=torch.tensor(-1.0))),
+        wrong("temperature vector", ValueError, "temperature: wanted a number or a 0-d",
+              lambda: fastsim.info_nce(X, Y, temperature=torch.ones(2))),
+        wrong("temperature text", TypeError, "temperature: wanted a number .* got str",
+              lambda: fastsim.info_nce(X, Y, temperature="hot")),
+        wrong("temperature nan", ValueError, "temperature: wanted a positive .* got nan",
+              lambda: fastsim.sup_con(X, GROUPS, temperature=float("nan"))),
+        wrong("scale", ValueError, "scale: wanted a positive .* got -2",
+              lambda: fastsim.cosent(SCORES, GROUPS, scale=-2)),
+        wrong("siglip scale", ValueError, "scale: wanted a finite number, got inf",
+              lambda: fastsim.siglip(X, Y, scale=float("inf"))),
+        wrong("margin", TypeError, "margin: wanted a number",
+              lambda: fastsim.info_nce(X, Y, margin="wide")),
+        wrong("reduction", ValueError, "reduction: wanted one of 'mean', .* got 'avg'",
+              lambda: fastsim.siglip(X, Y, reduction="avg")),
+        wrong("mining", ValueError, "mining: wanted one of 'semi-hard', .* got 'soft'",
+              lambda: fastsim.full_triplet(X, Y, mining="soft")),
+        wrong("backend", ValueError, "backend: wanted one of 'auto', .* got 'cuda13'",
+              lambda: fastsim.info_nce(X, Y, backend="cuda13")),
+        wrong("empty", ValueError, r"anchors: wanted at least one element, got shape \(0, 6\)",
+              lambda: fastsim.info_nce(X[:0], Y[:0])),
+        wrong("no width", ValueError, r"x: wanted at least one element, got shape \(4, 0\)",
+              lambda: fastsim.cosine_similarity(X[:, :0])),
+        wrong("integers", TypeError, "anchors: wanted floating-point .* got torch.int64",
+              lambda: fastsim.info_nce(X.long(), Y)),
+        wrong("dtypes", TypeError, "candidates: wanted torch.float32 as anchors, got torch.float64",
+              lambda: fastsim.info_nce(X, Y.double())),
+        wrong("one dimension", ValueError, r"x: wanted 2 dimension.* got shape \(6,\)",
+              lambda: fastsim.siglip(X[0], Y)),
+        wrong("not a tensor", TypeError, "anchors: wanted a torch.Tensor, got list",
+              lambda: fastsim.info_nce([[1.0]], Y)),
+        wrong("labels count", ValueError, "labels: wanted 4 entries.* got 3",
+              lambda: fastsim.cosent(SCORES, GROUPS[:3])),
+        wrong("labels nan", ValueError, "labels: .* got NaN",
+              lambda: fastsim.cosent(SCORES, torch.tensor([0, 1, float("nan"), 1]))),
+        wrong("labels complex", TypeError, "labels: wanted real or integer labels",
+              lambda: fastsim.cosent(SCORES, torch.zeros(4, dtype=torch.complex64))),
+        wrong("regression labels", ValueError, "labels: wanted 4 entries.* got 2",
+              lambda: fastsim.cosine_regression(X, Y, torch.rand(2))),
+        wrong("targets shape", ValueError, r"targets: wanted shape \(4, 4\).* got \(4, 3\)",
+              lambda: fastsim.matrix_mse(X, Y, torch.rand(4, 3))),
+        wrong("targets bool", TypeError, "targets: wanted a real or integer matrix, got torch.bool",
+              lambda: fastsim.siglip(X, Y, torch.ones(4, 4, dtype=torch.bool))),
+        wrong("targets nan", ValueError, "targets: .* got NaN",
+              lambda: fastsim.cosent_matrix(X, Y, torch.full((4, 4), float("nan")))),
+        wrong("targets one", TypeError, r"targets: wanted \(row_groups, column_groups\)",
+              lambda: fastsim.siglip(X, Y, (GROUPS,))),
+        wrong("groups count", ValueError, r"targets\[1\]: wanted 4 entries, got 2",
+              lambda: fastsim.siglip(X, Y, (GROUPS, GROUPS[:2]))),
+        wrong("exclude", TypeError, r"exclude: wanted \(row_ids, column_ids\)",
+              lambda: fastsim.info_nce(X, Y, exclude=GROUPS)),
+        wrong("exclude dtype", TypeError, r"exclude\[0\]: wanted integers",
+              lambda: fastsim.info_nce(X, Y, exclude=(SCORES, GROUPS))),
+        wrong("sup_con groups", ValueError, "groups: wanted 4 entries, got 3",
+              lambda: fastsim.sup_con(X, GROUPS[:3])),
+        wrong("paired rows", ValueError, "y: wanted 4 rows as x, got 3",
+              lambda: fastsim.paired_cosine_similarity(X, Y[:3])),
+        wrong("triplet rows", ValueError, "negatives: wanted 4 rows as anchors, got 2",
+              lambda: fastsim.triplet_margin(X, Y, Y[:2])),
+        wrong("odd width", ValueError, "u: wanted an even width .* got 5",
+              lambda: fastsim.angle_similarity(X[:, :5], Y[:, :5])),
+        wrong("k", ValueError, r"k: wanted 1 to 4 .* got 5", lambda: fastsim.top_k(X, Y, 5)),
+        wrong("k type", TypeError, "k: wanted an int, got float",
+              lambda: fastsim.top_k(X, Y, 2.0)),
+        wrong("classes", ValueError, r"labels: wanted values in \[0, 3\), got 0 to 7",
+              lambda: losses.SoftmaxClassification(6, 3)(X, Y, torch.tensor([0, 1, 2, 7]))),
+        wrong("classifier width", ValueError, "u: wanted width 5 as dim, got 6",
+              lambda: losses.SoftmaxClassification(5, 3)(X, Y, GROUPS)),
+        wrong("classifier labels", ValueError, "num_labels: wanted a positive int, got 0",
+              lambda: losses.SoftmaxClassification(5, 0)),
+        wrong("module option", TypeError, "InfoNCE: wanted options temperature, .* got 'tau'",
+              lambda: losses.InfoNCE(tau=1)),
+    ],
+)  # fmt: skip
+def test_wrong_argument(call, kind, pattern):
+    with pytest.raises(kind, match=pattern):
+        call()
+
+
+@pytest.mark.parametrize("backend", [n for n in fastsim.backends() if n != "eager"])
+def test_a_backend_that_cannot_serve_is_refused_with_every_reason(backend):
+    meta = torch.empty(4, 6, device="meta")
+    with pytest.raises(RuntimeError, match=f"backend '{backend}' cannot be used: .*eager: usable"):
+        fastsim.info_nce(meta, meta.clone(), backend=backend)

@@ -1,0 +1,89 @@
+"""float64 gradcheck of every loss in every input, temperature, scale and bias included."""
+
+import pytest
+import torch
+
+import fastsim
+from tests.cases import CASES, inputs, takes_backend
+
+BACKENDS = tuple(fastsim.backends())
+SCALARS = ("temperature", "scale", "bias")
+
+
+def scalars(case):
+    """The options of the loss that may be tensors, with values that keep the loss curved."""
+    import inspect
+
+    values = {"temperature": 0.3, "scale": 3.0, "bias": -1.0}
+    names = inspect.signature(case.loss).parameters
+    return {name: values[name] for name in SCALARS if name in names}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_gradcheck(case, backend, reduction, usable):
+    usable(backend)
+    if reduction == "none" and not case.reduces:
+        pytest.skip("a scalar loss")
+    tensors, others, options = inputs(case, (5, 7, 4), torch.float64, seed=11)
+    options |= {"backend": backend} if takes_backend(case) else {}
+    options |= {"reduction": reduction} if case.reduces else {}
+    learnt = scalars(case)
+    sides = [t.requires_grad_() for t in tensors if t is not None]
+    values = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in learnt.values()]
+
+    def function(*leaves):
+        arguments = list(leaves[: len(sides)])
+        arguments += [None] * (len(tensors) - len(sides))
+        learnt_options = dict(zip(learnt, leaves[len(sides) :], strict=True))
+        return case.loss(*arguments, *others, **(options | learnt_options))
+
+    assert torch.autograd.gradcheck(function, (*sides, *values))
+
+
+@pytest.mark.parametrize("name", SCALARS)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_scalar_alone(case, backend, name, usable):
+    """Frozen embeddings, learnt temperature: the same gradient as when everything is learnt."""
+    usable(backend)
+    if name not in scalars(case):
+        pytest.skip(f"no {name}")
+    tensors, others, options = inputs(case, (6, 9, 4), torch.float32, seed=12)
+    options |= {"backend": backend}
+    grads = []
+    for wanted in (False, True):
+        value = torch.tensor(scalars(case)[name], requires_grad=True)
+        sides = [t if t is None else t.clone().requires_grad_(wanted) for t in tensors]
+        loss = case.loss(*sides, *others, **(options | {name: value}))
+        grads.append(torch.autograd.grad(loss, value)[0])
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_scores_and_selection(backend, usable):
+    usable(backend)
+    x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+    y = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
+    for function in (
+        lambda x, y: fastsim.cosine_similarity(x, y, backend=backend),
+        lambda x, y: fastsim.paired_cosine_similarity(x, y[:4], backend=backend),
+        lambda x, y: fastsim.mean_negative(x, y, backend=backend),
+        lambda x, y: fastsim.closest_negative(x, y, mining="hard", backend=backend)[0],
+        lambda x, y: fastsim.angle_similarity(x, y[:4], backend=backend),
+    ):
+        assert torch.autograd.gradcheck(function, (x, y))
+    assert torch.autograd.gradcheck(lambda x: fastsim.cosine_similarity(x, backend=backend), (x,))
+
+
+def test_classification():
+    module = fastsim.losses.SoftmaxClassification(6, 3).double()
+    u = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
+    v = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([0, 1, 2, 1, 0])
+    assert torch.autograd.gradcheck(lambda u, v: module(u, v, labels), (u, v))
+    features = torch.cat([u, v, (u - v).abs()], 1) @ module.classifier.weight.T
+    rows = zip(features, labels, strict=True)
+    wanted = -torch.stack([f[t] - f.exp().sum().log() for f, t in rows]).mean()
+    torch.testing.assert_close(module(u, v, labels), wanted)
