@@ -16,7 +16,7 @@ def compute_dtype(x):
 
 def without_autocast(device_type):
     """A context in which matrix products keep the precision of their operands."""
-    if torch.is_autocast_enabled(device_type):
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
     return contextlib.nullcontext()
 

@@ -3,6 +3,7 @@
 #include "ops.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <type_traits>
 
@@ -23,20 +24,25 @@ extern const KernelTable table;
 }
 #endif
 
-const KernelTable& kernels() {
+// The best set that the processor has; FASTSIM_INSTRUCTION_SET=avx2|generic asks for a lower one.
+const KernelTable& choose() {
 #if defined(__x86_64__)
-  static const bool has512 = __builtin_cpu_supports("avx512f") &&
-                             __builtin_cpu_supports("avx512dq") &&
-                             __builtin_cpu_supports("avx512bw") &&
-                             __builtin_cpu_supports("avx512vl");
-  static const bool has256 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                             __builtin_cpu_supports("f16c");
-  static const KernelTable& chosen =
-      has512 ? avx512::table : has256 ? avx2::table : generic::table;
-  return chosen;
-#else
-  return generic::table;
+  const char* asked = std::getenv("FASTSIM_INSTRUCTION_SET");
+  const std::string most = asked ? asked : "avx512";
+  const bool has256 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                      __builtin_cpu_supports("f16c");
+  const bool has512 = has256 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl");
+  if (has512 && most == "avx512") return avx512::table;
+  if (has256 && most != "generic") return avx2::table;
 #endif
+  return generic::table;
+}
+
+const KernelTable& kernels() {
+  static const KernelTable& chosen = choose();
+  return chosen;
 }
 
 namespace {

@@ -1,0 +1,1 @@
+"""Benchmarks: results go to bench/results/<device>/ as JSON lines, figures and tables come from them."""

@@ -1,0 +1,168 @@
+"""The package as a whole: what importing needs, backends, modules, the command line."""
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import fastsim
+from fastsim import losses
+from fastsim.losses.module import PER_CALL, LossModule
+
+MODULES = [m for m in vars(losses).values() if inspect.isclass(m) and issubclass(m, LossModule)]
+
+
+def fresh(code):
+    """Runs code in a fresh process; returns what it printed."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_needs_torch_and_numpy_alone():
+    blocked = (
+        "triton transformers sentence_transformers datasets accelerate scipy sklearn matplotlib"
+        " click pandas open_clip pytorch_metric_learning"
+    )
+    code = (
+        f"import sys\nfor name in {blocked.split()}: sys.modules[name] = None\n"
+        "import fastsim, torch\nx = torch.randn(4, 8, requires_grad=True)\n"
+        "fastsim.info_nce(x, x.flip(0)).backward()\nprint(x.grad.isfinite().all().item())"
+    )
+    assert fresh(code).strip() == "True"
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)
+def test_a_module_has_its_functions_parameters(module):
+    function = inspect.signature(module.function).parameters.values()
+    wanted = [p for p in function if p.kind is p.KEYWORD_ONLY and p.name not in PER_CALL]
+    got = list(inspect.signature(module).parameters.values())
+    assert [(p.name, p.default) for p in got] == [(p.name, p.default) for p in wanted]
+    instance = module()
+    assert all(getattr(instance, p.name) == p.default for p in wanted)
+    assert module.function in vars(losses).values()
+
+
+def test_a_module_learns_and_saves_its_temperature():
+    module = losses.InfoNCE(temperature=torch.nn.Parameter(torch.tensor(0.1)))
+    assert list(module.state_dict()) == ["temperature"]
+    x, y = torch.randn(5, 4), torch.randn(5, 4)
+    module(x, y).backward()
+    assert module.temperature.grad.isfinite()
+    assert module.temperature.grad != 0
+    ids = torch.arange(5)
+    assert torch.equal(module(x, y, exclude=(ids, ids)), module(x, y))
+
+
+@pytest.mark.parametrize("function", losses.SPECIFICATIONS)
+def test_a_specification_has_its_losses_parameters(function):
+    options = {
+        name: p.default
+        for name, p in inspect.signature(function).parameters.items()
+        if p.kind is p.KEYWORD_ONLY and name != "backend"
+    }
+    dense = inspect.signature(losses.SPECIFICATIONS[function]).parameters
+    assert {name: dense[name].default for name in options} == options
+
+
+def test_everything_public_has_a_docstring():
+    for name in fastsim.__all__:
+        assert inspect.getdoc(getattr(fastsim, name)), name
+    for module in MODULES:
+        assert inspect.getdoc(module), module
+
+
+def test_backends(monkeypatch, usable):
+    assert fastsim.backends()["eager"] is None
+    usable("cpu")
+    x = torch.randn(3, 4)
+    with pytest.raises(ValueError, match="backend: wanted one of"), fastsim.use_backend("fast"):
+        pass
+    meta = torch.empty(3, 4, device="meta")
+    with fastsim.use_backend("cpu"), pytest.raises(RuntimeError, match="it serves CPU tensors"):
+        fastsim.cosine_similarity(meta)
+    monkeypatch.setenv("FASTSIM_BACKEND", "cpu")
+    with pytest.raises(RuntimeError, match="it serves CPU tensors"):
+        fastsim.cosine_similarity(meta)
+    with fastsim.use_backend("auto"):
+        assert fastsim.cosine_similarity(meta).shape == (3, 3)
+    monkeypatch.setenv("FASTSIM_BACKEND", "nonsense")
+    with pytest.raises(ValueError, match="got 'nonsense'"):
+        fastsim.cosine_similarity(x)
+
+
+def test_without_the_extension_the_reason_is_named():
+    code = (
+        "import pathlib\nis_file = pathlib.Path.exists\n"
+        "pathlib.Path.exists = lambda p: p.name != 'cpu.so' and is_file(p)\n"
+        "import fastsim, torch\nprint(fastsim.backends()['cpu'])\n"
+        "print(fastsim.info_nce(torch.randn(4, 3), torch.randn(4, 3)).isfinite().item())"
+    )
+    reason, works = fresh(code).splitlines()
+    assert "was not built" in reason
+    assert "FASTSIM_BUILD=cpu" in reason
+    assert works == "True"
+
+
+@pytest.mark.parametrize("backend", fastsim.backends())
+def test_top_k(backend, usable):
+    usable(backend)
+    x, y = torch.randn(9, 5), torch.randn(300, 5)
+    y[200:] = y[:100]
+    values, indices = fastsim.top_k(x, y, 7, backend=backend)
+    scores = fastsim.cosine_similarity(x.double(), y.double(), backend="eager")
+    for row in range(9):
+        order = sorted(range(300), key=lambda j: (-scores[row, j].item(), j))[:7]
+        assert indices[row].tolist() == order
+    torch.testing.assert_close(values.double(), scores.gather(1, indices))
+
+
+def test_top_k_over_many_blocks(small_panels, usable):
+    usable("cpu")
+    x, y = torch.randn(50, 6), torch.randn(333, 6)
+    for k in (1, 40, 333):
+        values, indices = fastsim.top_k(x, y, k, backend="cpu")
+        wanted, places = fastsim.top_k(x, y, k, backend="eager")
+        torch.testing.assert_close(values, wanted)
+        assert (indices == places).float().mean() > 0.99  # scores a rounding apart may swap
+
+
+@pytest.mark.parametrize("command", [["-m", "fastsim", "info"]])
+def test_info(command):
+    pytest.importorskip("click", reason="the command line needs click")
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
+    assert re.search(rf"fastsim {fastsim.__version__}", done.stdout)
+    assert torch.__version__ in done.stdout
+    for name, reason in fastsim.backends().items():
+        wanted = "usable" if reason is None else reason
+        assert re.search(rf"{name} +.*{re.escape(wanted)}", done.stdout)
+
+
+def test_instruction_sets_agree(usable, tmp_path):
+    """Each compiled instruction set that this processor has gives the same loss to rounding."""
+    usable("cpu")
+    torch.save((torch.randn(70, 33), torch.randn(90, 33)), tmp_path / "inputs.pt")
+    results = []
+    for wanted in ("avx512", "avx2", "generic"):
+        code = (
+            f"import torch, fastsim\nx, y = torch.load({str(tmp_path / 'inputs.pt')!r})\n"
+            "x.requires_grad_()\nloss = fastsim.info_nce(x, y, symmetric=True, backend='cpu')\n"
+            "loss.backward()\n"
+            "print(torch.ops.fastsim_cpu.instruction_set(), loss.item(), x.grad.norm().item())"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "FASTSIM_INSTRUCTION_SET": wanted},
+        )
+        results.append(done.stdout.split())
+    assert results[-1][0] == "generic"
+    losses_, norms = zip(*((float(r[1]), float(r[2])) for r in results), strict=True)
+    assert losses_ == pytest.approx([losses_[0]] * 3, rel=1e-6)
+    assert norms == pytest.approx([norms[0]] * 3, rel=1e-6)
