@@ -1,1 +1,1 @@
-"""Benchmarks: results go to bench/results/<device>/ as JSON lines, figures and tables come from them."""
+"""Benchmarks: results are JSON lines under bench/results/<device>/; tables come from them."""

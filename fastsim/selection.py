@@ -8,36 +8,33 @@ from fastsim.scores import without_autocast
 from fastsim.targets import Pairs
 
 
-def closest_column(x, y, semi_hard, pairs, backend):
-    """Column (N,) int64 of each row's largest admitted cosine but its positive's; -1: none."""
+def closest_column(unit_x, unit_y, dtype, semi_hard, pairs, backend):
+    """Column (N,) int64 of each row's largest admitted cosine but its positive's; -1: none.
+
+    unit_x (N, D), unit_y (M, D): unit rows in the compute type, of embeddings in `dtype`.
+    """
+    ids = pairs.row_ids, pairs.column_ids
     return _closest(
-        x.detach(),
-        y.detach(),
-        pairs.positives,
-        pairs.row_ids,
-        pairs.column_ids,
-        semi_hard,
-        backend.name,
+        unit_x.detach(), unit_y.detach(), dtype, pairs.positives, *ids, semi_hard, backend.name
     )
 
 
-def _forward(x, y, positives, row_ids, column_ids, semi_hard, backend):
+def _forward(unit_x, unit_y, dtype, positives, row_ids, column_ids, semi_hard, backend):
     chosen = get(backend)
-    with without_autocast(x.device.type):
-        unit_x = chosen.unit_rows(x)[0]
-        unit_y = unit_x if y is x else chosen.unit_rows(y)[0]
+    with without_autocast(unit_x.device.type):
         pairs = Pairs(positives, row_ids, column_ids)
-        return chosen.closest(pairs, semi_hard, unit_x, unit_y)
+        operands = chosen.operand(unit_x, dtype), chosen.operand(unit_y, dtype)
+        return chosen.closest(pairs, semi_hard, *operands)
 
 
-def _forward_fake(x, y, positives, row_ids, column_ids, semi_hard, backend):
+def _forward_fake(unit_x, unit_y, dtype, positives, row_ids, column_ids, semi_hard, backend):
     return torch.empty_like(positives)
 
 
 _closest = define(
     "closest",
-    "(Tensor x, Tensor y, Tensor positives, Tensor? row_ids, Tensor? column_ids, bool semi_hard,"
-    " str backend) -> Tensor",
+    "(Tensor unit_x, Tensor unit_y, ScalarType dtype, Tensor positives, Tensor? row_ids,"
+    " Tensor? column_ids, bool semi_hard, str backend) -> Tensor",
     _forward,
     _forward_fake,
 )

@@ -4,7 +4,7 @@ A tile loss looks at the score of row i and column j and asks: does the pair tak
 is its target? `Pairs` holds the answer in its smallest form; every backend decides it per tile.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -46,20 +46,21 @@ class Pairs:
             self.dense,
         )
 
+    @property
+    def one_positive(self):
+        """Whether each row's only target is its positive."""
+        return self.row_groups is None and self.dense is None
+
     def block(self, rows, columns):
-        """The same for the rows and columns of two slices; `positives` keeps global columns."""
-
-        def cut(tensor, part):
-            return None if tensor is None else tensor[part]
-
-        return replace(
-            self,
-            positives=cut(self.positives, rows),
-            row_ids=cut(self.row_ids, rows),
-            column_ids=cut(self.column_ids, columns),
-            row_groups=cut(self.row_groups, rows),
-            column_groups=cut(self.column_groups, columns),
-            dense=None if self.dense is None else self.dense[rows, columns],
+        """`tensors` for the rows and columns of two slices; `positives` keeps global columns."""
+        dense = self.dense
+        return (
+            None if self.positives is None else self.positives[rows],
+            None if self.row_ids is None else self.row_ids[rows],
+            None if self.column_ids is None else self.column_ids[columns],
+            None if self.row_groups is None else self.row_groups[rows],
+            None if self.column_groups is None else self.column_groups[columns],
+            None if dense is None else dense[rows, columns],
         )
 
 

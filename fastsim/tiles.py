@@ -59,13 +59,15 @@ class Tile:
 def _softmax_finish(tile, state):
     top, total, target_logits, target_sums = state[:4]
     lse = tile.scale * top + total.log()
+    if tile.symmetric:
+        top, total = (column[tile.pairs.positives] for column in state[4:])
+        lse = 0.5 * (lse + tile.scale * top + total.log())
+    if tile.pairs.one_positive:
+        return lse - target_logits
     if tile.normalise:
         losses = lse - target_logits / target_sums
     else:
         losses = lse * target_sums - target_logits
-    if tile.symmetric:
-        top, total = (column[tile.pairs.positives] for column in state[4:])
-        losses = 0.5 * (losses + tile.scale * top + total.log() - target_logits)
     # A row without a target contributes nothing, whatever its log-sum-exp.
     return torch.where((target_sums == 0) & (target_logits == 0), 0.0, losses)
 

@@ -47,8 +47,8 @@ const KernelTable& kernels() {
 
 namespace {
 
-// Scores a thread should have before it is worth waking.
-constexpr int64_t kGrain = 8192;
+// Elements a thread should have before it is worth waking.
+constexpr int64_t kGrain = 1 << 15;
 
 template <class F>
 void over(int64_t count, int64_t cost, const F& f) {
@@ -187,7 +187,7 @@ void unit_rows_backward(Tensor grad_unit, Tensor x, Tensor inverse, double facto
 // ---- products ----
 
 // Multiply-adds a thread should have before it is worth waking.
-constexpr int64_t kProductGrain = 1 << 17;
+constexpr int64_t kProductGrain = 1 << 19;
 
 int64_t tiles(int64_t count, int64_t size) { return (count + size - 1) / size; }
 

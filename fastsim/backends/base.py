@@ -39,6 +39,10 @@ class Backend:
         """
         raise NotImplementedError
 
+    def operand(self, unit, dtype):
+        """Unit rows of the compute type in the operand precision for inputs of `dtype`."""
+        return unit
+
     def unit_rows_backward(self, grad_unit, x, inverse, factor):
         """(factor * dL/dx in x's dtype, unit . grad_unit (N,)) from dL/dunit; factor is 0-d."""
         raise NotImplementedError

@@ -38,8 +38,8 @@ _UNAVAILABLE = _load()
 def _pairs(pairs, block):
     """The arguments that every panel operator opens with."""
     rows, columns = block
-    part = pairs.block(rows, columns)
-    return (rows.start, columns.start, *part.tensors(), part.otherwise, SKIP[part.skip])
+    parts = pairs.block(rows, columns)
+    return rows.start, columns.start, *parts, pairs.otherwise, SKIP[pairs.skip]
 
 
 def _block_shape(rows, columns, whole_rows):

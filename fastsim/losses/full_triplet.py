@@ -65,7 +65,7 @@ def full_triplet(
     unit_x, unit_y = _units(anchors, positives, chosen)
     positive = paired(unit_x, unit_y[: unit_x.shape[0]])
     mean = _mean_negative(unit_x, unit_y, positive, pairs)
-    closest, _ = _closest_negative(anchors, positives, unit_x, unit_y, mining, pairs, chosen)
+    closest, _ = _closest_negative(unit_x, unit_y, anchors.dtype, mining, pairs, chosen)
     return reduce(_hinges(positive, mean, closest, margin), reduction)
 
 
@@ -103,7 +103,7 @@ def closest_negative(anchors, positives, *, mining="semi-hard", backend=None):
         )
     unit_x, unit_y = _units(anchors, positives, chosen)
     pairs = _pairs(None, anchors.shape[0], positives.shape[0], anchors.device)
-    return _closest_negative(anchors, positives, unit_x, unit_y, mining, pairs, chosen)
+    return _closest_negative(unit_x, unit_y, anchors.dtype, mining, pairs, chosen)
 
 
 # ---- the specification on a given score matrix ----
@@ -188,8 +188,8 @@ def _dense_ids(ids):
     return torch.empty_like(order).scatter(0, order, step.cumsum(0))
 
 
-def _closest_negative(anchors, positives, unit_x, unit_y, mining, pairs, backend):
-    indices = closest_column(anchors, positives, mining == "semi-hard", pairs, backend)
+def _closest_negative(unit_x, unit_y, dtype, mining, pairs, backend):
+    indices = closest_column(unit_x, unit_y, dtype, mining == "semi-hard", pairs, backend)
     values = paired(unit_x, unit_y[indices.clamp(min=0)])
     return torch.where(indices >= 0, values, -torch.inf), indices
 
