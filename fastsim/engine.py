@@ -201,8 +201,9 @@ def _visit_panels(call, unit_x, unit_y, dtype):
 
 
 def _slope_panels(call, unit_x, unit_y, coefficients, dtype):
-    products = _Products(call, unit_x, unit_y, dtype)
+    # In the order of the fold before it, so that the allocator finds its places again.
     workspace = call.backend.workspace(unit_x, unit_y)
+    products = _Products(call, unit_x, unit_y, dtype)
     lower = call.tile.pairs.skip == "lower"
     for block in call.backend.blocks(unit_x.shape[0], unit_y.shape[0], lower=lower):
         panel = call.backend.slope(call.tile, unit_x, unit_y, block, coefficients, workspace)
@@ -226,6 +227,7 @@ def _backward(grad, saved, *arguments):
             unit_grad_x, unit_grad_y = _slope_panels(
                 call, unit_x, unit_y, coefficients, inverse_x.dtype
             )
+            del unit_x, unit_y  # before the results are made of their gradients
         dots = None
         grads = [call.x.new_empty(0), call.y.new_empty(0), *(grad.new_empty(0) for _ in range(2))]
         sides = ((call.x, unit_grad_x, inverse_x), (call.y, unit_grad_y, inverse_y))

@@ -1,4 +1,4 @@
-"""Selection over all pairs as a registered operator: the closest negative's column."""
+"""Selection over all pairs: the closest negative's column, and the few scores that then count."""
 
 import torch
 
@@ -38,3 +38,51 @@ _closest = define(
     _forward,
     _forward_fake,
 )
+
+
+class RowTerms(torch.autograd.Function):
+    """What a triplet loss needs of all scores, from unit rows x (N, D) and y (M, D), M >= N.
+
+    RowTerms.apply(x, y, columns) -> (x_i . y_i, x_i . sum_j y_j, x_i . y_columns[i]), all (N,);
+    a negative column stands for none, its score is 0. One function for the three, so that the
+    backward pass holds one gradient of either side instead of three.
+    """
+
+    @staticmethod
+    def forward(ctx, x, y, columns):
+        ctx.save_for_backward(x, y, columns)
+        total = y.sum(0)
+        return _paired(x, y), torch.mv(x, total), _paired(x, y, columns.clamp(min=0))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, positive, sums, closest):
+        x, y, columns = ctx.saved_tensors
+        closest = torch.where(columns >= 0, closest, 0.0)
+        columns = columns.clamp(min=0)
+        grad_x = grad_y = None
+        if ctx.needs_input_grad[0]:
+            grad_x = y[: len(x)] * positive[:, None]
+            grad_x.addr_(sums, y.sum(0))
+            for rows in _bands(x):
+                grad_x[rows].addcmul_(y[columns[rows]], closest[rows, None])
+        if ctx.needs_input_grad[1]:
+            grad_y = torch.mv(x.T, sums).repeat(len(y), 1)
+            grad_y[: len(x)].addcmul_(x, positive[:, None])
+            for rows in _bands(x):
+                grad_y.index_add_(0, columns[rows], x[rows] * closest[rows, None])
+        return grad_x, grad_y, None
+
+
+def _paired(x, y, columns=None):
+    parts = []
+    for rows in _bands(x):
+        parts.append(torch.linalg.vecdot(x[rows], y[rows] if columns is None else y[columns[rows]]))
+    return torch.cat(parts)
+
+
+def _bands(x):
+    """Slices of rows whose temporaries stay small."""
+    count, width = x.shape
+    tall = max(1, (1 << 20) // width)
+    return [slice(top, min(count, top + tall)) for top in range(0, count, tall)]

@@ -24,7 +24,7 @@ from fastsim.checks import (
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, off_range, reduce
 from fastsim.scores import dense_cosines, paired, unit_rows, without_autocast
-from fastsim.selection import closest_column
+from fastsim.selection import RowTerms, closest_column
 from fastsim.targets import Pairs, parse_exclude, taking_part
 
 MININGS = ("semi-hard", "hard")
@@ -63,16 +63,9 @@ def full_triplet(
     check_number("margin", margin)
     pairs = _pairs(exclude, anchors.shape[0], positives.shape[0], anchors.device)
     unit_x, unit_y = _units(anchors, positives, chosen)
-    positive = paired(unit_x, unit_y[: unit_x.shape[0]])
-    mean = _mean_negative(unit_x, unit_y, positive, pairs)
-    closest, _ = _closest_negative(unit_x, unit_y, anchors.dtype, mining, pairs, chosen)
+    indices = _closest_column(unit_x, unit_y, anchors.dtype, mining, pairs, chosen)
+    positive, mean, closest = _terms(unit_x, unit_y, indices, pairs)
     return reduce(_hinges(positive, mean, closest, margin), reduction)
-
-
-class FullTriplet(LossModule):
-    """The module of `full_triplet`."""
-
-    function = staticmethod(full_triplet)
 
 
 def mean_negative(anchors, positives, *, backend=None):
@@ -84,9 +77,8 @@ def mean_negative(anchors, positives, *, backend=None):
     if chosen.name == "eager":
         return mean_negative_from_scores(dense_cosines(anchors, positives, chosen))
     unit_x, unit_y = _units(anchors, positives, chosen)
-    positive = paired(unit_x, unit_y[: unit_x.shape[0]])
     pairs = _pairs(None, anchors.shape[0], positives.shape[0], anchors.device)
-    return _mean_negative(unit_x, unit_y, positive, pairs)
+    return _terms(unit_x, unit_y, torch.full_like(pairs.positives, -1), pairs)[1]
 
 
 def closest_negative(anchors, positives, *, mining="semi-hard", backend=None):
@@ -103,7 +95,14 @@ def closest_negative(anchors, positives, *, mining="semi-hard", backend=None):
         )
     unit_x, unit_y = _units(anchors, positives, chosen)
     pairs = _pairs(None, anchors.shape[0], positives.shape[0], anchors.device)
-    return _closest_negative(unit_x, unit_y, anchors.dtype, mining, pairs, chosen)
+    indices = _closest_column(unit_x, unit_y, anchors.dtype, mining, pairs, chosen)
+    return _terms(unit_x, unit_y, indices, pairs)[2], indices
+
+
+class FullTriplet(LossModule):
+    """The module of `full_triplet`."""
+
+    function = staticmethod(full_triplet)
 
 
 # ---- the specification on a given score matrix ----
@@ -156,10 +155,12 @@ def _hinges(positive, mean, closest, margin):
     return torch.relu(mean - positive + margin) + torch.relu(closest - positive + margin)
 
 
-def _mean_negative(unit_x, unit_y, positive, pairs):
-    rows, columns = unit_x.shape[0], unit_y.shape[0]
+def _terms(unit_x, unit_y, indices, pairs):
+    """Positive, mean negative and closest negative of each row, -inf where it has none."""
     with without_autocast(unit_x.device.type):
-        sums = unit_x @ unit_y.sum(0) - positive
+        positive, sums, closest = RowTerms.apply(unit_x, unit_y, indices)
+    rows, columns = unit_x.shape[0], unit_y.shape[0]
+    sums = sums - positive
     counts = unit_x.new_full((rows,), columns - 1)
     if pairs.row_ids is not None:
         excluded, hits = _excluded_sums(unit_y, pairs)
@@ -167,7 +168,8 @@ def _mean_negative(unit_x, unit_y, positive, pairs):
         own = pairs.column_ids[:rows] == pairs.row_ids
         sums = sums - paired(unit_x, excluded) + torch.where(own, positive, 0.0)
         counts = counts - hits + own
-    return torch.where(counts > 0, sums / counts.clamp(min=1), -torch.inf)
+    mean = torch.where(counts > 0, sums / counts.clamp(min=1), -torch.inf)
+    return positive, mean, torch.where(indices >= 0, closest, -torch.inf)
 
 
 def _excluded_sums(unit_y, pairs):
@@ -188,10 +190,8 @@ def _dense_ids(ids):
     return torch.empty_like(order).scatter(0, order, step.cumsum(0))
 
 
-def _closest_negative(unit_x, unit_y, dtype, mining, pairs, backend):
-    indices = closest_column(unit_x, unit_y, dtype, mining == "semi-hard", pairs, backend)
-    values = paired(unit_x, unit_y[indices.clamp(min=0)])
-    return torch.where(indices >= 0, values, -torch.inf), indices
+def _closest_column(unit_x, unit_y, dtype, mining, pairs, backend):
+    return closest_column(unit_x, unit_y, dtype, mining == "semi-hard", pairs, backend)
 
 
 def _units(anchors, positives, backend):
