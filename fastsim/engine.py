@@ -150,22 +150,26 @@ class _Products:
         self.together = call.together
         self.units = unit_x, unit_y
         self.wants = call.products
-        self.x, self.y = (
-            unit.new_empty(unit.shape if want else 0, dtype=dtype)
-            for unit, want in zip(self.units, self.wants, strict=True)
-        )
+        want_x, want_y = self.wants
+        # Unit rows of a band are not read again once its only panel is done: their place is free.
+        whole = call.backend.whole_rows_fit(unit_y.shape[0])
+        if want_x and whole and not call.together and unit_x.dtype == dtype:
+            self.x = unit_x
+        else:
+            self.x = unit_x.new_empty(unit_x.shape if want_x else 0, dtype=dtype)
+        self.y = unit_y.new_empty(unit_y.shape if want_y else 0, dtype=dtype)
         self.row_begun = -1
 
     def add(self, panel, block):
         rows, columns = block
         unit_x, unit_y = self.units
+        if self.wants[1]:
+            # The first band of rows meets every column.
+            self.multiply(panel.t(), unit_x[rows], self.y[columns], accumulate=rows.start > 0)
         if self.wants[0]:
             begun = rows.start == self.row_begun
             self.multiply(panel, unit_y[columns], self.x[rows], accumulate=begun)
             self.row_begun = rows.start
-        if self.wants[1]:
-            # The first band of rows meets every column.
-            self.multiply(panel.t(), unit_x[rows], self.y[columns], accumulate=rows.start > 0)
 
     def result(self):
         if self.together and self.wants[0]:
