@@ -1,49 +1,12 @@
 // Registers the CPU kernels as torch.ops.fastsim_cpu.*: stable ABI, every output given by the
 // caller, rows shared out over torch's threads. fastsim/backends/cpu.py is the only caller.
-#include "ops.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <string>
-#include <type_traits>
 
-#include "block.h"
-#include "epilogue.h"
+#include "arguments.h"
 
 namespace fastsim {
-
-namespace generic {
-extern const KernelTable table;
-}
-#if defined(__x86_64__)
-namespace avx2 {
-extern const KernelTable table;
-}
-namespace avx512 {
-extern const KernelTable table;
-}
-#endif
-
-// The best set that the processor has; FASTSIM_INSTRUCTION_SET=avx2|generic asks for a lower one.
-const KernelTable& choose() {
-#if defined(__x86_64__)
-  const char* asked = std::getenv("FASTSIM_INSTRUCTION_SET");
-  const std::string most = asked ? asked : "avx512";
-  const bool has256 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                      __builtin_cpu_supports("f16c");
-  const bool has512 = has256 && __builtin_cpu_supports("avx512f") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl");
-  if (has512 && most == "avx512") return avx512::table;
-  if (has256 && most != "generic") return avx2::table;
-#endif
-  return generic::table;
-}
-
-const KernelTable& kernels() {
-  static const KernelTable& chosen = choose();
-  return chosen;
-}
 
 namespace {
 
@@ -55,104 +18,6 @@ void over(int64_t count, int64_t cost, const F& f) {
   const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, cost));
   torch::stable::parallel_for(0, count, grain, f);
 }
-
-Dtype dtype_of(const Tensor& t) {
-  switch (t.scalar_type()) {
-    case ScalarType::Char: return Dtype::int8;
-    case ScalarType::Byte: return Dtype::uint8;
-    case ScalarType::Short: return Dtype::int16;
-    case ScalarType::Int: return Dtype::int32;
-    case ScalarType::Long: return Dtype::int64;
-    case ScalarType::Half: return Dtype::float16;
-    case ScalarType::BFloat16: return Dtype::bfloat16;
-    case ScalarType::Float: return Dtype::float32;
-    case ScalarType::Double: return Dtype::float64;
-    default: STD_TORCH_CHECK(false, "fastsim: dtype without a kernel"); return Dtype::float32;
-  }
-}
-
-Matrix matrix(const Tensor& t) {
-  return {t.const_data_ptr(), dtype_of(t), t.stride(0), t.stride(1)};
-}
-
-// Calls f with a value of the panel's compute type.
-template <class F>
-void with_type(const Tensor& t, const F& f) {
-  if (t.scalar_type() == ScalarType::Float) {
-    f(float{});
-  } else {
-    STD_TORCH_CHECK(t.scalar_type() == ScalarType::Double, "fastsim: float32 or float64 panels");
-    f(double{});
-  }
-}
-
-template <class T>
-void check(const Tensor& t) {
-  constexpr ScalarType wanted = std::is_same_v<T, float>    ? ScalarType::Float
-                                : std::is_same_v<T, double> ? ScalarType::Double
-                                                            : ScalarType::Long;
-  STD_TORCH_CHECK(t.is_contiguous() && t.scalar_type() == wanted,
-                  "fastsim: a contiguous tensor of the operator's dtype");
-}
-
-template <class T>
-const T* input(const Tensor& t) {
-  check<T>(t);
-  return static_cast<const T*>(t.const_data_ptr());
-}
-
-template <class T>
-T* output(const Tensor& t) {
-  check<T>(t);
-  return static_cast<T*>(t.mutable_data_ptr());
-}
-
-template <class T>
-const T* input(const Optional& t) {
-  return t ? input<T>(*t) : nullptr;
-}
-
-template <class T>
-void take_panel(const Tensor& panel, Block<T>& b) {
-  STD_TORCH_CHECK(panel.stride(1) == 1, "fastsim: a row-major panel");
-  b.scores = static_cast<T*>(panel.mutable_data_ptr());
-  b.stride = panel.stride(0);
-  b.rows = panel.size(0);
-  b.columns = panel.size(1);
-}
-
-// The arguments that every panel operator opens with.
-template <class T>
-Block<T> block(const Tensor& panel, int64_t row0, int64_t column0, const Optional& positives,
-               const Optional& row_ids, const Optional& column_ids, const Optional& row_groups,
-               const Optional& column_groups, const Optional& dense, double otherwise,
-               int64_t skip) {
-  Block<T> b{};
-  take_panel(panel, b);
-  b.row0 = row0;
-  b.column0 = column0;
-  b.positives = input<int64_t>(positives);
-  b.row_ids = input<int64_t>(row_ids);
-  b.column_ids = input<int64_t>(column_ids);
-  b.row_groups = input<int64_t>(row_groups);
-  b.column_groups = input<int64_t>(column_groups);
-  if (dense) b.dense = matrix(*dense);
-  b.otherwise = static_cast<T>(otherwise);
-  b.skip = static_cast<Skip>(skip);
-  return b;
-}
-
-#define PAIRS                                                                                  \
-  Tensor panel, int64_t row0, int64_t column0, Optional positives, Optional row_ids,           \
-      Optional column_ids, Optional row_groups, Optional column_groups, Optional dense,        \
-      double otherwise, int64_t skip
-#define PAIRS_SCHEMA                                                                           \
-  "(Tensor(panel!) panel, int row0, int column0, Tensor? positives, Tensor? row_ids, "         \
-  "Tensor? column_ids, Tensor? row_groups, Tensor? column_groups, Tensor? dense, "             \
-  "float otherwise, int skip, "
-#define BLOCK                                                                                  \
-  block<T>(panel, row0, column0, positives, row_ids, column_ids, row_groups, column_groups,    \
-           dense, otherwise, skip)
 
 void unit_rows(Tensor x, Tensor unit, Tensor inverse) {
   with_type(unit, [&](auto type) {

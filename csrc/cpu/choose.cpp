@@ -1,0 +1,42 @@
+// The kernels of this processor, chosen when the library is first used.
+#include <cstdlib>
+#include <string>
+
+#include "ops.h"
+
+namespace fastsim {
+
+namespace generic {
+extern const KernelTable table;
+}
+#if defined(__x86_64__)
+namespace avx2 {
+extern const KernelTable table;
+}
+namespace avx512 {
+extern const KernelTable table;
+}
+#endif
+
+// The best set that the processor has; FASTSIM_INSTRUCTION_SET=avx2|generic asks for a lower one.
+const KernelTable& choose() {
+#if defined(__x86_64__)
+  const char* asked = std::getenv("FASTSIM_INSTRUCTION_SET");
+  const std::string most = asked ? asked : "avx512";
+  const bool has256 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                      __builtin_cpu_supports("f16c");
+  const bool has512 = has256 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl");
+  if (has512 && most == "avx512") return avx512::table;
+  if (has256 && most != "generic") return avx2::table;
+#endif
+  return generic::table;
+}
+
+const KernelTable& kernels() {
+  static const KernelTable& chosen = choose();
+  return chosen;
+}
+
+}  // namespace fastsim

@@ -1,0 +1,75 @@
+// Reading and writing the caller's dtypes.
+//
+// Included by kernels.cpp, inside the namespace of one instruction set.
+
+template <class S>
+struct Convert {
+  template <class T>
+  static T to(S value) {
+    return static_cast<T>(value);
+  }
+};
+
+struct BFloat16 {
+  uint16_t bits;
+};
+
+template <>
+struct Convert<BFloat16> {
+  template <class T>
+  static T to(BFloat16 value) {
+    const uint32_t wide = static_cast<uint32_t>(value.bits) << 16;
+    float out;
+    std::memcpy(&out, &wide, sizeof out);
+    return static_cast<T>(out);
+  }
+};
+
+// To nearest, ties to even; a NaN stays one.
+inline BFloat16 round_to_bfloat16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return {static_cast<uint16_t>(value != value ? 0x7fc0 : rounded)};
+}
+
+template <class S, class T>
+void convert(const Matrix& m, int64_t row, int64_t column, int64_t count, T* out) {
+  const S* from = static_cast<const S*>(m.data) + row * m.row_stride;
+  if (m.column_stride == 1) {
+    for (int64_t j = 0; j < count; ++j) out[j] = Convert<S>::template to<T>(from[column + j]);
+  } else {
+    for (int64_t j = 0; j < count; ++j) {
+      out[j] = Convert<S>::template to<T>(from[(column + j) * m.column_stride]);
+    }
+  }
+}
+
+template <class T>
+void load(const Matrix& m, int64_t row, int64_t column, int64_t count, T* out) {
+  switch (m.dtype) {
+    case Dtype::int8: return convert<int8_t>(m, row, column, count, out);
+    case Dtype::uint8: return convert<uint8_t>(m, row, column, count, out);
+    case Dtype::int16: return convert<int16_t>(m, row, column, count, out);
+    case Dtype::int32: return convert<int32_t>(m, row, column, count, out);
+    case Dtype::int64: return convert<int64_t>(m, row, column, count, out);
+    case Dtype::float16: return convert<_Float16>(m, row, column, count, out);
+    case Dtype::bfloat16: return convert<BFloat16>(m, row, column, count, out);
+    case Dtype::float32: return convert<float>(m, row, column, count, out);
+    case Dtype::float64: return convert<double>(m, row, column, count, out);
+  }
+}
+
+template <class T>
+void store(const T* from, int64_t count, void* to, Dtype dtype, int64_t at) {
+  if (dtype == Dtype::float16) {
+    _Float16* out = static_cast<_Float16*>(to) + at;
+    for (int64_t k = 0; k < count; ++k) out[k] = static_cast<_Float16>(from[k]);
+  } else if (dtype == Dtype::bfloat16) {
+    BFloat16* out = static_cast<BFloat16*>(to) + at;
+    for (int64_t k = 0; k < count; ++k) out[k] = round_to_bfloat16(static_cast<float>(from[k]));
+  } else {
+    T* out = static_cast<T*>(to) + at;
+    for (int64_t k = 0; k < count; ++k) out[k] = from[k];
+  }
+}

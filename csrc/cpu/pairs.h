@@ -1,0 +1,60 @@
+// Which pairs of a block take part, their targets, and running sums of exponentials.
+//
+// Included by kernels.cpp, inside the namespace of one instruction set.
+
+// Marks the row's pairs that take no part, and returns the positive's column in the block or -1.
+template <class T>
+int64_t mark_left_out(const Block<T>& b, int64_t row) {
+  T* s = b.scores + row * b.stride;
+  const int64_t positive = b.positives ? b.positive(row) : -1;
+  if (b.row_ids) {
+    const int64_t id = b.row_ids[row];
+    const T kept = positive >= 0 ? s[positive] : T(0);
+#pragma omp simd
+    for (int64_t j = 0; j < b.columns; ++j) s[j] = b.column_ids[j] == id ? kLeftOut<T> : s[j];
+    if (positive >= 0) s[positive] = kept;
+  }
+  const int64_t diagonal = b.row0 + row - b.column0;
+  if (b.skip == Skip::diagonal && diagonal >= 0 && diagonal < b.columns) s[diagonal] = kLeftOut<T>;
+  if (b.skip == Skip::lower) {
+    for (int64_t j = 0; j < least(diagonal + 1, b.columns); ++j) s[j] = kLeftOut<T>;
+  }
+  return positive;
+}
+
+template <class T>
+bool has_matrix_targets(const Block<T>& b) {
+  return b.dense.data || b.row_groups;
+}
+
+// The targets of `count` columns from `column` on, left-out pairs (a skipped diagonal) as 0.
+template <class T>
+void load_targets(const Block<T>& b, int64_t row, int64_t column, int64_t count, T* out) {
+  if (b.dense.data) {
+    load(b.dense, row, column, count, out);
+  } else {
+    const int64_t group = b.row_groups[row], *groups = b.column_groups + column;
+    const T otherwise = b.otherwise;
+#pragma omp simd
+    for (int64_t j = 0; j < count; ++j) out[j] = groups[j] == group ? T(1) : otherwise;
+  }
+  const int64_t diagonal = b.row0 + row - b.column0 - column;
+  if (b.skip == Skip::diagonal && diagonal >= 0 && diagonal < count) out[diagonal] = T(0);
+}
+
+template <class T>
+T maximum(const T* s, int64_t count) {
+  T top = kLeftOut<T>;
+#pragma omp simd reduction(max : top)
+  for (int64_t j = 0; j < count; ++j) top = s[j] > top ? s[j] : top;
+  return top;
+}
+
+// Folds (top, sum) into the running state at `at`; the exponents are in units of `scale`.
+void merge(const MaxSum& state, int64_t at, double top, double sum, double scale) {
+  const double old = state.max[at];
+  const double both = top > old ? top : old;
+  state.sum[at] = state.sum[at] * exponential(scale * (old - both)) +
+                  sum * exponential(scale * (top - both));
+  state.max[at] = both;
+}

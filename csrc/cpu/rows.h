@@ -1,0 +1,54 @@
+// Unit rows and the gradient through them.
+//
+// Included by kernels.cpp, inside the namespace of one instruction set.
+
+template <class T>
+double dot(const T* a, const T* b, int64_t count) {
+  double sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t k = 0; k < count; ++k) sum += double(a[k]) * double(b[k]);
+  return sum;
+}
+
+// x / |x|, a row shorter than the smallest normal number as zeros; `inverse` keeps 1 / |x| or 0.
+template <class T>
+void unit_rows(const Matrix& x, int64_t width, T* unit, T* inverse, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    T* out = unit + row * width;
+    load(x, row, 0, width, out);
+    const double norm = __builtin_sqrt(dot(out, out, width));
+    const T factor = norm < std::numeric_limits<T>::min() ? T(0) : T(1 / norm);
+    inverse[row] = factor;
+#pragma omp simd
+    for (int64_t k = 0; k < width; ++k) out[k] *= factor;
+  }
+}
+
+// x = outer * (g - along * x)
+template <class T>
+void subtract_along(T* x, const T* g, T along, T outer, int64_t count) {
+#pragma omp simd
+  for (int64_t k = 0; k < count; ++k) x[k] = outer * (g[k] - along * x[k]);
+}
+
+// dx = factor r (g - (u . g) u) for g = dL/du, u = r x; `dots` keeps u . g.
+template <class T>
+void unit_rows_backward(const T* grad_unit, const Matrix& x, int64_t width, const T* inverse,
+                        T factor, void* grad, Dtype dtype, T* dots, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const T* g = grad_unit + row * width;
+    const T r = inverse[row];
+    T chunk[kChunk];
+    double sum = 0;
+    for_chunks(0, width, [&](int64_t at, int64_t n) {
+      load(x, row, at, n, chunk);
+      sum += dot(chunk, g + at, n);
+    });
+    dots[row] = T(sum * r);
+    for_chunks(0, width, [&](int64_t at, int64_t n) {
+      if (width > kChunk) load(x, row, at, n, chunk);
+      subtract_along(chunk, g + at, dots[row] * r, factor * r, n);
+      store(chunk, n, grad, dtype, row * width + at);
+    });
+  }
+}

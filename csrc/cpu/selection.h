@@ -1,0 +1,61 @@
+// Selection: the closest negative, the k largest.
+//
+// Included by kernels.cpp, inside the namespace of one instruction set.
+
+// The largest admitted score of each row other than its positive, and its first column.
+// `ceilings` holds the positives' scores for rows whose positive lies in another block.
+template <class T>
+void closest(const Block<T>& b, bool semi_hard, const T* ceilings, T* values, int64_t* indices,
+             int64_t begin, int64_t end) {
+  const Closest<T> rule{semi_hard};
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t positive = mark_left_out(b, row);
+    T* s = b.scores + row * b.stride;
+    const T ceiling = positive >= 0 ? s[positive] : ceilings[row];
+    if (positive >= 0) s[positive] = kLeftOut<T>;
+    T top = kLeftOut<T>;
+#pragma omp simd reduction(max : top)
+    for (int64_t j = 0; j < b.columns; ++j) {
+      const T candidate = rule.admits(s[j], ceiling) ? s[j] : kLeftOut<T>;
+      top = candidate > top ? candidate : top;
+    }
+    if (top > kLeftOut<T> && top > values[row]) {
+      int64_t at = 0;
+      while (s[at] != top) ++at;
+      values[row] = top;
+      indices[row] = b.column0 + at;
+    }
+  }
+}
+
+// Keeps the k largest of each row in descending order, the earlier column first among equals;
+// `values` and `indices` (rows, k) hold the best so far. A NaN ranks above every number.
+template <class T>
+void top_k(const Block<T>& b, int64_t k, T* values, int64_t* indices, int64_t begin,
+           int64_t end) {
+  constexpr int64_t kStep = 64;
+  for (int64_t row = begin; row < end; ++row) {
+    const T* s = b.scores + row * b.stride;
+    T* value = values + row * k;
+    int64_t* index = indices + row * k;
+    for (int64_t at = 0; at < b.columns; at += kStep) {
+      const int64_t n = least(kStep, b.columns - at);
+      int hits = 0;
+      const T bar = value[k - 1];
+#pragma omp simd reduction(+ : hits)
+      for (int64_t j = 0; j < n; ++j) hits += !(s[at + j] <= bar);
+      if (hits == 0) continue;
+      for (int64_t j = at; j < at + n; ++j) {
+        if (s[j] <= value[k - 1] || value[k - 1] != value[k - 1]) continue;
+        int64_t place = k - 1;
+        for (; place > 0 && !(s[j] <= value[place - 1]) && value[place - 1] == value[place - 1];
+             --place) {
+          value[place] = value[place - 1];
+          index[place] = index[place - 1];
+        }
+        value[place] = s[j];
+        index[place] = b.column0 + j;
+      }
+    }
+  }
+}

@@ -1,0 +1,166 @@
+// Normalised losses: InfoNCE, SupCon, matrix cross entropy.
+//
+// Included by kernels.cpp, inside the namespace of one instruction set.
+
+template <class T>
+struct Row {
+  T* scores;
+  int64_t positive;
+  T top;
+};
+
+// Leaves out what takes no part, takes the margin from the positive, finds the maximum.
+template <class T>
+Row<T> open_row(const Block<T>& b, T margin, int64_t row) {
+  T* s = b.scores + row * b.stride;
+  const int64_t positive = mark_left_out(b, row);
+  if (positive >= 0 && !has_matrix_targets(b)) s[positive] -= margin;
+  return {s, positive, maximum(s, b.columns)};
+}
+
+// Sum of exponentials; `keep` leaves them in place of the scores.
+template <bool keep, class T>
+double sum_exponentials(T* s, int64_t count, T top, const Softmax<T>& softmax) {
+  double sum = 0;
+  for_chunks(0, count, [&](int64_t at, int64_t n) {
+    T* chunk = s + at;
+    T part = 0;
+#pragma omp simd reduction(+ : part)
+    for (int64_t j = 0; j < n; ++j) {
+      const T e = softmax.share(chunk[j], top);
+      if constexpr (keep) chunk[j] = e;
+      part += e;
+    }
+    sum += part;
+  });
+  return sum;
+}
+
+// Adds sum_j t z and sum_j t of the row to the state.
+template <class T>
+void add_targets(const Block<T>& b, const Row<T>& r, T scale, const SoftmaxState<T>& state,
+                 int64_t row) {
+  if (!has_matrix_targets(b)) {
+    if (r.positive >= 0) {
+      state.target_logits[row] = double(scale) * r.scores[r.positive];
+      state.target_sums[row] = 1;
+    }
+    return;
+  }
+  double logits = 0, sums = 0;
+  for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
+    T targets[kChunk];
+    load_targets(b, row, at, n, targets);
+    const T* s = r.scores + at;
+    T logit = 0, sum = 0;
+#pragma omp simd reduction(+ : logit, sum)
+    for (int64_t j = 0; j < n; ++j) {
+      logit = fused(targets[j], s[j], logit);
+      sum += targets[j];
+    }
+    logits += logit;
+    sums += sum;
+  });
+  state.target_logits[row] += double(scale) * logits;
+  state.target_sums[row] += sums;
+}
+
+// Subtracts `weight` times the targets from the slopes of a row.
+template <class T>
+void subtract_targets(const Block<T>& b, int64_t row, int64_t positive, T weight, T* slope) {
+  if (!has_matrix_targets(b)) {
+    if (positive >= 0) slope[positive] -= weight;
+    return;
+  }
+  for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
+    T targets[kChunk];
+    load_targets(b, row, at, n, targets);
+    T* chunk = slope + at;
+#pragma omp simd
+    for (int64_t j = 0; j < n; ++j) chunk[j] = fused(-weight, targets[j], chunk[j]);
+  });
+}
+
+// State and slope of whole rows in one visit.
+template <class T>
+void softmax_visit(const Block<T>& b, T scale, T margin, bool normalise, const T* weights,
+                   const SoftmaxState<T>& state, int64_t begin, int64_t end) {
+  const Softmax<T> softmax{scale};
+  for (int64_t row = begin; row < end; ++row) {
+    const Row<T> r = open_row(b, margin, row);
+    state.rows.max[row] = r.top;
+    state.target_logits[row] = state.target_sums[row] = 0;
+    add_targets(b, r, scale, state, row);
+    const double sum = sum_exponentials<true>(r.scores, b.columns, r.top, softmax);
+    const bool none = r.top <= kLeftOut<T>;  // every pair is left out
+    state.rows.sum[row] = none ? 0 : sum;
+    const double targets = state.target_sums[row];
+    const double unit = normalise && targets != 0 ? 1 / targets : normalise ? 0 : 1;
+    const double weight = none ? 0 : double(weights[row]) * scale * unit;
+    const T factor = T(weight * targets / sum);
+    T* s = r.scores;
+#pragma omp simd
+    for (int64_t j = 0; j < b.columns; ++j) s[j] *= factor;
+    subtract_targets(b, row, r.positive, T(weight), s);
+  }
+}
+
+template <class T>
+void softmax_fold_rows(const Block<T>& b, T scale, T margin, const SoftmaxState<T>& state,
+                       int64_t begin, int64_t end) {
+  const Softmax<T> softmax{scale};
+  for (int64_t row = begin; row < end; ++row) {
+    const Row<T> r = open_row(b, margin, row);
+    add_targets(b, r, scale, state, row);
+    if (r.top <= kLeftOut<T>) continue;
+    const double sum = sum_exponentials<false>(r.scores, b.columns, r.top, softmax);
+    merge(state.rows, row, r.top, sum, scale);
+  }
+}
+
+// After softmax_fold_rows on the same block, which has marked the pairs left out.
+template <class T>
+void softmax_fold_columns(const Block<T>& b, T scale, const MaxSum& state, int64_t begin,
+                          int64_t end) {
+  const Softmax<T> softmax{scale};
+  for_chunks(begin, end, [&](int64_t at, int64_t n) {
+    T top[kChunk], sum[kChunk];
+    for (int64_t j = 0; j < n; ++j) {
+      top[j] = kLeftOut<T>;
+      sum[j] = 0;
+    }
+    for (int64_t row = 0; row < b.rows; ++row) {
+      const T* s = b.scores + row * b.stride + at;
+#pragma omp simd
+      for (int64_t j = 0; j < n; ++j) top[j] = s[j] > top[j] ? s[j] : top[j];
+    }
+    for (int64_t row = 0; row < b.rows; ++row) {
+      const T* s = b.scores + row * b.stride + at;
+#pragma omp simd
+      for (int64_t j = 0; j < n; ++j) sum[j] += softmax.share(s[j], top[j]);
+    }
+    for (int64_t j = 0; j < n; ++j) merge(state, at + j, top[j], sum[j], scale);
+  });
+}
+
+template <class T>
+void softmax_slope(const Block<T>& b, T scale, T margin, const SoftmaxSlope<T>& slope,
+                   int64_t begin, int64_t end) {
+  const Softmax<T> softmax{scale};
+  for (int64_t row = begin; row < end; ++row) {
+    const Row<T> r = open_row(b, margin, row);
+    T* s = r.scores;
+    const T top = slope.row_top[row], weight = slope.row_weight[row];
+    if (slope.column_top) {
+      const T *tops = slope.column_top, *weights = slope.column_weight;
+#pragma omp simd
+      for (int64_t j = 0; j < b.columns; ++j) {
+        s[j] = fused(weight, softmax.share(s[j], top), weights[j] * softmax.share(s[j], tops[j]));
+      }
+    } else {
+#pragma omp simd
+      for (int64_t j = 0; j < b.columns; ++j) s[j] = weight * softmax.share(s[j], top);
+    }
+    subtract_targets(b, row, r.positive, slope.target_weight[row], s);
+  }
+}
