@@ -113,6 +113,11 @@ class _Call:
         # The scale's gradient is sum_i unit_x . dunit_x / scale, so one side has to be there.
         return want_x or (want_scale and not want_y), want_y
 
+    def boosted(self, weights):
+        """(weights, the factor that takes their boost back out of the gradient)."""
+        boost = self.backend.boost(self.tile, weights, self.x.dtype, self.y.shape[0])
+        return (weights, None) if boost is None else (weights * boost, 1 / boost)
+
     def units(self):
         """Unit rows and inverse norms of both sides; y's norms are empty where y is x."""
         unit_x, inverse_x = self.backend.unit_rows(self.x)
@@ -172,9 +177,10 @@ def _forward(*arguments):
 def _visit_panels(call, unit_x, unit_y, dtype):
     products = _Products(call, unit_x, unit_y, dtype)
     workspace = call.backend.workspace(unit_x, unit_y, whole_rows=True)
+    weights, _ = call.boosted(call.weights)
     states = []
     for block in call.backend.blocks(unit_x.shape[0], unit_y.shape[0], whole_rows=True):
-        state, panel = call.backend.visit(call.tile, unit_x, unit_y, block, call.weights, workspace)
+        state, panel = call.backend.visit(call.tile, unit_x, unit_y, block, weights, workspace)
         states.append(state)
         products.add(panel, block)
     state = states[0] if len(states) == 1 else list(map(torch.cat, zip(*states, strict=True)))
@@ -199,11 +205,14 @@ def _backward(grad, saved, *arguments):
         grad_losses = (grad if call.weights is None else grad * call.weights).double()
         if call.one_visit:
             *state, unit_grad_x, unit_grad_y, inverse_x, inverse_y = saved
-            factor = grad
+            _, shrink = call.boosted(call.weights)
+            factor = grad if shrink is None else grad * shrink
         else:
-            state, factor = saved, grad.new_ones(())
+            state = saved
             unit_x, unit_y, inverse_x, inverse_y = call.units()
-            coefficients = tile.coefficients(state, grad_losses)
+            boosted, shrink = call.boosted(grad_losses)
+            factor = grad.new_ones(()) if shrink is None else shrink
+            coefficients = tile.coefficients(state, boosted)
             coefficients = [c if c is None else c.to(inverse_x.dtype) for c in coefficients]
             unit_grad_x, unit_grad_y = _slope_panels(
                 call, unit_x, unit_y, coefficients, inverse_x.dtype

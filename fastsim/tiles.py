@@ -76,8 +76,11 @@ def _softmax_coefficients(tile, state, grad):
         # An empty row has lse = -inf and weight 0; 0 keeps its slopes finite.
         lse = torch.where(lse == -torch.inf, 0.0, lse)
         return lse, unit * target_sums, unit, None, None
-    column_lse = state[3]
-    column_weight = torch.zeros_like(column_lse).index_add_(0, tile.pairs.positives, 0.5 * weight)
+    column_lse = torch.where(state[3] == -torch.inf, 0.0, state[3])
+    # Not index_add_, which adds duplicates in any order on a GPU.
+    column_weight = torch.zeros_like(column_lse).index_put_(
+        (tile.pairs.positives,), 0.5 * weight, accumulate=True
+    )
     return lse, 0.5 * weight, weight, column_lse, column_weight
 
 

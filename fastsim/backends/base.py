@@ -32,6 +32,11 @@ class Backend:
         else:
             torch.mm(left, right, out=out)
 
+    def boost(self, tile, weights, dtype, columns):
+        """A power of two () by which to multiply the weights of the losses of inputs of `dtype`,
+        so that the panel's type holds the slopes; None: it does as they are."""
+        return None
+
     def unit_rows(self, x, dtype=None):
         """(unit (N, D), inverse norms (N,)); a zero row stays zero with inverse norm 0.
 

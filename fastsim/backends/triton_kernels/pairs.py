@@ -1,0 +1,47 @@
+"""Which pairs of a tile take part, and their targets: decided from indices, never from a mask."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def own_pairs(row, column, block, pairs):
+    """(BLOCK_M, BLOCK_N): whether the column is the row's positive."""
+    positive = tl.load(pairs.positives + row, mask=row < block.row1, other=-1)
+    return column[None, :] == positive[:, None]
+
+
+@triton.jit
+def taking_part(row, column, block, pairs, SKIP: tl.constexpr):  # noqa: N803
+    """(BLOCK_M, BLOCK_N): inside the block, not skipped, not excluded."""
+    in_rows, in_columns = row < block.row1, column < block.column1
+    part = in_rows[:, None] & in_columns[None, :]
+    if SKIP == "diagonal":
+        part = part & (row[:, None] != column[None, :])
+    if SKIP == "lower":
+        part = part & (column[None, :] > row[:, None])
+    if pairs.row_ids is not None:
+        row_id = tl.load(pairs.row_ids + row, mask=in_rows, other=0)
+        column_id = tl.load(pairs.column_ids + column, mask=in_columns, other=0)
+        same = row_id[:, None] == column_id[None, :]
+        part = part & (own_pairs(row, column, block, pairs) | (same == 0))
+    return part
+
+
+@triton.jit
+def targets(row, column, part, block, pairs):
+    """(BLOCK_M, BLOCK_N) float32 targets; 0 for a pair that takes no part."""
+    if pairs.dense is not None:
+        at = row.to(tl.int64)[:, None] * pairs.dense_row
+        at += column.to(tl.int64)[None, :] * pairs.dense_column
+        # Straight to float32: the caller's dtype may be one the interpreter cannot compute in.
+        target = tl.load(pairs.dense + at, mask=part, other=0).to(tl.float32)
+    elif pairs.row_groups is not None:
+        row_group = tl.load(pairs.row_groups + row, mask=row < block.row1, other=0)
+        column_group = tl.load(pairs.column_groups + column, mask=column < block.column1, other=0)
+        same = row_group[:, None] == column_group[None, :]
+        target = tl.where(same, 1.0, pairs.otherwise)
+        target = tl.where(part, target, 0.0)
+    else:
+        target = tl.where(own_pairs(row, column, block, pairs) & part, 1.0, 0.0)
+    return target

@@ -1,0 +1,434 @@
+"""The passes of the engine over the kernels: what is allocated, launched and merged."""
+
+import torch
+
+from fastsim.backends.triton_kernels import epilogues
+from fastsim.backends.triton_kernels.arguments import (
+    Block,
+    ClosestPartials,
+    LevelPartials,
+    LevelSlope,
+    LossPartials,
+    Numbers,
+    PairArguments,
+    PositiveScores,
+    SoftmaxPartials,
+    SoftmaxSlope,
+    Weights,
+)
+from fastsim.backends.triton_kernels.launching import launch
+from fastsim.backends.triton_kernels.merge import merge_exponentials_kernel
+from fastsim.backends.triton_kernels.rows import unit_rows_backward_kernel, unit_rows_kernel
+from fastsim.backends.triton_kernels.table import LINE, architecture, block_sizes
+from fastsim.backends.triton_kernels.tile import tile_kernel
+
+PARTIALS = 128 << 20  # bytes of partial results alive
+LEFT_OUT = epilogues.LEFT_OUT.value
+
+
+# ---- rows ----
+
+
+def unit_rows(x, dtype):
+    """(unit rows, inverse norms); operand rows (dtype None) are padded with zeros to whole lines."""
+    rows, depth = x.shape
+    operand = dtype or operand_dtype(x.dtype)
+    step = LINE // operand.itemsize
+    width = depth if dtype else cdiv(depth, step) * step
+    unit = x.new_empty(rows, width, dtype=operand)
+    inverse = x.new_empty(rows, dtype=torch.float32)
+    band, chunk = _row_sizes(width)
+    launch(
+        unit_rows_kernel,
+        (cdiv(rows, band),),
+        x,
+        *x.stride(),
+        unit,
+        inverse,
+        rows,
+        depth,
+        width,
+        TINY=torch.finfo(torch.float32).tiny,
+        ROWS=band,
+        BLOCK=chunk,
+        num_warps=4,
+    )
+    return unit[:, :depth], inverse
+
+
+def unit_rows_backward(grad_unit, x, inverse, factor):
+    """(factor * dL/dx, unit . grad_unit)."""
+    rows, depth = x.shape
+    grad, dots = x.new_empty(x.shape), torch.empty_like(inverse)
+    band, chunk = _row_sizes(depth)
+    launch(
+        unit_rows_backward_kernel,
+        (cdiv(rows, band),),
+        grad_unit,
+        x,
+        *x.stride(),
+        inverse,
+        factor.to(inverse.dtype),
+        grad,
+        dots,
+        rows,
+        depth,
+        ROWS=band,
+        BLOCK=chunk,
+        num_warps=4,
+    )
+    return grad, dots
+
+
+def operand_dtype(dtype):
+    """float16 for 16-bit inputs: unit rows never overflow, and bfloat16 would be less exact."""
+    return torch.float16 if dtype.itemsize == 2 else torch.float32
+
+
+def cdiv(a, b):
+    """a / b rounded up."""
+    return -(-a // b)
+
+
+def _row_sizes(width):
+    chunk = min(1024, 1 << (width - 1).bit_length())
+    return max(1, 2048 // chunk), chunk
+
+
+# ---- tiles ----
+
+
+class Launch:
+    """The launches of one loss over one pair of unit rows."""
+
+    def __init__(self, pairs, numbers, unit_x, unit_y):
+        self.unit_x, self.unit_y = unit_x, unit_y
+        self.pairs, self.numbers, self.skip = pair_arguments(pairs), numbers, pairs.skip
+        self.stride = unit_x.stride(0)
+        self.sizes = block_sizes(architecture(unit_x.device), unit_x.dtype.itemsize, self.stride)
+        full = torch.get_float32_matmul_precision() == "highest"
+        self.precision = "ieee" if full else "tf32"
+
+    def tiles(self, rows, columns):
+        """(rows, columns) of tiles over the two slices."""
+        return (
+            cdiv(rows.stop - rows.start, self.sizes.rows),
+            cdiv(columns.stop - columns.start, self.sizes.columns),
+        )
+
+    def bands(self, per_tile):
+        """Slices of rows whose tiles leave at most PARTIALS bytes, `per_tile` (row, column) each.
+
+        per_tile: bytes that a tile leaves.
+        """
+        rows, columns = self.unit_x.shape[0], self.unit_y.shape[0]
+        across = cdiv(columns, self.sizes.columns)
+        tall = max(1, PARTIALS // (across * per_tile)) * self.sizes.rows
+        return [slice(top, min(rows, top + tall)) for top in range(0, rows, tall)]
+
+    def __call__(
+        self,
+        rows,
+        columns,
+        *,
+        fold=None,
+        partials=None,
+        slope=None,
+        coefficients=None,
+        panel=None,
+        diagonal=False,
+    ):
+        sizes = self.sizes
+        tall, wide = self.tiles(rows, columns)
+        launch(
+            tile_kernel,
+            (tall if diagonal else tall * wide,),
+            self.unit_x,
+            self.unit_y,
+            self.stride,
+            Block(rows.start, rows.stop, columns.start, columns.stop),
+            self.pairs,
+            self.numbers,
+            partials,
+            coefficients,
+            panel,
+            None if panel is None else panel.stride(0),
+            SKIP=self.skip,
+            DIAGONAL=diagonal,
+            FOLD=fold,
+            SLOPE=slope,
+            PRECISION=self.precision,
+            BLOCK_M=sizes.rows,
+            BLOCK_N=sizes.columns,
+            BLOCK_K=sizes.depth,
+            GROUP=sizes.group,
+            num_warps=sizes.warps,
+            num_stages=sizes.stages,
+        )
+
+    def merge(self, tops, sums, top, total, *, running):
+        """Merges (tiles, n) maxima and sums of exponentials into (n,)."""
+        tiles, count = tops.shape
+        block = 64
+        launch(
+            merge_exponentials_kernel,
+            (cdiv(count, block),),
+            tops,
+            sums,
+            top,
+            total,
+            self.numbers.scale,
+            tiles,
+            count,
+            RUNNING=running,
+            TILES=16,
+            BLOCK=block,
+            num_warps=4,
+        )
+
+
+def pair_arguments(pairs):
+    """`Pairs` as kernel arguments."""
+    dense = pairs.dense
+    if dense is not None and dense.dtype == torch.bool:
+        dense = dense.view(torch.uint8)
+    strides = (None, None) if dense is None else dense.stride()
+    return PairArguments(
+        pairs.positives,
+        pairs.row_ids,
+        pairs.column_ids,
+        pairs.row_groups,
+        pairs.column_groups,
+        None if pairs.row_groups is None else float(pairs.otherwise),
+        dense,
+        *strides,
+    )
+
+
+def tile_launch(tile, unit_x, unit_y):
+    """The launches of a tile loss."""
+    numbers = Numbers(tile.scale, tile.bias, float(tile.margin) if tile.margin else None)
+    return Launch(tile.pairs, numbers, unit_x, unit_y)
+
+
+def fold(tile, unit_x, unit_y):
+    """The state of the loss over the whole matrix."""
+    run = tile_launch(tile, unit_x, unit_y)
+    kept = _FOLDS[tile.kind](tile, run, unit_y.shape[0])
+    for rows in run.bands(kept.per_tile):
+        kept.add(run, rows)
+    return kept.result()
+
+
+def visit(tile, unit_x, unit_y, block, weights, panel):
+    """The state of a block of whole rows, and its slopes in `panel`."""
+    run = tile_launch(tile, unit_x, unit_y)
+    kept = _FOLDS[tile.kind](tile, run, unit_y.shape[0])
+    if tile.kind == "softmax":
+        kept.add(run, block[0])
+        state = kept.result()
+        coefficients = tile.coefficients(state, weights.double())
+        slope(tile, run, block, slice(None), coefficients, panel)
+    else:
+        kept.add(run, block[0], Weights(weights), panel)
+        state = kept.result()
+    return state
+
+
+def slope(tile, run, block, rows, coefficients, panel):
+    """The slopes of a block in `panel`; `rows` of the coefficients are those of the block."""
+    launcher = _SLOPES[tile.kind]
+    arguments = launcher(tile, coefficients, rows, block[1])
+    run(*block, slope=_SLOPE_EPILOGUES[tile.kind], coefficients=arguments, panel=panel)
+
+
+class _SoftmaxFold:
+    def __init__(self, tile, run, columns):
+        self.tile, self.columns = tile, slice(0, columns)
+        self.matrix = tile.pairs.dense is not None or tile.pairs.row_groups is not None
+        sizes, arrays = run.sizes, 4 if self.matrix else 2
+        self.per_tile = 4 * (arrays * sizes.rows + 2 * tile.symmetric * sizes.columns)
+        self.rows = []
+        self.column_state = None
+        if tile.symmetric:
+            self.column_state = [run.unit_x.new_empty(columns, dtype=torch.float32) for _ in "ts"]
+
+    def add(self, run, rows):
+        tall, wide = run.tiles(rows, self.columns)
+        count, columns = rows.stop - rows.start, self.columns.stop
+
+        def empty(*shape):
+            return run.unit_x.new_empty(shape, dtype=torch.float32)
+
+        partials = SoftmaxPartials(
+            empty(wide, count),
+            empty(wide, count),
+            None if self.matrix else empty(count),
+            *((empty(wide, count), empty(wide, count)) if self.matrix else (None, None)),
+            *((empty(tall, columns), empty(tall, columns)) if self.tile.symmetric else (None,) * 2),
+        )
+        run(rows, self.columns, fold=epilogues.softmax_fold, partials=partials)
+        top, total = empty(count), empty(count)
+        run.merge(partials.row_top, partials.row_sum, top, total, running=False)
+        state = [_log_sum(top, total, self.tile.scale)]
+        if self.matrix:
+            state.append(partials.target_scores.sum(0, dtype=torch.float64) * self.tile.scale)
+            state.append(partials.target_sums.sum(0, dtype=torch.float64))
+        else:
+            state.append(partials.positive.double() * self.tile.scale)
+            state.append(torch.ones_like(state[0]))
+        self.rows.append(state)
+        if self.tile.symmetric:
+            running = rows.start > 0
+            run.merge(
+                partials.column_top, partials.column_sum, *self.column_state, running=running
+            )
+
+    def result(self):
+        state = joined(self.rows)
+        if self.tile.symmetric:
+            state.append(_log_sum(*self.column_state, self.tile.scale))
+        return state
+
+
+class _LossFold:
+    """Losses that are sums over the row: `parts` of them."""
+
+    def __init__(self, tile, run, columns, *, epilogue, slope, parts):
+        self.columns, self.epilogue, self.slope, self.parts = slice(0, columns), epilogue, slope, parts
+        self.per_tile = 4 * parts * run.sizes.rows
+        self.rows = []
+
+    def add(self, run, rows, weights=None, panel=None):
+        shape = run.tiles(rows, self.columns)[1], rows.stop - rows.start
+        sums = [run.unit_x.new_empty(shape, dtype=torch.float32) for _ in range(self.parts)]
+        run(
+            rows,
+            self.columns,
+            fold=self.epilogue,
+            partials=LossPartials(*sums),
+            slope=None if panel is None else self.slope,
+            coefficients=weights,
+            panel=panel,
+        )
+        self.rows.append([part.sum(0, dtype=torch.float64) for part in sums])
+
+    def result(self):
+        return joined(self.rows)
+
+
+def _sigmoid_fold(tile, run, columns):
+    return _LossFold(
+        tile,
+        run,
+        columns,
+        epilogue=epilogues.sigmoid_fold,
+        slope=epilogues.sigmoid_slope,
+        parts=2,
+    )
+
+
+def _squared_error_fold(tile, run, columns):
+    return _LossFold(
+        tile,
+        run,
+        columns,
+        epilogue=epilogues.squared_error_fold,
+        slope=epilogues.squared_error_slope,
+        parts=1,
+    )
+
+
+class _LevelsFold:
+    def __init__(self, tile, run, columns):
+        self.tile, self.columns = tile, slice(0, columns)
+        count = tile.levels.numel()
+        self.per_tile = 16 * count
+        self.top = tile.levels.new_full((2, count), LEFT_OUT, dtype=torch.float64)
+        self.sum = torch.zeros_like(self.top)
+
+    def add(self, run, rows):
+        tall, wide = run.tiles(rows, self.columns)
+        levels, scale = self.tile.levels, self.tile.scale
+        out = levels.new_empty((tall * wide, 2, 2, levels.numel()), dtype=torch.float32)
+        partials = LevelPartials(out, levels, levels.numel())
+        run(rows, self.columns, fold=epilogues.levels_fold, partials=partials)
+        tops, sums = out.double().unbind(2)
+        top = torch.maximum(self.top, tops.amax(0))
+        grown = (sums * (scale * (tops - top)).exp()).sum(0)
+        self.sum = self.sum * (scale * (self.top - top)).exp() + grown
+        self.top = top
+
+    def result(self):
+        return [_log_sum(self.top, self.sum, self.tile.scale)]
+
+
+def _log_sum(top, total, scale):
+    return total.double().log_().add_(top.double() * scale)
+
+
+def joined(parts):
+    """Lists of tensors, one list per band of rows -> one list."""
+    return parts[0] if len(parts) == 1 else list(map(torch.cat, zip(*parts, strict=True)))
+
+
+def _softmax_slope(tile, coefficients, rows, columns):
+    row, column = coefficients[:3], coefficients[3:]
+    row = [c[rows].float() for c in row]
+    return SoftmaxSlope(*row, *(None if c is None else c[columns].float() for c in column))
+
+
+def _weights(tile, coefficients, rows, columns):
+    return Weights(coefficients[0][rows].float())
+
+
+def _level_slope(tile, coefficients, rows, columns):
+    above, below, factor = (c.float() for c in coefficients)
+    return LevelSlope(above, below, factor, tile.levels, tile.levels.numel())
+
+
+_FOLDS = {
+    "softmax": _SoftmaxFold,
+    "sigmoid": _sigmoid_fold,
+    "squared_error": _squared_error_fold,
+    "levels": _LevelsFold,
+}
+_SLOPES = {
+    "softmax": _softmax_slope,
+    "sigmoid": _weights,
+    "squared_error": _weights,
+    "levels": _level_slope,
+}
+_SLOPE_EPILOGUES = {
+    "softmax": epilogues.softmax_slope,
+    "sigmoid": epilogues.sigmoid_slope,
+    "squared_error": epilogues.squared_error_slope,
+    "levels": epilogues.levels_slope,
+}
+
+
+# ---- selection ----
+
+
+def closest(pairs, semi_hard, unit_x, unit_y):
+    """Column (N,) of each row's closest negative, -1 where it has none."""
+    run = Launch(pairs, Numbers(), unit_x, unit_y)
+    rows, columns = unit_x.shape[0], slice(0, unit_y.shape[0])
+    ceiling = None
+    if semi_hard:
+        # By the same products as the pass, so that a copy of the positive ties with it.
+        ceiling = unit_x.new_empty(rows, dtype=torch.float32)
+        partials = PositiveScores(ceiling)
+        everything = slice(0, rows)
+        run(everything, columns, fold=epilogues.positive_fold, partials=partials, diagonal=True)
+    found = []
+    for band in run.bands(8 * run.sizes.rows):
+        shape = run.tiles(band, columns)[1], band.stop - band.start
+        top = unit_x.new_empty(shape, dtype=torch.float32)
+        column = unit_x.new_empty(shape, dtype=torch.int32)
+        partials = ClosestPartials(top, column, None if ceiling is None else ceiling[band])
+        run(band, columns, fold=epilogues.closest_fold, partials=partials)
+        best = top.amax(0)
+        first = torch.where(top == best, column, torch.iinfo(torch.int32).max).amin(0)
+        found.append(torch.where(best > LEFT_OUT, first, -1).long())
+    return torch.cat(found)
