@@ -226,6 +226,8 @@ def _backward(grad, saved, *arguments):
                 dots = along if dots is None else dots
         if call.wants[2]:
             grad_scale = factor * dots.sum() / call.scale
+            if call.together:
+                grad_scale = 0.5 * grad_scale  # the sum over both sides, which are one
             if tile.margin:
                 grad_scale = grad_scale + margin_gradient(tile, state, grad_losses)
             grads[2] = grad_scale.to(call.scale.dtype)

@@ -77,21 +77,26 @@ def _softmax_coefficients(tile, state, grad):
         lse = torch.where(lse == -torch.inf, 0.0, lse)
         return lse, unit * target_sums, unit, None, None
     column_lse = torch.where(state[3] == -torch.inf, 0.0, state[3])
-    # Not index_add_, which adds duplicates in any order on a GPU.
-    column_weight = torch.zeros_like(column_lse).index_put_(
-        (tile.pairs.positives,), 0.5 * weight, accumulate=True
-    )
+    column_weight = _by_column(tile.pairs.positives, 0.5 * weight, column_lse)
     return lse, 0.5 * weight, weight, column_lse, column_weight
+
+
+def _by_column(positives, values, like):
+    """Sums of the values by their rows' positive column."""
+    # Not index_add_, which adds duplicates in any order on a GPU.
+    return torch.zeros_like(like).index_put_((positives,), values, accumulate=True)
 
 
 def margin_gradient(tile, state, grad):
     """What the margin adds to dL/dscale: -margin * sum_i dL/dz at the positives."""
     lse, positive_logits = state[:2]
-    probability = (positive_logits - lse).exp()
+    slope = grad * ((positive_logits - lse).exp() - 1)
     if tile.symmetric:
-        column_lse = state[3][tile.pairs.positives]
-        probability = 0.5 * (probability + (positive_logits - column_lse).exp())
-    return -tile.margin * (grad * (probability - 1)).sum()
+        # Rows may share a positive: its column has the softmax of each of them.
+        positives, half = tile.pairs.positives, 0.5 * grad
+        shared = _by_column(positives, half, state[3])[positives]
+        slope = 0.5 * slope - half + shared * (positive_logits - state[3][positives]).exp()
+    return -tile.margin * slope.sum()
 
 
 def _levels_finish(tile, state):

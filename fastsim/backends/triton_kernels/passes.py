@@ -59,7 +59,9 @@ def unit_rows(x, dtype):
 def unit_rows_backward(grad_unit, x, inverse, factor):
     """(factor * dL/dx, unit . grad_unit)."""
     rows, depth = x.shape
-    grad, dots = x.new_empty(x.shape), torch.empty_like(inverse)
+    # The interpreter cuts float32 to bfloat16 instead of rounding it.
+    written = torch.float32 if x.device.type == "cpu" else x.dtype
+    grad, dots = x.new_empty(x.shape, dtype=written), torch.empty_like(inverse)
     band, chunk = _row_sizes(depth)
     launch(
         unit_rows_backward_kernel,
@@ -77,7 +79,7 @@ def unit_rows_backward(grad_unit, x, inverse, factor):
         BLOCK=chunk,
         num_warps=4,
     )
-    return grad, dots
+    return grad.to(x.dtype), dots
 
 
 def operand_dtype(dtype):

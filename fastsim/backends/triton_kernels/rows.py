@@ -34,7 +34,8 @@ def unit_rows_kernel(
         value = value.to(tl.float32).to(tl.float64)
         square += tl.sum(value * value, 1)
     norm = tl.sqrt(square)
-    inverse = tl.where(norm < TINY, 0.0, 1.0 / norm).to(tl.float32)
+    none = norm < TINY
+    inverse = tl.where(none, 0.0, 1.0 / tl.where(none, 1.0, norm)).to(tl.float32)
     tl.store(inverse_ptr + row, inverse, mask=row < rows)
     unit = unit_ptr + row.to(tl.int64)[:, None] * width
     for start in range(0, width, BLOCK):
