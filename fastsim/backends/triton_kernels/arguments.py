@@ -78,21 +78,24 @@ class Weights(NamedTuple):
 
 
 class LevelPartials(NamedTuple):
-    """(tiles, 4, K): maximum of s, its sum of exponentials, the same of -s; `values` (K,)."""
+    """(tiles, 4, K): maximum of s, its sum of exponentials, the same of -s; `levels` (K,).
+
+    (No field may be called `values` or `count`: a kernel's tuple has such attributes.)
+    """
 
     out: Any
-    values: Any
-    count: Any
+    levels: Any
+    size: Any
 
 
 class LevelSlope(NamedTuple):
-    """The coefficients of fastsim/tiles.py for levels, with the levels' `values` (K,)."""
+    """The coefficients of fastsim/tiles.py for levels, with the `levels` (K,)."""
 
     above: Any
     below: Any
     factor: Any
-    values: Any
-    count: Any
+    levels: Any
+    size: Any
 
 
 class ClosestPartials(NamedTuple):

@@ -1,17 +1,16 @@
 """The mathematics of each loss on a tile of scores: what it keeps of it, and its slope dL/ds.
 
 The twin of csrc/epilogue.h. A fold writes the partials of its tile, a slope returns the tile of
-slopes. Vocabulary: s score (cosine), z logit, t target. `tile` is (row of tiles, column of tiles,
-number of columns of tiles), `row` and `column` the global indices of the scores.
+slopes. Vocabulary: s score (cosine), z logit, t target. A pair that takes no part has the score
+LEFT_OUT; no mask is kept beside the scores, for a tile of them fills the registers. `row` and
+`column` are the global indices of the scores, `tile` is (row of tiles, column of tiles, number of
+columns of tiles).
 """
 
 import triton
 import triton.language as tl
 
-from fastsim.backends.triton_kernels.pairs import own_pairs, targets
-
-# A pair that takes no part: far below every cosine, finite so that 0 * s stays 0.
-LEFT_OUT = tl.constexpr(-1e30)
+from fastsim.backends.triton_kernels.pairs import LEFT_OUT, own_pairs, targets
 
 
 @triton.jit
@@ -21,13 +20,17 @@ def _row_place(row, tile, block):
 
 
 @triton.jit
-def _sum_exponentials(scores, part, scale, AXIS: tl.constexpr):  # noqa: N803
+def _taking_part(scores, values):
+    """The values of pairs that take part, 0 for the others; a NaN score takes part."""
+    return tl.where(scores <= LEFT_OUT, 0.0, values)
+
+
+@triton.jit
+def _sum_exponentials(scores, scale, AXIS: tl.constexpr):  # noqa: N803
     """Maximum score along the axis, and the sum of the exponentials below it."""
-    scores = tl.where(part, scores, LEFT_OUT)
     top = tl.max(scores, AXIS)
     shares = tl.exp(scale * (scores - tl.expand_dims(top, AXIS)))
-    # By `part`, not by the maximum: a NaN loses every comparison but must reach the sum.
-    return top, tl.sum(tl.where(part, shares, 0.0), AXIS)
+    return top, tl.sum(_taking_part(scores, shares), AXIS)
 
 
 # ---- normalised losses: InfoNCE, SupCon, matrix cross entropy ----
@@ -43,26 +46,26 @@ def _less_margin(scores, row, column, block, pairs, numbers):
 
 
 @triton.jit
-def softmax_fold(scores, part, row, column, tile, block, pairs, numbers, partials):
+def softmax_fold(scores, row, column, tile, block, pairs, numbers, partials):
     scale = tl.load(numbers.scale)
     scores = _less_margin(scores, row, column, block, pairs, numbers)
     at, in_rows = _row_place(row, tile, block), row < block.row1
-    top, total = _sum_exponentials(scores, part, scale, 1)
-    tl.store(partials.row_top + at, top, mask=in_rows)
-    tl.store(partials.row_sum + at, total, mask=in_rows)
     if partials.positive is not None:
+        value = tl.sum(tl.where(own_pairs(row, column, block, pairs), scores, 0.0), 1)
         # One tile has the positive, so one program writes the row.
-        own = own_pairs(row, column, block, pairs)
-        here = tl.max(own.to(tl.int32), 1) > 0
-        value = tl.sum(tl.where(own, scores, 0.0), 1)
+        positive = tl.load(pairs.positives + row, mask=in_rows, other=-1)
+        first = tl.min(column, 0)
+        here = (positive >= first) & (positive < first + column.shape[0])
         tl.store(partials.positive + row - block.row0, value, mask=here & in_rows)
     else:
-        target = targets(row, column, part, block, pairs)
-        held = tl.sum(tl.where(part, target * scores, 0.0), 1)
-        tl.store(partials.target_scores + at, held, mask=in_rows)
+        target = _taking_part(scores, targets(row, column, block, pairs))
+        tl.store(partials.target_scores + at, tl.sum(target * scores, 1), mask=in_rows)
         tl.store(partials.target_sums + at, tl.sum(target, 1), mask=in_rows)
+    top, total = _sum_exponentials(scores, scale, 1)
+    tl.store(partials.row_top + at, top, mask=in_rows)
+    tl.store(partials.row_sum + at, total, mask=in_rows)
     if partials.column_top is not None:
-        top, total = _sum_exponentials(scores, part, scale, 0)
+        top, total = _sum_exponentials(scores, scale, 0)
         in_columns = column < block.column1
         at = tile[0].to(tl.int64) * (block.column1 - block.column0) + (column - block.column0)
         tl.store(partials.column_top + at, top, mask=in_columns)
@@ -70,11 +73,10 @@ def softmax_fold(scores, part, row, column, tile, block, pairs, numbers, partial
 
 
 @triton.jit
-def softmax_slope(scores, part, row, column, block, pairs, numbers, slope):
+def softmax_slope(scores, row, column, block, pairs, numbers, slope):
     in_rows = row < block.row1
     scale = tl.load(numbers.scale)
     scores = _less_margin(scores, row, column, block, pairs, numbers)
-    scores = tl.where(part, scores, LEFT_OUT)
     at = row - block.row0
     lse = tl.load(slope.row_lse + at, mask=in_rows, other=0.0)
     weight = tl.load(slope.row_weight + at, mask=in_rows, other=0.0)
@@ -88,7 +90,8 @@ def softmax_slope(scores, part, row, column, block, pairs, numbers, slope):
         out += weight[None, :] * tl.exp(scale * scores - lse[None, :])
     at = row - block.row0
     weight = tl.load(slope.target_weight + at, mask=in_rows, other=0.0)
-    return out - weight[:, None] * targets(row, column, part, block, pairs)
+    target = _taking_part(scores, targets(row, column, block, pairs))
+    return out - weight[:, None] * target
 
 
 # ---- elementwise losses ----
@@ -129,36 +132,35 @@ def _row_weight(row, block, slope):
 
 # SigLIP: binary cross entropy of z = scale s + bias against (t + 1) / 2.
 @triton.jit
-def sigmoid_fold(scores, part, row, column, tile, block, pairs, numbers, partials):
+def sigmoid_fold(scores, row, column, tile, block, pairs, numbers, partials):
     logit = _logit(scores, numbers)
-    wanted = 0.5 * targets(row, column, part, block, pairs) + 0.5
+    wanted = 0.5 * targets(row, column, block, pairs) + 0.5
     excess, e = _sigmoid_excess(logit, wanted)
     loss = tl.where(logit < 0, 0.0, logit) - wanted * logit + _log_one_plus(e)
     at, in_rows = _row_place(row, tile, block), row < block.row1
-    tl.store(partials.loss + at, tl.sum(tl.where(part, loss, 0.0), 1), mask=in_rows)
-    tl.store(partials.slope + at, tl.sum(tl.where(part, excess, 0.0), 1), mask=in_rows)
+    tl.store(partials.loss + at, tl.sum(_taking_part(scores, loss), 1), mask=in_rows)
+    tl.store(partials.slope + at, tl.sum(_taking_part(scores, excess), 1), mask=in_rows)
 
 
 @triton.jit
-def sigmoid_slope(scores, part, row, column, block, pairs, numbers, slope):
+def sigmoid_slope(scores, row, column, block, pairs, numbers, slope):
     weight = _row_weight(row, block, slope) * tl.load(numbers.scale)
-    wanted = 0.5 * targets(row, column, part, block, pairs) + 0.5
+    wanted = 0.5 * targets(row, column, block, pairs) + 0.5
     excess, _ = _sigmoid_excess(_logit(scores, numbers), wanted)
-    return tl.where(part, weight[:, None] * excess, 0.0)
+    return weight[:, None] * _taking_part(scores, excess)
 
 
 @triton.jit
-def squared_error_fold(scores, part, row, column, tile, block, pairs, numbers, partials):
-    difference = scores - targets(row, column, part, block, pairs)
-    loss = tl.sum(tl.where(part, difference * difference, 0.0), 1)
+def squared_error_fold(scores, row, column, tile, block, pairs, numbers, partials):
+    difference = _taking_part(scores, scores - targets(row, column, block, pairs))
+    loss = tl.sum(difference * difference, 1)
     tl.store(partials.loss + _row_place(row, tile, block), loss, mask=row < block.row1)
 
 
 @triton.jit
-def squared_error_slope(scores, part, row, column, block, pairs, numbers, slope):
-    weight = _row_weight(row, block, slope)
-    difference = scores - targets(row, column, part, block, pairs)
-    return tl.where(part, 2.0 * weight[:, None] * difference, 0.0)
+def squared_error_slope(scores, row, column, block, pairs, numbers, slope):
+    difference = _taking_part(scores, scores - targets(row, column, block, pairs))
+    return 2.0 * _row_weight(row, block, slope)[:, None] * difference
 
 
 # ---- CoSENT over a matrix ----
@@ -167,58 +169,64 @@ def squared_error_slope(scores, part, row, column, block, pairs, numbers, slope)
 
 
 @triton.jit
-def levels_fold(scores, part, row, column, tile, block, pairs, numbers, partials):
-    scale = tl.load(numbers.scale)
-    target = targets(row, column, part, block, pairs)
-    out = partials.out + (tile[0].to(tl.int64) * tile[2] + tile[1]) * 4 * partials.count
-    flat: tl.constexpr = scores.shape[0] * scores.shape[1]
-    scores = tl.reshape(scores, [flat])
-    for level in range(partials.count):
-        here = part & (target == tl.load(partials.values + level))
-        here = tl.reshape(here, [flat])
-        top, total = _sum_exponentials(scores, here, scale, 0)
-        tl.store(out + level, top)
-        tl.store(out + partials.count + level, total)
-        top, total = _sum_exponentials(-scores, here, scale, 0)
-        tl.store(out + 2 * partials.count + level, top)
-        tl.store(out + 3 * partials.count + level, total)
+def _sum_all_exponentials(scores, scale):
+    top = tl.max(tl.max(scores, 1), 0)
+    shares = _taking_part(scores, tl.exp(scale * (scores - top)))
+    return top, tl.sum(tl.sum(shares, 1), 0)
 
 
 @triton.jit
-def levels_slope(scores, part, row, column, block, pairs, numbers, slope):
-    logit = tl.load(numbers.scale) * scores
-    target = targets(row, column, part, block, pairs)
+def levels_fold(scores, row, column, tile, block, pairs, numbers, partials):
+    scale, size = tl.load(numbers.scale), partials.size
+    target = targets(row, column, block, pairs)
+    out = partials.out + (tile[0].to(tl.int64) * tile[2] + tile[1]) * 4 * size
+    for level in range(size):
+        # A NaN compares false with LEFT_OUT, so it stays in its level.
+        here = (target == tl.load(partials.levels + level)) & ((scores <= LEFT_OUT) == 0)
+        top, total = _sum_all_exponentials(tl.where(here, scores, LEFT_OUT), scale)
+        tl.store(out + level, top)
+        tl.store(out + size + level, total)
+        top, total = _sum_all_exponentials(tl.where(here, -scores, LEFT_OUT), scale)
+        tl.store(out + 2 * size + level, top)
+        tl.store(out + 3 * size + level, total)
+
+
+@triton.jit
+def levels_slope(scores, row, column, block, pairs, numbers, slope):
+    target = targets(row, column, block, pairs)
     above = tl.full(scores.shape, LEFT_OUT, tl.float32)
     below = tl.full(scores.shape, LEFT_OUT, tl.float32)
-    for level in range(slope.count):
-        here = part & (target == tl.load(slope.values + level))
+    for level in range(slope.size):
+        here = target == tl.load(slope.levels + level)
         above = tl.where(here, tl.load(slope.above + level), above)
         below = tl.where(here, tl.load(slope.below + level), below)
-    return tl.load(slope.factor) * (tl.exp(above + logit) - tl.exp(below - logit))
+    logit = tl.load(numbers.scale) * _taking_part(scores, scores)
+    out = tl.load(slope.factor) * (tl.exp(above + logit) - tl.exp(below - logit))
+    return _taking_part(scores, out)
 
 
 # ---- selection: the closest negative of the triplet loss ----
 
 
 @triton.jit
-def closest_fold(scores, part, row, column, tile, block, pairs, numbers, partials):
+def closest_fold(scores, row, column, tile, block, pairs, numbers, partials):
     in_rows = row < block.row1
     # A NaN is no candidate; it reaches the loss through the mean negative.
-    admitted = part & (own_pairs(row, column, block, pairs) == 0) & (scores == scores)
+    admitted = (own_pairs(row, column, block, pairs) == 0) & (scores == scores)
     if partials.ceiling is not None:
         ceiling = tl.load(partials.ceiling + row - block.row0, mask=in_rows, other=0.0)
         admitted = admitted & (scores <= ceiling[:, None])
-    masked = tl.where(admitted, scores, LEFT_OUT)
-    top = tl.max(masked, 1)
+    scores = tl.where(admitted, scores, LEFT_OUT)
+    top = tl.max(scores, 1)
     # The smallest column among equals.
-    first = tl.min(tl.where(masked == top[:, None], column[None, :], 2147483647), 1)
+    first = tl.min(tl.where(scores == top[:, None], column[None, :], 2147483647), 1)
     at = _row_place(row, tile, block)
     tl.store(partials.top + at, top, mask=in_rows)
     tl.store(partials.column + at, first, mask=in_rows)
 
 
 @triton.jit
-def positive_fold(scores, part, row, column, tile, block, pairs, numbers, partials):
+def positive_fold(scores, row, column, tile, block, pairs, numbers, partials):
     """On a diagonal tile, whose column j is the positive of row j."""
     value = tl.sum(tl.where(row[:, None] == column[None, :], scores, 0.0), 1)
     tl.store(partials.out + row - block.row0, value, mask=row < block.row1)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from fastsim.backends.triton_kernels.epilogues import LEFT_OUT
+from fastsim.backends.triton_kernels.pairs import LEFT_OUT
 
 
 @triton.jit(do_not_specialize=["tiles", "count"])

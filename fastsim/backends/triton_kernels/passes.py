@@ -2,7 +2,7 @@
 
 import torch
 
-from fastsim.backends.triton_kernels import epilogues
+from fastsim.backends.triton_kernels import epilogues, pairs
 from fastsim.backends.triton_kernels.arguments import (
     Block,
     ClosestPartials,
@@ -23,7 +23,7 @@ from fastsim.backends.triton_kernels.table import LINE, architecture, block_size
 from fastsim.backends.triton_kernels.tile import tile_kernel
 
 PARTIALS = 128 << 20  # bytes of partial results alive
-LEFT_OUT = epilogues.LEFT_OUT.value
+LEFT_OUT = pairs.LEFT_OUT.value
 
 
 # ---- rows ----
@@ -60,7 +60,7 @@ def unit_rows_backward(grad_unit, x, inverse, factor):
     """(factor * dL/dx, unit . grad_unit)."""
     rows, depth = x.shape
     # The interpreter cuts float32 to bfloat16 instead of rounding it.
-    written = torch.float32 if x.device.type == "cpu" else x.dtype
+    written = torch.float32 if architecture(x.device) == "interpreter" else x.dtype
     grad, dots = x.new_empty(x.shape, dtype=written), torch.empty_like(inverse)
     band, chunk = _row_sizes(depth)
     launch(

@@ -8,7 +8,7 @@ with its maximum, so any spread of logits is safe; the order is fixed, so the re
 import triton
 import triton.language as tl
 
-from fastsim.backends.triton_kernels.epilogues import LEFT_OUT
+from fastsim.backends.triton_kernels.pairs import LEFT_OUT
 
 
 @triton.jit

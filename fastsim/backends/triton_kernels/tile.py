@@ -7,7 +7,7 @@ either or both; they are compiled in. Nothing is added atomically: each tile has
 import triton
 import triton.language as tl
 
-from fastsim.backends.triton_kernels.pairs import taking_part
+from fastsim.backends.triton_kernels.pairs import LEFT_OUT, taking_part
 
 
 @triton.jit
@@ -80,14 +80,12 @@ def tile_kernel(
         column = block.row0 + tile_row * BLOCK_M + tl.arange(0, BLOCK_N)
         tile_column = tile_row
         y_row = tl.load(pairs.positives + column, mask=column < block.row1, other=0)
-        part = None
     else:
         tile_row, tile_column = _place(tile_rows, tile_columns, GROUP)
         row = block.row0 + tile_row * BLOCK_M + tl.arange(0, BLOCK_M)
         column = block.column0 + tile_column * BLOCK_N + tl.arange(0, BLOCK_N)
         # Past the edge the last row again: loads need no mask, the epilogue drops the scores.
         y_row = tl.minimum(column, block.column1 - 1)
-        part = taking_part(row, column, block, pairs, SKIP)
     depth = stride
     if SKIP == "lower":
         # A tile below the diagonal has no pair that takes part, so no product either.
@@ -107,11 +105,14 @@ def tile_kernel(
         BLOCK_N,
         BLOCK_K,
     )
+    if not DIAGONAL:
+        # After the product: before it, a mask would fill the registers that the loop wants.
+        scores = tl.where(taking_part(row, column, block, pairs, SKIP), scores, LEFT_OUT)
     if FOLD is not None:
         tile = (tile_row, tile_column, tile_columns)
-        FOLD(scores, part, row, column, tile, block, pairs, numbers, partials)
+        FOLD(scores, row, column, tile, block, pairs, numbers, partials)
     if SLOPE is not None:
-        out = SLOPE(scores, part, row, column, block, pairs, numbers, slope)
+        out = SLOPE(scores, row, column, block, pairs, numbers, slope)
         at = (row - block.row0).to(tl.int64)[:, None] * panel_stride
         at += (column - block.column0)[None, :]
         inside = (row < block.row1)[:, None] & (column < block.column1)[None, :]
