@@ -125,8 +125,9 @@ class TritonBackend(Backend):
 
     def slope(self, tile, unit_x, unit_y, block, coefficients, workspace):
         panel = _panel(workspace, block)
-        run = _passes().tile_launch(tile, unit_x, unit_y)
-        _passes().slope(tile, run, block, block[0], coefficients, panel)
+        passes = _passes()
+        of_block = passes.of_block(tile, coefficients, block)
+        passes.slope(tile, unit_x, unit_y, block, of_block, panel)
         return panel
 
     def closest(self, pairs, semi_hard, unit_x, unit_y):

@@ -105,8 +105,3 @@ class ClosestPartials(NamedTuple):
     column: Any
     ceiling: Any = None
 
-
-class PositiveScores(NamedTuple):
-    """(n,) score of each row's positive."""
-
-    out: Any

@@ -224,9 +224,3 @@ def closest_fold(scores, row, column, tile, block, pairs, numbers, partials):
     tl.store(partials.top + at, top, mask=in_rows)
     tl.store(partials.column + at, first, mask=in_rows)
 
-
-@triton.jit
-def positive_fold(scores, row, column, tile, block, pairs, numbers, partials):
-    """On a diagonal tile, whose column j is the positive of row j."""
-    value = tl.sum(tl.where(row[:, None] == column[None, :], scores, 0.0), 1)
-    tl.store(partials.out + row - block.row0, value, mask=row < block.row1)

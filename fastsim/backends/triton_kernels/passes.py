@@ -11,7 +11,6 @@ from fastsim.backends.triton_kernels.arguments import (
     LossPartials,
     Numbers,
     PairArguments,
-    PositiveScores,
     SoftmaxPartials,
     SoftmaxSlope,
     Weights,
@@ -20,7 +19,7 @@ from fastsim.backends.triton_kernels.launching import launch
 from fastsim.backends.triton_kernels.merge import merge_exponentials_kernel
 from fastsim.backends.triton_kernels.rows import unit_rows_backward_kernel, unit_rows_kernel
 from fastsim.backends.triton_kernels.table import LINE, architecture, block_sizes
-from fastsim.backends.triton_kernels.tile import tile_kernel
+from fastsim.backends.triton_kernels.tile import positives_kernel, tile_kernel
 
 PARTIALS = 128 << 20  # bytes of partial results alive
 LEFT_OUT = pairs.LEFT_OUT.value
@@ -101,22 +100,28 @@ def _row_sizes(width):
 
 
 class Launch:
-    """The launches of one loss over one pair of unit rows."""
+    """The launches of one loss over one pair of unit rows; `heavy`: of much work per score."""
 
-    def __init__(self, pairs, numbers, unit_x, unit_y):
+    def __init__(self, pairs, numbers, unit_x, unit_y, *, heavy=False):
         self.unit_x, self.unit_y = unit_x, unit_y
         self.pairs, self.numbers, self.skip = pair_arguments(pairs), numbers, pairs.skip
         self.stride = unit_x.stride(0)
         self.sizes = block_sizes(architecture(unit_x.device), unit_x.dtype.itemsize, self.stride)
+        self.parts = self.sizes.parts * (2 if heavy else 1)
         full = torch.get_float32_matmul_precision() == "highest"
         self.precision = "ieee" if full else "tf32"
 
-    def tiles(self, rows, columns):
+    def grid(self, rows, columns):
         """(rows, columns) of tiles over the two slices."""
         return (
             cdiv(rows.stop - rows.start, self.sizes.rows),
             cdiv(columns.stop - columns.start, self.sizes.columns),
         )
+
+    def tiles(self, rows, columns):
+        """(rows, columns) of what the epilogues take for tiles."""
+        tall, wide = self.grid(rows, columns)
+        return tall, wide * self.parts
 
     def bands(self, per_tile):
         """Slices of rows whose tiles leave at most PARTIALS bytes, `per_tile` (row, column) each.
@@ -124,7 +129,7 @@ class Launch:
         per_tile: bytes that a tile leaves.
         """
         rows, columns = self.unit_x.shape[0], self.unit_y.shape[0]
-        across = cdiv(columns, self.sizes.columns)
+        _, across = self.tiles(slice(0, rows), slice(0, columns))
         tall = max(1, PARTIALS // (across * per_tile)) * self.sizes.rows
         return [slice(top, min(rows, top + tall)) for top in range(0, rows, tall)]
 
@@ -138,13 +143,12 @@ class Launch:
         slope=None,
         coefficients=None,
         panel=None,
-        diagonal=False,
     ):
         sizes = self.sizes
-        tall, wide = self.tiles(rows, columns)
+        tall, wide = self.grid(rows, columns)
         launch(
             tile_kernel,
-            (tall if diagonal else tall * wide,),
+            (tall * wide,),
             self.unit_x,
             self.unit_y,
             self.stride,
@@ -156,7 +160,6 @@ class Launch:
             panel,
             None if panel is None else panel.stride(0),
             SKIP=self.skip,
-            DIAGONAL=diagonal,
             FOLD=fold,
             SLOPE=slope,
             PRECISION=self.precision,
@@ -164,9 +167,32 @@ class Launch:
             BLOCK_N=sizes.columns,
             BLOCK_K=sizes.depth,
             GROUP=sizes.group,
+            PARTS=self.parts,
             num_warps=sizes.warps,
             num_stages=sizes.stages,
         )
+
+    def positive_scores(self):
+        """(N,) float32, by the same products as the tiles, so that a copy of a positive ties."""
+        sizes, rows = self.sizes, self.unit_x.shape[0]
+        out = self.unit_x.new_empty(rows, dtype=torch.float32)
+        launch(
+            positives_kernel,
+            (cdiv(rows, sizes.rows),),
+            self.unit_x,
+            self.unit_y,
+            self.stride,
+            self.pairs.positives,
+            out,
+            rows,
+            PRECISION=self.precision,
+            BLOCK_M=sizes.rows,
+            BLOCK_N=sizes.columns,
+            BLOCK_K=sizes.depth,
+            num_warps=sizes.warps,
+            num_stages=sizes.stages,
+        )
+        return out
 
     def merge(self, tops, sums, top, total, *, running):
         """Merges (tiles, n) maxima and sums of exponentials into (n,)."""
@@ -207,15 +233,16 @@ def pair_arguments(pairs):
     )
 
 
-def tile_launch(tile, unit_x, unit_y):
+def tile_launch(tile, unit_x, unit_y, *, slopes):
     """The launches of a tile loss."""
     numbers = Numbers(tile.scale, tile.bias, float(tile.margin) if tile.margin else None)
-    return Launch(tile.pairs, numbers, unit_x, unit_y)
+    heavy = slopes or tile.kind in ("sigmoid", "levels")
+    return Launch(tile.pairs, numbers, unit_x, unit_y, heavy=heavy)
 
 
 def fold(tile, unit_x, unit_y):
     """The state of the loss over the whole matrix."""
-    run = tile_launch(tile, unit_x, unit_y)
+    run = tile_launch(tile, unit_x, unit_y, slopes=False)
     kept = _FOLDS[tile.kind](tile, run, unit_y.shape[0])
     for rows in run.bands(kept.per_tile):
         kept.add(run, rows)
@@ -223,24 +250,23 @@ def fold(tile, unit_x, unit_y):
 
 
 def visit(tile, unit_x, unit_y, block, weights, panel):
-    """The state of a block of whole rows, and its slopes in `panel`."""
-    run = tile_launch(tile, unit_x, unit_y)
+    """The state of a block of whole rows, and its slopes in `panel`; `weights` of the block."""
+    together = tile.kind != "softmax"  # whose slopes need the state of the whole row
+    run = tile_launch(tile, unit_x, unit_y, slopes=together)
     kept = _FOLDS[tile.kind](tile, run, unit_y.shape[0])
-    if tile.kind == "softmax":
-        kept.add(run, block[0])
-        state = kept.result()
-        coefficients = tile.coefficients(state, weights.double())
-        slope(tile, run, block, slice(None), coefficients, panel)
-    else:
+    if together:
         kept.add(run, block[0], Weights(weights), panel)
-        state = kept.result()
+        return kept.result()
+    kept.add(run, block[0])
+    state = kept.result()
+    slope(tile, unit_x, unit_y, block, tile.coefficients(state, weights.double()), panel)
     return state
 
 
-def slope(tile, run, block, rows, coefficients, panel):
-    """The slopes of a block in `panel`; `rows` of the coefficients are those of the block."""
-    launcher = _SLOPES[tile.kind]
-    arguments = launcher(tile, coefficients, rows, block[1])
+def slope(tile, unit_x, unit_y, block, coefficients, panel):
+    """The slopes of a block in `panel` from the coefficients of its rows and columns."""
+    run = tile_launch(tile, unit_x, unit_y, slopes=True)
+    arguments = _SLOPES[tile.kind](tile, coefficients)
     run(*block, slope=_SLOPE_EPILOGUES[tile.kind], coefficients=arguments, panel=panel)
 
 
@@ -249,7 +275,7 @@ class _SoftmaxFold:
         self.tile, self.columns = tile, slice(0, columns)
         self.matrix = tile.pairs.dense is not None or tile.pairs.row_groups is not None
         sizes, arrays = run.sizes, 4 if self.matrix else 2
-        self.per_tile = 4 * (arrays * sizes.rows + 2 * tile.symmetric * sizes.columns)
+        self.per_tile = 4 * (arrays * sizes.rows + 2 * tile.symmetric * sizes.columns // run.parts)
         self.rows = []
         self.column_state = None
         if tile.symmetric:
@@ -297,7 +323,8 @@ class _LossFold:
     """Losses that are sums over the row: `parts` of them."""
 
     def __init__(self, tile, run, columns, *, epilogue, slope, parts):
-        self.columns, self.epilogue, self.slope, self.parts = slice(0, columns), epilogue, slope, parts
+        self.columns, self.parts = slice(0, columns), parts
+        self.epilogue, self.slope = epilogue, slope
         self.per_tile = 4 * parts * run.sizes.rows
         self.rows = []
 
@@ -374,19 +401,26 @@ def joined(parts):
     return parts[0] if len(parts) == 1 else list(map(torch.cat, zip(*parts, strict=True)))
 
 
-def _softmax_slope(tile, coefficients, rows, columns):
-    row, column = coefficients[:3], coefficients[3:]
-    row = [c[rows].float() for c in row]
-    return SoftmaxSlope(*row, *(None if c is None else c[columns].float() for c in column))
+def _softmax_slope(tile, coefficients):
+    return SoftmaxSlope(*(None if c is None else c.float() for c in coefficients))
 
 
-def _weights(tile, coefficients, rows, columns):
-    return Weights(coefficients[0][rows].float())
+def _weights(tile, coefficients):
+    return Weights(coefficients[0].float())
 
 
-def _level_slope(tile, coefficients, rows, columns):
+def _level_slope(tile, coefficients):
     above, below, factor = (c.float() for c in coefficients)
     return LevelSlope(above, below, factor, tile.levels, tile.levels.numel())
+
+
+def of_block(tile, coefficients, block):
+    """The coefficients of the rows and columns of a block."""
+    if tile.kind == "levels":
+        return coefficients
+    rows, columns = block
+    of_rows = [c[rows] for c in coefficients[:3]]
+    return of_rows + [None if c is None else c[columns] for c in coefficients[3:]]
 
 
 _FOLDS = {
@@ -415,14 +449,8 @@ _SLOPE_EPILOGUES = {
 def closest(pairs, semi_hard, unit_x, unit_y):
     """Column (N,) of each row's closest negative, -1 where it has none."""
     run = Launch(pairs, Numbers(), unit_x, unit_y)
-    rows, columns = unit_x.shape[0], slice(0, unit_y.shape[0])
-    ceiling = None
-    if semi_hard:
-        # By the same products as the pass, so that a copy of the positive ties with it.
-        ceiling = unit_x.new_empty(rows, dtype=torch.float32)
-        partials = PositiveScores(ceiling)
-        everything = slice(0, rows)
-        run(everything, columns, fold=epilogues.positive_fold, partials=partials, diagonal=True)
+    columns = slice(0, unit_y.shape[0])
+    ceiling = run.positive_scores() if semi_hard else None
     found = []
     for band in run.bands(8 * run.sizes.rows):
         shape = run.tiles(band, columns)[1], band.stop - band.start

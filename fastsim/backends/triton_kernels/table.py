@@ -13,7 +13,11 @@ LINE = 128  # bytes: unit rows are padded to whole lines, which are whole BLOCK_
 
 
 class BlockSizes(NamedTuple):
-    """A tile of scores, its step in depth, and how a program runs it."""
+    """A tile of scores, its step in depth, and how a program runs it.
+
+    parts: in how many parts, side by side, a light epilogue takes the tile; a heavy one takes it
+    in twice as many.
+    """
 
     rows: int
     columns: int
@@ -21,19 +25,20 @@ class BlockSizes(NamedTuple):
     group: int
     warps: int
     stages: int
+    parts: int
 
 
 # (architecture, bytes of an operand, depth bucket) -> block sizes; see `block_sizes`.
 TABLE = {
-    ("sm_90", 2, "deep"): BlockSizes(128, 256, 64, 8, 8, 3),
-    ("sm_90", 2, "shallow"): BlockSizes(128, 128, 64, 8, 8, 3),
-    ("sm_90", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 3),
-    ("sm_80", 2, "deep"): BlockSizes(128, 128, 64, 8, 8, 3),
-    ("sm_80", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 3),
-    ("gfx942", 2, "deep"): BlockSizes(128, 128, 64, 8, 8, 2),
-    ("gfx942", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 2),
-    ("interpreter", 2, "deep"): BlockSizes(16, 32, 64, 2, 4, 1),
-    ("interpreter", 4, "deep"): BlockSizes(16, 32, 32, 2, 4, 1),
+    ("sm_90", 2, "deep"): BlockSizes(128, 256, 64, 8, 8, 3, 4),
+    ("sm_90", 2, "shallow"): BlockSizes(128, 128, 64, 8, 8, 3, 2),
+    ("sm_90", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 2),
+    ("sm_80", 2, "deep"): BlockSizes(128, 128, 64, 8, 8, 3, 2),
+    ("sm_80", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 2),
+    ("gfx942", 2, "deep"): BlockSizes(128, 128, 64, 8, 8, 2, 2),
+    ("gfx942", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 2),
+    ("interpreter", 2, "deep"): BlockSizes(16, 32, 64, 2, 4, 1, 4),
+    ("interpreter", 4, "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 2),
 }
 SHALLOW = 256  # features: below, the epilogue outweighs the product
 
