@@ -136,10 +136,10 @@ def sigmoid_fold(scores, row, column, tile, block, pairs, numbers, partials):
     logit = _logit(scores, numbers)
     wanted = 0.5 * targets(row, column, block, pairs) + 0.5
     excess, e = _sigmoid_excess(logit, wanted)
-    loss = tl.where(logit < 0, 0.0, logit) - wanted * logit + _log_one_plus(e)
     at, in_rows = _row_place(row, tile, block), row < block.row1
-    tl.store(partials.loss + at, tl.sum(_taking_part(scores, loss), 1), mask=in_rows)
     tl.store(partials.slope + at, tl.sum(_taking_part(scores, excess), 1), mask=in_rows)
+    loss = tl.where(logit < 0, 0.0, logit) - wanted * logit + _log_one_plus(e)
+    tl.store(partials.loss + at, tl.sum(_taking_part(scores, loss), 1), mask=in_rows)
 
 
 @triton.jit

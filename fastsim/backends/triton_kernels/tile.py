@@ -80,14 +80,14 @@ def _epilogue(
     column = first + tl.arange(0, scores.shape[1])
     # Not before the product, whose loop wants the registers that a mask would fill.
     scores = tl.where(taking_part(row, column, block, pairs, SKIP), scores, LEFT_OUT)
-    if FOLD is not None:
-        FOLD(scores, row, column, tile, block, pairs, numbers, partials)
     if SLOPE is not None:
         out = SLOPE(scores, row, column, block, pairs, numbers, slope)
         at = (row - block.row0).to(tl.int64)[:, None] * panel_stride
         at += (column - block.column0)[None, :]
         inside = (row < block.row1)[:, None] & (column < block.column1)[None, :]
         tl.store(panel_ptr + at, out.to(panel_ptr.dtype.element_ty), mask=inside)
+    if FOLD is not None:
+        FOLD(scores, row, column, tile, block, pairs, numbers, partials)
 
 
 @triton.jit(do_not_specialize=["block"])
