@@ -32,11 +32,11 @@ class BlockSizes(NamedTuple):
 TABLE = {
     ("sm_90", 2, "deep"): BlockSizes(128, 256, 64, 8, 8, 3, 4),
     ("sm_90", 2, "shallow"): BlockSizes(128, 128, 64, 8, 8, 3, 2),
-    ("sm_90", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 2),
-    ("sm_80", 2, "deep"): BlockSizes(128, 128, 64, 8, 8, 3, 2),
-    ("sm_80", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 2),
-    ("gfx942", 2, "deep"): BlockSizes(128, 128, 64, 8, 8, 2, 2),
-    ("gfx942", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 2),
+    ("sm_90", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 4),
+    ("sm_80", 2, "deep"): BlockSizes(128, 128, 64, 8, 8, 3, 4),
+    ("sm_80", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 4),
+    ("gfx942", 2, "deep"): BlockSizes(128, 128, 64, 8, 8, 2, 4),
+    ("gfx942", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 4),
     ("interpreter", 2, "deep"): BlockSizes(16, 32, 64, 2, 4, 1, 4),
     ("interpreter", 4, "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 2),
 }
