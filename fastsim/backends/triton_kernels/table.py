@@ -37,8 +37,8 @@ TABLE = {
     ("sm_80", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 4),
     ("gfx942", 2, "deep"): BlockSizes(128, 128, 64, 8, 8, 2, 4),
     ("gfx942", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 4),
-    ("interpreter", 2, "deep"): BlockSizes(16, 32, 64, 2, 4, 1, 4),
-    ("interpreter", 4, "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 2),
+    ("interpreter", 2, "deep"): BlockSizes(16, 32, 64, 2, 4, 1, 1),
+    ("interpreter", 4, "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 4),
 }
 SHALLOW = 256  # features: below, the epilogue outweighs the product
 
