@@ -147,12 +147,12 @@ def tiles():
         ("exclude", Tile("softmax", excluding, scale, bias, 0.1, symmetric=True)),
         ("others", Tile("softmax", others, scale, bias, normalise=True)),
         ("dense", Tile("softmax", dense, scale, bias)),
-        ("groups", Tile("sigmoid", groups, scale, bias)),
-        ("dense", Tile("sigmoid", dense, scale, bias)),
-        ("groups", Tile("squared_error", groups, scale, bias)),
-        ("integers", Tile("squared_error", integers, scale, bias)),
-        ("once", Tile("levels", once, scale, bias, levels=levels)),
-        ("dense", Tile("levels", dense, scale, bias, levels=levels)),
+        ("sigmoid groups", Tile("sigmoid", groups, scale, bias)),
+        ("sigmoid dense", Tile("sigmoid", dense, scale, bias)),
+        ("squared_error groups", Tile("squared_error", groups, scale, bias)),
+        ("squared_error integers", Tile("squared_error", integers, scale, bias)),
+        ("levels once", Tile("levels", once, scale, bias, levels=levels)),
+        ("levels dense", Tile("levels", dense, scale, bias, levels=levels)),
     ]
 
 
@@ -224,7 +224,7 @@ def calls():
 def main(architectures, operands):
     """The table of all kernels."""
     heading = ("kernel", "epilogue", "case", "operand", "arch", "regs", "shared", "spills")
-    layout = "{:<26} {:<38} {:<15} {:<8} {:<7} {:>4} {:>7} {:>6}"
+    layout = "{:<26} {:<38} {:<22} {:<8} {:<7} {:>4} {:>7} {:>6}"
     click.echo(layout.format(*heading))
     seen = set()
     for architecture in architectures:

@@ -21,17 +21,13 @@ WIDEST = 1 << 17  # columns of a block of whole rows: more would leave the produ
 WIDE = 1 << 14  # columns of any other block: tall blocks read the sums over panels back less often
 TALL = 128  # a block's height is a multiple, so that no tile but the last is ragged
 LINE = 64  # a panel's row is padded to a multiple: library products want aligned rows
+_INSTALLED = importlib.util.find_spec("triton") is not None  # found, not imported
 TOP_EXPONENT = 15  # float16 slopes stay below 2^15, half its range
 
 
 def interpreting():
     """Whether Triton's interpreter runs the kernels (on CPU tensors, for tests)."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
-
-
-@functools.cache
-def _installed():
-    return importlib.util.find_spec("triton") is not None
 
 
 @functools.cache
@@ -60,7 +56,7 @@ class TritonBackend(Backend):
         return not interpreting()
 
     def objection(self, *tensors):
-        if not _installed():
+        if not _INSTALLED:
             return "Triton is not installed (pip install triton)"
         where = "cpu" if interpreting() else "cuda"
         for tensor in tensors:

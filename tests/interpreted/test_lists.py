@@ -5,7 +5,8 @@ import pytest
 import torch
 
 import fastsim
-from fastsim import backends, losses
+from fastsim import losses
+from fastsim.backends import get, pick
 
 HALF, SINGLE = torch.float16, torch.float32
 
@@ -33,20 +34,20 @@ def test_unit_rows(dtype):
 def test_closest_negative(mining, dtype):
     x, y = torch.randn(21, 24).to(dtype), torch.randn(45, 24).to(dtype)
     y[30] = y[7]  # the smaller column among equals
-    y[9] = y[2]  # a copy of a positive is no closer than it
     values, indices = losses.closest_negative(x, y, mining=mining, backend="triton")
     s = oracle.cosines(x.double(), y.double())
     rounding = 4 * torch.finfo(dtype).eps
     for i, (value, j) in enumerate(zip(values.tolist(), indices.tolist(), strict=True)):
         ceiling = s[i, i] if mining == "semi-hard" else 2.0
-        best = max((a for k, a in enumerate(s[i]) if k != i and a <= ceiling), default=None)
-        if best is None:
-            continue
-        assert j not in (i, 30)
-        assert abs(value - s[i, j]) <= rounding
+        others = [a for k, a in enumerate(s[i].tolist()) if k != i]
         # Rounding may move a score across the positive's.
-        assert s[i, j] <= ceiling + rounding
-        assert s[i, j] >= min(best, ceiling - rounding) - rounding
+        sure = [a for a in others if a <= ceiling - rounding]
+        if sure:
+            assert j != i
+            assert abs(value - s[i, j]) <= rounding
+            assert max(sure) - rounding <= s[i, j] <= ceiling + rounding
+        if i != 7:
+            assert j != 30
 
 
 def test_a_copy_of_the_positive_is_semi_hard():
@@ -87,7 +88,7 @@ def test_cosent(scale, kind):
     found = []
     for kind_of in ("triton", "dense", "truth"):
         wide = torch.float64 if kind_of == "truth" else SINGLE
-        scores = raw.to(wide).requires_grad_()
+        scores = raw.clone().to(wide).detach().requires_grad_()
         number = torch.tensor(scale, dtype=wide, requires_grad=True)
         if kind_of == "triton":
             loss = losses.cosent(scores, labels, scale=number, backend="triton")
@@ -138,6 +139,7 @@ def test_any_temperature_is_finite(temperature, dtype):
         assert y.grad.isfinite().all()
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN")  # numpy, in place of the GPU's maximum
 @pytest.mark.parametrize("where", ["row", "column"])
 def test_nan_reaches_the_loss(where):
     x, y = torch.randn(20, 12), torch.randn(33, 12)
@@ -245,9 +247,9 @@ def test_compile_fullgraph():
 
 
 def test_objections():
-    triton = backends.get("triton")
+    triton = get("triton")
     assert triton.objection(torch.zeros(2, 2)) is None
     assert "float64" in triton.objection(torch.zeros(2, 2, dtype=torch.float64))
     assert "CPU tensors" in triton.objection(torch.zeros(2, 2, device="meta"))
     assert not triton.automatic
-    assert backends.pick(None, torch.zeros(2, 2)).name != "triton"
+    assert pick(None, torch.zeros(2, 2)).name != "triton"

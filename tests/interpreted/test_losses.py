@@ -1,8 +1,9 @@
 """Every loss of the Triton backend against loops in float64: value and all gradients.
 
-The tolerance is twice the error of the dense torch formula on unit rows rounded to the operands'
-precision, plus one rounding of the largest entry, or of all terms together for a gradient that is
-one sum over the scores; the formula is `_from_scores` of the loss.
+The tolerance is twice the error of the dense torch formula (`_from_scores` of the loss) on unit
+rows rounded to the operands' precision, plus one rounding: of the largest entry of a gradient of
+rows; of what the scores of a row, each rounded, may move its loss; of all terms of a gradient that
+is one sum over the scores.
 """
 
 from dataclasses import dataclass, field
@@ -206,6 +207,8 @@ def results(case, x, y, reduction):
     if "bias" in per:
         per["bias"] = slopes.sum() / case.numbers["scale"]
     sizes = [t.abs().max() for t in found[-1]]
+    moved = (slopes * cosines.abs()).sum(1)
+    sizes[0] = sizes[0] + (moved.max() if reduction == "none" else moved.sum())
     if per:
         sizes[-len(per) :] = per.values()
     return found, [torch.finfo(operand).eps * size for size in sizes]
