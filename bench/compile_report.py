@@ -103,7 +103,12 @@ def resources(compiled):
     shared = compiled.metadata.shared
     if "amdgcn" in compiled.asm:
         text = compiled.asm["amdgcn"]
-        fields = [r"\.vgpr_count:", r"\.agpr_count:", r"\.vgpr_spill_count:", r"\.sgpr_spill_count:"]
+        fields = [
+            r"\.vgpr_count:",
+            r"\.agpr_count:",
+            r"\.vgpr_spill_count:",
+            r"\.sgpr_spill_count:",
+        ]
         vector, matrix, spilled, scalar = (
             sum(map(int, re.findall(field + r"\s+(\d+)", text))) for field in fields
         )

@@ -69,7 +69,9 @@ def con(rows, columns):
 
 
 def against(loss, truth, targets, matrix, numbers, **rest):
-    return Case(loss, lambda s, **n: truth(s, matrix.double(), **n), (targets,), {}, numbers, **rest)
+    return Case(
+        loss, lambda s, **n: truth(s, matrix.double(), **n), (targets,), {}, numbers, **rest
+    )
 
 
 def triplet(rows, columns, *, mining, exclude=False):

@@ -104,4 +104,3 @@ class ClosestPartials(NamedTuple):
     top: Any
     column: Any
     ceiling: Any = None
-

@@ -223,4 +223,3 @@ def closest_fold(scores, row, column, tile, block, pairs, numbers, partials):
     at = _row_place(row, tile, block)
     tl.store(partials.top + at, top, mask=in_rows)
     tl.store(partials.column + at, first, mask=in_rows)
-

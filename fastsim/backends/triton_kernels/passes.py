@@ -29,7 +29,7 @@ LEFT_OUT = pairs.LEFT_OUT.value
 
 
 def unit_rows(x, dtype):
-    """(unit rows, inverse norms); operand rows (dtype None) are padded with zeros to whole lines."""
+    """(unit rows, inverse norms); rows of operands (dtype None) are padded to whole lines."""
     rows, depth = x.shape
     operand = dtype or operand_dtype(x.dtype)
     step = LINE // operand.itemsize
@@ -308,9 +308,7 @@ class _SoftmaxFold:
         self.rows.append(state)
         if self.tile.symmetric:
             running = rows.start > 0
-            run.merge(
-                partials.column_top, partials.column_sum, *self.column_state, running=running
-            )
+            run.merge(partials.column_top, partials.column_sum, *self.column_state, running=running)
 
     def result(self):
         state = joined(self.rows)
