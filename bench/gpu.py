@@ -30,12 +30,6 @@ RAGGED = (1000, 1537, 100)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def groups(rows, columns):
-    """Row and column groups of about eight."""
-    pick = functools.partial(torch.randint, 0, max(2, rows // 8), device="cuda")
-    return pick((rows,)), pick((columns,))
-
-
 # name -> (call(x, y, backend), FLOP of forward + backward in u = N M D)
 CASES = {
     "siglip": (lambda x, y, **k: losses.siglip(x, y, **k), 6),

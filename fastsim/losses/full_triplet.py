@@ -171,13 +171,22 @@ def _mean_negative(unit_x, unit_y, positive, pairs):
 
 def _excluded_sums(unit_y, pairs):
     """Per row, the sum of the columns with its id (N, D) and their number (N,)."""
-    ids, group = torch.unique(torch.cat([pairs.row_ids, pairs.column_ids]), return_inverse=True)
-    row_group, column_group = group.split([pairs.row_ids.numel(), pairs.column_ids.numel()])
-    sums = unit_y.new_zeros(ids.numel(), unit_y.shape[1]).index_add(0, column_group, unit_y)
-    counts = unit_y.new_zeros(ids.numel()).index_add(
-        0, column_group, unit_y.new_ones(1).expand(column_group.shape)
-    )
-    return sums[row_group], counts[row_group]
+    # A sort and a search: torch.unique would wait for a GPU to tell it how many ids there are.
+    ids = pairs.column_ids.sort().values
+    group = torch.searchsorted(ids, pairs.column_ids)
+    sums = _sum_by(group, unit_y)
+    counts = _sum_by(group, unit_y.new_ones(group.shape))
+    row_group = torch.searchsorted(ids, pairs.row_ids).clamp(max=ids.numel() - 1)
+    known = (ids[row_group] == pairs.row_ids).to(unit_y.dtype)
+    return sums[row_group] * known[:, None], counts[row_group] * known
+
+
+def _sum_by(group, values):
+    """Sums of the values by group, in as many places, added in one order on any device."""
+    zeros = torch.zeros_like(values)
+    if values.is_cuda:
+        return zeros.index_put((group,), values, accumulate=True)
+    return zeros.index_add(0, group, values)
 
 
 def _closest_negative(anchors, positives, unit_x, unit_y, mining, pairs, backend):
