@@ -25,6 +25,7 @@ from fastsim.tiles import Tile
 ARCHITECTURES = ("sm_80", "sm_90", "gfx942")
 OPERANDS = ("float16", "tf32", "float32")
 ROWS, COLUMNS = 200, 300
+TABLE_NOTE = "spills in bytes (sm) or registers (gfx); operands float16 for 16-bit inputs"
 
 
 class Compiled(NamedTuple):
@@ -227,6 +228,9 @@ def calls():
 @click.option("--operand", "operands", multiple=True, default=OPERANDS)
 def main(architectures, operands):
     """The table of all kernels."""
+    import triton
+
+    click.echo(f"# Triton {triton.__version__}, {TABLE_NOTE}")
     heading = ("kernel", "epilogue", "case", "operand", "arch", "regs", "shared", "spills")
     layout = "{:<26} {:<38} {:<22} {:<8} {:<7} {:>4} {:>7} {:>6}"
     click.echo(layout.format(*heading))
