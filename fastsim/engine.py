@@ -133,6 +133,11 @@ class _Call:
         # The scale's gradient is sum_i unit_x . dunit_x / scale, so one side has to be there.
         return want_x or (want_scale and not want_y), want_y
 
+    def boosted(self, weights):
+        """(weights, the factor that takes their boost back out of the gradient)."""
+        boost = self.backend.boost(self.tile, weights, self.x.dtype, self.y.shape[0])
+        return (weights, None) if boost is None else (weights * boost, 1 / boost)
+
     def units(self):
         """Unit rows and inverse norms of both sides; y's norms are empty where y is x."""
         unit_x, inverse_x = self.backend.unit_rows(self.x)
@@ -153,7 +158,8 @@ class _Products:
         want_x, want_y = self.wants
         # Unit rows of a band are not read again once its only panel is done: their place is free.
         whole = call.backend.whole_rows_fit(unit_y.shape[0])
-        if want_x and whole and not call.together and unit_x.dtype == dtype:
+        fits = unit_x.dtype == dtype and unit_x.is_contiguous()
+        if want_x and whole and fits and not call.together:
             self.x = unit_x
         else:
             self.x = unit_x.new_empty(unit_x.shape if want_x else 0, dtype=dtype)
@@ -195,9 +201,10 @@ def _forward(*arguments):
 def _visit_panels(call, unit_x, unit_y, dtype):
     products = _Products(call, unit_x, unit_y, dtype)
     workspace = call.backend.workspace(unit_x, unit_y, whole_rows=True)
+    weights, _ = call.boosted(call.weights)
     states = []
     for block in call.backend.blocks(unit_x.shape[0], unit_y.shape[0], whole_rows=True):
-        state, panel = call.backend.visit(call.tile, unit_x, unit_y, block, call.weights, workspace)
+        state, panel = call.backend.visit(call.tile, unit_x, unit_y, block, weights, workspace)
         states.append(state)
         products.add(panel, block)
     state = states[0] if len(states) == 1 else list(map(torch.cat, zip(*states, strict=True)))
@@ -222,11 +229,14 @@ def _backward(grad, saved, *arguments):
         grad_losses = (grad if call.weights is None else grad * call.weights).double()
         if call.one_visit:
             *state, unit_grad_x, unit_grad_y, inverse_x, inverse_y = saved
-            factor = grad
+            _, shrink = call.boosted(call.weights)
+            factor = grad if shrink is None else grad * shrink
         else:
-            state, factor = saved, grad.new_ones(())
+            state = saved
             unit_x, unit_y, inverse_x, inverse_y = call.units()
-            coefficients = tile.coefficients(state, grad_losses)
+            boosted, shrink = call.boosted(grad_losses)
+            factor = grad.new_ones(()) if shrink is None else shrink
+            coefficients = tile.coefficients(state, boosted)
             coefficients = [c if c is None else c.to(inverse_x.dtype) for c in coefficients]
             unit_grad_x, unit_grad_y = _slope_panels(
                 call, unit_x, unit_y, coefficients, inverse_x.dtype

@@ -40,6 +40,13 @@ _closest = define(
 )
 
 
+def add_rows(out, rows, values):
+    """Adds values to the given rows of `out`, duplicates in one order on any device."""
+    if out.is_cuda:
+        return out.index_put_((rows,), values, accumulate=True)
+    return out.index_add_(0, rows, values)
+
+
 class RowTerms(torch.autograd.Function):
     """What a triplet loss needs of all scores, from unit rows x (N, D) and y (M, D), M >= N.
 
@@ -70,7 +77,7 @@ class RowTerms(torch.autograd.Function):
             grad_y = torch.mv(x.T, sums).repeat(len(y), 1)
             grad_y[: len(x)].addcmul_(x, positive[:, None])
             for rows in _bands(x):
-                grad_y.index_add_(0, columns[rows], x[rows] * closest[rows, None])
+                add_rows(grad_y, columns[rows], x[rows] * closest[rows, None])
         return grad_x, grad_y, None
 
 

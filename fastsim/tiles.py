@@ -107,8 +107,9 @@ def margin_gradient(tile, state, grad):
 
 def _column_weight(tile, state, grad):
     """Per column, half the weights of the rows whose positive it is."""
+    # Not index_add_, which adds duplicates in any order on a GPU.
     weight = torch.zeros_like(state[4])
-    return weight.index_add_(0, tile.pairs.positives, 0.5 * grad)
+    return weight.index_put_((tile.pairs.positives,), 0.5 * grad, accumulate=True)
 
 
 def _levels_finish(tile, state):

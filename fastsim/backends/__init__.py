@@ -10,9 +10,10 @@ import os
 from fastsim.backends.base import Backend
 from fastsim.backends.cpu import CpuBackend
 from fastsim.backends.eager import EagerBackend
+from fastsim.backends.triton import TritonBackend
 
 # In the order of preference of `auto`; eager objects to nothing, so it comes last.
-_BACKENDS: dict[str, Backend] = {b.name: b for b in (CpuBackend(), EagerBackend())}
+_BACKENDS: dict[str, Backend] = {b.name: b for b in (CpuBackend(), TritonBackend(), EagerBackend())}
 
 _chosen = contextvars.ContextVar("fastsim_backend", default=None)
 

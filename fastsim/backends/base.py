@@ -32,6 +32,13 @@ class Backend:
         else:
             torch.mm(left, right, out=out)
 
+    def boost(self, tile, weights, dtype, columns):
+        """A power of two () by which to multiply the weights of the losses, or None.
+
+        It brings the slopes into the range of the panel's type, for inputs of `dtype`.
+        """
+        return None
+
     def unit_rows(self, x, dtype=None):
         """(unit (N, D), inverse norms (N,)); a zero row stays zero with inverse norm 0.
 

@@ -85,7 +85,8 @@ def _over_entries(scores, pairs, scale, backend):
 def _levels(pairs, dtype, device):
     """The distinct targets in ascending order, a band of rows at a time."""
     if pairs.dense is None:
-        return torch.tensor([pairs.otherwise, 1.0], dtype=dtype, device=device)
+        # Made on the device: a copy from here would wait for it.
+        return torch.linspace(pairs.otherwise, 1.0, 2, dtype=dtype, device=device)
     dense = pairs.dense
     band = max(1, (1 << 20) // dense.shape[1])
     found = dense.new_empty(0)

@@ -24,7 +24,7 @@ from fastsim.checks import (
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, off_range, reduce
 from fastsim.scores import dense_cosines, paired, unit_rows, without_autocast
-from fastsim.selection import RowTerms, closest_column
+from fastsim.selection import RowTerms, add_rows, closest_column
 from fastsim.targets import Pairs, parse_exclude, taking_part
 
 MININGS = ("semi-hard", "hard")
@@ -174,20 +174,15 @@ def _terms(unit_x, unit_y, indices, pairs):
 
 def _excluded_sums(unit_y, pairs):
     """Per row, the sum of the columns with its id (N, D) and their number (N,)."""
-    rows, columns = pairs.row_ids.numel(), pairs.column_ids.numel()
-    group = _dense_ids(torch.cat([pairs.row_ids, pairs.column_ids]))
-    row_group, column_group = group.split([rows, columns])
-    shape = (rows + columns, unit_y.shape[1])
-    sums = unit_y.new_zeros(shape).index_add(0, column_group, unit_y)
-    counts = unit_y.new_zeros(shape[0]).index_add(0, column_group, unit_y.new_ones(columns))
-    return sums[row_group], counts[row_group]
-
-
-def _dense_ids(ids):
-    """The ids renumbered from 0, without a shape that depends on how many there are."""
-    ordered, order = ids.sort()
-    step = torch.cat([ordered.new_zeros(1), (ordered[1:] != ordered[:-1]).to(torch.int64)])
-    return torch.empty_like(order).scatter(0, order, step.cumsum(0))
+    # A sort and a search: torch.unique would wait for a GPU to tell it how many ids there are.
+    ids = pairs.column_ids.sort().values
+    group = torch.searchsorted(ids, pairs.column_ids)
+    sums = add_rows(torch.zeros_like(unit_y), group, unit_y)
+    ones = unit_y.new_ones(group.shape)
+    counts = add_rows(torch.zeros_like(ones), group, ones)
+    row_group = torch.searchsorted(ids, pairs.row_ids).clamp(max=ids.numel() - 1)
+    known = (ids[row_group] == pairs.row_ids).to(unit_y.dtype)
+    return sums[row_group] * known[:, None], counts[row_group] * known
 
 
 def _closest_column(unit_x, unit_y, dtype, mining, pairs, backend):

@@ -1,0 +1,248 @@
+"""What each Triton kernel takes on each architecture, compiled with no GPU present.
+
+    python -m bench.compile_report [--architecture sm_90] [--operand float16]
+
+prints registers, shared memory and spills of every kernel x epilogue x operand type. The launches
+are the backend's own: its passes run on CPU tensors with a compilation in place of each launch,
+so block sizes, specialisations and constants are those of a GPU.
+"""
+
+import contextlib
+import functools
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import torch
+
+from fastsim.backends.triton import TritonBackend
+from fastsim.targets import Pairs
+from fastsim.tiles import Tile
+
+ARCHITECTURES = ("sm_80", "sm_90", "gfx942")
+OPERANDS = ("float16", "tf32", "float32")
+ROWS, COLUMNS = 200, 300
+TABLE_NOTE = "spills in bytes (sm) or registers (gfx); operands float16 for 16-bit inputs"
+
+
+class Compiled(NamedTuple):
+    """One kernel of one launch; `spills` in bytes (NVIDIA) or registers (AMD)."""
+
+    kernel: str
+    epilogue: str
+    case: str
+    operand: str
+    architecture: str
+    registers: int
+    shared: int
+    spills: int
+    assembly: str
+
+
+# ---- compiling in place of launching ----
+
+
+class _Driver:
+    """Stands for a GPU of one architecture: Triton asks a driver for its target, no more."""
+
+    def __init__(self, architecture):
+        from triton.backends.compiler import GPUTarget
+
+        if architecture.startswith("sm_"):
+            self.target = GPUTarget("cuda", int(architecture[3:]), 32)
+        else:
+            self.target = GPUTarget("hip", architecture, 64)
+
+    def get_current_target(self):
+        return self.target
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+@contextlib.contextmanager
+def recording(architecture):
+    """Within the block every launch is compiled for the architecture; yields the list of them."""
+    from triton.runtime import driver
+
+    from fastsim.backends.triton_kernels import launching, lists, merge, passes, rows, scan, tile
+
+    found = []
+
+    def compile_only(kernel, grid, arguments, constants):
+        found.append((kernel, constants, kernel.warmup(*arguments, grid=grid, **constants)))
+
+    kernels = [
+        kernel
+        for module in (lists, merge, passes, rows, scan, tile)
+        for kernel in vars(module).values()
+        if hasattr(kernel, "device_caches")
+    ]
+    kept = launching.run, passes.architecture
+    real = driver._active  # not `active`, which without a GPU raises
+    driver.set_active(_Driver(architecture))
+    launching.run, passes.architecture = compile_only, lambda device: architecture
+    for kernel in kernels:
+        kernel.device_caches.clear()
+    try:
+        yield found
+    finally:
+        launching.run, passes.architecture = kept
+        driver.set_active(real)
+        for kernel in kernels:
+            kernel.device_caches.clear()
+
+
+def resources(compiled):
+    """(registers, shared bytes, spills, assembly) of a compiled kernel."""
+    shared = compiled.metadata.shared
+    if "amdgcn" in compiled.asm:
+        text = compiled.asm["amdgcn"]
+        fields = [
+            r"\.vgpr_count:",
+            r"\.agpr_count:",
+            r"\.vgpr_spill_count:",
+            r"\.sgpr_spill_count:",
+        ]
+        vector, matrix, spilled, scalar = (
+            sum(map(int, re.findall(field + r"\s+(\d+)", text))) for field in fields
+        )
+        return max(vector, matrix), shared, spilled + scalar, text
+    from triton import knobs
+
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(compiled.asm["cubin"])
+        tool = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin]
+        usage = subprocess.run(tool, check=True, capture_output=True, text=True).stdout
+    registers = int(re.search(r"REG:(\d+)", usage)[1])
+    # Spilled registers live on the stack, and these kernels have nothing else there.
+    spills = int(re.search(r"STACK:(\d+)", usage)[1])
+    return registers, shared, spills, compiled.asm["ptx"]
+
+
+# ---- the launches ----
+
+
+def _integers(count, below=9):
+    return torch.randint(0, below, (count,))
+
+
+def tiles():
+    """(name, Tile) of every epilogue with every kind of pairs that it meets."""
+    scale, bias = torch.tensor(20.0), torch.tensor(-10.0)
+    positives = Pairs(torch.arange(ROWS))
+    excluding = Pairs(torch.arange(ROWS), _integers(ROWS), _integers(COLUMNS))
+    groups = Pairs(row_groups=_integers(ROWS), column_groups=_integers(COLUMNS))
+    dense = Pairs(dense=torch.zeros(ROWS, COLUMNS, dtype=torch.bfloat16))
+    integers = Pairs(dense=torch.zeros(ROWS, COLUMNS, dtype=torch.int8))
+    others = Pairs(
+        row_groups=_integers(ROWS), column_groups=_integers(COLUMNS), otherwise=0.0, skip="diagonal"
+    )
+    once = Pairs(row_groups=_integers(ROWS), column_groups=_integers(COLUMNS), skip="lower")
+    levels = torch.tensor([-1.0, 1.0])
+    return [
+        ("positives", Tile("softmax", positives, scale, bias)),
+        ("symmetric", Tile("softmax", positives, scale, bias, symmetric=True)),
+        ("exclude", Tile("softmax", excluding, scale, bias, 0.1, symmetric=True)),
+        ("others", Tile("softmax", others, scale, bias, normalise=True)),
+        ("dense", Tile("softmax", dense, scale, bias)),
+        ("sigmoid groups", Tile("sigmoid", groups, scale, bias)),
+        ("sigmoid dense", Tile("sigmoid", dense, scale, bias)),
+        ("squared_error groups", Tile("squared_error", groups, scale, bias)),
+        ("squared_error integers", Tile("squared_error", integers, scale, bias)),
+        ("levels once", Tile("levels", once, scale, bias, levels=levels)),
+        ("levels dense", Tile("levels", dense, scale, bias, levels=levels)),
+    ]
+
+
+def run_tile(tile, dtype, depth=768):
+    """Every launch of a tile loss for inputs of that dtype."""
+    backend = TritonBackend()
+    unit_x = backend.unit_rows(torch.randn(ROWS, depth, dtype=dtype))[0]
+    unit_y = backend.unit_rows(torch.randn(COLUMNS, depth, dtype=dtype))[0]
+    block = slice(0, ROWS), slice(0, COLUMNS)
+    workspace = backend.workspace(unit_x, unit_y, whole_rows=True)
+    state = backend.fold(tile, unit_x, unit_y)
+    grad = torch.ones((), dtype=torch.float64) if tile.kind == "levels" else torch.ones(ROWS)
+    if tile.needs_one_visit:
+        backend.visit(tile, unit_x, unit_y, block, grad, workspace)
+    coefficients = tile.coefficients(state, grad.double())
+    backend.slope(tile, unit_x, unit_y, block, coefficients, workspace)
+
+
+def run_rest(dtype, depth=768):
+    """The launches that no tile loss makes."""
+    backend = TritonBackend()
+    x, y = torch.randn(ROWS, depth, dtype=dtype), torch.randn(COLUMNS, depth, dtype=dtype)
+    unit_x, inverse = backend.unit_rows(x)
+    unit_y, _ = backend.unit_rows(y)
+    backend.unit_rows(x, torch.float32)
+    backend.unit_rows_backward(torch.randn(ROWS, depth), x, inverse, torch.ones(()))
+    excluding = Pairs(torch.arange(ROWS), _integers(ROWS), _integers(COLUMNS))
+    backend.closest(excluding, True, unit_x, unit_y)
+    backend.cosent(torch.randn(ROWS), torch.rand(ROWS), torch.ones(()), True)
+
+
+@contextlib.contextmanager
+def operand(name):
+    """The dtype of the inputs that have these operands, with the global precision they need."""
+    kept = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+    try:
+        yield torch.bfloat16 if name == "float16" else torch.float32
+    finally:
+        torch.set_float32_matmul_precision(kept)
+
+
+def compile_case(architecture, operand_name, call):
+    """[Compiled] of the launches of call(dtype), each once."""
+    name, passes = call
+    with recording(architecture) as found, operand(operand_name) as dtype:
+        passes(dtype)
+    seen = {}
+    for kernel, constants, compiled in found:
+        epilogue = "+".join(
+            function.fn.__name__ for key in ("FOLD", "SLOPE") if (function := constants.get(key))
+        )
+        row = (kernel.fn.__name__, epilogue, name, operand_name, architecture)
+        seen[compiled.hash] = Compiled(*row, *resources(compiled))
+    return list(seen.values())
+
+
+def calls():
+    """(case, function of a dtype) that together make every launch."""
+    made = [(name, functools.partial(run_tile, tile)) for name, tile in tiles()]
+    shallow = [(f"{n}, 128", functools.partial(run_tile, tile, depth=128)) for n, tile in tiles()]
+    return [*made, shallow[2], ("rows", run_rest)]
+
+
+@click.command()
+@click.option("--architecture", "architectures", multiple=True, default=ARCHITECTURES)
+@click.option("--operand", "operands", multiple=True, default=OPERANDS)
+def main(architectures, operands):
+    """The table of all kernels."""
+    import triton
+
+    click.echo(f"# Triton {triton.__version__}, {TABLE_NOTE}")
+    heading = ("kernel", "epilogue", "case", "operand", "arch", "regs", "shared", "spills")
+    layout = "{:<26} {:<38} {:<22} {:<8} {:<7} {:>4} {:>7} {:>6}"
+    click.echo(layout.format(*heading))
+    seen = set()
+    for architecture in architectures:
+        for name in operands:
+            for call in calls():
+                for row in compile_case(architecture, name, call):
+                    if row[:-1] not in seen:
+                        seen.add(row[:-1])
+                        click.echo(layout.format(*row[:-1]))
+
+
+if __name__ == "__main__":
+    main()

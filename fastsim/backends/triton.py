@@ -1,0 +1,179 @@
+"""The Triton backend: a product of unit rows with the loss as an epilogue, on NVIDIA and AMD GPUs.
+
+A fold leaves partial results per tile, merged in a fixed order; a slope panel goes to library
+products. Operands of 16-bit inputs are float16, whose slopes are kept in range by a power of two
+(`boost`); float32 operands follow torch.get_float32_matmul_precision(). Nothing waits for the
+device. The kernels are in fastsim/backends/triton_kernels, imported on first use.
+"""
+
+import functools
+import importlib.util
+import os
+
+import torch
+
+from fastsim.backends.base import Backend
+
+# Bytes of slopes alive. At 65,536 columns of float16 that is 2816 rows, 132 tiles of the product
+# with 768 features: one for each multiprocessor of an H200.
+PANEL = 352 << 20
+WIDEST = 1 << 17  # columns of a block of whole rows: more would leave the products too few rows
+WIDE = 1 << 14  # columns of any other block: tall blocks read the sums over panels back less often
+TALL = 128  # a block's height is a multiple, so that no tile but the last is ragged
+LINE = 64  # a panel's row is padded to a multiple: library products want aligned rows
+_INSTALLED = importlib.util.find_spec("triton") is not None  # found, not imported
+TOP_EXPONENT = 15  # float16 slopes stay below 2^15, half its range
+
+
+def interpreting():
+    """Whether Triton's interpreter runs the kernels (on CPU tensors, for tests)."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
+
+
+@functools.cache
+def _passes():
+    """The module that launches the kernels; importing it imports triton."""
+    from fastsim.backends.triton_kernels import passes
+
+    return passes
+
+
+@functools.cache
+def _lists():
+    from fastsim.backends.triton_kernels import lists
+
+    return lists
+
+
+class TritonBackend(Backend):
+    """float16, bfloat16 and float32 tensors on a GPU."""
+
+    name = "triton"
+
+    @property
+    def automatic(self):
+        """The interpreter is for tests: `auto` never takes it."""
+        return not interpreting()
+
+    def objection(self, *tensors):
+        if not _INSTALLED:
+            return "Triton is not installed (pip install triton)"
+        where = "cpu" if interpreting() else "cuda"
+        for tensor in tensors:
+            if tensor.device.type != where:
+                wanted = "GPU tensors" if where == "cuda" else "CPU tensors (TRITON_INTERPRET=1)"
+                return f"it serves {wanted}, got one on {tensor.device}"
+            if tensor.dtype == torch.float64:
+                return "it serves float16, bfloat16 and float32, got torch.float64"
+        if where == "cuda" and not torch.cuda.is_available():
+            return "no GPU is visible (TRITON_INTERPRET=1 runs the kernels on CPU tensors)"
+        return None
+
+    def note(self):
+        if interpreting():
+            return ", interpreted on CPU tensors"
+        return f", unverified on this device ({torch.cuda.get_device_name()})"
+
+    def multiply(self, left, right, out, *, accumulate):
+        if left.dtype == out.dtype:
+            super().multiply(left, right, out, accumulate=accumulate)
+        elif out.device.type == "cpu":
+            super().multiply(left.to(out.dtype), right.to(out.dtype), out, accumulate=accumulate)
+        elif accumulate:
+            torch.ops.aten.addmm.dtype_out(out, left, right, out.dtype, out=out)
+        else:
+            torch.ops.aten.mm.dtype_out(left, right, out.dtype, out=out)
+
+    def boost(self, tile, weights, dtype, columns):
+        if dtype.itemsize != 2:
+            return None
+        # largest = m 2^e with m < 1, so 2^(15 - e) takes it below 2^15.
+        mantissa, exponent = torch.frexp(_largest_slope(tile, weights, columns))
+        power = torch.ldexp(torch.ones_like(mantissa), (TOP_EXPONENT - exponent).clamp(-100, 100))
+        # Nothing, infinity and NaN pass as they are.
+        return torch.where((mantissa > 0) & mantissa.isfinite(), power, 1.0)
+
+    def unit_rows(self, x, dtype=None):
+        return _passes().unit_rows(x, dtype)
+
+    def operand(self, unit, dtype):
+        return _passes().operand(unit, dtype)
+
+    def unit_rows_backward(self, grad_unit, x, inverse, factor):
+        return _passes().unit_rows_backward(grad_unit, x, inverse, factor)
+
+    def whole_rows_fit(self, columns):
+        return columns <= WIDEST
+
+    def blocks(self, rows, columns, *, whole_rows=False, lower=False):
+        tall, wide = _block_shape(rows, columns, whole_rows)
+        for top in range(0, rows, tall):
+            for left in range(top if lower else 0, columns, wide):
+                yield slice(top, min(rows, top + tall)), slice(left, min(columns, left + wide))
+
+    def workspace(self, unit_x, unit_y, *, whole_rows=False):
+        tall, wide = _block_shape(unit_x.shape[0], unit_y.shape[0], whole_rows)
+        return unit_x.new_empty(tall * _padded(wide))
+
+    def fold(self, tile, unit_x, unit_y):
+        return _passes().fold(tile, unit_x, unit_y)
+
+    def visit(self, tile, unit_x, unit_y, block, weights, workspace):
+        panel = _panel(workspace, block)
+        return _passes().visit(tile, unit_x, unit_y, block, weights[block[0]], panel), panel
+
+    def slope(self, tile, unit_x, unit_y, block, coefficients, workspace):
+        panel = _panel(workspace, block)
+        passes = _passes()
+        of_block = passes.of_block(tile, coefficients, block)
+        passes.slope(tile, unit_x, unit_y, block, of_block, panel)
+        return panel
+
+    def closest(self, pairs, semi_hard, unit_x, unit_y):
+        return _passes().closest(pairs, semi_hard, unit_x, unit_y)
+
+    def top_k(self, queries, corpus, k):
+        return _lists().top_k(self, queries, corpus, k)
+
+    def cosent(self, scores, labels, scale, want_slope):
+        return _lists().cosent(scores, labels, scale, want_slope)
+
+
+def _padded(columns):
+    return -(-columns // LINE) * LINE
+
+
+def _block_shape(rows, columns, whole_rows):
+    """(rows, columns) of a block: PANEL bytes of float16, twice that of float32."""
+    wide = columns if whole_rows else min(columns, WIDE)
+    tall = max(1, PANEL // (2 * _padded(wide) * TALL)) * TALL
+    return min(rows, tall), wide
+
+
+def _panel(workspace, block):
+    rows, columns = (part.stop - part.start for part in block)
+    stride = _padded(columns)
+    return workspace[: rows * stride].view(rows, stride)[:, :columns]
+
+
+def _largest_slope(tile, weights, columns):
+    """A bound (), float32, on the slopes of the losses weighted by `weights`."""
+    pairs = tile.pairs
+    size = weights.abs().float()
+    largest, scale = size.amax(), tile.scale.abs()
+    target = 1.0 if pairs.dense is None else _LARGEST_TARGET.get(pairs.dense.dtype, 16.0)
+    if tile.kind == "sigmoid":
+        return largest * scale * (1 + target)
+    if tile.kind == "squared_error":
+        return largest * 2 * (1 + target)
+    if tile.kind == "softmax" and tile.symmetric:
+        shared = size.new_zeros(columns).index_put_((pairs.positives,), size, accumulate=True)
+        return (largest + shared.amax()) * scale
+    if tile.kind == "softmax" and not tile.normalise and pairs.positives is None:
+        # The targets of a row may add up to as many as there are columns.
+        return largest * scale * (columns + 1)
+    return largest * scale
+
+
+# Values that a dense target may take; for other types room for more than the usual -1 to 1.
+_LARGEST_TARGET = {torch.bool: 1.0, torch.int8: 128.0, torch.uint8: 255.0}

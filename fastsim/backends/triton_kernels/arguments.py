@@ -1,0 +1,107 @@
+"""Groups of kernel arguments; a kernel reads them by name, and a None costs nothing.
+
+A pointer or a number per field. Pairs are indexed by global row and column; vectors of a loss and
+partials belong to the block in hand, n rows by m columns.
+"""
+
+from typing import Any, NamedTuple
+
+
+class Block(NamedTuple):
+    """Rows [row0, row1) against columns [column0, column1)."""
+
+    row0: Any
+    row1: Any
+    column0: Any
+    column1: Any
+
+
+class PairArguments(NamedTuple):
+    """`fastsim.targets.Pairs` for a kernel."""
+
+    positives: Any = None
+    row_ids: Any = None
+    column_ids: Any = None
+    row_groups: Any = None
+    column_groups: Any = None
+    otherwise: Any = None
+    dense: Any = None
+    dense_row: Any = None
+    dense_column: Any = None
+
+
+class Numbers(NamedTuple):
+    """Parameters of a loss: pointers to the 0-d tensors, so that nothing waits for them."""
+
+    scale: Any = None
+    bias: Any = None
+    margin: Any = None
+
+
+class SoftmaxPartials(NamedTuple):
+    """Maximum score and sum of exponentials by tile, for rows and perhaps for columns.
+
+    With positives `positive` (n,) is the score of each, else `target_scores` and
+    `target_sums` are the sums of t s and t by tile.
+    """
+
+    row_top: Any
+    row_sum: Any
+    positive: Any = None
+    target_scores: Any = None
+    target_sums: Any = None
+    column_top: Any = None
+    column_sum: Any = None
+
+
+class SoftmaxSlope(NamedTuple):
+    """The coefficients of fastsim/tiles.py for softmax."""
+
+    row_top: Any
+    row_weight: Any
+    target_weight: Any
+    column_top: Any = None
+    column_weight: Any = None
+
+
+class LossPartials(NamedTuple):
+    """Sums of the losses, and of dL/dz where the loss has a bias, by tile and row."""
+
+    loss: Any
+    slope: Any = None
+
+
+class Weights(NamedTuple):
+    """The weights (n,) of the losses."""
+
+    row: Any
+
+
+class LevelPartials(NamedTuple):
+    """(tiles, 4, K): maximum of s, its sum of exponentials, the same of -s; `levels` (K,).
+
+    (No field may be called `values` or `count`: a kernel's tuple has such attributes.)
+    """
+
+    out: Any
+    levels: Any
+    size: Any
+
+
+class LevelSlope(NamedTuple):
+    """The coefficients of fastsim/tiles.py for levels, with the `levels` (K,)."""
+
+    high: Any
+    up: Any
+    low: Any
+    down: Any
+    levels: Any
+    size: Any
+
+
+class ClosestPartials(NamedTuple):
+    """Largest admitted score and its column by tile and row; `ceiling` (n,) where there is one."""
+
+    top: Any
+    column: Any
+    ceiling: Any = None

@@ -1,0 +1,21 @@
+"""One way to launch a kernel, for the backend, its tests and the compile report."""
+
+import torch
+
+
+def run(kernel, grid, arguments, constants):
+    """Runs the kernel; the compile report puts a compilation in this place."""
+    kernel[grid](*arguments, **constants)
+
+
+def launch(kernel, grid, *arguments, **constants):
+    """Runs the kernel on the device of its first argument."""
+    device = arguments[0].device
+    # Triton warns where this is left open, as its default is about to change; a product and a sum
+    # in one rounding are what the epilogues want.
+    constants["enable_fp_fusion"] = True
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            run(kernel, grid, arguments, constants)
+    else:
+        run(kernel, grid, arguments, constants)

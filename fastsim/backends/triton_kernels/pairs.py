@@ -1,0 +1,50 @@
+"""Which pairs of a tile take part, and their targets: decided from indices, never from a mask."""
+
+import triton
+import triton.language as tl
+
+# The score of a pair that takes no part: far below every cosine, finite so that 0 * s stays 0.
+LEFT_OUT = tl.constexpr(-1e30)
+
+
+@triton.jit
+def own_pairs(row, column, block, pairs):
+    """(BLOCK_M, BLOCK_N): whether the column is the row's positive."""
+    positive = tl.load(pairs.positives + row, mask=row < block.row1, other=-1)
+    return column[None, :] == positive[:, None]
+
+
+@triton.jit
+def taking_part(row, column, block, pairs, SKIP: tl.constexpr):  # noqa: N803
+    """(BLOCK_M, BLOCK_N): inside the block, not skipped, not excluded."""
+    in_rows, in_columns = row < block.row1, column < block.column1
+    part = in_rows[:, None] & in_columns[None, :]
+    if SKIP == "diagonal":
+        part = part & (row[:, None] != column[None, :])
+    if SKIP == "lower":
+        part = part & (column[None, :] > row[:, None])
+    if pairs.row_ids is not None:
+        row_id = tl.load(pairs.row_ids + row, mask=in_rows, other=0)
+        column_id = tl.load(pairs.column_ids + column, mask=in_columns, other=0)
+        same = row_id[:, None] == column_id[None, :]
+        part = part & (own_pairs(row, column, block, pairs) | (same == 0))
+    return part
+
+
+@triton.jit
+def targets(row, column, block, pairs):
+    """(BLOCK_M, BLOCK_N) float32 targets."""
+    in_rows, in_columns = row < block.row1, column < block.column1
+    if pairs.dense is not None:
+        at = row.to(tl.int64)[:, None] * pairs.dense_row
+        at += column.to(tl.int64)[None, :] * pairs.dense_column
+        inside = in_rows[:, None] & in_columns[None, :]
+        # Straight to float32: the caller's dtype may be one the interpreter cannot compute in.
+        target = tl.load(pairs.dense + at, mask=inside, other=0).to(tl.float32)
+    elif pairs.row_groups is not None:
+        row_group = tl.load(pairs.row_groups + row, mask=in_rows, other=0)
+        column_group = tl.load(pairs.column_groups + column, mask=in_columns, other=0)
+        target = tl.where(row_group[:, None] == column_group[None, :], 1.0, pairs.otherwise)
+    else:
+        target = tl.where(own_pairs(row, column, block, pairs), 1.0, 0.0)
+    return target

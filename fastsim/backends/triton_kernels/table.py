@@ -1,0 +1,63 @@
+"""Block sizes by architecture, operand and depth: a static table, so that no call tunes.
+
+The entries are the ones that compile without spills and fill the tensor cores by arithmetic;
+`python -m bench.compile_report` shows what each takes.
+"""
+
+import functools
+from typing import NamedTuple
+
+import torch
+
+LINE = 128  # bytes: unit rows are padded to whole lines, which are whole BLOCK_K too
+
+
+class BlockSizes(NamedTuple):
+    """A tile of scores, its step in depth, and how a program runs it.
+
+    parts: in how many parts, side by side, a light epilogue takes the tile; a heavy one takes it
+    in twice as many.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    group: int
+    warps: int
+    stages: int
+    parts: int
+
+
+# (architecture, bytes of an operand, depth bucket) -> block sizes; see `block_sizes`.
+TABLE = {
+    ("sm_90", 2, "deep"): BlockSizes(128, 256, 64, 8, 8, 3, 4),
+    ("sm_90", 2, "shallow"): BlockSizes(128, 128, 64, 8, 8, 3, 2),
+    ("sm_90", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 4),
+    ("sm_80", 2, "deep"): BlockSizes(128, 128, 64, 8, 8, 3, 4),
+    ("sm_80", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 4),
+    ("gfx942", 2, "deep"): BlockSizes(128, 128, 64, 8, 8, 2, 4),
+    ("gfx942", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 4),
+    ("interpreter", 2, "deep"): BlockSizes(16, 32, 64, 2, 4, 1, 1),
+    ("interpreter", 4, "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 4),
+}
+SHALLOW = 256  # features: below, the epilogue outweighs the product
+
+
+def block_sizes(architecture, itemsize, depth):
+    """The entry of the table; an unknown architecture takes the one nearest in kind."""
+    if (architecture, itemsize, "deep") not in TABLE:
+        architecture = "gfx942" if architecture.startswith("gfx") else "sm_80"
+    deep = TABLE[architecture, itemsize, "deep"]
+    return TABLE.get((architecture, itemsize, "shallow"), deep) if depth <= SHALLOW else deep
+
+
+@functools.cache
+def architecture(device):
+    """The name of the device's architecture; "interpreter" for a CPU."""
+    if device.type == "cpu":
+        return "interpreter"
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        return properties.gcnArchName.split(":")[0]
+    # Code for 9.0 uses instructions that later architectures dropped.
+    return f"sm_{properties.major}{properties.minor}"

@@ -1,0 +1,252 @@
+"""Every loss of the Triton backend against loops in float64: value and all gradients.
+
+The tolerance is twice the error of the dense torch formula (`_from_scores` of the loss) on unit
+rows rounded to the operands' precision, plus one rounding: of the largest entry of a gradient of
+rows; of what the scores of a row, each rounded, may move its loss; of all terms of a gradient that
+is one sum over the scores.
+"""
+
+from dataclasses import dataclass, field
+
+import oracle
+import pytest
+import torch
+
+from fastsim import losses
+from fastsim.losses import SPECIFICATIONS
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+SHAPES = {"aligned": (16, 32, 64), "ragged": (21, 45, 40), "narrow": (5, 33, 3)}
+
+
+@dataclass
+class Case:
+    """A call loss(x, y, *arguments, **options), the same on scores, and the oracle's."""
+
+    loss: object
+    truth: object
+    arguments: tuple = ()
+    options: dict = field(default_factory=dict)
+    numbers: dict = field(default_factory=dict)
+    alone: bool = False  # x with itself
+    spec_options: dict = field(default_factory=dict)
+    reductions: tuple = ("mean", "none")
+
+
+def diagonal(rows, columns):
+    return 2 * torch.eye(rows, columns) - 1
+
+
+def grouped(row_groups, column_groups):
+    return torch.where(row_groups[:, None] == column_groups, 1.0, -1.0)
+
+
+def duplicates(rows, columns):
+    """Ids with a few equals, the column of a row's own positive among them."""
+    return torch.randint(0, rows, (rows,)), torch.randint(0, rows, (columns,))
+
+
+def nce(rows, columns, *, symmetric, exclude=False, margin=0.0, shared=False):
+    pick = torch.randint(0, columns, (rows,)) if shared else torch.randperm(columns)[:rows]
+    options = {"symmetric": symmetric, "margin": margin}
+    if exclude:
+        options["exclude"] = duplicates(rows, columns)
+
+    def truth(s, temperature):
+        return oracle.info_nce(s, pick.tolist(), temperature, **options)
+
+    return Case(losses.info_nce, truth, (pick,), options, {"temperature": 0.1})
+
+
+def con(rows, columns):
+    groups = torch.randint(0, max(2, rows // 3), (rows,))
+
+    def truth(s, temperature):
+        return oracle.sup_con(s, groups.tolist(), temperature)
+
+    numbers = {"temperature": 0.1}
+    return Case(losses.sup_con, truth, (groups,), {}, numbers, alone=True, reductions=("none",))
+
+
+def against(loss, truth, targets, matrix, numbers, **rest):
+    return Case(
+        loss, lambda s, **n: truth(s, matrix.double(), **n), (targets,), {}, numbers, **rest
+    )
+
+
+def triplet(rows, columns, *, mining, exclude=False):
+    options = {"mining": mining, "margin": 0.25}
+    if exclude:
+        options["exclude"] = duplicates(rows, columns)
+    return Case(losses.full_triplet, lambda s: oracle.full_triplet(s, **options), (), options)
+
+
+def ranked(rows, columns, targets, matrix):
+    def truth(s, scale):
+        return oracle.cosent(s.flatten(), matrix.flatten(), scale)
+
+    return Case(losses.cosent_matrix, truth, (targets,), {}, {"scale": 20.0}, reductions=(None,))
+
+
+def ranked_alone(rows, columns):
+    groups = torch.randint(0, 4, (rows,))
+    above = torch.triu_indices(rows, rows, 1).unbind()
+
+    def truth(s, scale):
+        return oracle.cosent(s[above], grouped(groups, groups)[above], scale)
+
+    return Case(
+        losses.cosent_matrix,
+        truth,
+        ((groups, groups),),
+        {},
+        {"scale": 20.0},
+        alone=True,
+        spec_options={"each_pair_once": True},
+        reductions=(None,),
+    )
+
+
+def integers(rows, columns):
+    return torch.randint(-1, 2, (rows, columns), dtype=torch.int8)
+
+
+def soft(rows, columns):
+    # A step of two columns: the kernels read targets by their strides.
+    return (2 * torch.rand(rows, 2 * columns) - 1).bfloat16()[:, ::2]
+
+
+def ids(rows, columns):
+    return torch.randint(0, 5, (rows,)), torch.randint(0, 5, (columns,))
+
+
+def target_cases(loss, truth, numbers):
+    def made(kind):
+        def case(rows, columns):
+            targets = kind(rows, columns)
+            matrix = grouped(*targets) if isinstance(targets, tuple) else targets.double()
+            return against(loss, truth, targets, matrix, numbers)
+
+        return case
+
+    def none(rows, columns):
+        return against(loss, truth, None, diagonal(rows, columns), numbers)
+
+    kinds = {"groups": ids, "soft": soft, "integers": integers}
+    return {"diagonal": none, **{name: made(kind) for name, kind in kinds.items()}}
+
+
+SIGLIP = {"scale": 10.0, "bias": -5.0}
+CASES = {
+    "info_nce": lambda n, m: nce(n, m, symmetric=False),
+    "info_nce exclude": lambda n, m: nce(n, m, symmetric=False, exclude=True, margin=0.1),
+    "info_nce symmetric": lambda n, m: nce(n, m, symmetric=True),
+    "info_nce symmetric exclude": lambda n, m: nce(
+        n, m, symmetric=True, exclude=True, margin=0.2, shared=True
+    ),
+    "sup_con": con,
+    "full_triplet hard": lambda n, m: triplet(n, m, mining="hard"),
+    "full_triplet semi-hard": lambda n, m: triplet(n, m, mining="semi-hard", exclude=True),
+    "cosent_matrix integers": lambda n, m: ranked(n, m, t := integers(n, m), t),
+    "cosent_matrix alone": ranked_alone,
+}
+for _loss, _truth, _numbers in (
+    (losses.siglip, oracle.siglip, SIGLIP),
+    (losses.matrix_cross_entropy, oracle.matrix_cross_entropy, {"temperature": 0.5}),
+    (losses.matrix_mse, oracle.matrix_mse, {}),
+):
+    for _kind, _made in target_cases(_loss, _truth, _numbers).items():
+        CASES[f"{_loss.__name__} {_kind}"] = _made
+
+
+def gradients(outputs, wanted):
+    """The output and its gradients for weights of every row that differ."""
+    outputs = outputs.flatten()
+    weights = torch.linspace(0.5, 1.5, len(outputs), dtype=outputs.dtype)
+    (outputs * weights).sum().backward()
+    return [outputs.detach(), *(tensor.grad for tensor in wanted)]
+
+
+def rounded_units(x, dtype):
+    """Unit rows as the kernels hold them; the gradient passes the rounding."""
+    unit = torch.nn.functional.normalize(x.float(), eps=torch.finfo(torch.float32).tiny)
+    return unit + (unit.to(dtype).float() - unit).detach()
+
+
+def results(case, x, y, reduction):
+    """(Triton, dense formula, truth), each the losses and every gradient, and their roundings."""
+    half = x.dtype.itemsize == 2
+    operand = torch.float16 if half else torch.float32
+    options = case.options | ({} if reduction is None else {"reduction": reduction})
+    found = []
+    for kind in ("triton", "dense", "truth"):
+        dtype = torch.float64 if kind == "truth" else x.dtype
+        left, right = (t.detach().to(dtype).requires_grad_() for t in (x, y))
+        right = left if case.alone else right
+        wide = torch.float64 if kind == "truth" else torch.float32
+        numbers = {
+            name: torch.tensor(value, dtype=wide, requires_grad=True)
+            for name, value in case.numbers.items()
+        }
+        if kind == "triton":
+            operands = (left, None) if case.loss is losses.cosent_matrix and case.alone else None
+            operands = operands or ((left,) if case.alone else (left, right))
+            out = case.loss(*operands, *case.arguments, **numbers, **options, backend="triton")
+        elif kind == "dense":
+            scores = rounded_units(left, operand) @ rounded_units(right, operand).T
+            spec = SPECIFICATIONS[case.loss]
+            out = spec(scores, *case.arguments, **numbers, **options, **case.spec_options)
+        else:
+            cosines = oracle.cosines(left, right)
+            cosines.retain_grad()
+            out = case.truth(cosines, **numbers)
+            out = {"mean": out.mean, "none": lambda: out}.get(reduction, lambda: out)()  # noqa: B023
+        wanted = [left, *([] if case.alone else [right]), *numbers.values()]
+        found.append(gradients(out, wanted))
+    # z = s / temperature or scale s + bias: sums of slopes times these.
+    slopes = cosines.grad.abs()
+    per = {name: (slopes * cosines.abs()).sum() / value for name, value in case.numbers.items()}
+    if "bias" in per:
+        per["bias"] = slopes.sum() / case.numbers["scale"]
+    sizes = [t.abs().max() for t in found[-1]]
+    moved = (slopes * cosines.abs()).sum(1)
+    sizes[0] = sizes[0] + (moved.max() if reduction == "none" else moved.sum())
+    if per:
+        sizes[-len(per) :] = per.values()
+    return found, [torch.finfo(operand).eps * size for size in sizes]
+
+
+def check(found, roundings):
+    names = ("loss", "gradient 0", "gradient 1", "gradient 2", "gradient 3")
+    for name, mine, dense, truth, rounding in zip(names, *found, roundings, strict=False):
+        assert mine.shape == truth.shape
+        error, formula = ((t.double() - truth).abs().max() for t in (mine, dense))
+        bound = 2 * (formula + rounding)
+        assert error <= bound, f"{name}: error {error:.2e}, tolerance {bound:.2e}"
+
+
+def clear_of_ties(x, y):
+    """Rows whose negatives differ, among them and from the positive, by more than rounding."""
+    s = oracle.cosines(x.double(), y.double())
+    rest = s - torch.where(torch.eye(*s.shape) > 0, 9.0, 0.0)
+    gap = (rest.sort(descending=True).values.diff().abs()).amin()
+    return min(gap, (rest - s.diagonal()[:, None]).abs().amin()) > 1e-5
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", CASES)
+def test_loss(name, shape, dtype):
+    rows, columns, depth = SHAPES[shape]
+    if dtype != torch.float32 and shape != "ragged":
+        pytest.skip("16-bit operands take the ragged shape alone")
+    if name.startswith("full_triplet") and dtype != torch.float32:
+        pytest.skip("which negative is closest is a matter of rounding: test_selection")
+    for _ in range(20):
+        x, y = torch.randn(rows, depth).to(dtype), torch.randn(columns, depth).to(dtype)
+        if not name.startswith("full_triplet") or clear_of_ties(x, y):
+            break
+    case = CASES[name](rows, columns)
+    reductions = case.reductions if shape == "ragged" else case.reductions[:1]
+    for reduction in reductions:
+        check(*results(case, x, y, reduction))

@@ -1,0 +1,101 @@
+"""The Triton backend: its interpreter tests in a process of their own, and compilation."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastsim.backends import get
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed"
+)
+
+
+@needs_triton
+def test_under_the_interpreter():
+    """tests/interpreted, which says why."""
+    folder = Path(__file__).parent / "interpreted"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
+    done = subprocess.run(
+        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+def test_import_leaves_triton_alone():
+    code = "import sys, fastsim, fastsim.backends; assert 'triton' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is visible")
+def test_objection_without_a_gpu():
+    if os.environ.get("TRITON_INTERPRET"):
+        pytest.skip("the interpreter serves CPU tensors")
+    assert get("triton").objection() is not None
+    assert get("triton").objection(torch.zeros(1)) is not None
+
+
+# Of the report's cases those that together have every kernel and every epilogue.
+CASES = ("exclude", "sigmoid dense", "squared_error integers", "levels once", "rows")
+# The other operands differ in the product alone, so one case shows that it builds; the report has
+# all of them.
+ONE = ("sigmoid dense",)
+COMPILED = {
+    ("sm_90", "float16"): CASES,
+    ("sm_90", "tf32"): CASES,
+    ("sm_90", "float32"): ONE,
+    ("sm_80", "float16"): CASES,
+    ("sm_80", "tf32"): ONE,
+    ("sm_80", "float32"): ONE,
+    ("gfx942", "float16"): CASES,
+    ("gfx942", "tf32"): ONE,
+    ("gfx942", "float32"): ONE,
+}
+
+
+@needs_triton
+@pytest.mark.parametrize(("architecture", "operand"), COMPILED)
+def test_compiles(architecture, operand):
+    from bench.compile_report import calls, compile_case
+
+    compiled = [
+        row
+        for call in calls()
+        if call[0] in COMPILED[architecture, operand]
+        for row in compile_case(architecture, operand, call)
+    ]
+    tiles = [row for row in compiled if row.kernel == "tile_kernel"]
+    assert tiles
+    if COMPILED[architecture, operand] == CASES:
+        assert {row.epilogue for row in tiles} == {
+            "softmax_fold",
+            "softmax_slope",
+            "sigmoid_fold",
+            "sigmoid_slope",
+            "sigmoid_fold+sigmoid_slope",
+            "squared_error_fold",
+            "squared_error_slope",
+            "squared_error_fold+squared_error_slope",
+            "levels_fold",
+            "levels_slope",
+            "closest_fold",
+        }
+        assert {row.kernel for row in compiled} > {
+            "unit_rows_kernel",
+            "unit_rows_backward_kernel",
+            "merge_exponentials_kernel",
+            "positives_kernel",
+            "totals_kernel",
+            "carries_kernel",
+            "scan_kernel",
+        }
+    spilled = [row[:-1] for row in compiled if row.spills]
+    assert not spilled
+    if architecture == "sm_90" and operand != "float32":
+        assert all("wgmma" in row.assembly for row in tiles)
