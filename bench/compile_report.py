@@ -71,7 +71,7 @@ def recording(architecture):
     """Within the block every launch is compiled for the architecture; yields the list of them."""
     from triton.runtime import driver
 
-    from fastsim.backends.triton_kernels import launching, lists, merge, passes, rows, scan, tile
+    from fastsim.backends.triton_kernels import launches, launching, lists, merge, rows, scan, tile
 
     found = []
 
@@ -80,20 +80,20 @@ def recording(architecture):
 
     kernels = [
         kernel
-        for module in (lists, merge, passes, rows, scan, tile)
+        for module in (launches, lists, merge, rows, scan, tile)
         for kernel in vars(module).values()
         if hasattr(kernel, "device_caches")
     ]
-    kept = launching.run, passes.architecture
+    kept = launching.run, launches.architecture
     real = driver._active  # not `active`, which without a GPU raises
     driver.set_active(_Driver(architecture))
-    launching.run, passes.architecture = compile_only, lambda device: architecture
+    launching.run, launches.architecture = compile_only, lambda device: architecture
     for kernel in kernels:
         kernel.device_caches.clear()
     try:
         yield found
     finally:
-        launching.run, passes.architecture = kept
+        launching.run, launches.architecture = kept
         driver.set_active(real)
         for kernel in kernels:
             kernel.device_caches.clear()

@@ -39,6 +39,13 @@ def _passes():
 
 
 @functools.cache
+def _launches():
+    from fastsim.backends.triton_kernels import launches
+
+    return launches
+
+
+@functools.cache
 def _lists():
     from fastsim.backends.triton_kernels import lists
 
@@ -94,13 +101,13 @@ class TritonBackend(Backend):
         return torch.where((mantissa > 0) & mantissa.isfinite(), power, 1.0)
 
     def unit_rows(self, x, dtype=None):
-        return _passes().unit_rows(x, dtype)
+        return _launches().unit_rows(x, dtype)
 
     def operand(self, unit, dtype):
-        return _passes().operand(unit, dtype)
+        return _launches().operand(unit, dtype)
 
     def unit_rows_backward(self, grad_unit, x, inverse, factor):
-        return _passes().unit_rows_backward(grad_unit, x, inverse, factor)
+        return _launches().unit_rows_backward(grad_unit, x, inverse, factor)
 
     def whole_rows_fit(self, columns):
         return columns <= WIDEST

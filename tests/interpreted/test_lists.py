@@ -208,7 +208,7 @@ def test_the_same_bits_again():
 def test_several_blocks(monkeypatch):
     """Panels and bands of partials far smaller than the matrix."""
     from fastsim.backends import triton as backend
-    from fastsim.backends.triton_kernels import passes
+    from fastsim.backends.triton_kernels import launches
 
     x, y = torch.randn(40, 24), torch.randn(70, 24)
 
@@ -224,7 +224,7 @@ def test_several_blocks(monkeypatch):
     monkeypatch.setattr(backend, "TALL", 16)
     monkeypatch.setattr(backend, "PANEL", 1)
     monkeypatch.setattr(backend, "WIDE", 32)
-    monkeypatch.setattr(passes, "PARTIALS", 1)
+    monkeypatch.setattr(launches, "PARTIALS", 1)
     for once, parts in zip(whole, run(), strict=True):
         assert (once - parts).abs().max() <= 8 * torch.finfo(SINGLE).eps * once.abs().max()
     monkeypatch.setattr(backend, "WIDEST", 1)  # now fold first, then slopes

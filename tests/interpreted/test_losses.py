@@ -213,7 +213,13 @@ def results(case, x, y, reduction):
     sizes[0] = sizes[0] + (moved.max() if reduction == "none" else moved.sum())
     if per:
         sizes[-len(per) :] = per.values()
-    return found, [torch.finfo(operand).eps * size for size in sizes]
+    # A logit of float32 rounds with its size, and its slope, an exponential, by as much.
+    numbers = case.numbers
+    largest = numbers.get("scale", 1.0) / numbers.get("temperature", 1.0) + abs(
+        numbers.get("bias", 0.0)
+    )
+    eps = torch.finfo(operand).eps + torch.finfo(torch.float32).eps * largest
+    return found, [float(eps * size) for size in sizes]
 
 
 def check(found, roundings):

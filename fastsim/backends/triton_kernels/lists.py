@@ -2,8 +2,8 @@
 
 import torch
 
+from fastsim.backends.triton_kernels.launches import cdiv
 from fastsim.backends.triton_kernels.launching import launch
-from fastsim.backends.triton_kernels.passes import cdiv
 from fastsim.backends.triton_kernels.scan import carries_kernel, scan_kernel, totals_kernel
 
 PART = 1024  # scores of a program

@@ -1,0 +1,230 @@
+"""What is allocated and launched: row kernels, and the tile kernel for one pair of unit rows."""
+
+import torch
+
+from fastsim.backends.triton_kernels.arguments import Block, PairArguments
+from fastsim.backends.triton_kernels.launching import launch
+from fastsim.backends.triton_kernels.merge import merge_exponentials_kernel
+from fastsim.backends.triton_kernels.rows import unit_rows_backward_kernel, unit_rows_kernel
+from fastsim.backends.triton_kernels.table import LINE, architecture, block_sizes
+from fastsim.backends.triton_kernels.tile import positives_kernel, tile_kernel
+
+PARTIALS = 128 << 20  # bytes of partial results alive
+
+
+# ---- rows ----
+
+
+def unit_rows(x, dtype):
+    """(unit rows, inverse norms); rows of operands (dtype None) are padded to whole lines."""
+    rows, depth = x.shape
+    operand = dtype or operand_dtype(x.dtype)
+    step = LINE // operand.itemsize
+    width = depth if dtype else cdiv(depth, step) * step
+    unit = x.new_empty(rows, width, dtype=operand)
+    inverse = x.new_empty(rows, dtype=torch.float32)
+    band, chunk = _row_sizes(width)
+    launch(
+        unit_rows_kernel,
+        (cdiv(rows, band),),
+        x,
+        *x.stride(),
+        unit,
+        inverse,
+        rows,
+        depth,
+        width,
+        TINY=torch.finfo(torch.float32).tiny,
+        ROWS=band,
+        BLOCK=chunk,
+        num_warps=4,
+    )
+    return unit[:, :depth], inverse
+
+
+def unit_rows_backward(grad_unit, x, inverse, factor):
+    """(factor * dL/dx, unit . grad_unit)."""
+    rows, depth = x.shape
+    # The interpreter cuts float32 to bfloat16 instead of rounding it.
+    written = torch.float32 if architecture(x.device) == "interpreter" else x.dtype
+    grad, dots = x.new_empty(x.shape, dtype=written), torch.empty_like(inverse)
+    band, chunk = _row_sizes(depth)
+    launch(
+        unit_rows_backward_kernel,
+        (cdiv(rows, band),),
+        grad_unit,
+        x,
+        *x.stride(),
+        inverse,
+        factor.to(inverse.dtype),
+        grad,
+        dots,
+        rows,
+        depth,
+        ROWS=band,
+        BLOCK=chunk,
+        num_warps=4,
+    )
+    return grad.to(x.dtype), dots
+
+
+def operand(unit, dtype):
+    """Unit rows of the compute type as operands for inputs of `dtype`, padded to whole lines."""
+    rows, depth = unit.shape
+    kind = operand_dtype(dtype)
+    step = LINE // kind.itemsize
+    padded = unit.new_zeros(rows, cdiv(depth, step) * step, dtype=kind)
+    padded[:, :depth] = unit
+    return padded[:, :depth]
+
+
+def operand_dtype(dtype):
+    """float16 for 16-bit inputs: unit rows never overflow, and bfloat16 would be less exact."""
+    return torch.float16 if dtype.itemsize == 2 else torch.float32
+
+
+def cdiv(a, b):
+    """a / b rounded up."""
+    return -(-a // b)
+
+
+def _row_sizes(width):
+    chunk = min(1024, 1 << (width - 1).bit_length())
+    return max(1, 2048 // chunk), chunk
+
+
+# ---- tiles ----
+
+
+class Launch:
+    """The launches of one loss over one pair of unit rows; `heavy`: of much work per score."""
+
+    def __init__(self, pairs, numbers, unit_x, unit_y, *, heavy=False):
+        self.unit_x, self.unit_y = unit_x, unit_y
+        self.pairs, self.numbers, self.skip = pair_arguments(pairs), numbers, pairs.skip
+        self.stride = unit_x.stride(0)
+        self.sizes = block_sizes(architecture(unit_x.device), unit_x.dtype.itemsize, self.stride)
+        self.parts = self.sizes.parts * (2 if heavy else 1)
+        full = torch.get_float32_matmul_precision() == "highest"
+        self.precision = "ieee" if full else "tf32"
+
+    def grid(self, rows, columns):
+        """(rows, columns) of tiles over the two slices."""
+        return (
+            cdiv(rows.stop - rows.start, self.sizes.rows),
+            cdiv(columns.stop - columns.start, self.sizes.columns),
+        )
+
+    def tiles(self, rows, columns):
+        """(rows, columns) of what the epilogues take for tiles."""
+        tall, wide = self.grid(rows, columns)
+        return tall, wide * self.parts
+
+    def bands(self, per_tile):
+        """Slices of rows whose tiles leave at most PARTIALS bytes, `per_tile` (row, column) each.
+
+        per_tile: bytes that a tile leaves.
+        """
+        rows, columns = self.unit_x.shape[0], self.unit_y.shape[0]
+        _, across = self.tiles(slice(0, rows), slice(0, columns))
+        tall = max(1, PARTIALS // (across * per_tile)) * self.sizes.rows
+        return [slice(top, min(rows, top + tall)) for top in range(0, rows, tall)]
+
+    def __call__(
+        self,
+        rows,
+        columns,
+        *,
+        fold=None,
+        partials=None,
+        slope=None,
+        coefficients=None,
+        panel=None,
+    ):
+        sizes = self.sizes
+        tall, wide = self.grid(rows, columns)
+        launch(
+            tile_kernel,
+            (tall * wide,),
+            self.unit_x,
+            self.unit_y,
+            self.stride,
+            Block(rows.start, rows.stop, columns.start, columns.stop),
+            self.pairs,
+            self.numbers,
+            partials,
+            coefficients,
+            panel,
+            None if panel is None else panel.stride(0),
+            SKIP=self.skip,
+            FOLD=fold,
+            SLOPE=slope,
+            PRECISION=self.precision,
+            BLOCK_M=sizes.rows,
+            BLOCK_N=sizes.columns,
+            BLOCK_K=sizes.depth,
+            GROUP=sizes.group,
+            PARTS=self.parts,
+            num_warps=sizes.warps,
+            num_stages=sizes.stages,
+        )
+
+    def positive_scores(self):
+        """(N,) float32, by the same products as the tiles, so that a copy of a positive ties."""
+        sizes, rows = self.sizes, self.unit_x.shape[0]
+        out = self.unit_x.new_empty(rows, dtype=torch.float32)
+        launch(
+            positives_kernel,
+            (cdiv(rows, sizes.rows),),
+            self.unit_x,
+            self.unit_y,
+            self.stride,
+            self.pairs.positives,
+            out,
+            rows,
+            PRECISION=self.precision,
+            BLOCK_M=sizes.rows,
+            BLOCK_N=sizes.columns,
+            BLOCK_K=sizes.depth,
+            num_warps=sizes.warps,
+            num_stages=sizes.stages,
+        )
+        return out
+
+    def merge(self, tops, sums, top, total, *, running):
+        """Merges (tiles, n) maxima and sums of exponentials into (n,)."""
+        tiles, count = tops.shape
+        block = 64
+        launch(
+            merge_exponentials_kernel,
+            (cdiv(count, block),),
+            tops,
+            sums,
+            top,
+            total,
+            self.numbers.scale,
+            tiles,
+            count,
+            RUNNING=running,
+            TILES=16,
+            BLOCK=block,
+            num_warps=4,
+        )
+
+
+def pair_arguments(pairs):
+    """`Pairs` as kernel arguments."""
+    dense = pairs.dense
+    if dense is not None and dense.dtype == torch.bool:
+        dense = dense.view(torch.uint8)
+    strides = (None, None) if dense is None else dense.stride()
+    return PairArguments(
+        pairs.positives,
+        pairs.row_ids,
+        pairs.column_ids,
+        pairs.row_groups,
+        pairs.column_groups,
+        None if pairs.row_groups is None else float(pairs.otherwise),
+        dense,
+        *strides,
+    )
