@@ -68,8 +68,8 @@ def evaluate_encoder(encoder, dataset, layout, *, classifier=None, batch_size=32
     """Metrics of an `Encoder` on a data set: a dictionary of numbers.
 
     Scored pairs: Pearson and Spearman under cosine, dot, Euclidean, Manhattan. Labelled pairs: with
-    `classifier` (module, class names) accuracy and macro F1, else for labels 0 and 1 accuracy and F1
-    at the best threshold and average precision. Tuples: triplet accuracy where there are negatives,
+    `classifier` (module, class names) accuracy and macro F1, else for labels 0 and 1 accuracy and
+    F1 at the best threshold and average precision. Tuples: triplet accuracy where there are negatives,
     and retrieval of the positives among all positives and negatives. Labelled texts: retrieval of
     the texts of the same label. ValueError for data without a metric.
     """
@@ -120,8 +120,10 @@ def _tuples(vectors, rows, parts, layout):
     queries = list(answers)
     # A text can be a query and in the corpus: it is no answer to itself.
     own = [position.get(query, -1) for query in queries]
-    relevant = [answers[query] - {row} or answers[query] for query, row in zip(queries, own)]
-    own = [row if row not in wanted else -1 for row, wanted in zip(own, relevant)]
+    relevant = [
+        answers[query] - {row} or answers[query] for query, row in zip(queries, own, strict=True)
+    ]
+    own = [row if row not in wanted else -1 for row, wanted in zip(own, relevant, strict=True)]
     return result | metrics.retrieval(vectors[queries], vectors[corpus], relevant, left_out=own)
 
 

@@ -1,0 +1,84 @@
+"""The demo: what an encoder learns from a few dozen sentences that it finds hard.
+
+`demo_sentences.tsv` holds situations: a sentence, one of the same meaning in other words, and two
+of the opposite meaning in nearly the same words. An encoder trained on the company words keep
+takes the opposites for paraphrases. It is trained on some situations and measured on others.
+"""
+
+import csv
+import itertools
+import json
+import tempfile
+import time
+from pathlib import Path
+
+from fastsim.training.load import load_encoder, search_texts
+from fastsim.training.run import Options, train
+
+SENTENCES = Path(__file__).with_name("demo_sentences.tsv")
+HELD_OUT = 4  # every fourth situation is for the measurement
+SAME, OPPOSITE, UNRELATED = 1.0, 0.25, 0.0
+
+
+def situations():
+    """(for training, held out): lists of (sentence, same, opposite, opposite too)."""
+    with open(SENTENCES, encoding="utf-8") as handle:
+        rows = list(csv.reader(handle, delimiter="\t", quoting=csv.QUOTE_NONE))[1:]
+    held = [row for place, row in enumerate(rows) if place % HELD_OUT == HELD_OUT - 1]
+    kept = [row for place, row in enumerate(rows) if place % HELD_OUT != HELD_OUT - 1]
+    return kept, held
+
+
+def pairs(rows):
+    """(sentence1, sentence2, score) of situations: same 1, opposite 0.25, the next situation 0."""
+    found = []
+    for row, other in zip(rows, rows[1:] + rows[:1], strict=True):
+        one, same, opposite, too = row
+        found += [(one, same, SAME), (opposite, too, SAME)]
+        found += [(a, b, OPPOSITE) for a, b in itertools.product((one, same), (opposite, too))]
+        found += [(a, b, UNRELATED) for a, b in zip(row, other, strict=True)]
+    return found
+
+
+def write_pairs(rows, path):
+    """`pairs` as JSON lines."""
+    names = ("sentence1", "sentence2", "score")
+    lines = [json.dumps(dict(zip(names, pair, strict=True))) for pair in pairs(rows)]
+    Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def run(model, output, *, seed=0, epochs=6, progress=True, cpu=False, say=print):
+    """Train on the demo's sentences and search with the model before and after.
+
+    Returns (the result of `train`, {"before" | "after": search answers}, seconds in all).
+    """
+    start = time.perf_counter()
+    kept, held = situations()
+    texts = list(dict.fromkeys(text for row in held for text in row))
+    query = held[0][1]
+    say(f"training on {len(pairs(kept))} pairs, measuring on {len(pairs(held))} others")
+    answers = {"before": _search(load_encoder(model, cpu=cpu), query, texts)}
+    with tempfile.TemporaryDirectory() as folder:
+        result = train(
+            Options(
+                model=model,
+                train=write_pairs(kept, Path(folder) / "train.jsonl"),
+                eval=write_pairs(held, Path(folder) / "held.jsonl"),
+                loss="cosent",
+                output=output,
+                epochs=epochs,
+                seed=seed,
+                max_length=32,
+                overwrite=True,
+                progress=progress,
+                cpu=cpu,
+            )
+        )
+    answers["after"] = _search(load_encoder(output, cpu=cpu), query, texts)
+    return result, answers, time.perf_counter() - start
+
+
+def _search(encoder, query, texts):
+    """The four texts closest to a query that is one of them, itself left out."""
+    return search_texts(encoder, [query], [text for text in texts if text != query], 4)
