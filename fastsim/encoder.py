@@ -4,6 +4,7 @@ Folders are those of sentence-transformers, read and written: `modules.json` nam
 part has its folder. A plain transformers folder is read too.
 """
 
+import inspect
 import json
 import os
 from pathlib import Path
@@ -166,8 +167,19 @@ class Encoder(nn.Module):
 
     def forward(self, features):
         """Embeddings (N, dim) of `tokenize`'s tensors."""
+        if self._counts_positions():
+            # Without this a decoder with learnt positions counts the padding on the left.
+            places = (features["attention_mask"].cumsum(1) - 1).clamp(min=0)
+            features = {**features, "position_ids": places}
         states = self.model(**features)[0]
         return self.head(pool(states, features["attention_mask"], self.pooling))
+
+    def _counts_positions(self):
+        """Whether token positions must be given: a decoder-only model padded on the left."""
+        bert_like = hasattr(self.model.config, "type_vocab_size")
+        if self.tokenizer.padding_side != "left" or bert_like:
+            return False
+        return "position_ids" in inspect.signature(self.model.forward).parameters
 
     def encode(self, texts, *, batch_size=32, prompt=None, normalize=False, progress=None):
         """Embeddings of a list of texts, without a gradient: (N, dim) float32 on the CPU.
