@@ -137,12 +137,12 @@ def test_every_loss_learns_its_data(kind, loss, learn, files, tmp_path):
 )
 def test_cross_encoder(kind, loss, files, tmp_path):
     file, held = files(kind)
-    asked = options(
-        tmp_path, file, loss=loss, eval=held, architecture="cross-encoder", epochs=3
-    )
+    few = write(tmp_path / "few.jsonl", read_data(file)[0].to_list()[:8])
+    asked = options(tmp_path, few, loss=loss, eval=held, architecture="cross-encoder", max_steps=40)
+    asked.learning_rate, asked.eval_steps = 3e-3, 40
     result = train(asked)
     found = losses(result)
-    assert sum(found[-4:]) < sum(found[:4])
+    assert sum(found[-8:]) < 0.98 * sum(found[:8])  # soft targets leave cross entropy a floor
     dataset, layout = read_data(held)
     again = evaluate_model(asked.output, dataset, layout, cpu=True, max_length=32)
     assert again == pytest.approx(result["after"], abs=1e-6)
@@ -278,7 +278,10 @@ def test_a_full_disk_leaves_the_old_model(files, tmp_path, monkeypatch):
 def test_scores_out_of_range(files, tmp_path):
     rows = [{"sentence1": "a", "sentence2": "b", "score": score} for score in (0, 2.5, 5)]
     file = write(tmp_path / "five.jsonl", rows)
-    for loss, more in (("cosine_regression", {}), ("regression", {"architecture": "cross-encoder"})):
+    for loss, more in (
+        ("cosine_regression", {}),
+        ("regression", {"architecture": "cross-encoder"}),
+    ):
         with pytest.raises(ValueError, match="got 0 to 5; --score-range"):
             train(options(tmp_path, file, loss=loss, **more))
         train(

@@ -128,7 +128,8 @@ class Objective(nn.Module):
     def forward(self, vectors, labels=None):
         """The loss of embeddings, one (N, D) tensor per text column, and labels (N,) or None."""
         for option, value in self.learnt.items():
-            setattr(self.loss, option, value.exp() if option in _POSITIVE else value)
+            # A Parameter itself would become one of the loss module too, saved twice.
+            setattr(self.loss, option, value.exp() if option in _POSITIVE else value.clone())
         return self._apply_loss(self.loss, vectors, labels)
 
     def values(self):
