@@ -1,4 +1,4 @@
-"""Small models for the tests of training: random weights, the vocabulary of the demo's sentences."""
+"""Small models for the tests: random weights, the vocabulary of the demo's sentences."""
 
 import atexit
 import functools

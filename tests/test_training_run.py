@@ -1,4 +1,4 @@
-"""Training runs on a tiny BERT: every loss, resuming after SIGKILL, outputs that cannot be written."""
+"""Training runs on a tiny BERT: every loss, SIGKILL and resuming, outputs not to be written."""
 
 import json
 import math

@@ -17,7 +17,7 @@ from sentence_transformers import (
 from sentence_transformers.sentence_transformer.losses import CoSENTLoss
 from torch.nn.functional import cosine_similarity
 
-from fastsim.encoder import EMBEDDED, model_folder
+from fastsim.training.model_files import EMBEDDED, model_folder
 
 
 def read(path):

@@ -5,9 +5,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fastsim.encoder import ModelError, _read_parts, load_transformer, model_folder, read_json
 from fastsim.losses import cosent
 from fastsim.training.folders import replaced_folder
+from fastsim.training.model_files import (
+    ModelError,
+    load_transformer,
+    model_folder,
+    read_json,
+    read_parts,
+)
 
 # Loss -> function of logits (N,) and gold values (N,) in [0, 1]. CoSENT needs their order alone;
 # its scale of 20 is for cosines, logits bring their own.
@@ -85,7 +91,7 @@ class CrossEncoder(nn.Module):
         folder = model_folder(name, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
         saved = None
         if (folder / "modules.json").is_file():
-            parts = _read_parts(folder)
+            parts = read_parts(folder)
             folder, saved = parts["transformer"], parts.get("max_length")
         elif not (folder / "config.json").is_file():
             raise ModelError(f"model: {str(name)!r} holds neither modules.json nor config.json")

@@ -29,21 +29,27 @@ def situations():
     return kept, held
 
 
-def pairs(rows):
-    """(sentence1, sentence2, score) of situations: same 1, opposite 0.25, the next situation 0."""
+def pairs(rows, *, unrelated=True):
+    """(sentence1, sentence2, score) of situations: same 1, opposite 0.25.
+
+    unrelated: with pairs of a situation and the next one too, score 0, which every encoder tells
+    apart; so they belong into the training, lest it forgets, and not into the measurement.
+    """
     found = []
     for row, other in zip(rows, rows[1:] + rows[:1], strict=True):
         one, same, opposite, too = row
         found += [(one, same, SAME), (opposite, too, SAME)]
         found += [(a, b, OPPOSITE) for a, b in itertools.product((one, same), (opposite, too))]
-        found += [(a, b, UNRELATED) for a, b in zip(row, other, strict=True)]
+        if unrelated:
+            found += [(a, b, UNRELATED) for a, b in zip(row, other, strict=True)]
     return found
 
 
-def write_pairs(rows, path):
-    """`pairs` as JSON lines."""
+def write_pairs(rows, path, *, unrelated=True):
+    """`pairs` as JSON lines; the path."""
+    found = pairs(rows, unrelated=unrelated)
     names = ("sentence1", "sentence2", "score")
-    lines = [json.dumps(dict(zip(names, pair, strict=True))) for pair in pairs(rows)]
+    lines = [json.dumps(dict(zip(names, pair, strict=True))) for pair in found]
     Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
     return str(path)
 
@@ -57,14 +63,16 @@ def run(model, output, *, seed=0, epochs=6, progress=True, cpu=False, say=print)
     kept, held = situations()
     texts = list(dict.fromkeys(text for row in held for text in row))
     query = held[0][1]
-    say(f"training on {len(pairs(kept))} pairs, measuring on {len(pairs(held))} others")
+    say(
+        f"training on {len(pairs(kept))} pairs, measuring on {len(pairs(held, unrelated=False))} others"
+    )
     answers = {"before": _search(load_encoder(model, cpu=cpu), query, texts)}
     with tempfile.TemporaryDirectory() as folder:
         result = train(
             Options(
                 model=model,
                 train=write_pairs(kept, Path(folder) / "train.jsonl"),
-                eval=write_pairs(held, Path(folder) / "held.jsonl"),
+                eval=write_pairs(held, Path(folder) / "held.jsonl", unrelated=False),
                 loss="cosent",
                 output=output,
                 epochs=epochs,

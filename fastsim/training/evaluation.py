@@ -69,9 +69,9 @@ def evaluate_encoder(encoder, dataset, layout, *, classifier=None, batch_size=32
 
     Scored pairs: Pearson and Spearman under cosine, dot, Euclidean, Manhattan. Labelled pairs: with
     `classifier` (module, class names) accuracy and macro F1, else for labels 0 and 1 accuracy and
-    F1 at the best threshold and average precision. Tuples: triplet accuracy where there are negatives,
-    and retrieval of the positives among all positives and negatives. Labelled texts: retrieval of
-    the texts of the same label. ValueError for data without a metric.
+    F1 at the best threshold and average precision. Tuples: triplet accuracy where there are
+    negatives, and retrieval of the positives among all positives and negatives. Labelled texts:
+    retrieval of the texts of the same label. ValueError for data without a metric.
     """
     check_evaluation(dataset, layout, classes=classifier and classifier[1])
     columns = [list(dataset[name]) for name in layout.texts]
