@@ -1,8 +1,9 @@
-"""The demo: what an encoder learns from a few dozen sentences that it finds hard.
+"""The demo: what an encoder learns from a few sentences that it finds hard.
 
-`demo_sentences.tsv` holds situations: a sentence, one of the same meaning in other words, and two
-of the opposite meaning in nearly the same words. An encoder trained on the company words keep
-takes the opposites for paraphrases. It is trained on some situations and measured on others.
+`demo_sentences.tsv` holds kinds of statement, each with four things it can be about: a sentence,
+one of the same meaning in other words, and two of the opposite meaning in nearly the same words.
+An encoder that goes by the words takes the opposites for paraphrases. It is trained on three
+things of each kind and measured on the fourth.
 """
 
 import csv
@@ -16,17 +17,21 @@ from fastsim.training.load import load_encoder, search_texts
 from fastsim.training.run import Options, train
 
 SENTENCES = Path(__file__).with_name("demo_sentences.tsv")
-HELD_OUT = 4  # every fourth situation is for the measurement
 SAME, OPPOSITE, UNRELATED = 1.0, 0.25, 0.0
 
 
 def situations():
     """(for training, held out): lists of (sentence, same, opposite, opposite too)."""
-    with open(SENTENCES, encoding="utf-8") as handle:
-        rows = list(csv.reader(handle, delimiter="\t", quoting=csv.QUOTE_NONE))[1:]
-    held = [row for place, row in enumerate(rows) if place % HELD_OUT == HELD_OUT - 1]
-    kept = [row for place, row in enumerate(rows) if place % HELD_OUT != HELD_OUT - 1]
-    return kept, held
+    kept, held = ([], [], []), []
+    with open(SENTENCES, encoding="utf-8", newline="") as handle:
+        reader = csv.reader(handle, delimiter="\t", quoting=csv.QUOTE_NONE)
+        next(reader)
+        for things, *sentences in reader:
+            *seen, unseen = things.split(";")
+            for group, thing in zip(kept, seen, strict=True):
+                group.append([text.format(thing) for text in sentences])
+            held.append([text.format(unseen) for text in sentences])
+    return [row for group in kept for row in group], held  # neighbours are of different kinds
 
 
 def pairs(rows, *, unrelated=True):
@@ -54,7 +59,7 @@ def write_pairs(rows, path, *, unrelated=True):
     return str(path)
 
 
-def run(model, output, *, seed=0, epochs=6, progress=True, cpu=False, say=print):
+def run(model, output, *, seed=0, epochs=2, progress=True, cpu=False, say=print):
     """Train on the demo's sentences and search with the model before and after.
 
     Returns (the result of `train`, {"before" | "after": search answers}, seconds in all).
@@ -63,9 +68,8 @@ def run(model, output, *, seed=0, epochs=6, progress=True, cpu=False, say=print)
     kept, held = situations()
     texts = list(dict.fromkeys(text for row in held for text in row))
     query = held[0][1]
-    say(
-        f"training on {len(pairs(kept))} pairs, measuring on {len(pairs(held, unrelated=False))} others"
-    )
+    count = len(pairs(held, unrelated=False))
+    say(f"training on {len(pairs(kept))} pairs, measuring on {count} others")
     answers = {"before": _search(load_encoder(model, cpu=cpu), query, texts)}
     with tempfile.TemporaryDirectory() as folder:
         result = train(

@@ -8,10 +8,12 @@ WIDE = (8, 3.2)
 
 
 def curves(history, metric, path):
-    """Loss and one metric against steps, from the trainer's log history."""
+    """Loss and, unless it is None, one metric against steps, from the trainer's log history."""
     figure = Figure(figsize=WIDE, layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for axes, key, name in ((left, "loss", "training loss"), (right, f"eval_{metric}", metric)):
+    shown = [("loss", "training loss")]
+    shown += [] if metric is None else [(f"eval_{metric}", metric)]
+    all_axes = figure.subplots(1, len(shown), squeeze=False)[0]
+    for axes, (key, name) in zip(all_axes, shown, strict=True):
         points = [(entry["step"], entry[key]) for entry in history if key in entry]
         if points:
             axes.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None)

@@ -74,14 +74,17 @@ def train(options):
     `OutputError` for the folder.
     """
     import transformers
+    from accelerate import PartialState
 
-    from fastsim.training.trainer import Collator, Trainer, last_checkpoint
+    from fastsim.training.trainer import Collator, Trainer
 
     output = Path(os.path.abspath(options.output))
     checkpoints = output / CHECKPOINTS
     task = prepare(options)
     _check_output(output, options)
-    state, checkpoint = _begin(options, task, checkpoints, last_checkpoint)
+    process = PartialState(cpu=options.cpu)
+    with process.main_process_first():
+        state, checkpoint = _begin(options, task, checkpoints, process.is_main_process)
     transformers.set_seed(options.seed)
     callbacks = []
     if options.early_stopping:
@@ -133,8 +136,13 @@ def _check_output(output, options):
         raise OutputError(f"output: {options.output!r}: {error.strerror}") from error
 
 
-def _begin(options, task, checkpoints, last_checkpoint):
-    """(what is known of the untrained model, the checkpoint to go on from or None)."""
+def _begin(options, task, checkpoints, main):
+    """(what is known of the untrained model, the checkpoint to go on from or None).
+
+    main: whether this is the process that writes; the others read what it wrote.
+    """
+    from fastsim.training.trainer import last_checkpoint
+
     file = checkpoints / "run.json"
     asked = {key: value for key, value in asdict(options).items() if key not in _FREE}
     asked = json.loads(json.dumps(asked)) | {"data": data.fingerprint(options.train)}
@@ -147,10 +155,12 @@ def _begin(options, task, checkpoints, last_checkpoint):
         if changed:
             was, now = state["asked"].get(changed[0]), asked[changed[0]]
             raise ValueError(f"resume: {changed[0]} was {was!r} in this run, now {now!r}")
-        for path in checkpoints.glob("checkpoint-*"):
+        for path in checkpoints.glob("checkpoint-*") if main else ():
             if not (path / "trainer_state.json").is_file():
                 shutil.rmtree(path)  # its writing was cut off
         return state, checkpoint
+    if not main:
+        return json.loads(file.read_text(encoding="utf-8")), None
     if checkpoints.exists():
         if not options.overwrite:
             raise OutputError(
