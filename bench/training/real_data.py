@@ -26,6 +26,14 @@ SETTINGS += ["--max-length", "64"]
 SHORT = ["--max-steps", "80"]  # half an epoch of SICK
 
 
+def _git(*arguments):
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+COMMIT = _git("rev-parse", "--short", "HEAD")  # at the start: a run is long
+
+
 def fastsim(*arguments):
     """Run a command of fastsim; its standard output."""
     command = [sys.executable, "-m", "fastsim", *map(str, arguments)]
@@ -67,8 +75,9 @@ def write(name, **result):
     """One result file, with what it was measured on."""
     about = {
         "experiment": name,
-        "commit": _git("rev-parse", "--short", "HEAD"),
+        "commit": COMMIT,
         "device": f"{os.cpu_count()} cores, {platform.machine()}",
+        "load_average": os.getloadavg()[0],  # above the cores: seconds are not those of the code
         "versions": {
             package: version(package)
             for package in ("torch", "transformers", "accelerate", "sentence-transformers")
@@ -76,11 +85,6 @@ def write(name, **result):
     }
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(about | result, indent=1) + "\n")
-
-
-def _git(*arguments):
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
 
 
 def _shown(part):

@@ -58,6 +58,10 @@ def load_transformer(kind, folder, *, trust_remote_code=False, allow_pickle=Fals
     trust = {"trust_remote_code": trust_remote_code}
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trust)
+        if kind == "AutoModel":
+            config = transformers.AutoConfig.from_pretrained(folder, **trust)
+            if config.is_encoder_decoder:  # T5 and its kin: the encoder alone
+                kind = "AutoModelForTextEncoding"
         model = getattr(transformers, kind).from_pretrained(
             folder,
             use_safetensors=None if allow_pickle else True,
