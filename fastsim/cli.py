@@ -285,5 +285,7 @@ def _output_error():
 def _exit_code(error):
     from fastsim.training.data import DataError
 
+    if "No space left" in str(error):  # also from safetensors, whose error is no OSError
+        return OUTPUT
     kinds = ((DataError, DATA), (ModelError, MODEL), (OSError, OUTPUT), (ValueError, USAGE))
     return next((code for kind, code in kinds if isinstance(error, kind)), FAILED)

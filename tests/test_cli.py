@@ -108,6 +108,18 @@ def test_an_unknown_model_name_is_one_line(data, tmp_path, monkeypatch):
     one_line(result, cli.MODEL, "'no/such-model' is no folder here", "ConnectionError")
 
 
+def test_a_full_disk(data, tmp_path, monkeypatch):
+    from safetensors import SafetensorError
+
+    def full(*arguments, **options):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    result = train(data, tmp_path / "out", "--max-steps", 1)
+    one_line(result, cli.OUTPUT, "No space left on device")
+    assert not (tmp_path / "out/modules.json").exists()
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_read_only_folder(data, tmp_path):
     folder = tmp_path / "locked"
