@@ -43,7 +43,7 @@ def main():
         learning_rate=5e-5,
         warmup_steps=0.1,
         seed=0,
-        save_strategy="no" if options.max_steps > 0 else "epoch",
+        save_strategy="epoch",
         logging_steps=10,
         report_to=[],
         disable_tqdm=True,
