@@ -11,6 +11,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from importlib.metadata import version
 from pathlib import Path
@@ -261,6 +262,22 @@ def prepared(name, make, loss, *more):
     return run
 
 
+def demo(folder):
+    """`fastsim demo`."""
+    start = time.perf_counter()
+    fastsim("demo", "--output", folder / "m", "--no-progress")
+    seconds = time.perf_counter() - start
+    result = json.loads((folder / "m/fastsim_training.json").read_text())
+    write(
+        "demo",
+        command="fastsim demo",
+        steps=result["steps"],
+        seconds=seconds,
+        before=result["before"],
+        after=result["after"],
+    )
+
+
 # ---- cross-encoders ----
 
 
@@ -312,6 +329,7 @@ def crossed(name, make, loss):
 
 
 EXPERIMENTS = {
+    "demo": demo,
     "stsb_cosent": stsb_cosent,
     "stsb_sentence_transformers": stsb_sentence_transformers,
     "stsb_time": stsb_time,

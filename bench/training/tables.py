@@ -9,6 +9,7 @@ from pathlib import Path
 RESULTS = Path(__file__).resolve().parents[2] / "bench/results/training"
 # Result file -> what it is and the metrics shown, of test data.
 IMPROVED = {
+    "demo": ("the demo's sentences, CoSENT", ["spearman_cosine"]),
     "stsb_cosent": ("STS-B scores, CoSENT, one epoch", ["spearman_cosine"]),
     "sick_cosent": ("SICK relatedness, CoSENT", ["spearman_cosine"]),
     "sick_classification": ("SICK entailment, classification (u; v; abs(u-v))", ["accuracy"]),
