@@ -202,13 +202,22 @@ def test_batches_of_few_rows_and_one_text(rows):
     assert all(groups)
 
 
+def test_batches_are_shared_by_processes():
+    rows = random_rows(2)
+    parts = [UniqueBatches(rows, 16, rank=rank, ranks=3) for rank in range(3)]
+    assert len({len(part) for part in parts}) == 1
+    assert all(len(list(part)) == len(part) for part in parts)
+    found = [row for part in parts for batch in part for row in batch]
+    assert sorted(found) == list(range(len(rows)))
+
+
 def test_batches_refuse_what_does_not_fit():
     with pytest.raises(ValueError, match="batch_size: wanted at least 1, got 0"):
         UniqueBatches([("a",)], 0)
     with pytest.raises(ValueError, match="wanted at least one row"):
         UniqueBatches([], 2)
     with pytest.raises(ValueError, match="wanted at least 2 rows, got 1"):
-        UniqueBatches([("a",)], 2, count_of=2)
+        UniqueBatches([("a",)], 2, ranks=2)
 
 
 def test_real_files_read(tmp_path):

@@ -18,13 +18,13 @@ class UniqueBatches:
     texts: for each row the hashable texts it brings (those of one row may be equal). batch_size:
     rows per batch, passed by one only where repeated texts leave no other place. groups: for each
     row its group; rows of a group then come together, up to `together` of them, so that a batch
-    holds positives. count_of: the number of batches is a multiple of it. `set_epoch` chooses the
-    epoch; their number is the same in all.
+    holds positives. rank, ranks: the share of this process among several, every one with as many
+    batches. `set_epoch` chooses the epoch; the number of batches is the same in all.
     """
 
     drop_last = False
 
-    def __init__(self, texts, batch_size, *, seed=0, groups=None, together=4, count_of=1):
+    def __init__(self, texts, batch_size, *, seed=0, groups=None, together=4, rank=0, ranks=1):
         if not texts:
             raise ValueError("texts: wanted at least one row")
         if batch_size < 1:
@@ -35,18 +35,19 @@ class UniqueBatches:
         # A row's texts can be in at most this many batches by other rows.
         self._clashes = [sum(uses[number] - 1 for number in row) for row in self._texts]
         count = max(math.ceil(len(texts) / batch_size), 1 + max(self._clashes))
-        self._count = math.ceil(min(count, len(texts)) / count_of) * count_of
+        self._count = math.ceil(min(count, len(texts)) / ranks) * ranks
         if self._count > len(texts):
             raise ValueError(f"texts: wanted at least {self._count} rows, got {len(texts)}")
         self.batch_size, self.seed, self.epoch = batch_size, seed, 0
         self._groups, self._together = groups, together
+        self._rank, self._ranks = rank, ranks
 
     def set_epoch(self, epoch):
         """Choose the epoch of the next iteration."""
         self.epoch = epoch
 
     def __len__(self):
-        return self._count
+        return self._count // self._ranks
 
     def __iter__(self):
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
@@ -62,7 +63,7 @@ class UniqueBatches:
         for chunk in chunks:
             self._deal(chunk, heap, batches, seen)
         order = torch.randperm(self._count, generator=generator).tolist()
-        yield from (batches[i] for i in order)
+        yield from (batches[i] for i in order[self._rank :: self._ranks])
 
     def _chunks(self, order):
         if self._groups is None:

@@ -54,6 +54,13 @@ class Collator:
         return batch
 
 
+class _Loader(torch.utils.data.DataLoader):
+    """A loader that hands the epoch on, as those that accelerate prepares."""
+
+    def set_epoch(self, epoch):
+        self.batch_sampler.set_epoch(epoch)
+
+
 class Trainer(transformers.Trainer):
     """transformers.Trainer with batches free of duplicates and our evaluation.
 
@@ -78,16 +85,18 @@ class Trainer(transformers.Trainer):
             self._train_batch_size,
             seed=self.args.seed,
             groups=groups,
-            count_of=self.accelerator.num_processes,
+            rank=self.accelerator.process_index,
+            ranks=self.accelerator.num_processes,
         )
-        loader = torch.utils.data.DataLoader(
+        loader = _Loader(
             self.train_dataset,
             batch_sampler=batches,
             collate_fn=self.data_collator,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
         )
-        return self.accelerator.prepare(loader)
+        # With several processes the batches are shared already; accelerate would do it again.
+        return self.accelerator.prepare(loader) if self.accelerator.num_processes == 1 else loader
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
         """The metrics of `evaluation`, logged under `eval_...`."""
