@@ -27,6 +27,7 @@ from fastsim.scores import cosine_similarity, paired_cosine_similarity, top_k
 __version__ = "0.1.0"
 
 __all__ = [
+    "Encoder",
     "angle",
     "angle_similarity",
     "backends",
@@ -48,3 +49,12 @@ __all__ = [
     "triplet_margin",
     "use_backend",
 ]
+
+
+def __getattr__(name):
+    """`Encoder` on first use: the only public name that wants more than torch and numpy."""
+    if name == "Encoder":
+        from fastsim.encoder import Encoder
+
+        return Encoder
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,363 @@
+"""Training on STS-B and SICK by the command line, each experiment one file of results.
+
+Usage: FASTSIM_DATA=../shared/data python bench/training/real_data.py EXPERIMENT...
+Experiments: see EXPERIMENTS at the end; `all` runs every one. Results: bench/results/training/.
+"""
+
+import csv
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = Path(os.environ.get("FASTSIM_DATA", ROOT / "../shared/data")).resolve()
+RESULTS = ROOT / "bench/results/training"
+STSB = ["--columns", "sentence1,sentence2,score"]
+SICK = ["--columns", "sentence1=sentence_A,sentence2=sentence_B,score=relatedness_score"]
+SICK_CLASSES = ["--columns", "sentence1=sentence_A,sentence2=sentence_B,label=entailment_judgment"]
+SETTINGS = ["--batch-size", "32", "--learning-rate", "5e-5", "--warmup", "0.1", "--seed", "0"]
+SETTINGS += ["--max-length", "64"]
+SHORT = ["--max-steps", "50"]  # a third of an epoch of SICK
+
+
+def _git(*arguments):
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+COMMIT = _git("rev-parse", "--short", "HEAD")  # at the start: a run is long
+
+
+def fastsim(*arguments):
+    """Run a command of fastsim; its standard output."""
+    command = [sys.executable, "-m", "fastsim", *map(str, arguments)]
+    print("$ fastsim", *arguments, flush=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return done.stdout
+
+
+def train(output, *arguments):
+    """`fastsim train`; what it wrote down, and the command as a user would type it."""
+    command = ["train", *arguments, *SETTINGS]
+    fastsim(*command, "--output", output, "--no-progress")
+    result = json.loads((output / "fastsim_training.json").read_text())
+    return result, "fastsim " + " ".join(_shown(part) for part in command)
+
+
+def evaluate(model, data, *arguments):
+    """The metrics of `fastsim evaluate --json`."""
+    command = ["evaluate", "--model", model, "--data", data, "--max-length", 64, "--json"]
+    found = json.loads(fastsim(*command, *arguments).splitlines()[-1])
+    return {name: value for name, value in found.items() if name not in ("model", "data")}
+
+
+def rival(output, *arguments):
+    """sentence-transformers' trainer; what it printed."""
+    script = ROOT / "bench/training/rival.py"
+    command = [sys.executable, script, "--output", output, *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        list(map(str, command)), env=environment, capture_output=True, text=True, check=True
+    )
+    line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
+    return json.loads(line.removeprefix("RESULT "))
+
+
+def write(name, **result):
+    """One result file, with what it was measured on."""
+    about = {
+        "experiment": name,
+        "commit": COMMIT,
+        "device": f"{os.cpu_count()} cores, {platform.machine()}",
+        "load_average": os.getloadavg()[0],  # above the cores: seconds are not those of the code
+        "versions": {
+            package: version(package)
+            for package in ("torch", "transformers", "accelerate", "sentence-transformers")
+        },
+    }
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(about | result, indent=1) + "\n")
+
+
+def _shown(part):
+    return Path(part).name if os.sep in str(part) else str(part)
+
+
+# ---- STS-B ----
+
+
+def stsb_cosent(folder):
+    """One epoch of CoSENT and the Spearman on the test part."""
+    test = DATA / "stsb/test.csv"
+    result, command = train(
+        folder / "m", "--train", DATA / "stsb/train.csv", "--loss", "cosent", *STSB
+    )
+    write(
+        "stsb_cosent",
+        command=command,
+        steps=result["steps"],
+        seconds=result["seconds"],
+        before=evaluate("all-minilm-l6-v2", test, *STSB),
+        after=evaluate(folder / "m", test, *STSB),
+    )
+
+
+def stsb_sentence_transformers(folder):
+    """The same epoch by sentence-transformers' trainer and CoSENTLoss."""
+    data = DATA / "stsb"
+    found = rival(folder / "m", "--train", data / "train.csv", "--test", data / "test.csv")
+    write("stsb_sentence_transformers", command="python bench/training/rival.py", after=found)
+
+
+def stsb_time(folder, steps=12, turns=3):
+    """Seconds of training of both trainers, in turns."""
+    ours, theirs = [], []
+    data = DATA / "stsb/train.csv"
+    for turn in range(turns):
+        result, command = train(
+            folder / f"m{turn}", "--train", data, "--loss", "cosent", *STSB, "--max-steps", steps
+        )
+        ours.append(result["seconds"])
+        theirs.append(rival(folder / "r", "--train", data, "--max-steps", steps)["seconds"])
+    write(
+        "stsb_time",
+        command=command,
+        steps=steps,
+        fastsim_seconds=ours,
+        sentence_transformers_seconds=theirs,
+        ratio_of_best=min(ours) / min(theirs),
+    )
+
+
+# ---- SICK, encoders ----
+
+
+def sick_rows(part):
+    """The rows of a part of SICK: train or test."""
+    name = {"train": "SICK_train.txt", "test": "SICK_test_annotated.txt"}[part]
+    with open(DATA / "sick" / name, encoding="utf-8") as handle:
+        return list(csv.DictReader(handle, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def sick_file(part):
+    return DATA / "sick" / {"train": "SICK_train.txt", "test": "SICK_test_annotated.txt"}[part]
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def entailment_pairs(folder, part):
+    """(anchor, positive) of the ENTAILMENT pairs."""
+    rows = [
+        {"anchor": row["sentence_A"], "positive": row["sentence_B"]}
+        for row in sick_rows(part)
+        if row["entailment_judgment"] == "ENTAILMENT"
+    ]
+    return write_rows(folder / f"{part}_pairs.jsonl", rows)
+
+
+def paraphrase_groups(folder, part):
+    """(text, label): connected sentences of ENTAILMENT pairs with a relatedness of 4.5 or more."""
+    parent = {}
+
+    def root(text):
+        while parent.setdefault(text, text) != text:
+            text = parent[text]
+        return text
+
+    for row in sick_rows(part):
+        close = float(row["relatedness_score"]) >= 4.5
+        if close and row["entailment_judgment"] == "ENTAILMENT":
+            parent[root(row["sentence_A"])] = root(row["sentence_B"])
+    groups = defaultdict(list)
+    for text in parent:
+        groups[root(text)].append(text)
+    rows = [
+        {"text": text, "label": number}
+        for number, texts in enumerate(groups.values())
+        for text in texts
+    ]
+    return write_rows(folder / f"{part}_groups.jsonl", rows)
+
+
+def sick_relatedness(folder):
+    """CoSENT on the relatedness scores."""
+    tsv = ["--format", "tsv", *SICK]
+    result, command = train(
+        folder / "m", "--train", sick_file("train"), "--loss", "cosent", *tsv, *SHORT
+    )
+    write(
+        "sick_cosent",
+        command=command,
+        steps=result["steps"],
+        seconds=result["seconds"],
+        before=evaluate("all-minilm-l6-v2", sick_file("test"), *tsv),
+        after=evaluate(folder / "m", sick_file("test"), *tsv),
+    )
+
+
+def sick_classification(folder):
+    """Three classes; before: the untrained encoder's features with scikit-learn's classifier."""
+    import torch
+    from sklearn.linear_model import LogisticRegression
+
+    import fastsim as package
+
+    tsv = ["--format", "tsv", *SICK_CLASSES]
+    result, command = train(
+        folder / "m",
+        "--train",
+        sick_file("train"),
+        "--loss",
+        "classification",
+        *tsv,
+        "--loss-learning-rate",
+        "1e-3",
+        *SHORT,
+    )
+    encoder = package.Encoder.from_pretrained("all-minilm-l6-v2", max_length=64)
+    features = {}
+    for part in ("train", "test"):
+        rows = sick_rows(part)
+        u, v = (encoder.encode([row[c] for row in rows]) for c in ("sentence_A", "sentence_B"))
+        labels = [row["entailment_judgment"] for row in rows]
+        features[part] = torch.cat([u, v, (u - v).abs()], 1).numpy(), labels
+    head = LogisticRegression(max_iter=1000).fit(*features["train"])
+    write(
+        "sick_classification",
+        command=command,
+        steps=result["steps"],
+        seconds=result["seconds"],
+        before={"accuracy": head.score(*features["test"])},
+        after=evaluate(folder / "m", sick_file("test"), *tsv),
+    )
+
+
+def prepared(name, make, loss, *more):
+    """An experiment on a file made from SICK, for one loss."""
+
+    def run(folder):
+        data = {part: make(folder, part) for part in ("train", "test")}
+        result, command = train(folder / "m", "--train", data["train"], "--loss", loss, *more)
+        write(
+            f"{name}_{loss}",
+            command=command,
+            steps=result["steps"],
+            seconds=result["seconds"],
+            before=evaluate("all-minilm-l6-v2", data["test"]),
+            after=evaluate(folder / "m", data["test"]),
+        )
+
+    return run
+
+
+def demo(folder):
+    """`fastsim demo`."""
+    start = time.perf_counter()
+    fastsim("demo", "--output", folder / "m", "--no-progress")
+    seconds = time.perf_counter() - start
+    result = json.loads((folder / "m/fastsim_training.json").read_text())
+    write(
+        "demo",
+        command="fastsim demo",
+        steps=result["steps"],
+        seconds=seconds,
+        before=result["before"],
+        after=result["after"],
+    )
+
+
+# ---- cross-encoders ----
+
+
+def entailed(folder, part):
+    """(sentence1, sentence2, label): 1 for ENTAILMENT."""
+    rows = [
+        {
+            "sentence1": row["sentence_A"],
+            "sentence2": row["sentence_B"],
+            "label": int(row["entailment_judgment"] == "ENTAILMENT"),
+        }
+        for row in sick_rows(part)
+    ]
+    return write_rows(folder / f"{part}_entailed.jsonl", rows)
+
+
+def related(folder, part):
+    """(sentence1, sentence2, score): the relatedness in [0, 1]."""
+    rows = [
+        {
+            "sentence1": row["sentence_A"],
+            "sentence2": row["sentence_B"],
+            "score": (float(row["relatedness_score"]) - 1) / 4,
+        }
+        for row in sick_rows(part)
+    ]
+    return write_rows(folder / f"{part}_related.jsonl", rows)
+
+
+def crossed(name, make, loss):
+    """A cross-encoder on a file made from SICK, for one loss."""
+
+    def run(folder):
+        data = {part: make(folder, part) for part in ("train", "test")}
+        result, command = train(
+            folder / "m",
+            *("--train", data["train"], "--loss", loss, "--architecture", "cross-encoder"),
+            *SHORT,
+        )
+        write(
+            f"cross_{name}_{loss}",
+            command=command,
+            steps=result["steps"],
+            seconds=result["seconds"],
+            after=evaluate(folder / "m", data["test"]),
+        )
+
+    return run
+
+
+EXPERIMENTS = {
+    "demo": demo,
+    "stsb_cosent": stsb_cosent,
+    "stsb_sentence_transformers": stsb_sentence_transformers,
+    "stsb_time": stsb_time,
+    "sick_cosent": sick_relatedness,
+    "sick_classification": sick_classification,
+    "sick_info_nce": prepared("sick_pairs", entailment_pairs, "info_nce"),
+    "sick_full_triplet": prepared("sick_pairs", entailment_pairs, "full_triplet"),
+    "sick_sup_con": prepared("sick_groups", paraphrase_groups, "sup_con"),
+    "sick_siglip": prepared("sick_groups", paraphrase_groups, "siglip"),
+    "sick_matrix_mse": prepared("sick_groups", paraphrase_groups, "matrix_mse"),
+    "sick_cosent_matrix": prepared("sick_groups", paraphrase_groups, "cosent_matrix"),
+    "cross_entailed_cosent": crossed("entailed", entailed, "cosent"),
+    "cross_entailed_cross_entropy": crossed("entailed", entailed, "cross_entropy"),
+    "cross_related_cosent": crossed("related", related, "cosent"),
+    "cross_related_cross_entropy": crossed("related", related, "cross_entropy"),
+    "cross_related_regression": crossed("related", related, "regression"),
+}
+
+
+def main():
+    names = list(EXPERIMENTS) if sys.argv[1:] == ["all"] else sys.argv[1:]
+    unknown = [name for name in names if name not in EXPERIMENTS]
+    if unknown or not names:
+        sys.exit(f"wanted experiments among: {', '.join(EXPERIMENTS)}, all")
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            EXPERIMENTS[name](Path(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""The README's tables of training, made from bench/results/training/ and nothing else.
+
+Usage: python bench/training/tables.py
+"""
+
+import json
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parents[2] / "bench/results/training"
+# Result file -> what it is and the metrics shown, of test data.
+IMPROVED = {
+    "demo": ("the demo's sentences, CoSENT", ["spearman_cosine"]),
+    "stsb_cosent": ("STS-B scores, CoSENT, one epoch", ["spearman_cosine"]),
+    "sick_cosent": ("SICK relatedness, CoSENT", ["spearman_cosine"]),
+    "sick_classification": ("SICK entailment, classification (u; v; abs(u-v))", ["accuracy"]),
+    "sick_pairs_info_nce": ("SICK entailed pairs, InfoNCE", ["recall@1", "mrr@10"]),
+    "sick_pairs_full_triplet": ("SICK entailed pairs, full triplet", ["recall@1", "mrr@10"]),
+    "sick_groups_sup_con": ("SICK paraphrase groups, SupCon", ["recall@1", "ndcg@10"]),
+    "sick_groups_siglip": ("SICK paraphrase groups, SigLIP", ["recall@1", "ndcg@10"]),
+    "sick_groups_matrix_mse": ("SICK paraphrase groups, matrix MSE", ["recall@1", "ndcg@10"]),
+    "sick_groups_cosent_matrix": ("SICK paraphrase groups, CoSENT matrix", ["ndcg@10"]),
+}
+CROSSED = {
+    "cross_related_cosent": ("SICK relatedness, CoSENT on logits", "spearman"),
+    "cross_related_cross_entropy": ("SICK relatedness, cross entropy", "spearman"),
+    "cross_related_regression": ("SICK relatedness, regression", "spearman"),
+    "cross_entailed_cosent": ("SICK entailed or not, CoSENT on logits", "accuracy"),
+    "cross_entailed_cross_entropy": ("SICK entailed or not, cross entropy", "accuracy"),
+}
+
+
+def read(name):
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def percent(value):
+    return f"{100 * value:.1f}"
+
+
+def main():
+    print("| trained on | steps | metric | before | after |\n| --- | --- | --- | --- | --- |")
+    for name, (what, metrics) in IMPROVED.items():
+        result = read(name)
+        for metric in metrics if result else ():
+            values = (percent(result[when][metric]) for when in ("before", "after"))
+            print(f"| {what} | {result['steps']} | {metric} | {' | '.join(values)} |")
+    print("\n| cross-encoder | steps | metric | value |\n| --- | --- | --- | --- |")
+    for name, (what, metric) in CROSSED.items():
+        if result := read(name):
+            value = percent(result["after"][metric])
+            print(f"| {what} | {result['steps']} | {metric} | {value} |")
+    if rival := read("stsb_sentence_transformers"):
+        value = percent(rival["after"]["spearman_cosine"])
+        print(f"\nsentence-transformers' trainer, STS-B, the same settings: Spearman {value}.")
+    if time := read("stsb_time"):
+        print(
+            f"\nSeconds against sentence-transformers' trainer: {time['ratio_of_best']:.2f} times."
+        )
+
+
+main()

@@ -1,0 +1,109 @@
+"""Batches without duplicate texts, the same for the same seed and epoch.
+
+In-batch negatives take every other row's text for a negative, so a text must not be twice in a
+batch. No row is dropped: rows are dealt, the ones with repeated texts first, each into the emptiest
+batch that holds none of its texts, and there are enough batches that one always exists.
+"""
+
+import heapq
+import math
+from collections import Counter, defaultdict
+
+import torch
+
+
+class UniqueBatches:
+    """A batch sampler: lists of row numbers, no text twice among the rows of a batch.
+
+    texts: for each row the hashable texts it brings (those of one row may be equal). batch_size:
+    rows per batch, passed by one only where repeated texts leave no other place. groups: for each
+    row its group; rows of a group then come together, up to `together` of them, so that a batch
+    holds positives. rank, ranks: the share of this process among several, every one with as many
+    batches. `set_epoch` chooses the epoch; the number of batches is the same in all.
+    """
+
+    drop_last = False
+
+    def __init__(self, texts, batch_size, *, seed=0, groups=None, together=4, rank=0, ranks=1):
+        if not texts:
+            raise ValueError("texts: wanted at least one row")
+        if batch_size < 1:
+            raise ValueError(f"batch_size: wanted at least 1, got {batch_size}")
+        numbers = {}
+        self._texts = [{numbers.setdefault(text, len(numbers)) for text in row} for row in texts]
+        uses = Counter(number for row in self._texts for number in row)
+        # A row's texts can be in at most this many batches by other rows.
+        self._clashes = [sum(uses[number] - 1 for number in row) for row in self._texts]
+        count = max(math.ceil(len(texts) / batch_size), 1 + max(self._clashes))
+        self._count = math.ceil(min(count, len(texts)) / ranks) * ranks
+        if self._count > len(texts):
+            raise ValueError(f"texts: wanted at least {self._count} rows, got {len(texts)}")
+        self.batch_size, self.seed, self.epoch = batch_size, seed, 0
+        self._groups, self._together = groups, together
+        self._rank, self._ranks = rank, ranks
+
+    def set_epoch(self, epoch):
+        """Choose the epoch of the next iteration."""
+        self.epoch = epoch
+
+    def __len__(self):
+        return self._count // self._ranks
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        chunks = self._chunks(torch.randperm(len(self._texts), generator=generator).tolist())
+        order = torch.randperm(len(chunks), generator=generator).tolist()
+        chunks = [chunks[i] for i in order]
+        chunks.sort(key=lambda chunk: -max(self._clashes[row] for row in chunk))
+        ties = torch.randperm(self._count, generator=generator).tolist()
+        heap = [(0, tie, batch) for batch, tie in enumerate(ties)]
+        heapq.heapify(heap)
+        batches = [[] for _ in range(self._count)]
+        seen = [set() for _ in range(self._count)]
+        for chunk in chunks:
+            self._deal(chunk, heap, batches, seen)
+        order = torch.randperm(self._count, generator=generator).tolist()
+        yield from (batches[i] for i in order[self._rank :: self._ranks])
+
+    def _chunks(self, order):
+        if self._groups is None:
+            return [[row] for row in order]
+        members = defaultdict(list)
+        for row in order:
+            members[self._groups[row]].append(row)
+        chunks = []
+        for rows in members.values():
+            chunk, texts = [], set()
+            for row in rows:
+                if len(chunk) == self._together or texts & self._texts[row]:
+                    chunks.append(chunk)
+                    chunk, texts = [], set()
+                chunk.append(row)
+                texts |= self._texts[row]
+            chunks.append(chunk)
+        while len(chunks) < self._count:  # so that no batch stays empty
+            largest = max(range(len(chunks)), key=lambda i: len(chunks[i]))
+            chunk = chunks[largest]
+            chunks[largest : largest + 1] = [chunk[: len(chunk) // 2], chunk[len(chunk) // 2 :]]
+        return chunks
+
+    def _deal(self, chunk, heap, batches, seen):
+        texts = set().union(*(self._texts[row] for row in chunk))
+        passed = []
+        while heap:
+            size, tie, batch = heap[0]
+            fits = size + len(chunk) <= self.batch_size
+            if not fits and len(chunk) > 1:
+                break  # the emptiest batch has no room for all: one by one
+            if not texts & seen[batch]:
+                heapq.heapreplace(heap, (size + len(chunk), tie, batch))
+                batches[batch] += chunk
+                seen[batch] |= texts
+                chunk = []
+                break
+            passed.append(heapq.heappop(heap))
+        for entry in passed:
+            heapq.heappush(heap, entry)
+        for row in chunk if len(chunk) > 1 else ():
+            self._deal([row], heap, batches, seen)
+        assert len(chunk) != 1, "a batch without the row's texts always exists"

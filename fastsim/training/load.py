@@ -1,0 +1,59 @@
+"""A model from its folder, evaluated or searched with."""
+
+import torch
+
+from fastsim.encoder import Encoder
+from fastsim.scores import top_k
+from fastsim.training import evaluation
+from fastsim.training.cross_encoder import CrossEncoder, is_cross_encoder
+from fastsim.training.model_files import model_folder
+from fastsim.training.objectives import read_classifier
+
+
+def load_encoder(name, *, cpu=False, max_length=None, **trust):
+    """An `Encoder` for use, on the GPU where there is one; `ModelError` for a cross-encoder."""
+    encoder = Encoder.from_pretrained(name, max_length=max_length, **trust)
+    return _place(encoder, cpu)
+
+
+def evaluate_model(name, dataset, layout, *, batch_size=32, max_length=None, cpu=False, **trust):
+    """Metrics of the encoder or cross-encoder in a folder, or of that name, on a data set."""
+    folder = model_folder(name, **trust)
+    if is_cross_encoder(folder):
+        evaluation.check_evaluation(dataset, layout, cross_encoder=True)
+        model = CrossEncoder.from_pretrained(folder, max_length=max_length, **trust)
+        return evaluation.evaluate_cross_encoder(
+            _place(model, cpu), dataset, layout, batch_size=batch_size, progress=None
+        )
+    encoder = load_encoder(folder, cpu=cpu, max_length=max_length, **trust)
+    classifier = None
+    if layout.name == "labelled pairs":
+        classifier = read_classifier(folder, encoder.dim)
+    return evaluation.evaluate_encoder(
+        encoder, dataset, layout, classifier=classifier, batch_size=batch_size, progress=None
+    )
+
+
+def search_texts(encoder, queries, texts, k, *, batch_size=32):
+    """The k texts most similar to each query: a list of {query, hits: [{rank, score, row, text}]}.
+
+    k is cut to the number of texts.
+    """
+    corpus = encoder.encode(texts, batch_size=batch_size)
+    values, rows = top_k(encoder.encode(queries), corpus, min(k, len(texts)))
+    return [
+        {
+            "query": query,
+            "hits": [
+                {"rank": rank, "score": score, "row": row, "text": texts[row]}
+                for rank, (score, row) in enumerate(zip(*pair, strict=True), start=1)
+            ],
+        }
+        for query, pair in zip(
+            queries, zip(values.tolist(), rows.tolist(), strict=True), strict=True
+        )
+    ]
+
+
+def _place(model, cpu):
+    return model.to("cuda") if torch.cuda.is_available() and not cpu else model

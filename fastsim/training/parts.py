@@ -1,0 +1,70 @@
+"""The parts of an encoder after its transformer: pooling, dense layer, normalisation."""
+
+import torch
+from torch import nn
+
+# Our names of the poolings -> those of sentence-transformers.
+POOLINGS = {
+    "mean": "mean",
+    "cls": "cls",
+    "max": "max",
+    "last": "lasttoken",
+    "weighted_mean": "weightedmean",
+}
+
+
+def pool(states, mask, pooling="mean"):
+    """One vector per row of token states, padding left out.
+
+    states (N, T, D); mask (N, T), 1 at real tokens, padding on either side. pooling: one of
+    `POOLINGS`; "weighted_mean" weighs the i-th real token by i. Returns (N, D), float32 for
+    states of 16 bits (the mean of many tokens needs more), else the states' type; a row without a
+    real token gives 0. ValueError for an unknown pooling.
+    """
+    if pooling not in POOLINGS:
+        raise ValueError(f"pooling: wanted one of {', '.join(POOLINGS)}, got {pooling!r}")
+    states = states.to(torch.promote_types(states.dtype, torch.float32))
+    if pooling in ("cls", "last"):
+        steps = torch.arange(mask.shape[1], device=mask.device)
+        real = mask.bool()
+        if pooling == "cls":
+            place = steps.masked_fill(~real, mask.shape[1]).amin(1).clamp(max=mask.shape[1] - 1)
+        else:
+            place = steps.masked_fill(~real, -1).amax(1).clamp(min=0)
+        picked = states.gather(1, place[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]
+        return picked.masked_fill(~real.any(1, keepdim=True), 0.0)
+    if pooling == "max":
+        top = states.masked_fill(~mask.bool()[:, :, None], -torch.inf).amax(1)
+        return top.masked_fill(~mask.bool().any(1, keepdim=True), 0.0)
+    weights = mask.to(states.dtype)
+    if pooling == "weighted_mean":
+        weights = weights * weights.cumsum(1)
+    total = (states * weights[:, :, None]).sum(1)
+    return total / weights.sum(1, keepdim=True).clamp(min=1e-9)
+
+
+class Dense(nn.Module):
+    """activation(W x + b), in sentence-transformers' layout: (N, in_features) -> (N, out_features).
+
+    activation: the name of a module of torch.nn without arguments ("Tanh", "Identity", "GELU").
+    """
+
+    def __init__(self, in_features, out_features, *, bias=True, activation="Tanh"):
+        super().__init__()
+        kind = getattr(nn.modules.activation, activation, None)
+        if activation == "Identity":
+            kind = nn.Identity
+        if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+            raise ValueError(f"activation: wanted an activation of torch.nn, got {activation!r}")
+        self.linear = nn.Linear(in_features, out_features, bias=bias)
+        self.activation = kind()
+
+    def forward(self, x):
+        return self.activation(self.linear(x))
+
+
+class Normalize(nn.Module):
+    """Unit rows (N, D), as sentence-transformers' module of this name."""
+
+    def forward(self, x):
+        return nn.functional.normalize(x, dim=1)

@@ -1,0 +1,54 @@
+"""Pictures of a training run: PNG files, drawn without a display."""
+
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+WIDE = (8, 3.2)
+
+
+def curves(history, metric, path):
+    """Loss and, unless it is None, one metric against steps, from the trainer's log history."""
+    figure = Figure(figsize=WIDE, layout="constrained")
+    shown = [("loss", "training loss")]
+    shown += [] if metric is None else [(f"eval_{metric}", metric)]
+    all_axes = figure.subplots(1, len(shown), squeeze=False)[0]
+    for axes, (key, name) in zip(all_axes, shown, strict=True):
+        points = [(entry["step"], entry[key]) for entry in history if key in entry]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None)
+        else:
+            axes.text(0.5, 0.5, "no values", ha="center", transform=axes.transAxes)
+        axes.set(xlabel="step", title=name)
+        axes.grid(alpha=0.3)
+    return _save(figure, path)
+
+
+def similarity(gold, before, after, path):
+    """Similarity against gold score for the same pairs before and after: three lists (N,)."""
+    figure = Figure(figsize=WIDE, layout="constrained")
+    all_axes = figure.subplots(1, 2, sharex=True, sharey=True)
+    for axes, values, title in zip(all_axes, (before, after), ("before", "after"), strict=True):
+        axes.scatter(gold, values, s=8, alpha=0.4, linewidths=0)
+        axes.set(xlabel="gold score", title=title)
+        axes.grid(alpha=0.3)
+    all_axes[0].set_ylabel("similarity")
+    return _save(figure, path)
+
+
+def heat_maps(before, after, path):
+    """Cosines of a batch's first texts (rows) with its second texts (columns), (N, M) each."""
+    figure = Figure(figsize=WIDE, layout="constrained")
+    all_axes = figure.subplots(1, 2)
+    for axes, values, title in zip(all_axes, (before, after), ("before", "after"), strict=True):
+        image = axes.imshow(values, vmin=-1, vmax=1, cmap="RdBu_r")
+        axes.set(title=title, xlabel="second text", ylabel="first text")
+    figure.colorbar(image, ax=all_axes, label="cosine")
+    return _save(figure, path)
+
+
+def _save(figure, path):
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    return path

@@ -1,0 +1,202 @@
+"""Data, model and loss of a training run, checked against each other before anything starts."""
+
+from dataclasses import dataclass
+
+import torch
+
+from fastsim.encoder import Encoder
+from fastsim.scores import cosine_similarity, paired_cosine_similarity
+from fastsim.training import evaluation
+from fastsim.training.data import DataError, read_data
+from fastsim.training.objectives import Objective, check_loss
+
+SHOWN = 16  # texts a side in the picture of cosines
+SCATTERED = 500  # pairs in the picture of similarities
+
+
+@dataclass
+class Task:
+    """What is trained and on what; made by `prepare`."""
+
+    model: torch.nn.Module
+    encoder: torch.nn.Module
+    train: object
+    layout: object
+    eval: object
+    eval_layout: object
+    metric: str | None
+    cross: bool
+    batch_size: int
+
+    def evaluate(self):
+        """Metrics of the model as it is now on the evaluation data."""
+        if self.cross:
+            return evaluation.evaluate_cross_encoder(
+                self.encoder, self.eval, self.eval_layout, batch_size=self.batch_size
+            )
+        return evaluation.evaluate_encoder(
+            self.encoder,
+            self.eval,
+            self.eval_layout,
+            classifier=_classifier(self.model.objective),
+            batch_size=self.batch_size,
+        )
+
+    def sample(self):
+        """Scores of a few rows for the pictures: the model as it is now."""
+        data, layout = (
+            (self.train, self.layout) if self.eval is None else (self.eval, self.eval_layout)
+        )
+        found = {}
+        if not self.cross:
+            rows = data.select(range(min(SHOWN, len(data))))
+            vectors = [self.encoder.encode(list(rows[name])) for name in layout.texts[:2]]
+            found["heat"] = cosine_similarity(vectors[0], vectors[-1]).tolist()
+        if layout.label == "score":
+            rows = data.select(range(min(SCATTERED, len(data))))
+            texts = [list(rows[name]) for name in layout.texts]
+            if self.cross:
+                scores = self.encoder.score(*texts)
+            else:
+                scores = paired_cosine_similarity(*(self.encoder.encode(part) for part in texts))
+            found |= {"gold": list(rows["score"]), "scores": scores.tolist()}
+        return found
+
+    def loss_values(self):
+        """The options of the loss, learnt ones as they are now."""
+        return {} if self.cross else self.model.objective.values()
+
+    def write_to(self, folder):
+        """The model's files, the loss's beside them."""
+        self.encoder.write_to(folder)
+        if not self.cross:
+            self.model.objective.write_to(folder)
+
+
+def prepare(options):
+    """A `Task` from `Options`, or ValueError for what does not fit together."""
+    cross = options.architecture == "cross-encoder"
+    if options.score_range is not None and not options.score_range[0] < options.score_range[1]:
+        raise ValueError(f"score_range: wanted LOW,HIGH with LOW < HIGH, got {options.score_range}")
+    train, layout = read_data(options.train, columns=options.columns, kind=options.kind)
+    if cross:
+        _check_cross(options, layout)
+    else:
+        check_loss(options.loss, layout)
+    held, held_layout = None, None
+    if options.eval is not None:
+        held, held_layout = read_data(
+            options.eval, columns=_eval_columns(options), kind=options.kind
+        )
+    if options.best_metric is not None and held is None:
+        raise ValueError("best_metric: wanted with evaluation data (--eval), got none")
+    if options.early_stopping and held is None:
+        raise ValueError("early_stopping: wanted with evaluation data (--eval), got none")
+    classes = _classes(train, layout) if options.loss == "classification" else None
+    if held is not None:
+        evaluation.check_evaluation(held, held_layout, cross_encoder=cross, classes=classes)
+    train = _numbers(options, train, layout, classes, cross)
+    metric = held and evaluation.primary_metric(
+        held, held_layout, cross_encoder=cross, classifier=classes is not None
+    )
+    from transformers import set_seed
+
+    set_seed(options.seed)  # new layers start the same
+    model, encoder = (_cross_encoder if cross else _bi_encoder)(options, layout, classes)
+    if torch.cuda.is_available() and not options.cpu:
+        model.to("cuda")
+    metric = options.best_metric or metric
+    return Task(model, encoder, train, layout, held, held_layout, metric, cross, options.batch_size)
+
+
+def _eval_columns(options):
+    return options.columns if options.eval_columns is None else options.eval_columns
+
+
+def _bi_encoder(options, layout, classes):
+    from fastsim.training.trainer import BiEncoderModel
+
+    encoder = Encoder.from_pretrained(
+        options.model,
+        pooling=options.pooling,
+        dense=options.dense,
+        max_length=options.max_length,
+        trust_remote_code=options.trust_remote_code,
+        allow_pickle=options.allow_pickle,
+    )
+    objective = Objective(
+        options.loss,
+        layout,
+        options=options.loss_options,
+        learn=options.learn,
+        dim=encoder.dim,
+        classes=classes or (),
+    )
+    return BiEncoderModel(encoder, objective), encoder
+
+
+def _cross_encoder(options, layout, classes):
+    from fastsim.training.cross_encoder import CROSS_LOSSES, CrossEncoder
+    from fastsim.training.trainer import CrossEncoderModel
+
+    encoder = CrossEncoder.from_pretrained(
+        options.model,
+        max_length=options.max_length,
+        trust_remote_code=options.trust_remote_code,
+        allow_pickle=options.allow_pickle,
+    )
+    return CrossEncoderModel(encoder, CROSS_LOSSES[options.loss]), encoder
+
+
+def _check_cross(options, layout):
+    from fastsim.training.cross_encoder import CROSS_FORMATS, CROSS_LOSSES
+
+    if layout.name not in CROSS_FORMATS:
+        wanted = " or ".join(CROSS_FORMATS)
+        raise ValueError(f"columns: a cross-encoder wants {wanted}, got {layout.name}")
+    if options.loss not in CROSS_LOSSES:
+        wanted = ", ".join(CROSS_LOSSES)
+        raise ValueError(f"loss: a cross-encoder can train {wanted}, got {options.loss!r}")
+    for name in ("pooling", "dense", "loss_options", "learn"):
+        if getattr(options, name):
+            raise ValueError(f"{name}: a cross-encoder has none, got {getattr(options, name)!r}")
+
+
+def _classes(train, layout):
+    names = sorted(set(train[layout.label]))
+    if len(names) < 2:
+        raise ValueError(f"label: classification wants two classes or more, got {names}")
+    return names
+
+
+def _numbers(options, train, layout, classes, cross):
+    """The training data with labels as numbers."""
+    if layout.label is None:
+        return train
+    values = list(train[layout.label])
+    if layout.name == "scored pairs":
+        if options.score_range is not None:
+            low, high = options.score_range
+            values = [(value - low) / (high - low) for value in values]
+        bounds = (0, 1) if cross else (-1, 1)
+        bounded = options.loss in ("cosine_regression", "cross_entropy", "regression")
+        if bounded and not bounds[0] <= min(values) <= max(values) <= bounds[1]:
+            raise DataError(
+                f"score: {options.loss} wants scores in {list(bounds)}, got {min(values):g} to"
+                f" {max(values):g}; --score-range LOW,HIGH maps them to [0, 1]"
+            )
+    elif cross:
+        if not evaluation.is_binary(values):
+            raise DataError("label: a cross-encoder wants labels 0 and 1, both there")
+        values = [float(value) for value in evaluation.as_binary(values)]
+    else:
+        names = classes or list(dict.fromkeys(values))
+        number = {name: i for i, name in enumerate(names)}
+        values = [number[value] for value in values]
+    return train.remove_columns(layout.label).add_column(layout.label, values)
+
+
+def _classifier(objective):
+    if objective.name != "classification":
+        return None
+    return objective.loss, list(objective.classes)

@@ -1,0 +1,233 @@
+"""Reading data: every fault stops with file, line and reason; batches hold no text twice."""
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+
+pytest.importorskip("datasets")
+from fastsim.training.batches import UniqueBatches
+from fastsim.training.data import DataError, read_corpus, read_data
+from fastsim.training.formats import format_of
+from tests import models
+
+ROWS = [("A plane flies.", "An air plane, in flight", 4.5), ('He said "no".', "NA", 0.0)]
+
+
+def written(path, kind):
+    """ROWS as a file of this kind."""
+    import pandas
+
+    frame = pandas.DataFrame(ROWS, columns=["sentence1", "sentence2", "score"])
+    if kind == "csv":
+        frame.to_csv(path, index=False)
+    elif kind == "tsv":
+        lines = ["\t".join(map(str, row)) for row in [tuple(frame.columns), *ROWS]]
+        path.write_text("\n".join(lines) + "\n")
+    elif kind == "jsonl":
+        frame.to_json(path, orient="records", lines=True)
+    else:
+        frame.to_parquet(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+def test_every_format_reads_the_same(kind, tmp_path):
+    path = written(tmp_path / f"data.{kind}", kind)
+    dataset, layout = read_data(path)
+    assert layout == format_of(["sentence1", "sentence2", "score"])
+    assert [tuple(row.values()) for row in dataset] == ROWS  # "NA" is a text here
+    path.rename(tmp_path / "data.bin")
+    again, _ = read_data(tmp_path / "data.bin", kind=kind)
+    assert again.to_list() == dataset.to_list()
+
+
+def test_columns_name_roles(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text("a,b,1\nc,d,0\n")
+    dataset, _ = read_data(path, columns="sentence1,sentence2,score")  # no header
+    assert dataset["score"][:] == [1.0, 0.0]
+    dataset, layout = read_data(path, columns="anchor,positive,_")
+    assert (layout.name, len(dataset)) == ("tuples", 2)
+    path.write_text("id,x,y,gold\n7,a,b,1\n")
+    dataset, _ = read_data(path, columns="sentence1=x,sentence2=y,score=gold")
+    assert dataset.to_list() == [{"sentence1": "a", "sentence2": "b", "score": 1.0}]
+    path.write_text("score,sentence2,sentence1\n1,b,a\n")
+    dataset, _ = read_data(path, columns="sentence1,sentence2,score")  # a header, another order
+    assert dataset[0]["sentence1"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("columns", "name", "texts"),
+    [
+        (("sentence1", "sentence2", "score"), "scored pairs", 2),
+        (("sentence1", "sentence2", "label"), "labelled pairs", 2),
+        (("anchor", "positive"), "tuples", 2),
+        (("anchor", "positive", "negative", "negative_2"), "tuples", 4),
+        (("text", "label", "more"), "labelled texts", 1),
+    ],
+)
+def test_columns_decide_the_format(columns, name, texts):
+    layout = format_of(columns)
+    assert (layout.name, len(layout.texts)) == (name, texts)
+
+
+FAULTS = {
+    "short row": ("csv", "sentence1,sentence2,score\na,b,1\nc,d\n", "line 3: wanted 3 fields"),
+    "long row": ("csv", "sentence1,sentence2,score\na,b,1,x\n", "line 2: wanted 3 fields, got 4"),
+    "no number": ("csv", "sentence1,sentence2,score\na,b,x\n", "line 2: score: wanted a number"),
+    "nan": ("csv", "sentence1,sentence2,score\na,b,nan\n", "line 2: score: wanted a number"),
+    "empty": ("csv", "sentence1,sentence2,score\na,  ,1\n", "line 2: sentence2: the text is empty"),
+    "after a break": (
+        "csv",
+        'sentence1,sentence2,score\n"a\nb",c,1\nd,,1\n',
+        "line 4: sentence2: the text is empty",
+    ),
+    "open quote": ("csv", 'sentence1,sentence2,score\n"a,b,1\n', "line 2: unexpected end of data"),
+    "strange header": ("csv", "x,y\na,b\n", "columns: wanted one of"),
+    "twice": ("csv", "anchor,positive,anchor\na,b,c\n", "column 'anchor' is there twice"),
+    "no rows": ("csv", "anchor,positive\n", "no rows"),
+    "nothing": ("csv", "", "no rows"),
+    "no json": ("jsonl", '{"anchor": "a", "positive": "b"}\n{"anchor\n', "line 2: no JSON"),
+    "no object": ("jsonl", '["a"]\n', "line 1: wanted a JSON object"),
+    "missing": ("jsonl", '{"anchor": "a", "positive": "b"}\n{"anchor": "a"}\n', "line 2: no posi"),
+    "null": ("jsonl", '{"anchor": "a", "positive": null}\n', "line 1: no positive"),
+    "a number": ("jsonl", '{"anchor": "a", "positive": 3}\n', "line 1: positive: wanted a text"),
+    "no parquet": ("parquet", "x" * 20, "no Parquet"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_stops_with_its_line(fault, tmp_path):
+    kind, text, reason = FAULTS[fault]
+    path = tmp_path / f"data.{kind}"
+    path.write_text(text)
+    with pytest.raises(DataError, match=reason) as caught:
+        read_data(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_faults_of_file_and_columns(tmp_path):
+    path = tmp_path / "data.csv"
+    with pytest.raises(DataError, match="no such file"):
+        read_data(path)
+    path.write_text("s1,s2,gold\na,b,1\n")
+    with pytest.raises(DataError, match=r"line 1: score: .*does the file have a header"):
+        read_data(path, columns="sentence1,sentence2,score")
+    with pytest.raises(DataError, match="no column other; it has s1, s2, gold"):
+        read_data(path, columns="sentence1=s1,sentence2=other,score=gold")
+    with pytest.raises(DataError, match="got 'sentense1'"):
+        read_data(path, columns="sentense1,sentence2,score")
+    with pytest.raises(DataError, match="for all of them or for none"):
+        read_data(path, columns="sentence1=s1,sentence2,score")
+    path.write_bytes(b"sentence1,sentence2,score\n\xff,b,1\n")
+    with pytest.raises(DataError, match="wanted UTF-8"):
+        read_data(path)
+    path.rename(tmp_path / "data.doc")
+    with pytest.raises(DataError, match="wanted a suffix"):
+        read_data(tmp_path / "data.doc")
+
+
+def test_read_corpus(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n\n two \n")
+    assert read_corpus(tmp_path / "a.txt") == ["one", "two"]
+    (tmp_path / "a.csv").write_text("id,text\n1,one\n")
+    assert read_corpus(tmp_path / "a.csv") == ["one"]
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"title": "two"}\n')
+    with pytest.raises(DataError, match="line 2: no column text"):
+        read_corpus(tmp_path / "a.jsonl")
+
+
+# ---- batches ----
+
+
+def random_rows(seed, rows=300, vocabulary=150, width=2):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(vocabulary, (rows, width), generator=generator).tolist()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("size", [2, 7, 32])
+def test_batches_hold_every_row_once_and_no_text_twice(seed, size):
+    rows = random_rows(seed)
+    batches = UniqueBatches(rows, size, seed=seed)
+    for epoch in range(3):
+        batches.set_epoch(epoch)
+        found = list(batches)
+        assert len(found) == len(batches)
+        assert sorted(row for batch in found for row in batch) == list(range(len(rows)))
+        for batch in found:
+            texts = Counter(text for row in batch for text in set(rows[row]))
+            assert max(texts.values()) == 1
+            assert 1 <= len(batch) <= size + 1
+
+
+def test_batches_without_repeats_are_full():
+    batches = UniqueBatches([(i,) for i in range(64)], 16)
+    assert [len(batch) for batch in batches] == [16] * 4
+
+
+def test_batches_depend_on_seed_and_epoch_alone():
+    rows = random_rows(0)
+    one, two = UniqueBatches(rows, 8, seed=3), UniqueBatches(rows, 8, seed=3)
+    one.set_epoch(5)
+    first = list(one)
+    two.set_epoch(4)
+    assert list(two) != first
+    two.set_epoch(5)
+    assert list(two) == first
+    other = UniqueBatches(rows, 8, seed=4)
+    other.set_epoch(5)
+    assert list(other) != first
+
+
+def test_batches_bring_groups_together():
+    groups = [row // 5 for row in range(200)]
+    batches = UniqueBatches([(row,) for row in range(200)], 16, groups=groups)
+    for batch in batches:
+        assert len(batch) <= 16
+        sizes = Counter(groups[row] for row in batch)
+        assert max(sizes.values()) >= 2
+    assert sorted(row for batch in batches for row in batch) == list(range(200))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 9])
+def test_batches_of_few_rows_and_one_text(rows):
+    batches = UniqueBatches([("same", i) for i in range(rows)], 4)
+    assert sorted(map(len, batches)) == [1] * rows
+    groups = UniqueBatches([(i % 2,) for i in range(rows)], 4, groups=[0] * rows)
+    assert len(list(groups)) == len(groups)
+    assert all(groups)
+
+
+def test_batches_are_shared_by_processes():
+    rows = random_rows(2)
+    parts = [UniqueBatches(rows, 16, rank=rank, ranks=3) for rank in range(3)]
+    assert len({len(part) for part in parts}) == 1
+    assert all(len(list(part)) == len(part) for part in parts)
+    found = [row for part in parts for batch in part for row in batch]
+    assert sorted(found) == list(range(len(rows)))
+
+
+def test_batches_refuse_what_does_not_fit():
+    with pytest.raises(ValueError, match="batch_size: wanted at least 1, got 0"):
+        UniqueBatches([("a",)], 0)
+    with pytest.raises(ValueError, match="wanted at least one row"):
+        UniqueBatches([], 2)
+    with pytest.raises(ValueError, match="wanted at least 2 rows, got 1"):
+        UniqueBatches([("a",)], 2, ranks=2)
+
+
+def test_real_files_read(tmp_path):
+    folder = models.real_data()
+    dataset, layout = read_data(folder / "stsb/test.csv", columns="sentence1,sentence2,score")
+    assert (layout.name, len(dataset)) == ("scored pairs", 1379)
+    columns = "sentence1=sentence_A,sentence2=sentence_B,label=entailment_judgment"
+    dataset, _ = read_data(folder / "sick/SICK_train.txt", columns=columns, kind="tsv")
+    assert len(dataset) == 4500
+    counts = Counter(dataset["label"])
+    assert sorted(counts) == ["CONTRADICTION", "ENTAILMENT", "NEUTRAL"]
+    (tmp_path / "x.jsonl").write_text(json.dumps(dataset[0]) + "\n")
+    assert read_data(tmp_path / "x.jsonl")[0].to_list() == [dataset[0]]
