@@ -11,6 +11,7 @@ import click
 
 from bench.core import PRODUCTS
 from bench.results import FOLDER, read
+from bench.training.tables import crossed_table, improved_table
 
 README = Path(__file__).parent.parent / "README.md"
 MARKED = re.compile(r"(<!-- table: (\w+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -67,7 +68,13 @@ def memory_table(device):
     return "\n".join(lines)
 
 
-TABLES = {"core": core_table, "cosent": cosent_table, "memory": memory_table}
+TABLES = {
+    "core": core_table,
+    "cosent": cosent_table,
+    "memory": memory_table,
+    "improved": lambda _: improved_table(),
+    "crossed": lambda _: crossed_table(),
+}
 
 
 def filled(text):
@@ -121,7 +128,7 @@ def draw(device):
 def main():
     """Fill the README's tables and draw its figures."""
     text = README.read_text()
-    for device in {match.group(3) for match in MARKED.finditer(text)}:
+    for device in {match.group(3) for match in MARKED.finditer(text) if match.group(2) == "core"}:
         draw(device)
     README.write_text(filled(text))
 

@@ -1,7 +1,4 @@
-"""The README's tables of training, made from bench/results/training/ and nothing else.
-
-Usage: python bench/training/tables.py
-"""
+"""The README's tables of training, made from bench/results/training/ (see bench/report.py)."""
 
 import json
 from pathlib import Path
@@ -38,25 +35,31 @@ def percent(value):
     return f"{100 * value:.1f}"
 
 
-def main():
-    print("| trained on | steps | metric | before | after |\n| --- | --- | --- | --- | --- |")
+def improved_table():
+    """Metrics on test data before and after training."""
+    lines = [
+        "| trained on | steps | metric | before | after |",
+        "| --- | ---: | --- | ---: | ---: |",
+    ]
     for name, (what, metrics) in IMPROVED.items():
         result = read(name)
         for metric in metrics if result else ():
             values = (percent(result[when][metric]) for when in ("before", "after"))
-            print(f"| {what} | {result['steps']} | {metric} | {' | '.join(values)} |")
-    print("\n| cross-encoder | steps | metric | value |\n| --- | --- | --- | --- |")
+            lines.append(f"| {what} | {result['steps']} | {metric} | {' | '.join(values)} |")
+    if rival := read("stsb_sentence_transformers"):
+        value = percent(rival["after"]["spearman_cosine"])
+        lines.append(
+            "| the same STS-B epoch by sentence-transformers' trainer |"
+            f" {rival['steps']} | spearman_cosine | | {value} |"
+        )
+    return "\n".join(lines)
+
+
+def crossed_table():
+    """Cross-encoders: CoSENT on the logits beside its rivals."""
+    lines = ["| cross-encoder | steps | metric | value |", "| --- | ---: | --- | ---: |"]
     for name, (what, metric) in CROSSED.items():
         if result := read(name):
             value = percent(result["after"][metric])
-            print(f"| {what} | {result['steps']} | {metric} | {value} |")
-    if rival := read("stsb_sentence_transformers"):
-        value = percent(rival["after"]["spearman_cosine"])
-        print(f"\nsentence-transformers' trainer, STS-B, the same settings: Spearman {value}.")
-    if time := read("stsb_time"):
-        print(
-            f"\nSeconds against sentence-transformers' trainer: {time['ratio_of_best']:.2f} times."
-        )
-
-
-main()
+            lines.append(f"| {what} | {result['steps']} | {metric} | {value} |")
+    return "\n".join(lines)
