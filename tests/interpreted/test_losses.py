@@ -204,7 +204,7 @@ def results(case, x, y, reduction):
         wanted = [left, *([] if case.alone else [right]), *numbers.values()]
         found.append(gradients(out, wanted))
     # z = s / temperature or scale s + bias: sums of slopes times these.
-    slopes = cosines.grad.abs()
+    cosines, slopes = cosines.detach(), cosines.grad.abs()
     per = {name: (slopes * cosines.abs()).sum() / value for name, value in case.numbers.items()}
     if "bias" in per:
         per["bias"] = slopes.sum() / case.numbers["scale"]
