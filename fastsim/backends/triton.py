@@ -57,10 +57,8 @@ class TritonBackend(Backend):
 
     name = "triton"
 
-    @property
-    def automatic(self):
-        """The interpreter is for tests: `auto` never takes it."""
-        return not interpreting()
+    # No run on a GPU has verified the kernels yet, so they are used where they are asked for.
+    automatic = False
 
     def objection(self, *tensors):
         if not _INSTALLED:
@@ -79,7 +77,10 @@ class TritonBackend(Backend):
     def note(self):
         if interpreting():
             return ", interpreted on CPU tensors"
-        return f", unverified on this device ({torch.cuda.get_device_name()})"
+        return (
+            f", unverified on this device ({torch.cuda.get_device_name()}):"
+            " `auto` leaves it out, backend=\"triton\" asks for it"
+        )
 
     def multiply(self, left, right, out, *, accumulate):
         if left.dtype == out.dtype:
