@@ -119,10 +119,17 @@ class _Call:
 
     @property
     def one_visit(self):
-        """Whether the forward pass keeps the gradient of the unit rows."""
-        fits = self.backend.whole_rows_fit(self.y.shape[0])
-        known = self.weights is not None
-        return any(self.wants) and known and fits and self.tile.needs_one_visit
+        """Whether the forward pass keeps the gradient of the unit rows.
+
+        The weights of the losses have to be known, and a block to hold what a slope depends on:
+        whole rows, or for losses that look at columns too the whole matrix.
+        """
+        rows, columns = self.x.shape[0], self.y.shape[0]
+        if not any(self.wants) or (self.weights is None and self.tile.kind != "levels"):
+            return False
+        if self.tile.rows_alone:
+            return self.backend.whole_rows_fit(columns)
+        return self.backend.whole_matrix_fits(rows, columns)
 
     @property
     def products(self):

@@ -36,8 +36,8 @@ class Tile:
     levels: torch.Tensor | None = None
 
     @property
-    def needs_one_visit(self):
-        """Whether a block of whole rows gives both the losses and the slope."""
+    def rows_alone(self):
+        """Whether the slope of a pair depends on its row alone, not on columns or the matrix."""
         return self.kind != "levels" and not self.symmetric
 
     def state_shapes(self, rows, columns):

@@ -69,12 +69,20 @@ class Backend:
         """Whether a block may hold whole rows of that many columns."""
         raise NotImplementedError
 
+    def whole_matrix_fits(self, rows, columns):
+        """Whether one block may hold the whole matrix, and `visit` serve every kind of loss."""
+        return False
+
     def fold(self, tile, unit_x, unit_y):
         """The state of `tile` over the whole matrix (see fastsim/tiles.py for its parts)."""
         raise NotImplementedError
 
     def visit(self, tile, unit_x, unit_y, block, weights, workspace):
-        """(state, slope panel) of a block of whole rows; `weights` (N,) weigh the losses."""
+        """(state, slope panel) of a block of whole rows; `weights` (N,) weigh the losses.
+
+        A loss that looks at columns too comes with a block of the whole matrix only; one without
+        row losses ("levels") with weights None.
+        """
         raise NotImplementedError
 
     def slope(self, tile, unit_x, unit_y, block, coefficients, workspace):

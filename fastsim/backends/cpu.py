@@ -1,5 +1,6 @@
 """The compiled CPU backend: panels of scores that stay in cache, our products and epilogues."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -85,6 +86,9 @@ class CpuBackend(Backend):
     def whole_rows_fit(self, columns):
         return columns <= WIDEST
 
+    def whole_matrix_fits(self, rows, columns):
+        return columns <= WIDEST and rows <= _block_shape(rows, columns, True)[0]
+
     def blocks(self, rows, columns, *, whole_rows=False, lower=False):
         tall, wide = _block_shape(rows, columns, whole_rows)
         for top in range(0, rows, tall):
@@ -119,8 +123,17 @@ class CpuBackend(Backend):
     def visit(self, tile, unit_x, unit_y, block, weights, workspace):
         panel = self.scores(unit_x, unit_y, block, workspace)
         state = _FOLDS[tile.kind](tile, *panel.shape)
-        state.visit(panel, _pairs(tile.pairs, block), weights[block[0]])
-        return state.result(), panel
+        pairs = _pairs(tile.pairs, block)
+        if tile.rows_alone:
+            state.visit(panel, pairs, weights[block[0]])
+            return state.result(), panel
+        state.add(panel, pairs, block)
+        result = state.result()
+        coefficients = tile.coefficients(result, 1.0 if weights is None else weights.double())
+        coefficients = [c if c is None else c.to(panel.dtype) for c in coefficients]
+        # The fold has already taken the margin from the positives of the panel.
+        _SLOPES[tile.kind](replace(tile, margin=0.0), panel, pairs, block, coefficients)
+        return result, panel
 
     def slope(self, tile, unit_x, unit_y, block, coefficients, workspace):
         panel = self.scores(unit_x, unit_y, block, workspace)

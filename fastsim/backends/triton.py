@@ -79,7 +79,7 @@ class TritonBackend(Backend):
             return ", interpreted on CPU tensors"
         return (
             f", unverified on this device ({torch.cuda.get_device_name()}):"
-            " `auto` leaves it out, backend=\"triton\" asks for it"
+            ' `auto` leaves it out, backend="triton" asks for it'
         )
 
     def multiply(self, left, right, out, *, accumulate):
