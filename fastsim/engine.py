@@ -233,7 +233,7 @@ def _backward(grad, saved, *arguments):
     call = _Call(*arguments)
     tile, backend = call.tile, call.backend
     with without_autocast(call.x.device.type):
-        grad_losses = (grad if call.weights is None else grad * call.weights).double()
+        grad_losses = grad if call.weights is None else grad * call.weights
         if call.one_visit:
             *state, unit_grad_x, unit_grad_y, inverse_x, inverse_y = saved
             _, shrink = call.boosted(call.weights)
@@ -241,7 +241,7 @@ def _backward(grad, saved, *arguments):
         else:
             state = saved
             unit_x, unit_y, inverse_x, inverse_y = call.units()
-            boosted, shrink = call.boosted(grad_losses)
+            boosted, shrink = call.boosted(grad_losses.double())
             factor = grad.new_ones(()) if shrink is None else shrink
             coefficients = tile.coefficients(state, boosted)
             coefficients = [c if c is None else c.to(inverse_x.dtype) for c in coefficients]

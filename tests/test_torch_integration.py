@@ -22,7 +22,7 @@ def recorded(monkeypatch):
         operator = getattr(module, name)
 
         def wrapper(*arguments):
-            calls.append((operator, arguments))
+            calls.append((operator.operator, arguments))
             return operator(*arguments)
 
         monkeypatch.setattr(module, name, wrapper)
