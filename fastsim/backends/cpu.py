@@ -208,8 +208,7 @@ class _Workspace:
 class _SoftmaxFold:
     def __init__(self, tile, rows, columns):
         self.tile = tile
-        self.rows = torch.zeros(4, rows, dtype=torch.float64).unbind()
-        self.rows[0].fill_(EMPTY)
+        self.rows = (_state(rows, EMPTY), _state(rows), _state(rows), _state(rows))
         self.columns = (_state(columns, EMPTY), _state(columns)) if tile.symmetric else (None, None)
 
     def add(self, panel, pairs, block):
