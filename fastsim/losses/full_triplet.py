@@ -113,32 +113,27 @@ def full_triplet_from_scores(
 ):
     """The specification of `full_triplet`: scores (N, M), the other parameters as there."""
     check_number("margin", margin)
+    check_choice("mining", mining, MININGS)
     check_reduction(reduction)
-    mean = mean_negative_from_scores(scores, exclude=exclude)
-    closest, _ = closest_negative_from_scores(scores, mining=mining, exclude=exclude)
-    return reduce(_hinges(as_float(scores).diagonal(), mean, closest, margin), reduction)
+    scores, negative = _negatives(scores, exclude)
+    mean = _mean_of(scores, negative)
+    closest, _ = _largest_of(scores, negative, mining)
+    return reduce(_hinges(scores.diagonal(), mean, closest, margin), reduction)
 
 
 def mean_negative_from_scores(scores, *, exclude=None):
     """The specification of `mean_negative`: scores (N, M) -> (N,)."""
-    scores, negative = _negatives(scores, exclude)
-    count = negative.sum(1)
-    mean = (scores * negative).sum(1) / count.clamp(min=1)
-    return torch.where(count > 0, mean, -torch.inf)
+    return _mean_of(*_negatives(scores, exclude))
 
 
 def closest_negative_from_scores(scores, *, mining="semi-hard", exclude=None):
     """The specification of `closest_negative`: scores (N, M) -> (values, indices), both (N,)."""
     check_choice("mining", mining, MININGS)
-    scores, negative = _negatives(scores, exclude)
-    if mining == "semi-hard":
-        negative = negative & (scores <= scores.diagonal()[:, None])
-    values, indices = scores.masked_fill(~negative, off_range(scores)).max(1)
-    some = negative.any(1)
-    return torch.where(some, values, -torch.inf), torch.where(some, indices, -1)
+    return _largest_of(*_negatives(scores, exclude), mining)
 
 
 def _negatives(scores, exclude):
+    """The scores as floats and the (N, M) bool matrix of negatives."""
     check_scores("scores", scores)
     rows, columns = scores.shape
     if columns < rows:
@@ -146,6 +141,20 @@ def _negatives(scores, exclude):
     pairs = _pairs(exclude, rows, columns, scores.device)
     negative = taking_part(pairs, rows, columns, scores.device)
     return as_float(scores), negative.scatter(1, pairs.positives[:, None], False)
+
+
+def _mean_of(scores, negative):
+    count = negative.sum(1)
+    mean = (scores * negative).sum(1) / count.clamp(min=1)
+    return torch.where(count > 0, mean, -torch.inf)
+
+
+def _largest_of(scores, negative, mining):
+    if mining == "semi-hard":
+        negative = negative & (scores <= scores.diagonal()[:, None])
+    values, indices = scores.masked_fill(~negative, off_range(scores)).max(1)
+    some = values > off_range(scores)
+    return torch.where(some, values, -torch.inf), torch.where(some, indices, -1)
 
 
 # ---- the same without the score matrix ----

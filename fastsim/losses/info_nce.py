@@ -118,8 +118,9 @@ def info_nce_from_scores(
         scores = scores.scatter_add(1, place, scores.new_full(place.shape, -margin))
     logits = scores / temperature
     positive = logits.gather(1, place)[:, 0]
-    part = taking_part(pairs, rows, columns, scores.device)
-    logits = logits.masked_fill(~part, off_range(logits))
+    if pairs.row_ids is not None:
+        part = taking_part(pairs, rows, columns, scores.device)
+        logits = logits.masked_fill(~part, off_range(logits))
     losses = torch.logsumexp(logits, 1) - positive
     if symmetric:
         backward = torch.logsumexp(logits, 0)[pairs.positives] - positive
