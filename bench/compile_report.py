@@ -171,7 +171,7 @@ def run_tile(tile, dtype, depth=768):
     workspace = backend.workspace(unit_x, unit_y, whole_rows=True)
     state = backend.fold(tile, unit_x, unit_y)
     grad = torch.ones((), dtype=torch.float64) if tile.kind == "levels" else torch.ones(ROWS)
-    if tile.needs_one_visit:
+    if tile.rows_alone:
         backend.visit(tile, unit_x, unit_y, block, grad, workspace)
     coefficients = tile.coefficients(state, grad.double())
     backend.slope(tile, unit_x, unit_y, block, coefficients, workspace)

@@ -260,7 +260,7 @@ def _backward(grad, saved, *arguments):
             # Together, dunit_x holds the rows' and the columns' share of the same sum.
             grad_scale = factor * dots.sum() / ((1 + call.together) * call.scale)
             if tile.margin:
-                grad_scale = grad_scale + margin_gradient(tile, state, grad_losses)
+                grad_scale = grad_scale + margin_gradient(tile, state, grad_losses.double())
             grads[2] = grad_scale.to(call.scale.dtype)
         if call.wants[3]:
             grads[3] = (grad_losses * state[1]).sum().to(call.scale.dtype)
