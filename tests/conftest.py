@@ -4,9 +4,19 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 import fastsim
 from fastsim.backends import cpu
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """Inputs differ from run to run, but not in CI; a failure says how to have them again."""
+    fresh = 1 if "CI" in os.environ else torch.seed() % 2**31
+    seed = int(os.environ.get("FASTSIM_SEED", fresh))
+    torch.manual_seed(seed)
+    print(f"FASTSIM_SEED={seed}")  # shown for a test that fails
 
 
 @pytest.fixture
