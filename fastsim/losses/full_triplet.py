@@ -153,7 +153,7 @@ def _largest_of(scores, negative, mining):
     if mining == "semi-hard":
         negative = negative & (scores <= scores.diagonal()[:, None])
     values, indices = scores.masked_fill(~negative, off_range(scores)).max(1)
-    some = values > off_range(scores)
+    some = negative.any(1)
     return torch.where(some, values, -torch.inf), torch.where(some, indices, -1)
 
 
