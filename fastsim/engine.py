@@ -12,26 +12,37 @@ Where a block of whole rows gives state and slope at once and the weights of the
 unit rows. Otherwise the forward pass folds and the backward pass visits the panels again.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from fastsim.backends import get
+from fastsim.distributed import least
 from fastsim.operators import define
+from fastsim.ring import ring_tile_loss
 from fastsim.scores import compute_dtype, without_autocast
 from fastsim.targets import Pairs
 from fastsim.tiles import Tile, margin_gradient
 
 
-def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, backend):
+def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch, backend):
     """The loss `tile` over the cosines of x (N, D) and y (M, D); y=None: x with itself.
 
     scale and bias are numbers or 0-d tensors; `weights` (N,) asks for sum_i weights_i loss_i,
-    None for the losses (N,) themselves. Returns the compute type: float64 for float64 inputs,
-    else float32.
+    None for the losses (N,) themselves. `batch`: of which x and y are this process's part; the
+    pairs of the tile are those of x with the columns of all processes. Returns the compute type:
+    float64 for float64 inputs, else float32.
     """
-    y = None if y is x else y
     dtype = compute_dtype(x)
     scale, bias = as_scalar(scale, dtype, x.device), as_scalar(bias, dtype, x.device)
+    if batch.group is not None:
+        y = x if y is None else y
+        tile = tile if tile.rows_alone else replace(tile, group=batch.name)
+        if batch.ring:
+            return ring_tile_loss(tile, x, y, scale, bias, weights, batch, backend)
+        y = batch.gather_columns(y)
+    y = None if y is x else y
     sides = (x, y, scale, bias)
     wants = [s is not None and s.requires_grad and torch.is_grad_enabled() for s in sides]
     inputs = (
@@ -44,10 +55,12 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, backend):
         tile.levels,
         tile.pairs.otherwise,
         tile.pairs.skip,
+        tile.pairs.offset,
         tile.kind,
         tile.margin,
         tile.normalise,
         tile.symmetric,
+        tile.group,
         wants,
         backend.name,
     )
@@ -75,8 +88,9 @@ def as_scalar(value, dtype, device):
 
 _TILE = (
     "Tensor? weights, Tensor? positives, Tensor? row_ids, Tensor? column_ids, Tensor? row_groups, "
-    "Tensor? column_groups, Tensor? dense, Tensor? levels, float otherwise, str skip, str kind, "
-    "float margin, bool normalise, bool symmetric, bool[] wants, str backend"
+    "Tensor? column_groups, Tensor? dense, Tensor? levels, float otherwise, str skip, int offset, "
+    "str kind, float margin, bool normalise, bool symmetric, str group, "
+    "bool[] wants, str backend"
 )
 _FORWARD = f"(Tensor x, Tensor? y, Tensor scale, Tensor bias, {_TILE}) -> Tensor[]"
 _BACKWARD = (
@@ -89,8 +103,8 @@ class _Call:
     """The arguments of one operator call, by name; `fake`: the tensors hold no values."""
 
     def __init__(self, x, y, scale, bias, weights, *arguments, fake=False):
-        *tensors, levels, otherwise, skip = arguments[:9]
-        kind, margin, normalise, symmetric, self.wants, name = arguments[9:]
+        *tensors, levels, otherwise, skip, offset = arguments[:10]
+        kind, margin, normalise, symmetric, group, self.wants, name = arguments[10:]
         positives, row_ids, column_ids, row_groups, column_groups, dense = tensors
         self.together = y is None
         self.x, self.y, self.weights = x, x if y is None else y, weights
@@ -108,6 +122,7 @@ class _Call:
                 dense,
                 otherwise,
                 skip,
+                offset,
             ),
             number(scale),
             number(bias),
@@ -115,6 +130,7 @@ class _Call:
             normalise,
             symmetric,
             levels,
+            group,
         )
 
     @property
@@ -125,7 +141,11 @@ class _Call:
         whole rows, or for losses that look at columns too the whole matrix.
         """
         rows, columns = self.x.shape[0], self.y.shape[0]
-        if not any(self.wants) or (self.weights is None and self.tile.kind != "levels"):
+        if (
+            self.tile.group
+            or not any(self.wants)
+            or (self.weights is None and self.tile.kind != "levels")
+        ):
             return False
         if self.tile.rows_alone:
             return self.backend.whole_rows_fit(columns)
@@ -143,6 +163,8 @@ class _Call:
     def boosted(self, weights):
         """(weights, the factor that takes their boost back out of the gradient)."""
         boost = self.backend.boost(self.tile, weights, self.x.dtype, self.y.shape[0])
+        if boost is not None and self.tile.group:
+            boost = least(boost, self.tile.group)  # columns add up the weights of all ranks
         return (weights, None) if boost is None else (weights * boost, 1 / boost)
 
     def units(self):
@@ -198,7 +220,7 @@ def _forward(*arguments):
             state, grads = _visit_panels(call, unit_x, unit_y, inverse_x.dtype)
             saved = [*state, *grads, inverse_x, inverse_y]
         else:
-            saved = state = call.backend.fold(call.tile, unit_x, unit_y)
+            saved = state = call.tile.merge(call.backend.fold(call.tile, unit_x, unit_y))
         loss = call.tile.finish(state)
         if call.weights is not None:
             loss = (loss * call.weights).sum()
@@ -222,7 +244,7 @@ def _slope_panels(call, unit_x, unit_y, coefficients, dtype):
     # In the order of the fold before it, so that the allocator finds its places again.
     workspace = call.backend.workspace(unit_x, unit_y)
     products = _Products(call, unit_x, unit_y, dtype)
-    lower = call.tile.pairs.skip == "lower"
+    lower = call.tile.pairs.each_once
     for block in call.backend.blocks(unit_x.shape[0], unit_y.shape[0], lower=lower):
         panel = call.backend.slope(call.tile, unit_x, unit_y, block, coefficients, workspace)
         products.add(panel, block)
@@ -233,7 +255,7 @@ def _backward(grad, saved, *arguments):
     call = _Call(*arguments)
     tile, backend = call.tile, call.backend
     with without_autocast(call.x.device.type):
-        grad_losses = grad if call.weights is None else grad * call.weights
+        grad_losses = tile.own_gradient(grad if call.weights is None else grad * call.weights)
         if call.one_visit:
             *state, unit_grad_x, unit_grad_y, inverse_x, inverse_y = saved
             _, shrink = call.boosted(call.weights)

@@ -89,8 +89,11 @@ class Backend:
         """The slope panel dL/dS of a block from the coefficients of `tile`."""
         raise NotImplementedError
 
-    def closest(self, pairs, semi_hard, unit_x, unit_y):
-        """Column (N,) int64 of each row's closest negative, -1 where it has none."""
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
+        """Column (N,) int64 of each row's closest negative, -1 where it has none.
+
+        ceilings (N,): the positives' scores, where positives are not among these columns.
+        """
         raise NotImplementedError
 
     def top_k(self, queries, corpus, k):

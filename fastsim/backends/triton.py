@@ -137,8 +137,8 @@ class TritonBackend(Backend):
         passes.slope(tile, unit_x, unit_y, block, of_block, panel)
         return panel
 
-    def closest(self, pairs, semi_hard, unit_x, unit_y):
-        return _passes().closest(pairs, semi_hard, unit_x, unit_y)
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
+        return _passes().closest(pairs, semi_hard, unit_x, unit_y, ceilings)
 
     def top_k(self, queries, corpus, k):
         return _lists().top_k(self, queries, corpus, k)

@@ -28,6 +28,7 @@ class PairArguments(NamedTuple):
     dense: Any = None
     dense_row: Any = None
     dense_column: Any = None
+    offset: Any = None
 
 
 class Numbers(NamedTuple):

@@ -227,4 +227,5 @@ def pair_arguments(pairs):
         None if pairs.row_groups is None else float(pairs.otherwise),
         dense,
         *strides,
+        None if pairs.skip == "nothing" else pairs.offset,
     )

@@ -125,7 +125,8 @@ def tile_kernel(
     depth = stride
     if SKIP == "lower":
         # A tile below the diagonal has no pair that takes part, so no product either.
-        depth = tl.where(first + BLOCK_N <= block.row0 + tile_row * BLOCK_M + 1, 0, stride)
+        diagonal = block.row0 + tile_row * BLOCK_M + pairs.offset
+        depth = tl.where(first + BLOCK_N <= diagonal + 1, 0, stride)
     # Past the edge the last row again: loads need no mask, the epilogue drops the scores.
     x_row = tl.minimum(row, block.row1 - 1)
     y_row = tl.minimum(first + tl.arange(0, BLOCK_N), block.column1 - 1)
