@@ -203,7 +203,7 @@ def least(value, name):
 
 
 def merge_exponentials(top, exponentials, scale, name):
-    """Maxima and sums of exponentials relative to them, over the ranks; exponents are in `scale`."""
+    """Maxima (of scores) and sums of exponentials relative to them, over the ranks."""
     both = -least(-top, name)
     return both, total(exponentials * (scale * (top - both)).exp(), name)
 

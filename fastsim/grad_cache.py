@@ -12,9 +12,9 @@ section 3.
 """
 
 import contextlib
+from collections.abc import Mapping
 
 import torch
-from torch.utils._pytree import tree_map
 
 from fastsim.checks import FLOATING
 
@@ -23,93 +23,86 @@ class GradCache:
     """A training step in micro-batches.
 
     encode: micro-batch -> embeddings (n, D); a module, perhaps in DistributedDataParallel, or any
-        function; or a list of them, one per column. It must draw random numbers, if any, from
-        torch's default generators.
+        function; or a list of them, one per column. What it draws of torch's default generators
+        (dropout) it draws again.
     loss: embeddings of each column (N, D) -> scalar; a module's parameters (a learnt temperature)
-        get their gradient. With `group=` in it, all processes take one step together.
+        get their gradient too. With `group=` in it, all processes take one step together.
     micro_batch_size: rows that are encoded at once.
 
-    Gradients of processes are synchronised once a step: where `encode` has `no_sync`, as
-    DistributedDataParallel has, all micro-batches but the last run within it.
+    Processes synchronise their gradients once a step: where `encode` has `no_sync`, as
+    DistributedDataParallel has, all its micro-batches but the last run within it.
     """
 
     def __init__(self, encode, loss, *, micro_batch_size):
         if isinstance(micro_batch_size, bool) or not isinstance(micro_batch_size, int):
-            raise TypeError(
-                f"micro_batch_size: wanted an int, got {type(micro_batch_size).__name__}"
-            )
+            kind = type(micro_batch_size).__name__
+            raise TypeError(f"micro_batch_size: wanted an int, got {kind}")
         if micro_batch_size < 1:
             raise ValueError(f"micro_batch_size: wanted at least 1, got {micro_batch_size}")
         self.encode, self.loss, self.micro_batch_size = encode, loss, micro_batch_size
 
     def backward(self, *columns, scale=None):
-        """The loss of a batch, detached; its gradient is in the parameters' `grad` afterwards.
+        """The loss of a batch, detached; its gradient is then in the parameters' `grad`.
 
-        columns: each a tensor (N, ...), a dictionary (or any nest) of such tensors, or a list of
-            examples; or a `MicroBatches` that is cut already. A column may have rows of its own
-            number (hard negatives).
-        scale: function of the loss whose result is differentiated instead, such as
+        columns: each a tensor (N, ...), a mapping of such tensors, or a list of examples, cut into
+            micro-batches here; or `MicroBatches`. Columns may differ in their number of rows.
+        scale: a function of the loss whose result is differentiated in its place, such as
             `torch.amp.GradScaler.scale` or a division by the steps that are accumulated.
         """
         encoders = self.encode if isinstance(self.encode, (list, tuple)) else [self.encode]
-        if len(encoders) not in (1, len(columns)):
-            raise ValueError(f"columns: wanted {len(encoders)}, one per encoder, got {len(columns)}")
-        if not columns:
-            raise ValueError("columns: wanted at least one, got none")
-        work = []  # (encode, micro-batch, column)
+        if not columns or len(encoders) not in (1, len(columns)):
+            wanted = "at least one" if len(encoders) == 1 else f"{len(encoders)}, one per encoder"
+            raise ValueError(f"columns: wanted {wanted}, got {len(columns)}")
+        work = []  # (encode, micro-batch, number of the column)
         for number, column in enumerate(columns):
-            encode = encoders[number % len(encoders)]
-            work += [(encode, part, number) for part in self._cut(column, number)]
-        states, vectors = [], [[] for _ in columns]
-        with torch.no_grad():
-            for encode, part, number in work:
-                states.append(_random_state())
-                vectors[number].append(_checked(encode(part), number))
-        # Weights that autocast has cast without a graph must not serve the second pass.
-        torch.clear_autocast_cache()
-        value, gradients, own = self._loss([torch.cat(parts) for parts in vectors], scale)
-        gradients = [
-            part
-            for gradient, parts in zip(gradients, vectors, strict=True)
-            for part in gradient.split([len(p) for p in parts])
-        ]
+            if not isinstance(column, MicroBatches):
+                column = MicroBatches.of(column, self.micro_batch_size, f"columns[{number}]")
+            work += [(encoders[number % len(encoders)], part, number) for part in column]
+        vectors, states = self._encode(work, len(columns))
+        value, gradients, own = self._differentiate(vectors, scale)
         del vectors
         after = _random_state()
-        for step, ((encode, part, _), state) in enumerate(zip(work, states, strict=True)):
-            last = step == len(work) - 1
-            with contextlib.nullcontext() if last else _no_sync(encode):
-                _set_random_state(state)
-                roots = [encode(part)]
-                pulls = [gradients[step].to(roots[0].dtype)]
-                if last:
-                    roots += own[0]
-                    pulls += own[1]
+        last = {id(encode): step for step, (encode, _, _) in enumerate(work)}
+        for step, (encode, part, number) in enumerate(work):
+            synchronised = step == last[id(encode)] or not hasattr(encode, "no_sync")
+            with contextlib.nullcontext() if synchronised else encode.no_sync():
+                _set_random_state(states[step])
+                encoded = encode(part)
+                pull, gradients[number] = gradients[number].tensor_split([len(encoded)])
+                roots, pulls = [encoded], [pull]
+                if step == len(work) - 1:
+                    roots, pulls = roots + own[0], pulls + own[1]
                 torch.autograd.backward(roots, pulls)
-            gradients[step] = None
         _set_random_state(after)
         return value
 
-    def _loss(self, vectors, scale):
-        """(loss, its gradients of the embeddings, (its parameters, their gradients))."""
-        leaves = [v.requires_grad_() for v in vectors]
+    def _encode(self, work, count):
+        """The embeddings of each column, and the random states before each micro-batch."""
+        vectors, states = [[] for _ in range(count)], []
+        with torch.no_grad():
+            for encode, part, number in work:
+                states.append(_random_state())
+                encoded = encode(part)
+                if not isinstance(encoded, torch.Tensor) or encoded.dtype not in FLOATING:
+                    kind = getattr(encoded, "dtype", type(encoded).__name__)
+                    raise TypeError(f"encode: wanted floating-point embeddings, got {kind}")
+                vectors[number].append(encoded)
+        # Weights that autocast has cast without a graph must not serve the second pass.
+        torch.clear_autocast_cache()
+        return [torch.cat(parts) for parts in vectors], states
+
+    def _differentiate(self, vectors, scale):
+        """(loss, its gradient of each column, (its own parameters, their gradients))."""
+        leaves = [vector.requires_grad_() for vector in vectors]
         own = []
         if isinstance(self.loss, torch.nn.Module):
             own = [p for p in self.loss.parameters() if p.requires_grad]
         with torch.enable_grad():
             value = self.loss(*leaves)
             scaled = value if scale is None else scale(value)
-        found = torch.autograd.grad(scaled, [*leaves, *own], allow_unused=True)
-        gradients = [
-            torch.zeros_like(leaf) if gradient is None else gradient
-            for leaf, gradient in zip(leaves, found, strict=False)
-        ]
-        used = [(p, g) for p, g in zip(own, found[len(leaves) :], strict=True) if g is not None]
-        return value.detach(), gradients, tuple(map(list, zip(*used, strict=True))) or ([], [])
-
-    def _cut(self, column, number):
-        if isinstance(column, MicroBatches):
-            return column
-        return MicroBatches.of(column, self.micro_batch_size, f"columns[{number}]")
+        found = torch.autograd.grad(scaled, [*leaves, *own], materialize_grads=True)
+        count = len(leaves)
+        return value.detach(), list(found[:count]), (own, list(found[count:]))
 
 
 class MicroBatches(list):
@@ -117,37 +110,26 @@ class MicroBatches(list):
 
     @classmethod
     def of(cls, column, size, name="column"):
-        """A tensor, a nest of tensors or a list of examples in parts of `size` rows."""
-        if isinstance(column, (list, tuple)):
-            count = len(column)
+        """A tensor, a mapping of tensors or a list of examples in parts of `size` rows."""
+        if isinstance(column, Mapping):
+            counts = {len(value) for value in column.values() if isinstance(value, torch.Tensor)}
+        elif isinstance(column, (torch.Tensor, list, tuple)):
+            counts = {len(column)}
         else:
-            counts = set()
-            tree_map(lambda leaf: counts.add(len(leaf)) if torch.is_tensor(leaf) else None, column)
-            if len(counts) != 1:
-                raise ValueError(f"{name}: wanted tensors of one length, got {sorted(counts)}")
-            (count,) = counts
-        if count == 0:
-            raise ValueError(f"{name}: wanted at least one row, got none")
-        return cls(_rows(column, start, start + size) for start in range(0, count, size))
+            kind = type(column).__name__
+            raise TypeError(f"{name}: wanted a tensor, a mapping of tensors or a list, got {kind}")
+        if len(counts) != 1 or 0 in counts:
+            raise ValueError(f"{name}: wanted rows of one number, got {sorted(counts)}")
+        return cls(_rows(column, start, start + size) for start in range(0, *counts, size))
 
 
 def _rows(column, start, stop):
-    if isinstance(column, (list, tuple)):
+    if not isinstance(column, Mapping):
         return column[start:stop]
-    return tree_map(lambda leaf: leaf[start:stop] if torch.is_tensor(leaf) else leaf, column)
-
-
-def _checked(vectors, number):
-    if not isinstance(vectors, torch.Tensor) or vectors.dtype not in FLOATING:
-        raise TypeError(
-            f"encode: wanted floating-point embeddings (n, D) of columns[{number}],"
-            f" got {type(vectors).__name__}"
-        )
-    return vectors
-
-
-def _no_sync(encode):
-    return encode.no_sync() if hasattr(encode, "no_sync") else contextlib.nullcontext()
+    return {
+        key: value[start:stop] if isinstance(value, torch.Tensor) else value
+        for key, value in column.items()
+    }
 
 
 def _random_state():

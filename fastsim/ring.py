@@ -93,13 +93,14 @@ class _RingTile(torch.autograd.Function):
         grads = [None] * len(wants)
         with without_autocast(x.device.type):
             unit_grads = _slopes(tile, x, y, coefficients, wants[1], batch, backend)
-            for side, (values, unit_grad) in enumerate(zip((x, y), unit_grads, strict=False)):
-                inverse = backend.unit_rows(values)[1]
-                through = backend.unit_rows_backward(unit_grad, values, inverse, 1 / boost)
-                grads[side], along = through
-                dots = along if side == 0 else dots
+            found = [
+                backend.unit_rows_backward(along, values, backend.unit_rows(values)[1], 1 / boost)
+                for along, values in zip(unit_grads, (x, y), strict=False)
+            ]
+        for side, (grad_side, _) in enumerate(found):
+            grads[side] = grad_side
         if wants[2]:
-            grads[2] = dots.sum() / (boost * scale)
+            grads[2] = found[0][1].sum() / (boost * scale)
             if tile.margin:
                 grads[2] = grads[2] + margin_gradient(own, state, losses)
             grads[2] = grads[2].to(scale.dtype)

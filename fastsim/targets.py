@@ -59,14 +59,12 @@ class Pairs:
 
     def of_columns(self, columns):
         """The pairs with a slice of the columns, which then count from 0."""
-        positives, row_ids, column_ids, row_groups, column_groups, dense = self.block(
-            slice(None), columns
-        )
+        positives, _, ids, _, groups, dense = self.block(slice(None), columns)
         return replace(
             self,
             positives=None if positives is None else positives - columns.start,
-            column_ids=column_ids,
-            column_groups=column_groups,
+            column_ids=ids,
+            column_groups=groups,
             dense=dense,
             offset=self.offset - columns.start,
         )

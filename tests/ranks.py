@@ -169,7 +169,9 @@ def refusals(group):
         "learnt": lambda: fastsim.info_nce(y, y, temperature=torch.tensor(0.1 + rank), group=group),
         "loss": lambda: (fastsim.siglip if rank else fastsim.info_nce)(y, y, group=group),
         "symmetric": lambda: fastsim.info_nce(y, y, symmetric=rank == 0, group=group),
-        "dtype": lambda: fastsim.info_nce(*[y.to([y.dtype, torch.half][rank % 2])] * 2, group=group),
+        "dtype": lambda: fastsim.info_nce(
+            *[y.to([y.dtype, torch.half][rank % 2])] * 2, group=group
+        ),
         "exchange": lambda: fastsim.info_nce(y, y, group=Ring(group) if rank else group),
         "targets": lambda: fastsim.siglip(y, y, None if rank else (ids(), ids()), group=group),
         "exclude": lambda: fastsim.info_nce(

@@ -24,8 +24,9 @@ def cosent(scores, labels, *, scale=20.0, group=None, backend=None):
     Equal labels contribute nothing; one pair, or all labels equal, gives exactly 0 with zero
     gradient. scale: a positive number or 0-d tensor, with a gradient if it wants one. group: a
     process group whose ranks each give their part of the scores; see `fastsim.distributed`.
-    O(M log M), O(M) for few distinct labels. ValueError or TypeError for arguments that do not fit (labels
-    with NaN too), RuntimeError for a backend that cannot serve them. Source: see the module.
+    O(M log M), O(M) for few distinct labels. ValueError or TypeError for arguments that do not
+    fit (labels with NaN too), RuntimeError for a backend that cannot serve them. Source: see the
+    module.
     """
     check_scores("scores", scores, ndim=1)
     chosen = pick(backend, scores)
