@@ -118,7 +118,14 @@ CPU = click.option("--cpu", is_flag=True, help="Use the CPU though there is a GP
 @click.option("--loss-learning-rate", type=click.FloatRange(0), help="Of the loss's parameters.")
 @click.option("--epochs", type=click.FloatRange(0, min_open=True), default=1.0)
 @click.option("--max-steps", type=int, default=-1, help="Instead of --epochs.")
-@click.option("--batch-size", type=click.IntRange(1), default=32)
+@click.option("--batch-size", type=click.IntRange(1), default=32, help="Over all processes.")
+@click.option("--micro-batch-size", type=click.IntRange(1), help="Texts encoded at once; all.")
+@click.option(
+    "--duplicates",
+    type=click.Choice(["apart", "exclude"]),
+    default="apart",
+    help="Equal texts: in batches of their own, or together and never negatives.",
+)
 @click.option("--accumulate", type=click.IntRange(1), default=1, help="Batches per step.")
 @click.option("--learning-rate", type=click.FloatRange(0, min_open=True), default=5e-5)
 @click.option("--warmup", type=click.FloatRange(0), default=0.1, help="Share below 1, or steps.")

@@ -82,6 +82,11 @@ class Batch:
         """The group's name, for registered operators; "" alone."""
         return "" if self.group is None else self.group.group_name
 
+    @property
+    def mean_share(self):
+        """By what a mean over this rank's rows counts in the average over the ranks."""
+        return self.ranks * self.row_counts[self.rank] / self.rows
+
     def gather_rows(self, part):
         """(N, ...) of all ranks from this rank's, with a gradient; None stays None."""
         return part if self.group is None else _gather(part, self.row_counts, self.group)
