@@ -12,13 +12,15 @@ Where a block of whole rows gives state and slope at once and the weights of the
 unit rows. Otherwise the forward pass folds and the backward pass visits the panels again.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from fastsim.backends import get
 from fastsim.operators import define
 from fastsim.scores import compute_dtype, without_autocast
-from fastsim.targets import Pairs
+from fastsim.targets import Guide, Pairs
 from fastsim.tiles import Tile, margin_gradient
 
 
@@ -54,14 +56,17 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, backend):
     return _TileLoss.apply(*inputs) if any(wants) else _tile(*inputs)[0]
 
 
-def _once(positives, row_ids, column_ids, row_groups, column_groups, dense):
+def _once(positives, row_ids, column_ids, row_groups, column_groups, dense, *guide):
     """The tensors of the pairs, None for the columns' where they are the rows' own.
 
     torch.compile does not trace a function that is given one tensor twice.
     """
     column_ids = None if column_ids is row_ids else column_ids
     column_groups = None if column_groups is row_groups else column_groups
-    return positives, row_ids, column_ids, row_groups, column_groups, dense
+    guide_rows, guide_columns, thresholds = guide
+    guide_columns = None if guide_columns is guide_rows else guide_columns
+    guide = guide_rows, guide_columns, thresholds
+    return positives, row_ids, column_ids, row_groups, column_groups, dense, *guide
 
 
 def as_scalar(value, dtype, device):
@@ -75,8 +80,9 @@ def as_scalar(value, dtype, device):
 
 _TILE = (
     "Tensor? weights, Tensor? positives, Tensor? row_ids, Tensor? column_ids, Tensor? row_groups, "
-    "Tensor? column_groups, Tensor? dense, Tensor? levels, float otherwise, str skip, str kind, "
-    "float margin, bool normalise, bool symmetric, bool[] wants, str backend"
+    "Tensor? column_groups, Tensor? dense, Tensor? guide_rows, Tensor? guide_columns, "
+    "Tensor? thresholds, Tensor? levels, float otherwise, str skip, str kind, float margin, "
+    "bool normalise, bool symmetric, bool[] wants, str backend"
 )
 _FORWARD = f"(Tensor x, Tensor? y, Tensor scale, Tensor bias, {_TILE}) -> Tensor[]"
 _BACKWARD = (
@@ -89,9 +95,10 @@ class _Call:
     """The arguments of one operator call, by name; `fake`: the tensors hold no values."""
 
     def __init__(self, x, y, scale, bias, weights, *arguments, fake=False):
-        *tensors, levels, otherwise, skip = arguments[:9]
-        kind, margin, normalise, symmetric, self.wants, name = arguments[9:]
-        positives, row_ids, column_ids, row_groups, column_groups, dense = tensors
+        *tensors, levels, otherwise, skip = arguments[:12]
+        kind, margin, normalise, symmetric, self.wants, name = arguments[12:]
+        positives, row_ids, column_ids, row_groups, column_groups, dense, *guide = tensors
+        guide_rows, guide_columns, thresholds = guide
         self.together = y is None
         self.x, self.y, self.weights = x, x if y is None else y, weights
         self.backend = get(name)
@@ -108,6 +115,13 @@ class _Call:
                 dense,
                 otherwise,
                 skip,
+                None
+                if thresholds is None
+                else Guide(
+                    guide_rows,
+                    guide_rows if guide_columns is None else guide_columns,
+                    thresholds,
+                ),
             ),
             number(scale),
             number(bias),
@@ -146,7 +160,17 @@ class _Call:
         return (weights, None) if boost is None else (weights * boost, 1 / boost)
 
     def units(self):
-        """Unit rows and inverse norms of both sides; y's norms are empty where y is x."""
+        """Unit rows and inverse norms of both sides; y's norms are empty where y is x.
+
+        The guide's embeddings become unit rows too.
+        """
+        guide = self.tile.pairs.guide
+        if guide is not None:
+            rows = self.backend.unit_rows(guide.rows)[0]
+            same = guide.columns is guide.rows
+            columns = rows if same else self.backend.unit_rows(guide.columns)[0]
+            pairs = replace(self.tile.pairs, guide=Guide(rows, columns, guide.thresholds))
+            self.tile = replace(self.tile, pairs=pairs)
         unit_x, inverse_x = self.backend.unit_rows(self.x)
         if self.together:
             return unit_x, unit_x, inverse_x, inverse_x.new_empty(0)
@@ -271,8 +295,8 @@ def _forward_fake(*arguments):
     call = _Call(*arguments, fake=True)
     rows, columns = call.x.shape[0], call.y.shape[0]
     dtype = compute_dtype(call.x)
-    scalar = call.weights is not None or call.tile.kind == "levels"
-    loss = call.x.new_empty(() if scalar else rows, dtype=dtype)
+    shape = call.tile.loss_shape(rows, columns) if call.weights is None else ()
+    loss = call.x.new_empty(shape, dtype=dtype)
     if not any(call.wants):
         return [loss]
     shapes = call.tile.state_shapes(rows, columns)
@@ -303,7 +327,7 @@ def _backward_fake(grad, saved, *arguments):
 _tile = define("tile", _FORWARD, _forward, _forward_fake)
 _tile_backward = define("tile_backward", _BACKWARD, _backward, _backward_fake)
 
-_TENSORS = 12  # x, y, scale, bias, weights, the tensors of the pairs, levels
+_TENSORS = 15  # x, y, scale, bias, weights, the tensors of the pairs, levels
 
 
 class _TileLoss(torch.autograd.Function):
