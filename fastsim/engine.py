@@ -29,7 +29,7 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, backend):
 
     scale and bias are numbers or 0-d tensors; `weights` (N,) asks for sum_i weights_i loss_i,
     None for the losses (N,) themselves. Returns the compute type: float64 for float64 inputs,
-    else float32.
+    else float32; log-sum-exps, which are to be merged with others, are float64.
     """
     y = None if y is x else y
     dtype = compute_dtype(x)
@@ -226,7 +226,8 @@ def _forward(*arguments):
         loss = call.tile.finish(state)
         if call.weights is not None:
             loss = (loss * call.weights).sum()
-        return [loss.to(inverse_x.dtype, copy=True), *(saved if any(call.wants) else ())]
+        dtype = call.tile.loss_dtype(inverse_x.dtype)
+        return [loss.to(dtype, copy=True), *(saved if any(call.wants) else ())]
 
 
 def _visit_panels(call, unit_x, unit_y, dtype):
@@ -274,7 +275,7 @@ def _backward(grad, saved, *arguments):
             )
             del unit_x, unit_y  # before the results are made of their gradients
         dots = None
-        grads = [call.x.new_empty(0), call.y.new_empty(0), *(grad.new_empty(0) for _ in range(2))]
+        grads = [side.new_empty(0) for side in (call.x, call.y, call.scale, call.scale)]
         sides = ((call.x, unit_grad_x, inverse_x), (call.y, unit_grad_y, inverse_y))
         for side, (values, unit_grad, inverse) in enumerate(sides):
             if unit_grad.numel():
@@ -296,7 +297,7 @@ def _forward_fake(*arguments):
     rows, columns = call.x.shape[0], call.y.shape[0]
     dtype = compute_dtype(call.x)
     shape = call.tile.loss_shape(rows, columns) if call.weights is None else ()
-    loss = call.x.new_empty(shape, dtype=dtype)
+    loss = call.x.new_empty(shape, dtype=call.tile.loss_dtype(dtype))
     if not any(call.wants):
         return [loss]
     shapes = call.tile.state_shapes(rows, columns)
@@ -320,7 +321,7 @@ def _backward_fake(grad, saved, *arguments):
     return [
         call.x.new_empty(call.x.shape if want_x else 0),
         call.y.new_empty(call.y.shape if want_y else 0),
-        *(grad.new_empty(() if want else 0) for want in call.wants[2:]),
+        *(call.scale.new_empty(() if want else 0) for want in call.wants[2:]),
     ]
 
 

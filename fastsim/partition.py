@@ -27,8 +27,8 @@ def log_sum_exp(x, y=None, *, scale, exclude=None, guide=None, columns=False, ba
         the guide's embeddings is above thresholds[i] (see `guide_cosines`).
     columns: also return those of the columns (M,), made in the same pass.
 
-    -inf where nothing takes part. ValueError or TypeError for arguments that do not fit,
-    RuntimeError for a backend that cannot serve them.
+    float64, as they are to be merged with others; -inf where nothing takes part. ValueError or
+    TypeError for arguments that do not fit, RuntimeError for a backend that cannot serve them.
     """
     check_embeddings("x", x)
     if y is not None:
@@ -80,10 +80,10 @@ def _from_scores(scores, pairs, scale, columns):
 
 
 def _safe_log_sum_exp(logits, part, dim):
-    """-inf with gradient 0, not NaN, where nothing takes part."""
+    """float64; -inf with gradient 0, not NaN, where nothing takes part."""
     some = part.any(dim)
     held = logits.masked_fill(~some.unsqueeze(dim), 0.0)
-    return torch.logsumexp(held, dim).masked_fill(~some, -torch.inf)
+    return torch.logsumexp(held, dim).double().masked_fill(~some, -torch.inf)
 
 
 def _guide(guide, rows, columns, x):

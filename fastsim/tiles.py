@@ -53,6 +53,10 @@ class Tile:
             return ()
         return (rows + columns * (self.symmetric and self.pairs.untargeted),)
 
+    def loss_dtype(self, dtype):
+        """The type of what `finish` returns, for the compute type `dtype`."""
+        return torch.float64 if self.kind == "softmax" and self.pairs.untargeted else dtype
+
     def finish(self, state):
         """The losses (N,), or () for a loss over the whole matrix.
 

@@ -132,18 +132,21 @@ def tile_kernel(
     y_row = tl.minimum(first + tl.arange(0, BLOCK_N), block.column1 - 1)
     if guide is not None:
         # Before the scores, so that of this product only a bit of each pair stays alive.
-        above = _product(
-            guide.x_ptr,
-            guide.y_ptr,
-            x_row,
-            y_row,
-            guide.stride,
-            guide.stride,
-            PRECISION,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_K,
-        ) > tl.load(guide.thresholds + x_row)[:, None]
+        above = (
+            _product(
+                guide.x_ptr,
+                guide.y_ptr,
+                x_row,
+                y_row,
+                guide.stride,
+                guide.stride,
+                PRECISION,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_K,
+            )
+            > tl.load(guide.thresholds + x_row)[:, None]
+        )
     scores = _product(
         x_ptr, y_ptr, x_row, y_row, depth, stride, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K
     )
