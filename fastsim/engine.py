@@ -22,21 +22,22 @@ from fastsim.distributed import least
 from fastsim.operators import define
 from fastsim.ring import ring_tile_loss
 from fastsim.scores import compute_dtype, without_autocast
-from fastsim.targets import Pairs
+from fastsim.targets import Guide, Pairs, with_thresholds
 from fastsim.tiles import Tile, margin_gradient
 
 
-def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch, backend):
+def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, backend):
     """The loss `tile` over the cosines of x (N, D) and y (M, D); y=None: x with itself.
 
     scale and bias are numbers or 0-d tensors; `weights` (N,) asks for sum_i weights_i loss_i,
-    None for the losses (N,) themselves. `batch`: of which x and y are this process's part; the
-    pairs of the tile are those of x with the columns of all processes. Returns the compute type:
-    float64 for float64 inputs, else float32.
+    None for the losses (N,) themselves. `batch`: of which x and y are this process's part, the
+    pairs of the tile being those of x with the columns of all processes; None: they are all of it.
+    Returns the compute type: float64 for float64 inputs, else float32; log-sum-exps, which are to
+    be merged with others, are float64.
     """
     dtype = compute_dtype(x)
     scale, bias = as_scalar(scale, dtype, x.device), as_scalar(bias, dtype, x.device)
-    if batch.group is not None:
+    if batch is not None and batch.group is not None:
         y = x if y is None else y
         tile = tile if tile.rows_alone else replace(tile, group=batch.name)
         if batch.ring:
@@ -56,6 +57,7 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch, backend):
         tile.pairs.otherwise,
         tile.pairs.skip,
         tile.pairs.offset,
+        tile.pairs.above,
         tile.kind,
         tile.margin,
         tile.normalise,
@@ -67,14 +69,17 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch, backend):
     return _TileLoss.apply(*inputs) if any(wants) else _tile(*inputs)[0]
 
 
-def _once(positives, row_ids, column_ids, row_groups, column_groups, dense):
+def _once(positives, row_ids, column_ids, row_groups, column_groups, dense, *guide):
     """The tensors of the pairs, None for the columns' where they are the rows' own.
 
     torch.compile does not trace a function that is given one tensor twice.
     """
     column_ids = None if column_ids is row_ids else column_ids
     column_groups = None if column_groups is row_groups else column_groups
-    return positives, row_ids, column_ids, row_groups, column_groups, dense
+    guide_rows, guide_columns, thresholds = guide
+    guide_columns = None if guide_columns is guide_rows else guide_columns
+    guide = guide_rows, guide_columns, thresholds
+    return positives, row_ids, column_ids, row_groups, column_groups, dense, *guide
 
 
 def as_scalar(value, dtype, device):
@@ -88,9 +93,9 @@ def as_scalar(value, dtype, device):
 
 _TILE = (
     "Tensor? weights, Tensor? positives, Tensor? row_ids, Tensor? column_ids, Tensor? row_groups, "
-    "Tensor? column_groups, Tensor? dense, Tensor? levels, float otherwise, str skip, int offset, "
-    "str kind, float margin, bool normalise, bool symmetric, str group, "
-    "bool[] wants, str backend"
+    "Tensor? column_groups, Tensor? dense, Tensor? guide_rows, Tensor? guide_columns, "
+    "Tensor? thresholds, Tensor? levels, float otherwise, str skip, int offset, float? above, "
+    "str kind, float margin, bool normalise, bool symmetric, str group, bool[] wants, str backend"
 )
 _FORWARD = f"(Tensor x, Tensor? y, Tensor scale, Tensor bias, {_TILE}) -> Tensor[]"
 _BACKWARD = (
@@ -103,9 +108,10 @@ class _Call:
     """The arguments of one operator call, by name; `fake`: the tensors hold no values."""
 
     def __init__(self, x, y, scale, bias, weights, *arguments, fake=False):
-        *tensors, levels, otherwise, skip, offset = arguments[:10]
-        kind, margin, normalise, symmetric, group, self.wants, name = arguments[10:]
-        positives, row_ids, column_ids, row_groups, column_groups, dense = tensors
+        *tensors, levels, otherwise, skip, offset, above = arguments[:14]
+        kind, margin, normalise, symmetric, group, self.wants, name = arguments[14:]
+        positives, row_ids, column_ids, row_groups, column_groups, dense, *guide = tensors
+        guide_rows, guide_columns, thresholds = guide
         self.together = y is None
         self.x, self.y, self.weights = x, x if y is None else y, weights
         self.backend = get(name)
@@ -123,6 +129,14 @@ class _Call:
                 otherwise,
                 skip,
                 offset,
+                above,
+                None
+                if thresholds is None
+                else Guide(
+                    guide_rows,
+                    guide_rows if guide_columns is None else guide_columns,
+                    thresholds,
+                ),
             ),
             number(scale),
             number(bias),
@@ -168,11 +182,24 @@ class _Call:
         return (weights, None) if boost is None else (weights * boost, 1 / boost)
 
     def units(self):
-        """Unit rows and inverse norms of both sides; y's norms are empty where y is x."""
+        """Unit rows and inverse norms of both sides; y's norms are empty where y is x.
+
+        The guide's embeddings become unit rows too, or thresholds of the scores a guide.
+        """
         unit_x, inverse_x = self.backend.unit_rows(self.x)
         if self.together:
-            return unit_x, unit_x, inverse_x, inverse_x.new_empty(0)
-        unit_y, inverse_y = self.backend.unit_rows(self.y)
+            unit_y, inverse_y = unit_x, inverse_x.new_empty(0)
+        else:
+            unit_y, inverse_y = self.backend.unit_rows(self.y)
+        pairs, guide = self.tile.pairs, self.tile.pairs.guide
+        if guide is not None:
+            rows = self.backend.unit_rows(guide.rows)[0]
+            same = guide.columns is guide.rows
+            columns = rows if same else self.backend.unit_rows(guide.columns)[0]
+            pairs = replace(pairs, guide=Guide(rows, columns, guide.thresholds))
+        elif pairs.above is not None:
+            pairs = with_thresholds(pairs, unit_x, unit_y, self.backend)
+        self.tile = replace(self.tile, pairs=pairs)
         return unit_x, unit_y, inverse_x, inverse_y
 
 
@@ -224,7 +251,8 @@ def _forward(*arguments):
         loss = call.tile.finish(state)
         if call.weights is not None:
             loss = (loss * call.weights).sum()
-        return [loss.to(inverse_x.dtype, copy=True), *(saved if any(call.wants) else ())]
+        dtype = call.tile.loss_dtype(inverse_x.dtype)
+        return [loss.to(dtype, copy=True), *(saved if any(call.wants) else ())]
 
 
 def _visit_panels(call, unit_x, unit_y, dtype):
@@ -272,7 +300,7 @@ def _backward(grad, saved, *arguments):
             )
             del unit_x, unit_y  # before the results are made of their gradients
         dots = None
-        grads = [call.x.new_empty(0), call.y.new_empty(0), *(grad.new_empty(0) for _ in range(2))]
+        grads = [side.new_empty(0) for side in (call.x, call.y, call.scale, call.scale)]
         sides = ((call.x, unit_grad_x, inverse_x), (call.y, unit_grad_y, inverse_y))
         for side, (values, unit_grad, inverse) in enumerate(sides):
             if unit_grad.numel():
@@ -293,8 +321,8 @@ def _forward_fake(*arguments):
     call = _Call(*arguments, fake=True)
     rows, columns = call.x.shape[0], call.y.shape[0]
     dtype = compute_dtype(call.x)
-    scalar = call.weights is not None or call.tile.kind == "levels"
-    loss = call.x.new_empty(() if scalar else rows, dtype=dtype)
+    shape = call.tile.loss_shape(rows, columns) if call.weights is None else ()
+    loss = call.x.new_empty(shape, dtype=call.tile.loss_dtype(dtype))
     if not any(call.wants):
         return [loss]
     shapes = call.tile.state_shapes(rows, columns)
@@ -318,14 +346,14 @@ def _backward_fake(grad, saved, *arguments):
     return [
         call.x.new_empty(call.x.shape if want_x else 0),
         call.y.new_empty(call.y.shape if want_y else 0),
-        *(grad.new_empty(() if want else 0) for want in call.wants[2:]),
+        *(call.scale.new_empty(() if want else 0) for want in call.wants[2:]),
     ]
 
 
 _tile = define("tile", _FORWARD, _forward, _forward_fake)
 _tile_backward = define("tile_backward", _BACKWARD, _backward, _backward_fake)
 
-_TENSORS = 12  # x, y, scale, bias, weights, the tensors of the pairs, levels
+_TENSORS = 15  # x, y, scale, bias, weights, the tensors of the pairs, levels
 
 
 class _TileLoss(torch.autograd.Function):

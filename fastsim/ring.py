@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from fastsim.distributed import least
 from fastsim.scores import without_autocast
+from fastsim.targets import with_thresholds
 from fastsim.tiles import margin_gradient
 
 
@@ -116,9 +117,19 @@ def _own(tile, batch):
     return replace(tile, pairs=tile.pairs.of_columns(own), group="")
 
 
+def _guided(tile, unit_x, y, batch, backend):
+    """The tile with the thresholds of its rows, whose positives are among their own columns."""
+    if tile.pairs.above is None:
+        return tile
+    pairs = _own(tile, batch).pairs
+    guide = with_thresholds(pairs, unit_x, backend.unit_rows(y)[0], backend).guide
+    return replace(tile, pairs=replace(tile.pairs, guide=guide))
+
+
 def _fold(tile, x, y, batch, backend):
     """The state of the rank's rows over all columns, and that of its columns over all rows."""
     unit_x = backend.unit_rows(x)[0]
+    tile = _guided(tile, unit_x, y, batch, backend)
     rows, of_columns = None, []
     for columns, (visiting,) in travel(batch, [y], of_columns):
         part = replace(tile, pairs=tile.pairs.of_columns(columns))
@@ -158,6 +169,7 @@ def _join(tile, state, more):
 def _slopes(tile, x, y, coefficients, want_y, batch, backend):
     """dL/dunit_x of the rank's rows, and with want_y dL/dunit_y of its columns."""
     unit_x, inverse = backend.unit_rows(x)
+    tile = _guided(tile, unit_x, y, batch, backend)
     grad_x = torch.zeros_like(unit_x, dtype=inverse.dtype)
     home = [y.new_zeros(y.shape, dtype=inverse.dtype)] if want_y else []
     of_columns = coefficients[3:] if tile.symmetric else []

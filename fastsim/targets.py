@@ -14,16 +14,35 @@ SKIPS = ("nothing", "diagonal", "lower")
 
 
 @dataclass(frozen=True)
+class Guide:
+    """Other embeddings that decide: out with (i, j) where their cosine is above thresholds[i].
+
+    rows (N, E), columns (M, E): embeddings at the operators, their unit rows for a backend; None:
+    the scores themselves decide. thresholds (N,) in the compute type.
+    """
+
+    rows: torch.Tensor | None
+    columns: torch.Tensor | None
+    thresholds: torch.Tensor
+
+    def of_columns(self, part):
+        """The guide of a slice of the columns."""
+        return replace(self, columns=None if self.columns is None else self.columns[part])
+
+
+@dataclass(frozen=True)
 class Pairs:
     """The target of each pair and the pairs that take no part.
 
-    Exactly one of `positives` alone, groups or `dense` gives the target t_ij:
+    At most one of `positives` alone, groups or `dense` gives the target t_ij; without any, a
+    softmax is asked for its log-sum-exps alone:
     positives: 1 at column positives[i], else 0.
     groups: 1 where row_groups[i] == column_groups[j], else `otherwise`.
     dense: dense[i, j], in its own dtype.
 
     Left out: `skip` "diagonal" (j == i) or "lower" (j <= i: each unordered pair once), where row
-    i counts as i + offset; and pairs with row_ids[i] == column_ids[j] unless j == positives[i].
+    i counts as i + offset; pairs with row_ids[i] == column_ids[j] unless j == positives[i]; pairs
+    whose score is more than `above` over the positive's; and pairs that `guide` decides against.
     """
 
     positives: torch.Tensor | None = None
@@ -35,9 +54,12 @@ class Pairs:
     otherwise: float = -1.0
     skip: str = "nothing"
     offset: int = 0
+    above: float | None = None
+    guide: Guide | None = None
 
     def tensors(self):
         """The tensors in the order of the registered operators' arguments."""
+        guide = self.guide
         return (
             self.positives,
             self.row_ids,
@@ -45,12 +67,18 @@ class Pairs:
             self.row_groups,
             self.column_groups,
             self.dense,
+            *((None,) * 3 if guide is None else (guide.rows, guide.columns, guide.thresholds)),
         )
 
     @property
     def one_positive(self):
         """Whether each row's only target is its positive."""
-        return self.row_groups is None and self.dense is None
+        return self.positives is not None and self.row_groups is None and self.dense is None
+
+    @property
+    def untargeted(self):
+        """Whether no pair has a target."""
+        return self.positives is None and self.row_groups is None and self.dense is None
 
     @property
     def each_once(self):
@@ -67,10 +95,11 @@ class Pairs:
             column_groups=groups,
             dense=dense,
             offset=self.offset - columns.start,
+            guide=self.guide and self.guide.of_columns(columns),
         )
 
     def block(self, rows, columns):
-        """`tensors` for the rows and columns of two slices; `positives` keeps global columns."""
+        """The tensors without the guide's for two slices; `positives` keeps global columns."""
         dense = self.dense
         return (
             None if self.positives is None else self.positives[rows],
@@ -181,8 +210,23 @@ def taking_part(pairs, rows, columns, device):
         part = column > row
     if pairs.row_ids is not None:
         same = pairs.row_ids[:, None] == pairs.column_ids[None, :]
-        part = part & ~(same & (column != pairs.positives[:, None]))
+        if pairs.positives is not None:
+            same = same & (column != pairs.positives[:, None])
+        part = part & ~same
+    if pairs.guide is not None:
+        # In double precision, so that a copy of the pair behind a threshold ties with it.
+        sides = (pairs.guide.rows, pairs.guide.columns)
+        rows_, columns_ = (torch.nn.functional.normalize(side.double(), dim=1) for side in sides)
+        guided = rows_ @ columns_.T
+        thresholds = pairs.guide.thresholds[:, None]
+        part = part & ~(guided.to(thresholds.dtype) > thresholds)
     return part
+
+
+def with_thresholds(pairs, unit_x, unit_y, backend):
+    """Pairs whose `above` has become a guide: the highest score that takes part in each row."""
+    thresholds = backend.positive_scores(pairs, unit_x, unit_y) + pairs.above
+    return replace(pairs, guide=Guide(None, None, thresholds))
 
 
 def not_above(scores, positives, margin):

@@ -105,7 +105,7 @@ def info_nce(
             reduction="none",
         )
         return batch.reduce(losses, reduction)
-    pairs = Pairs(positives, row_ids, column_ids)
+    pairs = Pairs(positives, row_ids, column_ids, above=exclude_above)
     return tile_loss(
         Tile("softmax", pairs, margin=float(margin), symmetric=symmetric),
         anchors,
@@ -170,3 +170,5 @@ def _check_options(temperature, symmetric, margin, exclude_above):
             raise TypeError(f"{name}: wanted a number, got a tensor")
         if name == "margin" or value is not None:
             check_number(name, value)
+    if exclude_above is not None and exclude_above < 0:
+        raise ValueError(f"exclude_above: wanted at least 0, or None, got {exclude_above}")
