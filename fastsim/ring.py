@@ -95,7 +95,9 @@ class _RingTile(torch.autograd.Function):
         with without_autocast(x.device.type):
             unit_grads = _slopes(tile, x, y, coefficients, wants[1], batch, backend)
             found = [
-                backend.unit_rows_backward(along, values, backend.unit_rows(values)[1], 1 / boost)
+                backend.unit_rows_backward(
+                    along, values, backend.unit_rows(values)[1], 1 / boost, values.dtype
+                )
                 for along, values in zip(unit_grads, (x, y), strict=False)
             ]
         for side, (grad_side, _) in enumerate(found):

@@ -81,6 +81,12 @@ class Pairs:
         return self.positives is None and self.row_groups is None and self.dense is None
 
     @property
+    def plain(self):
+        """Whether every pair's part and target are known from its indices; some has a target."""
+        guided = self.guide is not None or self.above is not None
+        return not (guided or self.offset or self.untargeted)
+
+    @property
     def each_once(self):
         """Whether rows and columns are the same and every unordered pair counts once."""
         return self.skip == "lower" and self.offset == 0

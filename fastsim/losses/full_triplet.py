@@ -22,6 +22,7 @@ from fastsim.checks import (
     check_scores,
 )
 from fastsim.distributed import join
+from fastsim.engine import tile_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, off_range, reduce
 from fastsim.ring import ring_closest, ring_sum
@@ -34,6 +35,7 @@ from fastsim.targets import (
     spread_positives,
     taking_part,
 )
+from fastsim.tiles import Tile
 
 MININGS = ("semi-hard", "hard")
 
@@ -81,15 +83,20 @@ def full_triplet(
         scores, exclude = _positives_first(anchors, positives, pairs, batch, chosen)
         losses = full_triplet_from_scores(scores, **options, exclude=exclude, reduction="none")
         return batch.reduce(losses, reduction)
-    unit_x = unit_rows(anchors, chosen)
     if batch.ring:
-        unit_y = unit_rows(positives, chosen)
-        terms = _ring_terms(unit_x, unit_y, anchors.dtype, mining, pairs, batch, chosen)
-    else:
-        everyone = batch.gather_columns(positives)
-        unit_y = unit_x if everyone is anchors else unit_rows(everyone, chosen)
-        indices = _closest_column(unit_x, unit_y, anchors.dtype, mining, pairs, chosen)
-        terms = _terms(unit_x, unit_y, indices, pairs, batch.first_column)
+        terms = _ring_terms(anchors, positives, mining, pairs, batch, chosen)
+        return batch.reduce(_hinges(*terms, margin), reduction)
+    weights = batch.row_weights(reduction, anchors)
+    kind, shape = f"{mining}_triplet", (anchors.shape[0], batch.columns, anchors.shape[1])
+    number = not isinstance(margin, torch.Tensor)
+    if number and weights is not None and chosen.serves_whole(kind, *shape):
+        tile = Tile(kind, pairs, margin=float(margin))
+        return tile_loss(
+            tile, anchors, positives, scale=1, weights=weights, batch=batch, backend=chosen
+        )
+    unit_x, unit_y = _units(anchors, batch.gather_columns(positives), chosen)
+    indices = closest_column(unit_x, unit_y, anchors.dtype, mining == "semi-hard", pairs, chosen)
+    terms = _terms(unit_x, unit_y, indices, pairs, batch.first_column)
     return batch.reduce(_hinges(*terms, margin), reduction)
 
 
@@ -120,7 +127,7 @@ def closest_negative(anchors, positives, *, mining="semi-hard", backend=None):
         )
     unit_x, unit_y = _units(anchors, positives, chosen)
     pairs = _pairs(None, anchors.shape[0], positives.shape[0], anchors.device)
-    indices = _closest_column(unit_x, unit_y, anchors.dtype, mining, pairs, chosen)
+    indices = closest_column(unit_x, unit_y, anchors.dtype, mining == "semi-hard", pairs, chosen)
     return _terms(unit_x, unit_y, indices, pairs)[2], indices
 
 
@@ -203,9 +210,11 @@ def _terms(unit_x, unit_y, indices, pairs, first=0):
     return positive, mean, torch.where(indices >= 0, closest, -torch.inf)
 
 
-def _ring_terms(unit_x, unit_y, dtype, mining, pairs, batch, backend):
-    """The same where unit_y are this rank's columns, which travel."""
-    indices = ring_closest(unit_x, unit_y, dtype, mining == "semi-hard", pairs, batch, backend)
+def _ring_terms(anchors, positives, mining, pairs, batch, backend):
+    """The same where the rank's own columns travel."""
+    unit_x, unit_y = _units(anchors, positives, backend)
+    semi_hard = mining == "semi-hard"
+    indices = ring_closest(unit_x, unit_y, anchors.dtype, semi_hard, pairs, batch, backend)
 
     def of_block(unit_x, unit_y, columns):
         within = indices - columns.start
@@ -253,10 +262,6 @@ def _excluded_sums(unit_y, pairs):
     row_group = torch.searchsorted(ids, pairs.row_ids).clamp(max=ids.numel() - 1)
     known = (ids[row_group] == pairs.row_ids).to(unit_y.dtype)
     return sums[row_group] * known[:, None], counts[row_group] * known
-
-
-def _closest_column(unit_x, unit_y, dtype, mining, pairs, backend):
-    return closest_column(unit_x, unit_y, dtype, mining == "semi-hard", pairs, backend)
 
 
 def _units(anchors, positives, backend):
