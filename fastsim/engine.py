@@ -76,8 +76,8 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, backend)
 def _plan(tile, x, y, weights, wanted, backend):
     """How the forward pass goes about it."""
     rows, columns = x.shape[0], y.shape[0]
-    plain = tile.pairs.plain and weights is not None
-    if plain and backend.serves_whole(tile.kind, rows, columns, x.shape[1]):
+    alone = tile.pairs.plain and not tile.group and weights is not None
+    if alone and backend.serves_whole(tile.kind, rows, columns, x.shape[1]):
         return "whole"
     if tile.group or not wanted or (weights is None and tile.kind != "levels"):
         return "fold"

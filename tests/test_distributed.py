@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -25,17 +26,21 @@ def results(tmp_path_factory):
     command = [sys.executable, "-m", "tests.ranks"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     seed = str(int(os.environ.get("FASTSIM_SEED", torch.seed() % 2**31)))
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(folder), seed],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(count)
-    ]
-    said = [process.communicate(timeout=300)[1] for process in processes]
-    assert all(process.returncode == 0 for process in processes), (seed, said)
+    logs = [folder / f"{rank}.log" for rank in range(count)]
+    processes = []
+    for rank, log in enumerate(logs):
+        with open(log, "w") as said:
+            arguments = [*command, str(rank), str(folder), seed]
+            processes.append(subprocess.Popen(arguments, env=environment, stderr=said))
+    end = time.monotonic() + 300
+    while time.monotonic() < end and any(p.poll() is None for p in processes):
+        if any(p.poll() for p in processes):
+            break  # the others would wait for it
+        time.sleep(0.1)
+    for process in processes:
+        process.kill()
+        process.wait()
+    assert not any(p.returncode for p in processes), (seed, [log.read_text() for log in logs])
     return [torch.load(folder / f"{rank}.pt") for rank in range(count)]
 
 
@@ -82,6 +87,13 @@ def test_ranks_that_differ_are_refused(name, said, results):
     for rank in results:
         assert re.match(pattern, rank["refusals"][name])
         assert rank["refusals"]["after"] is True
+
+
+def test_micro_batches_of_unequal_ranks_synchronise_once(results):
+    for rank in results:
+        error, buckets = rank["micro-batches"]
+        assert error <= ALLOWED[torch.float32]
+        assert buckets == [4]  # all parameters, once
 
 
 @pytest.mark.parametrize(("name", "limit"), [("slow", 2), ("dead", 20)])
