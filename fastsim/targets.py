@@ -51,8 +51,7 @@ class Pairs:
     guide: Guide | None = None
 
     def tensors(self):
-        """The tensors in the order of the registered operators' arguments."""
-        guide = self.guide
+        """The tensors but the guide's, in the order of the registered operators' arguments."""
         return (
             self.positives,
             self.row_ids,
@@ -60,7 +59,6 @@ class Pairs:
             self.row_groups,
             self.column_groups,
             self.dense,
-            *((None,) * 3 if guide is None else (guide.rows, guide.columns, guide.thresholds)),
         )
 
     @property
@@ -74,7 +72,7 @@ class Pairs:
         return self.positives is None and self.row_groups is None and self.dense is None
 
     def block(self, rows, columns):
-        """The tensors without the guide's for two slices; `positives` keeps global columns."""
+        """`tensors` for the rows and columns of two slices; `positives` keeps global columns."""
         dense = self.dense
         return (
             None if self.positives is None else self.positives[rows],
