@@ -56,6 +56,7 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, backend)
         bias,
         weights,
         *_once(*tile.pairs.tensors()),
+        *_guide_tensors(tile.pairs.guide),
         tile.levels,
         tile.pairs.otherwise,
         tile.pairs.skip,
@@ -86,17 +87,25 @@ def _plan(tile, x, y, weights, wanted, backend):
     return "visit" if backend.whole_matrix_fits(rows, columns) else "fold"
 
 
-def _once(positives, row_ids, column_ids, row_groups, column_groups, dense, *guide):
+def _once(positives, row_ids, column_ids, row_groups, column_groups, dense):
     """The tensors of the pairs, None for the columns' where they are the rows' own.
 
     torch.compile does not trace a function that is given one tensor twice.
     """
     column_ids = None if column_ids is row_ids else column_ids
     column_groups = None if column_groups is row_groups else column_groups
-    guide_rows, guide_columns, thresholds = guide
-    guide_columns = None if guide_columns is guide_rows else guide_columns
-    guide = guide_rows, guide_columns, thresholds
-    return positives, row_ids, column_ids, row_groups, column_groups, dense, *guide
+    return positives, row_ids, column_ids, row_groups, column_groups, dense
+
+
+def _guide_tensors(guide):
+    """The tensors of a guide, None for the columns' where they are the rows' own."""
+    if guide is None:
+        return None, None, None
+    return guide.rows, None if guide.columns is guide.rows else guide.columns, guide.thresholds
+
+
+def _guide(rows, columns, thresholds):
+    return None if rows is None else Guide(rows, rows if columns is None else columns, thresholds)
 
 
 def as_scalar(value, dtype, device):
@@ -129,7 +138,6 @@ class _Call:
         *tensors, levels, otherwise, skip, offset, above = arguments[:14]
         kind, margin, normalise, symmetric, group, self.wants, self.plan, name = arguments[14:]
         positives, row_ids, column_ids, row_groups, column_groups, dense, *guide = tensors
-        guide_rows, guide_columns, thresholds = guide
         self.together = y is None
         self.x, self.y, self.weights = x, x if y is None else y, weights
         self.backend = get(name)
@@ -148,13 +156,7 @@ class _Call:
                 skip,
                 offset,
                 above,
-                None
-                if thresholds is None
-                else Guide(
-                    guide_rows,
-                    guide_rows if guide_columns is None else guide_columns,
-                    thresholds,
-                ),
+                _guide(*guide),
             ),
             number(scale),
             number(bias),
@@ -357,7 +359,7 @@ def _gradients_fake(call, dtype):
 _tile = define("tile", _FORWARD, _forward, _forward_fake)
 _tile_backward = define("tile_backward", _BACKWARD, _backward, _backward_fake)
 
-_TENSORS = 15  # x, y, scale, bias, weights, the tensors of the pairs, levels
+_TENSORS = 15  # x, y, scale, bias, weights, the tensors of the pairs and the guide, levels
 
 
 class _TileLoss(torch.autograd.Function):

@@ -14,7 +14,7 @@ def closest_column(unit_x, unit_y, dtype, semi_hard, pairs, backend):
     unit_x (N, D), unit_y (M, D): unit rows in the compute type, of embeddings in `dtype`; or any
     rows, whose products are then the scores. Groups of `pairs`: only columns of the row's group.
     """
-    *tensors, _, _, _, _ = pairs.tensors()
+    *tensors, _ = pairs.tensors()
     return _closest(
         unit_x.detach(), unit_y.detach(), dtype, *tensors, pairs.skip, semi_hard, backend.name
     )

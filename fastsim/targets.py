@@ -58,8 +58,7 @@ class Pairs:
     guide: Guide | None = None
 
     def tensors(self):
-        """The tensors in the order of the registered operators' arguments."""
-        guide = self.guide
+        """The tensors but the guide's, in the order of the registered operators' arguments."""
         return (
             self.positives,
             self.row_ids,
@@ -67,7 +66,6 @@ class Pairs:
             self.row_groups,
             self.column_groups,
             self.dense,
-            *((None,) * 3 if guide is None else (guide.rows, guide.columns, guide.thresholds)),
         )
 
     @property
@@ -105,7 +103,7 @@ class Pairs:
         )
 
     def block(self, rows, columns):
-        """The tensors without the guide's for two slices; `positives` keeps global columns."""
+        """`tensors` for the rows and columns of two slices; `positives` keeps global columns."""
         dense = self.dense
         return (
             None if self.positives is None else self.positives[rows],

@@ -1,8 +1,8 @@
 """Drop-in losses of sentence-transformers: value and gradient over the grid of their arguments.
 
 Truth is sentence-transformers' own loss in float64; the tolerance twice its error in float32, of
-which one draw is seen, and what rounding a logit does: eps times its size, to the exponential of
-it relatively.
+which one draw is seen, and what rounding a logit or distance does: eps times its size, to the
+exponential of a logit relatively.
 """
 
 import inspect
@@ -83,7 +83,7 @@ def run(loss, columns, labels, dtype, features=features):
 def hold(what, runs, size):
     """Ours as near to the truth as theirs; runs: of ours, theirs in float64, theirs in float32.
 
-    Each is [value, gradients...]; `size`: of the largest logit, 1 where there is none.
+    Each is [value, gradients...]; `size`: of the largest logit, or distance.
     """
     for part, (got, truth, dense) in enumerate(zip(*runs, strict=True)):
         error, theirs_ = ((v - truth).abs().max().item() for v in (got.double(), dense.double()))
@@ -104,7 +104,10 @@ def same(name, options, columns, labels=None, features=features):
             loss = getattr(package, name)(Given(), **options)
         runs.append(run(loss, columns, labels, dtype, features))
     scaled_ = name.endswith("RankingLoss") or name in ("CoSENTLoss", "AnglELoss")
-    size = options.get("scale", 20.0) + options.get("hardness_strength", 0.0) if scaled_ else 1.0
+    if scaled_:
+        size = options.get("scale", 20.0) + options.get("hardness_strength", 0.0)
+    else:  # the largest distance
+        size = 2 * max(column.norm(dim=1).max().item() for column in columns)
     hold(f"{name} {options}", runs, size)
 
 

@@ -1,4 +1,4 @@
-"""Drop-in losses of sentence-transformers in its trainer, its wrappers, on several devices."""
+"""Drop-in losses of sentence-transformers: its trainer, its wrappers, several devices."""
 
 import copy
 import functools

@@ -99,7 +99,7 @@ class CpuBackend(Backend):
         torch.ops.fastsim_cpu.whole(
             x,
             y,
-            *tile.pairs.tensors()[:6],
+            *tile.pairs.tensors(),
             tile.pairs.otherwise,
             SKIP[tile.pairs.skip],
             WHOLE.index(tile.kind),
