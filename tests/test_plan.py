@@ -37,7 +37,8 @@ def test_only_the_micro_batch_grows_with_the_micro_batch():
 
 @pytest.mark.parametrize("loss", PRODUCTS)
 def test_least_time(loss):
-    asked = dataclasses.replace(SMALL, loss=loss, parameters=1000, looked_up=400, tokens=16)
+    encoder = {"parameters": 1000, "looked_up": 400, "layers": 1, "hidden": 8, "heads": 2}
+    asked = dataclasses.replace(SMALL, loss=loss, tokens=16, **encoder)
     found = {stage: seconds for stage, seconds, _ in times(asked, rate=1e6, bandwidth=1e9)}
     assert found["loss"] == pytest.approx(PRODUCTS[loss] * 2 * 250 * 2000 * 64 / 1e6)
     assert found["encode"] == pytest.approx(2 * 600 * 16 * 750 / 1e6)
@@ -49,7 +50,8 @@ def test_least_time(loss):
 def test_the_loss_takes_what_was_measured():
     """Measured by bench.memory beyond inputs and gradients; the plan says at most."""
     results = Path(__file__).parents[1] / "bench/results"
-    rows = [json.loads(line) for f in results.glob("*/memory.jsonl") for line in open(f)]
+    files = results.glob("*/memory.jsonl")
+    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     rows = [row for row in rows if row["backend"] == "cpu" and row["name"] in PRODUCTS]
     if not rows:
         pytest.skip("no results of bench.memory")
