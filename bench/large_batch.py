@@ -186,7 +186,7 @@ def training(negatives, size, steps, pairs):
 @click.command()
 @click.option("--batch-size", default=16384, show_default=True)
 @click.option("--micro-batch-size", default=32, show_default=True)
-@click.option("--share", default=0.125, show_default=True, help="of the micro-batches encoded")
+@click.option("--share", default=0.0625, show_default=True, help="of the micro-batches encoded")
 @click.option("--negatives", default=4096, show_default=True, help="batch of the training")
 @click.option("--steps", default=2, show_default=True, help="of the training")
 @click.option("--data", type=Path, required=True, help="folder with sick/ and stsb/")
