@@ -187,6 +187,8 @@ def run_rest(dtype, depth=768):
     backend.unit_rows_backward(torch.randn(ROWS, depth), x, inverse, torch.ones(()))
     excluding = Pairs(torch.arange(ROWS), _integers(ROWS), _integers(COLUMNS))
     backend.closest(excluding, True, unit_x, unit_y)
+    groups = Pairs(row_groups=_integers(ROWS), column_groups=_integers(COLUMNS))
+    backend.hardest(groups, torch.rand(COLUMNS), unit_x, unit_y)
     backend.cosent(torch.randn(ROWS), torch.rand(ROWS), torch.ones(()), True)
 
 

@@ -1,4 +1,4 @@
-"""Selection over all pairs: the closest negative's column, and the few scores that then count."""
+"""Selection over all pairs: the columns that count, and the few scores that are then needed."""
 
 import torch
 
@@ -93,3 +93,41 @@ def _bands(x):
     count, width = x.shape
     tall = max(1, (1 << 20) // width)
     return [slice(top, min(count, top + tall)) for top in range(0, count, tall)]
+
+
+# ---- the hardest pairs by group ----
+
+
+def hardest_columns(x, y, offsets, dtype, pairs, backend):
+    """Columns ((N,), (N,)) int64 of each row's hardest positive and hardest negative; -1: none.
+
+    x (N, D), y (M, D) or None for x itself, in the compute type; the lowest x_i . y_j - offsets_j
+    of the row's group and the highest of any other. dtype: of the operands (`Backend.operand`).
+    """
+    column_groups = None if pairs.column_groups is pairs.row_groups else pairs.column_groups
+    y = None if y is None else y.detach()
+    groups = pairs.row_groups, column_groups
+    return _hardest(x.detach(), y, offsets, dtype, *groups, pairs.skip, backend.name)
+
+
+def _hardest_forward(x, y, offsets, dtype, row_groups, column_groups, skip, backend):
+    chosen = get(backend)
+    column_groups = row_groups if column_groups is None else column_groups
+    pairs = Pairs(row_groups=row_groups, column_groups=column_groups, skip=skip)
+    with without_autocast(x.device.type):
+        left = chosen.operand(x, dtype)
+        right = left if y is None else chosen.operand(y, dtype)
+        return chosen.hardest(pairs, offsets, left, right)
+
+
+def _hardest_fake(x, y, offsets, dtype, row_groups, column_groups, skip, backend):
+    return torch.empty_like(row_groups), torch.empty_like(row_groups)
+
+
+_hardest = define(
+    "hardest",
+    "(Tensor x, Tensor? y, Tensor? offsets, ScalarType dtype, Tensor row_groups,"
+    " Tensor? column_groups, str skip, str backend) -> (Tensor, Tensor)",
+    _hardest_forward,
+    _hardest_fake,
+)

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
-from fastsim.checks import FLOATING, INTEGRAL, check_integers, check_range, check_tensor
+from fastsim.checks import (
+    FLOATING,
+    INTEGRAL,
+    check_enough,
+    check_integers,
+    check_range,
+    check_tensor,
+)
 
 SKIPS = ("nothing", "diagonal", "lower")
 
@@ -103,6 +110,28 @@ def parse_targets(targets, rows, columns, device, *, skip="nothing"):
     if targets.device != device:
         raise ValueError(f"targets: wanted device {device}, got {targets.device}")
     return Pairs(dense=targets, skip=skip)
+
+
+def group_pairs(embeddings, groups, references, reference_groups, own_first):
+    """Targets 1 for the same group, else 0, of embeddings against references or themselves.
+
+    own_first: the first rows of the references are the embeddings' own; row i leaves out column i,
+    as it does where there are no references.
+    """
+    check_integers("groups", groups, embeddings.shape[0], embeddings.device)
+    groups = columns = groups.to(torch.int64)
+    if references is None:
+        if reference_groups is not None or own_first:
+            raise ValueError("references: wanted with reference_groups and own_first, got None")
+    else:
+        if reference_groups is None:
+            raise ValueError("reference_groups: wanted with references, got None")
+        check_integers("reference_groups", reference_groups, references.shape[0], references.device)
+        columns = reference_groups.to(torch.int64)
+        if own_first:
+            check_enough("references", references, "embeddings", embeddings)
+    skip = "diagonal" if references is None or own_first else "nothing"
+    return Pairs(row_groups=groups, column_groups=columns, otherwise=0.0, skip=skip)
 
 
 def dense_targets(pairs, rows, columns, dtype, device):

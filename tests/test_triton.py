@@ -84,6 +84,7 @@ def test_compiles(architecture, operand):
             "levels_fold",
             "levels_slope",
             "closest_fold",
+            "hardest_fold",
         }
         assert {row.kernel for row in compiled} > {
             "unit_rows_kernel",

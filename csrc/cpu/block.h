@@ -61,6 +61,13 @@ struct SoftmaxSlope {
   const T *row_top, *row_weight, *target_weight, *column_top, *column_weight;
 };
 
+// An extreme score by row and its column; -1 where there is none.
+template <class T>
+struct Extreme {
+  T* values;
+  int64_t* indices;
+};
+
 template <class T>
 struct LevelSlope {
   const T *values, *high, *up, *low, *down;
@@ -97,6 +104,8 @@ struct Kernels {
   void (*levels_slope)(const Block<T>&, T scale, const LevelSlope<T>&, int64_t, int64_t);
   void (*closest)(const Block<T>&, bool semi_hard, const T* ceilings, T* values, int64_t* indices,
                   int64_t, int64_t);
+  void (*hardest)(const Block<T>&, const T* offsets, const Extreme<T>& lowest,
+                  const Extreme<T>& highest, int64_t, int64_t);
   void (*top_k)(const Block<T>&, int64_t k, T* values, int64_t* indices, int64_t, int64_t);
   void (*exponentials)(const T* x, T* out, int64_t count);
 };

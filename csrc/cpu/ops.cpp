@@ -237,6 +237,20 @@ void closest(PAIRS, bool semi_hard, Tensor ceilings, Tensor values, Tensor indic
   });
 }
 
+void hardest(PAIRS, Optional offsets, Tensor low, Tensor low_index, Tensor high,
+             Tensor high_index) {
+  with_type(panel, [&](auto type) {
+    using T = decltype(type);
+    const Block<T> b = BLOCK;
+    const T* taken = input<T>(offsets);
+    const Extreme<T> lowest{output<T>(low), output<int64_t>(low_index)};
+    const Extreme<T> highest{output<T>(high), output<int64_t>(high_index)};
+    over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().hardest(b, taken, lowest, highest, begin, end);
+    });
+  });
+}
+
 void top_k(Tensor panel, int64_t column0, Tensor values, Tensor indices) {
   with_type(panel, [&](auto type) {
     using T = decltype(type);
@@ -285,6 +299,9 @@ STABLE_TORCH_LIBRARY(fastsim_cpu, m) {
   m.def("closest" PAIRS_SCHEMA
         "bool semi_hard, Tensor ceilings, Tensor(values!) values, "
         "Tensor(indices!) indices) -> ()");
+  m.def("hardest" PAIRS_SCHEMA
+        "Tensor? offsets, Tensor(low!) low, Tensor(low_index!) low_index, Tensor(high!) high, "
+        "Tensor(high_index!) high_index) -> ()");
   m.def("top_k(Tensor(panel!) panel, int column0, Tensor(values!) values, "
         "Tensor(indices!) indices) -> ()");
   m.def("cosent(Tensor scores, Tensor labels, float scale, Tensor(loss!) loss, "
@@ -306,6 +323,7 @@ STABLE_TORCH_LIBRARY_IMPL(fastsim_cpu, CPU, m) {
   m.impl("levels_fold", TORCH_BOX(&fastsim::levels_fold));
   m.impl("levels_slope", TORCH_BOX(&fastsim::levels_slope));
   m.impl("closest", TORCH_BOX(&fastsim::closest));
+  m.impl("hardest", TORCH_BOX(&fastsim::hardest));
   m.impl("top_k", TORCH_BOX(&fastsim::top_k));
   m.impl("cosent", TORCH_BOX(&fastsim::cosent));
 }

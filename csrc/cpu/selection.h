@@ -1,4 +1,4 @@
-// Selection: the closest negative, the k largest.
+// Selection: the closest negative, the hardest pairs by group, the k largest.
 //
 // Included by kernels.cpp, inside the namespace of one instruction set.
 
@@ -25,6 +25,41 @@ void closest(const Block<T>& b, bool semi_hard, const T* ceilings, T* values, in
       values[row] = top;
       indices[row] = b.column0 + at;
     }
+  }
+}
+
+// The lowest score of each row within its own group and the highest outside of it, with their first
+// columns: the hardest positive and the hardest negative. `offsets`, if given, are taken from the
+// scores by column.
+template <class T>
+void hardest(const Block<T>& b, const T* offsets, const Extreme<T>& lowest,
+             const Extreme<T>& highest, int64_t begin, int64_t end) {
+  const int64_t* groups = b.column_groups;
+  for (int64_t row = begin; row < end; ++row) {
+    mark_left_out(b, row);
+    T* s = b.scores + row * b.stride;
+    const int64_t group = b.row_groups[row];
+    if (offsets) {
+#pragma omp simd
+      for (int64_t j = 0; j < b.columns; ++j) s[j] -= offsets[j];
+    }
+    T low = -kLeftOut<T>, high = kLeftOut<T>;
+#pragma omp simd reduction(min : low) reduction(max : high)
+    for (int64_t j = 0; j < b.columns; ++j) {
+      const bool own = groups[j] == group;
+      const T positive = own && s[j] > kLeftOut<T> ? s[j] : -kLeftOut<T>;
+      const T negative = own ? kLeftOut<T> : s[j];
+      low = positive < low ? positive : low;
+      high = negative > high ? negative : high;
+    }
+    const auto keep = [&](const Extreme<T>& to, T value, bool own) {
+      int64_t at = 0;
+      while (s[at] != value || (groups[at] == group) != own) ++at;
+      to.values[row] = value;
+      to.indices[row] = b.column0 + at;
+    };
+    if (low < lowest.values[row]) keep(lowest, low, true);
+    if (high > highest.values[row]) keep(highest, high, false);
   }
 }
 

@@ -93,6 +93,14 @@ class Backend:
         """Column (N,) int64 of each row's closest negative, -1 where it has none."""
         raise NotImplementedError
 
+    def hardest(self, pairs, offsets, x, y):
+        """Columns ((N,), (N,)) int64 of each row's hardest positive and hardest negative.
+
+        The lowest score x_i . y_j - offsets_j of the row's group and the highest of any other,
+        -1 where there is none; `offsets` (M,) may be None.
+        """
+        raise NotImplementedError
+
     def top_k(self, queries, corpus, k):
         """(values (N, k) descending, indices (N, k)) of the cosines."""
         raise NotImplementedError

@@ -161,6 +161,24 @@ class CpuBackend(Backend):
             )
         return indices
 
+    def hardest(self, pairs, offsets, x, y):
+        rows = x.shape[0]
+        low, high = x.new_full((rows,), -EMPTY), x.new_full((rows,), EMPTY)
+        lowest, highest = torch.full((rows,), -1), torch.full((rows,), -1)
+        workspace = self.workspace(x, y)
+        for block in self.blocks(rows, y.shape[0]):
+            part, columns = block
+            torch.ops.fastsim_cpu.hardest(
+                self.scores(x, y, block, workspace),
+                *_pairs(pairs, block),
+                None if offsets is None else offsets[columns],
+                low[part],
+                lowest[part],
+                high[part],
+                highest[part],
+            )
+        return lowest, highest
+
     def top_k(self, queries, corpus, k):
         unit_x, unit_y = self.unit_rows(queries)[0], self.unit_rows(corpus)[0]
         shape = (queries.shape[0], k)

@@ -140,6 +140,9 @@ class TritonBackend(Backend):
     def closest(self, pairs, semi_hard, unit_x, unit_y):
         return _passes().closest(pairs, semi_hard, unit_x, unit_y)
 
+    def hardest(self, pairs, offsets, x, y):
+        return _passes().hardest(pairs, offsets, x, y)
+
     def top_k(self, queries, corpus, k):
         return _lists().top_k(self, queries, corpus, k)
 

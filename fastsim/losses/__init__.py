@@ -5,6 +5,13 @@ up from `SPECIFICATIONS`.
 """
 
 from fastsim.losses.angle import Angle, angle, angle_similarity
+from fastsim.losses.batch_hard_triplet import (
+    BatchHardTriplet,
+    HardestPairs,
+    batch_hard_triplet,
+    batch_hard_triplet_from_scores,
+    hardest_pairs,
+)
 from fastsim.losses.cosent import CoSENT, cosent, cosent_from_scores
 from fastsim.losses.cosent_matrix import CoSENTMatrix, cosent_matrix, cosent_matrix_from_scores
 from fastsim.losses.cosine_regression import CosineRegression, cosine_regression
@@ -37,6 +44,7 @@ SPECIFICATIONS = {
     matrix_cross_entropy: matrix_cross_entropy_from_scores,
     matrix_mse: matrix_mse_from_scores,
     full_triplet: full_triplet_from_scores,
+    batch_hard_triplet: batch_hard_triplet_from_scores,
     cosent: cosent_from_scores,
     cosent_matrix: cosent_matrix_from_scores,
 }
@@ -44,10 +52,12 @@ SPECIFICATIONS = {
 __all__ = [
     "SPECIFICATIONS",
     "Angle",
+    "BatchHardTriplet",
     "CoSENT",
     "CoSENTMatrix",
     "CosineRegression",
     "FullTriplet",
+    "HardestPairs",
     "InfoNCE",
     "MatrixCrossEntropy",
     "MatrixMSE",
@@ -57,6 +67,8 @@ __all__ = [
     "TripletMargin",
     "angle",
     "angle_similarity",
+    "batch_hard_triplet",
+    "batch_hard_triplet_from_scores",
     "closest_negative",
     "closest_negative_from_scores",
     "cosent",
@@ -66,6 +78,7 @@ __all__ = [
     "cosine_regression",
     "full_triplet",
     "full_triplet_from_scores",
+    "hardest_pairs",
     "info_nce",
     "info_nce_from_scores",
     "matrix_cross_entropy",

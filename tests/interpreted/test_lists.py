@@ -58,6 +58,32 @@ def test_a_copy_of_the_positive_is_semi_hard():
     assert (values - 1).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("distance", ["euclidean", "cosine"])
+@pytest.mark.parametrize("dtype", [SINGLE, HALF], ids=str)
+def test_hardest_pairs(distance, dtype):
+    x, y = torch.randn(21, 24).to(dtype), torch.randn(70, 24).to(dtype)
+    groups, others = torch.randint(0, 4, (21,)), torch.randint(0, 4, (70,))
+    groups[3] = 9
+    for references in ((), (y, others)):
+        got = fastsim.hardest_pairs(x, groups, *references, distance=distance, backend="triton")
+        wide = [t.double() if t.is_floating_point() else t for t in references]
+        exact = fastsim.hardest_pairs(x.double(), groups, *wide, distance=distance, backend="eager")
+        # The scores that choose are rounded, the distances of what was chosen are not.
+        rounding = 16 * torch.finfo(dtype if distance == "cosine" else SINGLE).eps
+        for mine, truth in zip(got[:2], exact[:2], strict=True):
+            torch.testing.assert_close(mine.double(), truth, rtol=0, atol=rounding)
+        assert torch.equal(got.positive_index == -1, exact.positive_index == -1)
+        assert got.positive_index[3] == -1
+
+
+def test_hardest_pairs_of_equal_rows():
+    x = torch.randn(1, 5).repeat(40, 1)
+    groups = torch.arange(40) // 2
+    got = fastsim.hardest_pairs(x, groups, backend="triton")
+    assert torch.equal(got.positive_index, torch.arange(40) ^ 1)
+    assert got.negative_index.tolist() == [2, 2] + [0] * 38  # the first among equals
+
+
 def test_closest_negative_of_one_row():
     x = torch.randn(1, 5)
     values, indices = losses.closest_negative(x, x.clone(), backend="triton")

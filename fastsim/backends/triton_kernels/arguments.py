@@ -99,6 +99,19 @@ class LevelSlope(NamedTuple):
     size: Any
 
 
+class HardestPartials(NamedTuple):
+    """Lowest score of the group and highest outside, with their columns, by tile and row.
+
+    `offsets` (M,), where there are any, are taken from the scores by global column.
+    """
+
+    low: Any
+    low_column: Any
+    high: Any
+    high_column: Any
+    offsets: Any = None
+
+
 class ClosestPartials(NamedTuple):
     """Largest admitted score and its column by tile and row; `ceiling` (n,) where there is one."""
 

@@ -206,7 +206,13 @@ def levels_slope(scores, row, column, block, pairs, numbers, slope):
     return _taking_part(scores, out)
 
 
-# ---- selection: the closest negative of the triplet loss ----
+# ---- selection: the closest negative of the triplet loss, the hardest pairs by group ----
+
+
+@triton.jit
+def _first_column(scores, top, column):
+    """The smallest column among equals of the row's extreme."""
+    return tl.min(tl.where(scores == top[:, None], column[None, :], 2147483647), 1)
 
 
 @triton.jit
@@ -219,8 +225,28 @@ def closest_fold(scores, row, column, tile, block, pairs, numbers, partials):
         admitted = admitted & (scores <= ceiling[:, None])
     scores = tl.where(admitted, scores, LEFT_OUT)
     top = tl.max(scores, 1)
-    # The smallest column among equals.
-    first = tl.min(tl.where(scores == top[:, None], column[None, :], 2147483647), 1)
     at = _row_place(row, tile, block)
     tl.store(partials.top + at, top, mask=in_rows)
-    tl.store(partials.column + at, first, mask=in_rows)
+    tl.store(partials.column + at, _first_column(scores, top, column), mask=in_rows)
+
+
+@triton.jit
+def hardest_fold(scores, row, column, tile, block, pairs, numbers, partials):
+    in_rows, in_columns = row < block.row1, column < block.column1
+    row_group = tl.load(pairs.row_groups + row, mask=in_rows, other=0)
+    column_group = tl.load(pairs.column_groups + column, mask=in_columns, other=0)
+    own = row_group[:, None] == column_group[None, :]
+    # A NaN is no candidate.
+    part = scores > LEFT_OUT
+    if partials.offsets is not None:
+        offset = tl.load(partials.offsets + column, mask=in_columns, other=0.0)
+        scores -= offset[None, :]
+    at = _row_place(row, tile, block)
+    positives = tl.where(part & own, scores, -LEFT_OUT)
+    low = tl.min(positives, 1)
+    tl.store(partials.low + at, low, mask=in_rows)
+    tl.store(partials.low_column + at, _first_column(positives, low, column), mask=in_rows)
+    negatives = tl.where(part & (own == 0), scores, LEFT_OUT)
+    high = tl.max(negatives, 1)
+    tl.store(partials.high + at, high, mask=in_rows)
+    tl.store(partials.high_column + at, _first_column(negatives, high, column), mask=in_rows)

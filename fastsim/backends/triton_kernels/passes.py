@@ -5,6 +5,7 @@ import torch
 from fastsim.backends.triton_kernels import epilogues, pairs
 from fastsim.backends.triton_kernels.arguments import (
     ClosestPartials,
+    HardestPartials,
     LevelPartials,
     LevelSlope,
     LossPartials,
@@ -236,7 +237,28 @@ def closest(pairs, semi_hard, unit_x, unit_y):
         column = unit_x.new_empty(shape, dtype=torch.int32)
         partials = ClosestPartials(top, column, None if ceiling is None else ceiling[band])
         run(band, columns, fold=epilogues.closest_fold, partials=partials)
-        best = top.amax(0)
-        first = torch.where(top == best, column, torch.iinfo(torch.int32).max).amin(0)
-        found.append(torch.where(best > LEFT_OUT, first, -1).long())
+        found.append(_first_of(top, column))
     return torch.cat(found)
+
+
+def hardest(pairs, offsets, x, y):
+    """Columns ((N,), (N,)) of each row's hardest positive and negative, -1 where it has none."""
+    run = Launch(pairs, Numbers(), x, y)
+    columns = slice(0, y.shape[0])
+    offsets = None if offsets is None else offsets.float()
+    found = []
+    for band in run.bands(16 * run.sizes.rows):
+        shape = run.tiles(band, columns)[1], band.stop - band.start
+        low, high = (x.new_empty(shape, dtype=torch.float32) for _ in range(2))
+        low_column, high_column = (x.new_empty(shape, dtype=torch.int32) for _ in range(2))
+        partials = HardestPartials(low, low_column, high, high_column, offsets)
+        run(band, columns, fold=epilogues.hardest_fold, partials=partials)
+        found.append([_first_of(-low, low_column), _first_of(high, high_column)])
+    return tuple(joined(found))
+
+
+def _first_of(top, column):
+    """Over tiles: the column of the largest, the smallest among equals, -1 for none at all."""
+    best = top.amax(0)
+    first = torch.where(top == best, column, torch.iinfo(torch.int32).max).amin(0)
+    return torch.where(best > LEFT_OUT, first, -1).long()
