@@ -23,7 +23,7 @@ from fastsim.tiles import Tile, margin_gradient
 
 
 def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, backend):
-    """The loss `tile` over the cosines of x (N, D) and y (M, D); y=None: x with itself.
+    """The loss `tile` over the scores of x (N, D) and y (M, D); y=None: x with itself.
 
     scale and bias are numbers or 0-d tensors; `weights` (N,) asks for sum_i weights_i loss_i,
     None for the losses (N,) themselves. Returns the compute type: float64 for float64 inputs,
@@ -48,6 +48,8 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, backend):
         tile.margin,
         tile.normalise,
         tile.symmetric,
+        tile.positive_scale,
+        tile.cosine,
         wants,
         backend.name,
     )
@@ -76,7 +78,8 @@ def as_scalar(value, dtype, device):
 _TILE = (
     "Tensor? weights, Tensor? positives, Tensor? row_ids, Tensor? column_ids, Tensor? row_groups, "
     "Tensor? column_groups, Tensor? dense, Tensor? levels, float otherwise, str skip, str kind, "
-    "float margin, bool normalise, bool symmetric, bool[] wants, str backend"
+    "float margin, bool normalise, bool symmetric, float positive_scale, bool cosine, "
+    "bool[] wants, str backend"
 )
 _FORWARD = f"(Tensor x, Tensor? y, Tensor scale, Tensor bias, {_TILE}) -> Tensor[]"
 _BACKWARD = (
@@ -90,7 +93,8 @@ class _Call:
 
     def __init__(self, x, y, scale, bias, weights, *arguments, fake=False):
         *tensors, levels, otherwise, skip = arguments[:9]
-        kind, margin, normalise, symmetric, self.wants, name = arguments[9:]
+        kind, margin, normalise, symmetric, positive_scale, cosine = arguments[9:15]
+        self.wants, name = arguments[15:]
         positives, row_ids, column_ids, row_groups, column_groups, dense = tensors
         self.together = y is None
         self.x, self.y, self.weights = x, x if y is None else y, weights
@@ -115,6 +119,8 @@ class _Call:
             normalise,
             symmetric,
             levels,
+            positive_scale,
+            cosine,
         )
 
     @property
@@ -146,11 +152,15 @@ class _Call:
         return (weights, None) if boost is None else (weights * boost, 1 / boost)
 
     def units(self):
-        """Unit rows and inverse norms of both sides; y's norms are empty where y is x."""
-        unit_x, inverse_x = self.backend.unit_rows(self.x)
+        """Unit rows and inverse norms of both sides; y's norms are empty where y is x.
+
+        Where the scores are no cosines the rows are as they came, and the norms are not asked for.
+        """
+        prepare = self.backend.unit_rows if self.tile.cosine else self.backend.plain_rows
+        unit_x, inverse_x = prepare(self.x)
         if self.together:
             return unit_x, unit_x, inverse_x, inverse_x.new_empty(0)
-        unit_y, inverse_y = self.backend.unit_rows(self.y)
+        unit_y, inverse_y = prepare(self.y)
         return unit_x, unit_y, inverse_x, inverse_y
 
 
@@ -252,9 +262,10 @@ def _backward(grad, saved, *arguments):
         dots = None
         grads = [call.x.new_empty(0), call.y.new_empty(0), *(grad.new_empty(0) for _ in range(2))]
         sides = ((call.x, unit_grad_x, inverse_x), (call.y, unit_grad_y, inverse_y))
+        unprepare = backend.unit_rows_backward if tile.cosine else backend.plain_rows_backward
         for side, (values, unit_grad, inverse) in enumerate(sides):
             if unit_grad.numel():
-                grads[side], along = backend.unit_rows_backward(unit_grad, values, inverse, factor)
+                grads[side], along = unprepare(unit_grad, values, inverse, factor)
                 dots = along if dots is None else dots
         if call.wants[2]:
             # Together, dunit_x holds the rows' and the columns' share of the same sum.

@@ -24,6 +24,8 @@ class Tile:
     normalise: divide each row's targets by their sum, a row without any contributing 0 (SupCon).
     symmetric: the mean of the row softmax and the column softmax of the positives.
     levels: (K,) ascending distinct target values in the compute type.
+    positive_scale: of the logits of positives, where they have one of their own.
+    cosine: the scores are cosines; else the products of the rows as they are.
     """
 
     kind: str
@@ -34,6 +36,8 @@ class Tile:
     normalise: bool = False
     symmetric: bool = False
     levels: torch.Tensor | None = None
+    positive_scale: float = 1.0
+    cosine: bool = True
 
     @property
     def rows_alone(self):

@@ -54,6 +54,16 @@ class Backend:
         """(factor * dL/dx in x's dtype, unit . grad_unit (N,)) from dL/dunit; factor is 0-d."""
         raise NotImplementedError
 
+    def plain_rows(self, x):
+        """`unit_rows` for scores that are no cosines: a copy of x as operands, and ones."""
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        rows = torch.empty(x.shape, dtype=dtype, device=x.device)
+        return self.operand(rows.copy_(x), x.dtype), rows.new_ones(x.shape[0])
+
+    def plain_rows_backward(self, grad_rows, x, inverse, factor):
+        """(factor * dL/dx in x's dtype, x . grad_rows (N,)), as `unit_rows_backward`."""
+        return (factor * grad_rows).to(x.dtype), (x * grad_rows).sum(1)
+
     def blocks(self, rows, columns, *, whole_rows=False, lower=False):
         """The (rows, columns) slices to visit; `whole_rows`: every block has all columns.
 
