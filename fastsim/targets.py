@@ -11,9 +11,12 @@ import torch
 from fastsim.checks import (
     FLOATING,
     INTEGRAL,
-    check_enough,
+    check_alike,
+    check_choice,
+    check_embeddings,
     check_integers,
     check_range,
+    check_scores,
     check_tensor,
 )
 
@@ -112,26 +115,58 @@ def parse_targets(targets, rows, columns, device, *, skip="nothing"):
     return Pairs(dense=targets, skip=skip)
 
 
-def group_pairs(embeddings, groups, references, reference_groups, own_first):
-    """Targets 1 for the same group, else 0, of embeddings against references or themselves.
+def parse_groups(embeddings, groups, references, reference_groups, own_first):
+    """Embeddings with groups against references with theirs, or against themselves, as `Pairs`.
 
-    own_first: the first rows of the references are the embeddings' own; row i leaves out column i,
-    as it does where there are no references.
+    Targets 1 for the same group, else 0. own_first: the first rows of the references are the
+    embeddings' own; row i leaves out column i, as it does where there are no references.
     """
-    check_integers("groups", groups, embeddings.shape[0], embeddings.device)
-    groups = columns = groups.to(torch.int64)
-    if references is None:
-        if reference_groups is not None or own_first:
-            raise ValueError("references: wanted with reference_groups and own_first, got None")
-    else:
-        if reference_groups is None:
-            raise ValueError("reference_groups: wanted with references, got None")
-        check_integers("reference_groups", reference_groups, references.shape[0], references.device)
-        columns = reference_groups.to(torch.int64)
-        if own_first:
-            check_enough("references", references, "embeddings", embeddings)
-    skip = "diagonal" if references is None or own_first else "nothing"
-    return Pairs(row_groups=groups, column_groups=columns, otherwise=0.0, skip=skip)
+    check_embeddings("embeddings", embeddings)
+    if (references is None) != (reference_groups is None):
+        raise ValueError("references: wanted together with reference_groups, got one of them")
+    columns = embeddings.shape[0]
+    if references is not None:
+        check_embeddings("references", references)
+        check_alike("references", references, "embeddings", embeddings)
+        columns = references.shape[0]
+    shape = embeddings.shape[0], columns
+    return _grouped(shape, groups, reference_groups, own_first, embeddings.device)
+
+
+def groups_of_scores(scores, groups, reference_groups, own_first):
+    """`parse_groups` for scores (N, M); without reference_groups (N, N)."""
+    check_scores("scores", scores)
+    rows, columns = scores.shape
+    if reference_groups is None and rows != columns:
+        raise ValueError(f"scores: wanted a square matrix, got shape {(rows, columns)}")
+    return _grouped(scores.shape, groups, reference_groups, own_first, scores.device)
+
+
+def _grouped(shape, groups, reference_groups, own_first, device):
+    rows, columns = shape
+    check_choice("own_first", own_first, (False, True))
+    check_integers("groups", groups, rows, device)
+    groups = column_groups = groups.to(torch.int64)
+    if reference_groups is not None:
+        check_integers("reference_groups", reference_groups, columns, device)
+        column_groups = reference_groups.to(torch.int64)
+        if own_first and columns < rows:
+            raise ValueError(
+                f"references: wanted at least {rows} rows with own_first, got {columns}"
+            )
+    skip = "diagonal" if own_first or reference_groups is None else "nothing"
+    return Pairs(row_groups=groups, column_groups=column_groups, otherwise=0.0, skip=skip)
+
+
+def positive_counts(pairs):
+    """(N,) int64: how many columns of its own group each row has, itself left out where skipped."""
+    groups = pairs.column_groups.sort().values
+    first = torch.searchsorted(groups, pairs.row_groups)
+    counts = torch.searchsorted(groups, pairs.row_groups, right=True) - first
+    if pairs.skip == "diagonal":
+        rows = pairs.row_groups.shape[0]
+        counts = counts - (pairs.column_groups[:rows] == pairs.row_groups).long()
+    return counts
 
 
 def dense_targets(pairs, rows, columns, dtype, device):

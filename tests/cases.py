@@ -26,7 +26,7 @@ class Case:
     reduces: bool = True
     largest: int = 10_000  # most scores that the oracle can afford
     tile: bool = True
-    counted: Any = None  # of the other arguments, the number of rows in the mean; None: all
+    counted: Any = None  # of the other arguments, what the mean divides by; None: the rows
 
     def __repr__(self):
         return self.name
@@ -101,6 +101,10 @@ def _sup_con(n, m, d, generator):
 
 def rows_with_a_positive(groups):
     return sum(int((groups == g).sum() > 1) for g in groups)
+
+
+def positive_pairs(groups):
+    return sum(int((groups == g).sum()) - 1 for g in groups)
 
 
 def rows_with_both(groups):
@@ -182,6 +186,21 @@ CASES = (
     _case("full_triplet", fastsim.full_triplet),
     _case("full_triplet-hard", fastsim.full_triplet, mining="hard", margin=0.5),
     _case("full_triplet-exclude", fastsim.full_triplet, exclude=_ids),
+    Case("nt_xent", fastsim.nt_xent, oracles.nt_xent, _sup_con, counted=positive_pairs),
+    Case(
+        "nt_xent-cold",
+        fastsim.nt_xent,
+        oracles.nt_xent,
+        _grouped(temperature=0.01),
+        counted=positive_pairs,
+    ),
+    Case("multi_similarity", fastsim.multi_similarity, oracles.multi_similarity, _sup_con),
+    Case(
+        "multi_similarity-options",
+        fastsim.multi_similarity,
+        oracles.multi_similarity,
+        _grouped(alpha=7.0, beta=20.0, base=0.1),
+    ),
     *(
         Case(
             f"batch_hard_triplet-{name}",

@@ -110,6 +110,32 @@ def full_triplet(x, y, *, margin=0.25, mining="semi-hard", exclude=None):
     return torch.stack(losses)
 
 
+def nt_xent(x, groups, *, temperature=0.07):
+    z = cosines(x, x) / temperature
+    n = len(z)
+    losses = []
+    for i in range(n):
+        mates = [j for j in range(n) if j != i and groups[j] == groups[i]]
+        others = [j for j in range(n) if groups[j] != groups[i]]
+        terms = [log_sum_exp(z[i][[p, *others]]) - z[i, p] for p in mates]
+        losses.append(sum(terms, z[i, i] * 0.0))
+    return torch.stack(losses)
+
+
+def multi_similarity(x, groups, *, alpha=2.0, beta=50.0, base=0.5):
+    s = cosines(x, x)
+    n = len(s)
+    losses = []
+    for i in range(n):
+        mates = [j for j in range(n) if j != i and groups[j] == groups[i]]
+        others = [j for j in range(n) if groups[j] != groups[i]]
+        zero = s[i, i : i + 1] * 0.0
+        pull = log_sum_exp(torch.cat([zero, -alpha * (s[i][mates] - base)])) / alpha
+        push = log_sum_exp(torch.cat([zero, beta * (s[i][others] - base)])) / beta
+        losses.append(pull + push)
+    return torch.stack(losses)
+
+
 def batch_hard_triplet(x, groups, *, margin=1.0, distance="euclidean", soft=False):
     if distance == "cosine":
         d = 1 - cosines(x, x)

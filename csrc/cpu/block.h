@@ -61,6 +61,17 @@ struct SoftmaxSlope {
   const T *row_top, *row_weight, *target_weight, *column_top, *column_weight;
 };
 
+// By row, of the terms of its positives: sum of the losses and of the slopes.
+struct PositiveSums {
+  double *losses, *slopes;
+};
+
+// By row, for negatives and positives: what the exponentials are relative to, and their weight.
+template <class T>
+struct ContrastSlope {
+  const T *negative_top, *negative_weight, *positive_top, *positive_weight;
+};
+
 // An extreme score by row and its column; -1 where there is none.
 template <class T>
 struct Extreme {
@@ -99,6 +110,14 @@ struct Kernels {
   void (*sigmoid)(const Block<T>&, T scale, T bias, const T* weights, double* losses,
                   double* slope_sums, int64_t, int64_t);
   void (*squared_error)(const Block<T>&, const T* weights, double* losses, int64_t, int64_t);
+  void (*multi_similarity_fold)(const Block<T>&, T scale, T positive_scale,
+                                const MaxSum& negatives, const MaxSum& positives, int64_t, int64_t);
+  void (*multi_similarity_slope)(const Block<T>&, T scale, T positive_scale,
+                                 const ContrastSlope<T>&, int64_t, int64_t);
+  void (*multi_positive_fold)(const Block<T>&, T scale, const MaxSum& negatives,
+                              const PositiveSums&, int64_t, int64_t);
+  void (*multi_positive_slope)(const Block<T>&, T scale, const ContrastSlope<T>&, int64_t,
+                               int64_t);
   void (*levels_fold)(const Block<T>&, T scale, const T* values, int64_t count, double* partial,
                       int64_t, int64_t);
   void (*levels_slope)(const Block<T>&, T scale, const LevelSlope<T>&, int64_t, int64_t);

@@ -114,8 +114,9 @@ class CpuBackend(Backend):
     def fold(self, tile, unit_x, unit_y):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
         state = _FOLDS[tile.kind](tile, rows, columns)
-        workspace = self.workspace(unit_x, unit_y)
-        for block in self.blocks(rows, columns, lower=tile.pairs.skip == "lower"):
+        whole, lower = tile.whole_rows, tile.pairs.skip == "lower"
+        workspace = self.workspace(unit_x, unit_y, whole_rows=whole)
+        for block in self.blocks(rows, columns, whole_rows=whole, lower=lower):
             panel = self.scores(unit_x, unit_y, block, workspace)
             state.add(panel, _pairs(tile.pairs, block), block)
         return state.result()
@@ -284,6 +285,32 @@ class _SquaredErrorFold:
         return [self.losses]
 
 
+class _ContrastFold:
+    """Multi-similarity and multi-positive: positives against negatives."""
+
+    def __init__(self, tile, rows, columns):
+        self.tile = tile
+        tops = {"multi_similarity": (0, 2), "multi_positive": (0,)}[tile.kind]
+        count = len(tile.state_shapes(rows, columns))
+        self.state = [_state(rows, EMPTY if part in tops else 0.0) for part in range(count)]
+
+    def add(self, panel, pairs, block):
+        self._run(panel, pairs, [state[block[0]] for state in self.state])
+
+    def visit(self, panel, pairs, weights):
+        self._run(panel, pairs, self.state)
+        coefficients = self.tile.coefficients(self.state, weights.double())
+        coefficients = [c.to(panel.dtype) for c in coefficients]
+        _contrast_slope(self.tile, panel, pairs, (slice(None), None), coefficients)
+
+    def _run(self, panel, pairs, state):
+        fold = getattr(torch.ops.fastsim_cpu, f"{self.tile.kind}_fold")
+        fold(panel, *pairs, *_contrast_scales(self.tile), *state)
+
+    def result(self):
+        return self.state
+
+
 class _LevelsFold:
     def __init__(self, tile, rows, columns):
         self.tile = tile
@@ -336,6 +363,16 @@ def _squared_error_slope(tile, panel, pairs, block, coefficients):
     torch.ops.fastsim_cpu.squared_error(panel, *pairs, weights[block[0]], losses)
 
 
+def _contrast_scales(tile):
+    both = tile.scale, tile.positive_scale
+    return both if tile.kind == "multi_similarity" else both[:1]
+
+
+def _contrast_slope(tile, panel, pairs, block, coefficients):
+    slope = getattr(torch.ops.fastsim_cpu, f"{tile.kind}_slope")
+    slope(panel, *pairs, *_contrast_scales(tile), *(c[block[0]] for c in coefficients))
+
+
 def _levels_slope(tile, panel, pairs, block, coefficients):
     torch.ops.fastsim_cpu.levels_slope(panel, *pairs, tile.scale, tile.levels, *coefficients)
 
@@ -344,11 +381,15 @@ _FOLDS = {
     "softmax": _SoftmaxFold,
     "sigmoid": _SigmoidFold,
     "squared_error": _SquaredErrorFold,
+    "multi_similarity": _ContrastFold,
+    "multi_positive": _ContrastFold,
     "levels": _LevelsFold,
 }
 _SLOPES = {
     "softmax": _softmax_slope,
     "sigmoid": _sigmoid_slope,
     "squared_error": _squared_error_slope,
+    "multi_similarity": _contrast_slope,
+    "multi_positive": _contrast_slope,
     "levels": _levels_slope,
 }

@@ -31,6 +31,12 @@ from fastsim.losses.matrix_cross_entropy import (
     matrix_cross_entropy_from_scores,
 )
 from fastsim.losses.matrix_mse import MatrixMSE, matrix_mse, matrix_mse_from_scores
+from fastsim.losses.multi_similarity import (
+    MultiSimilarity,
+    multi_similarity,
+    multi_similarity_from_scores,
+)
+from fastsim.losses.nt_xent import NTXent, nt_xent, nt_xent_from_scores
 from fastsim.losses.siglip import SigLIP, siglip, siglip_from_scores
 from fastsim.losses.softmax_classification import SoftmaxClassification
 from fastsim.losses.sup_con import SupCon, sup_con, sup_con_from_scores
@@ -40,6 +46,8 @@ from fastsim.losses.triplet_margin import TripletMargin, triplet_margin
 SPECIFICATIONS = {
     info_nce: info_nce_from_scores,
     sup_con: sup_con_from_scores,
+    nt_xent: nt_xent_from_scores,
+    multi_similarity: multi_similarity_from_scores,
     siglip: siglip_from_scores,
     matrix_cross_entropy: matrix_cross_entropy_from_scores,
     matrix_mse: matrix_mse_from_scores,
@@ -61,6 +69,8 @@ __all__ = [
     "InfoNCE",
     "MatrixCrossEntropy",
     "MatrixMSE",
+    "MultiSimilarity",
+    "NTXent",
     "SigLIP",
     "SoftmaxClassification",
     "SupCon",
@@ -87,6 +97,10 @@ __all__ = [
     "matrix_mse_from_scores",
     "mean_negative",
     "mean_negative_from_scores",
+    "multi_similarity",
+    "multi_similarity_from_scores",
+    "nt_xent",
+    "nt_xent_from_scores",
     "siglip",
     "siglip_from_scores",
     "sup_con",

@@ -16,19 +16,12 @@ import torch
 from torch import Tensor
 
 from fastsim.backends import pick
-from fastsim.checks import (
-    check_alike,
-    check_choice,
-    check_embeddings,
-    check_number,
-    check_reduction,
-    check_scores,
-)
+from fastsim.checks import check_choice, check_number, check_reduction
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float
 from fastsim.scores import paired, unit_rows, without_autocast
 from fastsim.selection import hardest_columns
-from fastsim.targets import dense_targets, group_pairs, taking_part
+from fastsim.targets import dense_targets, groups_of_scores, parse_groups, taking_part
 
 DISTANCES = ("euclidean", "cosine")
 
@@ -90,11 +83,7 @@ def hardest_pairs(
     for a backend that cannot serve them.
     """
     check_choice("distance", distance, DISTANCES)
-    check_embeddings("embeddings", embeddings)
-    if references is not None:
-        check_embeddings("references", references)
-        check_alike("references", references, "embeddings", embeddings)
-    pairs = group_pairs(embeddings, groups, references, reference_groups, own_first)
+    pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
     chosen = pick(backend, embeddings)
     measure = _MEASURES[distance]
     x = measure.points(embeddings, chosen)
@@ -127,14 +116,10 @@ def batch_hard_triplet_from_scores(
 
     scores (N, N): the cosines for distance "cosine", else the distances themselves.
     """
-    check_scores("scores", scores)
-    rows, columns = scores.shape
-    if rows != columns:
-        raise ValueError(f"scores: wanted a square matrix, got shape {tuple(scores.shape)}")
+    pairs = groups_of_scores(scores, groups, None, False)
     check_choice("distance", distance, DISTANCES)
     _check_options(margin, soft, reduction)
     distances = as_float(scores) if distance == "euclidean" else 1 - as_float(scores)
-    pairs = group_pairs(scores, groups, None, None, False)
     return _loss(_hardest_of(distances, pairs), margin, soft, reduction)
 
 

@@ -9,45 +9,56 @@ two it is NT-Xent; `info_nce` is the case of one named positive.
 import torch
 
 from fastsim.backends import pick
-from fastsim.checks import (
-    check_embeddings,
-    check_integers,
-    check_number,
-    check_reduction,
-    check_scores,
-)
+from fastsim.checks import check_number, check_reduction
 from fastsim.engine import tile_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, off_range, reduce
 from fastsim.scores import compute_dtype, dense_cosines
-from fastsim.targets import Pairs, dense_targets, taking_part
+from fastsim.targets import (
+    dense_targets,
+    groups_of_scores,
+    parse_groups,
+    positive_counts,
+    taking_part,
+)
 from fastsim.tiles import Tile
 
 
-def sup_con(embeddings, groups, *, temperature=0.1, reduction="mean", backend=None):
+def sup_con(
+    embeddings,
+    groups,
+    references=None,
+    reference_groups=None,
+    *,
+    own_first=False,
+    temperature=0.1,
+    reduction="mean",
+    backend=None,
+):
     """Supervised contrastive loss of embeddings (N, D) with integer groups (N,).
 
-    A row alone in its group has no positive: its loss is 0 and it does not count in the mean, so
-    a batch without any pair gives 0 with zero gradient. temperature: a positive number or 0-d
-    tensor, with a gradient if it wants one.
+    references (M, D), reference_groups (M,): what the embeddings are held against, by default
+    themselves, each row left out of its own; own_first: the first N references are the
+    embeddings' own, and row i leaves out reference i.
+    temperature: a positive number or 0-d tensor, with a gradient if it wants one.
+    A row without a positive has loss 0 and does not count in the mean, so a batch without any
+    pair gives 0 with zero gradient.
 
     Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
     not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
     """
-    check_embeddings("embeddings", embeddings)
-    check_integers("groups", groups, embeddings.shape[0], embeddings.device)
+    pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
     check_reduction(reduction)
+    check_number("temperature", temperature, positive=True)
     chosen = pick(backend, embeddings)
     if chosen.name == "eager":
-        scores = dense_cosines(embeddings, None, chosen)
-        return sup_con_from_scores(scores, groups, temperature=temperature, reduction=reduction)
-    check_number("temperature", temperature, positive=True)
+        return _dense(dense_cosines(embeddings, references, chosen), pairs, temperature, reduction)
     return tile_loss(
-        Tile("softmax", _pairs(groups), normalise=True),
+        Tile("softmax", pairs, normalise=True),
         embeddings,
-        None,
+        references,
         scale=1 / temperature,
-        weights=_weights(groups, reduction, compute_dtype(embeddings)),
+        weights=_weights(pairs, reduction, compute_dtype(embeddings)),
         backend=chosen,
     )
 
@@ -58,40 +69,38 @@ class SupCon(LossModule):
     function = staticmethod(sup_con)
 
 
-def sup_con_from_scores(scores, groups, *, temperature=0.1, reduction="mean"):
-    """The specification of `sup_con`: scores (N, N), the other parameters as there."""
-    check_scores("scores", scores)
-    rows, columns = scores.shape
-    if rows != columns:
-        raise ValueError(f"scores: wanted a square matrix, got shape {tuple(scores.shape)}")
-    check_integers("groups", groups, rows, scores.device)
+def sup_con_from_scores(
+    scores,
+    groups,
+    reference_groups=None,
+    *,
+    own_first=False,
+    temperature=0.1,
+    reduction="mean",
+):
+    """The specification of `sup_con`: scores (N, M), the other parameters as there."""
+    pairs = groups_of_scores(scores, groups, reference_groups, own_first)
     check_number("temperature", temperature, positive=True)
     check_reduction(reduction)
-    pairs = _pairs(groups)
-    logits = as_float(scores) / temperature
+    return _dense(as_float(scores), pairs, temperature, reduction)
+
+
+def _dense(scores, pairs, temperature, reduction):
+    rows, columns = scores.shape
+    logits = scores / temperature
     part = taking_part(pairs, rows, columns, scores.device)
     positive = dense_targets(pairs, rows, columns, logits.dtype, scores.device) * part
     count = positive.sum(1)
     lse = torch.logsumexp(logits.masked_fill(~part, off_range(logits)), 1)
     mean = (logits * positive).sum(1) / count.clamp(min=1)
     losses = torch.where(count > 0, lse - mean, 0.0)
-    weights = _weights(groups, reduction, logits.dtype)
+    weights = _weights(pairs, reduction, logits.dtype)
     return losses if weights is None else reduce(losses * weights, "sum")
 
 
-def _pairs(groups):
-    groups = groups.to(torch.int64)
-    return Pairs(row_groups=groups, column_groups=groups, otherwise=0.0, skip="diagonal")
-
-
-def _weights(groups, reduction, dtype):
+def _weights(pairs, reduction, dtype):
     """1 / (rows with a positive) for "mean", 0 for rows without one."""
     if reduction == "none":
         return None
-    order = groups.argsort()
-    ordered = groups[order]
-    same = ordered[1:] == ordered[:-1]
-    edge = same.new_zeros(1)
-    paired = torch.empty_like(order, dtype=dtype)
-    paired[order] = (torch.cat([edge, same]) | torch.cat([same, edge])).to(dtype)
+    paired = (positive_counts(pairs) > 0).to(dtype)
     return paired if reduction == "sum" else paired / paired.sum().clamp(min=1)
