@@ -15,7 +15,7 @@ from fastsim.backends import pick
 from fastsim.checks import check_number, check_reduction
 from fastsim.engine import tile_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, reduce
+from fastsim.losses.reduce import as_float, off_range, reduce
 from fastsim.scores import compute_dtype, dense_cosines
 from fastsim.targets import (
     dense_targets,
@@ -91,9 +91,10 @@ def _dense(scores, pairs, temperature, reduction):
     logits = scores / temperature
     part = taking_part(pairs, *scores.shape, scores.device)
     own = dense_targets(pairs, *scores.shape, torch.bool, scores.device)
-    counted = part & own & ~own.all(1, keepdim=True)
-    negatives = torch.logsumexp(logits.masked_fill(own, torch.finfo(logits.dtype).min), 1)
-    terms = torch.nn.functional.softplus(negatives[:, None] - logits)
+    negative = part & ~own
+    lse = torch.logsumexp(logits.masked_fill(~negative, off_range(logits)), 1, keepdim=True)
+    counted = part & own & negative.any(1, keepdim=True)
+    terms = torch.nn.functional.softplus(lse - logits)
     losses = torch.where(counted, terms, 0.0).sum(1)
     weights = _weights(pairs, reduction, logits.dtype)
     return losses if weights is None else reduce(losses * weights, "sum")
