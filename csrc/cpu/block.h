@@ -125,6 +125,8 @@ struct Kernels {
                   int64_t, int64_t);
   void (*hardest)(const Block<T>&, const T* offsets, const Extreme<T>& lowest,
                   const Extreme<T>& highest, int64_t, int64_t);
+  void (*triplet)(const Block<T>&, bool semi_hard, T margin, const T* weights, double* losses,
+                  int64_t, int64_t);
   void (*top_k)(const Block<T>&, int64_t k, T* values, int64_t* indices, int64_t, int64_t);
   void (*exponentials)(const T* x, T* out, int64_t count);
 };

@@ -67,6 +67,7 @@ constexpr Kernels<T> kernels() {
       levels_slope<T>,
       closest<T>,
       hardest<T>,
+      triplet<T>,
       top_k<T>,
       exponentials<T>,
   };

@@ -50,8 +50,21 @@ class Backend:
         """Unit rows of the compute type in the operand precision for inputs of `dtype`."""
         return unit
 
-    def unit_rows_backward(self, grad_unit, x, inverse, factor):
-        """(factor * dL/dx in x's dtype, unit . grad_unit (N,)) from dL/dunit; factor is 0-d."""
+    def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
+        """(factor * dL/dx in `dtype`, unit . grad_unit (N,)) from dL/dunit; factor is 0-d."""
+        raise NotImplementedError
+
+    def serves_whole(self, kind, rows, columns, width):
+        """Whether `whole` serves a loss of that kind over a matrix of that size, and pays."""
+        return False
+
+    def whole(self, tile, x, y, weights, wants):
+        """The weighted sum of the losses of `tile` and its gradient, all in one call.
+
+        x (N, D), y (M, D) or None: x with itself; `wants`: whether dL/dx and dL/dy are wanted.
+        Returns loss (), dL/dx and dL/dy in the compute type, empty where not wanted, and (2,)
+        float64: dL/dscale, which needs one of the two, and dL/dbias.
+        """
         raise NotImplementedError
 
     def plain_rows(self, x):
@@ -60,9 +73,9 @@ class Backend:
         rows = torch.empty(x.shape, dtype=dtype, device=x.device)
         return self.operand(rows.copy_(x), x.dtype), rows.new_ones(x.shape[0])
 
-    def plain_rows_backward(self, grad_rows, x, inverse, factor):
-        """(factor * dL/dx in x's dtype, x . grad_rows (N,)), as `unit_rows_backward`."""
-        return (factor * grad_rows).to(x.dtype), (x * grad_rows).sum(1)
+    def plain_rows_backward(self, grad_rows, x, inverse, factor, dtype):
+        """(factor * dL/dx in `dtype`, x . grad_rows (N,)), as `unit_rows_backward`."""
+        return (factor * grad_rows).to(dtype), (x * grad_rows).sum(1)
 
     def blocks(self, rows, columns, *, whole_rows=False, lower=False):
         """The (rows, columns) slices to visit; `whole_rows`: every block has all columns.
