@@ -153,6 +153,11 @@ def tiles():
         ("exclude", Tile("softmax", excluding, scale, bias, 0.1, symmetric=True)),
         ("others", Tile("softmax", others, scale, bias, normalise=True)),
         ("dense", Tile("softmax", dense, scale, bias)),
+        ("multi_positive", Tile("multi_positive", others, scale, bias)),
+        (
+            "multi_similarity",
+            Tile("multi_similarity", others, scale, bias, 0.5, positive_scale=2.0),
+        ),
         ("sigmoid groups", Tile("sigmoid", groups, scale, bias)),
         ("sigmoid dense", Tile("sigmoid", dense, scale, bias)),
         ("squared_error groups", Tile("squared_error", groups, scale, bias)),

@@ -177,6 +177,11 @@ def _largest_slope(tile, weights, columns):
         return largest * scale * (1 + target)
     if tile.kind == "squared_error":
         return largest * 2 * (1 + target)
+    if tile.kind == "multi_similarity":
+        return largest
+    if tile.kind == "multi_positive":
+        # Of a negative: a share of the slopes of up to as many positives as there are columns.
+        return largest * scale * columns
     if tile.kind == "softmax" and tile.symmetric:
         shared = size.new_zeros(columns).index_put_((pairs.positives,), size, accumulate=True)
         return (largest + shared.amax()) * scale

@@ -36,6 +36,7 @@ class Numbers(NamedTuple):
     scale: Any = None
     bias: Any = None
     margin: Any = None
+    positive_scale: Any = None
 
 
 class SoftmaxPartials(NamedTuple):
@@ -75,6 +76,33 @@ class Weights(NamedTuple):
     """The weights (n,) of the losses."""
 
     row: Any
+
+
+class ContrastPartials(NamedTuple):
+    """Maximum and sum of exponentials by tile and row: of negatives, of negated positives."""
+
+    negative_top: Any
+    negative_sum: Any
+    positive_top: Any = None
+    positive_sum: Any = None
+
+
+class PositivePartials(NamedTuple):
+    """Sums of the positives' losses and slopes by tile and row, from the row's negatives."""
+
+    loss: Any
+    slope: Any
+    top: Any
+    log_sum: Any
+
+
+class ContrastSlope(NamedTuple):
+    """The coefficients of fastsim/tiles.py for positives against negatives."""
+
+    negative_top: Any
+    negative_weight: Any
+    positive_top: Any
+    positive_weight: Any
 
 
 class LevelPartials(NamedTuple):
