@@ -192,7 +192,7 @@ class Launch:
         return out
 
     def merge(self, tops, sums, top, total, *, running, scale=None):
-        """Merges (tiles, n) maxima and sums of exponentials into (n,); scale: the loss's unless given."""
+        """Merges (tiles, n) maxima and sums of exponentials into (n,); scale: the loss's or this."""
         tiles, count = tops.shape
         block = 64
         launch(
