@@ -13,6 +13,7 @@ import os
 import torch
 
 from fastsim.backends.base import Backend
+from fastsim.targets import Pairs
 
 # Bytes of slopes alive. At 65,536 columns of float16 that is 2816 rows, 132 tiles of the product
 # with 768 features: one for each multiprocessor of an H200.
@@ -137,6 +138,10 @@ class TritonBackend(Backend):
         passes.slope(tile, unit_x, unit_y, block, of_block, panel)
         return panel
 
+    def paired_scores(self, unit_x, unit_y):
+        positives = torch.arange(unit_x.shape[0], device=unit_x.device)
+        return _passes().paired_scores(Pairs(positives), unit_x, unit_y)
+
     def closest(self, pairs, semi_hard, unit_x, unit_y):
         return _passes().closest(pairs, semi_hard, unit_x, unit_y)
 
@@ -182,6 +187,8 @@ def _largest_slope(tile, weights, columns):
     if tile.kind == "multi_positive":
         # Of a negative: a share of the slopes of up to as many positives as there are columns.
         return largest * scale * columns
+    if tile.kind == "softmax" and pairs.untargeted:
+        return largest * scale * (1 + tile.symmetric)
     if tile.kind == "softmax" and tile.symmetric:
         shared = size.new_zeros(columns).index_put_((pairs.positives,), size, accumulate=True)
         return (largest + shared.amax()) * scale

@@ -1,1 +1,1 @@
-"""Drop-in losses for the libraries people already train with, each imported only when asked for."""
+"""Drop-in losses for libraries that people already train with; each is imported when asked for."""

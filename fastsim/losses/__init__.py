@@ -12,6 +12,12 @@ from fastsim.losses.batch_hard_triplet import (
     batch_hard_triplet_from_scores,
     hardest_pairs,
 )
+from fastsim.losses.batch_triplets import (
+    BatchAllTriplet,
+    BatchSemiHardTriplet,
+    batch_all_triplet,
+    batch_semi_hard_triplet,
+)
 from fastsim.losses.cosent import CoSENT, cosent, cosent_from_scores
 from fastsim.losses.cosent_matrix import CoSENTMatrix, cosent_matrix, cosent_matrix_from_scores
 from fastsim.losses.cosine_regression import CosineRegression, cosine_regression
@@ -60,7 +66,9 @@ SPECIFICATIONS = {
 __all__ = [
     "SPECIFICATIONS",
     "Angle",
+    "BatchAllTriplet",
     "BatchHardTriplet",
+    "BatchSemiHardTriplet",
     "CoSENT",
     "CoSENTMatrix",
     "CosineRegression",
@@ -77,8 +85,10 @@ __all__ = [
     "TripletMargin",
     "angle",
     "angle_similarity",
+    "batch_all_triplet",
     "batch_hard_triplet",
     "batch_hard_triplet_from_scores",
+    "batch_semi_hard_triplet",
     "closest_negative",
     "closest_negative_from_scores",
     "cosent",

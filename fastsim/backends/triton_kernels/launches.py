@@ -2,7 +2,7 @@
 
 import torch
 
-from fastsim.backends.triton_kernels.arguments import Block, PairArguments
+from fastsim.backends.triton_kernels.arguments import Block, GuideArguments, PairArguments
 from fastsim.backends.triton_kernels.launching import launch
 from fastsim.backends.triton_kernels.merge import merge_exponentials_kernel
 from fastsim.backends.triton_kernels.rows import unit_rows_backward_kernel, unit_rows_kernel
@@ -104,6 +104,13 @@ class Launch:
         self.pairs, self.numbers, self.skip = pair_arguments(pairs), numbers, pairs.skip
         self.stride = unit_x.stride(0)
         self.sizes = block_sizes(architecture(unit_x.device), unit_x.dtype.itemsize, self.stride)
+        self.guide = None
+        if pairs.guide is not None:
+            guide = pairs.guide
+            stride = guide.rows.stride(0)
+            self.guide = GuideArguments(guide.rows, guide.columns, stride, guide.thresholds)
+            # Its product has an accumulator of its own.
+            self.sizes = self.sizes._replace(columns=self.sizes.columns // 2)
         self.parts = self.sizes.parts * (2 if heavy else 1)
         full = torch.get_float32_matmul_precision() == "highest"
         self.precision = "ieee" if full else "tf32"
@@ -151,6 +158,7 @@ class Launch:
             self.stride,
             Block(rows.start, rows.stop, columns.start, columns.stop),
             self.pairs,
+            self.guide,
             self.numbers,
             partials,
             coefficients,
@@ -192,7 +200,7 @@ class Launch:
         return out
 
     def merge(self, tops, sums, top, total, *, running, scale=None):
-        """Merges (tiles, n) maxima and sums of exponentials into (n,); scale: the loss's or this."""
+        """Merges (tiles, n) maxima and sums of exponentials into (n,), by the loss's scale or this."""
         tiles, count = tops.shape
         block = 64
         launch(
