@@ -117,11 +117,7 @@ class Backend:
         raise NotImplementedError
 
     def closest(self, pairs, semi_hard, unit_x, unit_y):
-        """Column (N,) int64 of each row's largest admitted score, -1 where it has none.
-
-        Admitted is what takes part, is not the row's positive and, with groups, of its group.
-        The rows need not be unit rows.
-        """
+        """Column (N,) int64 of each row's closest negative, -1 where it has none."""
         raise NotImplementedError
 
     def hardest(self, pairs, offsets, x, y):

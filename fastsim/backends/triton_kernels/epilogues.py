@@ -299,8 +299,6 @@ def closest_fold(scores, row, column, tile, block, pairs, numbers, partials):
     in_rows = row < block.row1
     # A NaN is no candidate; it reaches the loss through the mean negative.
     admitted = (own_pairs(row, column, block, pairs) == 0) & (scores == scores)
-    if pairs.row_groups is not None:
-        admitted = admitted & (targets(row, column, block, pairs) == 1.0)
     if partials.ceiling is not None:
         ceiling = tl.load(partials.ceiling + row - block.row0, mask=in_rows, other=0.0)
         admitted = admitted & (scores <= ceiling[:, None])

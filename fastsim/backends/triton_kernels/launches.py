@@ -200,7 +200,7 @@ class Launch:
         return out
 
     def merge(self, tops, sums, top, total, *, running, scale=None):
-        """Merges (tiles, n) maxima and sums of exponentials into (n,), by the loss's scale or this."""
+        """Merges (tiles, n) maxima and sums of exponentials, of the loss's scale or another."""
         tiles, count = tops.shape
         block = 64
         launch(
