@@ -158,6 +158,21 @@ def test_unfused_is_theirs_and_says_so_once(name, case, recwarn):
     assert not recwarn
 
 
+def test_learnt_parameters():
+    """A temperature is learnt without the matrix, other parameters by their code."""
+    x, labels = batch()
+    for name in ("NTXentLoss", "SupConLoss"):
+        grads = []
+        for kind in (losses, their_losses):
+            value = torch.nn.Parameter(torch.tensor(0.3))
+            grads.append(torch.autograd.grad(getattr(kind, name)(value)(x, labels), value)[0])
+        torch.testing.assert_close(*grads)
+    alpha = torch.nn.Parameter(torch.tensor(3.0))
+    with pytest.warns(UserWarning, match="parameters that are tensors"):
+        loss = losses.MultiSimilarityLoss(alpha)(x, labels)
+    assert torch.autograd.grad(loss, alpha)[0] != 0
+
+
 def test_other_names_are_theirs():
     assert losses.ArcFaceLoss is their_losses.ArcFaceLoss
     assert miners.MultiSimilarityMiner is their_miners.MultiSimilarityMiner

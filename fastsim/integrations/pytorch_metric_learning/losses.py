@@ -87,12 +87,16 @@ class SupConLoss(_PairLoss, theirs.SupConLoss):
 
 
 class MultiSimilarityLoss(_PairLoss, theirs.MultiSimilarityLoss):
-    """`fastsim.multi_similarity`; fused with every reducer."""
+    """`fastsim.multi_similarity`; fused with every reducer, where its parameters are numbers."""
+
+    def objection(self, *given):
+        if any(isinstance(value, torch.Tensor) for value in (self.alpha, self.beta, self.base)):
+            return "no fused form of parameters that are tensors"
+        return super().objection(*given)
 
     def fused(self, embeddings, labels, references):
         reduction = objections.reduction(self)
         options = {"alpha": self.alpha, "beta": self.beta, "base": self.base}
-        options = {name: float(value) for name, value in options.items()}
         options["reduction"] = reduction or "none"
         losses = fastsim.multi_similarity(embeddings, labels, **references, **options)
         return objections.by_row(losses) if reduction is None else objections.reduced(losses)
