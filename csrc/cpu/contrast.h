@@ -3,19 +3,27 @@
 //
 // Included by kernels.cpp, inside the namespace of one instruction set.
 
-// Marks what takes no part and splits the rest: the row's negatives and the negated positives, each
-// with kLeftOut in the other's places.
+// A chunk of a row: the negatives' scores in place, kLeftOut elsewhere, and the positives, of which
+// there are few, closed up with their places.
 template <class T>
-void split_row(const Block<T>& b, int64_t row, int64_t at, int64_t count, T* rising, T* falling) {
-  const T* s = b.scores + row * b.stride + at;
-  const int64_t group = b.row_groups[row], *groups = b.column_groups + at;
+struct Sides {
+  T negatives[kChunk], positives[kChunk];
+  int32_t places[kChunk];
+  int64_t count;  // of positives
+
+  void split(const Block<T>& b, int64_t row, int64_t at, int64_t n) {
+    const T* s = b.scores + row * b.stride + at;
+    const int64_t group = b.row_groups[row], *groups = b.column_groups + at;
 #pragma omp simd
-  for (int64_t j = 0; j < count; ++j) {
-    const bool own = groups[j] == group;
-    rising[j] = own ? kLeftOut<T> : s[j];
-    falling[j] = own && !(s[j] <= kLeftOut<T>) ? -s[j] : kLeftOut<T>;
+    for (int64_t j = 0; j < n; ++j) negatives[j] = groups[j] == group ? kLeftOut<T> : s[j];
+    count = 0;
+    for (int64_t j = 0; j < n; ++j) {
+      positives[count] = s[j];
+      places[count] = static_cast<int32_t>(j);
+      count += groups[j] == group && !(s[j] <= kLeftOut<T>);
+    }
   }
-}
+};
 
 // Folds the maximum of a chunk and its sum of exponentials into the running state.
 template <class T>
@@ -29,13 +37,14 @@ void fold_chunk(T* values, int64_t count, Softmax<T> softmax, const MaxSum& stat
 template <class T>
 void multi_similarity_fold(const Block<T>& b, T scale, T positive_scale, const MaxSum& negatives,
                            const MaxSum& positives, int64_t begin, int64_t end) {
+  Sides<T> sides;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
-      T rising[kChunk], falling[kChunk];
-      split_row(b, row, at, n, rising, falling);
-      fold_chunk(rising, n, Softmax<T>{scale}, negatives, row);
-      fold_chunk(falling, n, Softmax<T>{positive_scale}, positives, row);
+      sides.split(b, row, at, n);
+      fold_chunk(sides.negatives, n, Softmax<T>{scale}, negatives, row);
+      for (int64_t k = 0; k < sides.count; ++k) sides.positives[k] = -sides.positives[k];
+      fold_chunk(sides.positives, sides.count, Softmax<T>{positive_scale}, positives, row);
     });
   }
 }
@@ -44,18 +53,18 @@ template <class T>
 void multi_similarity_slope(const Block<T>& b, T scale, T positive_scale,
                             const ContrastSlope<T>& slope, int64_t begin, int64_t end) {
   const Softmax<T> rise{scale}, fall{positive_scale};
+  Sides<T> sides;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
     const T high = slope.negative_top[row], up = slope.negative_weight[row];
     const T low = slope.positive_top[row], down = slope.positive_weight[row];
-    T* s = b.scores + row * b.stride;
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
-      T rising[kChunk], falling[kChunk];
-      split_row(b, row, at, n, rising, falling);
-      T* chunk = s + at;
+      sides.split(b, row, at, n);
+      T* chunk = b.scores + row * b.stride + at;
 #pragma omp simd
-      for (int64_t j = 0; j < n; ++j) {
-        chunk[j] = up * rise.share(rising[j], high) - down * fall.share(falling[j], low);
+      for (int64_t j = 0; j < n; ++j) chunk[j] = up * rise.share(sides.negatives[j], high);
+      for (int64_t k = 0; k < sides.count; ++k) {
+        chunk[sides.places[k]] = -down * fall.share(-sides.positives[k], low);
       }
     });
   }
@@ -66,32 +75,29 @@ template <class T>
 void multi_positive_fold(const Block<T>& b, T scale, const MaxSum& negatives,
                          const PositiveSums& sums, int64_t begin, int64_t end) {
   const MultiPositive<T> term{scale};
+  Sides<T> sides;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
-    T rising[kChunk], falling[kChunk];
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
-      split_row(b, row, at, n, rising, falling);
-      fold_chunk(rising, n, Softmax<T>{scale}, negatives, row);
+      sides.split(b, row, at, n);
+      fold_chunk(sides.negatives, n, Softmax<T>{scale}, negatives, row);
     });
+    sums.losses[row] = sums.slopes[row] = 0;
+    if (negatives.sum[row] == 0) continue;
     const T top = T(negatives.max[row]), log_sum = T(__builtin_log(negatives.sum[row]));
-    double losses = 0, slopes = 0;
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
-      split_row(b, row, at, n, rising, falling);
-      T losses_part = 0, slopes_part = 0;
-#pragma omp simd reduction(+ : losses_part, slopes_part)
-      for (int64_t j = 0; j < n; ++j) {
+      sides.split(b, row, at, n);
+      T losses = 0, slopes = 0;
+#pragma omp simd reduction(+ : losses, slopes)
+      for (int64_t k = 0; k < sides.count; ++k) {
         T loss, slope;
-        term(-falling[j], top, log_sum, loss, slope);
-        const bool part = !(falling[j] <= kLeftOut<T>);
-        losses_part += part ? loss : T(0);
-        slopes_part += part ? slope : T(0);
+        term(sides.positives[k], top, log_sum, loss, slope);
+        losses += loss;
+        slopes += slope;
       }
-      losses += losses_part;
-      slopes += slopes_part;
+      sums.losses[row] += losses;
+      sums.slopes[row] += slopes;
     });
-    const bool none = negatives.sum[row] == 0;
-    sums.losses[row] = none ? 0 : losses;
-    sums.slopes[row] = none ? 0 : slopes;
   }
 }
 
@@ -101,21 +107,20 @@ void multi_positive_slope(const Block<T>& b, T scale, const ContrastSlope<T>& sl
                           int64_t end) {
   const Softmax<T> softmax{scale};
   const MultiPositive<T> term{scale};
+  Sides<T> sides;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
     const T top = slope.negative_top[row], up = slope.negative_weight[row];
     const T log_sum = slope.positive_top[row], down = slope.positive_weight[row];
-    T* s = b.scores + row * b.stride;
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
-      T rising[kChunk], falling[kChunk];
-      split_row(b, row, at, n, rising, falling);
-      T* chunk = s + at;
+      sides.split(b, row, at, n);
+      T* chunk = b.scores + row * b.stride + at;
 #pragma omp simd
-      for (int64_t j = 0; j < n; ++j) {
+      for (int64_t j = 0; j < n; ++j) chunk[j] = up * softmax.share(sides.negatives[j], top);
+      for (int64_t k = 0; k < sides.count; ++k) {
         T loss, share;
-        term(-falling[j], top, log_sum, loss, share);
-        const T pull = falling[j] <= kLeftOut<T> ? T(0) : down * share;
-        chunk[j] = up * softmax.share(rising[j], top) - pull;
+        term(sides.positives[k], top, log_sum, loss, share);
+        chunk[sides.places[k]] = -down * share;
       }
     });
   }
