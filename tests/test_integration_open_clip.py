@@ -5,6 +5,8 @@ Truth is their code in float64; ours may be off it by twice what theirs is in th
 
 import inspect
 import itertools
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -83,6 +85,16 @@ def test_signatures(name):
             for c in (PAIRS[name], getattr(peer, name))
         )
         assert ours == theirs
+
+
+def test_needs_no_open_clip():
+    code = (
+        "import sys; sys.modules['open_clip'] = None\n"
+        "import torch\nfrom fastsim.integrations.open_clip import ClipLoss\n"
+        "print(ClipLoss()(torch.eye(3), torch.eye(3), 1.0).item() > 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
 
 
 def test_refusals():
