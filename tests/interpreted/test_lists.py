@@ -7,6 +7,7 @@ import torch
 import fastsim
 from fastsim import losses
 from fastsim.backends import get, pick
+from fastsim.integrations import open_clip
 
 HALF, SINGLE = torch.float16, torch.float32
 
@@ -177,6 +178,25 @@ def test_nan_reaches_the_loss(where):
     (x if where == "row" else y)[-1 if where == "column" else 3, 5] = torch.nan
     for loss in tile_losses(x, y):
         assert loss.isnan()
+
+
+@pytest.mark.parametrize("dtype", [SINGLE, HALF], ids=str)
+@pytest.mark.parametrize("name", ["ClipLoss", "SigLipLoss"])
+def test_products_of_rows_as_they_are(name, dtype):
+    """Scores that are no cosines, as open_clip's losses have them."""
+    loss = getattr(open_clip, name)()
+    x, y = (0.4 * torch.randn(21, 24).to(dtype) for _ in "xy")
+    found = []
+    for backend in ("triton", "eager"):
+        wide = dtype if backend == "triton" else torch.float64
+        leaves = [x.to(wide).requires_grad_(), y.to(wide).requires_grad_()]
+        leaves.append(torch.tensor(3.0, dtype=torch.float64 if wide == torch.float64 else SINGLE))
+        with fastsim.use_backend(backend):
+            value = loss(*leaves[:2], leaves[2].requires_grad_(), torch.tensor(-1.0))
+        found.append([value.detach(), *torch.autograd.grad(value, leaves)])
+    for mine, truth in zip(*found, strict=True):
+        eps = torch.finfo(dtype).eps
+        assert (mine.double() - truth).abs().max() <= 8 * eps * truth.abs().max()
 
 
 def test_zero_rows():
