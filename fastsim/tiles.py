@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fastsim.distributed import merge_exponentials, total
 from fastsim.targets import Pairs
 
 
@@ -28,6 +29,8 @@ class Tile:
     normalise: divide each row's targets by their sum, a row without any contributing 0 (SupCon).
     symmetric: the mean of the row softmax and the column softmax of the positives.
     levels: (K,) ascending distinct target values in the compute type.
+    group: the name of the process group whose ranks hold the rows, where the loss keeps more than
+        its rows' own state; "" for a loss of one process or of rows alone.
     positive_scale: of the logits of positives, where they have one of their own.
     cosine: the scores are cosines; else the products of the rows as they are.
     """
@@ -40,6 +43,7 @@ class Tile:
     normalise: bool = False
     symmetric: bool = False
     levels: torch.Tensor | None = None
+    group: str = ""
     positive_scale: float = 1.0
     cosine: bool = True
 
@@ -58,6 +62,20 @@ class Tile:
     def whole_rows(self):
         """Whether a fold has to see a row at once: its terms need the sum over all of it."""
         return self.kind == "multi_positive"
+
+    def merge(self, state):
+        """The state with that of columns or levels merged over the ranks of the group."""
+        if not self.group:
+            return state
+        rows = 0 if self.kind == "levels" else 4
+        return [*state[:rows], *merge_exponentials(*state[rows:], self.scale, self.group)]
+
+    def own_gradient(self, grad):
+        """dL/dloss of this rank's loss or losses -> of what its rows are part of.
+
+        The one value of a loss over the whole matrix is that of every rank.
+        """
+        return total(grad, self.group) if self.group and self.kind == "levels" else grad
 
     def loss_shape(self, rows, columns):
         """The shape of what `finish` returns."""
@@ -141,7 +159,8 @@ def _column_weight(tile, state, grad):
     """Per column, half the weights of the rows whose positive it is."""
     # Not index_add_, which adds duplicates in any order on a GPU.
     weight = torch.zeros_like(state[4])
-    return weight.index_put_((tile.pairs.positives,), 0.5 * grad, accumulate=True)
+    weight.index_put_((tile.pairs.positives,), 0.5 * grad, accumulate=True)
+    return total(weight, tile.group) if tile.group else weight
 
 
 def _levels_finish(tile, state):
@@ -196,8 +215,8 @@ def _multi_similarity_coefficients(tile, state, grad):
 def _multi_similarity_sums(tile, state):
     """For negatives and positives: top, sum, lse of the logits, scale; `margin` is the base."""
     sides = (tile.scale, -tile.margin, state[:2]), (tile.positive_scale, tile.margin, state[2:])
-    for scale, shift, (top, total) in sides:
-        yield top, total, scale * (top + shift) + total.log(), scale
+    for scale, shift, (top, sums) in sides:
+        yield top, sums, scale * (top + shift) + sums.log(), scale
 
 
 def _multi_positive_finish(tile, state):

@@ -116,8 +116,15 @@ class Backend:
         """Scores (N,) of paired rows by the same products as the panels, so that equal rows tie."""
         raise NotImplementedError
 
-    def closest(self, pairs, semi_hard, unit_x, unit_y):
-        """Column (N,) int64 of each row's closest negative, -1 where it has none."""
+    def positive_scores(self, pairs, unit_x, unit_y):
+        """Score (N,) of each row's positive, as `paired_scores`."""
+        return self.paired_scores(unit_x, unit_y[pairs.positives])
+
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
+        """Column (N,) int64 of each row's closest negative, -1 where it has none.
+
+        ceilings (N,): the positives' scores, where positives are not among these columns.
+        """
         raise NotImplementedError
 
     def hardest(self, pairs, offsets, x, y):

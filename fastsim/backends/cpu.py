@@ -42,7 +42,7 @@ def _pairs(pairs, block):
     """The arguments that every panel operator opens with."""
     rows, columns = block
     parts = pairs.block(rows, columns)
-    return rows.start, columns.start, *parts, pairs.otherwise, SKIP[pairs.skip]
+    return rows.start + pairs.offset, columns.start, *parts, pairs.otherwise, SKIP[pairs.skip]
 
 
 def _block_shape(rows, columns, whole_rows):
@@ -134,7 +134,9 @@ class CpuBackend(Backend):
         panel = workspace.panel(rows.stop - rows.start, columns.stop - columns.start)
         torch.ops.fastsim_cpu.scores(unit_x[rows], workspace.packed[columns.start :], panel)
         if guide is not None:
-            guided = self.scores(guide.rows, guide.columns, block, workspace.guided(guide))
+            guided = panel
+            if guide.rows is not None:
+                guided = self.scores(guide.rows, guide.columns, block, workspace.guided(guide))
             torch.ops.fastsim_cpu.leave_out_above(panel, guided, guide.thresholds[rows])
         return panel
 
@@ -153,7 +155,7 @@ class CpuBackend(Backend):
     def fold(self, tile, unit_x, unit_y):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
         state = FOLDS[tile.kind](tile, rows, columns)
-        whole, lower = tile.whole_rows, tile.pairs.skip == "lower"
+        whole, lower = tile.whole_rows, tile.pairs.each_once
         workspace = self.workspace(unit_x, unit_y, whole_rows=whole)
         for block in self.blocks(rows, columns, whole_rows=whole, lower=lower):
             panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs.guide)
@@ -180,12 +182,13 @@ class CpuBackend(Backend):
         SLOPES[tile.kind](tile, panel, _pairs(tile.pairs, block), block, coefficients)
         return panel
 
-    def closest(self, pairs, semi_hard, unit_x, unit_y):
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
         # Only rows whose positive lies in another block read their ceiling from here.
-        ceilings = torch.zeros(rows, dtype=unit_x.dtype)
-        if semi_hard and columns > WIDEST:
-            ceilings = torch.linalg.vecdot(unit_x, unit_y[pairs.positives])
+        if ceilings is None:
+            ceilings = torch.zeros(rows, dtype=unit_x.dtype)
+            if semi_hard and columns > WIDEST:
+                ceilings = torch.linalg.vecdot(unit_x, unit_y[pairs.positives])
         values = torch.full((rows,), EMPTY, dtype=unit_x.dtype)
         indices = torch.full((rows,), -1)
         workspace = self.workspace(unit_x, unit_y)

@@ -37,6 +37,7 @@ from fastsim.losses.matrix_cross_entropy import (
     matrix_cross_entropy_from_scores,
 )
 from fastsim.losses.matrix_mse import MatrixMSE, matrix_mse, matrix_mse_from_scores
+from fastsim.losses.matryoshka import Matryoshka
 from fastsim.losses.multi_similarity import (
     MultiSimilarity,
     multi_similarity,
@@ -77,6 +78,7 @@ __all__ = [
     "InfoNCE",
     "MatrixCrossEntropy",
     "MatrixMSE",
+    "Matryoshka",
     "MultiSimilarity",
     "NTXent",
     "SigLIP",

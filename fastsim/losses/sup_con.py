@@ -6,10 +6,13 @@ Source: Khosla et al. 2020, "Supervised Contrastive Learning", equation 2 (L_out
 two it is NT-Xent; `info_nce` is the case of one named positive.
 """
 
+from dataclasses import replace
+
 import torch
 
 from fastsim.backends import pick
 from fastsim.checks import check_number, check_reduction
+from fastsim.distributed import join
 from fastsim.engine import tile_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, off_range, reduce
@@ -33,6 +36,7 @@ def sup_con(
     own_first=False,
     temperature=0.1,
     reduction="mean",
+    group=None,
     backend=None,
 ):
     """Supervised contrastive loss of embeddings (N, D) with integer groups (N,).
@@ -43,22 +47,40 @@ def sup_con(
     temperature: a positive number or 0-d tensor, with a gradient if it wants one.
     A row without a positive has loss 0 and does not count in the mean, so a batch without any
     pair gives 0 with zero gradient.
+    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+    `fastsim.distributed`. Without references.
 
     Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
     not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
     """
+    if group is not None and references is not None:
+        raise ValueError("references: wanted None with group, got a tensor")
     pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
     check_reduction(reduction)
     check_number("temperature", temperature, positive=True)
     chosen = pick(backend, embeddings)
+    options = {"temperature": temperature, "reduction": reduction}
+    batch = join(group, "sup_con", embeddings, embeddings, **options, backend=chosen.name)
+    # The same rows for everyone, this rank's among them.
+    everyone = pairs
+    if group is not None:
+        groups = batch.gather_columns(pairs.row_groups)
+        everyone = replace(pairs, row_groups=groups, column_groups=groups)
+        pairs = replace(pairs, column_groups=groups, offset=batch.first_column)
+    weights = _weights(everyone, reduction, compute_dtype(embeddings))
+    if weights is not None and group is not None:
+        weights = weights[batch.own_rows] * (batch.ranks if reduction == "mean" else 1)
     if chosen.name == "eager":
-        return _dense(dense_cosines(embeddings, references, chosen), pairs, temperature, reduction)
+        scores = dense_cosines(batch.gather_rows(embeddings), references, chosen)
+        losses = _losses(scores, everyone, temperature)[batch.own_rows]
+        return losses if weights is None else reduce(losses * weights, "sum")
     return tile_loss(
         Tile("softmax", pairs, normalise=True),
         embeddings,
         references,
         scale=1 / temperature,
-        weights=_weights(pairs, reduction, compute_dtype(embeddings)),
+        weights=weights,
+        batch=batch,
         backend=chosen,
     )
 
@@ -82,10 +104,12 @@ def sup_con_from_scores(
     pairs = groups_of_scores(scores, groups, reference_groups, own_first)
     check_number("temperature", temperature, positive=True)
     check_reduction(reduction)
-    return _dense(as_float(scores), pairs, temperature, reduction)
+    losses = _losses(as_float(scores), pairs, temperature)
+    weights = _weights(pairs, reduction, losses.dtype)
+    return losses if weights is None else reduce(losses * weights, "sum")
 
 
-def _dense(scores, pairs, temperature, reduction):
+def _losses(scores, pairs, temperature):
     rows, columns = scores.shape
     logits = scores / temperature
     part = taking_part(pairs, rows, columns, scores.device)
@@ -93,9 +117,7 @@ def _dense(scores, pairs, temperature, reduction):
     count = positive.sum(1)
     lse = torch.logsumexp(logits.masked_fill(~part, off_range(logits)), 1)
     mean = (logits * positive).sum(1) / count.clamp(min=1)
-    losses = torch.where(count > 0, lse - mean, 0.0)
-    weights = _weights(pairs, reduction, logits.dtype)
-    return losses if weights is None else reduce(losses * weights, "sum")
+    return torch.where(count > 0, lse - mean, 0.0)
 
 
 def _weights(pairs, reduction, dtype):
