@@ -1,0 +1,44 @@
+"""open_clip's losses on normalised features."""
+
+import functools
+import importlib.util
+import sys
+
+import torch
+from torch.nn.functional import normalize
+
+from fastsim.benchmark.rivals.rival import Rival
+
+
+@functools.cache
+def _losses():
+    """open_clip.loss alone: its package imports torchvision, which the losses do not need."""
+    if "open_clip" in sys.modules:
+        return sys.modules["open_clip"].loss
+    folder = importlib.util.find_spec("open_clip").submodule_search_locations[0]
+    spec = importlib.util.spec_from_file_location("open_clip_loss", f"{folder}/loss.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _scalar(problem, value):
+    return torch.tensor(value, device=problem.leaves[0].device)
+
+
+def symmetric_info_nce(problem):
+    loss = _losses().ClipLoss()
+    scale = _scalar(problem, 1 / problem.options["temperature"])
+    return lambda x, y: loss(normalize(x, dim=1), normalize(y, dim=1), scale)
+
+
+def siglip(problem):
+    loss = _losses().SigLipLoss()
+    scale, bias = (_scalar(problem, problem.options[name]) for name in ("scale", "bias"))
+    return lambda x, y: loss(normalize(x, dim=1), normalize(y, dim=1), scale, bias)
+
+
+RIVAL = Rival(
+    "open_clip", "open_clip", {"info_nce symmetric": symmetric_info_nce, "siglip": siglip}
+)
