@@ -15,14 +15,15 @@ def errors(call, problem):
     wanted = step(ours("eager").call(truth), truth)
     found = step(call, problem)
     return {
-        "loss error": _relative(found, wanted),
+        "loss error": relative(found, wanted),
         "gradient error": max(
-            _relative(mine.grad, exact.grad)
+            relative(mine.grad, exact.grad)
             for mine, exact in zip(problem.leaves, truth.leaves, strict=True)
         ),
     }
 
 
-def _relative(found, wanted):
+def relative(found, wanted):
+    """|found - wanted| / |wanted| in norm, or |found| where nothing is wanted."""
     distance = (found.double() - wanted).norm()
     return (distance / wanted.norm()).item() if wanted.any() else distance.item()

@@ -75,10 +75,8 @@ def read(path):
     """(environment, rows) of a result file. ValueError for one that is none."""
     try:
         about, *rows = map(json.loads, Path(path).read_text().splitlines())
-        return about, rows if "settings" in about else _refuse(path)
-    except (UnicodeDecodeError, json.JSONDecodeError):
-        _refuse(path)
-
-
-def _refuse(path):
+        if "settings" in about:
+            return about, rows
+    except ValueError:  # no text, no line or no JSON
+        pass
     raise ValueError(f"{path}: wanted a result file of `fastsim bench`")

@@ -7,11 +7,11 @@ import sys
 import torch
 from torch.nn.functional import normalize
 
-from fastsim.benchmark.rivals.rival import Rival
+from fastsim.benchmark.rivals.rival import Rival, made
 
 
 @functools.cache
-def _losses():
+def _theirs():
     """open_clip.loss alone: its package imports torchvision, which the losses do not need."""
     if "open_clip" in sys.modules:
         return sys.modules["open_clip"].loss
@@ -23,22 +23,31 @@ def _losses():
     return module
 
 
+def _drop_in():
+    from fastsim.integrations import open_clip
+
+    return open_clip
+
+
 def _scalar(problem, value):
-    return torch.tensor(value, device=problem.leaves[0].device)
+    """A learnt scalar as a trainer holds it: float32, for float64 features float64."""
+    leaf = problem.leaves[0]
+    dtype = torch.promote_types(leaf.dtype, torch.float32)
+    return torch.tensor(value, device=leaf.device, dtype=dtype)
 
 
-def symmetric_info_nce(problem):
-    loss = _losses().ClipLoss()
+def symmetric_info_nce(library, problem):
+    loss = library().ClipLoss()
     scale = _scalar(problem, 1 / problem.options["temperature"])
     return lambda x, y: loss(normalize(x, dim=1), normalize(y, dim=1), scale)
 
 
-def siglip(problem):
-    loss = _losses().SigLipLoss()
+def siglip(library, problem):
+    loss = library().SigLipLoss()
     scale, bias = (_scalar(problem, problem.options[name]) for name in ("scale", "bias"))
     return lambda x, y: loss(normalize(x, dim=1), normalize(y, dim=1), scale, bias)
 
 
-RIVAL = Rival(
-    "open_clip", "open_clip", {"info_nce symmetric": symmetric_info_nce, "siglip": siglip}
-)
+_LOSSES = {"info_nce symmetric": symmetric_info_nce, "siglip": siglip}
+
+RIVAL = Rival("open_clip", "open_clip", made(_LOSSES, _theirs), drop_in=made(_LOSSES, _drop_in))

@@ -1,23 +1,35 @@
 """pytorch-metric-learning: NT-Xent between two views, and SupCon."""
 
-from fastsim.benchmark.rivals.rival import Rival
+from fastsim.benchmark.rivals.rival import Rival, made
 
 
-def info_nce(problem):
-    from pytorch_metric_learning.losses import NTXentLoss, SelfSupervisedLoss
+def _theirs():
+    from pytorch_metric_learning import losses
 
-    return SelfSupervisedLoss(NTXentLoss(**problem.options), symmetric=False)
+    return losses
 
 
-def sup_con(problem):
-    from pytorch_metric_learning.losses import SupConLoss
+def _drop_in():
+    from fastsim.integrations import pytorch_metric_learning
 
-    loss, (groups,) = SupConLoss(**problem.options), problem.given
+    return pytorch_metric_learning
+
+
+def info_nce(library, problem):
+    wrapper = _theirs().SelfSupervisedLoss
+    return wrapper(library().NTXentLoss(**problem.options), symmetric=False)
+
+
+def sup_con(library, problem):
+    loss, (groups,) = library().SupConLoss(**problem.options), problem.given
     return lambda x: loss(x, groups)
 
 
-_PACKAGE = "pytorch_metric_learning"
+def _rival(name, losses, **options):
+    theirs, drop_in = made(losses, _theirs), made(losses, _drop_in)
+    return Rival(name, "pytorch_metric_learning", theirs, drop_in=drop_in, **options)
 
-RIVAL = Rival("pytorch-metric-learning", _PACKAGE, {"sup_con": sup_con})
+
+RIVAL = _rival("pytorch-metric-learning", {"sup_con": sup_con})
 # Apart, as it takes O(N^3) time and memory.
-NT_XENT = Rival("pytorch-metric-learning NT-Xent", _PACKAGE, {"info_nce": info_nce}, up_to=64)
+NT_XENT = _rival("pytorch-metric-learning NT-Xent", {"info_nce": info_nce}, up_to=64)

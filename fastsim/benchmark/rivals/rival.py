@@ -1,8 +1,9 @@
 """What a rival is."""
 
+import functools
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 class UnavailableError(Exception):
@@ -26,6 +27,7 @@ class Rival:
     losses: name of a case -> make(problem) -> call(*leaves) -> loss. make imports what it needs.
     objection: problem -> None, or why it cannot be served.
     up_to: beyond this N it is left out of a run that does not ask for it, to keep that short.
+    drop_in: the same with fastsim's module in place of the package's losses, where there is one.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Rival:
     losses: Mapping[str, Callable]
     objection: Callable = anywhere
     up_to: int | None = None
+    drop_in: Mapping[str, Callable] = field(default_factory=dict)
 
     def call(self, problem):
         """call(*leaves) -> loss of this problem; UnavailableError where there is none."""
@@ -42,3 +45,8 @@ class Rival:
         if reason is not None:
             raise UnavailableError(reason)
         return self.losses[problem.case.name](problem)
+
+
+def made(losses, library):
+    """{loss: make(problem)} of {loss: make(library, problem)}; library() gives the losses."""
+    return {name: functools.partial(make, library) for name, make in losses.items()}

@@ -2,43 +2,55 @@
 
 import torch
 
-from fastsim.benchmark.rivals.rival import Rival
+from fastsim.benchmark.rivals.rival import Rival, made
 
 # Mini-batch of the cached loss: its default.
 MINI_BATCH = 32
 
 
-def _loss(name, **options):
+def _theirs():
     from sentence_transformers.sentence_transformer import losses
 
-    return getattr(losses, name)(torch.nn.Sequential(torch.nn.Identity()), **options)
+    return losses
+
+
+def _drop_in():
+    from fastsim.integrations import sentence_transformers
+
+    return sentence_transformers
+
+
+def _loss(library, name, **options):
+    """A loss whose encoder does nothing."""
+    return getattr(library(), name)(torch.nn.Sequential(torch.nn.Identity()), **options)
 
 
 def _embedded(loss, labels=None):
     return lambda *leaves: loss.compute_loss_from_embeddings(list(leaves), labels)
 
 
-def info_nce(problem):
+def info_nce(library, problem):
     scale = 1 / problem.options["temperature"]
-    return _embedded(_loss("MultipleNegativesRankingLoss", scale=scale))
+    return _embedded(_loss(library, "MultipleNegativesRankingLoss", scale=scale))
 
 
-def cosent(problem):
-    loss = _loss("CoSENTLoss", similarity_fct=lambda s, _: s, **problem.options)
+def cosent(library, problem):
+    # The scores in place of embeddings, and their similarity the scores themselves.
+    loss = _loss(library, "CoSENTLoss", similarity_fct=lambda s, _: s, **problem.options)
     embedded = _embedded(loss, *problem.given)
     return lambda scores: embedded(scores, scores)
 
 
-def angle(problem):
-    return _embedded(_loss("AnglELoss", **problem.options), *problem.given)
+def angle(library, problem):
+    return _embedded(_loss(library, "AnglELoss", **problem.options), *problem.given)
 
 
-def cosine_regression(problem):
-    return _embedded(_loss("CosineSimilarityLoss"), *problem.given)
+def cosine_regression(library, problem):
+    return _embedded(_loss(library, "CosineSimilarityLoss"), *problem.given)
 
 
-def triplet_margin(problem):
-    return _embedded(_loss("TripletLoss", triplet_margin=problem.options["margin"]))
+def triplet_margin(library, problem):
+    return _embedded(_loss(library, "TripletLoss", triplet_margin=problem.options["margin"]))
 
 
 class _Computed(torch.autograd.Function):
@@ -54,10 +66,10 @@ class _Computed(torch.autograd.Function):
         return None, None, None, *(grad * g for g in ctx.saved_tensors)
 
 
-def cached_info_nce(problem):
+def cached_info_nce(library, problem):
     """The loss stage alone, without the encoder's two passes."""
-    scale = 1 / problem.options["temperature"]
-    loss = _loss("CachedMultipleNegativesRankingLoss", scale=scale, mini_batch_size=MINI_BATCH)
+    name, scale = "CachedMultipleNegativesRankingLoss", 1 / problem.options["temperature"]
+    loss = _loss(library, name, scale=scale, mini_batch_size=MINI_BATCH)
 
     def call(x, y):
         wants = torch.is_grad_enabled()
@@ -74,21 +86,21 @@ def cached_info_nce(problem):
     return call
 
 
-RIVAL = Rival(
-    "sentence-transformers",
-    "sentence_transformers",
-    {
-        "info_nce": info_nce,
-        "cosent": cosent,
-        "cosent distinct": cosent,
-        "angle": angle,
-        "cosine_regression": cosine_regression,
-        "triplet_margin": triplet_margin,
-    },
-)
-CACHED = Rival(
-    "sentence-transformers cached",
-    "sentence_transformers",
-    {"info_nce": cached_info_nce},
-    up_to=2048,
-)
+_PLAIN = {
+    "info_nce": info_nce,
+    "cosent": cosent,
+    "cosent distinct": cosent,
+    "angle": angle,
+    "cosine_regression": cosine_regression,
+    "triplet_margin": triplet_margin,
+}
+_CACHED = {"info_nce": cached_info_nce}
+
+
+def _rival(name, losses, **options):
+    theirs, drop_in = made(losses, _theirs), made(losses, _drop_in)
+    return Rival(name, "sentence_transformers", theirs, drop_in=drop_in, **options)
+
+
+RIVAL = _rival("sentence-transformers", _PLAIN)
+CACHED = _rival("sentence-transformers cached", _CACHED, up_to=2048)
