@@ -12,7 +12,7 @@ from fastsim.benchmark.found import Found
 
 WIDTH = 384
 HEADLINES = ("info_nce", "info_nce symmetric", "siglip", "full_triplet")
-OURS = "#1f6f8b"
+OURS = ("#1f6f8b", "#0b3954")
 OTHERS = ("#b03a2e", "#d68910", "#7d3c98", "#5d6d7e", "#229954", "#a04000")
 PROCESSES = (1, 8, 64)
 LINK = 25e9  # bytes per second between processes, stated: a 200 Gbit/s network
@@ -49,10 +49,12 @@ def _axes(count, title=None):
 
 
 def _style(names):
-    """{name: (colour, width of the line)}: fastsim stands out."""
-    others = [name for name in names if not name.startswith("fastsim ")]
-    colours = {name: OTHERS[place % len(OTHERS)] for place, name in enumerate(others)}
-    return {name: (colours.get(name, OURS), 1.3 if name in colours else 2.4) for name in names}
+    """{name: (colour, width of the line)}: fastsim's backends stand out."""
+    ours = [name for name in names if name.startswith("fastsim ") and name != "fastsim eager"]
+    others = [name for name in names if name not in ours]
+    return {name: (OURS[k % len(OURS)], 2.4) for k, name in enumerate(ours)} | {
+        name: (OTHERS[k % len(OTHERS)], 1.3) for k, name in enumerate(others)
+    }
 
 
 def _lines(axis, curves):
@@ -143,7 +145,7 @@ def ceiling(found):
     widths = sorted({wide for _, wide in found.rates})
     figure, axes = _axes(len(widths))
     for axis, width in zip(axes, widths, strict=True):
-        for loss, colour in zip(HEADLINES, (OURS, *OTHERS), strict=False):
+        for loss, colour in zip(HEADLINES, (*OURS, *OTHERS), strict=False):
             points = {
                 rows: found.share(CASES[loss], found.ours(loss, rows, width), rows, width)
                 for rows, wide in sorted(found.rates)
@@ -174,7 +176,7 @@ def scaling(found):
         axis.plot(sizes, curve, line, color="0.3", lw=1.2, label=label)
     points = [p for p in model.errors(found.about, found.rows) if p[0] == "info_nce"]
     points = {rows: measured for _, rows, width, measured, _ in points if width == WIDTH}
-    axis.plot(*zip(*points.items(), strict=True), "o", color=OURS, label="measured")
+    axis.plot(*zip(*points.items(), strict=True), "o", color=OURS[0], label="measured")
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.grid(alpha=0.25)

@@ -98,12 +98,14 @@ def pairs():
 @click.option("--cases", default=CASE_COUNT, show_default=True)
 def main(cases):
     """Compare, print and write."""
-    rows = []
+    rows, threads = [], torch.get_num_threads()
+    torch.set_num_threads(1)  # small tensors: threads would wait for each other
     for case, peer in pairs():
         for dtype in DTYPES:
             rows.append(compare(case, peer, dtype, cases // len(DTYPES)))
             cells = (f"{v:.1e}" if isinstance(v, float) else str(v) for v in rows[-1].values())
             click.echo(" ".join(cells))
+    torch.set_num_threads(threads)
     click.echo(f"wrote {write('parity', rows, device='cpu', settings={'cases': cases})}")
 
 
