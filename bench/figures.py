@@ -108,9 +108,10 @@ def time_and_memory(found):
     for name, rows in failed.items():
         colour = style.get(name, (OTHERS[-1], 1))[0]
         right.plot([rows], [1024 * limit], "x", ms=8, mew=2, color=colour)
-    if limit:
-        right.axhline(1024 * limit, color="0.6", lw=0.8, ls="--")
-        right.text(2048, 1100 * limit, f"x: more than the limit of {limit:g} GB", fontsize=7)
+    if failed:
+        label = f"x: more than {limit:g} GB"
+        right.axhline(1024 * limit, color="0.6", lw=0.8, ls="--", label=label)
+    right.legend(fontsize=7)
     right.set_xlabel("N")
     right.set_ylabel("MB beyond inputs and gradients")
     right.set_title("info_nce, peak memory of a fresh process", fontsize=10)

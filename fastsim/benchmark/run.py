@@ -1,5 +1,6 @@
 """One run: every measurement in its order, with a progress bar."""
 
+import sys
 from dataclasses import asdict
 
 import click
@@ -30,7 +31,7 @@ def run(settings, *, progress=True):
         item_show_func=lambda text: text,
         show_pos=False,
         hidden=not progress,
-        file=click.get_text_stream("stderr"),
+        file=sys.stderr,
     )
     with bar:
         for weight, text, function, arguments in steps:

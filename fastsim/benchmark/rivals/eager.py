@@ -86,7 +86,7 @@ def cosine_regression(u, v, labels):
 
 
 def triplet_margin(anchors, positives, negatives, margin):
-    return functional.triplet_margin_loss(anchors, positives, negatives, margin=margin)
+    return functional.triplet_margin_loss(anchors, positives, negatives, margin=margin, eps=0.0)
 
 
 FORMULAS = {
