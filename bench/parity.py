@@ -2,8 +2,9 @@
 
 A thousand random cases over shapes, temperatures and dtypes, of the drop-in module where there is
 one, else of the function. Of each the difference to the peer on the same embeddings, of the value
-relative to 1 + |value|, of the gradient relative to its norm (the worst leaf counts); where they differ by more than rounding,
-the errors of both against float64 say whose it is. Writes bench/results/<device>/parity.jsonl.
+relative to 1 + |value|, of the gradient relative to its norm (the worst leaf counts); where they
+differ by more than rounding, the errors of both against float64 say whose it is.
+Writes bench/results/<device>/parity.jsonl.
 """
 
 import random

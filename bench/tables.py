@@ -141,7 +141,7 @@ def spread(found):
 
 
 def scaling(found):
-    """The model's error on the measured points, and what it says of larger batches."""
+    """The model's error at every measured size, and what it says of larger batches."""
     try:
         points = model.errors(found.about, found.rows)
         rates = {
@@ -149,21 +149,17 @@ def scaling(found):
         }
     except ValueError:
         return NOTHING
+    off = {(loss, n): p / t - 1 for loss, n, width, t, p in points if width == WIDTH}
+    sizes = sorted({n for _, n in off})
+    ahead = [(rows, processes) for rows in PREDICTED for processes in PROCESSES[:2]]
     lines = []
     for loss in HEADLINES:
-        off = [p / measured - 1 for name, n, _, measured, p in points if name == loss and n > 512]
-        ahead = [
-            f"{model.seconds(loss, rows, WIDTH, rates[loss], processes=processes):,.1f} s"
-            for rows in PREDICTED
-            for processes in PROCESSES[:2]
-        ]
-        lines.append([loss, f"{statistics.median(off):+.0%}", f"{max(off, key=abs):+.0%}", *ahead])
-    head = [
-        f"N = {rows:,}" + (f", {processes} processes" if processes > 1 else "")
-        for rows in PREDICTED
-        for processes in PROCESSES[:2]
-    ]
-    return markdown(["loss", "median error", "worst", *head], lines)
+        errors = [f"{off[loss, n]:+.0%}" if (loss, n) in off else "" for n in sizes]
+        seconds = (model.seconds(loss, n, WIDTH, rates[loss], processes=r) for n, r in ahead)
+        lines.append([loss, *errors, *(f"{value:,.1f} s" for value in seconds)])
+    head = [f"error, N = {n:,}" for n in sizes]
+    head += [f"N = {n:,}" + (f", {r} processes" if r > 1 else "") for n, r in ahead]
+    return markdown(["loss", *head], lines)
 
 
 def pictures(folder):
