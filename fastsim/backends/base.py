@@ -50,8 +50,21 @@ class Backend:
         """Unit rows of the compute type in the operand precision for inputs of `dtype`."""
         return unit
 
-    def unit_rows_backward(self, grad_unit, x, inverse, factor):
-        """(factor * dL/dx in x's dtype, unit . grad_unit (N,)) from dL/dunit; factor is 0-d."""
+    def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
+        """(factor * dL/dx in `dtype`, unit . grad_unit (N,)) from dL/dunit; factor is 0-d."""
+        raise NotImplementedError
+
+    def serves_whole(self, kind, rows, columns, width):
+        """Whether `whole` serves a loss of that kind over a matrix of that size, and pays."""
+        return False
+
+    def whole(self, tile, x, y, weights, wants):
+        """The weighted sum of the losses of `tile` and its gradient, all in one call.
+
+        x (N, D), y (M, D) or None: x with itself; `wants`: whether dL/dx and dL/dy are wanted.
+        Returns loss (), dL/dx and dL/dy in the compute type, empty where not wanted, and (2,)
+        float64: dL/dscale, which needs one of the two, and dL/dbias.
+        """
         raise NotImplementedError
 
     def blocks(self, rows, columns, *, whole_rows=False, lower=False):
@@ -89,8 +102,16 @@ class Backend:
         """The slope panel dL/dS of a block from the coefficients of `tile`."""
         raise NotImplementedError
 
+    def paired_scores(self, unit_x, unit_y):
+        """Scores (N,) of paired rows by the same products as the panels, so that equal rows tie."""
+        raise NotImplementedError
+
     def closest(self, pairs, semi_hard, unit_x, unit_y):
-        """Column (N,) int64 of each row's closest negative, -1 where it has none."""
+        """Column (N,) int64 of each row's largest admitted score, -1 where it has none.
+
+        Admitted is what takes part, is not the row's positive and, with groups, of its group.
+        The rows need not be unit rows.
+        """
         raise NotImplementedError
 
     def top_k(self, queries, corpus, k):

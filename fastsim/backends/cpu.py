@@ -17,6 +17,8 @@ ODD = 16  # columns of padding
 WIDEST = 1 << 17  # columns of a block: 120 rows of them take 63 MB
 EMPTY = -1e30  # the maximum of no scores, as kLeftOut in csrc/epilogue.h
 SKIP = {"nothing": 0, "diagonal": 1, "lower": 2}
+WHOLE = ("softmax", "sigmoid", "squared_error", "hard_triplet", "semi-hard_triplet")
+CHEAP = 1 << 24  # multiply-adds of a product that cost less than the calls it saves
 
 
 def _load():
@@ -77,11 +79,42 @@ class CpuBackend(Backend):
         torch.ops.fastsim_cpu.unit_rows(x, unit, inverse)
         return unit, inverse
 
-    def unit_rows_backward(self, grad_unit, x, inverse, factor):
-        grad = torch.empty(x.shape, dtype=x.dtype)
+    def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
+        grad = torch.empty(x.shape, dtype=dtype)
         dots = torch.empty_like(inverse)
         torch.ops.fastsim_cpu.unit_rows_backward(grad_unit, x, inverse, factor.item(), grad, dots)
         return grad, dots
+
+    def serves_whole(self, kind, rows, columns, width):
+        # Without the calls it saves, a triplet loss needs no product but the scores.
+        pays = not kind.endswith("triplet") or rows * columns * width <= CHEAP
+        return kind in WHOLE and pays and self.whole_matrix_fits(rows, columns)
+
+    def whole(self, tile, x, y, weights, wants):
+        want_x, want_y = wants
+        grad_x = weights.new_empty(x.shape if want_x else 0)
+        grad_y = weights.new_empty(y.shape if want_y else 0)
+        loss = torch.empty((), dtype=torch.float64)
+        parameters = torch.empty(2, dtype=torch.float64)
+        torch.ops.fastsim_cpu.whole(
+            x,
+            y,
+            *tile.pairs.tensors(),
+            tile.pairs.otherwise,
+            SKIP[tile.pairs.skip],
+            WHOLE.index(tile.kind),
+            tile.scale,
+            tile.bias,
+            tile.margin,
+            tile.normalise,
+            tile.symmetric,
+            weights,
+            grad_x if want_x else None,
+            grad_y if want_y else None,
+            loss,
+            parameters,
+        )
+        return loss.to(weights.dtype), grad_x, grad_y, parameters
 
     def whole_rows_fit(self, columns):
         return columns <= WIDEST
@@ -99,12 +132,22 @@ class CpuBackend(Backend):
     def workspace(self, unit_x, unit_y, *, whole_rows=False):
         return _Workspace(unit_y, *_block_shape(unit_x.shape[0], unit_y.shape[0], whole_rows))
 
-    def scores(self, unit_x, unit_y, block, workspace):
-        """The score panel of a block, in the workspace."""
+    def scores(self, unit_x, unit_y, block, workspace, guide=None):
+        """The score panel of a block, in the workspace; left out what the guide decides against."""
         rows, columns = block
         panel = workspace.panel(rows.stop - rows.start, columns.stop - columns.start)
         torch.ops.fastsim_cpu.scores(unit_x[rows], workspace.packed[columns.start :], panel)
+        if guide is not None:
+            guided = self.scores(guide.rows, guide.columns, block, workspace.guided(guide))
+            torch.ops.fastsim_cpu.leave_out_above(panel, guided, guide.thresholds[rows])
         return panel
+
+    def paired_scores(self, unit_x, unit_y):
+        parts = []
+        for x, y in zip(unit_x.split(FEWEST_ROWS), unit_y.split(FEWEST_ROWS), strict=True):
+            square = slice(0, len(x)), slice(0, len(x))
+            parts.append(self.scores(x, y, square, self.workspace(x, y)).diagonal().clone())
+        return torch.cat(parts)
 
     def multiply(self, left, right, out, *, accumulate):
         transposed = left.stride(1) != 1
@@ -116,12 +159,12 @@ class CpuBackend(Backend):
         state = _FOLDS[tile.kind](tile, rows, columns)
         workspace = self.workspace(unit_x, unit_y)
         for block in self.blocks(rows, columns, lower=tile.pairs.skip == "lower"):
-            panel = self.scores(unit_x, unit_y, block, workspace)
+            panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs.guide)
             state.add(panel, _pairs(tile.pairs, block), block)
         return state.result()
 
     def visit(self, tile, unit_x, unit_y, block, weights, workspace):
-        panel = self.scores(unit_x, unit_y, block, workspace)
+        panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs.guide)
         state = _FOLDS[tile.kind](tile, *panel.shape)
         pairs = _pairs(tile.pairs, block)
         if tile.rows_alone:
@@ -136,7 +179,7 @@ class CpuBackend(Backend):
         return result, panel
 
     def slope(self, tile, unit_x, unit_y, block, coefficients, workspace):
-        panel = self.scores(unit_x, unit_y, block, workspace)
+        panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs.guide)
         _SLOPES[tile.kind](tile, panel, _pairs(tile.pairs, block), block, coefficients)
         return panel
 
@@ -144,7 +187,7 @@ class CpuBackend(Backend):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
         # Only rows whose positive lies in another block read their ceiling from here.
         ceilings = torch.zeros(rows, dtype=unit_x.dtype)
-        if columns > WIDEST:
+        if semi_hard and columns > WIDEST:
             ceilings = torch.linalg.vecdot(unit_x, unit_y[pairs.positives])
         values = torch.full((rows,), EMPTY, dtype=unit_x.dtype)
         indices = torch.full((rows,), -1)
@@ -200,6 +243,14 @@ class _Workspace:
         # Off a power of two, so that a column of the panel spreads over the cache's sets.
         self.stride = wide + ODD
         self.memory = unit_y.new_empty(tall * self.stride)
+        self.shape = tall, wide
+        self._guided = None
+
+    def guided(self, guide):
+        """The workspace of the guide's panels."""
+        if self._guided is None:
+            self._guided = _Workspace(guide.columns, *self.shape)
+        return self._guided
 
     def panel(self, rows, columns):
         return self.memory.as_strided((rows, columns), (self.stride, 1))

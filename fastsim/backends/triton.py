@@ -13,6 +13,7 @@ import os
 import torch
 
 from fastsim.backends.base import Backend
+from fastsim.targets import Pairs
 
 # Bytes of slopes alive. At 65,536 columns of float16 that is 2816 rows, 132 tiles of the product
 # with 768 features: one for each multiprocessor of an H200.
@@ -107,8 +108,8 @@ class TritonBackend(Backend):
     def operand(self, unit, dtype):
         return _launches().operand(unit, dtype)
 
-    def unit_rows_backward(self, grad_unit, x, inverse, factor):
-        return _launches().unit_rows_backward(grad_unit, x, inverse, factor)
+    def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
+        return _launches().unit_rows_backward(grad_unit, x, inverse, factor, dtype)
 
     def whole_rows_fit(self, columns):
         return columns <= WIDEST
@@ -136,6 +137,10 @@ class TritonBackend(Backend):
         of_block = passes.of_block(tile, coefficients, block)
         passes.slope(tile, unit_x, unit_y, block, of_block, panel)
         return panel
+
+    def paired_scores(self, unit_x, unit_y):
+        positives = torch.arange(unit_x.shape[0], device=unit_x.device)
+        return _passes().paired_scores(Pairs(positives), unit_x, unit_y)
 
     def closest(self, pairs, semi_hard, unit_x, unit_y):
         return _passes().closest(pairs, semi_hard, unit_x, unit_y)
@@ -174,6 +179,8 @@ def _largest_slope(tile, weights, columns):
         return largest * scale * (1 + target)
     if tile.kind == "squared_error":
         return largest * 2 * (1 + target)
+    if tile.kind == "softmax" and pairs.untargeted:
+        return largest * scale * (1 + tile.symmetric)
     if tile.kind == "softmax" and tile.symmetric:
         shared = size.new_zeros(columns).index_put_((pairs.positives,), size, accumulate=True)
         return (largest + shared.amax()) * scale

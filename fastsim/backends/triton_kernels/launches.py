@@ -2,7 +2,7 @@
 
 import torch
 
-from fastsim.backends.triton_kernels.arguments import Block, PairArguments
+from fastsim.backends.triton_kernels.arguments import Block, GuideArguments, PairArguments
 from fastsim.backends.triton_kernels.launching import launch
 from fastsim.backends.triton_kernels.merge import merge_exponentials_kernel
 from fastsim.backends.triton_kernels.rows import unit_rows_backward_kernel, unit_rows_kernel
@@ -42,11 +42,11 @@ def unit_rows(x, dtype):
     return unit[:, :depth], inverse
 
 
-def unit_rows_backward(grad_unit, x, inverse, factor):
-    """(factor * dL/dx, unit . grad_unit)."""
+def unit_rows_backward(grad_unit, x, inverse, factor, dtype):
+    """(factor * dL/dx in `dtype`, unit . grad_unit)."""
     rows, depth = x.shape
     # The interpreter cuts float32 to bfloat16 instead of rounding it.
-    written = torch.float32 if architecture(x.device) == "interpreter" else x.dtype
+    written = torch.float32 if architecture(x.device) == "interpreter" else dtype
     grad, dots = x.new_empty(x.shape, dtype=written), torch.empty_like(inverse)
     band, chunk = _row_sizes(depth)
     launch(
@@ -65,7 +65,7 @@ def unit_rows_backward(grad_unit, x, inverse, factor):
         BLOCK=chunk,
         num_warps=4,
     )
-    return grad.to(x.dtype), dots
+    return grad.to(dtype), dots
 
 
 def operand(unit, dtype):
@@ -104,6 +104,13 @@ class Launch:
         self.pairs, self.numbers, self.skip = pair_arguments(pairs), numbers, pairs.skip
         self.stride = unit_x.stride(0)
         self.sizes = block_sizes(architecture(unit_x.device), unit_x.dtype.itemsize, self.stride)
+        self.guide = None
+        if pairs.guide is not None:
+            guide = pairs.guide
+            stride = guide.rows.stride(0)
+            self.guide = GuideArguments(guide.rows, guide.columns, stride, guide.thresholds)
+            # Its product has an accumulator of its own.
+            self.sizes = self.sizes._replace(columns=self.sizes.columns // 2)
         self.parts = self.sizes.parts * (2 if heavy else 1)
         full = torch.get_float32_matmul_precision() == "highest"
         self.precision = "ieee" if full else "tf32"
@@ -151,6 +158,7 @@ class Launch:
             self.stride,
             Block(rows.start, rows.stop, columns.start, columns.stop),
             self.pairs,
+            self.guide,
             self.numbers,
             partials,
             coefficients,

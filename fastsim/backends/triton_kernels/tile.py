@@ -97,6 +97,7 @@ def tile_kernel(
     stride,
     block,
     pairs,
+    guide,
     numbers,
     partials,
     slope,
@@ -129,9 +130,28 @@ def tile_kernel(
     # Past the edge the last row again: loads need no mask, the epilogue drops the scores.
     x_row = tl.minimum(row, block.row1 - 1)
     y_row = tl.minimum(first + tl.arange(0, BLOCK_N), block.column1 - 1)
+    if guide is not None:
+        # Before the scores, so that of this product only a bit of each pair stays alive.
+        above = (
+            _product(
+                guide.x_ptr,
+                guide.y_ptr,
+                x_row,
+                y_row,
+                guide.stride,
+                guide.stride,
+                PRECISION,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_K,
+            )
+            > tl.load(guide.thresholds + x_row)[:, None]
+        )
     scores = _product(
         x_ptr, y_ptr, x_row, y_row, depth, stride, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K
     )
+    if guide is not None:
+        scores = tl.where(above, LEFT_OUT, scores)
     if PARTS == 1:
         parts = (scores,)
     elif PARTS == 2:
