@@ -8,6 +8,7 @@ from fastsim.benchmark.cases import CASES
 from fastsim.benchmark.timing import in_turns, summary
 
 BAND = {"cpu": 512, "cuda": 4096}  # rows of the reused panel of scores
+PANEL = {"cpu": (512, 2048), "cuda": (4096, 16384)}  # scores at hand, and enough to keep it busy
 
 
 def bare_products(rows, width, *, device="cpu", dtype=torch.float32):
@@ -55,7 +56,7 @@ def machine_rows(*, device="cpu", seconds=1.0):
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     source = torch.ones(1 << 26, device=device)
     target = torch.empty_like(source)
-    panel = torch.zeros(512, 2048, device=device)
+    panel = torch.zeros(PANEL[device], device=device)
     out = torch.empty_like(panel)
     functions = {
         "copy": lambda: (target.copy_(source), wait()),

@@ -33,7 +33,7 @@ _OPTIONS = (
         type=click.Choice(["float32", "float16", "bfloat16", "float64"]),
         help="float32 on a CPU, bfloat16 on a GPU.",
     ),
-    click.option("--seconds", default=1.5, help="For the rounds of a loss at one size."),
+    click.option("--seconds", default=1.0, help="For the rounds of one pass at one size."),
     click.option("--limit", default=15.0, help="Seconds beyond which a call is not made."),
     click.option("--memory-limit", default=16.0, help="GB that a call may take."),
     click.option("--quick", is_flag=True, help="Two small sizes, under a minute."),

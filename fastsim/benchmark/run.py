@@ -11,6 +11,7 @@ from fastsim.benchmark.calls import PASSES, reason, runnable
 from fastsim.benchmark.cases import CASES
 from fastsim.benchmark.memory import limited, rise
 from fastsim.benchmark.results import environment
+from fastsim.benchmark.settings import SLOW
 from fastsim.benchmark.timing import in_turns, summary
 
 # The forward pass alone is timed up to here; beyond, what the run can spend goes to both.
@@ -129,7 +130,7 @@ class _Session:
         for rival in self.settings.contestants(case):
             if (case.name, rival.name) in self.absent:
                 continue
-            why = self._too_long(case, rival, rows, width) or self._left_out(case, rival, rows)
+            why = self._left_out(case, rival, rows) or self._too_long(case, rival, rows, width)
             if why is None:
                 try:
                     calls[rival.name] = rival.call(problem)
@@ -203,7 +204,7 @@ class _Session:
             rows = min(rows, max(self.settings.sizes))
         found = []
         for rival in self.settings.contestants(case):
-            if not self._serves(rival, case):
+            if not self._serves(rival, case) or (options and rival.name in SLOW):
                 continue
             problem = self._problem(case, rows, width, **options)
             try:

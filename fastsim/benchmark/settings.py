@@ -11,7 +11,7 @@ from fastsim.benchmark.rivals import RIVALS, ours
 
 MEASURES = ("time", "memory", "error")
 QUICK_SIZES = (64, 512)
-# Left out of a quick run: compiling alone takes longer.
+# Compiling takes longer than all of a quick run, and again for other options.
 SLOW = ("torch.compile",)
 MEMORY_FROM = 2048  # below, a rise is no more than a few pages
 MEMORY_BEYOND = 65536  # one N x N matrix is more than the limit: tried with InfoNCE alone
@@ -21,7 +21,7 @@ MEMORY_BEYOND = 65536  # one N x N matrix is more than the limit: tried with Inf
 class Settings:
     """Empty tuples stand for what a case has by default.
 
-    seconds: for the rounds of one loss at one size. limit: seconds above which a call is not
+    seconds: for the rounds of one pass at one size. limit: seconds above which a call is not
     made, as its time at a smaller size foretells. memory_limit: GB (2^30 bytes) a call may take.
     """
 
@@ -33,7 +33,7 @@ class Settings:
     measures: tuple[str, ...] = MEASURES
     device: str = "cpu"
     dtype: str = ""
-    seconds: float = 1.5
+    seconds: float = 1.0
     limit: float = 15.0
     memory_limit: float = 16.0
     quick: bool = False
