@@ -1,5 +1,6 @@
 """fastsim bench: what it measures is what it says, and what cannot be is a row that says so."""
 
+import itertools
 import json
 
 import pytest
@@ -13,7 +14,7 @@ from fastsim.benchmark.cases import CASES, DIMS, SIZES
 from fastsim.benchmark.found import Found
 from fastsim.benchmark.rivals import RIVALS, ours, rival_named
 from fastsim.benchmark.rivals.rival import UnavailableError
-from fastsim.benchmark.run import run
+from fastsim.benchmark.run import Session, run
 from fastsim.benchmark.settings import Settings
 
 ROWS, WIDTH = 24, 10
@@ -55,12 +56,37 @@ def test_the_same_inputs_for_all():
     assert not torch.equal(first.leaves[0], other.leaves[0])
 
 
+def planned(settings):
+    """{(measure, loss, N, D)} of the steps of a run."""
+    session = Session(settings)
+    return {
+        (function.__name__, arguments[0].name, *arguments[1:])
+        for _, _, function, arguments in session.steps()
+        if function in (session.time, session.memory)
+    }
+
+
 def test_the_default_run_covers_all_sizes():
-    settings = Settings()
-    for case in settings.cases[:4]:
-        assert settings.sizes_of(case) == SIZES
-        assert settings.dims_of(case) == DIMS
-    assert settings.memory_sizes_of(CASES["info_nce"])[-1] ** 2 * 4 > settings.bytes_limit * 0.99
+    steps = planned(Settings())
+    headlines = ("info_nce", "info_nce symmetric", "siglip", "full_triplet")
+    places = itertools.product(headlines, SIZES, DIMS)
+    assert {("time", *place) for place in places} <= steps
+    assert {loss for _, loss, *_ in steps} == set(CASES)
+    tile = [name for name, case in CASES.items() if case.products[1]]
+    assert {("memory", name, 2048, DIMS[0]) for name in tile} <= steps
+    # One matrix alone is beyond the limit there.
+    (beyond,) = (
+        n
+        for measure, _, n, _ in steps
+        if (measure, n > max(SIZES)) == ("memory", True) and n < 10**5
+    )
+    assert 4 * beyond**2 >= Settings().bytes_limit
+
+
+def test_a_quick_run_is_small_and_whole():
+    steps = planned(Settings(quick=True))
+    assert {loss for measure, loss, *_ in steps if measure == "time"} == set(CASES)
+    assert {n for _, _, n, _ in steps} == {64, 512, 2048}
 
 
 def test_settings_refuse_what_there_is_not():

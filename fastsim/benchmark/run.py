@@ -23,7 +23,7 @@ TEMPERATURES = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 def run(settings, *, progress=True):
     """(environment, rows) of all that the settings ask for."""
     about = environment(settings.device, asdict(settings))
-    session = _Session(settings)
+    session = Session(settings)
     rows = []
     steps = session.steps()
     bar = click.progressbar(
@@ -42,7 +42,7 @@ def run(settings, *, progress=True):
     return about, rows
 
 
-class _Session:
+class Session:
     """What a run has learnt so far: how long calls take, and which do not work."""
 
     def __init__(self, settings):
@@ -62,7 +62,7 @@ class _Session:
         sizes = {
             (rows, width)
             for case in settings.cases
-            for rows in settings.memory_sizes_of(case)
+            for rows in (*settings.sizes_of(case), *settings.memory_sizes_of(case))
             for width in settings.dims_of(case)
         }
         for rows, width in sorted(sizes):
@@ -118,7 +118,7 @@ class _Session:
         return True
 
     def products(self, rows, width):
-        seconds = self.settings.seconds / 3
+        seconds = self.settings.pass_seconds / 3
         common = {"device": self.device, "dtype": self.settings.type}
         return [
             {"measure": "ceiling"} | ceilings.product_rows(rows, width, seconds=seconds, **common)
@@ -156,7 +156,7 @@ class _Session:
         )
         with limited(self.settings.bytes_limit, self.device):
             times = in_turns(
-                functions, seconds=self.settings.seconds, warm_up=longest < WARM_UP_BELOW
+                functions, seconds=self.settings.pass_seconds, warm_up=longest < WARM_UP_BELOW
             )
         found = []
         for name, seconds in times.items():

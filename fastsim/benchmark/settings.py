@@ -64,6 +64,11 @@ class Settings:
         return getattr(torch, self.dtype or {"cpu": "float32", "cuda": "bfloat16"}[self.device])
 
     @property
+    def pass_seconds(self):
+        """Seconds for the rounds of one pass."""
+        return min(self.seconds, 0.2) if self.quick else self.seconds
+
+    @property
     def bytes_limit(self):
         return int(self.memory_limit * GIB)
 
