@@ -3,18 +3,18 @@
 A thousand random cases over shapes, temperatures and dtypes, of the drop-in module where there is
 one, else of the function. Of each the difference to the peer on the same embeddings, of the value
 relative to 1 + |value|, of the gradient relative to its norm (the worst leaf counts); where they
-differ by more than rounding, the errors of both against float64 say whose it is.
+differ by more than rounding, the errors of both against the peer in float64 say whose it is.
 Writes bench/results/<device>/parity.jsonl.
 """
 
 import random
-import statistics
 
 import click
 import torch
 
+from bench.drop_in_cases import DROP_INS
 from bench.results import write
-from fastsim.benchmark.accuracy import errors, relative
+from fastsim.benchmark.accuracy import relative
 from fastsim.benchmark.calls import step
 from fastsim.benchmark.cases import CASES, MEMBERS
 from fastsim.benchmark.rivals import RIVALS, ours
@@ -43,29 +43,37 @@ def drawn(case, dtype, chance):
 
 
 def replaced(case, peer):
-    """(name, make(problem)) of what stands in the peer's place."""
+    """(name, make(problem)) of what stands in the peer's place, or None where nothing does."""
     try:
         make = peer.drop_in[case.name]
-        make(case.problem(2, 2))
+        make(case.problem(FEWEST_ROWS, 2))
     except (ImportError, AttributeError, KeyError):  # no drop-in of this package, or of this loss
+        if case.function is None:
+            return None
         return f"fastsim.{case.function.__name__}", ours("cpu").call
     return f"fastsim.integrations.{peer.package}", make
 
 
+def outputs(make, problem):
+    """[loss, gradient of each leaf]."""
+    return [step(make(problem), problem), *(leaf.grad for leaf in problem.leaves)]
+
+
+def apart(found, wanted):
+    """(of the values, relative to 1 + |value|; the largest of the gradients, to their norm)."""
+    value, *gradients = found
+    truth, *others = wanted
+    # log(1 + little) is rounded as the 1 is.
+    of_value = ((value.double() - truth.double()).abs() / (1 + truth.double().abs())).item()
+    return of_value, max(map(relative, gradients, others))
+
+
 def difference(case, peer, make, dtype, chance):
-    """(value, gradient, our error, their error) of one random case."""
+    """(value, gradient, our gradient's error, theirs) of one random case."""
     problem = drawn(case, dtype, chance)
-    mine, theirs = make(problem), peer.call(problem)
-    value = step(mine, problem)
-    gradients = [leaf.grad for leaf in problem.leaves]
-    other = step(theirs, problem)
-    apart = max(
-        relative(gradient, leaf.grad)
-        for gradient, leaf in zip(gradients, problem.leaves, strict=True)
-    )
-    exact = (errors(call, problem)["gradient error"] for call in (mine, theirs))
-    # Relative to 1 + |value|: log(1 + little) is rounded as the 1 is.
-    return (value - other).abs().item() / (1 + other.abs().item()), apart, *exact
+    mine, theirs = (outputs(m, problem) for m in (make, peer.call))
+    truth = outputs(peer.call, problem.to(torch.float64))
+    return *apart(mine, theirs), apart(mine, truth)[1], apart(theirs, truth)[1]
 
 
 def compare(case, peer, dtype, count, seed=0):
@@ -81,20 +89,22 @@ def compare(case, peer, dtype, count, seed=0):
         "cases": count,
     }
     kinds = ("value", "gradient", "our error", "their error")
-    for kind, values in zip(kinds, zip(*found, strict=True), strict=True):
-        row |= {f"{kind} median": statistics.median(values), f"{kind} worst": max(values)}
+    for kind, values in zip(kinds, torch.tensor(found, dtype=torch.float64).T, strict=True):
+        # A NaN counts as the worst.
+        row |= {f"{kind} median": values.nanmedian().item(), f"{kind} worst": values.max().item()}
     return row
 
 
 def pairs():
-    """(case, peer) of every loss that a peer on this device has."""
-    for peer in PEERS:
-        for name in peer.losses:
-            try:
-                peer.call(CASES[name].problem(2, 2))
-            except UnavailableError:
-                continue
-            yield CASES[name], peer
+    """(case, peer) of every loss of a peer that is here and that something stands in for."""
+    known = [(CASES[name], peer) for peer in PEERS for name in peer.losses]
+    for case, peer in (*known, *DROP_INS):
+        try:
+            peer.call(case.problem(FEWEST_ROWS, 2))
+        except UnavailableError:
+            continue
+        if replaced(case, peer):
+            yield case, peer
 
 
 @click.command()

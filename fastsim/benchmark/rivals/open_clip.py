@@ -11,7 +11,7 @@ from fastsim.benchmark.rivals.rival import Rival, made
 
 
 @functools.cache
-def _theirs():
+def theirs():
     """open_clip.loss alone: its package imports torchvision, which the losses do not need."""
     if "open_clip" in sys.modules:
         return sys.modules["open_clip"].loss
@@ -23,7 +23,7 @@ def _theirs():
     return module
 
 
-def _drop_in():
+def drop_in():
     from fastsim.integrations import open_clip
 
     return open_clip
@@ -50,4 +50,4 @@ def siglip(library, problem):
 
 _LOSSES = {"info_nce symmetric": symmetric_info_nce, "siglip": siglip}
 
-RIVAL = Rival("open_clip", "open_clip", made(_LOSSES, _theirs), drop_in=made(_LOSSES, _drop_in))
+RIVAL = Rival("open_clip", "open_clip", made(_LOSSES, theirs), drop_in=made(_LOSSES, drop_in))

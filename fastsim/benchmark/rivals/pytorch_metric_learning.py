@@ -3,20 +3,20 @@
 from fastsim.benchmark.rivals.rival import Rival, made
 
 
-def _theirs():
+def theirs():
     from pytorch_metric_learning import losses
 
     return losses
 
 
-def _drop_in():
-    from fastsim.integrations import pytorch_metric_learning
+def drop_in():
+    from fastsim.integrations.pytorch_metric_learning import losses
 
-    return pytorch_metric_learning
+    return losses
 
 
 def info_nce(library, problem):
-    wrapper = _theirs().SelfSupervisedLoss
+    wrapper = theirs().SelfSupervisedLoss
     return wrapper(library().NTXentLoss(**problem.options), symmetric=False)
 
 
@@ -26,8 +26,8 @@ def sup_con(library, problem):
 
 
 def _rival(name, losses, **options):
-    theirs, drop_in = made(losses, _theirs), made(losses, _drop_in)
-    return Rival(name, "pytorch_metric_learning", theirs, drop_in=drop_in, **options)
+    replaced = made(losses, drop_in)
+    return Rival(name, "pytorch_metric_learning", made(losses, theirs), drop_in=replaced, **options)
 
 
 RIVAL = _rival("pytorch-metric-learning", {"sup_con": sup_con})

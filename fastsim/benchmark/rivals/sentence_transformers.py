@@ -8,13 +8,13 @@ from fastsim.benchmark.rivals.rival import Rival, made
 MINI_BATCH = 32
 
 
-def _theirs():
+def theirs():
     from sentence_transformers.sentence_transformer import losses
 
     return losses
 
 
-def _drop_in():
+def drop_in():
     from fastsim.integrations import sentence_transformers
 
     return sentence_transformers
@@ -98,8 +98,8 @@ _CACHED = {"info_nce": cached_info_nce}
 
 
 def _rival(name, losses, **options):
-    theirs, drop_in = made(losses, _theirs), made(losses, _drop_in)
-    return Rival(name, "sentence_transformers", theirs, drop_in=drop_in, **options)
+    replaced = made(losses, drop_in)
+    return Rival(name, "sentence_transformers", made(losses, theirs), drop_in=replaced, **options)
 
 
 RIVAL = _rival("sentence-transformers", _PLAIN)
