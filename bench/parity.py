@@ -17,6 +17,7 @@ from bench.results import write
 from fastsim.benchmark.accuracy import relative
 from fastsim.benchmark.calls import step
 from fastsim.benchmark.cases import CASES, MEMBERS
+from fastsim.benchmark.results import environment
 from fastsim.benchmark.rivals import RIVALS, ours
 from fastsim.benchmark.rivals.rival import UnavailableError
 
@@ -111,15 +112,14 @@ def pairs():
 @click.option("--cases", default=CASE_COUNT, show_default=True)
 def main(cases):
     """Compare, print and write."""
-    rows, threads = [], torch.get_num_threads()
+    about, rows = environment("cpu", {"cases": cases}), []
     torch.set_num_threads(1)  # small tensors: threads would wait for each other
     for case, peer in pairs():
         for dtype in DTYPES:
             rows.append(compare(case, peer, dtype, cases // len(DTYPES)))
             cells = (f"{v:.1e}" if isinstance(v, float) else str(v) for v in rows[-1].values())
             click.echo(" ".join(cells))
-    torch.set_num_threads(threads)
-    click.echo(f"wrote {write('parity', rows, device='cpu', settings={'cases': cases})}")
+    click.echo(f"wrote {write('parity', rows, about)}")
 
 
 if __name__ == "__main__":

@@ -9,10 +9,12 @@ from fastsim.benchmark import results
 FOLDER = Path(__file__).parent / "results"
 
 
-def write(name, rows, *, device=None, settings=None):
-    """One result file of what was measured on `device`: by default the GPU where there is one."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    about = results.environment(device, settings)
+def write(name, rows, about=None):
+    """One result file; `about` as it was when the run began, else as it is now.
+
+    Without it the device is the GPU where there is one.
+    """
+    about = about or results.environment("cuda" if torch.cuda.is_available() else "cpu")
     path = FOLDER / about["device"] / f"{name}.jsonl"
     results.write(path, about, rows)
     return path
