@@ -28,6 +28,12 @@ from fastsim.benchmark.rivals.rival import anywhere
 GIB = 2**30
 
 
+def usual_limit():
+    """GB that a call may take on this machine: 16, or four fifths of all where that is less."""
+    held = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
+    return min(16.0, round(0.8 * held, 1))
+
+
 def rise(loss, name, rows, width, *, device="cpu", dtype="float32", limit=None):
     """MB (2^20) beyond inputs and gradients, or the sentence why there is no figure.
 

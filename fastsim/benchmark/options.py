@@ -35,7 +35,7 @@ _OPTIONS = (
     ),
     click.option("--seconds", default=1.0, help="For the rounds of one pass at one size."),
     click.option("--limit", default=15.0, help="Seconds beyond which a call is not made."),
-    click.option("--memory-limit", default=16.0, help="GB that a call may take."),
+    click.option("--memory-limit", type=float, help="GB that a call may take; 16 or less."),
     click.option("--quick", is_flag=True, help="Two small sizes, under a minute."),
     click.option("--out", metavar="FILE", help="JSON lines; a folder gets DEVICE/losses.jsonl."),
     click.option("--from", "source", metavar="FILE", help="Show an earlier run, measure nothing."),

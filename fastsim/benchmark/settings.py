@@ -6,7 +6,7 @@ import torch
 
 from fastsim.backends import backends
 from fastsim.benchmark.cases import CASES
-from fastsim.benchmark.memory import GIB
+from fastsim.benchmark.memory import GIB, usual_limit
 from fastsim.benchmark.rivals import RIVALS, ours
 
 MEASURES = ("time", "memory", "error")
@@ -22,7 +22,8 @@ class Settings:
     """Empty tuples stand for what a case has by default.
 
     seconds: for the rounds of one pass at one size. limit: seconds above which a call is not
-    made, as its time at a smaller size foretells. memory_limit: GB (2^30 bytes) a call may take.
+    made, as its time at a smaller size foretells. memory_limit: GB (2^30 bytes) a call may take;
+    None: 16, or four fifths of the machine's where that is less.
     """
 
     losses: tuple[str, ...] = ()
@@ -35,10 +36,12 @@ class Settings:
     dtype: str = ""
     seconds: float = 1.0
     limit: float = 15.0
-    memory_limit: float = 16.0
+    memory_limit: float | None = None
     quick: bool = False
 
     def __post_init__(self):
+        if self.memory_limit is None:
+            object.__setattr__(self, "memory_limit", usual_limit())
         wanted = (
             ("loss", self.losses, CASES),
             ("backend", self.backends, backends()),

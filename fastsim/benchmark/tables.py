@@ -24,7 +24,8 @@ def text(about, rows):
             for row in rows
             if (row.get("loss"), row.get("rows"), row.get("width")) == (loss, n, width)
         )
-        lines += [_line(found, loss, name, n, width) for name in names]
+        absent = {name: bool(found.reason("time", loss, name, n, width)) for name in names}
+        lines += [_line(found, loss, name, n, width) for name in sorted(names, key=absent.get)]
     lines += ["", *_errors(rows)]
     return "\n".join(lines)
 
