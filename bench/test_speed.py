@@ -40,6 +40,7 @@ def ceiling(rows, width, device, dtype):
     return product_rows(rows, width, device=device, dtype=dtype, seconds=0.2)["GFLOP/s"]
 
 
+@pytest.mark.filterwarnings("ignore")  # of rivals and what they import
 def test_speed(benchmark, settings, case, rival, rows, width, which):
     benchmark.group = f"{case.name}, {rows:,} x {width}, {which}"
     problem = case.problem(rows, width, device=settings.device, dtype=settings.type)
