@@ -20,11 +20,14 @@ def compare(case, backend, dtype, shape, seed, **extra):
     options |= extra
     reduction = options.pop("reduction", None)
     exact = [t if t is None else t.double() for t in tensors]
+    size = 0.0
 
     def oracle(*arguments, **keywords):
+        nonlocal size
         losses = case.oracle(*arguments, **keywords)
         if not case.reduces or reduction == "none":
             return losses
+        size = (losses.abs().sum() if reduction == "sum" else losses.abs().mean()).item()
         if reduction == "sum":
             return losses.sum()
         if case.loss is fastsim.sup_con:
@@ -43,7 +46,7 @@ def compare(case, backend, dtype, shape, seed, **extra):
     dense, dense_grads = call(case.loss, dense_inputs, others, reduced | dense_choice)
     got, grads = call(case.loss, tensors, others, reduced | chosen)
     assert got.dtype == compute
-    assert_close("value", got, truth, dense, compute)
+    assert_close("value", got, truth, dense, compute, size)
     for index, (grad, exact_grad, dense_grad) in enumerate(
         zip(grads, truth_grads, dense_grads, strict=True)
     ):
@@ -68,6 +71,13 @@ def test_equals_the_oracle(case, backend, dtype, shape, usable):
 def test_reductions(case, backend, reduction, usable):
     usable(backend)
     compare(case, backend, torch.float32, (9, 14, 7), seed=3, reduction=reduction)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=names)
+@pytest.mark.parametrize("case", [c for c in CASES if c.tile], ids=names)
+def test_in_passes(case, dtype, in_passes, usable):
+    usable("cpu")
+    compare(case, "cpu", dtype, (23, 27, 18), seed=11)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
