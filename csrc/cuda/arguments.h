@@ -160,23 +160,24 @@ void launch_tiles(const Launch& launch, const Epilogue& epilogue);
 
 // x / |x| in rows of `width`, zeros past x's; `inverse` keeps 1 / |x| or 0. Without `inverse` x
 // is copied as it is. `product`: whose operands they become; full leaves float32 alone.
-void unit_rows(const Matrix& x, int64_t rows, int64_t depth, void* unit, int64_t width,
+void launch_unit_rows(const Matrix& x, int64_t rows, int64_t depth, void* unit, int64_t width,
                float* inverse, Product product, void* stream);
 
-// dx = factor r (g - (u . g) u) for g = dL/du, u = r x; `dots` keeps u . g.
-void unit_rows_backward(const float* grad_unit, const Matrix& x, int64_t rows, int64_t depth,
-                        const float* inverse, const float* factor, void* grad, float* dots,
-                        void* stream);
+// dx = factor r (g - (u . g) u) for g = dL/du, u = r x, in x's dtype or float32; `dots` keeps
+// u . g.
+void launch_unit_rows_backward(const float* grad_unit, const Matrix& x, int64_t rows, int64_t depth,
+                        const float* inverse, const float* factor, void* grad, bool single,
+                               float* dots,                        void* stream);
 
 // (tiles, count) maxima and sums of exponentials into (count,), in the order of the tiles;
 // `running`: together with what is there.
-void merge(const float* tops, const float* sums, int64_t tiles, int64_t count, const float* scale,
+void launch_merge(const float* tops, const float* sums, int64_t tiles, int64_t count, const float* scale,
            bool running, float* top, float* sum, void* stream);
 
 // Running log-sum-exps (2, count): of the logits forward, of their negatives backward.
 // `scratch`: (2, scan_parts(count), 2).
 int64_t scan_parts(int64_t count);
-void scan(const float* logits, int64_t count, double* scratch, double* out, void* stream);
+void launch_scan(const float* logits, int64_t count, double* scratch, double* out, void* stream);
 
 // Makes a device the current one as long as it lives.
 class OnDevice {

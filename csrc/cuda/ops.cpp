@@ -11,16 +11,21 @@ namespace fastsim {
 namespace {
 
 template <class T>
-constexpr ScalarType kTypeOf = std::is_same_v<T, float>    ? ScalarType::Float
-                               : std::is_same_v<T, double> ? ScalarType::Double
-                               : std::is_same_v<T, int32_t> ? ScalarType::Int
-                                                            : ScalarType::Long;
+constexpr ScalarType kTypeOf = ScalarType::Undefined;
+template <>
+constexpr ScalarType kTypeOf<float> = ScalarType::Float;
+template <>
+constexpr ScalarType kTypeOf<double> = ScalarType::Double;
+template <>
+constexpr ScalarType kTypeOf<int32_t> = ScalarType::Int;
+template <>
+constexpr ScalarType kTypeOf<int64_t> = ScalarType::Long;
 
-// Contiguous tensors of type T.
+// The elements of a contiguous tensor, checked to be of type T.
 template <class T>
 T* pointer(const Tensor& t) {
   STD_TORCH_CHECK(t.is_cuda(), "fastsim: a tensor on a GPU");
-  STD_TORCH_CHECK(t.is_contiguous() && t.scalar_type() == kTypeOf<T>,
+  STD_TORCH_CHECK(t.is_contiguous() && t.scalar_type() == kTypeOf<std::remove_const_t<T>>,
                   "fastsim: a contiguous tensor of the operator's dtype");
   return static_cast<T*>(t.mutable_data_ptr());
 }
@@ -169,33 +174,37 @@ void unit_rows(Tensor x, Tensor unit, Optional inverse, int64_t product, int64_t
                       unit.scalar_type() ==
                           (kind == Product::half ? ScalarType::Half : ScalarType::Float),
                   "fastsim: contiguous unit rows in the product's operands");
-  unit_rows(matrix(x), x.size(0), x.size(1), unit.mutable_data_ptr(), unit.size(1),
-            pointer<float>(inverse), kind, stream_of(stream));
+  launch_unit_rows(matrix(x), x.size(0), x.size(1), unit.mutable_data_ptr(), unit.size(1),
+                   pointer<float>(inverse), kind, stream_of(stream));
 }
 
 void unit_rows_backward(Tensor grad_unit, Tensor x, Tensor inverse, Tensor factor, Tensor grad,
                         Tensor dots, int64_t stream) {
   const OnDevice on(x.get_device());
-  STD_TORCH_CHECK(grad.is_cuda() && grad.is_contiguous() && grad.scalar_type() == x.scalar_type(),
-                  "fastsim: a contiguous gradient in the rows' dtype");
-  unit_rows_backward(input(grad_unit), matrix(x), x.size(0), x.size(1), input(inverse),
-                     input(factor), grad.mutable_data_ptr(), pointer<float>(dots),
-                     stream_of(stream));
+  const bool single = grad.scalar_type() == ScalarType::Float;
+  STD_TORCH_CHECK(grad.is_cuda() && grad.is_contiguous() &&
+                      (single || grad.scalar_type() == x.scalar_type()),
+                  "fastsim: a contiguous gradient in float32 or the rows' dtype");
+  launch_unit_rows_backward(input(grad_unit), matrix(x), x.size(0), x.size(1), input(inverse),
+                            input(factor), grad.mutable_data_ptr(), single, pointer<float>(dots),
+                            stream_of(stream));
 }
 
 void merge(Tensor tops, Tensor sums, Tensor scale, bool running, Tensor top, Tensor sum,
            int64_t stream) {
   const OnDevice on(tops.get_device());
-  merge(input(tops), input(sums), tops.size(0), tops.size(1), input(scale), running,
-        pointer<float>(top), pointer<float>(sum), stream_of(stream));
+  launch_merge(input(tops), input(sums), tops.size(0), tops.size(1), input(scale), running,
+               pointer<float>(top), pointer<float>(sum), stream_of(stream));
 }
 
 void scan(Tensor logits, Tensor scratch, Tensor out, int64_t stream) {
   const OnDevice on(logits.get_device());
   STD_TORCH_CHECK(scratch.numel() == 4 * scan_parts(logits.numel()), "fastsim: scratch of a scan");
-  scan(input(logits), logits.numel(), pointer<double>(scratch), pointer<double>(out),
-       stream_of(stream));
+  launch_scan(input(logits), logits.numel(), pointer<double>(scratch), pointer<double>(out),
+              stream_of(stream));
 }
+
+int64_t tile_size() { return kTile; }
 
 }  // namespace
 }  // namespace fastsim
@@ -224,6 +233,7 @@ STABLE_TORCH_LIBRARY(fastsim_cuda, m) {
         "Tensor(a!) grad, Tensor(b!) dots, int stream) -> ()");
   m.def("merge(Tensor tops, Tensor sums, Tensor scale, bool running, Tensor(a!) top, "
         "Tensor(b!) sum, int stream) -> ()");
+  m.def("tile_size() -> int");
   m.def("scan_parts(int count) -> int");
   m.def("scan(Tensor logits, Tensor(a!) scratch, Tensor(b!) out, int stream) -> ()");
 }
@@ -237,6 +247,13 @@ STABLE_TORCH_LIBRARY_IMPL(fastsim_cuda, CUDA, m) {
   m.impl("levels_slope", TORCH_BOX(&fastsim::levels_slope));
   m.impl("closest", TORCH_BOX(&fastsim::closest));
   m.impl("diagonal", TORCH_BOX(&fastsim::diagonal));
-  m.impl("unit_rows", TORCH_BOX((void (*)(fastsim::Tensor, fastsim::Tensor, fastsim::Optional,
-                                          int64_t, int64_t))&fastsim::unit_rows));
+  m.impl("unit_rows", TORCH_BOX(&fastsim::unit_rows));
+  m.impl("unit_rows_backward", TORCH_BOX(&fastsim::unit_rows_backward));
+  m.impl("merge", TORCH_BOX(&fastsim::merge));
+  m.impl("scan", TORCH_BOX(&fastsim::scan));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(fastsim_cuda, CompositeExplicitAutograd, m) {
+  m.impl("tile_size", TORCH_BOX(&fastsim::tile_size));
+  m.impl("scan_parts", TORCH_BOX(&fastsim::scan_parts));
 }

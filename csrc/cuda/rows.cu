@@ -65,10 +65,10 @@ __global__ void __launch_bounds__(kRows* kWarp)
   }
 }
 
-template <class In>
+template <class In, class Out>
 __global__ void __launch_bounds__(kRows* kWarp)
     unit_rows_backward_kernel(const float* grad_unit, Matrix x, int64_t rows, int64_t depth,
-                              const float* inverse, const float* factor, In* grad, float* dots) {
+                              const float* inverse, const float* factor, Out* grad, float* dots) {
   const int64_t row = int64_t{blockIdx.x} * kRows + threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
   if (row >= rows) return;
@@ -118,7 +118,7 @@ void with_dtype(Dtype dtype, const F& f) {
 
 }  // namespace
 
-void unit_rows(const Matrix& x, int64_t rows, int64_t depth, void* unit, int64_t width,
+void launch_unit_rows(const Matrix& x, int64_t rows, int64_t depth, void* unit, int64_t width,
                float* inverse, Product product, void* stream) {
   with_dtype(x.dtype, [&](auto in) {
     using In = decltype(in);
@@ -131,18 +131,22 @@ void unit_rows(const Matrix& x, int64_t rows, int64_t depth, void* unit, int64_t
   check(cudaGetLastError(), "launch of unit_rows");
 }
 
-void unit_rows_backward(const float* grad_unit, const Matrix& x, int64_t rows, int64_t depth,
-                        const float* inverse, const float* factor, void* grad, float* dots,
-                        void* stream) {
+void launch_unit_rows_backward(const float* grad_unit, const Matrix& x, int64_t rows, int64_t depth,
+                        const float* inverse, const float* factor, void* grad, bool single,
+                               float* dots, void* stream) {
   with_dtype(x.dtype, [&](auto in) {
     using In = decltype(in);
-    unit_rows_backward_kernel<In><<<blocks_for(rows, kRows), kRows * kWarp, 0, stream_of(stream)>>>(
-        grad_unit, x, rows, depth, inverse, factor, static_cast<In*>(grad), dots);
+    const auto launch = [&](auto* out) {
+      unit_rows_backward_kernel<In>
+          <<<blocks_for(rows, kRows), kRows * kWarp, 0, stream_of(stream)>>>(
+              grad_unit, x, rows, depth, inverse, factor, out, dots);
+    };
+    single ? launch(static_cast<float*>(grad)) : launch(static_cast<In*>(grad));
   });
   check(cudaGetLastError(), "launch of unit_rows_backward");
 }
 
-void merge(const float* tops, const float* sums, int64_t tiles, int64_t count, const float* scale,
+void launch_merge(const float* tops, const float* sums, int64_t tiles, int64_t count, const float* scale,
            bool running, float* top, float* sum, void* stream) {
   constexpr int threads = 128;
   merge_kernel<<<blocks_for(count, threads), threads, 0, stream_of(stream)>>>(

@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads)
 
 int64_t scan_parts(int64_t count) { return (count + kPart - 1) / kPart; }
 
-void scan(const float* logits, int64_t count, double* scratch, double* out, void* stream) {
+void launch_scan(const float* logits, int64_t count, double* scratch, double* out, void* stream) {
   Running* totals = reinterpret_cast<Running*>(scratch);
   const dim3 grid(blocks_for(count, kPart), 2);
   totals_kernel<<<grid, kThreads, 0, stream_of(stream)>>>(logits, count, totals);
