@@ -32,7 +32,7 @@ if platform.machine() in ("x86_64", "AMD64"):
 
 
 def compile_all(units, scratch):
-    """Object files of [(compiler command, source under csrc)], as many at once as there are cores."""
+    """Object files of [(compiler command, source under csrc)], as many at once as cores."""
 
     def build(unit, target):
         subprocess.run([*unit[0], "-c", ROOT / "csrc" / unit[1], "-o", target], check=True)

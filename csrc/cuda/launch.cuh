@@ -13,7 +13,7 @@ namespace fastsim {
 // ---- kernels ----
 
 // Code that the other engine serves on its architecture is left out of it.
-#if defined(FASTSIM_HOPPER_CODE)
+#if defined(FASTSIM_HOPPER_CODE) && !defined(FASTSIM_EMULATED)
 template <class Product>
 constexpr bool kServed = !std::is_same_v<Product, portable::Half>;
 #else
@@ -40,20 +40,11 @@ __global__ void __launch_bounds__(hopper::kThreads, 1)
 
 // ---- launches ----
 
-template <class Kernel>
-void allow_shared(Kernel* kernel, int bytes) {
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-        "shared memory of a tile kernel");
-}
-
 template <class Product, class Epilogue>
 void launch_portable(const Launch& l, const Epilogue& epilogue) {
-  const auto kernel = portable_tiles<Product, Epilogue>;
-  allow_shared(kernel, portable::kSharedBytes);
-  const unsigned blocks = blocks_for(l.grid.count(1), 1);
-  kernel<<<blocks, PortableShape::threads, portable::kSharedBytes, stream_of(l.stream)>>>(
-      l.operands, l.grid, l.panel, epilogue);
-  check(cudaGetLastError(), "launch of a tile kernel");
+  launch_kernel(portable_tiles<Product, Epilogue>,
+                {blocks_for(l.grid.count(1), 1), PortableShape::threads, portable::kSharedBytes},
+                l.stream, l.operands, l.grid, l.panel, epilogue);
 }
 
 // Rows of `row_bytes` at `data`, `width` halves of them, by boxes of 128 bytes x box_rows.
@@ -73,23 +64,12 @@ void launch_hopper(const Launch& l, const Epilogue& epilogue) {
                                                     g.row1 - g.row0, 2 * l.panel.stride,
                                                     hopper::kRowsOfPanel)
                                        : x;
-  const auto kernel = hopper_tiles<Epilogue>;
-  allow_shared(kernel, hopper::kSharedBytes);
   const int64_t pairs = g.count(hopper::kCluster), most = multiprocessors() / hopper::kCluster;
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = hopper::kCluster;
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = static_cast<unsigned>(pairs < most ? pairs : most) * hopper::kCluster;
-  config.blockDim = hopper::kThreads;
-  config.dynamicSmemBytes = hopper::kSharedBytes;
-  config.stream = stream_of(l.stream);
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  const int steps = static_cast<int>(o.row_bytes / hopper::kRowBytes);
-  check(cudaLaunchKernelEx(&config, kernel, x, y, panel, g, steps, epilogue),
-        "launch of a tile kernel");
+  const unsigned clusters = static_cast<unsigned>(pairs < most ? pairs : most);
+  launch_kernel(
+      hopper_tiles<Epilogue>,
+      {clusters * hopper::kCluster, hopper::kThreads, hopper::kSharedBytes, hopper::kCluster},
+      l.stream, x, y, panel, g, static_cast<int>(o.row_bytes / hopper::kRowBytes), epilogue);
 }
 
 // Whether this device runs the sm_90a code of the library.

@@ -6,9 +6,24 @@
 #include "arguments.h"
 #include "tensors.h"
 
+// The dispatch key; the emulator of the tests serves tensors on the CPU.
+#if defined(FASTSIM_EMULATED)
+#define FASTSIM_KEY CPU
+#else
+#define FASTSIM_KEY CUDA
+#endif
+
 namespace fastsim {
 
 namespace {
+
+bool on_device(const Tensor& t) {
+#if defined(FASTSIM_EMULATED)
+  return t.is_cpu();
+#else
+  return t.is_cuda();
+#endif
+}
 
 template <class T>
 constexpr ScalarType kTypeOf = ScalarType::Undefined;
@@ -24,7 +39,7 @@ constexpr ScalarType kTypeOf<int64_t> = ScalarType::Long;
 // The elements of a contiguous tensor, checked to be of type T.
 template <class T>
 T* pointer(const Tensor& t) {
-  STD_TORCH_CHECK(t.is_cuda(), "fastsim: a tensor on a GPU");
+  STD_TORCH_CHECK(on_device(t), "fastsim: a tensor on a GPU");
   STD_TORCH_CHECK(t.is_contiguous() && t.scalar_type() == kTypeOf<std::remove_const_t<T>>,
                   "fastsim: a contiguous tensor of the operator's dtype");
   return static_cast<T*>(t.mutable_data_ptr());
@@ -46,7 +61,7 @@ Operands operands(const Tensor& x, const Tensor& y, int64_t product) {
   const ScalarType wanted = kind == Product::half ? ScalarType::Half : ScalarType::Float;
   const int64_t size = kind == Product::half ? 2 : 4, row_bytes = x.stride(0) * size;
   for (const Tensor& t : {x, y}) {
-    STD_TORCH_CHECK(t.is_cuda() && t.scalar_type() == wanted && t.stride(1) == 1 &&
+    STD_TORCH_CHECK(on_device(t) && t.scalar_type() == wanted && t.stride(1) == 1 &&
                         t.stride(0) * size == row_bytes && row_bytes % 128 == 0 &&
                         reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0,
                     "fastsim: unit rows padded to whole lines");
@@ -69,7 +84,7 @@ Launch launch(const Tensor& x, const Tensor& y, int64_t product, int64_t row0, i
             static_cast<int>(in_tiles(column1 - column0)), false,
             static_cast<Skip>(skip) == Skip::lower};
   if (panel) {
-    STD_TORCH_CHECK(panel->is_cuda() && panel->scalar_type() == x.scalar_type() &&
+    STD_TORCH_CHECK(on_device(*panel) && panel->scalar_type() == x.scalar_type() &&
                         panel->stride(1) == 1 && panel->stride(0) % 8 == 0 &&
                         panel->stride(0) >= column1 - column0 && panel->size(0) == row1 - row0 &&
                         panel->size(1) == column1 - column0 &&
@@ -170,7 +185,7 @@ void diagonal(Tensor x, Tensor y, int64_t product, Tensor out, int64_t stream) {
 void unit_rows(Tensor x, Tensor unit, Optional inverse, int64_t product, int64_t stream) {
   const OnDevice on(x.get_device());
   const Product kind = static_cast<Product>(product);
-  STD_TORCH_CHECK(unit.is_cuda() && unit.is_contiguous() &&
+  STD_TORCH_CHECK(on_device(unit) && unit.is_contiguous() &&
                       unit.scalar_type() ==
                           (kind == Product::half ? ScalarType::Half : ScalarType::Float),
                   "fastsim: contiguous unit rows in the product's operands");
@@ -182,7 +197,7 @@ void unit_rows_backward(Tensor grad_unit, Tensor x, Tensor inverse, Tensor facto
                         Tensor dots, int64_t stream) {
   const OnDevice on(x.get_device());
   const bool single = grad.scalar_type() == ScalarType::Float;
-  STD_TORCH_CHECK(grad.is_cuda() && grad.is_contiguous() &&
+  STD_TORCH_CHECK(on_device(grad) && grad.is_contiguous() &&
                       (single || grad.scalar_type() == x.scalar_type()),
                   "fastsim: a contiguous gradient in float32 or the rows' dtype");
   launch_unit_rows_backward(input(grad_unit), matrix(x), x.size(0), x.size(1), input(inverse),
@@ -238,7 +253,7 @@ STABLE_TORCH_LIBRARY(fastsim_cuda, m) {
   m.def("scan(Tensor logits, Tensor(a!) scratch, Tensor(b!) out, int stream) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fastsim_cuda, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(fastsim_cuda, FASTSIM_KEY, m) {
   m.impl("softmax_fold", TORCH_BOX(&fastsim::softmax_fold));
   m.impl("softmax_slope", TORCH_BOX(&fastsim::softmax_slope));
   m.impl("sigmoid", TORCH_BOX(&fastsim::sigmoid));

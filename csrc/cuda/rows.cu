@@ -1,5 +1,6 @@
 // Unit rows and the gradient through them, a warp per row; partial sums of exponentials merged.
 #include <cfloat>
+#include <type_traits>
 
 #include "check.cuh"
 #include "epilogue.h"
@@ -10,6 +11,7 @@ namespace fastsim {
 namespace {
 
 constexpr int kRows = 4;  // of a block
+constexpr int kMergeThreads = 128;
 
 FASTSIM_DEVICE float to_float(float x) { return x; }
 FASTSIM_DEVICE float to_float(__half x) { return __half2float(x); }
@@ -43,8 +45,8 @@ template <class In, class Out>
 __global__ void __launch_bounds__(kRows* kWarp)
     unit_rows_kernel(Matrix x, int64_t rows, int64_t depth, Out* unit, int64_t width,
                      float* inverse, bool tf32) {
-  const int64_t row = int64_t{blockIdx.x} * kRows + threadIdx.x / kWarp;
-  const int lane = threadIdx.x % kWarp;
+  const int64_t row = int64_t{block_index()} * kRows + thread_index() / kWarp;
+  const int lane = thread_index() % kWarp;
   if (row >= rows) return;
   const Row<In> from = row_of<In>(x, row);
   float factor = 1.0f;
@@ -69,8 +71,8 @@ template <class In, class Out>
 __global__ void __launch_bounds__(kRows* kWarp)
     unit_rows_backward_kernel(const float* grad_unit, Matrix x, int64_t rows, int64_t depth,
                               const float* inverse, const float* factor, Out* grad, float* dots) {
-  const int64_t row = int64_t{blockIdx.x} * kRows + threadIdx.x / kWarp;
-  const int lane = threadIdx.x % kWarp;
+  const int64_t row = int64_t{block_index()} * kRows + thread_index() / kWarp;
+  const int lane = thread_index() % kWarp;
   if (row >= rows) return;
   const Row<In> from = row_of<In>(x, row);
   const float* g = grad_unit + row * depth;
@@ -89,7 +91,7 @@ __global__ void __launch_bounds__(kRows* kWarp)
 
 __global__ void merge_kernel(const float* tops, const float* sums, int64_t tiles, int64_t count,
                              const float* scale, bool running, float* top, float* sum) {
-  const int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const int64_t at = int64_t{block_index()} * kMergeThreads + thread_index();
   if (at >= count) return;
   const Softmax<float> softmax{*scale};
   float most = running ? top[at] : kLeftOut<float>;
@@ -123,12 +125,12 @@ void launch_unit_rows(const Matrix& x, int64_t rows, int64_t depth, void* unit, 
   with_dtype(x.dtype, [&](auto in) {
     using In = decltype(in);
     const auto launch = [&](auto* out) {
-      unit_rows_kernel<In><<<blocks_for(rows, kRows), kRows * kWarp, 0, stream_of(stream)>>>(
-          x, rows, depth, out, width, inverse, product == Product::tf32);
+      using Out = std::remove_pointer_t<decltype(out)>;
+      launch_kernel(unit_rows_kernel<In, Out>, {blocks_for(rows, kRows), kRows * kWarp}, stream, x,
+                    rows, depth, out, width, inverse, product == Product::tf32);
     };
     product == Product::half ? launch(static_cast<__half*>(unit)) : launch(static_cast<float*>(unit));
   });
-  check(cudaGetLastError(), "launch of unit_rows");
 }
 
 void launch_unit_rows_backward(const float* grad_unit, const Matrix& x, int64_t rows, int64_t depth,
@@ -137,21 +139,18 @@ void launch_unit_rows_backward(const float* grad_unit, const Matrix& x, int64_t 
   with_dtype(x.dtype, [&](auto in) {
     using In = decltype(in);
     const auto launch = [&](auto* out) {
-      unit_rows_backward_kernel<In>
-          <<<blocks_for(rows, kRows), kRows * kWarp, 0, stream_of(stream)>>>(
-              grad_unit, x, rows, depth, inverse, factor, out, dots);
+      using Out = std::remove_pointer_t<decltype(out)>;
+      launch_kernel(unit_rows_backward_kernel<In, Out>, {blocks_for(rows, kRows), kRows * kWarp},
+                    stream, grad_unit, x, rows, depth, inverse, factor, out, dots);
     };
     single ? launch(static_cast<float*>(grad)) : launch(static_cast<In*>(grad));
   });
-  check(cudaGetLastError(), "launch of unit_rows_backward");
 }
 
 void launch_merge(const float* tops, const float* sums, int64_t tiles, int64_t count, const float* scale,
            bool running, float* top, float* sum, void* stream) {
-  constexpr int threads = 128;
-  merge_kernel<<<blocks_for(count, threads), threads, 0, stream_of(stream)>>>(
-      tops, sums, tiles, count, scale, running, top, sum);
-  check(cudaGetLastError(), "launch of merge");
+  launch_kernel(merge_kernel, {blocks_for(count, kMergeThreads), kMergeThreads}, stream, tops, sums,
+                tiles, count, scale, running, top, sum);
 }
 
 }  // namespace fastsim

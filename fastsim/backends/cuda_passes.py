@@ -18,8 +18,9 @@ HALF, TF32, FULL = range(3)  # Product of csrc/cuda/arguments.h
 
 # What the kernels know of a loss: anything else that is not at its default is refused.
 KNOWN = {
-    Tile: "kind pairs scale bias margin normalise symmetric levels".split(),
-    Pairs: "positives row_ids column_ids row_groups column_groups dense otherwise skip".split(),
+    Tile: {"kind", "pairs", "scale", "bias", "margin", "normalise", "symmetric", "levels"},
+    Pairs: {"positives", "row_ids", "column_ids", "row_groups", "column_groups", "dense"}
+    | {"otherwise", "skip"},
 }
 
 
