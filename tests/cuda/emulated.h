@@ -194,9 +194,9 @@ void multiply_fragments(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint
 }
 inline float half_of(uint64_t word, int part) {
   const uint16_t bits = static_cast<uint16_t>(word >> 16 * part);
-  __half value;
+  _Float16 value;
   std::memcpy(&value, &bits, 2);
-  return __half2float(value);
+  return value;
 }
 inline float tf32_of(uint64_t word, int) {
   const uint32_t bits = static_cast<uint32_t>(word) & 0xffffe000u;
@@ -311,9 +311,9 @@ void group_product_wait() {}
 inline float operand(uint64_t descriptor, int row, int depth) {
   const uint32_t start = (descriptor & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
   const uint32_t at = emulated::swizzle(start + row / 8 * stride + row % 8 * 128 + depth * 2);
-  __half value;
+  _Float16 value;
   std::memcpy(&value, shared_memory() + at, 2);
-  return __half2float(value);
+  return value;
 }
 inline void group_multiply(float (&d)[16][4], uint64_t a, uint64_t b) {
   const int lane = emulated::lane(), warp = thread_index() / 32 % 4;

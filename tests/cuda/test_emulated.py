@@ -31,7 +31,8 @@ def test_many_tiles_equal_the_formula(case, dtype):
     if case.loss is fastsim.full_triplet and dtype == torch.float16:
         pytest.skip("rounding to float16 may choose another of two close negatives")
     tensors, others, options = inputs(case, MANY, dtype, seed=5)
-    eager = options | {"backend": "eager"}
+    # The dense formula of cosent_matrix compares every pair of scores with every other.
+    eager = options | {"backend": "cpu" if case.loss is fastsim.cosent_matrix else "eager"}
     truth, exact = call(case.loss, [t if t is None else t.double() for t in tensors], others, eager)
     formula = [t if t is None else t.float() for t in tensors]
     dense, dense_grads = call(case.loss, formula, others, eager)
