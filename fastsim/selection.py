@@ -9,32 +9,35 @@ from fastsim.targets import Pairs
 
 
 def closest_column(unit_x, unit_y, dtype, semi_hard, pairs, backend):
-    """Column (N,) int64 of each row's largest admitted cosine but its positive's; -1: none.
+    """Column (N,) int64 of each row's largest admitted score but its positive's; -1: none.
 
-    unit_x (N, D), unit_y (M, D): unit rows in the compute type, of embeddings in `dtype`.
+    unit_x (N, D), unit_y (M, D): unit rows in the compute type, of embeddings in `dtype`; or any
+    rows, whose products are then the scores. Groups of `pairs`: only columns of the row's group.
     """
-    ids = pairs.row_ids, pairs.column_ids
+    *tensors, _ = pairs.tensors()
     return _closest(
-        unit_x.detach(), unit_y.detach(), dtype, pairs.positives, *ids, semi_hard, backend.name
+        unit_x.detach(), unit_y.detach(), dtype, *tensors, pairs.skip, semi_hard, backend.name
     )
 
 
-def _forward(unit_x, unit_y, dtype, positives, row_ids, column_ids, semi_hard, backend):
+def _forward(unit_x, unit_y, dtype, *arguments):
+    *tensors, skip, semi_hard, backend = arguments
     chosen = get(backend)
     with without_autocast(unit_x.device.type):
-        pairs = Pairs(positives, row_ids, column_ids)
+        pairs = Pairs(*tensors, skip=skip)
         operands = chosen.operand(unit_x, dtype), chosen.operand(unit_y, dtype)
         return chosen.closest(pairs, semi_hard, *operands)
 
 
-def _forward_fake(unit_x, unit_y, dtype, positives, row_ids, column_ids, semi_hard, backend):
-    return torch.empty_like(positives)
+def _forward_fake(unit_x, *arguments):
+    return torch.empty(unit_x.shape[0], dtype=torch.int64, device=unit_x.device)
 
 
 _closest = define(
     "closest",
-    "(Tensor unit_x, Tensor unit_y, ScalarType dtype, Tensor positives, Tensor? row_ids,"
-    " Tensor? column_ids, bool semi_hard, str backend) -> Tensor",
+    "(Tensor unit_x, Tensor unit_y, ScalarType dtype, Tensor? positives, Tensor? row_ids,"
+    " Tensor? column_ids, Tensor? row_groups, Tensor? column_groups, str skip, bool semi_hard,"
+    " str backend) -> Tensor",
     _forward,
     _forward_fake,
 )
@@ -50,16 +53,18 @@ def add_rows(out, rows, values):
 class RowTerms(torch.autograd.Function):
     """What a triplet loss needs of all scores, from unit rows x (N, D) and y (M, D), M >= N.
 
-    RowTerms.apply(x, y, columns) -> (x_i . y_i, x_i . sum_j y_j, x_i . y_columns[i]), all (N,);
+    RowTerms.apply(x, y, columns, first) ->
+        (x_i . y_{first + i}, x_i . sum_j y_j, x_i . y_columns[i]), all (N,);
     a negative column stands for none, its score is 0. One function for the three, so that the
     backward pass holds one gradient of either side instead of three.
     """
 
     @staticmethod
-    def forward(ctx, x, y, columns):
+    def forward(ctx, x, y, columns, first=0):
         ctx.save_for_backward(x, y, columns)
-        total = y.sum(0)
-        return _paired(x, y), torch.mv(x, total), _paired(x, y, columns.clamp(min=0))
+        ctx.positives = slice(first, first + len(x))
+        sums = torch.mv(x, y.sum(0))
+        return _paired(x, y[ctx.positives]), sums, _paired(x, y, columns.clamp(min=0))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -69,16 +74,16 @@ class RowTerms(torch.autograd.Function):
         columns = columns.clamp(min=0)
         grad_x = grad_y = None
         if ctx.needs_input_grad[0]:
-            grad_x = y[: len(x)] * positive[:, None]
+            grad_x = y[ctx.positives] * positive[:, None]
             grad_x.addr_(sums, y.sum(0))
             for rows in _bands(x):
                 grad_x[rows].addcmul_(y[columns[rows]], closest[rows, None])
         if ctx.needs_input_grad[1]:
             grad_y = torch.mv(x.T, sums).repeat(len(y), 1)
-            grad_y[: len(x)].addcmul_(x, positive[:, None])
+            grad_y[ctx.positives].addcmul_(x, positive[:, None])
             for rows in _bands(x):
                 add_rows(grad_y, columns[rows], x[rows] * closest[rows, None])
-        return grad_x, grad_y, None
+        return grad_x, grad_y, None, None
 
 
 def _paired(x, y, columns=None):

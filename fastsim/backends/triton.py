@@ -14,6 +14,7 @@ import torch
 
 from fastsim.backends import lists
 from fastsim.backends.base import Backend
+from fastsim.targets import Pairs
 
 # Bytes of slopes alive. At 65,536 columns of float16 that is 2816 rows, 132 tiles of the product
 # with 768 features: one for each multiprocessor of an H200.
@@ -138,8 +139,15 @@ class TritonBackend(Backend):
         passes.slope(tile, unit_x, unit_y, block, of_block, panel)
         return panel
 
-    def closest(self, pairs, semi_hard, unit_x, unit_y):
-        return _passes().closest(pairs, semi_hard, unit_x, unit_y)
+    def paired_scores(self, unit_x, unit_y):
+        positives = torch.arange(unit_x.shape[0], device=unit_x.device)
+        return self.positive_scores(Pairs(positives), unit_x, unit_y)
+
+    def positive_scores(self, pairs, unit_x, unit_y):
+        return _passes().positive_scores(pairs, unit_x, unit_y)
+
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
+        return _passes().closest(pairs, semi_hard, unit_x, unit_y, ceilings)
 
     def top_k(self, queries, corpus, k):
         return lists.top_k(self, queries, corpus, k)
@@ -175,6 +183,8 @@ def _largest_slope(tile, weights, columns):
         return largest * scale * (1 + target)
     if tile.kind == "squared_error":
         return largest * 2 * (1 + target)
+    if tile.kind == "softmax" and pairs.untargeted:
+        return largest * scale * (1 + tile.symmetric)
     if tile.kind == "softmax" and tile.symmetric:
         shared = size.new_zeros(columns).index_put_((pairs.positives,), size, accumulate=True)
         return (largest + shared.amax()) * scale

@@ -5,6 +5,17 @@ up from `SPECIFICATIONS`.
 """
 
 from fastsim.losses.angle import Angle, angle, angle_similarity
+from fastsim.losses.batch_hard_triplet import (
+    BatchHardTriplet,
+    batch_hard_triplet,
+    batch_hard_triplet_from_distances,
+)
+from fastsim.losses.batch_triplets import (
+    BatchAllTriplet,
+    BatchSemiHardTriplet,
+    batch_all_triplet,
+    batch_semi_hard_triplet,
+)
 from fastsim.losses.cosent import CoSENT, cosent, cosent_from_scores
 from fastsim.losses.cosent_matrix import CoSENTMatrix, cosent_matrix, cosent_matrix_from_scores
 from fastsim.losses.cosine_regression import CosineRegression, cosine_regression
@@ -24,6 +35,7 @@ from fastsim.losses.matrix_cross_entropy import (
     matrix_cross_entropy_from_scores,
 )
 from fastsim.losses.matrix_mse import MatrixMSE, matrix_mse, matrix_mse_from_scores
+from fastsim.losses.matryoshka import Matryoshka
 from fastsim.losses.siglip import SigLIP, siglip, siglip_from_scores
 from fastsim.losses.softmax_classification import SoftmaxClassification
 from fastsim.losses.sup_con import SupCon, sup_con, sup_con_from_scores
@@ -44,6 +56,9 @@ SPECIFICATIONS = {
 __all__ = [
     "SPECIFICATIONS",
     "Angle",
+    "BatchAllTriplet",
+    "BatchHardTriplet",
+    "BatchSemiHardTriplet",
     "CoSENT",
     "CoSENTMatrix",
     "CosineRegression",
@@ -51,12 +66,17 @@ __all__ = [
     "InfoNCE",
     "MatrixCrossEntropy",
     "MatrixMSE",
+    "Matryoshka",
     "SigLIP",
     "SoftmaxClassification",
     "SupCon",
     "TripletMargin",
     "angle",
     "angle_similarity",
+    "batch_all_triplet",
+    "batch_hard_triplet",
+    "batch_hard_triplet_from_distances",
+    "batch_semi_hard_triplet",
     "closest_negative",
     "closest_negative_from_scores",
     "cosent",

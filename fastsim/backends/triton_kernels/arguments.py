@@ -28,6 +28,16 @@ class PairArguments(NamedTuple):
     dense: Any = None
     dense_row: Any = None
     dense_column: Any = None
+    offset: Any = None
+
+
+class GuideArguments(NamedTuple):
+    """`fastsim.targets.Guide` for a kernel; unit rows of one stride, or the scores themselves."""
+
+    x_ptr: Any
+    y_ptr: Any
+    stride: Any
+    thresholds: Any
 
 
 class Numbers(NamedTuple):
@@ -41,7 +51,7 @@ class Numbers(NamedTuple):
 class SoftmaxPartials(NamedTuple):
     """Maximum score and sum of exponentials by tile, for rows and perhaps for columns.
 
-    With positives `positive` (n,) is the score of each, else `target_scores` and
+    With positives `positive` (n,) is the score of each, with other targets `target_scores` and
     `target_sums` are the sums of t s and t by tile.
     """
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from fastsim.backends.triton_kernels.arguments import Block, PairArguments
+from fastsim.backends.triton_kernels.arguments import Block, GuideArguments, PairArguments
 from fastsim.backends.triton_kernels.launching import launch
 from fastsim.backends.triton_kernels.merge import merge_exponentials_kernel
 from fastsim.backends.triton_kernels.rows import unit_rows_backward_kernel, unit_rows_kernel
@@ -104,6 +104,14 @@ class Launch:
         self.pairs, self.numbers, self.skip = pair_arguments(pairs), numbers, pairs.skip
         self.stride = unit_x.stride(0)
         self.sizes = block_sizes(architecture(unit_x.device), unit_x.dtype.itemsize, self.stride)
+        self.guide = None
+        if pairs.guide is not None:
+            guide = pairs.guide
+            stride = None if guide.rows is None else guide.rows.stride(0)
+            self.guide = GuideArguments(guide.rows, guide.columns, stride, guide.thresholds)
+            if guide.rows is not None:
+                # Its product has an accumulator of its own.
+                self.sizes = self.sizes._replace(columns=self.sizes.columns // 2)
         self.parts = self.sizes.parts * (2 if heavy else 1)
         full = torch.get_float32_matmul_precision() == "highest"
         self.precision = "ieee" if full else "tf32"
@@ -151,6 +159,7 @@ class Launch:
             self.stride,
             Block(rows.start, rows.stop, columns.start, columns.stop),
             self.pairs,
+            self.guide,
             self.numbers,
             partials,
             coefficients,
@@ -227,4 +236,5 @@ def pair_arguments(pairs):
         None if pairs.row_groups is None else float(pairs.otherwise),
         dense,
         *strides,
+        None if pairs.skip == "nothing" else pairs.offset,
     )

@@ -63,6 +63,7 @@ class _SoftmaxFold:
         self.per_tile = 4 * (arrays * sizes.rows + 2 * tile.symmetric * sizes.columns // run.parts)
         self.rows = []
         self.column_state = None
+        self.one = tile.pairs.one_positive
         if tile.symmetric:
             self.column_state = [run.unit_x.new_empty(columns, dtype=torch.float32) for _ in "ts"]
 
@@ -76,7 +77,7 @@ class _SoftmaxFold:
         partials = SoftmaxPartials(
             empty(wide, count),
             empty(wide, count),
-            None if self.matrix else empty(count),
+            empty(count) if self.one else None,
             *((empty(wide, count), empty(wide, count)) if self.matrix else (None, None)),
             *((empty(tall, columns), empty(tall, columns)) if self.tile.symmetric else (None,) * 2),
         )
@@ -87,9 +88,11 @@ class _SoftmaxFold:
         if self.matrix:
             state.append(partials.target_scores.sum(0, dtype=torch.float64) * self.tile.scale)
             state.append(partials.target_sums.sum(0, dtype=torch.float64))
-        else:
+        elif self.one:
             state.append(partials.positive.double() * self.tile.scale)
             state.append(torch.ones_like(state[0]))
+        else:
+            state += [torch.zeros_like(state[0]), torch.zeros_like(state[0])]
         self.rows.append(state)
         if self.tile.symmetric:
             running = rows.start > 0
@@ -224,11 +227,18 @@ _SLOPE_EPILOGUES = {
 # ---- selection ----
 
 
-def closest(pairs, semi_hard, unit_x, unit_y):
+def positive_scores(pairs, unit_x, unit_y):
+    """Score (N,) of each row's positive."""
+    return Launch(pairs, Numbers(), unit_x, unit_y).positive_scores()
+
+
+def closest(pairs, semi_hard, unit_x, unit_y, ceilings=None):
     """Column (N,) of each row's closest negative, -1 where it has none."""
     run = Launch(pairs, Numbers(), unit_x, unit_y)
     columns = slice(0, unit_y.shape[0])
-    ceiling = run.positive_scores() if semi_hard else None
+    ceiling = None
+    if semi_hard:
+        ceiling = run.positive_scores() if ceilings is None else ceilings
     found = []
     for band in run.bands(8 * run.sizes.rows):
         shape = run.tiles(band, columns)[1], band.stop - band.start

@@ -97,6 +97,7 @@ def tile_kernel(
     stride,
     block,
     pairs,
+    guide,
     numbers,
     partials,
     slope,
@@ -125,13 +126,35 @@ def tile_kernel(
     depth = stride
     if SKIP == "lower":
         # A tile below the diagonal has no pair that takes part, so no product either.
-        depth = tl.where(first + BLOCK_N <= block.row0 + tile_row * BLOCK_M + 1, 0, stride)
+        diagonal = block.row0 + tile_row * BLOCK_M + pairs.offset
+        depth = tl.where(first + BLOCK_N <= diagonal + 1, 0, stride)
     # Past the edge the last row again: loads need no mask, the epilogue drops the scores.
     x_row = tl.minimum(row, block.row1 - 1)
     y_row = tl.minimum(first + tl.arange(0, BLOCK_N), block.column1 - 1)
+    if guide is not None:
+        threshold = tl.load(guide.thresholds + x_row)[:, None]
+        if guide.x_ptr is not None:
+            # Before the scores, so that of this product only a bit of each pair stays alive.
+            guided = _product(
+                guide.x_ptr,
+                guide.y_ptr,
+                x_row,
+                y_row,
+                guide.stride,
+                guide.stride,
+                PRECISION,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_K,
+            )
+            above = guided > threshold
     scores = _product(
         x_ptr, y_ptr, x_row, y_row, depth, stride, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K
     )
+    if guide is not None:
+        if guide.x_ptr is None:
+            above = scores > threshold
+        scores = tl.where(above, LEFT_OUT, scores)
     if PARTS == 1:
         parts = (scores,)
     elif PARTS == 2:
