@@ -75,8 +75,14 @@ class CudaBackend(TritonBackend):
         cuda_passes.slope(tile, unit_x, unit_y, block, of_block, panel)
         return panel
 
-    def closest(self, pairs, semi_hard, unit_x, unit_y):
-        return cuda_passes.closest(pairs, semi_hard, unit_x, unit_y)
+    def paired_scores(self, unit_x, unit_y):
+        return cuda_passes.paired_scores(unit_x, unit_y)
+
+    def positive_scores(self, pairs, unit_x, unit_y):
+        return self.paired_scores(unit_x, unit_y[pairs.positives])
+
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
+        return cuda_passes.closest(pairs, semi_hard, unit_x, unit_y, ceilings)
 
     def cosent(self, scores, labels, scale, want_slope):
         return lists.cosent(cuda_passes.running_sums, scores, labels, scale, want_slope)

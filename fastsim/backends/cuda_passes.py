@@ -18,7 +18,8 @@ HALF, TF32, FULL = range(3)  # Product of csrc/cuda/arguments.h
 
 # What the kernels know of a loss: anything else that is not at its default is refused.
 KNOWN = {
-    Tile: {"kind", "pairs", "scale", "bias", "margin", "normalise", "symmetric", "levels"},
+    Tile: {"kind", "pairs", "scale", "bias", "margin", "normalise", "symmetric", "levels"}
+    | {"group"},  # whose ranks merge the state outside
     Pairs: {"positives", "row_ids", "column_ids", "row_groups", "column_groups", "dense"}
     | {"otherwise", "skip"},
 }
@@ -30,16 +31,21 @@ def check_known(part, what):
         if field.name not in KNOWN[type(part)]:
             value = getattr(part, field.name)
             if value is not field.default and value != field.default:
-                raise RuntimeError(
-                    f"backend 'cuda' cannot be used: it does not know {field.name} of {what}"
-                )
+                refuse(f"it does not know {field.name} of {what}")
+
+
+def refuse(what):
+    raise RuntimeError(f"backend 'cuda' cannot be used: {what}")
 
 
 def check_tile(tile):
+    """RuntimeError for a loss or an option that the kernels do not know."""
     if tile.kind not in _FOLDS:
-        raise RuntimeError(f"backend 'cuda' cannot be used: it has no loss of kind {tile.kind!r}")
+        refuse(f"it has no loss of kind {tile.kind!r}")
     check_known(tile, f"{tile.kind} losses")
     check_known(tile.pairs, f"the pairs of {tile.kind} losses")
+    if tile.pairs.untargeted:
+        refuse(f"its {tile.kind} losses need targets")
 
 
 def operators():
@@ -299,16 +305,24 @@ _SLOPES = {
 # ---- selection and lists ----
 
 
-def closest(pairs, semi_hard, unit_x, unit_y):
+def paired_scores(unit_x, unit_y):
+    """Scores (N,) of paired rows by the same products as the tiles, so that equal rows tie."""
+    out = unit_x.new_empty(unit_x.shape[0], dtype=torch.float32)
+    # Rows that were gathered have lost their padding.
+    own = operand(unit_y, unit_y.dtype)
+    operators().diagonal(unit_x, own, product(unit_x.dtype), out, stream(unit_x))
+    return out
+
+
+def closest(pairs, semi_hard, unit_x, unit_y, ceilings):
     """Column (N,) of each row's closest negative, -1 where it has none."""
     check_known(pairs, "the closest negative")
+    if pairs.positives is None or pairs.row_groups is not None:
+        refuse("its closest negatives need positives, and take no groups")
     run = Launch(pairs, unit_x, unit_y)
     ceiling = None
     if semi_hard:
-        # By the same products as the tiles, so that a copy of a positive ties.
-        ceiling = run.empty(unit_x.shape[0])
-        own = operand(unit_y[pairs.positives], unit_y.dtype)
-        operators().diagonal(unit_x, own, run.product, ceiling, stream(unit_x))
+        ceiling = paired_scores(unit_x, unit_y[pairs.positives]) if ceilings is None else ceilings
     found = []
     for block in run.bands(8 * run.size):
         top = run.of_rows(block)
