@@ -224,11 +224,13 @@ def spread_positives(positives, batch, device):
     """`positives` among the rank's own columns -> among the columns of all ranks."""
     own = batch.column_counts[batch.rank]
     positives = parse_positives(positives, batch.row_counts[batch.rank], own, device)
-    return positives + batch.first_column if batch.first_column else positives
+    return positives if batch.group is None else positives + batch.first_column
 
 
 def spread_exclude(exclude, batch, device):
     """`exclude` of the rank's own rows and columns -> with the columns of all ranks."""
+    if exclude is None:
+        return None, None
     own = batch.row_counts[batch.rank], batch.column_counts[batch.rank]
     row_ids, column_ids = parse_exclude(exclude, *own, device)
     return row_ids, batch.gather_columns(column_ids)
