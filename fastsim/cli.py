@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from fastsim.benchmark.options import options as bench_options
 from fastsim.encoder import EMBEDDED, POOLINGS, ModelError
 from fastsim.info import report
 from fastsim.plan import PRODUCTS
@@ -55,6 +56,18 @@ def info():
     Example: fastsim info
     """
     click.echo(report())
+
+
+@main.command()
+@bench_options
+def bench(**options):
+    """Measure the losses beside what else computes them: time, peak memory, exactness.
+
+    Example: fastsim bench --quick
+    """
+    from fastsim.benchmark.command import bench as run
+
+    run(**options)
 
 
 class Range(click.ParamType):

@@ -12,6 +12,7 @@ import os
 
 import torch
 
+from fastsim.backends import lists
 from fastsim.backends.base import Backend
 from fastsim.targets import Pairs
 
@@ -47,7 +48,7 @@ def _launches():
 
 
 @functools.cache
-def _lists():
+def _scan():
     from fastsim.backends.triton_kernels import lists
 
     return lists
@@ -152,10 +153,10 @@ class TritonBackend(Backend):
         return _passes().hardest(pairs, offsets, x, y)
 
     def top_k(self, queries, corpus, k):
-        return _lists().top_k(self, queries, corpus, k)
+        return lists.top_k(self, queries, corpus, k)
 
     def cosent(self, scores, labels, scale, want_slope):
-        return _lists().cosent(scores, labels, scale, want_slope)
+        return lists.cosent(_scan().running_sums, scores, labels, scale, want_slope)
 
 
 def _padded(columns):
