@@ -172,11 +172,15 @@ def train(**options):
     --columns sentence1,sentence2,score
     """
     _quiet()
+    from accelerate import PartialState
+
     from fastsim.training.run import Options
     from fastsim.training.run import train as run
 
     options["loss_options"] = dict(options["loss_options"])
     result = run(Options(**options))
+    if not PartialState().is_main_process:
+        return
     if result["after"]:
         columns = {"before": result["before"], "after": result["after"]}
         click.echo(table(columns))
