@@ -125,6 +125,24 @@ struct SquaredError {
   }
 };
 
+// ---- positives against negatives: multi-similarity, NT-Xent ----
+// Multi-similarity is two sums of exponentials by row (Softmax), of the negatives' scores and of
+// the negated positives'. NT-Xent has a term for each positive: softplus(lse of the negatives - z).
+
+// The negatives' sum of exponentials relative to the score `top` has the logarithm `log_sum`; the
+// slope is -dL/dz.
+template <class T>
+struct MultiPositive {
+  T scale;
+
+  FASTSIM_INLINE void operator()(T s, T top, T log_sum, T& loss, T& slope) const {
+    const T x = fused(scale, top - s, log_sum);
+    const T e = exponential(-magnitude(x));
+    loss = T(0.5) * (x + magnitude(x)) + log_one_plus(e);
+    slope = (x < T(0) ? e : T(1)) / (T(1) + e);
+  }
+};
+
 // ---- CoSENT over a matrix ----
 // Level l keeps A_l = lse z and B_l = lse -z, each as maximum and sum. The slope in level l, in
 // units of dL/dz, is e^{z + lse_{m>l} B_m - L} - e^{-z + lse_{m<l} A_m - L}; both exponentials are

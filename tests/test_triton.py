@@ -41,7 +41,15 @@ def test_objection_without_a_gpu():
 
 
 # Of the report's cases those that together have every kernel and every epilogue.
-CASES = ("exclude", "sigmoid dense", "squared_error integers", "levels once", "rows")
+CASES = (
+    "exclude",
+    "multi_positive",
+    "multi_similarity",
+    "sigmoid dense",
+    "squared_error integers",
+    "levels once",
+    "rows",
+)
 # The other operands differ in the product alone, so one case shows that it builds; the report has
 # all of them.
 ONE = ("sigmoid dense",)
@@ -83,7 +91,12 @@ def test_compiles(architecture, operand):
             "squared_error_fold+squared_error_slope",
             "levels_fold",
             "levels_slope",
+            "contrast_fold",
+            "multi_similarity_slope",
+            "multi_positive_fold",
+            "multi_positive_slope",
             "closest_fold",
+            "hardest_fold",
         }
         assert {row.kernel for row in compiled} > {
             "unit_rows_kernel",

@@ -149,6 +149,9 @@ class TritonBackend(Backend):
     def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
         return _passes().closest(pairs, semi_hard, unit_x, unit_y, ceilings)
 
+    def hardest(self, pairs, offsets, x, y):
+        return _passes().hardest(pairs, offsets, x, y)
+
     def top_k(self, queries, corpus, k):
         return lists.top_k(self, queries, corpus, k)
 
@@ -183,6 +186,11 @@ def _largest_slope(tile, weights, columns):
         return largest * scale * (1 + target)
     if tile.kind == "squared_error":
         return largest * 2 * (1 + target)
+    if tile.kind == "multi_similarity":
+        return largest
+    if tile.kind == "multi_positive":
+        # Of a negative: a share of the slopes of up to as many positives as there are columns.
+        return largest * scale * columns
     if tile.kind == "softmax" and pairs.untargeted:
         return largest * scale * (1 + tile.symmetric)
     if tile.kind == "softmax" and tile.symmetric:
