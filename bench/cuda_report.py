@@ -76,11 +76,10 @@ def kernels(library=LIBRARY):
 
 def _names(symbol):
     """(engine, product, epilogue) of a mangled name: identifiers follow their lengths."""
-    sized = [int(n) for n in re.findall(r"(\d+)[A-Za-z_]", symbol)]
-    words, rest = [], symbol
-    for size in sized:
-        rest = rest[re.search(rf"{size}(?=[A-Za-z_])", rest).end() :]
-        words.append(rest[:size])
+    words, at = [], 0
+    while match := re.compile(r"\d+").search(symbol, at):
+        at = match.end() + int(match[0])
+        words.append(symbol[match.end() : at])
     if "hopper_tiles" in words:
         return "hopper", "Half", words[words.index("hopper_tiles") + 1]
     if "portable_tiles" in words:
