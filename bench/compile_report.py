@@ -170,9 +170,8 @@ def run_tile(tile, dtype, depth=768):
     block = slice(0, ROWS), slice(0, COLUMNS)
     workspace = backend.workspace(unit_x, unit_y, whole_rows=True)
     state = backend.fold(tile, unit_x, unit_y)
-    grad = torch.ones((), dtype=torch.float64) if tile.kind == "levels" else torch.ones(ROWS)
-    if tile.rows_alone:
-        backend.visit(tile, unit_x, unit_y, block, grad, workspace)
+    grad = torch.ones(() if tile.kind == "levels" else ROWS)
+    backend.visit(tile, unit_x, unit_y, block, grad, workspace)
     coefficients = tile.coefficients(state, grad.double())
     backend.slope(tile, unit_x, unit_y, block, coefficients, workspace)
 

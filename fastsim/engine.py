@@ -143,7 +143,9 @@ class _Call:
     def boosted(self, weights):
         """(weights, the factor that takes their boost back out of the gradient)."""
         boost = self.backend.boost(self.tile, weights, self.x.dtype, self.y.shape[0])
-        return (weights, None) if boost is None else (weights * boost, 1 / boost)
+        if boost is None:
+            return weights, None
+        return boost if weights is None else weights * boost, 1 / boost
 
     def units(self):
         """Unit rows and inverse norms of both sides; y's norms are empty where y is x."""

@@ -10,13 +10,7 @@ columns of tiles).
 import triton
 import triton.language as tl
 
-from fastsim.backends.triton_kernels.pairs import LEFT_OUT, own_pairs, targets
-
-
-@triton.jit
-def _row_place(row, tile, block):
-    """Where the partials of these rows lie in (columns of tiles, rows of the block)."""
-    return tile[1].to(tl.int64) * (block.row1 - block.row0) + (row - block.row0)
+from fastsim.backends.triton_kernels.pairs import LEFT_OUT, own_pairs, row_place, targets
 
 
 @triton.jit
@@ -49,7 +43,7 @@ def _less_margin(scores, row, column, block, pairs, numbers):
 def softmax_fold(scores, row, column, tile, block, pairs, numbers, partials):
     scale = tl.load(numbers.scale)
     scores = _less_margin(scores, row, column, block, pairs, numbers)
-    at, in_rows = _row_place(row, tile, block), row < block.row1
+    at, in_rows = row_place(row, tile, block), row < block.row1
     if partials.positive is not None:
         value = tl.sum(tl.where(own_pairs(row, column, block, pairs), scores, 0.0), 1)
         # One tile has the positive, so one program writes the row.
@@ -136,7 +130,7 @@ def sigmoid_fold(scores, row, column, tile, block, pairs, numbers, partials):
     logit = _logit(scores, numbers)
     wanted = 0.5 * targets(row, column, block, pairs) + 0.5
     excess, e = _sigmoid_excess(logit, wanted)
-    at, in_rows = _row_place(row, tile, block), row < block.row1
+    at, in_rows = row_place(row, tile, block), row < block.row1
     tl.store(partials.slope + at, tl.sum(_taking_part(scores, excess), 1), mask=in_rows)
     loss = tl.where(logit < 0, 0.0, logit) - wanted * logit + _log_one_plus(e)
     tl.store(partials.loss + at, tl.sum(_taking_part(scores, loss), 1), mask=in_rows)
@@ -154,7 +148,7 @@ def sigmoid_slope(scores, row, column, block, pairs, numbers, slope):
 def squared_error_fold(scores, row, column, tile, block, pairs, numbers, partials):
     difference = _taking_part(scores, scores - targets(row, column, block, pairs))
     loss = tl.sum(difference * difference, 1)
-    tl.store(partials.loss + _row_place(row, tile, block), loss, mask=row < block.row1)
+    tl.store(partials.loss + row_place(row, tile, block), loss, mask=row < block.row1)
 
 
 @triton.jit
@@ -221,6 +215,6 @@ def closest_fold(scores, row, column, tile, block, pairs, numbers, partials):
     top = tl.max(scores, 1)
     # The smallest column among equals.
     first = tl.min(tl.where(scores == top[:, None], column[None, :], 2147483647), 1)
-    at = _row_place(row, tile, block)
+    at = row_place(row, tile, block)
     tl.store(partials.top + at, top, mask=in_rows)
     tl.store(partials.column + at, first, mask=in_rows)

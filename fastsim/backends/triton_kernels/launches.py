@@ -1,15 +1,21 @@
 """What is allocated and launched: row kernels, and the tile kernel for one pair of unit rows."""
 
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fastsim.backends.triton_kernels.arguments import Block, PairArguments
+from fastsim.backends.triton_kernels.arguments import Block, Kept, PairArguments, Work
 from fastsim.backends.triton_kernels.launching import launch
 from fastsim.backends.triton_kernels.merge import merge_exponentials_kernel
 from fastsim.backends.triton_kernels.rows import unit_rows_backward_kernel, unit_rows_kernel
 from fastsim.backends.triton_kernels.table import LINE, architecture, block_sizes
-from fastsim.backends.triton_kernels.tile import positives_kernel, tile_kernel
+from fastsim.backends.triton_kernels.tile import (
+    kept_slopes_kernel,
+    positives_kernel,
+    tile_kernel,
+)
 
 PARTIALS = 128 << 20  # bytes of partial results alive
+KEPT_ROWS = 32  # of a program that turns kept scores into slopes: 16 a thread at 64 columns
 
 
 # ---- rows ----
@@ -27,6 +33,7 @@ def unit_rows(x, dtype):
     launch(
         unit_rows_kernel,
         (cdiv(rows, band),),
+        x.device,
         x,
         *x.stride(),
         unit,
@@ -52,6 +59,7 @@ def unit_rows_backward(grad_unit, x, inverse, factor):
     launch(
         unit_rows_backward_kernel,
         (cdiv(rows, band),),
+        x.device,
         grad_unit,
         x,
         *x.stride(),
@@ -100,11 +108,12 @@ class Launch:
     """The launches of one loss over one pair of unit rows; `heavy`: of much work per score."""
 
     def __init__(self, pairs, numbers, unit_x, unit_y, *, heavy=False):
-        self.unit_x, self.unit_y = unit_x, unit_y
+        self.unit_x, self.unit_y, self.device = unit_x, unit_y, unit_x.device
         self.pairs, self.numbers, self.skip = pair_arguments(pairs), numbers, pairs.skip
         self.stride = unit_x.stride(0)
-        self.sizes = block_sizes(architecture(unit_x.device), unit_x.dtype.itemsize, self.stride)
+        self.sizes = block_sizes(architecture(self.device), unit_x.dtype.itemsize, self.stride)
         self.parts = self.sizes.parts * (2 if heavy else 1)
+        self.keeps = unit_x.dtype.itemsize == 2 and self.stride >= self.sizes.keep
         full = torch.get_float32_matmul_precision() == "highest"
         self.precision = "ieee" if full else "tf32"
 
@@ -130,43 +139,50 @@ class Launch:
         tall = max(1, PARTIALS // (across * per_tile)) * self.sizes.rows
         return [slice(top, min(rows, top + tall)) for top in range(0, rows, tall)]
 
-    def __call__(
-        self,
-        rows,
-        columns,
-        *,
-        fold=None,
-        partials=None,
-        slope=None,
-        coefficients=None,
-        panel=None,
-    ):
-        sizes = self.sizes
+    def __call__(self, rows, columns, *, fold=None, slope=None, **work):
+        """One launch of the tile kernel over a block; `work`: fields of `Work` beside its pairs."""
+        sizes, operands = self.sizes, (self.unit_x, self.unit_y)
+        if sizes.descriptors:
+            tiles = (sizes.rows, sizes.columns)
+            operands = (described(u, t, sizes.depth) for u, t in zip(operands, tiles, strict=True))
         tall, wide = self.grid(rows, columns)
         launch(
             tile_kernel,
             (tall * wide,),
-            self.unit_x,
-            self.unit_y,
+            self.device,
+            *operands,
             self.stride,
             Block(rows.start, rows.stop, columns.start, columns.stop),
-            self.pairs,
-            self.numbers,
-            partials,
-            coefficients,
-            panel,
-            None if panel is None else panel.stride(0),
+            Work(self.pairs, self.numbers, **work),
             SKIP=self.skip,
             FOLD=fold,
             SLOPE=slope,
             PRECISION=self.precision,
-            BLOCK_M=sizes.rows,
-            BLOCK_N=sizes.columns,
-            BLOCK_K=sizes.depth,
-            GROUP=sizes.group,
             PARTS=self.parts,
+            SIZES=sizes,
             num_warps=sizes.warps,
             num_stages=sizes.stages,
+        )
+
+    def keeping(self, rows, columns, panel):
+        """Places for the scores of a block: their codes in a panel of 16 bits, and its ranges."""
+        shape = self.tiles(rows, columns)[1], rows.stop - rows.start
+        top, step = (panel.new_empty(shape, dtype=torch.float32) for _ in range(2))
+        return Kept(panel.view(torch.int16), panel.stride(0), top, step)
+
+    def kept_slopes(self, rows, columns, *, slope, **work):
+        """Slopes from the scores that a fold over the same block has kept."""
+        width = self.sizes.columns // self.parts
+        launch(
+            kept_slopes_kernel,
+            (cdiv(rows.stop - rows.start, KEPT_ROWS) * self.tiles(rows, columns)[1],),
+            self.device,
+            Block(rows.start, rows.stop, columns.start, columns.stop),
+            Work(self.pairs, self.numbers, **work),
+            SLOPE=slope,
+            ROWS=KEPT_ROWS,
+            COLUMNS=width,
+            num_warps=4,
         )
 
     def positive_scores(self):
@@ -176,6 +192,7 @@ class Launch:
         launch(
             positives_kernel,
             (cdiv(rows, sizes.rows),),
+            self.device,
             self.unit_x,
             self.unit_y,
             self.stride,
@@ -183,9 +200,7 @@ class Launch:
             out,
             rows,
             PRECISION=self.precision,
-            BLOCK_M=sizes.rows,
-            BLOCK_N=sizes.columns,
-            BLOCK_K=sizes.depth,
+            SIZES=sizes,
             num_warps=sizes.warps,
             num_stages=sizes.stages,
         )
@@ -198,6 +213,7 @@ class Launch:
         launch(
             merge_exponentials_kernel,
             (cdiv(count, block),),
+            self.device,
             tops,
             sums,
             top,
@@ -210,6 +226,12 @@ class Launch:
             BLOCK=block,
             num_warps=4,
         )
+
+
+def described(unit, rows, depth):
+    """A descriptor of padded unit rows by tiles of (rows, depth); past the last row it reads 0."""
+    shape = [unit.shape[0], unit.stride(0)]
+    return TensorDescriptor(unit, shape, [unit.stride(0), 1], [rows, depth])
 
 
 def pair_arguments(pairs):

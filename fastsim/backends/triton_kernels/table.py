@@ -17,6 +17,8 @@ class BlockSizes(NamedTuple):
 
     parts: in how many parts, side by side, a light epilogue takes the tile; a heavy one takes it
     in twice as many.
+    keep: features from which on a visit keeps scores of 16 bits instead of multiplying them again.
+    descriptors: whether the operands come by tensor descriptors (TMA), which sm_90 and later have.
     """
 
     rows: int
@@ -26,19 +28,21 @@ class BlockSizes(NamedTuple):
     warps: int
     stages: int
     parts: int
+    keep: int
+    descriptors: bool = False
 
 
 # (architecture, bytes of an operand, depth bucket) -> block sizes; see `block_sizes`.
 TABLE = {
-    ("sm_90", 2, "deep"): BlockSizes(128, 256, 64, 8, 8, 3, 4),
-    ("sm_90", 2, "shallow"): BlockSizes(128, 128, 64, 8, 8, 3, 2),
-    ("sm_90", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 4),
-    ("sm_80", 2, "deep"): BlockSizes(128, 128, 64, 8, 8, 3, 4),
-    ("sm_80", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 4),
-    ("gfx942", 2, "deep"): BlockSizes(128, 128, 64, 8, 8, 2, 4),
-    ("gfx942", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 4),
-    ("interpreter", 2, "deep"): BlockSizes(16, 32, 64, 2, 4, 1, 1),
-    ("interpreter", 4, "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 4),
+    ("sm_90", 2, "deep"): BlockSizes(128, 256, 64, 8, 8, 3, 4, 320, True),
+    ("sm_90", 2, "shallow"): BlockSizes(128, 128, 64, 8, 8, 3, 2, 320, True),
+    ("sm_90", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 4, 320, True),
+    ("sm_80", 2, "deep"): BlockSizes(128, 128, 64, 8, 8, 3, 4, 256),
+    ("sm_80", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 4, 256),
+    ("gfx942", 2, "deep"): BlockSizes(128, 128, 64, 8, 8, 2, 4, 512),
+    ("gfx942", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 4, 512),
+    ("interpreter", 2, "deep"): BlockSizes(16, 32, 64, 2, 4, 1, 2, 0, True),
+    ("interpreter", 4, "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 4, 0),
 }
 SHALLOW = 256  # features: below, the epilogue outweighs the product
 
