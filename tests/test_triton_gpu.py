@@ -1,6 +1,7 @@
 """The Triton backend on a GPU: bench/gpu.py holds the checks, every loss once here."""
 
 import functools
+import importlib
 
 import pytest
 import torch
@@ -55,7 +56,10 @@ def test_no_wait_for_the_device(name):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is visible")
-def test_the_session_says_that_there_is_no_gpu():
-    done = CliRunner().invoke(gpu.main)
+@pytest.mark.parametrize(("module", "what"), [("gpu", "measured"), ("tune_triton", "tuned")])
+def test_without_a_gpu_a_command_says_so_in_one_line(module, what):
+    if module == "tune_triton":
+        pytest.importorskip("triton")
+    done = CliRunner().invoke(importlib.import_module(f"bench.{module}").main)
     assert done.exit_code == 1
-    assert done.output.strip() == "Error: no GPU is visible; nothing was measured"
+    assert done.output.strip() == f"Error: no GPU is visible; nothing was {what}"

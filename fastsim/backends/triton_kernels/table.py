@@ -1,7 +1,7 @@
 """Block sizes by architecture, operand and depth: a static table, so that no call tunes.
 
 The entries are the ones that compile without spills and fill the tensor cores by arithmetic;
-`python -m bench.compile_report` shows what each takes.
+`python -m bench.compile_report` shows what each takes, `python -m bench.tune_triton` times others.
 """
 
 import functools
@@ -47,12 +47,16 @@ TABLE = {
 SHALLOW = 256  # features: below, the epilogue outweighs the product
 
 
+def bucket(depth):
+    return "shallow" if depth <= SHALLOW else "deep"
+
+
 def block_sizes(architecture, itemsize, depth):
     """The entry of the table; an unknown architecture takes the one nearest in kind."""
     if (architecture, itemsize, "deep") not in TABLE:
         architecture = "gfx942" if architecture.startswith("gfx") else "sm_80"
     deep = TABLE[architecture, itemsize, "deep"]
-    return TABLE.get((architecture, itemsize, "shallow"), deep) if depth <= SHALLOW else deep
+    return TABLE.get((architecture, itemsize, bucket(depth)), deep)
 
 
 @functools.cache
