@@ -36,7 +36,7 @@ def build_cpu(target, scratch):
     flags = [*FLAGS.split(), f"-I{ROOT}/csrc", "-isystem", f"{torch_root}/include"]
     units = [("kernels", f"-DFASTSIM_ISA={k} {v}") for k, v in INSTRUCTION_SETS.items()]
     objects = []
-    for stem, extra in [*units, ("choose", ""), ("ops", ""), ("ranking", "")]:
+    for stem, extra in [*units, ("choose", ""), ("ops", ""), ("ranking", ""), ("whole", "")]:
         objects.append(f"{scratch}/{len(objects)}.o")
         source = ROOT / f"csrc/cpu/{stem}.cpp"
         subprocess.run(

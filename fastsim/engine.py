@@ -7,9 +7,11 @@
     product   dunit_x = G unit_y,  dunit_y += G^T unit_x   library products
     unprepare dx = r (dunit_x - (unit_x . dunit_x) unit_x)
 
-Where a block of whole rows gives state and slope at once and the weights of the losses are known
-(reduction "mean" or "sum"), the forward pass visits each panel once and keeps the gradient of the
-unit rows. Otherwise the forward pass folds and the backward pass visits the panels again.
+Three plans. "visit": where a block of whole rows gives state and slope at once and the weights of
+the losses are known (reduction "mean" or "sum"), the forward pass visits each panel once and keeps
+the gradients of the inputs, which the backward pass multiplies by what comes from above. "whole":
+the same in one call of the backend, for small batches. "fold": the forward pass folds and the
+backward pass visits the panels again.
 """
 
 import torch
@@ -34,6 +36,7 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, backend):
     scale, bias = as_scalar(scale, dtype, x.device), as_scalar(bias, dtype, x.device)
     sides = (x, y, scale, bias)
     wants = [s is not None and s.requires_grad and torch.is_grad_enabled() for s in sides]
+    plan = _plan(tile, x, x if y is None else y, weights, any(wants), backend)
     inputs = (
         x,
         y,
@@ -49,9 +52,22 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, backend):
         tile.normalise,
         tile.symmetric,
         wants,
+        plan,
         backend.name,
     )
     return _TileLoss.apply(*inputs) if any(wants) else _tile(*inputs)[0]
+
+
+def _plan(tile, x, y, weights, wanted, backend):
+    """How the forward pass goes about it."""
+    rows, columns = x.shape[0], y.shape[0]
+    if weights is not None and backend.serves_whole(tile.kind, rows, columns, x.shape[1]):
+        return "whole"
+    if not wanted or (weights is None and tile.kind != "levels"):
+        return "fold"
+    if tile.rows_alone:
+        return "visit" if backend.whole_rows_fit(columns) else "fold"
+    return "visit" if backend.whole_matrix_fits(rows, columns) else "fold"
 
 
 def _once(positives, row_ids, column_ids, row_groups, column_groups, dense):
@@ -76,7 +92,8 @@ def as_scalar(value, dtype, device):
 _TILE = (
     "Tensor? weights, Tensor? positives, Tensor? row_ids, Tensor? column_ids, Tensor? row_groups, "
     "Tensor? column_groups, Tensor? dense, Tensor? levels, float otherwise, str skip, str kind, "
-    "float margin, bool normalise, bool symmetric, bool[] wants, str backend"
+    "float margin, bool normalise, bool symmetric, bool[] wants, str plan, "
+    "str backend"
 )
 _FORWARD = f"(Tensor x, Tensor? y, Tensor scale, Tensor bias, {_TILE}) -> Tensor[]"
 _BACKWARD = (
@@ -90,7 +107,7 @@ class _Call:
 
     def __init__(self, x, y, scale, bias, weights, *arguments, fake=False):
         *tensors, levels, otherwise, skip = arguments[:9]
-        kind, margin, normalise, symmetric, self.wants, name = arguments[9:]
+        kind, margin, normalise, symmetric, self.wants, self.plan, name = arguments[9:]
         positives, row_ids, column_ids, row_groups, column_groups, dense = tensors
         self.together = y is None
         self.x, self.y, self.weights = x, x if y is None else y, weights
@@ -118,25 +135,11 @@ class _Call:
         )
 
     @property
-    def one_visit(self):
-        """Whether the forward pass keeps the gradient of the unit rows.
-
-        The weights of the losses have to be known, and a block to hold what a slope depends on:
-        whole rows, or for losses that look at columns too the whole matrix.
-        """
-        rows, columns = self.x.shape[0], self.y.shape[0]
-        if not any(self.wants) or (self.weights is None and self.tile.kind != "levels"):
-            return False
-        if self.tile.rows_alone:
-            return self.backend.whole_rows_fit(columns)
-        return self.backend.whole_matrix_fits(rows, columns)
-
-    @property
     def products(self):
-        """Which gradients of unit rows are computed: (x, y)."""
+        """Which gradients of unit rows are computed: (x, y); together, x's holds both shares."""
         want_x, want_y, want_scale, _ = self.wants
         if self.together:
-            return want_x or want_scale, want_x or want_scale
+            return want_x or want_scale, False
         # The scale's gradient is sum_i unit_x . dunit_x / scale, so one side has to be there.
         return want_x or (want_scale and not want_y), want_y
 
@@ -163,8 +166,8 @@ class _Products:
         self.multiply = call.backend.multiply
         self.together = call.together
         self.units = unit_x, unit_y
-        self.wants = call.products
-        want_x, want_y = self.wants
+        want_x, want_y = call.products
+        self.wants = want_x, want_y or (want_x and call.together)
         # Unit rows of a band are not read again once its only panel is done: their place is free.
         whole = call.backend.whole_rows_fit(unit_y.shape[0])
         fits = unit_x.dtype == dtype and unit_x.is_contiguous()
@@ -172,7 +175,7 @@ class _Products:
             self.x = unit_x
         else:
             self.x = unit_x.new_empty(unit_x.shape if want_x else 0, dtype=dtype)
-        self.y = unit_y.new_empty(unit_y.shape if want_y else 0, dtype=dtype)
+        self.y = unit_y.new_empty(unit_y.shape if self.wants[1] else 0, dtype=dtype)
         self.row_begun = -1
 
     def add(self, panel, block):
@@ -195,10 +198,18 @@ class _Products:
 def _forward(*arguments):
     call = _Call(*arguments)
     with without_autocast(call.x.device.type):
+        if call.plan == "whole":
+            y = None if call.together else call.y
+            loss, *saved = call.backend.whole(call.tile, call.x, y, call.weights, call.products)
+            return [loss, *(saved if any(call.wants) else ())]
         unit_x, unit_y, inverse_x, inverse_y = call.units()
-        if call.one_visit:
+        if call.plan == "visit":
             state, grads = _visit_panels(call, unit_x, unit_y, inverse_x.dtype)
-            saved = [*state, *grads, inverse_x, inverse_y]
+            _, shrink = call.boosted(call.weights)
+            factor = inverse_x.new_ones(()) if shrink is None else shrink
+            saved = _input_gradients(
+                call, state, call.weights, grads, (inverse_x, inverse_y), factor, inverse_x.dtype
+            )
         else:
             saved = state = call.backend.fold(call.tile, unit_x, unit_y)
         loss = call.tile.finish(state)
@@ -231,42 +242,45 @@ def _slope_panels(call, unit_x, unit_y, coefficients, dtype):
     return products.result()
 
 
-def _backward(grad, saved, *arguments):
+def _input_gradients(call, state, grad_losses, unit_grads, inverses, factor, dtype):
+    """dL/dx and dL/dy in `dtype`, empty where not wanted, dL/dscale and dL/dbias (2,) float64.
+
+    grad_losses: dL/dloss of each row; factor: what the gradients of the unit rows still lack.
+    """
+    grads, along = [], 0.0
+    for values, unit_grad, inverse in zip((call.x, call.y), unit_grads, inverses, strict=True):
+        grad = values.new_empty(0, dtype=dtype)
+        if unit_grad.numel():
+            grad, dots = call.backend.unit_rows_backward(unit_grad, values, inverse, factor, dtype)
+            along = factor * dots.double().sum()
+        grads.append(grad)
+    parameters = inverses[0].new_zeros(2, dtype=torch.float64)
+    if call.wants[2]:
+        # Together, dunit_x holds the rows' and the columns' share of the same sum.
+        parameters[0] = along / ((1 + call.together) * call.scale)
+        if call.tile.margin:
+            parameters[0] += margin_gradient(call.tile, state, grad_losses.double())
+    if call.wants[3]:
+        parameters[1] = (grad_losses * state[1]).sum()
+    return *grads, parameters
+
+
+def _backward(grad, state, *arguments):
+    """The gradients of the inputs from the state of a forward pass that only folded."""
     call = _Call(*arguments)
-    tile, backend = call.tile, call.backend
     with without_autocast(call.x.device.type):
         grad_losses = grad if call.weights is None else grad * call.weights
-        if call.one_visit:
-            *state, unit_grad_x, unit_grad_y, inverse_x, inverse_y = saved
-            _, shrink = call.boosted(call.weights)
-            factor = grad if shrink is None else grad * shrink
-        else:
-            state = saved
-            unit_x, unit_y, inverse_x, inverse_y = call.units()
-            boosted, shrink = call.boosted(grad_losses.double())
-            factor = grad.new_ones(()) if shrink is None else shrink
-            coefficients = tile.coefficients(state, boosted)
-            coefficients = [c if c is None else c.to(inverse_x.dtype) for c in coefficients]
-            unit_grad_x, unit_grad_y = _slope_panels(
-                call, unit_x, unit_y, coefficients, inverse_x.dtype
-            )
-            del unit_x, unit_y  # before the results are made of their gradients
-        dots = None
-        grads = [call.x.new_empty(0), call.y.new_empty(0), *(grad.new_empty(0) for _ in range(2))]
-        sides = ((call.x, unit_grad_x, inverse_x), (call.y, unit_grad_y, inverse_y))
-        for side, (values, unit_grad, inverse) in enumerate(sides):
-            if unit_grad.numel():
-                grads[side], along = backend.unit_rows_backward(unit_grad, values, inverse, factor)
-                dots = along if dots is None else dots
-        if call.wants[2]:
-            # Together, dunit_x holds the rows' and the columns' share of the same sum.
-            grad_scale = factor * dots.sum() / ((1 + call.together) * call.scale)
-            if tile.margin:
-                grad_scale = grad_scale + margin_gradient(tile, state, grad_losses.double())
-            grads[2] = grad_scale.to(call.scale.dtype)
-        if call.wants[3]:
-            grads[3] = (grad_losses * state[1]).sum().to(call.scale.dtype)
-        return grads
+        unit_x, unit_y, *inverses = call.units()
+        boosted, shrink = call.boosted(grad_losses.double())
+        factor = grad.new_ones(()) if shrink is None else shrink
+        dtype = inverses[0].dtype
+        coefficients = call.tile.coefficients(state, boosted)
+        coefficients = [c if c is None else c.to(dtype) for c in coefficients]
+        unit_grads = _slope_panels(call, unit_x, unit_y, coefficients, dtype)
+        del unit_x, unit_y  # before the results are made of their gradients
+        return list(
+            _input_gradients(call, state, grad_losses, unit_grads, inverses, factor, call.x.dtype)
+        )
 
 
 def _forward_fake(*arguments):
@@ -277,29 +291,21 @@ def _forward_fake(*arguments):
     loss = call.x.new_empty(() if scalar else rows, dtype=dtype)
     if not any(call.wants):
         return [loss]
-    shapes = call.tile.state_shapes(rows, columns)
-    saved = [call.x.new_empty(shape, dtype=torch.float64) for shape in shapes]
-    if call.one_visit:
-        want_x, want_y = call.products
-        want_y = want_y and not call.together
-        saved += [
-            call.x.new_empty(call.x.shape if want_x else 0, dtype=dtype),
-            call.x.new_empty(call.y.shape if want_y else 0, dtype=dtype),
-            call.x.new_empty(rows, dtype=dtype),
-            call.x.new_empty(0 if call.together else columns, dtype=dtype),
-        ]
-    return [loss, *saved]
+    if call.plan == "fold":
+        shapes = call.tile.state_shapes(rows, columns)
+        return [loss, *(loss.new_empty(shape, dtype=torch.float64) for shape in shapes)]
+    return [loss, *_gradients_fake(call, dtype)]
 
 
-def _backward_fake(grad, saved, *arguments):
+def _backward_fake(grad, state, *arguments):
     call = _Call(*arguments, fake=True)
-    want_x, want_y = call.products
-    want_y = want_y and not call.together
-    return [
-        call.x.new_empty(call.x.shape if want_x else 0),
-        call.y.new_empty(call.y.shape if want_y else 0),
-        *(grad.new_empty(() if want else 0) for want in call.wants[2:]),
-    ]
+    return _gradients_fake(call, call.x.dtype)
+
+
+def _gradients_fake(call, dtype):
+    sides = zip((call.x, call.y), call.products, strict=True)
+    grads = [side.new_empty(side.shape if want else 0, dtype=dtype) for side, want in sides]
+    return [*grads, call.x.new_empty(2, dtype=torch.float64)]
 
 
 _tile = define("tile", _FORWARD, _forward, _forward_fake)
@@ -312,15 +318,28 @@ class _TileLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *inputs):
         loss, *saved = _tile(*inputs)
-        ctx.save_for_backward(*inputs[:_TENSORS], *saved)
         ctx.options = inputs[_TENSORS:]
+        ctx.dtypes = inputs[0].dtype, inputs[2].dtype
+        ctx.found = inputs[-2] != "fold"
+        ctx.save_for_backward(*(() if ctx.found else inputs[:_TENSORS]), *saved)
         return loss
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
-        tensors = ctx.saved_tensors
-        parts = _tile_backward(grad, tensors[_TENSORS:], *tensors[:_TENSORS], *ctx.options)
-        wants = ctx.options[-2]
-        grads = [part if want else None for part, want in zip(parts, wants, strict=True)]
+        saved = ctx.saved_tensors
+        if ctx.found:
+            parts = [part * grad for part in saved]
+        else:
+            tensors, state = saved[:_TENSORS], saved[_TENSORS:]
+            parts = _tile_backward(grad, state, *tensors, *ctx.options)
+        wants = ctx.options[-3]
+        of_inputs, of_scalars = ctx.dtypes
+        grad_x, grad_y, (grad_scale, grad_bias) = parts
+        grads = (
+            grad_x.to(of_inputs) if wants[0] else None,
+            grad_y.to(of_inputs) if wants[1] else None,
+            grad_scale.to(of_scalars) if wants[2] else None,
+            grad_bias.to(of_scalars) if wants[3] else None,
+        )
         return (*grads, *(None,) * (_TENSORS - 4 + len(ctx.options)))

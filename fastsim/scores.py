@@ -104,7 +104,7 @@ def _forward_fake(x, backend):
 
 def _backward(grad_unit, x, inverse, backend):
     one = inverse.new_ones(())
-    return get(backend).unit_rows_backward(grad_unit.contiguous(), x, inverse, one)[0]
+    return get(backend).unit_rows_backward(grad_unit.contiguous(), x, inverse, one, x.dtype)[0]
 
 
 def _backward_fake(grad_unit, x, inverse, backend):

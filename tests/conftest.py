@@ -27,6 +27,12 @@ def small_panels(monkeypatch):
     monkeypatch.setattr(cpu, "WIDEST", 64)
 
 
+@pytest.fixture
+def in_passes(monkeypatch):
+    """The CPU engine without the one call for small batches."""
+    monkeypatch.setattr(cpu.CpuBackend, "serves_whole", lambda *_: False)
+
+
 @pytest.fixture(scope="session")
 def data():
     """The folder of real data, or a skip with the reason."""

@@ -70,6 +70,13 @@ def test_reductions(case, backend, reduction, usable):
     compare(case, backend, torch.float32, (9, 14, 7), seed=3, reduction=reduction)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=names)
+@pytest.mark.parametrize("case", [c for c in CASES if c.tile], ids=names)
+def test_in_passes(case, dtype, in_passes, usable):
+    usable("cpu")
+    compare(case, "cpu", dtype, (23, 27, 18), seed=11)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("case", [c for c in CASES if c.tile], ids=names)
 def test_many_panels(case, reduction, small_panels, usable):

@@ -47,7 +47,7 @@ def fastsim(*arguments):
 
 def train(output, *arguments):
     """`fastsim train`; what it wrote down, and the command as a user would type it."""
-    command = ["train", *arguments, *SETTINGS]
+    command = ["train", *SETTINGS, *arguments]
     fastsim(*command, "--output", output, "--no-progress")
     result = json.loads((output / "fastsim_training.json").read_text())
     return result, "fastsim " + " ".join(_shown(part) for part in command)

@@ -72,16 +72,12 @@ void take_panel(const Tensor& panel, Block<T>& b) {
   b.columns = panel.size(1);
 }
 
-// The arguments that every panel operator opens with.
+// What decides the role of a pair.
 template <class T>
-Block<T> block(const Tensor& panel, int64_t row0, int64_t column0, const Optional& positives,
-               const Optional& row_ids, const Optional& column_ids, const Optional& row_groups,
-               const Optional& column_groups, const Optional& dense, double otherwise,
-               int64_t skip) {
-  Block<T> b{};
-  take_panel(panel, b);
-  b.row0 = row0;
-  b.column0 = column0;
+void take_pairs(Block<T>& b, const Optional& positives, const Optional& row_ids,
+                const Optional& column_ids, const Optional& row_groups,
+                const Optional& column_groups, const Optional& dense, double otherwise,
+                int64_t skip) {
   b.positives = input<int64_t>(positives);
   b.row_ids = input<int64_t>(row_ids);
   b.column_ids = input<int64_t>(column_ids);
@@ -90,6 +86,16 @@ Block<T> block(const Tensor& panel, int64_t row0, int64_t column0, const Optiona
   if (dense) b.dense = matrix(*dense);
   b.otherwise = static_cast<T>(otherwise);
   b.skip = static_cast<Skip>(skip);
+}
+
+// The arguments that every panel operator opens with.
+template <class T, class... Pairs>
+Block<T> block(const Tensor& panel, int64_t row0, int64_t column0, const Pairs&... pairs) {
+  Block<T> b{};
+  take_panel(panel, b);
+  b.row0 = row0;
+  b.column0 = column0;
+  take_pairs(b, pairs...);
   return b;
 }
 

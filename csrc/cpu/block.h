@@ -97,6 +97,8 @@ struct Kernels {
   void (*levels_slope)(const Block<T>&, T scale, const LevelSlope<T>&, int64_t, int64_t);
   void (*closest)(const Block<T>&, bool semi_hard, const T* ceilings, T* values, int64_t* indices,
                   int64_t, int64_t);
+  void (*triplet)(const Block<T>&, bool semi_hard, T margin, const T* weights, double* losses,
+                  int64_t, int64_t);
   void (*top_k)(const Block<T>&, int64_t k, T* values, int64_t* indices, int64_t, int64_t);
   void (*exponentials)(const T* x, T* out, int64_t count);
 };

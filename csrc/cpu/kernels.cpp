@@ -61,6 +61,7 @@ constexpr Kernels<T> kernels() {
       levels_fold<T>,
       levels_slope<T>,
       closest<T>,
+      triplet<T>,
       top_k<T>,
       exponentials<T>,
   };

@@ -1,33 +1,19 @@
 // Registers the CPU kernels as torch.ops.fastsim_cpu.*: stable ABI, every output given by the
 // caller, rows shared out over torch's threads. fastsim/backends/cpu.py is the only caller.
 
-#include <algorithm>
 #include <string>
 
 #include "arguments.h"
+#include "passes.h"
 
 namespace fastsim {
 
 namespace {
 
-// Elements a thread should have before it is worth waking.
-constexpr int64_t kGrain = 1 << 15;
-
-template <class F>
-void over(int64_t count, int64_t cost, const F& f) {
-  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, cost));
-  torch::stable::parallel_for(0, count, grain, f);
-}
-
 void unit_rows(Tensor x, Tensor unit, Tensor inverse) {
   with_type(unit, [&](auto type) {
     using T = decltype(type);
-    const int64_t width = x.size(1);
-    const Matrix from = matrix(x);
-    T *out = output<T>(unit), *kept = output<T>(inverse);
-    over(x.size(0), width, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().unit_rows(from, width, out, kept, begin, end);
-    });
+    make_unit_rows(matrix(x), x.size(0), x.size(1), output<T>(unit), output<T>(inverse));
   });
 }
 
@@ -35,88 +21,40 @@ void unit_rows_backward(Tensor grad_unit, Tensor x, Tensor inverse, double facto
                         Tensor dots) {
   with_type(grad_unit, [&](auto type) {
     using T = decltype(type);
-    const int64_t width = x.size(1);
-    const Matrix from = matrix(x);
-    const T *g = input<T>(grad_unit), *r = input<T>(inverse);
-    T* kept = output<T>(dots);
     STD_TORCH_CHECK(grad.is_contiguous(), "fastsim: a contiguous tensor");
-    void* out = grad.mutable_data_ptr();
-    const Dtype dtype = dtype_of(grad);
-    over(x.size(0), width, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().unit_rows_backward(g, from, width, r, static_cast<T>(factor), out, dtype,
-                                           kept, begin, end);
-    });
+    through_unit_rows(input<T>(grad_unit), matrix(x), x.size(0), x.size(1), input<T>(inverse),
+                      T(factor), grad.mutable_data_ptr(), dtype_of(grad), output<T>(dots));
   });
 }
 
 // ---- products ----
 
-// Multiply-adds a thread should have before it is worth waking.
-constexpr int64_t kProductGrain = 1 << 19;
-
-int64_t tiles(int64_t count, int64_t size) { return (count + size - 1) / size; }
-
 int64_t panel_columns(bool single) {
-  return single ? kernels().of_float.panel_columns : kernels().of_double.panel_columns;
+  return single ? packed_rows<float>(1) : packed_rows<double>(1);
 }
 
 void pack_panels(Tensor y, Tensor packed) {
   with_type(y, [&](auto type) {
     using T = decltype(type);
-    const auto& k = kernels().of<T>();
-    const int64_t rows = y.size(0), width = y.size(1);
-    const T* from = input<T>(y);
-    T* to = output<T>(packed);
-    over(tiles(rows, k.panel_columns), k.panel_columns * width, [&](int64_t begin, int64_t end) {
-      k.pack_panels(from, rows, width, to, {begin, end});
-    });
+    pack(input<T>(y), y.size(0), y.size(1), output<T>(packed));
   });
 }
 
 void scores(Tensor x, Tensor packed, Tensor panel) {
   with_type(x, [&](auto type) {
     using T = decltype(type);
-    const auto& k = kernels().of<T>();
     Block<T> b{};
     take_panel(panel, b);
-    const int64_t width = x.size(1), count = tiles(b.columns, k.panel_columns);
-    const T *left = input<T>(x), *right = static_cast<const T*>(packed.const_data_ptr());
-    const auto run = [&](Range rows, Range panels) {
-      k.score_panels(left, width, right, b.columns, b.scores, b.stride, rows, panels);
-    };
-    // Few panels: share out the rows instead.
-    if (count >= 16) {
-      torch::stable::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
-        run({0, b.rows}, {begin, end});
-      });
-    } else {
-      const int64_t cost = kTileRows * b.columns * width;
-      torch::stable::parallel_for(
-          0, tiles(b.rows, kTileRows), 1 + kProductGrain / cost, [&](int64_t begin, int64_t end) {
-            run({begin * kTileRows, std::min(b.rows, end * kTileRows)}, {0, count});
-          });
-    }
+    fill_scores(input<T>(x), x.size(1), static_cast<const T*>(packed.const_data_ptr()), b);
   });
 }
 
-// out (+)= panel right, or with `transposed` panel^T right.
 void multiply(Tensor panel, Tensor right, Tensor out, bool transposed, bool add) {
   with_type(right, [&](auto type) {
     using T = decltype(type);
-    const auto& k = kernels().of<T>();
     Block<T> b{};
     take_panel(panel, b);
-    const int64_t width = right.size(1);
-    const T* from = input<T>(right);
-    T* to = output<T>(out);
-    const int64_t count = transposed ? b.columns : b.rows, depth = transposed ? b.rows : b.columns;
-    torch::stable::parallel_for(
-        0, tiles(count, kTileRows), 1 + kProductGrain / (kTileRows * depth * width),
-        [&](int64_t begin, int64_t end) {
-          const Range share{begin * kTileRows, std::min(count, end * kTileRows)};
-          (transposed ? k.multiply_columns : k.multiply_rows)(b.scores, b.stride, depth, from,
-                                                              width, to, add, share);
-        });
+    multiply_panel(b, input<T>(right), right.size(1), output<T>(out), transposed, add);
   });
 }
 
@@ -289,6 +227,11 @@ STABLE_TORCH_LIBRARY(fastsim_cpu, m) {
         "Tensor(indices!) indices) -> ()");
   m.def("cosent(Tensor scores, Tensor labels, float scale, Tensor(loss!) loss, "
         "Tensor(slope!)? slope) -> ()");
+  m.def("whole(Tensor x, Tensor? y, Tensor? positives, Tensor? row_ids, Tensor? column_ids, "
+        "Tensor? row_groups, Tensor? column_groups, Tensor? dense, float otherwise, int skip, "
+        "int kind, float scale, float bias, float margin, bool normalise, bool symmetric, "
+        "Tensor weights, Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y, "
+        "Tensor(total!) total, Tensor(parameters!) parameters) -> ()");
   m.def("instruction_set() -> str");
 }
 
@@ -308,6 +251,7 @@ STABLE_TORCH_LIBRARY_IMPL(fastsim_cpu, CPU, m) {
   m.impl("closest", TORCH_BOX(&fastsim::closest));
   m.impl("top_k", TORCH_BOX(&fastsim::top_k));
   m.impl("cosent", TORCH_BOX(&fastsim::cosent));
+  m.impl("whole", TORCH_BOX(&fastsim::whole));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fastsim_cpu, CompositeExplicitAutograd, m) {

@@ -22,4 +22,11 @@ const KernelTable& kernels();
 // compute type if given.
 void cosent(Tensor scores, Tensor labels, double scale, Tensor loss, Optional slope);
 
+// A loss whose scores are one block, and its gradient (whole.cpp).
+void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional column_ids,
+           Optional row_groups, Optional column_groups, Optional dense, double otherwise,
+           int64_t skip, int64_t kind, double scale, double bias, double margin, bool normalise,
+           bool symmetric, Tensor weights, Optional grad_x, Optional grad_y, Tensor total,
+           Tensor parameters);
+
 }  // namespace fastsim

@@ -2,29 +2,70 @@
 //
 // Included by kernels.cpp, inside the namespace of one instruction set.
 
+template <class T>
+T largest_admitted(const T* s, int64_t count, Closest<T> rule, T ceiling) {
+  T top = kLeftOut<T>;
+#pragma omp simd reduction(max : top)
+  for (int64_t j = 0; j < count; ++j) {
+    const T candidate = rule.admits(s[j], ceiling) ? s[j] : kLeftOut<T>;
+    top = candidate > top ? candidate : top;
+  }
+  return top;
+}
+
+template <class T>
+int64_t first_of(const T* s, T value) {
+  int64_t at = 0;
+  while (s[at] != value) ++at;
+  return at;
+}
+
 // The largest admitted score of each row other than its positive, and its first column.
 // `ceilings` holds the positives' scores for rows whose positive lies in another block.
 template <class T>
 void closest(const Block<T>& b, bool semi_hard, const T* ceilings, T* values, int64_t* indices,
              int64_t begin, int64_t end) {
-  const Closest<T> rule{semi_hard};
   for (int64_t row = begin; row < end; ++row) {
     const int64_t positive = mark_left_out(b, row);
     T* s = b.scores + row * b.stride;
     const T ceiling = positive >= 0 ? s[positive] : ceilings[row];
     if (positive >= 0) s[positive] = kLeftOut<T>;
-    T top = kLeftOut<T>;
-#pragma omp simd reduction(max : top)
-    for (int64_t j = 0; j < b.columns; ++j) {
-      const T candidate = rule.admits(s[j], ceiling) ? s[j] : kLeftOut<T>;
-      top = candidate > top ? candidate : top;
-    }
+    const T top = largest_admitted(s, b.columns, Closest<T>{semi_hard}, ceiling);
     if (top > kLeftOut<T> && top > values[row]) {
-      int64_t at = 0;
-      while (s[at] != top) ++at;
       values[row] = top;
-      indices[row] = b.column0 + at;
+      indices[row] = b.column0 + first_of(s, top);
     }
+  }
+}
+
+// relu(mean negative - positive + margin) + relu(closest - positive + margin) of whole rows, and
+// the slopes in place of the scores.
+template <class T>
+void triplet(const Block<T>& b, bool semi_hard, T margin, const T* weights, double* losses,
+             int64_t begin, int64_t end) {
+  const auto hinge = [](double x) { return x <= 0 ? 0 : x; };  // keeps a NaN
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t positive = mark_left_out(b, row);
+    T* s = b.scores + row * b.stride;
+    const T own = s[positive];
+    s[positive] = kLeftOut<T>;
+    T sum = 0, count = 0;
+#pragma omp simd reduction(+ : sum, count)
+    for (int64_t j = 0; j < b.columns; ++j) {
+      const bool out = s[j] <= kLeftOut<T>;
+      sum += out ? T(0) : s[j];
+      count += out ? T(0) : T(1);
+    }
+    const T top = largest_admitted(s, b.columns, Closest<T>{semi_hard}, own);
+    const double from_mean = count > 0 ? hinge(double(sum) / count - own + margin) : 0;
+    const double from_closest = top > kLeftOut<T> ? hinge(double(top) - own + margin) : 0;
+    losses[row] = from_mean + from_closest;
+    const int64_t at = from_closest == 0 ? -1 : first_of(s, top);
+    const T each = from_mean == 0 ? T(0) : weights[row] / count;
+#pragma omp simd
+    for (int64_t j = 0; j < b.columns; ++j) s[j] = s[j] <= kLeftOut<T> ? T(0) : each;
+    if (at >= 0) s[at] += weights[row];
+    s[positive] = -weights[row] * ((from_mean != 0) + (at >= 0));
   }
 }
 

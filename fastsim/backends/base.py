@@ -50,8 +50,21 @@ class Backend:
         """Unit rows of the compute type in the operand precision for inputs of `dtype`."""
         return unit
 
-    def unit_rows_backward(self, grad_unit, x, inverse, factor):
-        """(factor * dL/dx in x's dtype, unit . grad_unit (N,)) from dL/dunit; factor is 0-d."""
+    def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
+        """(factor * dL/dx in `dtype`, unit . grad_unit (N,)) from dL/dunit; factor is 0-d."""
+        raise NotImplementedError
+
+    def serves_whole(self, kind, rows, columns, width):
+        """Whether `whole` serves a loss of that kind over a matrix of that size, and pays."""
+        return False
+
+    def whole(self, tile, x, y, weights, wants):
+        """The weighted sum of the losses of `tile` and its gradient, all in one call.
+
+        x (N, D), y (M, D) or None: x with itself; `wants`: whether dL/dx and dL/dy are wanted.
+        Returns loss (), dL/dx and dL/dy in the compute type, empty where not wanted, and (2,)
+        float64: dL/dscale, which needs one of the two, and dL/dbias.
+        """
         raise NotImplementedError
 
     def blocks(self, rows, columns, *, whole_rows=False, lower=False):

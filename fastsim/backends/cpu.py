@@ -17,6 +17,8 @@ ODD = 16  # columns of padding
 WIDEST = 1 << 17  # columns of a block: 120 rows of them take 63 MB
 EMPTY = -1e30  # the maximum of no scores, as kLeftOut in csrc/epilogue.h
 SKIP = {"nothing": 0, "diagonal": 1, "lower": 2}
+WHOLE = ("softmax", "sigmoid", "squared_error", "hard_triplet", "semi-hard_triplet")
+CHEAP = 1 << 24  # multiply-adds of a product that cost less than the calls it saves
 
 
 def _load():
@@ -77,11 +79,42 @@ class CpuBackend(Backend):
         torch.ops.fastsim_cpu.unit_rows(x, unit, inverse)
         return unit, inverse
 
-    def unit_rows_backward(self, grad_unit, x, inverse, factor):
-        grad = torch.empty(x.shape, dtype=x.dtype)
+    def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
+        grad = torch.empty(x.shape, dtype=dtype)
         dots = torch.empty_like(inverse)
         torch.ops.fastsim_cpu.unit_rows_backward(grad_unit, x, inverse, factor.item(), grad, dots)
         return grad, dots
+
+    def serves_whole(self, kind, rows, columns, width):
+        # Without the calls it saves, a triplet loss needs no product but the scores.
+        pays = not kind.endswith("triplet") or rows * columns * width <= CHEAP
+        return kind in WHOLE and pays and self.whole_matrix_fits(rows, columns)
+
+    def whole(self, tile, x, y, weights, wants):
+        want_x, want_y = wants
+        grad_x = weights.new_empty(x.shape if want_x else 0)
+        grad_y = weights.new_empty(y.shape if want_y else 0)
+        loss = torch.empty((), dtype=torch.float64)
+        parameters = torch.empty(2, dtype=torch.float64)
+        torch.ops.fastsim_cpu.whole(
+            x,
+            y,
+            *tile.pairs.tensors(),
+            tile.pairs.otherwise,
+            SKIP[tile.pairs.skip],
+            WHOLE.index(tile.kind),
+            tile.scale,
+            tile.bias,
+            tile.margin,
+            tile.normalise,
+            tile.symmetric,
+            weights,
+            grad_x if want_x else None,
+            grad_y if want_y else None,
+            loss,
+            parameters,
+        )
+        return loss.to(weights.dtype), grad_x, grad_y, parameters
 
     def whole_rows_fit(self, columns):
         return columns <= WIDEST

@@ -114,8 +114,8 @@ class TritonBackend(Backend):
     def operand(self, unit, dtype):
         return _launches().operand(unit, dtype)
 
-    def unit_rows_backward(self, grad_unit, x, inverse, factor):
-        return _launches().unit_rows_backward(grad_unit, x, inverse, factor)
+    def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
+        return _launches().unit_rows_backward(grad_unit, x, inverse, factor, dtype)
 
     def whole_rows_fit(self, columns):
         return columns <= WIDEST

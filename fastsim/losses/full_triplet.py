@@ -21,11 +21,13 @@ from fastsim.checks import (
     check_reduction,
     check_scores,
 )
+from fastsim.engine import tile_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, off_range, reduce
-from fastsim.scores import dense_cosines, paired, unit_rows, without_autocast
+from fastsim.losses.reduce import as_float, off_range, reduce, row_weights
+from fastsim.scores import compute_dtype, dense_cosines, paired, unit_rows, without_autocast
 from fastsim.selection import RowTerms, add_rows, closest_column
 from fastsim.targets import Pairs, parse_exclude, taking_part
+from fastsim.tiles import Tile
 
 MININGS = ("semi-hard", "hard")
 
@@ -61,9 +63,16 @@ def full_triplet(
             reduction=reduction,
         )
     check_number("margin", margin)
-    pairs = _pairs(exclude, anchors.shape[0], positives.shape[0], anchors.device)
+    rows, columns, width = *anchors.shape[:1], *positives.shape
+    pairs = _pairs(exclude, rows, columns, anchors.device)
+    weights = row_weights(reduction, rows, compute_dtype(anchors), anchors.device)
+    kind = f"{mining}_triplet"
+    number = not isinstance(margin, torch.Tensor)
+    if number and weights is not None and chosen.serves_whole(kind, rows, columns, width):
+        tile = Tile(kind, pairs, margin=float(margin))
+        return tile_loss(tile, anchors, positives, scale=1, weights=weights, backend=chosen)
     unit_x, unit_y = _units(anchors, positives, chosen)
-    indices = _closest_column(unit_x, unit_y, anchors.dtype, mining, pairs, chosen)
+    indices = closest_column(unit_x, unit_y, anchors.dtype, mining == "semi-hard", pairs, chosen)
     positive, mean, closest = _terms(unit_x, unit_y, indices, pairs)
     return reduce(_hinges(positive, mean, closest, margin), reduction)
 
@@ -95,7 +104,7 @@ def closest_negative(anchors, positives, *, mining="semi-hard", backend=None):
         )
     unit_x, unit_y = _units(anchors, positives, chosen)
     pairs = _pairs(None, anchors.shape[0], positives.shape[0], anchors.device)
-    indices = _closest_column(unit_x, unit_y, anchors.dtype, mining, pairs, chosen)
+    indices = closest_column(unit_x, unit_y, anchors.dtype, mining == "semi-hard", pairs, chosen)
     return _terms(unit_x, unit_y, indices, pairs)[2], indices
 
 
@@ -192,10 +201,6 @@ def _excluded_sums(unit_y, pairs):
     row_group = torch.searchsorted(ids, pairs.row_ids).clamp(max=ids.numel() - 1)
     known = (ids[row_group] == pairs.row_ids).to(unit_y.dtype)
     return sums[row_group] * known[:, None], counts[row_group] * known
-
-
-def _closest_column(unit_x, unit_y, dtype, mining, pairs, backend):
-    return closest_column(unit_x, unit_y, dtype, mining == "semi-hard", pairs, backend)
 
 
 def _units(anchors, positives, backend):

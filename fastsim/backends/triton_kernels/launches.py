@@ -49,11 +49,11 @@ def unit_rows(x, dtype):
     return unit[:, :depth], inverse
 
 
-def unit_rows_backward(grad_unit, x, inverse, factor):
-    """(factor * dL/dx, unit . grad_unit)."""
+def unit_rows_backward(grad_unit, x, inverse, factor, dtype):
+    """(factor * dL/dx in `dtype`, unit . grad_unit)."""
     rows, depth = x.shape
     # The interpreter cuts float32 to bfloat16 instead of rounding it.
-    written = torch.float32 if architecture(x.device) == "interpreter" else x.dtype
+    written = torch.float32 if architecture(x.device) == "interpreter" else dtype
     grad, dots = x.new_empty(x.shape, dtype=written), torch.empty_like(inverse)
     band, chunk = _row_sizes(depth)
     launch(
@@ -73,7 +73,7 @@ def unit_rows_backward(grad_unit, x, inverse, factor):
         BLOCK=chunk,
         num_warps=4,
     )
-    return grad.to(x.dtype), dots
+    return grad.to(dtype), dots
 
 
 def operand(unit, dtype):

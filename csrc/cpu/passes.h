@@ -1,0 +1,91 @@
+// The passes of the engine over raw memory, shared out over torch's threads.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+
+#include "ops.h"
+
+namespace fastsim {
+
+// Elements, and multiply-adds of a product, that a thread should have before it is worth waking.
+constexpr int64_t kGrain = 1 << 15, kProductGrain = 1 << 19;
+
+template <class F>
+void over(int64_t count, int64_t cost, const F& f) {
+  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, cost));
+  torch::stable::parallel_for(0, count, grain, f);
+}
+
+inline int64_t tiles(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+template <class T>
+void make_unit_rows(const Matrix& x, int64_t rows, int64_t width, T* unit, T* inverse) {
+  over(rows, width, [&](int64_t begin, int64_t end) {
+    kernels().of<T>().unit_rows(x, width, unit, inverse, begin, end);
+  });
+}
+
+template <class T>
+void through_unit_rows(const T* grad_unit, const Matrix& x, int64_t rows, int64_t width,
+                       const T* inverse, T factor, void* grad, Dtype dtype, T* dots) {
+  over(rows, width, [&](int64_t begin, int64_t end) {
+    kernels().of<T>().unit_rows_backward(grad_unit, x, width, inverse, factor, grad, dtype, dots,
+                                         begin, end);
+  });
+}
+
+// Rows of the packed form of `rows` rows.
+template <class T>
+int64_t packed_rows(int64_t rows) {
+  const int64_t wide = kernels().of<T>().panel_columns;
+  return tiles(rows, wide) * wide;
+}
+
+template <class T>
+void pack(const T* y, int64_t rows, int64_t width, T* packed) {
+  const auto& k = kernels().of<T>();
+  over(tiles(rows, k.panel_columns), k.panel_columns * width, [&](int64_t begin, int64_t end) {
+    k.pack_panels(y, rows, width, packed, {begin, end});
+  });
+}
+
+// The scores of a block from unit rows and packed columns.
+template <class T>
+void fill_scores(const T* x, int64_t width, const T* packed, const Block<T>& b) {
+  const auto& k = kernels().of<T>();
+  const int64_t count = tiles(b.columns, k.panel_columns);
+  const auto run = [&](Range rows, Range panels) {
+    k.score_panels(x, width, packed, b.columns, b.scores, b.stride, rows, panels);
+  };
+  // Few panels: share out the rows instead.
+  if (count >= 16) {
+    torch::stable::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+      run({0, b.rows}, {begin, end});
+    });
+  } else {
+    const int64_t cost = kTileRows * b.columns * width;
+    torch::stable::parallel_for(
+        0, tiles(b.rows, kTileRows), 1 + kProductGrain / cost, [&](int64_t begin, int64_t end) {
+          run({begin * kTileRows, std::min(b.rows, end * kTileRows)}, {0, count});
+        });
+  }
+}
+
+// out (+)= panel right, or with `transposed` panel^T right.
+template <class T>
+void multiply_panel(const Block<T>& b, const T* right, int64_t width, T* out, bool transposed,
+                    bool add) {
+  const auto& k = kernels().of<T>();
+  const int64_t count = transposed ? b.columns : b.rows, depth = transposed ? b.rows : b.columns;
+  const auto run = transposed ? k.multiply_columns : k.multiply_rows;
+  torch::stable::parallel_for(
+      0, tiles(count, kTileRows), 1 + kProductGrain / (kTileRows * depth * width),
+      [&](int64_t begin, int64_t end) {
+        const Range share{begin * kTileRows, std::min(count, end * kTileRows)};
+        run(b.scores, b.stride, depth, right, width, out, add, share);
+      });
+}
+
+}  // namespace fastsim

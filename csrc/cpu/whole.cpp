@@ -1,0 +1,226 @@
+// A loss whose scores are one block, and its gradient, in one operator. A small batch's time is
+// operator calls; here there is one. The formulas of finish and coefficients are those of
+// fastsim/tiles.py.
+
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "arguments.h"
+#include "epilogue.h"
+#include "passes.h"
+
+namespace fastsim {
+
+namespace {
+
+// In the order of WHOLE in fastsim/backends/cpu.py.
+enum class Kind : int64_t { softmax, sigmoid, squared_error, hard_triplet, semi_hard_triplet };
+
+struct Loss {
+  Kind kind;
+  double scale, bias, margin;
+  bool normalise, symmetric;
+};
+
+// The loss, and what the panel of slopes does not show of its derivatives. Summed over the rows
+// in more than double precision: a row's term may already be one.
+struct Result {
+  long double loss = 0, scale_slope = 0, bias_slope = 0;
+};
+
+constexpr int64_t kAligned = 64;  // bytes: a vector, a line of the cache
+
+// Memory for the time of a call, its values undefined.
+template <class T>
+class Scratch {
+ public:
+  explicit Scratch(int64_t count)
+      : memory_(std::aligned_alloc(kAligned, tiles(count * sizeof(T), kAligned) * kAligned),
+                std::free) {
+    STD_TORCH_CHECK(memory_, "fastsim: out of memory");
+  }
+  operator T*() const { return static_cast<T*>(memory_.get()); }
+
+ private:
+  std::unique_ptr<void, void (*)(void*)> memory_;
+};
+
+double logit_sum(double scale, double top, double sum) { return scale * top + std::log(sum); }
+
+// The loss of a row from its log-sum-exp.
+double row_loss(double lse, double logits, double sums, bool one_positive, bool normalise) {
+  if (one_positive) return lse - logits;
+  if (sums == 0 && logits == 0) return 0;
+  return normalise ? lse - logits / sums : lse * sums - logits;
+}
+
+template <class T>
+Result softmax_of_rows(const Block<T>& b, const Loss& loss, const T* weights) {
+  std::vector<double> top(b.rows), sum(b.rows), logits(b.rows), sums(b.rows);
+  const SoftmaxState<T> state{{top.data(), sum.data()}, logits.data(), sums.data()};
+  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+    kernels().of<T>().softmax_visit(b, T(loss.scale), T(loss.margin), loss.normalise, weights,
+                                    state, begin, end);
+  });
+  const bool one_positive = !b.row_groups && !b.dense.data;
+  Result result;
+  for (int64_t i = 0; i < b.rows; ++i) {
+    const double lse = logit_sum(loss.scale, top[i], sum[i]);
+    result.loss += weights[i] * row_loss(lse, logits[i], sums[i], one_positive, loss.normalise);
+    if (loss.margin != 0) {
+      const double share = std::exp(logits[i] - loss.scale * top[i]) / sum[i];
+      result.scale_slope -= loss.margin * weights[i] * (share - 1);
+    }
+  }
+  return result;
+}
+
+// The mean of the row softmax and the column softmax of the positives.
+template <class T>
+Result softmax_both_ways(const Block<T>& b, const Loss& loss, const T* weights) {
+  const double scale = loss.scale;
+  std::vector<double> top(b.rows, kLeftOut<double>), sum(b.rows), logits(b.rows), sums(b.rows);
+  std::vector<double> column_top(b.columns, kLeftOut<double>), column_sum(b.columns);
+  const SoftmaxState<T> state{{top.data(), sum.data()}, logits.data(), sums.data()};
+  const MaxSum columns{column_top.data(), column_sum.data()};
+  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+    kernels().of<T>().softmax_fold_rows(b, T(scale), T(loss.margin), state, begin, end);
+  });
+  over(b.columns, b.rows, [&](int64_t begin, int64_t end) {
+    kernels().of<T>().softmax_fold_columns(b, T(scale), columns, begin, end);
+  });
+
+  std::vector<double> column_weight(b.columns);  // of the rows whose positive it is
+  for (int64_t i = 0; i < b.rows; ++i) column_weight[b.positives[i]] += weights[i];
+  Result result;
+  std::vector<T> tops(b.rows), shares(b.rows), targets(b.rows);
+  for (int64_t i = 0; i < b.rows; ++i) {
+    const int64_t j = b.positives[i];
+    const double weight = weights[i];
+    const double lse = 0.5 * (logit_sum(scale, top[i], sum[i]) +
+                              logit_sum(scale, column_top[j], column_sum[j]));
+    result.loss += weight * (lse - logits[i]);
+    if (loss.margin != 0) {
+      const double along_row = std::exp(logits[i] - scale * top[i]) / sum[i];
+      const double along_column = std::exp(logits[i] - scale * column_top[j]) / column_sum[j];
+      result.scale_slope -= loss.margin * (0.5 * (weight * along_row +
+                                                  column_weight[j] * along_column) - weight);
+    }
+    tops[i] = T(top[i]);
+    shares[i] = T(0.5 * weight * scale / sum[i]);
+    targets[i] = T(weight * scale);
+  }
+  std::vector<T> column_tops(b.columns), column_shares(b.columns);
+  for (int64_t j = 0; j < b.columns; ++j) {
+    column_tops[j] = T(column_top[j]);
+    const double weight = 0.5 * column_weight[j] * scale;
+    column_shares[j] = T(column_sum[j] == 0 ? 0 : weight / column_sum[j]);
+  }
+  const SoftmaxSlope<T> slope{tops.data(), shares.data(), targets.data(), column_tops.data(),
+                              column_shares.data()};
+  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+    // The fold has taken the margin from the positives.
+    kernels().of<T>().softmax_slope(b, T(scale), T(0), slope, begin, end);
+  });
+  return result;
+}
+
+// Losses of one pair, or of one row's pairs, that need no state between the passes.
+template <class T>
+Result row_by_row(const Block<T>& b, const Loss& loss, const T* weights) {
+  std::vector<double> losses(b.rows), slopes(b.rows);
+  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+    const auto& k = kernels().of<T>();
+    if (loss.kind == Kind::sigmoid) {
+      k.sigmoid(b, T(loss.scale), T(loss.bias), weights, losses.data(), slopes.data(), begin, end);
+    } else if (loss.kind == Kind::squared_error) {
+      k.squared_error(b, weights, losses.data(), begin, end);
+    } else {
+      k.triplet(b, loss.kind == Kind::semi_hard_triplet, T(loss.margin), weights, losses.data(),
+                begin, end);
+    }
+  });
+  Result result;
+  for (int64_t i = 0; i < b.rows; ++i) {
+    result.loss += static_cast<long double>(weights[i]) * losses[i];
+    result.bias_slope += weights[i] * slopes[i];
+  }
+  return result;
+}
+
+// The scores of the block become its slopes.
+template <class T>
+Result visit(const Block<T>& b, const Loss& loss, const T* weights) {
+  if (loss.kind != Kind::softmax) return row_by_row(b, loss, weights);
+  return loss.symmetric ? softmax_both_ways(b, loss, weights) : softmax_of_rows(b, loss, weights);
+}
+
+// Through the normalisation, in place; returns sum_i unit_i . dunit_i.
+template <class T>
+double finish_side(const Tensor& x, const T* inverse, T* grad) {
+  const int64_t rows = x.size(0);
+  Scratch<T> dots(rows);
+  const Dtype dtype = sizeof(T) == sizeof(float) ? Dtype::float32 : Dtype::float64;
+  through_unit_rows<T>(grad, matrix(x), rows, x.size(1), inverse, T(1), grad, dtype, dots);
+  long double sum = 0;
+  for (int64_t i = 0; i < rows; ++i) sum += dots[i];
+  return double(sum);
+}
+
+}  // namespace
+
+// weights (N,) weigh the losses of the rows. grad_x (N, D) and grad_y (M, D) are written in the
+// compute type where given; without y, x with itself, grad_x holds both shares. `total`: the
+// weighted sum of the losses; `parameters` (2,): its derivatives by scale, right where a gradient
+// is given, and by bias.
+void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional column_ids,
+           Optional row_groups, Optional column_groups, Optional dense, double otherwise,
+           int64_t skip, int64_t kind, double scale, double bias, double margin, bool normalise,
+           bool symmetric, Tensor weights, Optional grad_x, Optional grad_y, Tensor total,
+           Tensor parameters) {
+  with_type(weights, [&](auto type) {
+    using T = decltype(type);
+    const Tensor& other = y ? *y : x;
+    const int64_t rows = x.size(0), columns = other.size(0), width = x.size(1);
+
+    Scratch<T> unit_x(rows * width), inverse_x(rows);
+    Scratch<T> unit_own(y ? columns * width : 0), inverse_own(y ? columns : 0);
+    make_unit_rows<T>(matrix(x), rows, width, unit_x, inverse_x);
+    if (y) make_unit_rows<T>(matrix(other), columns, width, unit_own, inverse_own);
+    const T* unit_y = y ? unit_own : unit_x;
+
+    Block<T> b{};
+    b.rows = rows;
+    b.columns = columns;
+    b.stride = columns + kAligned / sizeof(T);  // off a power of two, for the cache's sets
+    Scratch<T> packed(packed_rows<T>(columns) * width), panel(rows * b.stride);
+    b.scores = panel;
+    take_pairs(b, positives, row_ids, column_ids, row_groups, column_groups, dense, otherwise,
+               skip);
+    pack<T>(unit_y, columns, width, packed);
+    fill_scores<T>(unit_x, width, packed, b);
+    const Loss loss{static_cast<Kind>(kind), scale, bias, margin, normalise, symmetric};
+    Result result = visit(b, loss, input<T>(weights));
+
+    double along = 0;
+    if (grad_x) {
+      T* out = output<T>(*grad_x);
+      multiply_panel<T>(b, unit_y, width, out, false, false);
+      if (!y) multiply_panel<T>(b, unit_x, width, out, true, true);
+      along = finish_side<T>(x, inverse_x, out) / (y ? 1 : 2);
+    }
+    if (grad_y) {
+      T* out = output<T>(*grad_y);
+      multiply_panel<T>(b, unit_x, width, out, true, false);
+      along = finish_side<T>(other, inverse_own, out);
+    }
+    *output<double>(total) = double(result.loss);
+    double* slopes = output<double>(parameters);
+    slopes[0] = double(result.scale_slope) + along / scale;
+    slopes[1] = double(result.bias_slope);
+  });
+}
+
+}  // namespace fastsim
