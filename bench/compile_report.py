@@ -25,6 +25,7 @@ from fastsim.tiles import Tile
 ARCHITECTURES = ("sm_80", "sm_90", "gfx942")
 OPERANDS = ("float16", "tf32", "float32")
 ROWS, COLUMNS = 200, 300
+ALONE = ("softmax", "sigmoid", "squared_error")  # kinds that rows with themselves fold mirrored
 TABLE_NOTE = "spills in bytes (sm) or registers (gfx); operands float16 for 16-bit inputs"
 
 
@@ -162,6 +163,13 @@ def tiles():
     ]
 
 
+def run_alone(tile, dtype, depth=768):
+    """The fold of rows with themselves."""
+    backend = TritonBackend()
+    unit = backend.unit_rows(torch.randn(ROWS, depth, dtype=dtype))[0]
+    backend.fold(tile, unit, unit)
+
+
 def run_tile(tile, dtype, depth=768):
     """Every launch of a tile loss for inputs of that dtype."""
     backend = TritonBackend()
@@ -219,7 +227,10 @@ def calls():
     """(case, function of a dtype) that together make every launch."""
     made = [(name, functools.partial(run_tile, tile)) for name, tile in tiles()]
     shallow = [(f"{n}, 128", functools.partial(run_tile, tile, depth=128)) for n, tile in tiles()]
-    return [*made, shallow[2], ("rows", run_rest)]
+    square = Pairs(dense=torch.zeros(ROWS, ROWS, dtype=torch.bfloat16))
+    kinds = [Tile(kind, square, *torch.tensor([20.0, -10.0])) for kind in ALONE]
+    alone = [(f"{tile.kind} alone", functools.partial(run_alone, tile)) for tile in kinds]
+    return [*made, *alone, shallow[2], ("rows", run_rest)]
 
 
 @click.command()

@@ -95,10 +95,10 @@ def entry(rows):
     if not timed:
         raise click.ClickException("no candidate ran")
     best = min(timed, key=lambda row: row["softmax visit"] + row["sigmoid visit"])
-    # Keeping the scores pays at this depth if it beats two products.
+    # To spare a product pays at this depth if it beats two products.
     pays = best["softmax visit"] < best["softmax fold"] + best["softmax slope"]
-    keep = best["depth"] if pays else 2 * best["depth"]
-    sizes = table.BlockSizes(**best["sizes"] | {"keep": keep})
+    spare = best["depth"] if pays else 2 * best["depth"]
+    sizes = table.BlockSizes(**best["sizes"] | {"spare": spare})
     return f"    {tuple(best['key'])!r}: {sizes!r},"
 
 

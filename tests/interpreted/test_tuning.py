@@ -28,4 +28,4 @@ def test_the_fastest_becomes_the_entry(second_is, monkeypatch):
     assert {*rows[0]} >= {"softmax fold", "softmax slope", "softmax visit", "sigmoid visit"}
     made = eval("{" + tune_triton.entry(rows) + "}", {"BlockSizes": table.BlockSizes})
     best = SECOND if second_is == "faster" else FIRST
-    assert made == {("interpreter", 2, "shallow"): best._replace(keep=depth)}
+    assert made == {("interpreter", 2, "shallow"): best._replace(spare=depth)}

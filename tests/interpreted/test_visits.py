@@ -115,6 +115,38 @@ def test_one_product_where_scores_are_kept(monkeypatch):
     assert products(losses.info_nce(x, y, backend="triton")) == 0
 
 
+@pytest.mark.parametrize("rows", [33, 70])
+@pytest.mark.parametrize("dtype", [SINGLE, HALF], ids=str)
+def test_half_the_tiles_of_rows_with_themselves(dtype, rows, monkeypatch):
+    """Folded for rows and columns at once, or, where the partial results are too many, in full."""
+    from fastsim.backends.triton_kernels import launches
+
+    x, groups = torch.randn(rows, 40).to(dtype), torch.randint(0, rows // 3, (rows,))
+    matrix = torch.rand(rows, rows)
+    common = {"reduction": "none", "backend": "triton"}
+    found, mirror = [], launches.Launch.mirror
+    monkeypatch.setattr(
+        launches.Launch, "mirror", lambda *arguments: found.append(mirror(*arguments))
+    )
+
+    def values():
+        positives, ids = groups % 7, (groups, groups.flip(0))
+        return [
+            losses.sup_con(x, groups, **common),
+            losses.info_nce(x, x, positives, exclude=ids, **common),
+            losses.siglip(x, x, (groups, groups.flip(0)), **common),
+            losses.matrix_cross_entropy(x, x, matrix, **common),
+            losses.matrix_mse(x, x, matrix, **common),
+        ]
+
+    half = values()
+    monkeypatch.setattr(launches, "PARTIALS", 1)
+    full = values()
+    assert found == [True] * 5 + [False] * 5
+    for a, b in zip(half, full, strict=True):
+        assert (a - b).abs().max() <= 8 * torch.finfo(SINGLE).eps * b.abs().max()
+
+
 def test_panel_bytes_are_a_number(monkeypatch):
     monkeypatch.setenv("FASTSIM_TRITON_PANEL", "8GB")
     with pytest.raises(ValueError, match="FASTSIM_TRITON_PANEL: wanted a number of bytes"):

@@ -105,7 +105,13 @@ def _row_sizes(width):
 
 
 class Launch:
-    """The launches of one loss over one pair of unit rows; `heavy`: of much work per score."""
+    """The launches of one loss over one pair of unit rows; `heavy`: of much work per score.
+
+    mirrored: a fold over all rows with themselves takes the tiles that reach the diagonal or lie
+    above it, and folds the latter both ways. For folds that keep nothing of columns.
+    """
+
+    mirrored = False
 
     def __init__(self, pairs, numbers, unit_x, unit_y, *, heavy=False):
         self.unit_x, self.unit_y, self.device = unit_x, unit_y, unit_x.device
@@ -113,7 +119,8 @@ class Launch:
         self.stride = unit_x.stride(0)
         self.sizes = block_sizes(architecture(self.device), unit_x.dtype.itemsize, self.stride)
         self.parts = self.sizes.parts * (2 if heavy else 1)
-        self.keeps = unit_x.dtype.itemsize == 2 and self.stride >= self.sizes.keep
+        self.spares = self.stride >= self.sizes.spare
+        self.keeps = self.spares and unit_x.dtype.itemsize == 2
         full = torch.get_float32_matmul_precision() == "highest"
         self.precision = "ieee" if full else "tf32"
 
@@ -129,12 +136,32 @@ class Launch:
         tall, wide = self.grid(rows, columns)
         return tall, wide * self.parts
 
+    def mirror(self, per_tile):
+        """Whether both sides are the same rows and half the tiles pay; from now on if so.
+
+        per_tile: bytes that a tile leaves; both ways they have to fit, as there is one band.
+        """
+        everything = slice(0, self.unit_x.shape[0])
+        tall, wide = self.tiles(everything, everything)
+        same = self.unit_x is self.unit_y and self.skip != "lower"
+        self.mirrored = same and self.spares and tall * (tall + wide) * per_tile <= PARTIALS
+        return self.mirrored
+
+    def row_partials(self, rows, columns, fill=0.0):
+        """(tiles, n) float32 for the rows of a block; `fill` where mirrored tiles write nothing."""
+        tall, wide = self.tiles(rows, columns)
+        shape = wide + tall * self.mirrored, rows.stop - rows.start
+        partials = self.unit_x.new_empty(shape, dtype=torch.float32)
+        return partials.fill_(fill) if self.mirrored else partials
+
     def bands(self, per_tile):
         """Slices of rows whose tiles leave at most PARTIALS bytes, `per_tile` (row, column) each.
 
         per_tile: bytes that a tile leaves.
         """
         rows, columns = self.unit_x.shape[0], self.unit_y.shape[0]
+        if self.mirrored:
+            return [slice(0, rows)]
         _, across = self.tiles(slice(0, rows), slice(0, columns))
         tall = max(1, PARTIALS // (across * per_tile)) * self.sizes.rows
         return [slice(top, min(rows, top + tall)) for top in range(0, rows, tall)]
@@ -157,6 +184,7 @@ class Launch:
             SKIP=self.skip,
             FOLD=fold,
             SLOPE=slope,
+            MIRRORED=self.mirrored,
             PRECISION=self.precision,
             PARTS=self.parts,
             SIZES=sizes,

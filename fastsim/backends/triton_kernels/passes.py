@@ -23,7 +23,7 @@ LEFT_OUT = pairs.LEFT_OUT.value
 def tile_launch(tile, unit_x, unit_y, *, slopes):
     """The launches of a tile loss."""
     numbers = Numbers(tile.scale, tile.bias, float(tile.margin) if tile.margin else None)
-    heavy = slopes or tile.kind in ("sigmoid", "levels") or tile.pairs.dense is not None
+    heavy = slopes or tile.kind in ("sigmoid", "levels") or not tile.pairs.one_positive
     return Launch(tile.pairs, numbers, unit_x, unit_y, heavy=heavy)
 
 
@@ -31,6 +31,8 @@ def fold(tile, unit_x, unit_y):
     """The state of the loss over the whole matrix."""
     run = tile_launch(tile, unit_x, unit_y, slopes=False)
     kept = _FOLDS[tile.kind](tile, run, unit_y.shape[0])
+    if tile.rows_alone:
+        run.mirror(kept.per_tile)
     for rows in run.bands(kept.per_tile):
         kept.add(run, rows)
     return kept.result()
@@ -85,17 +87,20 @@ class _SoftmaxFold:
             self.column_state = [run.unit_x.new_empty(columns, dtype=torch.float32) for _ in "ts"]
 
     def add(self, run, rows, work=None):
-        tall, wide = run.tiles(rows, self.columns)
+        tall, _ = run.tiles(rows, self.columns)
         count, columns = rows.stop - rows.start, self.columns.stop
 
         def empty(*shape):
             return run.unit_x.new_empty(shape, dtype=torch.float32)
 
+        def of_rows(fill=0.0):
+            return run.row_partials(rows, self.columns, fill)
+
         partials = SoftmaxPartials(
-            empty(wide, count),
-            empty(wide, count),
+            of_rows(LEFT_OUT),
+            of_rows(),
             None if self.matrix else empty(count),
-            *((empty(wide, count), empty(wide, count)) if self.matrix else (None, None)),
+            *((of_rows(), of_rows()) if self.matrix else (None, None)),
             *((empty(tall, columns), empty(tall, columns)) if self.tile.symmetric else (None,) * 2),
         )
         run(rows, self.columns, fold=epilogues.softmax_fold, partials=partials, **(work or {}))
@@ -129,8 +134,7 @@ class _LossFold:
         self.rows = []
 
     def add(self, run, rows, slope=None, work=None):
-        shape = run.tiles(rows, self.columns)[1], rows.stop - rows.start
-        sums = [run.unit_x.new_empty(shape, dtype=torch.float32) for _ in range(self.parts)]
+        sums = [run.row_partials(rows, self.columns) for _ in range(self.parts)]
         partials = LossPartials(*sums)
         run(rows, self.columns, fold=self.epilogue, slope=slope, partials=partials, **(work or {}))
         self.rows.append([part.sum(0, dtype=torch.float64) for part in sums])

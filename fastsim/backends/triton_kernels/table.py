@@ -17,7 +17,8 @@ class BlockSizes(NamedTuple):
 
     parts: in how many parts, side by side, a light epilogue takes the tile; a heavy one takes it
     in twice as many.
-    keep: features from which on a visit keeps scores of 16 bits instead of multiplying them again.
+    spare: features from which on a product is worth sparing: a visit keeps scores of 16 bits
+    instead of multiplying them again, a fold of rows with themselves takes half the tiles.
     descriptors: whether the operands come by tensor descriptors (TMA), which sm_90 and later have.
     """
 
@@ -28,7 +29,7 @@ class BlockSizes(NamedTuple):
     warps: int
     stages: int
     parts: int
-    keep: int
+    spare: int
     descriptors: bool = False
 
 

@@ -77,6 +77,7 @@ def tile_kernel(
     SKIP: tl.constexpr,  # noqa: N803
     FOLD: tl.constexpr,  # noqa: N803
     SLOPE: tl.constexpr,  # noqa: N803
+    MIRRORED: tl.constexpr,  # noqa: N803
     PRECISION: tl.constexpr,  # noqa: N803
     PARTS: tl.constexpr,  # noqa: N803
     SIZES: tl.constexpr,  # noqa: N803
@@ -85,6 +86,8 @@ def tile_kernel(
 
     PARTS, 1, 2, 4 or 8: the epilogues take the tile in as many parts, each a tile of its own to
     them, so that what they compute with fits beside the accumulator.
+
+    MIRRORED: x is y; see `_fold_mirrored`.
     """
     tile_rows = tl.cdiv(block.row1 - block.row0, SIZES.rows)
     tile_columns = tl.cdiv(block.column1 - block.column0, SIZES.columns)
@@ -96,6 +99,8 @@ def tile_kernel(
     if SKIP == "lower":
         # A tile below the diagonal has no pair that takes part, so no product either.
         depth = tl.where(left + SIZES.columns <= top + 1, 0, stride)
+    if MIRRORED:
+        depth = tl.where(left + SIZES.columns <= top, 0, stride)
     # Past the edge the last row again: loads need no mask, the epilogue drops the scores.
     x_row = tl.minimum(row, block.row1 - 1)
     y_row = tl.minimum(left + tl.arange(0, SIZES.columns), block.column1 - 1)
@@ -123,8 +128,37 @@ def tile_kernel(
             keep(scores, row, column, row_place(row, tile, block), block, work.kept)
         if SLOPE is not None:
             _write_slopes(scores, row, column, block, work, SLOPE)
-        if FOLD is not None:
+        if MIRRORED:
+            _fold_mirrored(parts[part], scores, row, column, tile, block, work, SKIP, FOLD)
+        elif FOLD is not None:
             FOLD(scores, row, column, tile, block, work.pairs, work.numbers, work.partials)
+
+
+@triton.jit
+def _fold_mirrored(
+    product,
+    scores,
+    row,
+    column,
+    tile,
+    block,
+    work,
+    SKIP: tl.constexpr,  # noqa: N803
+    FOLD: tl.constexpr,  # noqa: N803
+):
+    """Folds a tile of a symmetric matrix for its rows, and above the diagonal for its columns.
+
+    Tiles are nested, so a pair is folded once: below the diagonal by the tile that mirrors it, or
+    by its own where that reaches the diagonal.
+    """
+    pairs, numbers = work.pairs, work.numbers
+    if tl.max(column, 0) >= tl.min(row, 0):
+        FOLD(scores, row, column, tile, block, pairs, numbers, work.partials)
+    if tl.min(column, 0) > tl.max(row, 0):
+        part = taking_part(column, row, block, pairs, SKIP)
+        mirrored = tl.where(part, tl.trans(product), LEFT_OUT)
+        place = (tile[1], tile[2] + tile[0], tile[2])
+        FOLD(mirrored, column, row, place, block, pairs, numbers, work.partials)
 
 
 @triton.jit(do_not_specialize=["block"])
