@@ -191,7 +191,8 @@ def run_rest(dtype, depth=768):
     unit_x, inverse = backend.unit_rows(x)
     unit_y, _ = backend.unit_rows(y)
     backend.unit_rows(x, torch.float32)
-    backend.unit_rows_backward(torch.randn(ROWS, depth), x, inverse, torch.ones(()))
+    for written in {dtype, torch.float32}:
+        backend.unit_rows_backward(torch.randn(ROWS, depth), x, inverse, torch.ones(()), written)
     excluding = Pairs(torch.arange(ROWS), _integers(ROWS), _integers(COLUMNS))
     backend.closest(excluding, True, unit_x, unit_y)
     backend.cosent(torch.randn(ROWS), torch.rand(ROWS), torch.ones(()), True)

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastsim.backends import get
+from fastsim.backends import get, pick, triton
+from fastsim.backends.triton import TritonBackend
+from fastsim.info import report
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"
@@ -38,6 +40,18 @@ def test_objection_without_a_gpu():
         pytest.skip("the interpreter serves CPU tensors")
     assert get("triton").objection() is not None
     assert get("triton").objection(torch.zeros(1)) is not None
+
+
+def test_info_says_that_a_gpu_is_unverified(monkeypatch):
+    monkeypatch.setattr(TritonBackend, "objection", lambda self, *tensors: None)
+    monkeypatch.setattr(triton, "interpreting", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    line = next(line for line in report().splitlines() if "triton" in line)
+    assert line.split(maxsplit=1)[1] == (
+        "usable, unverified on this device (NVIDIA H200): `auto` leaves it out,"
+        ' backend="triton" asks for it'
+    )
+    assert pick(None, torch.empty(1, device="meta")).name == "eager"
 
 
 # Of the report's cases those that together have every kernel and every epilogue.
