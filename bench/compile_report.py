@@ -19,7 +19,7 @@ import click
 import torch
 
 from fastsim.backends.triton import TritonBackend
-from fastsim.targets import Pairs
+from fastsim.targets import Guide, Pairs
 from fastsim.tiles import Tile
 
 ARCHITECTURES = ("sm_80", "sm_90", "gfx942")
@@ -148,11 +148,16 @@ def tiles():
     )
     once = Pairs(row_groups=_integers(ROWS), column_groups=_integers(COLUMNS), skip="lower")
     levels = torch.tensor([-1.0, 1.0])
+    guide = Guide(
+        *(torch.zeros(n, 64, dtype=torch.float16) for n in (ROWS, COLUMNS)), torch.zeros(ROWS)
+    )
+    guided = Pairs(torch.arange(ROWS), guide=guide)
     return [
         ("positives", Tile("softmax", positives, scale, bias)),
         ("symmetric", Tile("softmax", positives, scale, bias, symmetric=True)),
         ("exclude", Tile("softmax", excluding, scale, bias, 0.1, symmetric=True)),
         ("others", Tile("softmax", others, scale, bias, normalise=True)),
+        ("guided", Tile("softmax", guided, scale, bias, symmetric=True)),
         ("dense", Tile("softmax", dense, scale, bias)),
         ("sigmoid groups", Tile("sigmoid", groups, scale, bias)),
         ("sigmoid dense", Tile("sigmoid", dense, scale, bias)),

@@ -14,13 +14,15 @@ the same in one call of the backend, for small batches. "fold": the forward pass
 backward pass visits the panels again.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from fastsim.backends import get
 from fastsim.operators import define
 from fastsim.scores import compute_dtype, without_autocast
-from fastsim.targets import Pairs
+from fastsim.targets import Guide, Pairs
 from fastsim.tiles import Tile, margin_gradient
 
 
@@ -29,7 +31,7 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, backend):
 
     scale and bias are numbers or 0-d tensors; `weights` (N,) asks for sum_i weights_i loss_i,
     None for the losses (N,) themselves. Returns the compute type: float64 for float64 inputs,
-    else float32.
+    else float32; log-sum-exps, which are to be merged with others, are float64.
     """
     y = None if y is x else y
     dtype = compute_dtype(x)
@@ -44,6 +46,7 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, backend):
         bias,
         weights,
         *_once(*tile.pairs.tensors()),
+        *_guide_tensors(tile.pairs.guide),
         tile.levels,
         tile.pairs.otherwise,
         tile.pairs.skip,
@@ -61,7 +64,8 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, backend):
 def _plan(tile, x, y, weights, wanted, backend):
     """How the forward pass goes about it."""
     rows, columns = x.shape[0], y.shape[0]
-    if weights is not None and backend.serves_whole(tile.kind, rows, columns, x.shape[1]):
+    alone = tile.pairs.guide is None
+    if alone and weights is not None and backend.serves_whole(tile.kind, rows, columns, x.shape[1]):
         return "whole"
     if not wanted or (weights is None and tile.kind != "levels"):
         return "fold"
@@ -80,6 +84,17 @@ def _once(positives, row_ids, column_ids, row_groups, column_groups, dense):
     return positives, row_ids, column_ids, row_groups, column_groups, dense
 
 
+def _guide_tensors(guide):
+    """The tensors of a guide, None for the columns' where they are the rows' own."""
+    if guide is None:
+        return None, None, None
+    return guide.rows, None if guide.columns is guide.rows else guide.columns, guide.thresholds
+
+
+def _guide(rows, columns, thresholds):
+    return None if rows is None else Guide(rows, rows if columns is None else columns, thresholds)
+
+
 def as_scalar(value, dtype, device):
     """A number or 0-d tensor as a 0-d tensor."""
     if isinstance(value, Tensor):
@@ -91,9 +106,9 @@ def as_scalar(value, dtype, device):
 
 _TILE = (
     "Tensor? weights, Tensor? positives, Tensor? row_ids, Tensor? column_ids, Tensor? row_groups, "
-    "Tensor? column_groups, Tensor? dense, Tensor? levels, float otherwise, str skip, str kind, "
-    "float margin, bool normalise, bool symmetric, bool[] wants, str plan, "
-    "str backend"
+    "Tensor? column_groups, Tensor? dense, Tensor? guide_rows, Tensor? guide_columns, "
+    "Tensor? thresholds, Tensor? levels, float otherwise, str skip, str kind, float margin, "
+    "bool normalise, bool symmetric, bool[] wants, str plan, str backend"
 )
 _FORWARD = f"(Tensor x, Tensor? y, Tensor scale, Tensor bias, {_TILE}) -> Tensor[]"
 _BACKWARD = (
@@ -106,9 +121,9 @@ class _Call:
     """The arguments of one operator call, by name; `fake`: the tensors hold no values."""
 
     def __init__(self, x, y, scale, bias, weights, *arguments, fake=False):
-        *tensors, levels, otherwise, skip = arguments[:9]
-        kind, margin, normalise, symmetric, self.wants, self.plan, name = arguments[9:]
-        positives, row_ids, column_ids, row_groups, column_groups, dense = tensors
+        *tensors, levels, otherwise, skip = arguments[:12]
+        kind, margin, normalise, symmetric, self.wants, self.plan, name = arguments[12:]
+        positives, row_ids, column_ids, row_groups, column_groups, dense, *guide = tensors
         self.together = y is None
         self.x, self.y, self.weights = x, x if y is None else y, weights
         self.backend = get(name)
@@ -125,6 +140,7 @@ class _Call:
                 dense,
                 otherwise,
                 skip,
+                _guide(*guide),
             ),
             number(scale),
             number(bias),
@@ -151,7 +167,17 @@ class _Call:
         return boost if weights is None else weights * boost, 1 / boost
 
     def units(self):
-        """Unit rows and inverse norms of both sides; y's norms are empty where y is x."""
+        """Unit rows and inverse norms of both sides; y's norms are empty where y is x.
+
+        The guide's embeddings become unit rows too.
+        """
+        guide = self.tile.pairs.guide
+        if guide is not None:
+            rows = self.backend.unit_rows(guide.rows)[0]
+            same = guide.columns is guide.rows
+            columns = rows if same else self.backend.unit_rows(guide.columns)[0]
+            pairs = replace(self.tile.pairs, guide=Guide(rows, columns, guide.thresholds))
+            self.tile = replace(self.tile, pairs=pairs)
         unit_x, inverse_x = self.backend.unit_rows(self.x)
         if self.together:
             return unit_x, unit_x, inverse_x, inverse_x.new_empty(0)
@@ -215,7 +241,8 @@ def _forward(*arguments):
         loss = call.tile.finish(state)
         if call.weights is not None:
             loss = (loss * call.weights).sum()
-        return [loss.to(inverse_x.dtype, copy=True), *(saved if any(call.wants) else ())]
+        dtype = call.tile.loss_dtype(inverse_x.dtype)
+        return [loss.to(dtype, copy=True), *(saved if any(call.wants) else ())]
 
 
 def _visit_panels(call, unit_x, unit_y, dtype):
@@ -287,8 +314,8 @@ def _forward_fake(*arguments):
     call = _Call(*arguments, fake=True)
     rows, columns = call.x.shape[0], call.y.shape[0]
     dtype = compute_dtype(call.x)
-    scalar = call.weights is not None or call.tile.kind == "levels"
-    loss = call.x.new_empty(() if scalar else rows, dtype=dtype)
+    shape = call.tile.loss_shape(rows, columns) if call.weights is None else ()
+    loss = call.x.new_empty(shape, dtype=call.tile.loss_dtype(dtype))
     if not any(call.wants):
         return [loss]
     if call.plan == "fold":
@@ -311,7 +338,7 @@ def _gradients_fake(call, dtype):
 _tile = define("tile", _FORWARD, _forward, _forward_fake)
 _tile_backward = define("tile_backward", _BACKWARD, _backward, _backward_fake)
 
-_TENSORS = 12  # x, y, scale, bias, weights, the tensors of the pairs, levels
+_TENSORS = 15  # x, y, scale, bias, weights, the tensors of the pairs and the guide, levels
 
 
 class _TileLoss(torch.autograd.Function):

@@ -9,32 +9,35 @@ from fastsim.targets import Pairs
 
 
 def closest_column(unit_x, unit_y, dtype, semi_hard, pairs, backend):
-    """Column (N,) int64 of each row's largest admitted cosine but its positive's; -1: none.
+    """Column (N,) int64 of each row's largest admitted score but its positive's; -1: none.
 
-    unit_x (N, D), unit_y (M, D): unit rows in the compute type, of embeddings in `dtype`.
+    unit_x (N, D), unit_y (M, D): unit rows in the compute type, of embeddings in `dtype`; or any
+    rows, whose products are then the scores. Groups of `pairs`: only columns of the row's group.
     """
-    ids = pairs.row_ids, pairs.column_ids
+    *tensors, _ = pairs.tensors()
     return _closest(
-        unit_x.detach(), unit_y.detach(), dtype, pairs.positives, *ids, semi_hard, backend.name
+        unit_x.detach(), unit_y.detach(), dtype, *tensors, pairs.skip, semi_hard, backend.name
     )
 
 
-def _forward(unit_x, unit_y, dtype, positives, row_ids, column_ids, semi_hard, backend):
+def _forward(unit_x, unit_y, dtype, *arguments):
+    *tensors, skip, semi_hard, backend = arguments
     chosen = get(backend)
     with without_autocast(unit_x.device.type):
-        pairs = Pairs(positives, row_ids, column_ids)
+        pairs = Pairs(*tensors, skip=skip)
         operands = chosen.operand(unit_x, dtype), chosen.operand(unit_y, dtype)
         return chosen.closest(pairs, semi_hard, *operands)
 
 
-def _forward_fake(unit_x, unit_y, dtype, positives, row_ids, column_ids, semi_hard, backend):
-    return torch.empty_like(positives)
+def _forward_fake(unit_x, *arguments):
+    return torch.empty(unit_x.shape[0], dtype=torch.int64, device=unit_x.device)
 
 
 _closest = define(
     "closest",
-    "(Tensor unit_x, Tensor unit_y, ScalarType dtype, Tensor positives, Tensor? row_ids,"
-    " Tensor? column_ids, bool semi_hard, str backend) -> Tensor",
+    "(Tensor unit_x, Tensor unit_y, ScalarType dtype, Tensor? positives, Tensor? row_ids,"
+    " Tensor? column_ids, Tensor? row_groups, Tensor? column_groups, str skip, bool semi_hard,"
+    " str backend) -> Tensor",
     _forward,
     _forward_fake,
 )

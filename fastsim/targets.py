@@ -14,16 +14,30 @@ SKIPS = ("nothing", "diagonal", "lower")
 
 
 @dataclass(frozen=True)
+class Guide:
+    """Other embeddings that decide: out with (i, j) where their cosine is above thresholds[i].
+
+    rows (N, E), columns (M, E): embeddings at the operators, their unit rows for a backend.
+    thresholds (N,) in the compute type.
+    """
+
+    rows: torch.Tensor
+    columns: torch.Tensor
+    thresholds: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Pairs:
     """The target of each pair and the pairs that take no part.
 
-    Exactly one of `positives` alone, groups or `dense` gives the target t_ij:
+    At most one of `positives` alone, groups or `dense` gives the target t_ij; without any, a
+    softmax is asked for its log-sum-exps alone:
     positives: 1 at column positives[i], else 0.
     groups: 1 where row_groups[i] == column_groups[j], else `otherwise`.
     dense: dense[i, j], in its own dtype.
 
-    Left out: `skip` "diagonal" (j == i) or "lower" (j <= i: each unordered pair once), and pairs
-    with row_ids[i] == column_ids[j] unless j == positives[i].
+    Left out: `skip` "diagonal" (j == i) or "lower" (j <= i: each unordered pair once), pairs with
+    row_ids[i] == column_ids[j] unless j == positives[i], and pairs that `guide` decides against.
     """
 
     positives: torch.Tensor | None = None
@@ -34,9 +48,10 @@ class Pairs:
     dense: torch.Tensor | None = None
     otherwise: float = -1.0
     skip: str = "nothing"
+    guide: Guide | None = None
 
     def tensors(self):
-        """The tensors in the order of the registered operators' arguments."""
+        """The tensors but the guide's, in the order of the registered operators' arguments."""
         return (
             self.positives,
             self.row_ids,
@@ -49,7 +64,12 @@ class Pairs:
     @property
     def one_positive(self):
         """Whether each row's only target is its positive."""
-        return self.row_groups is None and self.dense is None
+        return self.positives is not None and self.row_groups is None and self.dense is None
+
+    @property
+    def untargeted(self):
+        """Whether no pair has a target."""
+        return self.positives is None and self.row_groups is None and self.dense is None
 
     def block(self, rows, columns):
         """`tensors` for the rows and columns of two slices; `positives` keeps global columns."""
@@ -127,7 +147,16 @@ def taking_part(pairs, rows, columns, device):
         part = column > row
     if pairs.row_ids is not None:
         same = pairs.row_ids[:, None] == pairs.column_ids[None, :]
-        part = part & ~(same & (column != pairs.positives[:, None]))
+        if pairs.positives is not None:
+            same = same & (column != pairs.positives[:, None])
+        part = part & ~same
+    if pairs.guide is not None:
+        # In double precision, so that a copy of the pair behind a threshold ties with it.
+        sides = (pairs.guide.rows, pairs.guide.columns)
+        rows_, columns_ = (torch.nn.functional.normalize(side.double(), dim=1) for side in sides)
+        guided = rows_ @ columns_.T
+        thresholds = pairs.guide.thresholds[:, None]
+        part = part & ~(guided.to(thresholds.dtype) > thresholds)
     return part
 
 

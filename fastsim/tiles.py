@@ -47,8 +47,21 @@ class Tile:
         parts = {"softmax": 4, "sigmoid": 2, "squared_error": 1}[self.kind]
         return [(rows,)] * parts + [(columns,)] * (2 * self.symmetric)
 
+    def loss_shape(self, rows, columns):
+        """The shape of what `finish` returns."""
+        if self.kind == "levels":
+            return ()
+        return (rows + columns * (self.symmetric and self.pairs.untargeted),)
+
+    def loss_dtype(self, dtype):
+        """The type of what `finish` returns, for the compute type `dtype`."""
+        return torch.float64 if self.kind == "softmax" and self.pairs.untargeted else dtype
+
     def finish(self, state):
-        """The losses (N,), or () for a loss over the whole matrix."""
+        """The losses (N,), or () for a loss over the whole matrix.
+
+        A softmax without targets: the log-sum-exps (N,), if symmetric of the columns too (N + M,).
+        """
         return _FINISH[self.kind](self, state)
 
     def coefficients(self, state, grad):
@@ -59,6 +72,9 @@ class Tile:
 def _softmax_finish(tile, state):
     top, total, target_logits, target_sums = state[:4]
     lse = tile.scale * top + total.log()
+    if tile.pairs.untargeted:
+        of_columns = [tile.scale * state[4] + state[5].log()] if tile.symmetric else []
+        return torch.cat([lse, *of_columns])
     if tile.symmetric:
         top, total = (column[tile.pairs.positives] for column in state[4:])
         lse = 0.5 * (lse + tile.scale * top + total.log())
@@ -80,6 +96,10 @@ def _softmax_coefficients(tile, state, grad):
     """
     top, total, _, target_sums = state[:4]
     weight = grad * tile.scale
+    if tile.pairs.untargeted:
+        rows, columns = weight.split([top.numel(), weight.numel() - top.numel()])
+        of_columns = (state[4], _over(columns, state[5])) if tile.symmetric else (None, None)
+        return top, _over(rows, total), torch.zeros_like(top), *of_columns
     if not tile.symmetric:
         if tile.normalise:
             weight = torch.where(target_sums == 0, 0.0, weight / target_sums)

@@ -82,6 +82,8 @@ struct Kernels {
                         T* out, bool add, Range rows);
   void (*multiply_columns)(const T* panel, int64_t stride, int64_t depth, const T* x,
                            int64_t width, T* out, bool add, Range columns);
+  void (*leave_out_above)(const Block<T>&, const T* guide, int64_t guide_stride,
+                          const T* thresholds, int64_t, int64_t);
   void (*softmax_visit)(const Block<T>&, T scale, T margin, bool normalise, const T* weights,
                         const SoftmaxState<T>&, int64_t, int64_t);
   void (*softmax_fold_rows)(const Block<T>&, T scale, T margin, const SoftmaxState<T>&, int64_t,

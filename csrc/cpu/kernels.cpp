@@ -52,6 +52,7 @@ constexpr Kernels<T> kernels() {
       score_panels<T>,
       multiply_rows<T>,
       multiply_columns<T>,
+      leave_out_above<T>,
       softmax_visit<T>,
       softmax_fold_rows<T>,
       softmax_fold_columns<T>,

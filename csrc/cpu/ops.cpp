@@ -60,6 +60,20 @@ void multiply(Tensor panel, Tensor right, Tensor out, bool transposed, bool add)
 
 // ---- panel operators ----
 
+void leave_out_above(Tensor panel, Tensor guide, Tensor thresholds) {
+  with_type(panel, [&](auto type) {
+    using T = decltype(type);
+    Block<T> b{}, g{};
+    take_panel(panel, b);
+    take_panel(guide, g);
+    STD_TORCH_CHECK(guide.scalar_type() == panel.scalar_type(), "fastsim: panels of one dtype");
+    const T* threshold = input<T>(thresholds);
+    over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().leave_out_above(b, g.scores, g.stride, threshold, begin, end);
+    });
+  });
+}
+
 template <class T>
 SoftmaxState<T> softmax_state(const Tensor& max, const Tensor& sum, const Tensor& logits,
                               const Tensor& sums) {
@@ -202,6 +216,7 @@ STABLE_TORCH_LIBRARY(fastsim_cpu, m) {
   m.def("pack_panels(Tensor y, Tensor(packed!) packed) -> ()");
   m.def("scores(Tensor x, Tensor packed, Tensor(panel!) panel) -> ()");
   m.def("multiply(Tensor panel, Tensor right, Tensor(out!) out, bool transposed, bool add) -> ()");
+  m.def("leave_out_above(Tensor(panel!) panel, Tensor guide, Tensor thresholds) -> ()");
   m.def("softmax_visit" PAIRS_SCHEMA
         "float scale, float margin, bool normalise, Tensor weights, Tensor(max!) max, "
         "Tensor(sum!) sum, Tensor(logits!) target_logits, Tensor(sums!) target_sums) -> ()");
@@ -241,6 +256,7 @@ STABLE_TORCH_LIBRARY_IMPL(fastsim_cpu, CPU, m) {
   m.impl("pack_panels", TORCH_BOX(&fastsim::pack_panels));
   m.impl("scores", TORCH_BOX(&fastsim::scores));
   m.impl("multiply", TORCH_BOX(&fastsim::multiply));
+  m.impl("leave_out_above", TORCH_BOX(&fastsim::leave_out_above));
   m.impl("softmax_visit", TORCH_BOX(&fastsim::softmax_visit));
   m.impl("softmax_fold", TORCH_BOX(&fastsim::softmax_fold));
   m.impl("softmax_slope", TORCH_BOX(&fastsim::softmax_slope));

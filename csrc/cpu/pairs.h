@@ -22,6 +22,18 @@ int64_t mark_left_out(const Block<T>& b, int64_t row) {
   return positive;
 }
 
+// Marks the row's pairs whose guide score is above the row's threshold; a NaN is not above.
+template <class T>
+void leave_out_above(const Block<T>& b, const T* guide, int64_t guide_stride, const T* thresholds,
+                     int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    T* s = b.scores + row * b.stride;
+    const T *g = guide + row * guide_stride, threshold = thresholds[row];
+#pragma omp simd
+    for (int64_t j = 0; j < b.columns; ++j) s[j] = g[j] > threshold ? kLeftOut<T> : s[j];
+  }
+}
+
 template <class T>
 bool has_matrix_targets(const Block<T>& b) {
   return b.dense.data || b.row_groups;

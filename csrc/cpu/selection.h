@@ -20,7 +20,8 @@ int64_t first_of(const T* s, T value) {
   return at;
 }
 
-// The largest admitted score of each row other than its positive, and its first column.
+// The largest admitted score of each row other than its positive, and its first column; with
+// groups, among the columns of the row's group.
 // `ceilings` holds the positives' scores for rows whose positive lies in another block.
 template <class T>
 void closest(const Block<T>& b, bool semi_hard, const T* ceilings, T* values, int64_t* indices,
@@ -28,6 +29,13 @@ void closest(const Block<T>& b, bool semi_hard, const T* ceilings, T* values, in
   for (int64_t row = begin; row < end; ++row) {
     const int64_t positive = mark_left_out(b, row);
     T* s = b.scores + row * b.stride;
+    if (b.row_groups) {
+      const int64_t group = b.row_groups[row];
+#pragma omp simd
+      for (int64_t j = 0; j < b.columns; ++j) {
+        s[j] = b.column_groups[j] == group ? s[j] : kLeftOut<T>;
+      }
+    }
     const T ceiling = positive >= 0 ? s[positive] : ceilings[row];
     if (positive >= 0) s[positive] = kLeftOut<T>;
     const T top = largest_admitted(s, b.columns, Closest<T>{semi_hard}, ceiling);

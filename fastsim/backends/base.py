@@ -102,8 +102,16 @@ class Backend:
         """The slope panel dL/dS of a block from the coefficients of `tile`."""
         raise NotImplementedError
 
+    def paired_scores(self, unit_x, unit_y):
+        """Scores (N,) of paired rows by the same products as the panels, so that equal rows tie."""
+        raise NotImplementedError
+
     def closest(self, pairs, semi_hard, unit_x, unit_y):
-        """Column (N,) int64 of each row's closest negative, -1 where it has none."""
+        """Column (N,) int64 of each row's largest admitted score, -1 where it has none.
+
+        Admitted is what takes part, is not the row's positive and, with groups, of its group.
+        The rows need not be unit rows.
+        """
         raise NotImplementedError
 
     def top_k(self, queries, corpus, k):

@@ -132,12 +132,22 @@ class CpuBackend(Backend):
     def workspace(self, unit_x, unit_y, *, whole_rows=False):
         return _Workspace(unit_y, *_block_shape(unit_x.shape[0], unit_y.shape[0], whole_rows))
 
-    def scores(self, unit_x, unit_y, block, workspace):
-        """The score panel of a block, in the workspace."""
+    def scores(self, unit_x, unit_y, block, workspace, guide=None):
+        """The score panel of a block, in the workspace; left out what the guide decides against."""
         rows, columns = block
         panel = workspace.panel(rows.stop - rows.start, columns.stop - columns.start)
         torch.ops.fastsim_cpu.scores(unit_x[rows], workspace.packed[columns.start :], panel)
+        if guide is not None:
+            guided = self.scores(guide.rows, guide.columns, block, workspace.guided(guide))
+            torch.ops.fastsim_cpu.leave_out_above(panel, guided, guide.thresholds[rows])
         return panel
+
+    def paired_scores(self, unit_x, unit_y):
+        parts = []
+        for x, y in zip(unit_x.split(FEWEST_ROWS), unit_y.split(FEWEST_ROWS), strict=True):
+            square = slice(0, len(x)), slice(0, len(x))
+            parts.append(self.scores(x, y, square, self.workspace(x, y)).diagonal().clone())
+        return torch.cat(parts)
 
     def multiply(self, left, right, out, *, accumulate):
         transposed = left.stride(1) != 1
@@ -149,12 +159,12 @@ class CpuBackend(Backend):
         state = _FOLDS[tile.kind](tile, rows, columns)
         workspace = self.workspace(unit_x, unit_y)
         for block in self.blocks(rows, columns, lower=tile.pairs.skip == "lower"):
-            panel = self.scores(unit_x, unit_y, block, workspace)
+            panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs.guide)
             state.add(panel, _pairs(tile.pairs, block), block)
         return state.result()
 
     def visit(self, tile, unit_x, unit_y, block, weights, workspace):
-        panel = self.scores(unit_x, unit_y, block, workspace)
+        panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs.guide)
         state = _FOLDS[tile.kind](tile, *panel.shape)
         pairs = _pairs(tile.pairs, block)
         if tile.rows_alone:
@@ -169,7 +179,7 @@ class CpuBackend(Backend):
         return result, panel
 
     def slope(self, tile, unit_x, unit_y, block, coefficients, workspace):
-        panel = self.scores(unit_x, unit_y, block, workspace)
+        panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs.guide)
         _SLOPES[tile.kind](tile, panel, _pairs(tile.pairs, block), block, coefficients)
         return panel
 
@@ -177,7 +187,7 @@ class CpuBackend(Backend):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
         # Only rows whose positive lies in another block read their ceiling from here.
         ceilings = torch.zeros(rows, dtype=unit_x.dtype)
-        if columns > WIDEST:
+        if semi_hard and columns > WIDEST:
             ceilings = torch.linalg.vecdot(unit_x, unit_y[pairs.positives])
         values = torch.full((rows,), EMPTY, dtype=unit_x.dtype)
         indices = torch.full((rows,), -1)
@@ -233,6 +243,14 @@ class _Workspace:
         # Off a power of two, so that a column of the panel spreads over the cache's sets.
         self.stride = wide + ODD
         self.memory = unit_y.new_empty(tall * self.stride)
+        self.shape = tall, wide
+        self._guided = None
+
+    def guided(self, guide):
+        """The workspace of the guide's panels."""
+        if self._guided is None:
+            self._guided = _Workspace(guide.columns, *self.shape)
+        return self._guided
 
     def panel(self, rows, columns):
         return self.memory.as_strided((rows, columns), (self.stride, 1))

@@ -18,6 +18,7 @@ import os
 import torch
 
 from fastsim.backends.base import Backend
+from fastsim.targets import Pairs
 
 # Bytes of float16 slopes alive, twice that of float32; FASTSIM_TRITON_PANEL sets another number,
 # and with 8,600,000,000 a matrix of 65,536 x 65,536 is one panel. As it stands a panel of 65,536
@@ -149,6 +150,10 @@ class TritonBackend(Backend):
         passes.slope(tile, unit_x, unit_y, block, of_block, panel)
         return panel
 
+    def paired_scores(self, unit_x, unit_y):
+        positives = torch.arange(unit_x.shape[0], device=unit_x.device)
+        return _passes().paired_scores(Pairs(positives), unit_x, unit_y)
+
     def closest(self, pairs, semi_hard, unit_x, unit_y):
         return _passes().closest(pairs, semi_hard, unit_x, unit_y)
 
@@ -196,6 +201,8 @@ def _largest_slope(tile, weights, columns):
         return largest * scale * (1 + target)
     if tile.kind == "squared_error":
         return largest * 2 * (1 + target)
+    if tile.kind == "softmax" and pairs.untargeted:
+        return largest * scale * (1 + tile.symmetric)
     if tile.kind == "softmax" and tile.symmetric:
         shared = size.new_zeros(columns).index_put_((pairs.positives,), size, accumulate=True)
         return (largest + shared.amax()) * scale

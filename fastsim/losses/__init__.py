@@ -5,6 +5,17 @@ up from `SPECIFICATIONS`.
 """
 
 from fastsim.losses.angle import Angle, angle, angle_similarity
+from fastsim.losses.batch_hard_triplet import (
+    BatchHardTriplet,
+    batch_hard_triplet,
+    batch_hard_triplet_from_distances,
+)
+from fastsim.losses.batch_triplets import (
+    BatchAllTriplet,
+    BatchSemiHardTriplet,
+    batch_all_triplet,
+    batch_semi_hard_triplet,
+)
 from fastsim.losses.cosent import CoSENT, cosent, cosent_from_scores
 from fastsim.losses.cosent_matrix import CoSENTMatrix, cosent_matrix, cosent_matrix_from_scores
 from fastsim.losses.cosine_regression import CosineRegression, cosine_regression
@@ -44,6 +55,9 @@ SPECIFICATIONS = {
 __all__ = [
     "SPECIFICATIONS",
     "Angle",
+    "BatchAllTriplet",
+    "BatchHardTriplet",
+    "BatchSemiHardTriplet",
     "CoSENT",
     "CoSENTMatrix",
     "CosineRegression",
@@ -57,6 +71,10 @@ __all__ = [
     "TripletMargin",
     "angle",
     "angle_similarity",
+    "batch_all_triplet",
+    "batch_hard_triplet",
+    "batch_hard_triplet_from_distances",
+    "batch_semi_hard_triplet",
     "closest_negative",
     "closest_negative_from_scores",
     "cosent",

@@ -30,6 +30,15 @@ class PairArguments(NamedTuple):
     dense_column: Any = None
 
 
+class GuideArguments(NamedTuple):
+    """`fastsim.targets.Guide` of unit rows for a kernel; both sides have one stride."""
+
+    x_ptr: Any
+    y_ptr: Any
+    stride: Any
+    thresholds: Any
+
+
 class Numbers(NamedTuple):
     """Parameters of a loss: pointers to the 0-d tensors, so that nothing waits for them."""
 
@@ -61,12 +70,13 @@ class Work(NamedTuple):
     panel: Any = None
     panel_stride: Any = None
     kept: Kept | None = None
+    guide: GuideArguments | None = None
 
 
 class SoftmaxPartials(NamedTuple):
     """Maximum score and sum of exponentials by tile, for rows and perhaps for columns.
 
-    With positives `positive` (n,) is the score of each, else `target_scores` and
+    With positives `positive` (n,) is the score of each, with other targets `target_scores` and
     `target_sums` are the sums of t s and t by tile.
     """
 

@@ -51,7 +51,7 @@ def softmax_fold(scores, row, column, tile, block, pairs, numbers, partials):
         first = tl.min(column, 0)
         here = (positive >= first) & (positive < first + column.shape[0])
         tl.store(partials.positive + row - block.row0, value, mask=here & in_rows)
-    else:
+    elif partials.target_scores is not None:
         target = _taking_part(scores, targets(row, column, block, pairs))
         tl.store(partials.target_scores + at, tl.sum(target * scores, 1), mask=in_rows)
         tl.store(partials.target_sums + at, tl.sum(target, 1), mask=in_rows)
@@ -208,6 +208,8 @@ def closest_fold(scores, row, column, tile, block, pairs, numbers, partials):
     in_rows = row < block.row1
     # A NaN is no candidate; it reaches the loss through the mean negative.
     admitted = (own_pairs(row, column, block, pairs) == 0) & (scores == scores)
+    if pairs.row_groups is not None:
+        admitted = admitted & (targets(row, column, block, pairs) == 1.0)
     if partials.ceiling is not None:
         ceiling = tl.load(partials.ceiling + row - block.row0, mask=in_rows, other=0.0)
         admitted = admitted & (scores <= ceiling[:, None])

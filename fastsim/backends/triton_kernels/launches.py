@@ -3,7 +3,13 @@
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fastsim.backends.triton_kernels.arguments import Block, Kept, PairArguments, Work
+from fastsim.backends.triton_kernels.arguments import (
+    Block,
+    GuideArguments,
+    Kept,
+    PairArguments,
+    Work,
+)
 from fastsim.backends.triton_kernels.launching import launch
 from fastsim.backends.triton_kernels.merge import merge_exponentials_kernel
 from fastsim.backends.triton_kernels.rows import unit_rows_backward_kernel, unit_rows_kernel
@@ -118,6 +124,13 @@ class Launch:
         self.pairs, self.numbers, self.skip = pair_arguments(pairs), numbers, pairs.skip
         self.stride = unit_x.stride(0)
         self.sizes = block_sizes(architecture(self.device), unit_x.dtype.itemsize, self.stride)
+        self.guide = None
+        if pairs.guide is not None:
+            guide = pairs.guide
+            stride = guide.rows.stride(0)
+            self.guide = GuideArguments(guide.rows, guide.columns, stride, guide.thresholds)
+            # Its product has an accumulator of its own.
+            self.sizes = self.sizes._replace(columns=self.sizes.columns // 2)
         self.parts = self.sizes.parts * (2 if heavy else 1)
         self.spares = self.stride >= self.sizes.spare
         self.keeps = self.spares and unit_x.dtype.itemsize == 2
@@ -143,7 +156,7 @@ class Launch:
         """
         everything = slice(0, self.unit_x.shape[0])
         tall, wide = self.tiles(everything, everything)
-        same = self.unit_x is self.unit_y and self.skip != "lower"
+        same = self.unit_x is self.unit_y and self.skip != "lower" and self.guide is None
         self.mirrored = same and self.spares and tall * (tall + wide) * per_tile <= PARTIALS
         return self.mirrored
 
@@ -180,7 +193,7 @@ class Launch:
             *operands,
             self.stride,
             Block(rows.start, rows.stop, columns.start, columns.stop),
-            Work(self.pairs, self.numbers, **work),
+            Work(self.pairs, self.numbers, guide=self.guide, **work),
             SKIP=self.skip,
             FOLD=fold,
             SLOPE=slope,

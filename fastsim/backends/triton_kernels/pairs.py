@@ -16,6 +16,8 @@ def row_place(row, tile, block):
 @triton.jit
 def own_pairs(row, column, block, pairs):
     """(BLOCK_M, BLOCK_N): whether the column is the row's positive."""
+    if pairs.positives is None:
+        return tl.zeros((row.shape[0], column.shape[0]), tl.int1)
     positive = tl.load(pairs.positives + row, mask=row < block.row1, other=-1)
     return column[None, :] == positive[:, None]
 

@@ -83,6 +83,7 @@ class _SoftmaxFold:
         self.per_tile = 4 * (arrays * sizes.rows + 2 * tile.symmetric * sizes.columns // run.parts)
         self.rows = []
         self.column_state = None
+        self.one = tile.pairs.one_positive
         if tile.symmetric:
             self.column_state = [run.unit_x.new_empty(columns, dtype=torch.float32) for _ in "ts"]
 
@@ -99,7 +100,7 @@ class _SoftmaxFold:
         partials = SoftmaxPartials(
             of_rows(LEFT_OUT),
             of_rows(),
-            None if self.matrix else empty(count),
+            empty(count) if self.one else None,
             *((of_rows(), of_rows()) if self.matrix else (None, None)),
             *((empty(tall, columns), empty(tall, columns)) if self.tile.symmetric else (None,) * 2),
         )
@@ -110,9 +111,11 @@ class _SoftmaxFold:
         if self.matrix:
             state.append(partials.target_scores.sum(0, dtype=torch.float64) * self.tile.scale)
             state.append(partials.target_sums.sum(0, dtype=torch.float64))
-        else:
+        elif self.one:
             state.append(partials.positive.double() * self.tile.scale)
             state.append(torch.ones_like(state[0]))
+        else:
+            state += [torch.zeros_like(state[0]), torch.zeros_like(state[0])]
         self.rows.append(state)
         if self.tile.symmetric:
             running = rows.start > 0
@@ -218,6 +221,11 @@ _SLOPE_EPILOGUES = {
 
 
 # ---- selection ----
+
+
+def paired_scores(pairs, unit_x, unit_y):
+    """Score (N,) of each row's positive."""
+    return Launch(pairs, Numbers(), unit_x, unit_y).positive_scores()
 
 
 def closest(pairs, semi_hard, unit_x, unit_y):

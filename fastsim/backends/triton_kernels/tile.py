@@ -104,10 +104,26 @@ def tile_kernel(
     # Past the edge the last row again: loads need no mask, the epilogue drops the scores.
     x_row = tl.minimum(row, block.row1 - 1)
     y_row = tl.minimum(left + tl.arange(0, SIZES.columns), block.column1 - 1)
+    guide = work.guide
+    if guide is not None:
+        # Before the scores, so that of this product only a bit of each pair stays alive.
+        guided = _product(
+            guide.x_ptr,
+            guide.y_ptr,
+            x_row,
+            y_row,
+            guide.stride,
+            guide.stride,
+            PRECISION,
+            SIZES,
+        )
+        above = guided > tl.load(guide.thresholds + x_row)[:, None]
     if SIZES.descriptors:
         scores = _described_product(x, y, top, left, depth, PRECISION, SIZES)
     else:
         scores = _product(x, y, x_row, y_row, depth, stride, PRECISION, SIZES)
+    if guide is not None:
+        scores = tl.where(above, LEFT_OUT, scores)
     if PARTS == 1:
         parts = (scores,)
     elif PARTS == 2:

@@ -1,0 +1,58 @@
+"""The losses of sentence-transformers 6 with their interface, arguments, defaults and numbers.
+
+    from fastsim.integrations import sentence_transformers as losses
+
+    loss = losses.MultipleNegativesRankingLoss(model)
+
+Each is a subclass of the loss of that name, so trainers, MatryoshkaLoss, model cards and
+isinstance take it for what it replaces; the loss itself is computed without an N x N matrix. Where
+an option has no fused form the answer is theirs, by their code, and a warning says so once.
+
+`scale` and `temperature` may be a torch.nn.Parameter, which the trainer then learns (with a rate
+of its own by `learning_rate_mapping`); `FullTripletLoss`, `SigLIPLoss` and `CoSENTMatrixLoss` have
+no counterpart there.
+"""
+
+from fastsim.integrations.sentence_transformers.batch_triplets import (
+    BatchAllTripletLoss,
+    BatchHardSoftMarginTripletLoss,
+    BatchHardTripletLoss,
+    BatchSemiHardTripletLoss,
+)
+from fastsim.integrations.sentence_transformers.cosent import AnglELoss, CoSENTLoss
+from fastsim.integrations.sentence_transformers.gist import CachedGISTEmbedLoss, GISTEmbedLoss
+from fastsim.integrations.sentence_transformers.matrix import (
+    CoSENTMatrixLoss,
+    FullTripletLoss,
+    SigLIPLoss,
+)
+from fastsim.integrations.sentence_transformers.mega_batch import MegaBatchMarginLoss
+from fastsim.integrations.sentence_transformers.pairs import (
+    CosineSimilarityLoss,
+    SoftmaxLoss,
+    TripletLoss,
+)
+from fastsim.integrations.sentence_transformers.ranking import (
+    CachedMultipleNegativesRankingLoss,
+    MultipleNegativesRankingLoss,
+)
+
+__all__ = [
+    "AnglELoss",
+    "BatchAllTripletLoss",
+    "BatchHardSoftMarginTripletLoss",
+    "BatchHardTripletLoss",
+    "BatchSemiHardTripletLoss",
+    "CachedGISTEmbedLoss",
+    "CachedMultipleNegativesRankingLoss",
+    "CoSENTLoss",
+    "CoSENTMatrixLoss",
+    "CosineSimilarityLoss",
+    "FullTripletLoss",
+    "GISTEmbedLoss",
+    "MegaBatchMarginLoss",
+    "MultipleNegativesRankingLoss",
+    "SigLIPLoss",
+    "SoftmaxLoss",
+    "TripletLoss",
+]

@@ -1,0 +1,45 @@
+"""CoSENTLoss and AnglELoss: a sort and two scans over the scores of the batch (fastsim.cosent)."""
+
+from sentence_transformers.sentence_transformer import losses as theirs
+from sentence_transformers.util import pairwise_angle_sim, pairwise_cos_sim
+from torch.nn.functional import pad
+
+from fastsim.integrations.sentence_transformers.fused import Fused, check_columns, check_labels
+from fastsim.losses import angle_similarity, cosent
+from fastsim.scores import paired_cosine_similarity
+
+
+def _angles(u, v):
+    odd = u.shape[1] % 2
+    return angle_similarity(pad(u, (0, odd)), pad(v, (0, odd)))
+
+
+FUSED = {pairwise_cos_sim: paired_cosine_similarity, pairwise_angle_sim: _angles}
+
+
+class CoSENTLoss(Fused, theirs.CoSENTLoss):
+    """CoSENT; arguments as sentence-transformers' loss, scale may be a Parameter.
+
+    Any `similarity_fct` will do: the loss is one of its N scores.
+    """
+
+    def compute_loss_from_embeddings(self, embeddings, labels):
+        """The loss of the columns [u, v], each (N, D), with N labels -> scalar."""
+        check_columns(embeddings, most=2)
+        labels = check_labels(self, labels, len(embeddings[0]))
+        scores = FUSED.get(self.similarity_fct, self.similarity_fct)(*embeddings)
+        if labels.shape != scores.shape:
+            raise ValueError(
+                "Labels and scores must have the same shape,"
+                f" got {tuple(labels.shape)} and {tuple(scores.shape)}."
+            )
+        return cosent(scores, labels, scale=self.scale)
+
+
+class AnglELoss(theirs.AnglELoss, CoSENTLoss):
+    """CoSENT on angle scores; arguments as sentence-transformers' loss.
+
+    Its treatment of tuples is theirs; the pairs made of them go to CoSENTLoss above.
+    """
+
+    get_config_dict = CoSENTLoss.get_config_dict

@@ -1,0 +1,109 @@
+"""GISTEmbedLoss and its cached form: InfoNCE whose false negatives a guide model leaves out.
+
+    L_i = log sum_{j in kept} exp(cos_ij / temperature) - cos_{i, positive} / temperature
+
+over anchor-positive, anchor-anchor, positive-positive and anchor-negative scores; a pair is kept
+unless its cosine by the guide is above t_i - margin ("absolute") or t_i - |t_i| margin
+("relative"), t_i the guide's cosine of row i's own pair, which is always kept.
+
+Source: Solatorio 2024, "GISTEmbed". The guide's scores are made beside the loss's, a panel at a
+time, and gone with it.
+"""
+
+from itertools import pairwise
+
+import torch
+from sentence_transformers.base.losses.merged_forward import embed_columns
+from sentence_transformers.sentence_transformer import losses as theirs
+from sentence_transformers.util import all_gather_with_grad, batch_to_device, get_rank
+
+from fastsim.integrations.sentence_transformers.fused import Fused, LearntInCache, check_columns
+from fastsim.partition import guide_cosines, log_sum_exp
+from fastsim.scores import compute_dtype, paired_cosine_similarity
+
+
+class GISTEmbedLoss(Fused, theirs.GISTEmbedLoss):
+    """Guided InfoNCE; arguments as sentence-transformers' loss, temperature may be a Parameter."""
+
+    def forward(self, sentence_features, labels):
+        """The loss of two or three tokenized columns."""
+        sentence_features = list(sentence_features)
+        # The guide gets its own dicts: a model writes what it makes into those it is given.
+        copies = [dict(feature) for feature in sentence_features]
+        embeddings = embed_columns(self.model, sentence_features)
+        with torch.no_grad():
+            if self.must_retokenize:
+                copies = [self._retokenized(feature) for feature in sentence_features]
+            guides = embed_columns(self.guide, copies)
+        return self.compute_loss_from_embeddings(embeddings, labels, guides)
+
+    def compute_loss_from_embeddings(self, embeddings, labels=None, guide_embeddings=None):
+        """The loss of the columns [anchors, positives[, negatives]] and the guide's of the same."""
+        check_columns(embeddings, most=3)
+        if guide_embeddings is None:
+            raise ValueError("guide_embeddings: wanted the guide's embeddings of the same columns")
+        return _gist(self, embeddings, guide_embeddings, self.temperature)
+
+    def _retokenized(self, feature):
+        """The texts of a tokenized column, tokenized for the guide."""
+        ids = feature["input_ids"]
+        if "cu_seq_lens_q" in feature:
+            ends = feature["cu_seq_lens_q"].tolist()
+            ids = [ids[0, a:b].tolist() for a, b in pairwise(ends)]
+        texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return batch_to_device(self.guide.preprocess(texts), self.guide.device)
+
+
+class CachedGISTEmbedLoss(LearntInCache, Fused, theirs.CachedGISTEmbedLoss):
+    """The same with embeddings made in mini-batches (GradCache) and any number of negatives.
+
+    Arguments as sentence-transformers' loss, temperature may be a Parameter; the loss stage is one
+    call.
+    """
+
+    learnt = "temperature"
+
+    def calculate_loss(self, reps, reps_guided, *, with_backward=False):
+        """The loss of columns and guide columns given as lists of mini-batches."""
+        if len(reps) != len(reps_guided):
+            raise ValueError("reps and reps_guided must have the same length")
+        embeddings, guides = ([torch.cat(c) for c in columns] for columns in (reps, reps_guided))
+        check_columns(embeddings)
+        return self.loss_stage(
+            with_backward, lambda temperature: _gist(self, embeddings, guides, temperature)
+        )
+
+
+def _gist(options, embeddings, guides, temperature):
+    check_columns(guides, least=len(embeddings), most=len(embeddings))
+    (anchors, positives, *_), (anchor_guides, positive_guides, *_) = embeddings, guides
+    candidates, candidate_guides, offset = embeddings[1:], guides[1:], 0
+    if options.gather_across_devices:
+        candidates = [all_gather_with_grad(column) for column in candidates]
+        candidate_guides = [all_gather_with_grad(column) for column in candidate_guides]
+        offset = get_rank() * len(anchors)
+    own = guide_cosines(anchor_guides, positive_guides)
+    slack = own.abs() if options.margin_strategy == "relative" else 1.0
+    thresholds = own - slack * options.margin
+
+    everyone = torch.arange(len(candidates[0]), device=anchors.device)
+    ids = torch.full((len(candidates) * len(everyone),), -1, device=anchors.device)
+    ids[: len(everyone)] = everyone
+    scale = 1 / temperature
+
+    def terms(x, y, guide_x, guide_y, **more):
+        return log_sum_exp(x, y, scale=scale, guide=(guide_x, guide_y, thresholds), **more)
+
+    positive = scale * paired_cosine_similarity(anchors, positives).double()
+    exclude = everyone[offset : offset + len(anchors)], ids
+    sides = torch.cat(candidates), anchor_guides, torch.cat(candidate_guides)
+    parts = [positive, terms(anchors, *sides, exclude=exclude)]
+    if options.contrast_anchors:
+        parts.append(terms(anchors, None, anchor_guides, anchor_guides))
+    if options.contrast_positives:
+        alone = len(everyone) == len(anchors)
+        keys = None if alone else candidates[0]
+        key_guides = positive_guides if alone else candidate_guides[0]
+        parts.append(terms(positives, keys, positive_guides, key_guides))
+    loss = (torch.logsumexp(torch.stack(parts), 0) - positive).mean()
+    return loss.to(compute_dtype(anchors))

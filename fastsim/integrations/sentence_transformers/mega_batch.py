@@ -1,0 +1,31 @@
+"""MegaBatchMarginLoss: each anchor's hardest negative in the batch, found in one pass.
+
+L_i = relu(positive_margin - cos_ii) + relu(max_{j != i} cos_ij - negative_margin)
+"""
+
+import torch
+from sentence_transformers.sentence_transformer import losses as theirs
+
+from fastsim.integrations.sentence_transformers.fused import Fused, check_columns
+from fastsim.losses import closest_negative
+from fastsim.scores import paired_cosine_similarity
+
+
+class MegaBatchMarginLoss(Fused, theirs.MegaBatchMarginLoss):
+    """Hardest-negative margin loss; arguments as sentence-transformers' loss."""
+
+    def compute_loss_from_embeddings(self, embeddings, labels=None):
+        """The loss of the columns [anchors, positives], each (N, D) -> scalar."""
+        check_columns(embeddings, most=2)
+        positive = paired_cosine_similarity(*embeddings)
+        closest, _ = closest_negative(*embeddings, mining="hard")
+        hinges = torch.relu(self.positive_margin - positive)
+        return (hinges + torch.relu(closest - self.negative_margin)).mean()
+
+    def calculate_loss(self, reps, labels=None, *, with_backward=False):
+        """The loss of columns given as lists of mini-batches; detached after its own backward."""
+        loss = self.compute_loss_from_embeddings([torch.cat(column) for column in reps])
+        if not with_backward:
+            return loss
+        loss.backward()
+        return loss.detach()

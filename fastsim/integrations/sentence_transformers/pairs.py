@@ -1,0 +1,88 @@
+"""Sentence-BERT's losses of paired rows: CosineSimilarityLoss, SoftmaxLoss, TripletLoss."""
+
+import torch
+from sentence_transformers.base.losses.merged_forward import embed_columns
+from sentence_transformers.sentence_transformer import losses as theirs
+
+from fastsim.integrations.sentence_transformers.fused import Fused, check_columns, check_labels
+from fastsim.losses import triplet_margin
+from fastsim.losses.reduce import as_float
+from fastsim.scores import paired_cosine_similarity
+
+
+class CosineSimilarityLoss(Fused, theirs.CosineSimilarityLoss):
+    """Any loss function on the cosines of pairs; arguments as sentence-transformers' loss."""
+
+    def compute_loss_from_embeddings(self, embeddings, labels):
+        """The loss of the columns [u, v], each (N, D), with N labels -> scalar."""
+        check_columns(embeddings, most=2)
+        labels = check_labels(self, labels, len(embeddings[0]))
+        cosines = self.cos_score_transformation(paired_cosine_similarity(*embeddings))
+        return self.loss_fct(cosines, labels.to(cosines.dtype))
+
+
+class SoftmaxLoss(Fused, theirs.SoftmaxLoss):
+    """A classifier on (u; v; |u - v|; u v); arguments as sentence-transformers' loss.
+
+    Each part meets its share of the weight: the concatenation of them is never made.
+    """
+
+    def forward(self, sentence_features, labels):
+        """The loss of two tokenized columns; without labels (embeddings, logits)."""
+        return self.compute_loss_from_embeddings(
+            embed_columns(self.model, sentence_features), labels
+        )
+
+    def compute_loss_from_embeddings(self, embeddings, labels):
+        """The loss of the columns [u, v], each (N, D); labels of N classes or (N, classes)."""
+        check_columns(embeddings, most=2)
+        logits = self._logits(*embeddings)
+        if labels is None:
+            return embeddings, logits
+        if self.num_labels == 1 or labels.shape != logits.shape:
+            labels = labels.view(-1)
+        return self.loss_fct(logits, labels)
+
+    def _logits(self, u, v):
+        parts = [u, v] if self.concatenation_sent_rep else []
+        if self.concatenation_sent_difference:
+            parts.append((u - v).abs())
+        if self.concatenation_sent_multiplication:
+            parts.append(u * v)
+        weight = self.classifier.weight
+        logits = self.classifier.bias
+        for part, share in zip(parts, weight.split(u.shape[1], 1), strict=True):
+            logits = logits + torch.nn.functional.linear(part.to(weight.dtype), share)
+        return logits
+
+
+class TripletLoss(Fused, theirs.TripletLoss):
+    """Triplet loss of paired rows; arguments as sentence-transformers' loss.
+
+    At Euclidean distance 0 the gradient of that distance is 0, where theirs is NaN.
+    """
+
+    def compute_loss_from_embeddings(self, embeddings, labels=None):
+        """The loss of the columns [anchors, positives, negatives], each (N, D) -> scalar."""
+        check_columns(embeddings, least=3, most=3)
+        anchors, positives, negatives = embeddings
+        metric = self.distance_metric
+        if metric is theirs.TripletDistanceMetric.EUCLIDEAN:
+            return triplet_margin(anchors, positives, negatives, margin=self.triplet_margin)
+        if metric is theirs.TripletDistanceMetric.COSINE:
+            distance = _cosine_distance
+        elif metric is theirs.TripletDistanceMetric.MANHATTAN:
+            distance = _manhattan_distance
+        else:
+            self.unfused("distance_metric")
+            return super().compute_loss_from_embeddings(embeddings, labels)
+        gap = distance(anchors, positives) - distance(anchors, negatives)
+        return torch.relu(gap + self.triplet_margin).mean()
+
+
+def _cosine_distance(x, y):
+    return 1 - paired_cosine_similarity(x, y)
+
+
+def _manhattan_distance(x, y):
+    return torch.linalg.vector_norm(as_float(x) - as_float(y), 1, dim=1)

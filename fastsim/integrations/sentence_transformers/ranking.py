@@ -1,0 +1,140 @@
+"""MultipleNegativesRankingLoss and its cached form: a softmax over up to four score matrices.
+
+    L_i = log(sum_directions sum_j exp(z_ij)) - z_{i, positive},   z = scale cos (+ alpha sg(cos))
+
+    query_to_doc q_i . d_j   query_to_query q_i . q_j, j != i
+    doc_to_query d_i . q_j   doc_to_doc     d_i . d_j, j not of the same query
+
+Hardness adds alpha cos without a gradient to some negatives (Lan et al. 2025, equation 5; Schechter
+Vera et al. 2025). The scores of a row with its own documents, few, are plain vectors; those with
+all others are log-sum-exps of the engine, so a hardness of in-batch negatives is a larger scale
+with the gradient of the smaller.
+"""
+
+import torch
+from sentence_transformers.sentence_transformer import losses as theirs
+from sentence_transformers.util import all_gather_with_grad, cos_sim, get_rank, pytorch_cos_sim
+
+from fastsim.integrations.sentence_transformers.fused import Fused, LearntInCache, check_columns
+from fastsim.losses import info_nce
+from fastsim.partition import log_sum_exp
+from fastsim.scores import compute_dtype, paired_cosine_similarity
+
+COSINES = (cos_sim, pytorch_cos_sim)
+
+
+class MultipleNegativesRankingLoss(Fused, theirs.MultipleNegativesRankingLoss):
+    """InfoNCE with in-batch and hard negatives; arguments as sentence-transformers' loss.
+
+    scale may be a Parameter. A `similarity_fct` other than the cosine has no fused form.
+    """
+
+    def compute_loss_from_embeddings(self, embeddings, labels=None):
+        """The loss of the columns [anchors, positives, *negatives], each (N, D) -> scalar."""
+        check_columns(embeddings)
+        if self.similarity_fct not in COSINES:
+            self.unfused("similarity_fct")
+            return super().compute_loss_from_embeddings(embeddings, labels)
+        return _ranking(self, embeddings, self.scale)
+
+
+class CachedMultipleNegativesRankingLoss(
+    LearntInCache, Fused, theirs.CachedMultipleNegativesRankingLoss
+):
+    """The same with embeddings made in mini-batches (GradCache), the loss stage in one call.
+
+    Arguments as sentence-transformers' loss; scale and similarity_fct as the loss without cache.
+    """
+
+    learnt = "scale"
+
+    def calculate_loss(self, reps, labels=None, *, with_backward=False):
+        """The loss of columns given as lists of mini-batches; detached after its own backward."""
+        if self.similarity_fct not in COSINES:
+            self.unfused("similarity_fct")
+            return super().calculate_loss(reps, labels, with_backward=with_backward)
+        embeddings = [torch.cat(column) for column in reps]
+        check_columns(embeddings)
+        return self.loss_stage(with_backward, lambda scale: _ranking(self, embeddings, scale))
+
+
+def _ranking(options, embeddings, scale):
+    queries, *docs = embeddings
+    batch = len(queries)
+    gathered, offset = [queries, *docs], 0
+    if options.gather_across_devices:
+        gathered = [all_gather_with_grad(column) for column in gathered]
+        offset = get_rank() * batch
+    alpha = _hardness(options, len(docs))
+    directions = set(options.directions)
+    joint = options.partition_mode == "joint"
+    alone = len(gathered[0]) == batch
+    if not any(alpha):
+        both = directions == {"query_to_doc", "doc_to_query"} and not joint and alone
+        if both or directions == {"query_to_doc"}:
+            places = torch.arange(offset, offset + batch, device=queries.device)
+            return info_nce(
+                queries, torch.cat(gathered[1:]), places, temperature=1 / scale, symmetric=both
+            )
+    by_direction = _log_sum_exps(queries, docs, gathered, offset, scale, alpha, directions)
+    *lse, positive = by_direction
+    if joint:
+        lse = torch.logsumexp(torch.cat(lse), 0)
+    else:
+        lse = sum(torch.logsumexp(terms, 0) for terms in lse) / len(lse)
+    return (lse - positive).mean().to(compute_dtype(queries))
+
+
+def _hardness(options, columns):
+    """alpha of negatives of other rows, and of the row's own."""
+    alpha, mode = options.hardness_strength, options.hardness_mode
+    others = alpha if mode in ("in_batch_negatives", "all_negatives") else 0.0
+    own = alpha if mode in ("hard_negatives", "all_negatives") and columns > 1 else 0.0
+    return others, own
+
+
+def _log_sum_exps(queries, docs, gathered, offset, scale, alpha, directions):
+    """Per direction logits or log-sum-exps (terms, N), and the logits (N,) of the positives."""
+    all_queries, all_docs = gathered[0], torch.cat(gathered[1:])
+    alone = len(all_queries) == len(queries)
+    everyone = torch.arange(len(all_queries), device=queries.device)
+    own, of_docs = everyone[offset : offset + len(queries)], everyone.repeat(len(docs))
+    others_alpha, own_alpha = alpha
+
+    cosines = (paired_cosine_similarity(queries, column).double() for column in docs)
+    positive, *hard = cosines
+    positive = scale * positive
+    terms = [positive, *(scale * cosine + own_alpha * cosine.detach() for cosine in hard)]
+
+    # One pass gives the rows of query_to_doc and of doc_to_query where they share their logits.
+    shared = "doc_to_query" in directions and alone and not others_alpha
+    sides = queries, all_docs
+    if others_alpha:
+        share = torch.as_tensor(scale / (scale + others_alpha)).detach()
+        sides = (_ScaledGradient.apply(side, share) for side in sides)
+    others = log_sum_exp(*sides, scale=scale + others_alpha, exclude=(own, of_docs), columns=shared)
+    others, columns = others if shared else (others, None)
+    yield torch.stack([others, *terms])
+    if "query_to_query" in directions:
+        keys = None if alone else all_queries
+        yield log_sum_exp(queries, keys, scale=scale, exclude=(own, everyone))[None]
+    if shared:
+        yield torch.stack([columns[: len(queries)], positive])
+    elif "doc_to_query" in directions:
+        yield log_sum_exp(docs[0], all_queries, scale=scale)[None]
+    if "doc_to_doc" in directions:
+        yield log_sum_exp(docs[0], all_docs, scale=scale, exclude=(own, of_docs))[None]
+    yield positive
+
+
+class _ScaledGradient(torch.autograd.Function):
+    """x, whose gradient is multiplied by a number."""
+
+    @staticmethod
+    def forward(ctx, x, number):
+        ctx.save_for_backward(number)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0].to(grad), None

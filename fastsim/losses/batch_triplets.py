@@ -1,0 +1,156 @@
+"""Triplets of one labelled batch: semi-hard negatives, and all triplets.
+
+    semi-hard: mean over positive pairs (i, p) of relu(d_ip - d_in + margin), with n the nearest
+        negative of i farther than p, or its farthest where there is none
+    all: mean over the triplets with d_ip - d_in + margin > 0 of that value
+
+d is the Euclidean distance or 1 - cosine. A row without a negative has no triplet: it adds nothing.
+
+Source: Schroff et al. 2015, "FaceNet", section 3.2 (semi-hard); Hermans et al. 2017, "In Defense
+of the Triplet Loss", section 2 (batch all). Each has a sum over as many triplets as there are
+positive pairs, and more, so its slopes are dense. They are made a band of rows at a time in plain
+torch, from one sort of the row's negatives: neither N x N distances nor a triple of anything is
+held, and the gradient of each band is finished while it is there.
+"""
+
+import torch
+
+from fastsim.backends import pick
+from fastsim.checks import check_choice, check_embeddings, check_integers, check_number
+from fastsim.losses.batch_hard_triplet import DISTANCES, all_distances, places
+from fastsim.losses.module import LossModule
+from fastsim.scores import without_autocast
+
+BAND = 1 << 20  # distances of a band; about ten arrays of that size are alive
+
+
+def batch_semi_hard_triplet(embeddings, labels, *, margin=5.0, distance="euclidean", backend=None):
+    """Semi-hard triplet loss of embeddings (N, D) with integer labels (N,) -> scalar.
+
+    distance: "euclidean" or "cosine" (1 - cosine). A batch without a positive pair or of one
+    class gives 0 with zero gradient. ValueError or TypeError for arguments that do not fit.
+    """
+    total, pairs = _over_bands(_semi_hard, embeddings, labels, margin, distance, backend)
+    return total / pairs.clamp(min=1)
+
+
+def batch_all_triplet(embeddings, labels, *, margin=5.0, distance="euclidean", backend=None):
+    """Mean of the positive triplet losses of embeddings (N, D) with integer labels (N,) -> scalar.
+
+    Parameters and errors as `batch_semi_hard_triplet`.
+    """
+    total, triplets = _over_bands(_all, embeddings, labels, margin, distance, backend)
+    return total / triplets.clamp(min=1)
+
+
+class BatchSemiHardTriplet(LossModule):
+    """The module of `batch_semi_hard_triplet`."""
+
+    function = staticmethod(batch_semi_hard_triplet)
+
+
+class BatchAllTriplet(LossModule):
+    """The module of `batch_all_triplet`."""
+
+    function = staticmethod(batch_all_triplet)
+
+
+def _over_bands(terms, embeddings, labels, margin, distance, backend):
+    check_embeddings("embeddings", embeddings)
+    check_integers("labels", labels, embeddings.shape[0], embeddings.device)
+    check_choice("distance", distance, DISTANCES)
+    check_number("margin", margin)
+    x = places(embeddings, distance, pick(backend, embeddings))
+    return _Bands.apply(terms, x, labels.to(torch.int64), float(margin), distance)
+
+
+class _Bands(torch.autograd.Function):
+    """(sum of terms, their number) of all bands; the forward pass keeps the gradient of the sum."""
+
+    @staticmethod
+    def forward(ctx, terms, x, labels, margin, distance):
+        classes = _Classes(labels)
+        grad = torch.zeros_like(x) if ctx.needs_input_grad[1] else None
+        total, number = x.new_zeros((), dtype=torch.float64), labels.new_zeros(())
+        tall = max(1, BAND // len(x))
+        with without_autocast(x.device.type):
+            for top in range(0, len(x), tall):
+                rows = slice(top, top + tall)
+                distances = all_distances(x[rows], x, distance)
+                value, count, slope = terms(distances, *classes.of(rows), margin)
+                total += value
+                number += count
+                if grad is not None:
+                    _add_gradient(grad, x, rows, distances, slope, distance)
+        ctx.save_for_backward(grad)
+        ctx.mark_non_differentiable(number)
+        return total.to(x.dtype), number
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_total, _):
+        return None, grad_total * ctx.saved_tensors[0], None, None, None
+
+
+def _add_gradient(grad, x, rows, distances, slope, distance):
+    """Adds what the slopes dL/dd of a band give to the gradient of x."""
+    if distance == "cosine":
+        grad[rows].addmm_(slope, x, alpha=-1)
+        grad.addmm_(slope.T, x[rows], alpha=-1)
+        return
+    # dd_ij / dx_i = (x_i - x_j) / d_ij, 0 at distance 0.
+    pull = torch.where(distances > 0, slope / distances, 0.0)
+    grad[rows].addcmul_(pull.sum(1, keepdim=True), x[rows]).addmm_(pull, x, alpha=-1)
+    grad.addcmul_(pull.sum(0)[:, None], x).addmm_(pull.T, x[rows], alpha=-1)
+
+
+class _Classes:
+    """The members of each row's class, as a padded list of columns."""
+
+    def __init__(self, labels):
+        self.labels = labels
+        self.order = labels.argsort(stable=True)
+        ordered = labels[self.order]
+        self.first = torch.searchsorted(ordered, labels)
+        self.size = torch.searchsorted(ordered, labels, right=True) - self.first
+        self.most = torch.arange(int(self.size.max()), device=labels.device)
+
+    def of(self, rows):
+        """(columns (R, K), which of them are positives, which columns (R, N) are negatives)."""
+        first, size = self.first[rows, None], self.size[rows, None]
+        columns = self.order[(first + self.most).clamp(max=len(self.order) - 1)]
+        own = torch.arange(len(self.labels), device=self.labels.device)[rows, None]
+        positive = (self.most < size) & (columns != own)
+        return columns, positive, self.labels[rows, None] != self.labels
+
+
+def _semi_hard(distances, columns, positive, negative, margin):
+    far = distances.gather(1, columns)
+    ordered, order = distances.masked_fill(~negative, torch.inf).sort(dim=1, stable=True)
+    count = negative.sum(1, keepdim=True)
+    place = torch.searchsorted(ordered, far, right=True)
+    place = torch.where(place < count, place, count - 1)
+    chosen = order.gather(1, place.clamp(min=0))
+    losses = far - distances.gather(1, chosen) + margin
+    # A NaN is no less than 0, so that it reaches the loss.
+    active = positive & (count > 0) & ~(losses <= 0)
+    ones = active.to(distances.dtype)
+    slope = torch.zeros_like(distances).scatter_add_(1, columns, ones)
+    slope.scatter_add_(1, chosen, -ones)
+    return losses[active].sum(dtype=torch.float64), positive.sum(), slope
+
+
+def _all(distances, columns, positive, negative, margin):
+    bounds = distances.gather(1, columns) + margin
+    ordered = distances.masked_fill(~negative, torch.inf).sort(1).values
+    # How many negatives each positive's bound exceeds, and their sum.
+    count = torch.searchsorted(ordered, bounds) * positive
+    sums = ordered.masked_fill(ordered.isinf(), 0.0).cumsum(1, dtype=torch.float64)
+    below = torch.where(count > 0, sums.gather(1, (count - 1).clamp(min=0)), 0.0)
+    total = (count * bounds.double() - below)[positive].sum()
+    # How many positives' bounds exceed each negative.
+    ascending = bounds.masked_fill(~positive, -torch.inf).sort(1).values
+    above = bounds.shape[1] - torch.searchsorted(ascending, distances, right=True)
+    slope = (above * negative).neg().to(distances.dtype)
+    slope.scatter_add_(1, columns, count.to(distances.dtype))
+    return total, count.sum(), slope
