@@ -25,10 +25,12 @@ def _place(rows, columns, GROUP: tl.constexpr):  # noqa: N803
 @triton.jit
 def _product(x, y, x_row, y_row, depth, stride, PRECISION: tl.constexpr, SIZES: tl.constexpr):  # noqa: N803
     """Scores of the rows of x and y by pointers; unit rows are padded to whole steps in depth."""
+    rows: tl.constexpr = SIZES.rows
+    columns: tl.constexpr = SIZES.columns
     k = tl.arange(0, SIZES.depth)
     x += x_row.to(tl.int64)[:, None] * stride + k[None, :]
     y += y_row.to(tl.int64)[:, None] * stride + k[None, :]
-    scores = tl.zeros((SIZES.rows, SIZES.columns), tl.float32)
+    scores = tl.zeros((rows, columns), tl.float32)
     for _ in range(0, depth, SIZES.depth):
         scores = tl.dot(tl.load(x), tl.load(y).T, scores, input_precision=PRECISION)
         x += SIZES.depth
@@ -39,7 +41,9 @@ def _product(x, y, x_row, y_row, depth, stride, PRECISION: tl.constexpr, SIZES: 
 @triton.jit
 def _described_product(x, y, row, column, depth, PRECISION: tl.constexpr, SIZES: tl.constexpr):  # noqa: N803
     """The same by tensor descriptors, from the first row of x and of y on."""
-    scores = tl.zeros((SIZES.rows, SIZES.columns), tl.float32)
+    rows: tl.constexpr = SIZES.rows
+    columns: tl.constexpr = SIZES.columns
+    scores = tl.zeros((rows, columns), tl.float32)
     for k in range(0, depth, SIZES.depth):
         scores = tl.dot(x.load([row, k]), y.load([column, k]).T, scores, input_precision=PRECISION)
     return scores
