@@ -8,6 +8,7 @@ import click
 
 from fastsim.encoder import EMBEDDED, POOLINGS, ModelError
 from fastsim.info import report
+from fastsim.plan import PRODUCTS
 
 # Exit codes: 0 done, 1 unforeseen, 2 options (also click's own), 3 data, 4 model, 5 output.
 FAILED, USAGE, DATA, MODEL, OUTPUT = 1, 2, 3, 4, 5
@@ -118,7 +119,14 @@ CPU = click.option("--cpu", is_flag=True, help="Use the CPU though there is a GP
 @click.option("--loss-learning-rate", type=click.FloatRange(0), help="Of the loss's parameters.")
 @click.option("--epochs", type=click.FloatRange(0, min_open=True), default=1.0)
 @click.option("--max-steps", type=int, default=-1, help="Instead of --epochs.")
-@click.option("--batch-size", type=click.IntRange(1), default=32)
+@click.option("--batch-size", type=click.IntRange(1), default=32, help="Over all processes.")
+@click.option("--micro-batch-size", type=click.IntRange(1), help="Texts encoded at once; all.")
+@click.option(
+    "--duplicates",
+    type=click.Choice(["apart", "exclude"]),
+    default="apart",
+    help="Equal texts: in batches of their own, or together and never negatives.",
+)
 @click.option("--accumulate", type=click.IntRange(1), default=1, help="Batches per step.")
 @click.option("--learning-rate", type=click.FloatRange(0, min_open=True), default=5e-5)
 @click.option("--warmup", type=click.FloatRange(0), default=0.1, help="Share below 1, or steps.")
@@ -249,6 +257,34 @@ def demo(model, output, seed, progress, cpu):
         for hit in hits[0]["hits"]:
             click.echo(f"  {hit['score']:.3f}  {hit['text']}")
     click.echo(f"\n{seconds:.0f} s in all. Model: {output}; pictures: {output}/pictures")
+
+
+@main.command()
+@click.option("--batch-size", type=click.IntRange(1), required=True, help="Over all processes.")
+@click.option("--dim", type=click.IntRange(1), help="Of the embeddings; that of --model.")
+@click.option("--ranks", type=click.IntRange(1), default=1, help="Processes.")
+@click.option("--micro-batch-size", type=click.IntRange(1), default=64)
+@click.option("--columns", type=click.IntRange(2), default=2, help="Texts a row: 2 and negatives.")
+@click.option("--loss", type=click.Choice(list(PRODUCTS)), default="info_nce")
+@click.option("--exchange", type=click.Choice(["gather", "ring"]), default="gather")
+@click.option("--bits", type=click.Choice(["16", "32"]), default="32", help="Of an embedding.")
+@click.option("--tokens", type=click.IntRange(1), default=128, help="Per text.")
+@click.option("--gpu", is_flag=True, help="Panels as on a GPU.")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="TFLOP/s; measured here.")
+@click.option("--bandwidth", type=click.FloatRange(0, min_open=True), help="GB/s between ranks.")
+@MODEL_OPTION
+def plan(model, dim, bits, rate, bandwidth, **options):
+    """Show what a step with a large batch takes: memory by part, and the least time.
+
+    Example: fastsim plan --batch-size 65536 --ranks 8 --gpu --bits 16 --rate 400
+    """
+    _quiet()
+    from fastsim import plan as planning
+
+    shape = planning.encoder_shape(model)
+    asked = planning.Plan(**options, dim=dim or shape["hidden"], bytes_each=int(bits) // 8, **shape)
+    rate = rate * 1e12 if rate else planning.measured_rate("cpu")
+    click.echo(planning.report(asked, rate, bandwidth and bandwidth * 1e9))
 
 
 def table(columns):

@@ -20,22 +20,32 @@ import torch
 from torch import Tensor
 
 from fastsim.backends import get
+from fastsim.distributed import least
 from fastsim.operators import define
+from fastsim.ring import ring_tile_loss
 from fastsim.scores import compute_dtype, without_autocast
-from fastsim.targets import Guide, Pairs
+from fastsim.targets import Guide, Pairs, with_thresholds
 from fastsim.tiles import Tile, margin_gradient
 
 
-def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, backend):
+def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, backend):
     """The loss `tile` over the cosines of x (N, D) and y (M, D); y=None: x with itself.
 
     scale and bias are numbers or 0-d tensors; `weights` (N,) asks for sum_i weights_i loss_i,
-    None for the losses (N,) themselves. Returns the compute type: float64 for float64 inputs,
-    else float32; log-sum-exps, which are to be merged with others, are float64.
+    None for the losses (N,) themselves. `batch`: of which x and y are this process's part, the
+    pairs of the tile being those of x with the columns of all processes; None: they are all of it.
+    Returns the compute type: float64 for float64 inputs, else float32; log-sum-exps, which are to
+    be merged with others, are float64.
     """
-    y = None if y is x else y
     dtype = compute_dtype(x)
     scale, bias = as_scalar(scale, dtype, x.device), as_scalar(bias, dtype, x.device)
+    if batch is not None and batch.group is not None:
+        y = x if y is None else y
+        tile = tile if tile.rows_alone else replace(tile, group=batch.name)
+        if batch.ring:
+            return ring_tile_loss(tile, x, y, scale, bias, weights, batch, backend)
+        y = batch.gather_columns(y)
+    y = None if y is x else y
     sides = (x, y, scale, bias)
     wants = [s is not None and s.requires_grad and torch.is_grad_enabled() for s in sides]
     plan = _plan(tile, x, x if y is None else y, weights, any(wants), backend)
@@ -50,10 +60,13 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, backend):
         tile.levels,
         tile.pairs.otherwise,
         tile.pairs.skip,
+        tile.pairs.offset,
+        tile.pairs.above,
         tile.kind,
         tile.margin,
         tile.normalise,
         tile.symmetric,
+        tile.group,
         wants,
         plan,
         backend.name,
@@ -64,10 +77,10 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, backend):
 def _plan(tile, x, y, weights, wanted, backend):
     """How the forward pass goes about it."""
     rows, columns = x.shape[0], y.shape[0]
-    alone = tile.pairs.guide is None
-    if alone and weights is not None and backend.serves_whole(tile.kind, rows, columns, x.shape[1]):
+    alone = tile.pairs.plain and not tile.group and weights is not None
+    if alone and backend.serves_whole(tile.kind, rows, columns, x.shape[1]):
         return "whole"
-    if not wanted or (weights is None and tile.kind != "levels"):
+    if tile.group or not wanted or (weights is None and tile.kind != "levels"):
         return "fold"
     if tile.rows_alone:
         return "visit" if backend.whole_rows_fit(columns) else "fold"
@@ -107,8 +120,9 @@ def as_scalar(value, dtype, device):
 _TILE = (
     "Tensor? weights, Tensor? positives, Tensor? row_ids, Tensor? column_ids, Tensor? row_groups, "
     "Tensor? column_groups, Tensor? dense, Tensor? guide_rows, Tensor? guide_columns, "
-    "Tensor? thresholds, Tensor? levels, float otherwise, str skip, str kind, float margin, "
-    "bool normalise, bool symmetric, bool[] wants, str plan, str backend"
+    "Tensor? thresholds, Tensor? levels, float otherwise, str skip, int offset, float? above, "
+    "str kind, float margin, bool normalise, bool symmetric, str group, bool[] wants, str plan, "
+    "str backend"
 )
 _FORWARD = f"(Tensor x, Tensor? y, Tensor scale, Tensor bias, {_TILE}) -> Tensor[]"
 _BACKWARD = (
@@ -121,8 +135,8 @@ class _Call:
     """The arguments of one operator call, by name; `fake`: the tensors hold no values."""
 
     def __init__(self, x, y, scale, bias, weights, *arguments, fake=False):
-        *tensors, levels, otherwise, skip = arguments[:12]
-        kind, margin, normalise, symmetric, self.wants, self.plan, name = arguments[12:]
+        *tensors, levels, otherwise, skip, offset, above = arguments[:14]
+        kind, margin, normalise, symmetric, group, self.wants, self.plan, name = arguments[14:]
         positives, row_ids, column_ids, row_groups, column_groups, dense, *guide = tensors
         self.together = y is None
         self.x, self.y, self.weights = x, x if y is None else y, weights
@@ -140,6 +154,8 @@ class _Call:
                 dense,
                 otherwise,
                 skip,
+                offset,
+                above,
                 _guide(*guide),
             ),
             number(scale),
@@ -148,6 +164,7 @@ class _Call:
             normalise,
             symmetric,
             levels,
+            group,
         )
 
     @property
@@ -164,24 +181,29 @@ class _Call:
         boost = self.backend.boost(self.tile, weights, self.x.dtype, self.y.shape[0])
         if boost is None:
             return weights, None
+        if self.tile.group:
+            boost = least(boost, self.tile.group)  # columns add up the weights of all ranks
         return boost if weights is None else weights * boost, 1 / boost
 
     def units(self):
         """Unit rows and inverse norms of both sides; y's norms are empty where y is x.
 
-        The guide's embeddings become unit rows too.
+        The guide's embeddings become unit rows too, or thresholds of the scores a guide.
         """
-        guide = self.tile.pairs.guide
+        unit_x, inverse_x = self.backend.unit_rows(self.x)
+        if self.together:
+            unit_y, inverse_y = unit_x, inverse_x.new_empty(0)
+        else:
+            unit_y, inverse_y = self.backend.unit_rows(self.y)
+        pairs, guide = self.tile.pairs, self.tile.pairs.guide
         if guide is not None:
             rows = self.backend.unit_rows(guide.rows)[0]
             same = guide.columns is guide.rows
             columns = rows if same else self.backend.unit_rows(guide.columns)[0]
-            pairs = replace(self.tile.pairs, guide=Guide(rows, columns, guide.thresholds))
-            self.tile = replace(self.tile, pairs=pairs)
-        unit_x, inverse_x = self.backend.unit_rows(self.x)
-        if self.together:
-            return unit_x, unit_x, inverse_x, inverse_x.new_empty(0)
-        unit_y, inverse_y = self.backend.unit_rows(self.y)
+            pairs = replace(pairs, guide=Guide(rows, columns, guide.thresholds))
+        elif pairs.above is not None:
+            pairs = with_thresholds(pairs, unit_x, unit_y, self.backend)
+        self.tile = replace(self.tile, pairs=pairs)
         return unit_x, unit_y, inverse_x, inverse_y
 
 
@@ -237,7 +259,7 @@ def _forward(*arguments):
                 call, state, call.weights, grads, (inverse_x, inverse_y), factor, inverse_x.dtype
             )
         else:
-            saved = state = call.backend.fold(call.tile, unit_x, unit_y)
+            saved = state = call.tile.merge(call.backend.fold(call.tile, unit_x, unit_y))
         loss = call.tile.finish(state)
         if call.weights is not None:
             loss = (loss * call.weights).sum()
@@ -262,7 +284,7 @@ def _slope_panels(call, unit_x, unit_y, coefficients, dtype):
     # In the order of the fold before it, so that the allocator finds its places again.
     workspace = call.backend.workspace(unit_x, unit_y)
     products = _Products(call, unit_x, unit_y, dtype)
-    lower = call.tile.pairs.skip == "lower"
+    lower = call.tile.pairs.each_once
     for block in call.backend.blocks(unit_x.shape[0], unit_y.shape[0], lower=lower):
         panel = call.backend.slope(call.tile, unit_x, unit_y, block, coefficients, workspace)
         products.add(panel, block)
@@ -297,6 +319,7 @@ def _backward(grad, state, *arguments):
     call = _Call(*arguments)
     with without_autocast(call.x.device.type):
         grad_losses = grad if call.weights is None else grad * call.weights
+        grad_losses = call.tile.own_gradient(grad_losses)
         unit_x, unit_y, *inverses = call.units()
         boosted, shrink = call.boosted(grad_losses.double())
         factor = grad.new_ones(()) if shrink is None else shrink

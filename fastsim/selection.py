@@ -53,16 +53,18 @@ def add_rows(out, rows, values):
 class RowTerms(torch.autograd.Function):
     """What a triplet loss needs of all scores, from unit rows x (N, D) and y (M, D), M >= N.
 
-    RowTerms.apply(x, y, columns) -> (x_i . y_i, x_i . sum_j y_j, x_i . y_columns[i]), all (N,);
+    RowTerms.apply(x, y, columns, first) ->
+        (x_i . y_{first + i}, x_i . sum_j y_j, x_i . y_columns[i]), all (N,);
     a negative column stands for none, its score is 0. One function for the three, so that the
     backward pass holds one gradient of either side instead of three.
     """
 
     @staticmethod
-    def forward(ctx, x, y, columns):
+    def forward(ctx, x, y, columns, first=0):
         ctx.save_for_backward(x, y, columns)
-        total = y.sum(0)
-        return _paired(x, y), torch.mv(x, total), _paired(x, y, columns.clamp(min=0))
+        ctx.positives = slice(first, first + len(x))
+        sums = torch.mv(x, y.sum(0))
+        return _paired(x, y[ctx.positives]), sums, _paired(x, y, columns.clamp(min=0))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -72,16 +74,16 @@ class RowTerms(torch.autograd.Function):
         columns = columns.clamp(min=0)
         grad_x = grad_y = None
         if ctx.needs_input_grad[0]:
-            grad_x = y[: len(x)] * positive[:, None]
+            grad_x = y[ctx.positives] * positive[:, None]
             grad_x.addr_(sums, y.sum(0))
             for rows in _bands(x):
                 grad_x[rows].addcmul_(y[columns[rows]], closest[rows, None])
         if ctx.needs_input_grad[1]:
             grad_y = torch.mv(x.T, sums).repeat(len(y), 1)
-            grad_y[: len(x)].addcmul_(x, positive[:, None])
+            grad_y[ctx.positives].addcmul_(x, positive[:, None])
             for rows in _bands(x):
                 add_rows(grad_y, columns[rows], x[rows] * closest[rows, None])
-        return grad_x, grad_y, None
+        return grad_x, grad_y, None, None
 
 
 def _paired(x, y, columns=None):

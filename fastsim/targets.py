@@ -4,7 +4,7 @@ A tile loss looks at the score of row i and column j and asks: does the pair tak
 is its target? `Pairs` holds the answer in its smallest form; every backend decides it per tile.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,13 +17,17 @@ SKIPS = ("nothing", "diagonal", "lower")
 class Guide:
     """Other embeddings that decide: out with (i, j) where their cosine is above thresholds[i].
 
-    rows (N, E), columns (M, E): embeddings at the operators, their unit rows for a backend.
-    thresholds (N,) in the compute type.
+    rows (N, E), columns (M, E): embeddings at the operators, their unit rows for a backend; None:
+    the scores themselves decide. thresholds (N,) in the compute type.
     """
 
-    rows: torch.Tensor
-    columns: torch.Tensor
+    rows: torch.Tensor | None
+    columns: torch.Tensor | None
     thresholds: torch.Tensor
+
+    def of_columns(self, part):
+        """The guide of a slice of the columns."""
+        return replace(self, columns=None if self.columns is None else self.columns[part])
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,9 @@ class Pairs:
     groups: 1 where row_groups[i] == column_groups[j], else `otherwise`.
     dense: dense[i, j], in its own dtype.
 
-    Left out: `skip` "diagonal" (j == i) or "lower" (j <= i: each unordered pair once), pairs with
-    row_ids[i] == column_ids[j] unless j == positives[i], and pairs that `guide` decides against.
+    Left out: `skip` "diagonal" (j == i) or "lower" (j <= i: each unordered pair once), where row
+    i counts as i + offset; pairs with row_ids[i] == column_ids[j] unless j == positives[i]; pairs
+    whose score is more than `above` over the positive's; and pairs that `guide` decides against.
     """
 
     positives: torch.Tensor | None = None
@@ -48,6 +53,8 @@ class Pairs:
     dense: torch.Tensor | None = None
     otherwise: float = -1.0
     skip: str = "nothing"
+    offset: int = 0
+    above: float | None = None
     guide: Guide | None = None
 
     def tensors(self):
@@ -70,6 +77,30 @@ class Pairs:
     def untargeted(self):
         """Whether no pair has a target."""
         return self.positives is None and self.row_groups is None and self.dense is None
+
+    @property
+    def plain(self):
+        """Whether every pair's part and target are known from its indices; some has a target."""
+        guided = self.guide is not None or self.above is not None
+        return not (guided or self.offset or self.untargeted)
+
+    @property
+    def each_once(self):
+        """Whether rows and columns are the same and every unordered pair counts once."""
+        return self.skip == "lower" and self.offset == 0
+
+    def of_columns(self, columns):
+        """The pairs with a slice of the columns, which then count from 0."""
+        positives, _, ids, _, groups, dense = self.block(slice(None), columns)
+        return replace(
+            self,
+            positives=None if positives is None else positives - columns.start,
+            column_ids=ids,
+            column_groups=groups,
+            dense=dense,
+            offset=self.offset - columns.start,
+            guide=self.guide and self.guide.of_columns(columns),
+        )
 
     def block(self, rows, columns):
         """`tensors` for the rows and columns of two slices; `positives` keeps global columns."""
@@ -125,6 +156,42 @@ def parse_targets(targets, rows, columns, device, *, skip="nothing"):
     return Pairs(dense=targets, skip=skip)
 
 
+def spread_positives(positives, batch, device):
+    """`positives` among the rank's own columns -> among the columns of all ranks."""
+    own = batch.column_counts[batch.rank]
+    positives = parse_positives(positives, batch.row_counts[batch.rank], own, device)
+    return positives + batch.first_column if batch.first_column else positives
+
+
+def spread_exclude(exclude, batch, device):
+    """`exclude` of the rank's own rows and columns -> with the columns of all ranks."""
+    own = batch.row_counts[batch.rank], batch.column_counts[batch.rank]
+    row_ids, column_ids = parse_exclude(exclude, *own, device)
+    return row_ids, batch.gather_columns(column_ids)
+
+
+def spread_targets(targets, batch, device):
+    """A loss's `targets` of the rank's own rows and columns -> with the columns of all ranks."""
+    if batch.group is None:
+        return targets
+    rows, columns = batch.row_counts[batch.rank], batch.column_counts[batch.rank]
+    if targets is None:
+        # Groups of a row and its column, which no two ranks have in common.
+        groups = torch.arange(max(rows, columns), device=device) + (batch.rank << 40)
+        targets = groups[:rows], groups[:columns]
+    if isinstance(targets, torch.Tensor):
+        return targets
+    pairs = parse_targets(targets, rows, columns, device)
+    return pairs.row_groups, batch.gather_columns(pairs.column_groups)
+
+
+def gather_targets(targets, batch):
+    """What `spread_targets` returned -> with the rows of all ranks too."""
+    if isinstance(targets, tuple):
+        return batch.gather_rows(targets[0]), targets[1]
+    return batch.gather_rows(targets)
+
+
 def dense_targets(pairs, rows, columns, dtype, device):
     """The (N, M) target matrix of `pairs`, for the dense specifications."""
     if pairs.dense is not None:
@@ -158,6 +225,17 @@ def taking_part(pairs, rows, columns, device):
         thresholds = pairs.guide.thresholds[:, None]
         part = part & ~(guided.to(thresholds.dtype) > thresholds)
     return part
+
+
+def with_thresholds(pairs, unit_x, unit_y, backend):
+    """Pairs whose `above` has become a guide: the highest score that takes part in each row."""
+    thresholds = backend.positive_scores(pairs, unit_x, unit_y) + pairs.above
+    return replace(pairs, guide=Guide(None, None, thresholds))
+
+
+def not_above(scores, positives, margin):
+    """The (N, M) bool matrix of scores at most `margin` above the row's positive."""
+    return scores <= scores.gather(1, positives[:, None]) + margin
 
 
 def _two(name, value, what):

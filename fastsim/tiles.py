@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fastsim.distributed import merge_exponentials, total
 from fastsim.targets import Pairs
 
 
@@ -24,6 +25,8 @@ class Tile:
     normalise: divide each row's targets by their sum, a row without any contributing 0 (SupCon).
     symmetric: the mean of the row softmax and the column softmax of the positives.
     levels: (K,) ascending distinct target values in the compute type.
+    group: the name of the process group whose ranks hold the rows, where the loss keeps more than
+        its rows' own state; "" for a loss of one process or of rows alone.
     """
 
     kind: str
@@ -34,6 +37,7 @@ class Tile:
     normalise: bool = False
     symmetric: bool = False
     levels: torch.Tensor | None = None
+    group: str = ""
 
     @property
     def rows_alone(self):
@@ -46,6 +50,20 @@ class Tile:
             return [(2, self.levels.shape[0])] * 2
         parts = {"softmax": 4, "sigmoid": 2, "squared_error": 1}[self.kind]
         return [(rows,)] * parts + [(columns,)] * (2 * self.symmetric)
+
+    def merge(self, state):
+        """The state with that of columns or levels merged over the ranks of the group."""
+        if not self.group:
+            return state
+        rows = 0 if self.kind == "levels" else 4
+        return [*state[:rows], *merge_exponentials(*state[rows:], self.scale, self.group)]
+
+    def own_gradient(self, grad):
+        """dL/dloss of this rank's loss or losses -> of what its rows are part of.
+
+        The one value of a loss over the whole matrix is that of every rank.
+        """
+        return total(grad, self.group) if self.group and self.kind == "levels" else grad
 
     def loss_shape(self, rows, columns):
         """The shape of what `finish` returns."""
@@ -129,7 +147,8 @@ def _column_weight(tile, state, grad):
     """Per column, half the weights of the rows whose positive it is."""
     # Not index_add_, which adds duplicates in any order on a GPU.
     weight = torch.zeros_like(state[4])
-    return weight.index_put_((tile.pairs.positives,), 0.5 * grad, accumulate=True)
+    weight.index_put_((tile.pairs.positives,), 0.5 * grad, accumulate=True)
+    return total(weight, tile.group) if tile.group else weight
 
 
 def _levels_finish(tile, state):

@@ -138,6 +138,15 @@ CASES = (
     _case("info_nce-cold", fastsim.info_nce, temperature=0.01),
     _case("info_nce-symmetric", fastsim.info_nce, symmetric=True),
     _case("info_nce-exclude", fastsim.info_nce, exclude=_ids, margin=0.2),
+    _case("info_nce-above", fastsim.info_nce, exclude_above=0.2, margin=0.1),
+    _case(
+        "info_nce-above-symmetric",
+        fastsim.info_nce,
+        positives=_columns,
+        exclude=_ids,
+        exclude_above=0.2,
+        symmetric=True,
+    ),
     _case("info_nce-positives", fastsim.info_nce, positives=_columns),
     _case(
         "info_nce-everything",

@@ -24,7 +24,17 @@ def log_sum_exp(terms):
     return top + (terms - top).exp().sum().log()
 
 
-def info_nce(x, y, positives=None, *, temperature=0.05, symmetric=False, exclude=None, margin=0.0):
+def info_nce(
+    x,
+    y,
+    positives=None,
+    *,
+    temperature=0.05,
+    symmetric=False,
+    exclude=None,
+    exclude_above=None,
+    margin=0.0,
+):
     s = cosines(x, y)
     n, m = s.shape
     positives = list(range(n)) if positives is None else positives.tolist()
@@ -34,6 +44,8 @@ def info_nce(x, y, positives=None, *, temperature=0.05, symmetric=False, exclude
         lowered[i, p] = margin
         for j in range(m):
             if exclude is not None and j != p and exclude[0][i] == exclude[1][j]:
+                part[i, j] = False
+            if exclude_above is not None and s[i, j] > s[i, p] + exclude_above:
                 part[i, j] = False
     z = (s - lowered) / temperature
     losses = []

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 pytest.importorskip("datasets")
-from fastsim.training.batches import UniqueBatches
+from fastsim.training.batches import SharedBatches, UniqueBatches
 from fastsim.training.data import DataError, read_corpus, read_data
 from fastsim.training.formats import format_of
 from tests import models
@@ -204,11 +204,18 @@ def test_batches_of_few_rows_and_one_text(rows):
 
 def test_batches_are_shared_by_processes():
     rows = random_rows(2)
-    parts = [UniqueBatches(rows, 16, rank=rank, ranks=3) for rank in range(3)]
-    assert len({len(part) for part in parts}) == 1
-    assert all(len(list(part)) == len(part) for part in parts)
-    found = [row for part in parts for batch in part for row in batch]
-    assert sorted(found) == list(range(len(rows)))
+    whole = UniqueBatches(rows, 16)
+    parts = [SharedBatches(UniqueBatches(rows, 16), rank, 3) for rank in range(3)]
+    for epoch in (0, 3):
+        for sampler in (whole, *parts):
+            sampler.set_epoch(epoch)
+        for batch, *shares in zip(whole, *parts, strict=True):
+            assert [row for share in shares for row in share] == batch
+            assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    few = [SharedBatches(UniqueBatches(rows[:2], 16), rank, 3) for rank in range(3)]
+    taken = [row for part in few for batch in part for row in batch]
+    assert set(taken) == {0, 1}
+    assert len(taken) == 3
 
 
 def test_batches_refuse_what_does_not_fit():
@@ -216,8 +223,6 @@ def test_batches_refuse_what_does_not_fit():
         UniqueBatches([("a",)], 0)
     with pytest.raises(ValueError, match="wanted at least one row"):
         UniqueBatches([], 2)
-    with pytest.raises(ValueError, match="wanted at least 2 rows, got 1"):
-        UniqueBatches([("a",)], 2, ranks=2)
 
 
 def test_real_files_read(tmp_path):

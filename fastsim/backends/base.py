@@ -106,11 +106,16 @@ class Backend:
         """Scores (N,) of paired rows by the same products as the panels, so that equal rows tie."""
         raise NotImplementedError
 
-    def closest(self, pairs, semi_hard, unit_x, unit_y):
+    def positive_scores(self, pairs, unit_x, unit_y):
+        """Score (N,) of each row's positive, as `paired_scores`."""
+        return self.paired_scores(unit_x, unit_y[pairs.positives])
+
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
         """Column (N,) int64 of each row's largest admitted score, -1 where it has none.
 
         Admitted is what takes part, is not the row's positive and, with groups, of its group.
-        The rows need not be unit rows.
+        The rows need not be unit rows. ceilings (N,): the positives' scores, where positives are
+        not among these columns.
         """
         raise NotImplementedError
 

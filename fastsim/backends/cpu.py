@@ -42,7 +42,7 @@ def _pairs(pairs, block):
     """The arguments that every panel operator opens with."""
     rows, columns = block
     parts = pairs.block(rows, columns)
-    return rows.start, columns.start, *parts, pairs.otherwise, SKIP[pairs.skip]
+    return rows.start + pairs.offset, columns.start, *parts, pairs.otherwise, SKIP[pairs.skip]
 
 
 def _block_shape(rows, columns, whole_rows):
@@ -138,7 +138,9 @@ class CpuBackend(Backend):
         panel = workspace.panel(rows.stop - rows.start, columns.stop - columns.start)
         torch.ops.fastsim_cpu.scores(unit_x[rows], workspace.packed[columns.start :], panel)
         if guide is not None:
-            guided = self.scores(guide.rows, guide.columns, block, workspace.guided(guide))
+            guided = panel
+            if guide.rows is not None:
+                guided = self.scores(guide.rows, guide.columns, block, workspace.guided(guide))
             torch.ops.fastsim_cpu.leave_out_above(panel, guided, guide.thresholds[rows])
         return panel
 
@@ -158,7 +160,7 @@ class CpuBackend(Backend):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
         state = _FOLDS[tile.kind](tile, rows, columns)
         workspace = self.workspace(unit_x, unit_y)
-        for block in self.blocks(rows, columns, lower=tile.pairs.skip == "lower"):
+        for block in self.blocks(rows, columns, lower=tile.pairs.each_once):
             panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs.guide)
             state.add(panel, _pairs(tile.pairs, block), block)
         return state.result()
@@ -183,12 +185,13 @@ class CpuBackend(Backend):
         _SLOPES[tile.kind](tile, panel, _pairs(tile.pairs, block), block, coefficients)
         return panel
 
-    def closest(self, pairs, semi_hard, unit_x, unit_y):
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
         # Only rows whose positive lies in another block read their ceiling from here.
-        ceilings = torch.zeros(rows, dtype=unit_x.dtype)
-        if semi_hard and columns > WIDEST:
-            ceilings = torch.linalg.vecdot(unit_x, unit_y[pairs.positives])
+        if ceilings is None:
+            ceilings = torch.zeros(rows, dtype=unit_x.dtype)
+            if semi_hard and columns > WIDEST:
+                ceilings = torch.linalg.vecdot(unit_x, unit_y[pairs.positives])
         values = torch.full((rows,), EMPTY, dtype=unit_x.dtype)
         indices = torch.full((rows,), -1)
         workspace = self.workspace(unit_x, unit_y)

@@ -152,10 +152,13 @@ class TritonBackend(Backend):
 
     def paired_scores(self, unit_x, unit_y):
         positives = torch.arange(unit_x.shape[0], device=unit_x.device)
-        return _passes().paired_scores(Pairs(positives), unit_x, unit_y)
+        return self.positive_scores(Pairs(positives), unit_x, unit_y)
 
-    def closest(self, pairs, semi_hard, unit_x, unit_y):
-        return _passes().closest(pairs, semi_hard, unit_x, unit_y)
+    def positive_scores(self, pairs, unit_x, unit_y):
+        return _passes().positive_scores(pairs, unit_x, unit_y)
+
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
+        return _passes().closest(pairs, semi_hard, unit_x, unit_y, ceilings)
 
     def top_k(self, queries, corpus, k):
         return _lists().top_k(self, queries, corpus, k)

@@ -35,6 +35,7 @@ from fastsim.losses.matrix_cross_entropy import (
     matrix_cross_entropy_from_scores,
 )
 from fastsim.losses.matrix_mse import MatrixMSE, matrix_mse, matrix_mse_from_scores
+from fastsim.losses.matryoshka import Matryoshka
 from fastsim.losses.siglip import SigLIP, siglip, siglip_from_scores
 from fastsim.losses.softmax_classification import SoftmaxClassification
 from fastsim.losses.sup_con import SupCon, sup_con, sup_con_from_scores
@@ -65,6 +66,7 @@ __all__ = [
     "InfoNCE",
     "MatrixCrossEntropy",
     "MatrixMSE",
+    "Matryoshka",
     "SigLIP",
     "SoftmaxClassification",
     "SupCon",

@@ -34,7 +34,7 @@ def angle_similarity(u, v, *, backend=None):
     return paired(torch.cat([a + b, b - a], 1), unit_v).abs()
 
 
-def angle(u, v, labels, *, scale=20.0, backend=None):
+def angle(u, v, labels, *, scale=20.0, group=None, backend=None):
     """CoSENT on the angle scores of paired rows u, v (N, D) against labels (N,).
 
     Parameters and errors as `cosent` and `angle_similarity`.
@@ -42,7 +42,8 @@ def angle(u, v, labels, *, scale=20.0, backend=None):
     check_embeddings("u", u)
     check_labels("labels", labels, u.shape[0], u.device)
     check_number("scale", scale, positive=True)
-    return cosent(angle_similarity(u, v, backend=backend), labels, scale=scale, backend=backend)
+    scores = angle_similarity(u, v, backend=backend)
+    return cosent(scores, labels, scale=scale, group=group, backend=backend)
 
 
 class Angle(LossModule):

@@ -12,25 +12,30 @@ import torch
 
 from fastsim.backends import pick
 from fastsim.checks import check_labels, check_number, check_scores
+from fastsim.distributed import join
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float
 from fastsim.ranking import rank_loss
 
 
-def cosent(scores, labels, *, scale=20.0, backend=None):
+def cosent(scores, labels, *, scale=20.0, group=None, backend=None):
     """CoSENT of scores (M,) against labels (M,) of any real or integer dtype.
 
     Equal labels contribute nothing; one pair, or all labels equal, gives exactly 0 with zero
-    gradient. scale: a positive number or 0-d tensor, with a gradient if it wants one. O(M log M),
-    O(M) for few distinct labels. ValueError or TypeError for arguments that do not fit (labels
-    with NaN too), RuntimeError for a backend that cannot serve them. Source: see the module.
+    gradient. scale: a positive number or 0-d tensor, with a gradient if it wants one. group: a
+    process group whose ranks each give their part of the scores; see `fastsim.distributed`.
+    O(M log M), O(M) for few distinct labels. ValueError or TypeError for arguments that do not
+    fit (labels with NaN too), RuntimeError for a backend that cannot serve them. Source: see the
+    module.
     """
     check_scores("scores", scores, ndim=1)
     chosen = pick(backend, scores)
-    if chosen.name == "eager":
-        return cosent_from_scores(scores, labels, scale=scale)
     check_labels("labels", labels, scores.shape[0], scores.device)
     check_number("scale", scale, positive=True)
+    batch = join(group, "cosent", scores, labels, scale=scale, backend=chosen.name)
+    scores, labels = batch.gather_both(scores, labels)
+    if chosen.name == "eager":
+        return cosent_from_scores(scores, labels, scale=scale)
     return rank_loss(scores, labels, scale, chosen)
 
 

@@ -9,29 +9,40 @@ B_l = lse of their negatives, L = lse(0, {B_l + lse_{m<l} A_m}): 2K running sums
 Source: Su Jianlin 2022 (see `cosent`), applied to all in-batch pairs.
 """
 
+from dataclasses import replace
+
 import torch
 
 from fastsim.backends import pick
 from fastsim.checks import check_alike, check_embeddings, check_number, check_scores
+from fastsim.distributed import join
 from fastsim.engine import tile_loss
 from fastsim.losses.cosent import cosent
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float
 from fastsim.scores import compute_dtype, dense_cosines
-from fastsim.targets import dense_targets, parse_targets, taking_part
+from fastsim.targets import (
+    dense_targets,
+    gather_targets,
+    parse_targets,
+    spread_targets,
+    taking_part,
+)
 from fastsim.tiles import Tile
 
 # Past this many distinct targets a sort of all entries is cheaper than running sums per level.
 MOST_LEVELS = 256
 
 
-def cosent_matrix(x, y, targets, *, scale=20.0, backend=None):
+def cosent_matrix(x, y, targets, *, scale=20.0, group=None, backend=None):
     """CoSENT over all entries of the cosines of x (N, D) and y (M, D) against a target matrix.
 
     y=None: x with itself, each unordered pair once, the diagonal left out.
     targets: (N, M) of any real or integer dtype, none of them NaN; or (row_groups (N,),
         column_groups (M,)) integers, the same group 1, else -1; or None: the diagonal.
     scale: a positive number or 0-d tensor, with a gradient if it wants one.
+    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+        `fastsim.distributed`.
 
     Up to 256 distinct targets nothing N x M is held beyond the targets themselves; with more, the
     entries are sorted, which takes O(N M) memory. Returns a scalar. ValueError or TypeError for
@@ -41,17 +52,30 @@ def cosent_matrix(x, y, targets, *, scale=20.0, backend=None):
     if y is not None:
         check_embeddings("y", y)
         check_alike("y", y, "x", x)
-    rows, columns = x.shape[0], x.shape[0] if y is None else y.shape[0]
     chosen = pick(backend, x)
     check_number("scale", scale, positive=True)
-    pairs = parse_targets(
-        targets, rows, columns, x.device, skip="lower" if y is None else "nothing"
+    skip = "lower" if y is None else "nothing"
+    batch = join(
+        group,
+        "cosent_matrix",
+        x,
+        x if y is None else y,
+        scale=scale,
+        targets=targets,
+        each_pair_once=y is None,
+        backend=chosen.name,
     )
+    targets = spread_targets(targets, batch, x.device)
+    pairs = parse_targets(targets, x.shape[0], batch.columns, x.device, skip=skip)
     levels = _levels(pairs, compute_dtype(x), x.device)
+    if pairs.dense is not None:
+        levels = batch.gather_values(levels).unique()
     if chosen.name != "eager" and levels.numel() <= MOST_LEVELS:
+        pairs = replace(pairs, offset=batch.first_column)
         tile = Tile("levels", pairs, levels=levels)
-        return tile_loss(tile, x, y, scale=scale, weights=None, backend=chosen)
-    scores = dense_cosines(x, y, chosen)
+        return tile_loss(tile, x, y, scale=scale, weights=None, batch=batch, backend=chosen)
+    scores = dense_cosines(*batch.gather_both(x, x if y is None else y), chosen)
+    pairs = parse_targets(gather_targets(targets, batch), *scores.shape, x.device, skip=skip)
     return _over_entries(scores, pairs, scale, chosen.name)
 
 

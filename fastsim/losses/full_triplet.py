@@ -21,12 +21,20 @@ from fastsim.checks import (
     check_reduction,
     check_scores,
 )
+from fastsim.distributed import join
 from fastsim.engine import tile_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, off_range, reduce, row_weights
-from fastsim.scores import compute_dtype, dense_cosines, paired, unit_rows, without_autocast
+from fastsim.losses.reduce import as_float, off_range, reduce
+from fastsim.ring import ring_closest, ring_sum
+from fastsim.scores import dense_cosines, paired, unit_rows, without_autocast
 from fastsim.selection import RowTerms, add_rows, closest_column
-from fastsim.targets import Pairs, parse_exclude, taking_part
+from fastsim.targets import (
+    Pairs,
+    parse_exclude,
+    spread_exclude,
+    spread_positives,
+    taking_part,
+)
 from fastsim.tiles import Tile
 
 MININGS = ("semi-hard", "hard")
@@ -40,6 +48,7 @@ def full_triplet(
     mining="semi-hard",
     exclude=None,
     reduction="mean",
+    group=None,
     backend=None,
 ):
     """Mean-negative and closest-negative triplet loss on cosines.
@@ -48,33 +57,47 @@ def full_triplet(
     negative. mining: "semi-hard", the closest negative no closer than the positive, or "hard".
     exclude: (row_ids (N,), column_ids (M,)) integers; a pair with equal ids that is not the
     anchor's positive takes no part. A row without a negative contributes 0 to its term.
+    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+    `fastsim.distributed`.
 
     Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
     not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
     """
     chosen = _check(anchors, positives, mining, backend)
     check_reduction(reduction)
-    if chosen.name == "eager":
-        return full_triplet_from_scores(
-            dense_cosines(anchors, positives, chosen),
-            margin=margin,
-            mining=mining,
-            exclude=exclude,
-            reduction=reduction,
-        )
     check_number("margin", margin)
-    rows, columns, width = *anchors.shape[:1], *positives.shape
-    pairs = _pairs(exclude, rows, columns, anchors.device)
-    weights = row_weights(reduction, rows, compute_dtype(anchors), anchors.device)
-    kind = f"{mining}_triplet"
+    options = {"margin": margin, "mining": mining}
+    batch = join(
+        group,
+        "full_triplet",
+        anchors,
+        positives,
+        **options,
+        exclude=exclude,
+        reduction=reduction,
+        backend=chosen.name,
+    )
+    ids = spread_exclude(exclude, batch, anchors.device)
+    pairs = Pairs(spread_positives(None, batch, anchors.device), *ids)
+    if chosen.name == "eager":
+        scores, exclude = _positives_first(anchors, positives, pairs, batch, chosen)
+        losses = full_triplet_from_scores(scores, **options, exclude=exclude, reduction="none")
+        return batch.reduce(losses, reduction)
+    if batch.ring:
+        terms = _ring_terms(anchors, positives, mining, pairs, batch, chosen)
+        return batch.reduce(_hinges(*terms, margin), reduction)
+    weights = batch.row_weights(reduction, anchors)
+    kind, shape = f"{mining}_triplet", (anchors.shape[0], batch.columns, anchors.shape[1])
     number = not isinstance(margin, torch.Tensor)
-    if number and weights is not None and chosen.serves_whole(kind, rows, columns, width):
+    if number and weights is not None and chosen.serves_whole(kind, *shape):
         tile = Tile(kind, pairs, margin=float(margin))
-        return tile_loss(tile, anchors, positives, scale=1, weights=weights, backend=chosen)
-    unit_x, unit_y = _units(anchors, positives, chosen)
+        return tile_loss(
+            tile, anchors, positives, scale=1, weights=weights, batch=batch, backend=chosen
+        )
+    unit_x, unit_y = _units(anchors, batch.gather_columns(positives), chosen)
     indices = closest_column(unit_x, unit_y, anchors.dtype, mining == "semi-hard", pairs, chosen)
-    positive, mean, closest = _terms(unit_x, unit_y, indices, pairs)
-    return reduce(_hinges(positive, mean, closest, margin), reduction)
+    terms = _terms(unit_x, unit_y, indices, pairs, batch.first_column)
+    return batch.reduce(_hinges(*terms, margin), reduction)
 
 
 def mean_negative(anchors, positives, *, backend=None):
@@ -173,21 +196,59 @@ def _hinges(positive, mean, closest, margin):
     return torch.relu(mean - positive + margin) + torch.relu(closest - positive + margin)
 
 
-def _terms(unit_x, unit_y, indices, pairs):
-    """Positive, mean negative and closest negative of each row, -inf where it has none."""
+def _terms(unit_x, unit_y, indices, pairs, first=0):
+    """Positive, mean negative and closest negative of each row, -inf where it has none.
+
+    first: the column of the first row's positive.
+    """
     with without_autocast(unit_x.device.type):
-        positive, sums, closest = RowTerms.apply(unit_x, unit_y, indices)
-    rows, columns = unit_x.shape[0], unit_y.shape[0]
-    sums = sums - positive
-    counts = unit_x.new_full((rows,), columns - 1)
+        positive, sums, closest = RowTerms.apply(unit_x, unit_y, indices, first)
+    excluded = ()
     if pairs.row_ids is not None:
-        excluded, hits = _excluded_sums(unit_y, pairs)
-        # The positive has its own id among them when its column carries the row's id.
-        own = pairs.column_ids[:rows] == pairs.row_ids
-        sums = sums - paired(unit_x, excluded) + torch.where(own, positive, 0.0)
-        counts = counts - hits + own
-    mean = torch.where(counts > 0, sums / counts.clamp(min=1), -torch.inf)
+        excluded = _excluded_scores(unit_x, unit_y, pairs)
+    mean = _mean(positive, sums, excluded, pairs, unit_y.shape[0])
     return positive, mean, torch.where(indices >= 0, closest, -torch.inf)
+
+
+def _ring_terms(anchors, positives, mining, pairs, batch, backend):
+    """The same where the rank's own columns travel."""
+    unit_x, unit_y = _units(anchors, positives, backend)
+    semi_hard = mining == "semi-hard"
+    indices = ring_closest(unit_x, unit_y, anchors.dtype, semi_hard, pairs, batch, backend)
+
+    def of_block(unit_x, unit_y, columns):
+        within = indices - columns.start
+        here = (within >= 0) & (within < len(unit_y))
+        closest = paired(unit_x, unit_y[within.clamp(0, len(unit_y) - 1)])
+        parts = [torch.mv(unit_x, unit_y.sum(0)), torch.where(here, closest, 0.0)]
+        if pairs.row_ids is not None:
+            parts += _excluded_scores(unit_x, unit_y, pairs.of_columns(columns))
+        return parts
+
+    with without_autocast(unit_x.device.type):
+        sums, closest, *excluded = ring_sum(of_block, unit_x, unit_y, batch)
+    positive = paired(unit_x, unit_y[: len(unit_x)])
+    mean = _mean(positive, sums, excluded, pairs, batch.columns)
+    return positive, mean, torch.where(indices >= 0, closest, -torch.inf)
+
+
+def _mean(positive, sums, excluded, pairs, columns):
+    """The mean negative from the sum of all scores of the row and of those with its id."""
+    sums = sums - positive
+    counts = torch.full_like(positive, columns - 1)
+    if excluded:
+        scores, hits = excluded
+        # The positive has its own id among them when its column carries the row's id.
+        own = pairs.column_ids[pairs.positives] == pairs.row_ids
+        sums = sums - scores + torch.where(own, positive, 0.0)
+        counts = counts - hits + own
+    return torch.where(counts > 0, sums / counts.clamp(min=1), -torch.inf)
+
+
+def _excluded_scores(unit_x, unit_y, pairs):
+    """Per row, the sum of its scores with the columns of its id, and their number, both (N,)."""
+    sums, counts = _excluded_sums(unit_y, pairs)
+    return paired(unit_x, sums), counts
 
 
 def _excluded_sums(unit_y, pairs):
@@ -206,6 +267,20 @@ def _excluded_sums(unit_y, pairs):
 def _units(anchors, positives, backend):
     unit_x = unit_rows(anchors, backend)
     return unit_x, unit_x if positives is anchors else unit_rows(positives, backend)
+
+
+def _positives_first(anchors, positives, pairs, batch, backend):
+    """(scores of all ranks, exclude), the positives of all ranks before the other columns."""
+    scores = dense_cosines(*batch.gather_both(anchors, positives), backend)
+    if batch.group is None:
+        return scores, None if pairs.row_ids is None else (pairs.row_ids, pairs.column_ids)
+    own = batch.gather_rows(pairs.positives)
+    others = torch.ones(batch.columns, dtype=torch.bool, device=own.device)
+    others[own] = False
+    order = torch.cat([own, others.nonzero()[:, 0]])
+    if pairs.row_ids is None:
+        return scores[:, order], None
+    return scores[:, order], (batch.gather_rows(pairs.row_ids), pairs.column_ids[order])
 
 
 def _pairs(exclude, rows, columns, device):

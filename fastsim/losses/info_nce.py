@@ -25,11 +25,20 @@ from fastsim.checks import (
     check_reduction,
     check_scores,
 )
+from fastsim.distributed import join
 from fastsim.engine import tile_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, off_range, reduce, row_weights
-from fastsim.scores import compute_dtype, dense_cosines
-from fastsim.targets import Pairs, parse_exclude, parse_positives, taking_part
+from fastsim.losses.reduce import as_float, off_range, reduce
+from fastsim.scores import dense_cosines
+from fastsim.targets import (
+    Pairs,
+    not_above,
+    parse_exclude,
+    parse_positives,
+    spread_exclude,
+    spread_positives,
+    taking_part,
+)
 from fastsim.tiles import Tile
 
 
@@ -41,8 +50,10 @@ def info_nce(
     temperature=0.05,
     symmetric=False,
     exclude=None,
+    exclude_above=None,
     margin=0.0,
     reduction="mean",
+    group=None,
     backend=None,
 ):
     """InfoNCE with in-batch and hard negatives.
@@ -54,7 +65,11 @@ def info_nce(
     symmetric: the mean of anchor -> candidate and positive -> anchor cross entropy.
     exclude: (row_ids (N,), column_ids (M,)) integers; a pair with equal ids that is not the
         anchor's positive takes no part (duplicates, known false negatives).
+    exclude_above: a candidate whose cosine is more than this above the positive's takes no part
+        (a likely false negative); None: all do.
     margin: taken from the positive's cosine.
+    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+        `fastsim.distributed`.
 
     Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
     not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
@@ -66,24 +81,38 @@ def info_nce(
         check_enough("candidates", candidates, "anchors", anchors)
     check_reduction(reduction)
     chosen = pick(backend, anchors)
+    options = {"temperature": temperature, "symmetric": symmetric, "margin": margin}
+    options["exclude_above"] = exclude_above
+    _check_options(**options)
+    batch = join(
+        group,
+        "info_nce",
+        anchors,
+        candidates,
+        **options,
+        exclude=exclude,
+        reduction=reduction,
+        backend=chosen.name,
+    )
+    positives = spread_positives(positives, batch, anchors.device)
+    row_ids, column_ids = spread_exclude(exclude, batch, anchors.device)
     if chosen.name == "eager":
-        return info_nce_from_scores(
-            dense_cosines(anchors, candidates, chosen),
-            positives,
-            temperature=temperature,
-            symmetric=symmetric,
-            exclude=exclude,
-            margin=margin,
-            reduction=reduction,
+        losses = info_nce_from_scores(
+            dense_cosines(*batch.gather_both(anchors, candidates), chosen),
+            batch.gather_rows(positives),
+            **options,
+            exclude=None if row_ids is None else (batch.gather_rows(row_ids), column_ids),
+            reduction="none",
         )
-    pairs = _pairs(positives, exclude, anchors.shape[0], candidates.shape[0], anchors.device)
-    _check_options(temperature, symmetric, margin)
+        return batch.reduce(losses, reduction)
+    pairs = Pairs(positives, row_ids, column_ids, above=exclude_above)
     return tile_loss(
         Tile("softmax", pairs, margin=float(margin), symmetric=symmetric),
         anchors,
         candidates,
         scale=1 / temperature,
-        weights=row_weights(reduction, anchors.shape[0], compute_dtype(anchors), anchors.device),
+        weights=batch.row_weights(reduction, anchors),
+        batch=batch,
         backend=chosen,
     )
 
@@ -101,6 +130,7 @@ def info_nce_from_scores(
     temperature=0.05,
     symmetric=False,
     exclude=None,
+    exclude_above=None,
     margin=0.0,
     reduction="mean",
 ):
@@ -109,17 +139,21 @@ def info_nce_from_scores(
     rows, columns = scores.shape
     if positives is None and columns < rows:
         raise ValueError(f"scores: wanted at least as many columns as rows, got {rows, columns}")
-    pairs = _pairs(positives, exclude, rows, columns, scores.device)
-    _check_options(temperature, symmetric, margin)
+    positives = parse_positives(positives, rows, columns, scores.device)
+    ids = parse_exclude(exclude, rows, columns, scores.device)
+    pairs = Pairs(positives, *ids)
+    _check_options(temperature, symmetric, margin, exclude_above)
     check_reduction(reduction)
     scores = as_float(scores)
+    part = taking_part(pairs, rows, columns, scores.device)
+    if exclude_above is not None:
+        part = part & not_above(scores, positives, exclude_above)
     place = pairs.positives[:, None]
     if margin:
         scores = scores.scatter_add(1, place, scores.new_full(place.shape, -margin))
     logits = scores / temperature
     positive = logits.gather(1, place)[:, 0]
-    if pairs.row_ids is not None:
-        part = taking_part(pairs, rows, columns, scores.device)
+    if pairs.row_ids is not None or exclude_above is not None:
         logits = logits.masked_fill(~part, off_range(logits))
     losses = torch.logsumexp(logits, 1) - positive
     if symmetric:
@@ -128,15 +162,13 @@ def info_nce_from_scores(
     return reduce(losses, reduction)
 
 
-def _pairs(positives, exclude, rows, columns, device):
-    positives = parse_positives(positives, rows, columns, device)
-    row_ids, column_ids = parse_exclude(exclude, rows, columns, device)
-    return Pairs(positives, row_ids, column_ids)
-
-
-def _check_options(temperature, symmetric, margin):
+def _check_options(temperature, symmetric, margin, exclude_above):
     check_number("temperature", temperature, positive=True)
     check_choice("symmetric", symmetric, (False, True))
-    if isinstance(margin, torch.Tensor):
-        raise TypeError("margin: wanted a number, got a tensor")
-    check_number("margin", margin)
+    for name, value in (("margin", margin), ("exclude_above", exclude_above)):
+        if isinstance(value, torch.Tensor):
+            raise TypeError(f"{name}: wanted a number, got a tensor")
+        if name == "margin" or value is not None:
+            check_number(name, value)
+    if exclude_above is not None and exclude_above < 0:
+        raise ValueError(f"exclude_above: wanted at least 0, or None, got {exclude_above}")

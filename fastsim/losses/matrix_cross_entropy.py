@@ -18,20 +18,25 @@ from fastsim.checks import (
     check_reduction,
     check_scores,
 )
+from fastsim.distributed import join
 from fastsim.engine import tile_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, reduce, row_weights
-from fastsim.scores import compute_dtype, dense_cosines
-from fastsim.targets import dense_targets, parse_targets
+from fastsim.losses.reduce import as_float, reduce
+from fastsim.scores import dense_cosines
+from fastsim.targets import dense_targets, gather_targets, parse_targets, spread_targets
 from fastsim.tiles import Tile
 
 
-def matrix_cross_entropy(x, y, targets, *, temperature=1.0, reduction="mean", backend=None):
+def matrix_cross_entropy(
+    x, y, targets, *, temperature=1.0, reduction="mean", group=None, backend=None
+):
     """Cross entropy of the cosines of x (N, D) and y (M, D) against a target matrix.
 
     targets: (N, M) of any real or integer dtype; or (row_groups (N,), column_groups (M,))
         integers, the same group 1, else -1; or None: 1 on the diagonal, else -1.
     temperature: a positive number or 0-d tensor, with a gradient if it wants one.
+    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+        `fastsim.distributed`.
 
     Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
     not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
@@ -41,18 +46,32 @@ def matrix_cross_entropy(x, y, targets, *, temperature=1.0, reduction="mean", ba
     check_alike("y", y, "x", x)
     check_reduction(reduction)
     chosen = pick(backend, x)
-    if chosen.name == "eager":
-        return matrix_cross_entropy_from_scores(
-            dense_cosines(x, y, chosen), targets, temperature=temperature, reduction=reduction
-        )
-    pairs = parse_targets(targets, x.shape[0], y.shape[0], x.device)
     check_number("temperature", temperature, positive=True)
+    options = {"temperature": temperature}
+    batch = join(
+        group,
+        "matrix_cross_entropy",
+        x,
+        y,
+        **options,
+        targets=targets,
+        reduction=reduction,
+        backend=chosen.name,
+    )
+    targets = spread_targets(targets, batch, x.device)
+    if chosen.name == "eager":
+        scores = dense_cosines(*batch.gather_both(x, y), chosen)
+        targets = gather_targets(targets, batch)
+        losses = matrix_cross_entropy_from_scores(scores, targets, **options, reduction="none")
+        return batch.reduce(losses, reduction)
+    pairs = parse_targets(targets, x.shape[0], batch.columns, x.device)
     return tile_loss(
         Tile("softmax", pairs),
         x,
         y,
         scale=1 / temperature,
-        weights=row_weights(reduction, x.shape[0], compute_dtype(x), x.device),
+        weights=batch.row_weights(reduction, x),
+        batch=batch,
         backend=chosen,
     )
 

@@ -8,19 +8,22 @@ targets sum t s is a product of class sums, so the loss and its gradient need no
 
 from fastsim.backends import pick
 from fastsim.checks import check_alike, check_embeddings, check_reduction, check_scores
+from fastsim.distributed import join
 from fastsim.engine import tile_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, reduce, row_weights
-from fastsim.scores import compute_dtype, dense_cosines
-from fastsim.targets import dense_targets, parse_targets
+from fastsim.losses.reduce import as_float, reduce
+from fastsim.scores import dense_cosines
+from fastsim.targets import dense_targets, gather_targets, parse_targets, spread_targets
 from fastsim.tiles import Tile
 
 
-def matrix_mse(x, y, targets, *, reduction="mean", backend=None):
+def matrix_mse(x, y, targets, *, reduction="mean", group=None, backend=None):
     """Mean squared error of the cosines of x (N, D) and y (M, D) against a target matrix.
 
     targets: (N, M) of any real or integer dtype; or (row_groups (N,), column_groups (M,))
         integers, the same group 1, else -1; or None: 1 on the diagonal, else -1.
+    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+        `fastsim.distributed`.
 
     Returns a scalar, or the row means (N,) for reduction "none". ValueError or TypeError for
     arguments that do not fit, RuntimeError for a backend that cannot serve them.
@@ -30,17 +33,24 @@ def matrix_mse(x, y, targets, *, reduction="mean", backend=None):
     check_alike("y", y, "x", x)
     check_reduction(reduction)
     chosen = pick(backend, x)
+    batch = join(
+        group, "matrix_mse", x, y, targets=targets, reduction=reduction, backend=chosen.name
+    )
+    targets = spread_targets(targets, batch, x.device)
     if chosen.name == "eager":
-        return matrix_mse_from_scores(dense_cosines(x, y, chosen), targets, reduction=reduction)
-    pairs = parse_targets(targets, x.shape[0], y.shape[0], x.device)
-    weights = row_weights(reduction, x.shape[0], compute_dtype(x), x.device)
-    columns = y.shape[0]
+        scores = dense_cosines(*batch.gather_both(x, y), chosen)
+        losses = matrix_mse_from_scores(scores, gather_targets(targets, batch), reduction="none")
+        return batch.reduce(losses, reduction)
+    columns = batch.columns
+    pairs = parse_targets(targets, x.shape[0], columns, x.device)
+    weights = batch.row_weights(reduction, x)
     losses = tile_loss(
         Tile("squared_error", pairs),
         x,
         y,
         scale=1.0,
         weights=None if weights is None else weights / columns,
+        batch=batch,
         backend=chosen,
     )
     return losses / columns if weights is None else losses

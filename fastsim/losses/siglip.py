@@ -19,21 +19,26 @@ from fastsim.checks import (
     check_reduction,
     check_scores,
 )
+from fastsim.distributed import join
 from fastsim.engine import tile_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, reduce, row_weights
-from fastsim.scores import compute_dtype, dense_cosines
-from fastsim.targets import dense_targets, parse_targets
+from fastsim.losses.reduce import as_float, reduce
+from fastsim.scores import dense_cosines
+from fastsim.targets import dense_targets, gather_targets, parse_targets, spread_targets
 from fastsim.tiles import Tile
 
 
-def siglip(x, y, targets=None, *, scale=10.0, bias=-10.0, reduction="mean", backend=None):
+def siglip(
+    x, y, targets=None, *, scale=10.0, bias=-10.0, reduction="mean", group=None, backend=None
+):
     """Pairwise sigmoid loss of x (N, D) and y (M, D) against any target matrix.
 
     targets: (N, M) of any real or integer dtype, 1 similar, -1 not, soft values between; or
         (row_groups (N,), column_groups (M,)) integers, the same group 1, else -1; or None: the
         diagonal.
     scale, bias: numbers or 0-d tensors, with a gradient if they want one.
+    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+        `fastsim.distributed`.
 
     Returns a scalar, or the row sums (N,) for reduction "none". ValueError or TypeError for
     arguments that do not fit, RuntimeError for a backend that cannot serve them. Source: see the
@@ -44,19 +49,28 @@ def siglip(x, y, targets=None, *, scale=10.0, bias=-10.0, reduction="mean", back
     check_alike("y", y, "x", x)
     check_reduction(reduction)
     chosen = pick(backend, x)
-    if chosen.name == "eager":
-        scores = dense_cosines(x, y, chosen)
-        return siglip_from_scores(scores, targets, scale=scale, bias=bias, reduction=reduction)
-    pairs = parse_targets(targets, x.shape[0], y.shape[0], x.device)
     check_number("scale", scale)
     check_number("bias", bias)
+    options = {"scale": scale, "bias": bias}
+    batch = join(
+        group, "siglip", x, y, **options, targets=targets, reduction=reduction, backend=chosen.name
+    )
+    targets = spread_targets(targets, batch, x.device)
+    if chosen.name == "eager":
+        scores = dense_cosines(*batch.gather_both(x, y), chosen)
+        targets = gather_targets(targets, batch)
+        return batch.reduce(
+            siglip_from_scores(scores, targets, **options, reduction="none"), reduction
+        )
+    pairs = parse_targets(targets, x.shape[0], batch.columns, x.device)
     return tile_loss(
         Tile("sigmoid", pairs),
         x,
         y,
         scale=scale,
         bias=bias,
-        weights=row_weights(reduction, x.shape[0], compute_dtype(x), x.device),
+        weights=batch.row_weights(reduction, x),
+        batch=batch,
         backend=chosen,
     )
 

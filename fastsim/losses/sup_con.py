@@ -16,6 +16,7 @@ from fastsim.checks import (
     check_reduction,
     check_scores,
 )
+from fastsim.distributed import join
 from fastsim.engine import tile_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, off_range, reduce
@@ -24,12 +25,13 @@ from fastsim.targets import Pairs, dense_targets, taking_part
 from fastsim.tiles import Tile
 
 
-def sup_con(embeddings, groups, *, temperature=0.1, reduction="mean", backend=None):
+def sup_con(embeddings, groups, *, temperature=0.1, reduction="mean", group=None, backend=None):
     """Supervised contrastive loss of embeddings (N, D) with integer groups (N,).
 
     A row alone in its group has no positive: its loss is 0 and it does not count in the mean, so
     a batch without any pair gives 0 with zero gradient. temperature: a positive number or 0-d
-    tensor, with a gradient if it wants one.
+    tensor, with a gradient if it wants one. group: a process group whose ranks each give their
+    part of the batch, or `Ring(group)`; see `fastsim.distributed`.
 
     Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
     not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
@@ -38,16 +40,33 @@ def sup_con(embeddings, groups, *, temperature=0.1, reduction="mean", backend=No
     check_integers("groups", groups, embeddings.shape[0], embeddings.device)
     check_reduction(reduction)
     chosen = pick(backend, embeddings)
-    if chosen.name == "eager":
-        scores = dense_cosines(embeddings, None, chosen)
-        return sup_con_from_scores(scores, groups, temperature=temperature, reduction=reduction)
+    groups = groups.to(torch.int64)
     check_number("temperature", temperature, positive=True)
+    options = {"temperature": temperature}
+    batch = join(
+        group,
+        "sup_con",
+        embeddings,
+        embeddings,
+        **options,
+        reduction=reduction,
+        backend=chosen.name,
+    )
+    everyone = batch.gather_columns(groups)
+    weights = _weights(everyone, reduction, compute_dtype(embeddings))
+    if weights is not None and group is not None:
+        weights = weights[batch.own_rows] * (batch.ranks if reduction == "mean" else 1)
+    if chosen.name == "eager":
+        scores = dense_cosines(batch.gather_rows(embeddings), None, chosen)
+        losses = sup_con_from_scores(scores, everyone, **options, reduction="none")[batch.own_rows]
+        return losses if weights is None else reduce(losses * weights, "sum")
     return tile_loss(
-        Tile("softmax", _pairs(groups), normalise=True),
+        Tile("softmax", _pairs(groups, everyone, batch.first_column), normalise=True),
         embeddings,
         None,
         scale=1 / temperature,
-        weights=_weights(groups, reduction, compute_dtype(embeddings)),
+        weights=weights,
+        batch=batch,
         backend=chosen,
     )
 
@@ -67,7 +86,8 @@ def sup_con_from_scores(scores, groups, *, temperature=0.1, reduction="mean"):
     check_integers("groups", groups, rows, scores.device)
     check_number("temperature", temperature, positive=True)
     check_reduction(reduction)
-    pairs = _pairs(groups)
+    groups = groups.to(torch.int64)
+    pairs = _pairs(groups, groups)
     logits = as_float(scores) / temperature
     part = taking_part(pairs, rows, columns, scores.device)
     positive = dense_targets(pairs, rows, columns, logits.dtype, scores.device) * part
@@ -79,9 +99,14 @@ def sup_con_from_scores(scores, groups, *, temperature=0.1, reduction="mean"):
     return losses if weights is None else reduce(losses * weights, "sum")
 
 
-def _pairs(groups):
-    groups = groups.to(torch.int64)
-    return Pairs(row_groups=groups, column_groups=groups, otherwise=0.0, skip="diagonal")
+def _pairs(row_groups, column_groups, offset=0):
+    return Pairs(
+        row_groups=row_groups,
+        column_groups=column_groups,
+        otherwise=0.0,
+        skip="diagonal",
+        offset=offset,
+    )
 
 
 def _weights(groups, reduction, dtype):

@@ -18,13 +18,12 @@ class UniqueBatches:
     texts: for each row the hashable texts it brings (those of one row may be equal). batch_size:
     rows per batch, passed by one only where repeated texts leave no other place. groups: for each
     row its group; rows of a group then come together, up to `together` of them, so that a batch
-    holds positives. rank, ranks: the share of this process among several, every one with as many
-    batches. `set_epoch` chooses the epoch; the number of batches is the same in all.
+    holds positives. `set_epoch` chooses the epoch; the number of batches is the same in all.
     """
 
     drop_last = False
 
-    def __init__(self, texts, batch_size, *, seed=0, groups=None, together=4, rank=0, ranks=1):
+    def __init__(self, texts, batch_size, *, seed=0, groups=None, together=4):
         if not texts:
             raise ValueError("texts: wanted at least one row")
         if batch_size < 1:
@@ -35,19 +34,16 @@ class UniqueBatches:
         # A row's texts can be in at most this many batches by other rows.
         self._clashes = [sum(uses[number] - 1 for number in row) for row in self._texts]
         count = max(math.ceil(len(texts) / batch_size), 1 + max(self._clashes))
-        self._count = math.ceil(min(count, len(texts)) / ranks) * ranks
-        if self._count > len(texts):
-            raise ValueError(f"texts: wanted at least {self._count} rows, got {len(texts)}")
+        self._count = min(count, len(texts))
         self.batch_size, self.seed, self.epoch = batch_size, seed, 0
         self._groups, self._together = groups, together
-        self._rank, self._ranks = rank, ranks
 
     def set_epoch(self, epoch):
         """Choose the epoch of the next iteration."""
         self.epoch = epoch
 
     def __len__(self):
-        return self._count // self._ranks
+        return self._count
 
     def __iter__(self):
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
@@ -63,7 +59,7 @@ class UniqueBatches:
         for chunk in chunks:
             self._deal(chunk, heap, batches, seen)
         order = torch.randperm(self._count, generator=generator).tolist()
-        yield from (batches[i] for i in order[self._rank :: self._ranks])
+        yield from (batches[i] for i in order)
 
     def _chunks(self, order):
         if self._groups is None:
@@ -107,3 +103,30 @@ class UniqueBatches:
         for row in chunk if len(chunk) > 1 else ():
             self._deal([row], heap, batches, seen)
         assert len(chunk) != 1, "a batch without the row's texts always exists"
+
+
+class SharedBatches:
+    """One process's share of every batch, so that all of them together take the batch of one.
+
+    batches: a batch sampler that is the same in all processes. A batch of fewer rows than
+    processes has rows that several take.
+    """
+
+    drop_last = False
+
+    def __init__(self, batches, rank, ranks):
+        self.batches, self.rank, self.ranks = batches, rank, ranks
+        self.batch_size = max(1, batches.batch_size // ranks)
+
+    def set_epoch(self, epoch):
+        """Choose the epoch of the next iteration."""
+        chooses = hasattr(self.batches, "set_epoch")
+        (self.batches if chooses else self.batches.sampler).set_epoch(epoch)
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        for batch in self.batches:
+            start, stop = (len(batch) * rank // self.ranks for rank in (self.rank, self.rank + 1))
+            yield batch[start:stop] or batch[start : start + 1]

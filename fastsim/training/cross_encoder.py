@@ -1,10 +1,12 @@
 """A cross-encoder: both texts in one input, one logit."""
 
+import functools
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from fastsim.distributed import join
 from fastsim.losses import cosent
 from fastsim.training.folders import replaced_folder
 from fastsim.training.model_files import (
@@ -15,12 +17,22 @@ from fastsim.training.model_files import (
     read_parts,
 )
 
-# Loss -> function of logits (N,) and gold values (N,) in [0, 1]. CoSENT needs their order alone;
-# its scale of 20 is for cosines, logits bring their own.
+
+def _mean(loss):
+    """A mean over rows as the share of this rank in the mean over all of them."""
+
+    def shared(logits, gold, group=None):
+        return loss(logits, gold) * join(group, loss.__name__, logits, gold).mean_share
+
+    return shared
+
+
+# Loss -> function of logits (N,) and gold values (N,) in [0, 1], with `group=`. CoSENT needs their
+# order alone; its scale of 20 is for cosines, logits bring their own.
 CROSS_LOSSES = {
-    "cosent": lambda logits, gold: cosent(logits, gold, scale=1.0),
-    "cross_entropy": nn.functional.binary_cross_entropy_with_logits,
-    "regression": nn.functional.mse_loss,
+    "cosent": functools.partial(cosent, scale=1.0),
+    "cross_entropy": _mean(nn.functional.binary_cross_entropy_with_logits),
+    "regression": _mean(nn.functional.mse_loss),
 }
 CROSS_FORMATS = ("scored pairs", "labelled pairs")
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fastsim import losses
+from fastsim.distributed import join
 from fastsim.scores import paired_cosine_similarity
 
 
@@ -19,9 +20,9 @@ def _cosent(loss, vectors, labels):
     return loss(paired_cosine_similarity(vectors[0], vectors[1]), labels)
 
 
-def _candidates(loss, vectors, labels):
+def _candidates(loss, vectors, labels, **options):
     # All positives first, then the negatives column by column.
-    return loss(vectors[0], torch.cat(vectors[1:]))
+    return loss(vectors[0], torch.cat(vectors[1:]), **options)
 
 
 def _triplets(loss, vectors, labels):
@@ -97,10 +98,11 @@ class Objective(nn.Module):
     name: one of `LOSSES`; layout: the `Format` of the data. options: the loss's own (temperature,
     scale, margin, ...). learn: options that are parameters and start at their value; scale and
     temperature as logarithms. dim, classes: for "classification", the width of the embeddings and
-    the names of the classes. ValueError for what does not fit.
+    the names of the classes. group: a process group whose ranks each hold a share of the batch.
+    ValueError for what does not fit.
     """
 
-    def __init__(self, name, layout, *, options=None, learn=(), dim=None, classes=()):
+    def __init__(self, name, layout, *, options=None, learn=(), dim=None, classes=(), group=None):
         super().__init__()
         check_loss(name, layout)
         spec = LOSSES[name]
@@ -110,6 +112,8 @@ class Objective(nn.Module):
                 raise ValueError(f"learn: {name} can learn {known}, got {option!r}")
         self.name, self.classes, self.learn = name, tuple(classes), tuple(learn)
         self.options = dict(options or {})
+        self.group = group
+        self.pairwise = name in ("cosine_regression", "triplet_margin", "classification")
         if name == "classification":
             if self.options:
                 raise ValueError(f"options: classification has none, got {list(self.options)}")
@@ -117,6 +121,8 @@ class Objective(nn.Module):
         else:
             try:
                 self.loss = spec.module(**self.options)
+                if not self.pairwise:
+                    self.loss.group = group
             except TypeError as error:
                 raise ValueError(str(error)) from error
         self._apply_loss = spec.apply[layout.name]
@@ -125,12 +131,20 @@ class Objective(nn.Module):
             start = torch.tensor(float(getattr(self.loss, option)))
             self.learnt[option] = nn.Parameter(start.log() if option in _POSITIVE else start)
 
-    def forward(self, vectors, labels=None):
-        """The loss of embeddings, one (N, D) tensor per text column, and labels (N,) or None."""
+    def forward(self, vectors, labels=None, exclude=None):
+        """The loss of embeddings, one (N, D) tensor per text column, and labels (N,) or None.
+
+        exclude: `exclude=` of a loss over candidates.
+        """
         for option, value in self.learnt.items():
             # A Parameter itself would become one of the loss module too, saved twice.
             setattr(self.loss, option, value.exp() if option in _POSITIVE else value.clone())
-        return self._apply_loss(self.loss, vectors, labels)
+        options = {} if exclude is None else {"exclude": exclude}
+        loss = self._apply_loss(self.loss, vectors, labels, **options)
+        if self.pairwise and self.group is not None:
+            # The average over the ranks of these is the mean over all rows.
+            loss = loss * join(self.group, self.name, vectors[0], vectors[0]).mean_share
+        return loss
 
     def values(self):
         """The options as numbers, learnt ones at their present value."""

@@ -62,6 +62,12 @@ class Task:
             found |= {"gold": list(rows["score"]), "scores": scores.tolist()}
         return found
 
+    def features(self):
+        """An input of the encoder: the first row's texts."""
+        texts = [[self.train[0][name]] for name in self.layout.texts]
+        features = self.encoder.tokenize(*(texts if self.cross else texts[:1]))
+        return {name: value.to(self.encoder.device) for name, value in features.items()}
+
     def loss_values(self):
         """The options of the loss, learnt ones as they are now."""
         return {} if self.cross else self.model.objective.values()
@@ -73,8 +79,11 @@ class Task:
             self.model.objective.write_to(folder)
 
 
-def prepare(options):
-    """A `Task` from `Options`, or ValueError for what does not fit together."""
+def prepare(options, group=None):
+    """A `Task` from `Options`, or ValueError for what does not fit together.
+
+    group: the process group that trains together, if there is one.
+    """
     cross = options.architecture == "cross-encoder"
     if options.score_range is not None and not options.score_range[0] < options.score_range[1]:
         raise ValueError(f"score_range: wanted LOW,HIGH with LOW < HIGH, got {options.score_range}")
@@ -83,6 +92,11 @@ def prepare(options):
         _check_cross(options, layout)
     else:
         check_loss(options.loss, layout)
+    excludes = options.loss in ("info_nce", "full_triplet")
+    if options.duplicates == "exclude" and (cross or not excludes):
+        raise ValueError(
+            f"duplicates: info_nce and full_triplet can exclude, got the loss {options.loss!r}"
+        )
     held, held_layout = None, None
     if options.eval is not None:
         held, held_layout = read_data(
@@ -102,7 +116,8 @@ def prepare(options):
     from transformers import set_seed
 
     set_seed(options.seed)  # new layers start the same
-    model, encoder = (_cross_encoder if cross else _bi_encoder)(options, layout, classes)
+    make = _cross_encoder if cross else _bi_encoder
+    model, encoder = make(options, layout, classes, group)
     if torch.cuda.is_available() and not options.cpu:
         model.to("cuda")
     metric = options.best_metric or metric
@@ -113,7 +128,7 @@ def _eval_columns(options):
     return options.columns if options.eval_columns is None else options.eval_columns
 
 
-def _bi_encoder(options, layout, classes):
+def _bi_encoder(options, layout, classes, group):
     from fastsim.training.trainer import BiEncoderModel
 
     encoder = Encoder.from_pretrained(
@@ -131,11 +146,12 @@ def _bi_encoder(options, layout, classes):
         learn=options.learn,
         dim=encoder.dim,
         classes=classes or (),
+        group=group,
     )
     return BiEncoderModel(encoder, objective), encoder
 
 
-def _cross_encoder(options, layout, classes):
+def _cross_encoder(options, layout, classes, group):
     from fastsim.training.cross_encoder import CROSS_LOSSES, CrossEncoder
     from fastsim.training.trainer import CrossEncoderModel
 
@@ -145,7 +161,7 @@ def _cross_encoder(options, layout, classes):
         trust_remote_code=options.trust_remote_code,
         allow_pickle=options.allow_pickle,
     )
-    return CrossEncoderModel(encoder, CROSS_LOSSES[options.loss]), encoder
+    return CrossEncoderModel(encoder, CROSS_LOSSES[options.loss], group), encoder
 
 
 def _check_cross(options, layout):
@@ -157,7 +173,7 @@ def _check_cross(options, layout):
     if options.loss not in CROSS_LOSSES:
         wanted = ", ".join(CROSS_LOSSES)
         raise ValueError(f"loss: a cross-encoder can train {wanted}, got {options.loss!r}")
-    for name in ("pooling", "dense", "loss_options", "learn"):
+    for name in ("pooling", "dense", "loss_options", "learn", "micro_batch_size"):
         if getattr(options, name):
             raise ValueError(f"{name}: a cross-encoder has none, got {getattr(options, name)!r}")
 

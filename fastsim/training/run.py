@@ -43,6 +43,8 @@ class Options:
     epochs: float = 1.0
     max_steps: int = -1
     batch_size: int = 32
+    micro_batch_size: int | None = None
+    duplicates: str = "apart"
     accumulate: int = 1
     learning_rate: float = 5e-5
     warmup: float = 0.1
@@ -73,29 +75,42 @@ def train(options):
     but for `checkpoints/`. ValueError (`DataError`, `ModelError` among them) for what does not fit,
     `OutputError` for the folder.
     """
+    import torch
     import transformers
     from accelerate import PartialState
 
-    from fastsim.training.trainer import Collator, Trainer
+    from fastsim.training.trainer import Collator, Trainer, freeze_idle
 
     output = Path(os.path.abspath(options.output))
     checkpoints = output / CHECKPOINTS
-    task = prepare(options)
-    _check_output(output, options)
     process = PartialState(cpu=options.cpu)
+    several = process.num_processes > 1
+    task = prepare(options, group=torch.distributed.group.WORLD if several else None)
+    _check_output(output, options)
     with process.main_process_first():
         state, checkpoint = _begin(options, task, checkpoints, process.is_main_process)
+    collator = Collator(
+        task.encoder,
+        task.layout,
+        cross=task.cross,
+        micro_batch_size=options.micro_batch_size,
+        exclude=options.duplicates == "exclude",
+    )
+    if several:
+        freeze_idle(task.encoder, task.features())
     transformers.set_seed(options.seed)
     callbacks = []
     if options.early_stopping:
         callbacks.append(transformers.EarlyStoppingCallback(options.early_stopping))
     trainer = Trainer(
         model=task.model,
-        args=_arguments(options, task, checkpoints),
-        data_collator=Collator(task.encoder, task.layout, cross=task.cross),
+        args=_arguments(options, task, checkpoints, process.num_processes),
+        data_collator=collator,
         train_dataset=task.train,
         eval_dataset=task.eval,
         layout=task.layout,
+        batch_size=options.batch_size,
+        micro_batch_size=options.micro_batch_size,
         evaluation=None if task.eval is None else task.evaluate,
         loss_learning_rate=options.loss_learning_rate,
         callbacks=callbacks,
@@ -195,7 +210,7 @@ def _save(task, result, state, output):
             )
 
 
-def _arguments(options, task, checkpoints):
+def _arguments(options, task, checkpoints, processes):
     import torch
     import transformers
 
@@ -207,7 +222,8 @@ def _arguments(options, task, checkpoints):
         steps["eval"] = options.checkpoint_steps
     return transformers.TrainingArguments(
         output_dir=str(checkpoints),
-        per_device_train_batch_size=options.batch_size,
+        per_device_train_batch_size=max(1, options.batch_size // processes),
+        ddp_find_unused_parameters=False,  # there are none: `freeze_idle`
         num_train_epochs=options.epochs,
         max_steps=options.max_steps,
         learning_rate=options.learning_rate,

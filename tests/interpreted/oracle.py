@@ -24,7 +24,7 @@ def part_of(i, positives, exclude, columns):
     ]
 
 
-def info_nce(s, positives, temperature, *, symmetric=False, exclude=None, margin=0.0):
+def info_nce(s, positives, temperature, *, symmetric=False, exclude=None, margin=0.0, above=9.0):
     rows, columns = s.shape
     exclude = exclude and [ids.tolist() for ids in exclude]
     less = torch.zeros_like(s)
@@ -32,6 +32,7 @@ def info_nce(s, positives, temperature, *, symmetric=False, exclude=None, margin
         less[i, p] = margin
     z = (s - less) / temperature
     part = [part_of(i, positives, exclude, columns) for i in range(rows)]
+    part = [[j for j in of if s[i, j] <= s[i, positives[i]] + above] for i, of in enumerate(part)]
     losses = []
     for i, p in enumerate(positives):
         loss = torch.logsumexp(z[i, part[i]], 0) - z[i, p]

@@ -6,14 +6,18 @@ rows; of what the scores of a row, each rounded, may move its loss; of all terms
 is one sum over the scores.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import oracle
 import pytest
 import torch
 
 from fastsim import losses
+from fastsim.backends import get
+from fastsim.engine import tile_loss
 from fastsim.losses import SPECIFICATIONS
+from fastsim.targets import Pairs
+from fastsim.tiles import Tile
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SHAPES = {"aligned": (16, 32, 64), "ragged": (21, 45, 40), "narrow": (5, 33, 3)}
@@ -46,16 +50,18 @@ def duplicates(rows, columns):
     return torch.randint(0, rows, (rows,)), torch.randint(0, rows, (columns,))
 
 
-def nce(rows, columns, *, symmetric, exclude=False, margin=0.0, shared=False):
+def nce(rows, columns, *, symmetric, exclude=False, margin=0.0, shared=False, above=None):
     pick = torch.randint(0, columns, (rows,)) if shared else torch.randperm(columns)[:rows]
     options = {"symmetric": symmetric, "margin": margin}
     if exclude:
         options["exclude"] = duplicates(rows, columns)
 
     def truth(s, temperature):
-        return oracle.info_nce(s, pick.tolist(), temperature, **options)
+        limit = {} if above is None else {"above": above}
+        return oracle.info_nce(s, pick.tolist(), temperature, **options, **limit)
 
-    return Case(losses.info_nce, truth, (pick,), options, {"temperature": 0.1})
+    asked = options | {"exclude_above": above}
+    return Case(losses.info_nce, truth, (pick,), asked, {"temperature": 0.1})
 
 
 def con(rows, columns):
@@ -144,6 +150,7 @@ CASES = {
     "info_nce symmetric exclude": lambda n, m: nce(
         n, m, symmetric=True, exclude=True, margin=0.2, shared=True
     ),
+    "info_nce above": lambda n, m: nce(n, m, symmetric=True, exclude=True, above=0.15),
     "sup_con": con,
     "full_triplet hard": lambda n, m: triplet(n, m, mining="hard"),
     "full_triplet semi-hard": lambda n, m: triplet(n, m, mining="semi-hard", exclude=True),
@@ -246,8 +253,8 @@ def test_loss(name, shape, dtype):
     rows, columns, depth = SHAPES[shape]
     if dtype != torch.float32 and shape != "ragged":
         pytest.skip("16-bit operands take the ragged shape alone")
-    if name.startswith("full_triplet") and dtype != torch.float32:
-        pytest.skip("which negative is closest is a matter of rounding: test_selection")
+    if name.startswith(("full_triplet", "info_nce above")) and dtype != torch.float32:
+        pytest.skip("which negative is chosen is a matter of rounding: test_selection")
     for _ in range(20):
         x, y = torch.randn(rows, depth).to(dtype), torch.randn(columns, depth).to(dtype)
         if not name.startswith("full_triplet") or clear_of_ties(x, y):
@@ -256,3 +263,29 @@ def test_loss(name, shape, dtype):
     reductions = case.reductions if shape == "ragged" else case.reductions[:1]
     for reduction in reductions:
         check(*results(case, x, y, reduction))
+
+
+@pytest.mark.parametrize("first", [0, 5, 33])
+def test_rows_and_columns_that_are_parts(first):
+    """The diagonal of a part of the rows, or against a part of the columns, lies elsewhere."""
+    x, groups = torch.randn(40, 24), torch.randint(0, 9, (40,))
+    whole = losses.sup_con(x, groups, reduction="none", backend="eager")
+    rows = slice(first, first + 7)
+    parts = Pairs(None, None, None, groups[rows], groups, None, 0.0, "diagonal", first)
+    tile = Tile("softmax", parts, normalise=True)
+    got = tile_loss(tile, x[rows], x, scale=10.0, backend=get("triton"))
+    torch.testing.assert_close(got, whole[rows])
+    # Each pair once: the levels of all parts of rows and columns are those of everything.
+    pairs = Pairs(row_groups=groups, column_groups=groups, skip="lower")
+    levels, number = torch.tensor([-1.0, 1.0]), torch.tensor(20.0)
+    backend, sums = get("triton"), []
+    unit = backend.unit_rows(x)[0]
+    for r, c in (
+        (r, c) for r in (slice(0, 9), slice(9, 40)) for c in (slice(0, 30), slice(30, 40))
+    ):
+        part = replace(pairs, row_groups=groups[r], offset=r.start).of_columns(c)
+        operands = (backend.unit_rows(x[s])[0] for s in (r, c))
+        top, total = backend.fold(Tile("levels", part, number, levels=levels), *operands)
+        sums.append(total * (number * top).exp())
+    top, total = backend.fold(Tile("levels", pairs, number, levels=levels), unit, unit)
+    torch.testing.assert_close(sum(sums), total * (number * top).exp(), rtol=1e-5, atol=0)

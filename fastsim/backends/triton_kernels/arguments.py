@@ -28,10 +28,11 @@ class PairArguments(NamedTuple):
     dense: Any = None
     dense_row: Any = None
     dense_column: Any = None
+    offset: Any = None
 
 
 class GuideArguments(NamedTuple):
-    """`fastsim.targets.Guide` of unit rows for a kernel; both sides have one stride."""
+    """`fastsim.targets.Guide` for a kernel; unit rows of one stride, or the scores themselves."""
 
     x_ptr: Any
     y_ptr: Any

@@ -127,10 +127,11 @@ class Launch:
         self.guide = None
         if pairs.guide is not None:
             guide = pairs.guide
-            stride = guide.rows.stride(0)
+            stride = None if guide.rows is None else guide.rows.stride(0)
             self.guide = GuideArguments(guide.rows, guide.columns, stride, guide.thresholds)
-            # Its product has an accumulator of its own.
-            self.sizes = self.sizes._replace(columns=self.sizes.columns // 2)
+            if guide.rows is not None:
+                # Its product has an accumulator of its own.
+                self.sizes = self.sizes._replace(columns=self.sizes.columns // 2)
         self.parts = self.sizes.parts * (2 if heavy else 1)
         self.spares = self.stride >= self.sizes.spare
         self.keeps = self.spares and unit_x.dtype.itemsize == 2
@@ -290,4 +291,5 @@ def pair_arguments(pairs):
         None if pairs.row_groups is None else float(pairs.otherwise),
         dense,
         *strides,
+        None if pairs.skip == "nothing" else pairs.offset,
     )

@@ -28,9 +28,9 @@ def taking_part(row, column, block, pairs, SKIP: tl.constexpr):  # noqa: N803
     in_rows, in_columns = row < block.row1, column < block.column1
     part = in_rows[:, None] & in_columns[None, :]
     if SKIP == "diagonal":
-        part = part & (row[:, None] != column[None, :])
+        part = part & (row[:, None] + pairs.offset != column[None, :])
     if SKIP == "lower":
-        part = part & (column[None, :] > row[:, None])
+        part = part & (column[None, :] > row[:, None] + pairs.offset)
     if pairs.row_ids is not None:
         row_id = tl.load(pairs.row_ids + row, mask=in_rows, other=0)
         column_id = tl.load(pairs.column_ids + column, mask=in_columns, other=0)

@@ -223,16 +223,18 @@ _SLOPE_EPILOGUES = {
 # ---- selection ----
 
 
-def paired_scores(pairs, unit_x, unit_y):
+def positive_scores(pairs, unit_x, unit_y):
     """Score (N,) of each row's positive."""
     return Launch(pairs, Numbers(), unit_x, unit_y).positive_scores()
 
 
-def closest(pairs, semi_hard, unit_x, unit_y):
+def closest(pairs, semi_hard, unit_x, unit_y, ceilings=None):
     """Column (N,) of each row's closest negative, -1 where it has none."""
     run = Launch(pairs, Numbers(), unit_x, unit_y)
     columns = slice(0, unit_y.shape[0])
-    ceiling = run.positive_scores() if semi_hard else None
+    ceiling = None
+    if semi_hard:
+        ceiling = run.positive_scores() if ceilings is None else ceilings
     found = []
     for band in run.bands(8 * run.sizes.rows):
         shape = run.tiles(band, columns)[1], band.stop - band.start

@@ -102,7 +102,8 @@ def tile_kernel(
     depth = stride
     if SKIP == "lower":
         # A tile below the diagonal has no pair that takes part, so no product either.
-        depth = tl.where(left + SIZES.columns <= top + 1, 0, stride)
+        diagonal = top + work.pairs.offset
+        depth = tl.where(left + SIZES.columns <= diagonal + 1, 0, stride)
     if MIRRORED:
         depth = tl.where(left + SIZES.columns <= top, 0, stride)
     # Past the edge the last row again: loads need no mask, the epilogue drops the scores.
@@ -110,23 +111,27 @@ def tile_kernel(
     y_row = tl.minimum(left + tl.arange(0, SIZES.columns), block.column1 - 1)
     guide = work.guide
     if guide is not None:
-        # Before the scores, so that of this product only a bit of each pair stays alive.
-        guided = _product(
-            guide.x_ptr,
-            guide.y_ptr,
-            x_row,
-            y_row,
-            guide.stride,
-            guide.stride,
-            PRECISION,
-            SIZES,
-        )
-        above = guided > tl.load(guide.thresholds + x_row)[:, None]
+        threshold = tl.load(guide.thresholds + x_row)[:, None]
+        if guide.x_ptr is not None:
+            # Before the scores, so that of this product only a bit of each pair stays alive.
+            guided = _product(
+                guide.x_ptr,
+                guide.y_ptr,
+                x_row,
+                y_row,
+                guide.stride,
+                guide.stride,
+                PRECISION,
+                SIZES,
+            )
+            above = guided > threshold
     if SIZES.descriptors:
         scores = _described_product(x, y, top, left, depth, PRECISION, SIZES)
     else:
         scores = _product(x, y, x_row, y_row, depth, stride, PRECISION, SIZES)
     if guide is not None:
+        if guide.x_ptr is None:
+            above = scores > threshold
         scores = tl.where(above, LEFT_OUT, scores)
     if PARTS == 1:
         parts = (scores,)

@@ -1,0 +1,269 @@
+"""One batch over several processes: `group=` of the batch-wise losses.
+
+Every rank of a torch.distributed process group gives its own rows and columns (anchors and
+candidates), as many as it has. Rows stay where they are; columns and ids are gathered, with a
+gradient: all_gather forward, reduce_scatter backward. What a loss keeps per column or for the
+whole matrix (symmetric `info_nce`, `cosent_matrix`) is merged over the ranks; `cosent` and `angle`
+gather their scores alone. `positives` counts within the rank's own candidates; a target matrix
+holds the rank's own rows against the columns of all ranks, rank after rank.
+
+Under DistributedDataParallel, which averages gradients, nothing else is to be done: reduction
+"mean" weighs a row by ranks / rows of all ranks, so that the average over the ranks is the mean
+over the whole batch, with unequal ranks too. "sum" adds up to the sum over the whole batch. Losses
+over all pairs of pairs have one value, the same on every rank.
+
+`Ring(group)` in place of the group: the columns travel from rank to rank instead. For M columns
+of width D on R ranks, a gathering rank holds M D embeddings, their unit rows and two gradients of
+that size; a rank of a ring holds a few blocks of M D / R, but visits the scores twice and passes
+the columns on twice. It is for columns that do not fit when gathered.
+
+`fastsim.grad_cache` is the other half of a very large batch: its encoder in micro-batches.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from fastsim.losses.reduce import reduce
+
+_groups = {}  # name -> group: registered operators take strings
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A process group around which columns travel; see the module."""
+
+    group: object
+
+
+@dataclass
+class Batch:
+    """Where this process's part lies in the whole batch; alone, it is the whole.
+
+    row_counts, column_counts: of every rank.
+    """
+
+    row_counts: list
+    column_counts: list
+    group: object = None
+    ring: bool = False
+    rank: int = 0
+
+    @property
+    def ranks(self):
+        """Number of processes."""
+        return len(self.row_counts)
+
+    @property
+    def rows(self):
+        """Rows of all ranks."""
+        return sum(self.row_counts)
+
+    @property
+    def columns(self):
+        """Columns of all ranks."""
+        return sum(self.column_counts)
+
+    @property
+    def own_rows(self):
+        """This rank's rows among all."""
+        first = sum(self.row_counts[: self.rank])
+        return slice(first, first + self.row_counts[self.rank])
+
+    @property
+    def first_column(self):
+        """This rank's first column among all."""
+        return sum(self.column_counts[: self.rank])
+
+    @property
+    def name(self):
+        """The group's name, for registered operators; "" alone."""
+        return "" if self.group is None else self.group.group_name
+
+    @property
+    def mean_share(self):
+        """By what a mean over this rank's rows counts in the average over the ranks."""
+        return self.ranks * self.row_counts[self.rank] / self.rows
+
+    def gather_rows(self, part):
+        """(N, ...) of all ranks from this rank's, with a gradient; None stays None."""
+        return part if self.group is None else _gather(part, self.row_counts, self.group)
+
+    def gather_columns(self, part):
+        """(M, ...) of all ranks from this rank's, with a gradient; None stays None."""
+        return part if self.group is None else _gather(part, self.column_counts, self.group)
+
+    def gather_both(self, rows, columns):
+        """Rows and columns of all ranks; the same tensor where they are the same."""
+        gathered = self.gather_rows(rows)
+        return gathered, gathered if columns is rows else self.gather_columns(columns)
+
+    def gather_values(self, part):
+        """The values (K,) of all ranks, any number of each."""
+        if self.group is None:
+            return part
+        count = torch.tensor([part.shape[0]], device=part.device)
+        counts = _all_gather(count, [1] * self.ranks, self.group).tolist()
+        return _all_gather(part, counts, self.group)
+
+    def reduce(self, losses, reduction):
+        """This rank's share of the reduction from the losses of its rows, or of all rows."""
+        if self.group is None:
+            return reduce(losses, reduction)
+        if losses.shape[0] == self.rows:
+            losses = losses[self.own_rows]
+        if reduction == "none":
+            return losses
+        return losses.sum() * self._row_weight(reduction)
+
+    def row_weights(self, reduction, like):
+        """The weights (N,) that make sum_i weights_i loss_i the reduction; None for "none".
+
+        like: the rows, whose device and compute type the weights take.
+        """
+        if reduction == "none":
+            return None
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        weight = self._row_weight(reduction)
+        return torch.full((like.shape[0],), weight, dtype=dtype, device=like.device)
+
+    def _row_weight(self, reduction):
+        return self.ranks / self.rows if reduction == "mean" else 1.0
+
+
+def join(group, loss, rows, columns, **options):
+    """The `Batch` of a loss's arguments: how many rows and columns each rank of the group has.
+
+    group: a process group, `Ring(group)`, or None. ValueError on every rank, with the name and
+    both values, where ranks call different losses or have different options.
+    """
+    if group is None:
+        return Batch([rows.shape[0]], [columns.shape[0]])
+    ring = isinstance(group, Ring)
+    if ring and options["backend"] == "eager":
+        raise ValueError("group: the eager backend holds every score, so nothing can travel")
+    group = group.group if ring else group
+    if not isinstance(group, getattr(dist, "ProcessGroup", ())):
+        raise TypeError(
+            "group: wanted a torch.distributed process group that this process is in,"
+            f" Ring(group) or None, got {group!r}"
+        )
+    _groups[group.group_name] = group
+    sides = {"rows": rows, "columns": columns}
+    said = {"loss": loss, "exchange": "ring" if ring else "gather", "width": rows.shape[1:]}
+    said |= {"dtype": rows.dtype, "gradients enabled": torch.is_grad_enabled()}
+    said |= {f"gradient of {side}": tensor.requires_grad for side, tensor in sides.items()}
+    said = {name: _describe(value) for name, value in (said | options).items()}
+    digest = hashlib.blake2b(repr(said).encode(), digest_size=7).digest()
+    counts = rows.shape[0], columns.shape[0]
+    mine = torch.tensor([[int.from_bytes(digest, "big"), *counts]], device=rows.device)
+    table = _all_gather(mine, [1] * dist.get_world_size(group), group)
+    digests, row_counts, column_counts = table.t().tolist()
+    if len(set(digests)) > 1:
+        _refuse(said, group)
+    return Batch(row_counts, column_counts, group, ring, dist.get_rank(group))
+
+
+def _describe(value):
+    """What has to be the same on all ranks, as text; a tensor on a GPU is not waited for."""
+    if isinstance(value, torch.Tensor):
+        if value.dim() == 0 and value.device.type == "cpu":
+            return f"{value.item()!r}{' (learnt)' if value.requires_grad else ''}"
+        return f"a tensor of {value.dtype}"
+    if isinstance(value, (tuple, list)) and any(isinstance(v, torch.Tensor) for v in value):
+        return f"({', '.join(map(_describe, value))})"
+    return repr(tuple(value)) if isinstance(value, torch.Size) else repr(value)
+
+
+def _refuse(said, group):
+    everyone = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, said, group)
+    for other, theirs in enumerate(everyone):
+        for name in {**everyone[0], **theirs}:
+            one, two = everyone[0].get(name), theirs.get(name)
+            if one != two:
+                raise ValueError(
+                    f"{name}: wanted the same on every rank of the group,"
+                    f" got {one} on rank 0 and {two} on rank {other}"
+                )
+
+
+# ---- what is merged over the ranks ----
+
+
+def total(value, name):
+    """The sum of a tensor over the ranks of the group of that name."""
+    value = value.clone()
+    dist.all_reduce(value, dist.ReduceOp.SUM, _groups[name])
+    return value
+
+
+def least(value, name):
+    """The minimum of a tensor over the ranks of the group of that name."""
+    value = value.clone()
+    dist.all_reduce(value, dist.ReduceOp.MIN, _groups[name])
+    return value
+
+
+def merge_exponentials(top, exponentials, scale, name):
+    """Maxima (of scores) and sums of exponentials relative to them, over the ranks."""
+    both = -least(-top, name)
+    return both, total(exponentials * (scale * (top - both)).exp(), name)
+
+
+# ---- gathering ----
+
+
+def _gather(part, counts, group):
+    if part is None:
+        return None
+    return (
+        _Gather.apply(part, counts, group)
+        if part.requires_grad
+        else _all_gather(part, counts, group)
+    )
+
+
+class _Gather(torch.autograd.Function):
+    """Parts of all ranks in their order; the gradient of a part is the sum over the ranks."""
+
+    @staticmethod
+    def forward(ctx, part, counts, group):
+        ctx.counts, ctx.group = counts, group
+        return _all_gather(part, counts, group)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        return _reduce_scatter(grad, ctx.counts, ctx.group), None, None
+
+
+def _all_gather(part, counts, group):
+    # Parts of one size, as all backends want them; the names changed in torch 2.13.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    most = max(counts)
+    out = part.new_empty(len(counts) * most, *part.shape[1:])
+    gather(out, _padded(part.detach(), most), group=group)
+    if min(counts) == most:
+        return out
+    return torch.cat([piece[:count] for piece, count in zip(out.split(most), counts, strict=True)])
+
+
+def _reduce_scatter(grad, counts, group):
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    most = max(counts)
+    # 16-bit gradients are added in float32, as within one process.
+    parts = grad.to(torch.promote_types(grad.dtype, torch.float32))
+    if min(counts) < most:
+        parts = torch.cat([_padded(piece, most) for piece in parts.split(counts)])
+    out = parts.new_empty(most, *grad.shape[1:])
+    scatter(out, parts.contiguous(), group=group)
+    return out[: counts[dist.get_rank(group)]].to(grad.dtype)
+
+
+def _padded(part, count):
+    if part.shape[0] == count:
+        return part.contiguous()
+    return torch.cat([part, part.new_zeros(count - part.shape[0], *part.shape[1:])])

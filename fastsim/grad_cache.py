@@ -1,0 +1,145 @@
+"""GradCache: a loss over a batch of any size, its encoder in micro-batches.
+
+    1. encode every micro-batch without a graph, keeping the random state it began with
+    2. one loss over all embeddings, and its gradient with respect to them
+    3. encode every micro-batch again from the same random state, and push its gradient through
+
+Embeddings (N, D) and their gradients are held, and the graph of one micro-batch; the gradients of
+the encoder are those of the whole batch at once, to rounding, dropout included.
+
+Source: Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup",
+section 3.
+"""
+
+import contextlib
+from collections.abc import Mapping
+
+import torch
+
+from fastsim.checks import FLOATING
+
+
+class GradCache:
+    """A training step in micro-batches.
+
+    encode: micro-batch -> embeddings (n, D); a module, perhaps in DistributedDataParallel, or any
+        function; or a list of them, one per column. What it draws of torch's default generators
+        (dropout) it draws again.
+    loss: embeddings of each column (N, D) -> scalar; a module's parameters (a learnt temperature)
+        get their gradient too. With `group=` in it, all processes take one step together.
+    micro_batch_size: rows that are encoded at once.
+
+    Processes synchronise their gradients once a step: where `encode` has `no_sync`, as
+    DistributedDataParallel has, all its micro-batches but the last run within it.
+    """
+
+    def __init__(self, encode, loss, *, micro_batch_size):
+        if isinstance(micro_batch_size, bool) or not isinstance(micro_batch_size, int):
+            kind = type(micro_batch_size).__name__
+            raise TypeError(f"micro_batch_size: wanted an int, got {kind}")
+        if micro_batch_size < 1:
+            raise ValueError(f"micro_batch_size: wanted at least 1, got {micro_batch_size}")
+        self.encode, self.loss, self.micro_batch_size = encode, loss, micro_batch_size
+
+    def backward(self, *columns, scale=None):
+        """The loss of a batch, detached; its gradient is then in the parameters' `grad`.
+
+        columns: each a tensor (N, ...), a mapping of such tensors, or a list of examples, cut into
+            micro-batches here; or `MicroBatches`. Columns may differ in their number of rows.
+        scale: a function of the loss whose result is differentiated in its place, such as
+            `torch.amp.GradScaler.scale` or a division by the steps that are accumulated.
+        """
+        encoders = self.encode if isinstance(self.encode, (list, tuple)) else [self.encode]
+        if not columns or len(encoders) not in (1, len(columns)):
+            wanted = "at least one" if len(encoders) == 1 else f"{len(encoders)}, one per encoder"
+            raise ValueError(f"columns: wanted {wanted}, got {len(columns)}")
+        work = []  # (encode, micro-batch, number of the column)
+        for number, column in enumerate(columns):
+            if not isinstance(column, MicroBatches):
+                column = MicroBatches.of(column, self.micro_batch_size, f"columns[{number}]")
+            work += [(encoders[number % len(encoders)], part, number) for part in column]
+        vectors, states = self._encode(work, len(columns))
+        value, gradients, own = self._differentiate(vectors, scale)
+        del vectors
+        after = _random_state()
+        last = {id(encode): step for step, (encode, _, _) in enumerate(work)}
+        for step, (encode, part, number) in enumerate(work):
+            synchronised = step == last[id(encode)] or not hasattr(encode, "no_sync")
+            with contextlib.nullcontext() if synchronised else encode.no_sync():
+                _set_random_state(states[step])
+                encoded = encode(part)
+                pull, gradients[number] = gradients[number].tensor_split([len(encoded)])
+                roots, pulls = [encoded], [pull]
+                if step == len(work) - 1:
+                    roots, pulls = roots + own[0], pulls + own[1]
+                torch.autograd.backward(roots, pulls)
+        _set_random_state(after)
+        return value
+
+    def _encode(self, work, count):
+        """The embeddings of each column, and the random states before each micro-batch."""
+        vectors, states = [[] for _ in range(count)], []
+        with torch.no_grad():
+            for encode, part, number in work:
+                states.append(_random_state())
+                encoded = encode(part)
+                if not isinstance(encoded, torch.Tensor) or encoded.dtype not in FLOATING:
+                    kind = getattr(encoded, "dtype", type(encoded).__name__)
+                    raise TypeError(f"encode: wanted floating-point embeddings, got {kind}")
+                vectors[number].append(encoded)
+        # Weights that autocast has cast without a graph must not serve the second pass.
+        torch.clear_autocast_cache()
+        return [torch.cat(parts) for parts in vectors], states
+
+    def _differentiate(self, vectors, scale):
+        """(loss, its gradient of each column, (its own parameters, their gradients))."""
+        leaves = [vector.requires_grad_() for vector in vectors]
+        own = []
+        if isinstance(self.loss, torch.nn.Module):
+            own = [p for p in self.loss.parameters() if p.requires_grad]
+        with torch.enable_grad():
+            value = self.loss(*leaves)
+            scaled = value if scale is None else scale(value)
+        found = torch.autograd.grad(scaled, [*leaves, *own], materialize_grads=True)
+        count = len(leaves)
+        return value.detach(), list(found[:count]), (own, list(found[count:]))
+
+
+class MicroBatches(list):
+    """A column that is cut already: what `encode` takes, one after the other."""
+
+    @classmethod
+    def of(cls, column, size, name="column"):
+        """A tensor, a mapping of tensors or a list of examples in parts of `size` rows."""
+        if isinstance(column, Mapping):
+            counts = {len(value) for value in column.values() if isinstance(value, torch.Tensor)}
+        elif isinstance(column, (torch.Tensor, list, tuple)):
+            counts = {len(column)}
+        else:
+            kind = type(column).__name__
+            raise TypeError(f"{name}: wanted a tensor, a mapping of tensors or a list, got {kind}")
+        if len(counts) != 1 or 0 in counts:
+            raise ValueError(f"{name}: wanted rows of one number, got {sorted(counts)}")
+        return cls(_rows(column, start, start + size) for start in range(0, *counts, size))
+
+
+def _rows(column, start, stop):
+    if not isinstance(column, Mapping):
+        return column[start:stop]
+    return {
+        key: value[start:stop] if isinstance(value, torch.Tensor) else value
+        for key, value in column.items()
+    }
+
+
+def _random_state():
+    """The states of the default generators of the CPU and of every GPU in use."""
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return torch.get_rng_state(), gpus
+
+
+def _set_random_state(state):
+    cpu, gpus = state
+    torch.set_rng_state(cpu)
+    if gpus:
+        torch.cuda.set_rng_state_all(gpus)

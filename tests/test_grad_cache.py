@@ -1,0 +1,218 @@
+"""GradCache against the plain step: the same micro-batches with all their graphs kept."""
+
+import weakref
+
+import pytest
+import torch
+
+import fastsim
+from fastsim import losses
+from fastsim.grad_cache import GradCache, MicroBatches
+
+WIDTH = 12
+
+
+def encoder(dtype=torch.float64, dropout=0.3):
+    """Layers whose embeddings depend on what dropout draws."""
+    layers = [torch.nn.Linear(WIDTH, 24), torch.nn.Tanh(), torch.nn.Dropout(dropout)]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(24, 10)).to(dtype)
+
+
+def plain(encode, loss, columns, size, scale=None):
+    """The step that holds every graph, in the order in which GradCache draws."""
+    vectors = [torch.cat([encode(part) for part in MicroBatches.of(c, size)]) for c in columns]
+    value = loss(*vectors)
+    (value if scale is None else scale(value)).backward()
+    return value.detach()
+
+
+def gradients(*modules):
+    found = [p.grad for module in modules for p in module.parameters()]
+    for module in modules:
+        module.zero_grad()
+    return found
+
+
+def parameter(value):
+    return torch.nn.Parameter(torch.tensor(value, dtype=torch.float64))
+
+
+def ids(count):
+    return torch.arange(count) // 2
+
+
+class Two(torch.nn.Module):
+    """A loss of x and y with further arguments."""
+
+    def __init__(self, loss, *arguments, **options):
+        super().__init__()
+        self.loss, self.arguments, self.options = loss, arguments, options
+
+    def forward(self, *vectors):
+        return self.loss(*vectors, *self.arguments, **self.options)
+
+
+# name -> (loss of two columns, rows of the columns)
+CASES = {
+    "info_nce": (lambda: losses.InfoNCE(temperature=parameter(0.2)), (14, 23)),
+    "info_nce symmetric": (lambda: losses.InfoNCE(symmetric=True), (14, 14)),
+    "full_triplet": (lambda: losses.FullTriplet(mining="hard"), (14, 23)),
+    "cosent_matrix": (
+        lambda: Two(losses.CoSENTMatrix(scale=parameter(5.0)), (ids(14), ids(23))),
+        (14, 23),
+    ),
+    "siglip": (lambda: losses.SigLIP(scale=parameter(3.0), bias=parameter(-1.0)), (14, 14)),
+    "angle": (lambda: Two(losses.Angle(), torch.arange(9)), (9, 9)),
+    "triplet_margin": (lambda: losses.TripletMargin(), (9, 9, 9)),
+    "sup_con": (lambda: Two(losses.SupCon(), ids(9)), (9,)),
+}
+
+
+@pytest.mark.parametrize("size", [1, 4, 30])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_those_of_the_plain_step(name, size):
+    make, counts = CASES[name]
+    encode, loss = encoder(), make()
+    columns = [torch.randn(n, WIDTH, dtype=torch.float64) for n in counts]
+    state = torch.get_rng_state()
+    wanted = plain(encode, loss, columns, size)
+    expected = gradients(encode, loss)
+    assert all(g is not None and g.abs().max() > 0 for g in expected)
+    torch.set_rng_state(state)
+    value = GradCache(encode, loss, micro_batch_size=size).backward(*columns)
+    after = torch.get_rng_state()
+    torch.testing.assert_close(value, wanted, rtol=1e-12, atol=0)
+    for got, want in zip(gradients(encode, loss), expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
+    # The generator goes on as after one pass, so later draws are those of the plain step.
+    torch.set_rng_state(state)
+    plain(encode, loss, columns, size)
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_dropout_is_drawn_anew_for_every_step():
+    encode, x = encoder(), torch.randn(8, WIDTH, dtype=torch.float64)
+    cache = GradCache(encode, losses.InfoNCE(), micro_batch_size=4)
+    assert cache.backward(x, x) != cache.backward(x, x)
+
+
+def test_autocast_and_gradient_scaling():
+    encode, loss = (
+        encoder(torch.float32),
+        losses.InfoNCE(temperature=torch.nn.Parameter(torch.tensor(0.2))),
+    )
+    columns = [torch.randn(14, WIDTH), torch.randn(14, WIDTH)]
+    state = torch.get_rng_state()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    found = []
+    for step in ("plain", "cache"):
+        torch.set_rng_state(state)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            if step == "plain":
+                value = plain(encode, loss, columns, 4, scaler.scale)
+            else:
+                cache = GradCache(encode, loss, micro_batch_size=4)
+                value = cache.backward(*columns, scale=scaler.scale)
+        found.append([value, *gradients(encode, loss)])
+    # Where a bfloat16 gradient is rounded differs: each micro-batch adds to float32 weights.
+    assert found[0][0] == found[1][0]
+    for one, two in zip(*found, strict=True):
+        assert one.abs().max() > 0
+        assert (one - two).abs().max() <= 2 * torch.finfo(torch.bfloat16).eps * one.abs().max()
+
+
+def test_one_encoder_per_column_and_lists_of_examples():
+    table = torch.nn.Embedding(40, WIDTH, dtype=torch.float64)
+    image, loss = encoder(), losses.InfoNCE(symmetric=True)
+
+    def text(words):
+        return torch.stack([table(torch.tensor(word)).mean(0) for word in words])[:, :10]
+
+    pictures = {"pixels": torch.randn(7, WIDTH, dtype=torch.float64), "size": 3}
+    words = [torch.randint(0, 40, (1 + n % 3,)).tolist() for n in range(7)]
+    state = torch.get_rng_state()
+    loss(
+        torch.cat([image(pictures["pixels"][:4]), image(pictures["pixels"][4:])]), text(words)
+    ).backward()
+    expected = gradients(image, table)
+    torch.set_rng_state(state)
+    both = [lambda part: image(part["pixels"]), text]
+    GradCache(both, loss, micro_batch_size=4).backward(pictures, words)
+    for got, want in zip(gradients(image, table), expected, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def peak_of_graphs(rows, size):
+    """Most bytes that graphs of the encoder hold at a time."""
+    alive, most = {}, 0
+
+    def keep(tensor):
+        nonlocal most
+        of_input = tensor.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        if not of_input and tensor.data_ptr() not in alive:
+            alive[tensor.data_ptr()] = tensor.nbytes
+            weakref.finalize(tensor, alive.pop, tensor.data_ptr(), None)
+        most = max(most, sum(alive.values()))
+        return tensor
+
+    encode = encoder(torch.float32)
+    x = torch.randn(rows, WIDTH)
+
+    def watched(part):
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            return encode(part)
+
+    GradCache(watched, lambda x, y: fastsim.info_nce(x, y), micro_batch_size=size).backward(x, x)
+    return most
+
+
+def test_memory_grows_with_the_micro_batch_and_not_the_batch():
+    small, wide = peak_of_graphs(256, 16), peak_of_graphs(256, 64)
+    weights = sum(p.nbytes for p in encoder(torch.float32).parameters())
+    assert peak_of_graphs(1024, 16) <= small + weights
+    assert wide > 2 * small
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "pattern"),
+    [
+        (
+            lambda e, f: GradCache(e, f, micro_batch_size=0),
+            ValueError,
+            "micro_batch_size: wanted at",
+        ),
+        (
+            lambda e, f: GradCache(e, f, micro_batch_size=2.0),
+            TypeError,
+            "micro_batch_size: .* float",
+        ),
+        (
+            lambda e, f: GradCache(e, f, micro_batch_size=2).backward(),
+            ValueError,
+            "columns: .* got 0",
+        ),
+        (
+            lambda e, f: GradCache([e, e], f, micro_batch_size=2).backward([1]),
+            ValueError,
+            "columns: wanted 2, one per encoder, got 1",
+        ),
+        (
+            lambda e, f: GradCache(e, f, micro_batch_size=2).backward(torch.empty(0, 3)),
+            ValueError,
+            r"columns\[0\]: wanted rows of one number, got \[0\]",
+        ),
+        (
+            lambda e, f: GradCache(e, f, micro_batch_size=2).backward(3),
+            TypeError,
+            r"columns\[0\]: wanted a tensor, .* got int",
+        ),
+        (
+            lambda e, f: GradCache(len, f, micro_batch_size=2).backward([1, 2]),
+            TypeError,
+            "encode: wanted floating-point embeddings, got int",
+        ),
+    ],
+)
+def test_wrong_argument(call, kind, pattern):
+    with pytest.raises(kind, match=pattern):
+        call(encoder(), losses.InfoNCE())

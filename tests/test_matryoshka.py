@@ -1,0 +1,76 @@
+"""Matryoshka: the sum of the loss over slices of the embeddings."""
+
+import pytest
+import torch
+
+import fastsim
+from fastsim import losses
+
+
+def sides(count=2, rows=9, width=12):
+    return [torch.randn(rows, width, dtype=torch.float64, requires_grad=True) for _ in range(count)]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+def test_the_sum_over_widths(backend, usable):
+    usable(backend)
+    x, y = sides()
+    temperature = torch.nn.Parameter(torch.tensor(0.2, dtype=torch.float64))
+    loss = losses.Matryoshka(
+        losses.InfoNCE(temperature=temperature, backend=backend), [12, 5, 3], [1.0, 0.5, 2.0]
+    )
+    ids = torch.arange(9) // 2
+    got = loss(x, y, exclude=(ids, ids))
+    wanted = sum(
+        weight
+        * fastsim.info_nce(
+            x[:, :w], y[:, :w], temperature=temperature, exclude=(ids, ids), backend="eager"
+        )
+        for w, weight in ((12, 1.0), (5, 0.5), (3, 2.0))
+    )
+    torch.testing.assert_close(got, wanted)
+    inputs = (x, y, temperature)
+    for mine, one in zip(
+        torch.autograd.grad(got, inputs), torch.autograd.grad(wanted, inputs), strict=True
+    ):
+        torch.testing.assert_close(mine, one)
+    assert list(loss.parameters()) == [temperature]
+
+
+def test_other_arguments_stay_whole():
+    (x,) = sides(1)
+    groups = torch.arange(9) // 2
+    targets = torch.rand(9, 9, dtype=torch.float64)
+    for loss, arguments in (
+        (losses.SupCon(), (x, groups)),
+        (losses.SigLIP(), (x, x, targets)),  # as wide as the embeddings' rows are many
+        (losses.TripletMargin(), tuple(sides(3))),
+        (losses.CoSENTMatrix(), (x, None, (groups, groups))),
+    ):
+        cut = [a[:, :4] if a is not None and torch.is_tensor(a) and a.dim() == 2 else a
+               for a in arguments]  # fmt: skip
+        if loss.function is fastsim.siglip:
+            cut[2] = targets
+        torch.testing.assert_close(losses.Matryoshka(loss, [4])(*arguments), loss(*cut))
+
+
+@pytest.mark.parametrize(
+    ("widths", "weights", "said"),
+    [
+        ([], None, "widths: wanted at least one"),
+        ([3, 3], None, "widths: .* all different"),
+        ([0], None, "widths: wanted positive ints, got 0"),
+        ([2.0], None, "widths: wanted positive ints, got 2.0"),
+        ([3, 2], [1], "weights: wanted 2, one per width, got 1"),
+    ],
+)
+def test_wrong_widths(widths, weights, said):
+    with pytest.raises(ValueError, match=said):
+        losses.Matryoshka(losses.InfoNCE(), widths, weights)
+
+
+def test_a_width_beyond_the_embeddings():
+    with pytest.raises(ValueError, match="widths: wanted at most 12, got 13"):
+        losses.Matryoshka(losses.InfoNCE(), [13])(*sides())
+    with pytest.raises(TypeError, match="arguments: wanted embeddings"):
+        losses.Matryoshka(losses.InfoNCE(), [3])(torch.arange(3))
