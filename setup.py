@@ -2,6 +2,8 @@
 
 FASTSIM_BUILD=auto (whatever a compiler is there for) | none | a comma list of library names. A
 library that was named and cannot be built fails the build; under auto it is left out, with a word.
+FASTSIM_CUDA_ARCHS=80,90a: the architectures of the CUDA library; those without a letter are kept
+as PTX too, for later GPUs.
 """
 
 import os
@@ -9,6 +11,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Distribution, setup
@@ -18,6 +21,8 @@ ROOT = Path(__file__).parent
 # No -ffast-math: a NaN has to reach the loss. Reductions say in the code what may be reordered.
 FLAGS = """-std=c++20 -O3 -fPIC -fvisibility=hidden -fopenmp-simd -fno-math-errno
     -fno-trapping-math -ffp-contract=fast -Wall -Wextra -DTORCH_TARGET_VERSION=0x020a000000000000"""
+CUDA_FLAGS = "-std=c++20 -O3 -Xcompiler=-fPIC,-fvisibility=hidden -ftz=true -prec-div=false"
+CUDA_ARCHS = "80,90a"
 # The kernels are compiled once for each; csrc/cpu/ops.cpp chooses when the library is loaded.
 INSTRUCTION_SETS = {"generic": ""}
 if platform.machine() in ("x86_64", "AMD64"):
@@ -26,27 +31,58 @@ if platform.machine() in ("x86_64", "AMD64"):
         -mprefer-vector-width=512"""
 
 
-def build_cpu(target, scratch):
+def compile_all(units, scratch):
+    """Object files of [(compiler command, source under csrc)], as many at once as cores."""
+
+    def build(unit, target):
+        subprocess.run([*unit[0], "-c", ROOT / "csrc" / unit[1], "-o", target], check=True)
+        return target
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(build, units, [f"{scratch}/{i}.o" for i in range(len(units))]))
+
+
+def torch_flags():
+    """(the host compiler with what every source needs, what links torch)."""
     import torch  # only a build needs it here
 
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise RuntimeError("no C++ compiler found; set CXX or install g++")
-    torch_root = Path(torch.__file__).parent
-    flags = [*FLAGS.split(), f"-I{ROOT}/csrc", "-isystem", f"{torch_root}/include"]
-    units = [("kernels", f"-DFASTSIM_ISA={k} {v}") for k, v in INSTRUCTION_SETS.items()]
-    objects = []
-    for stem, extra in [*units, ("choose", ""), ("ops", ""), ("ranking", ""), ("whole", "")]:
-        objects.append(f"{scratch}/{len(objects)}.o")
-        source = ROOT / f"csrc/cpu/{stem}.cpp"
-        subprocess.run(
-            [compiler, *flags, *extra.split(), "-c", source, "-o", objects[-1]], check=True
-        )
-    link = [f"-L{torch_root}/lib", "-ltorch_cpu", "-lc10"]
-    subprocess.run([compiler, "-shared", *objects, "-o", target, *link], check=True)
+    root = Path(torch.__file__).parent
+    command = [compiler, *FLAGS.split(), f"-I{ROOT}/csrc", "-isystem", f"{root}/include"]
+    return command, [f"-L{root}/lib", "-ltorch_cpu", "-lc10"]
 
 
-BUILDERS = {"cpu": build_cpu}
+def build_cpu(target, scratch):
+    command, link = torch_flags()
+    units = [
+        ([*command, f"-DFASTSIM_ISA={name}", *flags.split()], "cpu/kernels.cpp")
+        for name, flags in INSTRUCTION_SETS.items()
+    ]
+    units += [(command, f"cpu/{stem}.cpp") for stem in ("choose", "ops", "ranking", "whole")]
+    objects = compile_all(units, scratch)
+    subprocess.run([command[0], "-shared", *objects, "-o", target, *link], check=True)
+
+
+def build_cuda(target, scratch):
+    command, link = torch_flags()
+    nvcc = os.environ.get("NVCC") or shutil.which("nvcc")
+    if nvcc is None:
+        raise RuntimeError("no nvcc found; set NVCC or install the CUDA toolkit")
+    archs = os.environ.get("FASTSIM_CUDA_ARCHS", CUDA_ARCHS).split(",")
+    code = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs]
+    code += [f"-gencode=arch=compute_{a},code=compute_{a}" for a in archs if a.isdigit()]
+    code += ["-DFASTSIM_HOPPER"] if "90a" in archs else []
+    device = [nvcc, *CUDA_FLAGS.split(), f"-I{ROOT}/csrc", "-ccbin", command[0], *code]
+    # The slow ones first.
+    stems = ("levels", "softmax", "sigmoid", "closest", "scan", "rows", "device")
+    units = [(device, f"cuda/{stem}.cu") for stem in stems]
+    objects = compile_all([*units, (command, "cuda/ops.cpp")], scratch)
+    subprocess.run([nvcc, "-shared", "-cudart=static", *objects, "-o", target, *link], check=True)
+
+
+BUILDERS = {"cpu": build_cpu, "cuda": build_cuda}
 
 
 class Build(build_py):

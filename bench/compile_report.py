@@ -159,6 +159,11 @@ def tiles():
         ("others", Tile("softmax", others, scale, bias, normalise=True)),
         ("guided", Tile("softmax", guided, scale, bias, symmetric=True)),
         ("dense", Tile("softmax", dense, scale, bias)),
+        ("multi_positive", Tile("multi_positive", others, scale, bias)),
+        (
+            "multi_similarity",
+            Tile("multi_similarity", others, scale, bias, 0.5, positive_scale=2.0),
+        ),
         ("sigmoid groups", Tile("sigmoid", groups, scale, bias)),
         ("sigmoid dense", Tile("sigmoid", dense, scale, bias)),
         ("squared_error groups", Tile("squared_error", groups, scale, bias)),
@@ -200,6 +205,8 @@ def run_rest(dtype, depth=768):
         backend.unit_rows_backward(torch.randn(ROWS, depth), x, inverse, torch.ones(()), written)
     excluding = Pairs(torch.arange(ROWS), _integers(ROWS), _integers(COLUMNS))
     backend.closest(excluding, True, unit_x, unit_y)
+    groups = Pairs(row_groups=_integers(ROWS), column_groups=_integers(COLUMNS))
+    backend.hardest(groups, torch.rand(COLUMNS), unit_x, unit_y)
     backend.cosent(torch.randn(ROWS), torch.rand(ROWS), torch.ones(()), True)
 
 

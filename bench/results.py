@@ -1,59 +1,32 @@
-"""Result files: JSON lines with the device, versions and commit beside every figure."""
+"""Where this repository keeps its results: bench/results/<device>/<name>.jsonl."""
 
-import json
-import platform
-import subprocess
-from importlib import metadata
 from pathlib import Path
 
 import torch
 
+from fastsim.benchmark import results
+
 FOLDER = Path(__file__).parent / "results"
 
 
-def device_name():
-    """The processor (or accelerator) that the figures belong to, as a folder name."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name().lower().replace(" ", "-")
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        models = [
-            line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")
-        ]
-        name = models[0].split(":")[1].strip() if models else name
-    return f"{name} x{torch.get_num_threads()}".lower().replace(" ", "-")
+def write(name, rows, about=None):
+    """One result file; `about` as it was when the run began, else as it is now.
 
-
-def environment():
-    """Versions and commit."""
-    versions = {"python": platform.python_version()}
-    for package in ("torch", "fastsim", "sentence-transformers", "triton"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--exclude=*"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=FOLDER.parent,
-    ).stdout.strip()
-    return {"device": device_name(), "versions": versions, "commit": commit}
-
-
-def write(name, rows):
-    """Writes rows (dicts) to bench/results/<device>/<name>.jsonl and returns the path."""
-    common = environment()
-    path = FOLDER / common["device"] / f"{name}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(common | row) for row in rows]
-    path.write_text("\n".join(lines) + "\n")
+    Without it the device is the GPU where there is one.
+    """
+    about = about or results.environment("cuda" if torch.cuda.is_available() else "cpu")
+    path = FOLDER / about["device"] / f"{name}.jsonl"
+    results.write(path, about, rows)
     return path
 
 
-def read(name, device):
-    """The rows of a result file."""
-    text = (FOLDER / device / f"{name}.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
+def read(name, folder):
+    """(environment, rows) of a result file in a device's folder; None where there is none."""
+    path = FOLDER / folder / f"{name}.jsonl"
+    return results.read(path) if path.is_file() else None
+
+
+def folders(kind):
+    """Folders of the devices of a kind, "cpu" or "cuda", that the losses were measured on."""
+    found = {path.parent.name: results.read(path)[0] for path in FOLDER.glob("*/losses.jsonl")}
+    return sorted(name for name, about in found.items() if about["kind"] == kind)

@@ -10,8 +10,10 @@
 
 #if defined(__CUDACC__)
 #define FASTSIM_INLINE __host__ __device__ __forceinline__
+#define FASTSIM_UNROLL _Pragma("unroll")
 #else
 #define FASTSIM_INLINE inline __attribute__((always_inline))
+#define FASTSIM_UNROLL _Pragma("GCC unroll 32")
 #endif
 
 namespace fastsim {
@@ -49,9 +51,13 @@ FASTSIM_INLINE float nearest(float x) { return __builtin_rintf(x); }
 FASTSIM_INLINE double nearest(double x) { return __builtin_rint(x); }
 
 // e^x within 2 ulp; exactly 0 below the smallest normal number, NaN for NaN.
-// x = n ln2 + r with |r| <= ln2 / 2 (Cody and Waite), e^r by its Taylor series.
+// x = n ln2 + r with |r| <= ln2 / 2 (Cody and Waite), e^r by its Taylor series. A GPU has an
+// instruction for 2^x: e^x within 2 ulp and the rounding of x log2(e).
 template <class T>
 FASTSIM_INLINE T exponential(T x) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(T) == sizeof(float)) return __expf(x);
+#endif
   using F = Format<T>;
   using Bits = typename F::Bits;
   const T clamped = x > F::exp_highest ? F::exp_highest : x;
@@ -59,7 +65,7 @@ FASTSIM_INLINE T exponential(T x) {
   T r = fused(n, -F::ln2_high, clamped);
   r = fused(n, -F::ln2_low, r);
   T series = T(1);
-#pragma GCC unroll 16
+  FASTSIM_UNROLL
   for (int k = F::exp_degree; k >= 1; --k) series = fused(series, r * (T(1) / T(k)), T(1));
   const Bits power = (static_cast<Bits>(n) + F::bias) << F::mantissa;
   T scale;
@@ -73,7 +79,7 @@ FASTSIM_INLINE T log_one_plus(T e) {
   const T u = e / (T(2) + e);
   const T square = u * u;
   T series = T(0);
-#pragma GCC unroll 32
+  FASTSIM_UNROLL
   for (int k = Format<T>::log_terms - 1; k >= 0; --k) {
     series = fused(series, square, T(1) / T(2 * k + 1));
   }
@@ -116,6 +122,24 @@ struct SquaredError {
     const T difference = s - t;
     loss = difference * difference;
     slope = T(2) * difference;
+  }
+};
+
+// ---- positives against negatives: multi-similarity, NT-Xent ----
+// Multi-similarity is two sums of exponentials by row (Softmax), of the negatives' scores and of
+// the negated positives'. NT-Xent has a term for each positive: softplus(lse of the negatives - z).
+
+// The negatives' sum of exponentials relative to the score `top` has the logarithm `log_sum`; the
+// slope is -dL/dz.
+template <class T>
+struct MultiPositive {
+  T scale;
+
+  FASTSIM_INLINE void operator()(T s, T top, T log_sum, T& loss, T& slope) const {
+    const T x = fused(scale, top - s, log_sum);
+    const T e = exponential(-magnitude(x));
+    loss = T(0.5) * (x + magnitude(x)) + log_one_plus(e);
+    slope = (x < T(0) ? e : T(1)) / (T(1) + e);
   }
 };
 

@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from fastsim.benchmark.options import options as bench_options
 from fastsim.encoder import EMBEDDED, POOLINGS, ModelError
 from fastsim.info import report
 from fastsim.plan import PRODUCTS
@@ -55,6 +56,18 @@ def info():
     Example: fastsim info
     """
     click.echo(report())
+
+
+@main.command()
+@bench_options
+def bench(**options):
+    """Measure the losses beside what else computes them: time, peak memory, exactness.
+
+    Example: fastsim bench --quick
+    """
+    from fastsim.benchmark.command import bench as run
+
+    run(**options)
 
 
 class Range(click.ParamType):
@@ -159,11 +172,15 @@ def train(**options):
     --columns sentence1,sentence2,score
     """
     _quiet()
+    from accelerate import PartialState
+
     from fastsim.training.run import Options
     from fastsim.training.run import train as run
 
     options["loss_options"] = dict(options["loss_options"])
     result = run(Options(**options))
+    if not PartialState().is_main_process:
+        return
     if result["after"]:
         columns = {"before": result["before"], "after": result["after"]}
         click.echo(table(columns))

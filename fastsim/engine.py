@@ -29,7 +29,7 @@ from fastsim.tiles import Tile, margin_gradient
 
 
 def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, backend):
-    """The loss `tile` over the cosines of x (N, D) and y (M, D); y=None: x with itself.
+    """The loss `tile` over the scores of x (N, D) and y (M, D); y=None: x with itself.
 
     scale and bias are numbers or 0-d tensors; `weights` (N,) asks for sum_i weights_i loss_i,
     None for the losses (N,) themselves. `batch`: of which x and y are this process's part, the
@@ -67,6 +67,8 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, backend)
         tile.normalise,
         tile.symmetric,
         tile.group,
+        tile.positive_scale,
+        tile.cosine,
         wants,
         plan,
         backend.name,
@@ -77,7 +79,7 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, backend)
 def _plan(tile, x, y, weights, wanted, backend):
     """How the forward pass goes about it."""
     rows, columns = x.shape[0], y.shape[0]
-    alone = tile.pairs.plain and not tile.group and weights is not None
+    alone = tile.cosine and tile.pairs.plain and not tile.group and weights is not None
     if alone and backend.serves_whole(tile.kind, rows, columns, x.shape[1]):
         return "whole"
     if tile.group or not wanted or (weights is None and tile.kind != "levels"):
@@ -121,8 +123,8 @@ _TILE = (
     "Tensor? weights, Tensor? positives, Tensor? row_ids, Tensor? column_ids, Tensor? row_groups, "
     "Tensor? column_groups, Tensor? dense, Tensor? guide_rows, Tensor? guide_columns, "
     "Tensor? thresholds, Tensor? levels, float otherwise, str skip, int offset, float? above, "
-    "str kind, float margin, bool normalise, bool symmetric, str group, bool[] wants, str plan, "
-    "str backend"
+    "str kind, float margin, bool normalise, bool symmetric, str group, float positive_scale, "
+    "bool cosine, bool[] wants, str plan, str backend"
 )
 _FORWARD = f"(Tensor x, Tensor? y, Tensor scale, Tensor bias, {_TILE}) -> Tensor[]"
 _BACKWARD = (
@@ -136,7 +138,8 @@ class _Call:
 
     def __init__(self, x, y, scale, bias, weights, *arguments, fake=False):
         *tensors, levels, otherwise, skip, offset, above = arguments[:14]
-        kind, margin, normalise, symmetric, group, self.wants, self.plan, name = arguments[14:]
+        kind, margin, normalise, symmetric, group, positive_scale, cosine = arguments[14:21]
+        self.wants, self.plan, name = arguments[21:]
         positives, row_ids, column_ids, row_groups, column_groups, dense, *guide = tensors
         self.together = y is None
         self.x, self.y, self.weights = x, x if y is None else y, weights
@@ -165,6 +168,8 @@ class _Call:
             symmetric,
             levels,
             group,
+            positive_scale,
+            cosine,
         )
 
     @property
@@ -188,13 +193,15 @@ class _Call:
     def units(self):
         """Unit rows and inverse norms of both sides; y's norms are empty where y is x.
 
-        The guide's embeddings become unit rows too, or thresholds of the scores a guide.
+        Where the scores are no cosines the rows are as they came, and the norms are not asked for.
+        The guide's embeddings become unit rows in any case, or thresholds of the scores a guide.
         """
-        unit_x, inverse_x = self.backend.unit_rows(self.x)
+        prepare = self.backend.unit_rows if self.tile.cosine else self.backend.plain_rows
+        unit_x, inverse_x = prepare(self.x)
         if self.together:
             unit_y, inverse_y = unit_x, inverse_x.new_empty(0)
         else:
-            unit_y, inverse_y = self.backend.unit_rows(self.y)
+            unit_y, inverse_y = prepare(self.y)
         pairs, guide = self.tile.pairs, self.tile.pairs.guide
         if guide is not None:
             rows = self.backend.unit_rows(guide.rows)[0]
@@ -297,10 +304,12 @@ def _input_gradients(call, state, grad_losses, unit_grads, inverses, factor, dty
     grad_losses: dL/dloss of each row; factor: what the gradients of the unit rows still lack.
     """
     grads, along = [], 0.0
+    backend = call.backend
+    unprepare = backend.unit_rows_backward if call.tile.cosine else backend.plain_rows_backward
     for values, unit_grad, inverse in zip((call.x, call.y), unit_grads, inverses, strict=True):
         grad = values.new_empty(0, dtype=dtype)
         if unit_grad.numel():
-            grad, dots = call.backend.unit_rows_backward(unit_grad, values, inverse, factor, dtype)
+            grad, dots = unprepare(unit_grad, values, inverse, factor, dtype)
             along = factor * dots.double().sum()
         grads.append(grad)
     parameters = inverses[0].new_zeros(2, dtype=torch.float64)

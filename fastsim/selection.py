@@ -1,4 +1,4 @@
-"""Selection over all pairs: the closest negative's column, and the few scores that then count."""
+"""Selection over all pairs: the columns that count, and the few scores that are then needed."""
 
 import torch
 
@@ -9,35 +9,32 @@ from fastsim.targets import Pairs
 
 
 def closest_column(unit_x, unit_y, dtype, semi_hard, pairs, backend):
-    """Column (N,) int64 of each row's largest admitted score but its positive's; -1: none.
+    """Column (N,) int64 of each row's largest admitted cosine but its positive's; -1: none.
 
-    unit_x (N, D), unit_y (M, D): unit rows in the compute type, of embeddings in `dtype`; or any
-    rows, whose products are then the scores. Groups of `pairs`: only columns of the row's group.
+    unit_x (N, D), unit_y (M, D): unit rows in the compute type, of embeddings in `dtype`.
     """
-    *tensors, _ = pairs.tensors()
+    ids = pairs.row_ids, pairs.column_ids
     return _closest(
-        unit_x.detach(), unit_y.detach(), dtype, *tensors, pairs.skip, semi_hard, backend.name
+        unit_x.detach(), unit_y.detach(), dtype, pairs.positives, *ids, semi_hard, backend.name
     )
 
 
-def _forward(unit_x, unit_y, dtype, *arguments):
-    *tensors, skip, semi_hard, backend = arguments
+def _forward(unit_x, unit_y, dtype, positives, row_ids, column_ids, semi_hard, backend):
     chosen = get(backend)
     with without_autocast(unit_x.device.type):
-        pairs = Pairs(*tensors, skip=skip)
+        pairs = Pairs(positives, row_ids, column_ids)
         operands = chosen.operand(unit_x, dtype), chosen.operand(unit_y, dtype)
         return chosen.closest(pairs, semi_hard, *operands)
 
 
-def _forward_fake(unit_x, *arguments):
-    return torch.empty(unit_x.shape[0], dtype=torch.int64, device=unit_x.device)
+def _forward_fake(unit_x, unit_y, dtype, positives, row_ids, column_ids, semi_hard, backend):
+    return torch.empty_like(positives)
 
 
 _closest = define(
     "closest",
-    "(Tensor unit_x, Tensor unit_y, ScalarType dtype, Tensor? positives, Tensor? row_ids,"
-    " Tensor? column_ids, Tensor? row_groups, Tensor? column_groups, str skip, bool semi_hard,"
-    " str backend) -> Tensor",
+    "(Tensor unit_x, Tensor unit_y, ScalarType dtype, Tensor positives, Tensor? row_ids,"
+    " Tensor? column_ids, bool semi_hard, str backend) -> Tensor",
     _forward,
     _forward_fake,
 )
@@ -98,3 +95,41 @@ def _bands(x):
     count, width = x.shape
     tall = max(1, (1 << 20) // width)
     return [slice(top, min(count, top + tall)) for top in range(0, count, tall)]
+
+
+# ---- the hardest pairs by group ----
+
+
+def hardest_columns(x, y, offsets, dtype, pairs, backend):
+    """Columns ((N,), (N,)) int64 of each row's hardest positive and hardest negative; -1: none.
+
+    x (N, D), y (M, D) or None for x itself, in the compute type; the lowest x_i . y_j - offsets_j
+    of the row's group and the highest of any other. dtype: of the operands (`Backend.operand`).
+    """
+    column_groups = None if pairs.column_groups is pairs.row_groups else pairs.column_groups
+    y = None if y is None else y.detach()
+    groups = pairs.row_groups, column_groups
+    return _hardest(x.detach(), y, offsets, dtype, *groups, pairs.skip, backend.name)
+
+
+def _hardest_forward(x, y, offsets, dtype, row_groups, column_groups, skip, backend):
+    chosen = get(backend)
+    column_groups = row_groups if column_groups is None else column_groups
+    pairs = Pairs(row_groups=row_groups, column_groups=column_groups, skip=skip)
+    with without_autocast(x.device.type):
+        left = chosen.operand(x, dtype)
+        right = left if y is None else chosen.operand(y, dtype)
+        return chosen.hardest(pairs, offsets, left, right)
+
+
+def _hardest_fake(x, y, offsets, dtype, row_groups, column_groups, skip, backend):
+    return torch.empty_like(row_groups), torch.empty_like(row_groups)
+
+
+_hardest = define(
+    "hardest",
+    "(Tensor x, Tensor? y, Tensor? offsets, ScalarType dtype, Tensor row_groups,"
+    " Tensor? column_groups, str skip, str backend) -> (Tensor, Tensor)",
+    _hardest_forward,
+    _hardest_fake,
+)

@@ -8,7 +8,17 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fastsim.checks import FLOATING, INTEGRAL, check_integers, check_range, check_tensor
+from fastsim.checks import (
+    FLOATING,
+    INTEGRAL,
+    check_alike,
+    check_choice,
+    check_embeddings,
+    check_integers,
+    check_range,
+    check_scores,
+    check_tensor,
+)
 
 SKIPS = ("nothing", "diagonal", "lower")
 
@@ -156,15 +166,71 @@ def parse_targets(targets, rows, columns, device, *, skip="nothing"):
     return Pairs(dense=targets, skip=skip)
 
 
+def parse_groups(embeddings, groups, references, reference_groups, own_first):
+    """Embeddings with groups against references with theirs, or against themselves, as `Pairs`.
+
+    Targets 1 for the same group, else 0. own_first: the first rows of the references are the
+    embeddings' own; row i leaves out column i, as it does where there are no references.
+    """
+    check_embeddings("embeddings", embeddings)
+    if (references is None) != (reference_groups is None):
+        raise ValueError("references: wanted together with reference_groups, got one of them")
+    columns = embeddings.shape[0]
+    if references is not None:
+        check_embeddings("references", references)
+        check_alike("references", references, "embeddings", embeddings)
+        columns = references.shape[0]
+    shape = embeddings.shape[0], columns
+    return _grouped(shape, groups, reference_groups, own_first, embeddings.device)
+
+
+def groups_of_scores(scores, groups, reference_groups, own_first):
+    """`parse_groups` for scores (N, M); without reference_groups (N, N)."""
+    check_scores("scores", scores)
+    rows, columns = scores.shape
+    if reference_groups is None and rows != columns:
+        raise ValueError(f"scores: wanted a square matrix, got shape {(rows, columns)}")
+    return _grouped(scores.shape, groups, reference_groups, own_first, scores.device)
+
+
+def _grouped(shape, groups, reference_groups, own_first, device):
+    rows, columns = shape
+    check_choice("own_first", own_first, (False, True))
+    check_integers("groups", groups, rows, device)
+    groups = column_groups = groups.to(torch.int64)
+    if reference_groups is not None:
+        check_integers("reference_groups", reference_groups, columns, device)
+        column_groups = reference_groups.to(torch.int64)
+        if own_first and columns < rows:
+            raise ValueError(
+                f"references: wanted at least {rows} rows with own_first, got {columns}"
+            )
+    skip = "diagonal" if own_first or reference_groups is None else "nothing"
+    return Pairs(row_groups=groups, column_groups=column_groups, otherwise=0.0, skip=skip)
+
+
+def positive_counts(pairs):
+    """(N,) int64: how many columns of its own group each row has, itself left out where skipped."""
+    groups = pairs.column_groups.sort().values
+    first = torch.searchsorted(groups, pairs.row_groups)
+    counts = torch.searchsorted(groups, pairs.row_groups, right=True) - first
+    if pairs.skip == "diagonal":
+        rows = pairs.row_groups.shape[0]
+        counts = counts - (pairs.column_groups[:rows] == pairs.row_groups).long()
+    return counts
+
+
 def spread_positives(positives, batch, device):
     """`positives` among the rank's own columns -> among the columns of all ranks."""
     own = batch.column_counts[batch.rank]
     positives = parse_positives(positives, batch.row_counts[batch.rank], own, device)
-    return positives + batch.first_column if batch.first_column else positives
+    return positives if batch.group is None else positives + batch.first_column
 
 
 def spread_exclude(exclude, batch, device):
     """`exclude` of the rank's own rows and columns -> with the columns of all ranks."""
+    if exclude is None:
+        return None, None
     own = batch.row_counts[batch.rank], batch.column_counts[batch.rank]
     row_ids, column_ids = parse_exclude(exclude, *own, device)
     return row_ids, batch.gather_columns(column_ids)

@@ -5,6 +5,10 @@ softmax: the row's maximum score `top`, sum_j exp(scale (s - top)), sum_j t z, s
     also top and sum of each column (M,). An empty row or column has sum 0.
 sigmoid: sum_j loss, sum_j dloss/dz.
 squared_error: sum_j loss.
+multi_similarity: of the negatives the maximum score and sum_j exp(scale (s - top)); of the
+    positives the maximum of -s, and the sum with positive_scale.
+multi_positive: of the negatives the maximum score and sum_j exp(scale (s - top)); of the positives
+    sum_j loss, -sum_j dloss/dz.
 levels: per level the maximum of s and of -s, (2, K), and the sums of exponentials relative to them,
     (2, K). A level without entries has sum 0.
 Logits are z = scale * s (+ bias); a softmax takes `margin` from the positive's score first.
@@ -27,6 +31,8 @@ class Tile:
     levels: (K,) ascending distinct target values in the compute type.
     group: the name of the process group whose ranks hold the rows, where the loss keeps more than
         its rows' own state; "" for a loss of one process or of rows alone.
+    positive_scale: of the logits of positives, where they have one of their own.
+    cosine: the scores are cosines; else the products of the rows as they are.
     """
 
     kind: str
@@ -38,6 +44,8 @@ class Tile:
     symmetric: bool = False
     levels: torch.Tensor | None = None
     group: str = ""
+    positive_scale: float = 1.0
+    cosine: bool = True
 
     @property
     def rows_alone(self):
@@ -48,8 +56,12 @@ class Tile:
         """The shapes of the state's parts."""
         if self.kind == "levels":
             return [(2, self.levels.shape[0])] * 2
-        parts = {"softmax": 4, "sigmoid": 2, "squared_error": 1}[self.kind]
-        return [(rows,)] * parts + [(columns,)] * (2 * self.symmetric)
+        return [(rows,)] * _PARTS[self.kind] + [(columns,)] * (2 * self.symmetric)
+
+    @property
+    def whole_rows(self):
+        """Whether a fold has to see a row at once: its terms need the sum over all of it."""
+        return self.kind == "multi_positive"
 
     def merge(self, state):
         """The state with that of columns or levels merged over the ranks of the group."""
@@ -184,6 +196,40 @@ def _levels_sums(tile, state):
     return sums, shift, pairs, tile.scale * most.sum()
 
 
+def _multi_similarity_finish(tile, state):
+    return sum(
+        torch.where(total == 0, 0.0, torch.nn.functional.softplus(lse) / scale)
+        for _, total, lse, scale in _multi_similarity_sums(tile, state)
+    )
+
+
+def _multi_similarity_coefficients(tile, state, grad):
+    """Per row: top and weight of exp(scale (s - top)) of the negatives, and of the positives."""
+    return tuple(
+        part
+        for top, total, lse, _ in _multi_similarity_sums(tile, state)
+        for part in (top, _over(grad * lse.sigmoid(), total))
+    )
+
+
+def _multi_similarity_sums(tile, state):
+    """For negatives and positives: top, sum, lse of the logits, scale; `margin` is the base."""
+    sides = (tile.scale, -tile.margin, state[:2]), (tile.positive_scale, tile.margin, state[2:])
+    for scale, shift, (top, sums) in sides:
+        yield top, sums, scale * (top + shift) + sums.log(), scale
+
+
+def _multi_positive_finish(tile, state):
+    return state[2]
+
+
+def _multi_positive_coefficients(tile, state, grad):
+    """Per row: top and weight of the negatives, log of their sum, weight of a positive."""
+    top, total, _, slopes = state
+    weight = grad * tile.scale
+    return top, _over(weight * slopes, total), total.log(), torch.where(total == 0, 0.0, weight)
+
+
 def _losses_first(tile, state):
     return state[0]
 
@@ -192,14 +238,26 @@ def _weights_alone(tile, state, grad):
     return (grad,)
 
 
+# Parts of the state of a row.
+_PARTS = {
+    "softmax": 4,
+    "sigmoid": 2,
+    "squared_error": 1,
+    "multi_similarity": 4,
+    "multi_positive": 4,
+}
 _FINISH = {
     "softmax": _softmax_finish,
+    "multi_similarity": _multi_similarity_finish,
+    "multi_positive": _multi_positive_finish,
     "sigmoid": _losses_first,
     "squared_error": _losses_first,
     "levels": _levels_finish,
 }
 _COEFFICIENTS = {
     "softmax": _softmax_coefficients,
+    "multi_similarity": _multi_similarity_coefficients,
+    "multi_positive": _multi_positive_coefficients,
     "sigmoid": _weights_alone,
     "squared_error": _weights_alone,
     "levels": _levels_coefficients,

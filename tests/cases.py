@@ -26,6 +26,7 @@ class Case:
     reduces: bool = True
     largest: int = 10_000  # most scores that the oracle can afford
     tile: bool = True
+    counted: Any = None  # of the other arguments, what the mean divides by; None: the rows
 
     def __repr__(self):
         return self.name
@@ -98,6 +99,26 @@ def _sup_con(n, m, d, generator):
     return [embeddings(n, d, generator=generator)], [groups], {}
 
 
+def rows_with_a_positive(groups):
+    return sum(int((groups == g).sum() > 1) for g in groups)
+
+
+def positive_pairs(groups):
+    return sum(int((groups == g).sum()) - 1 for g in groups)
+
+
+def rows_with_both(groups):
+    return rows_with_a_positive(groups) if (groups != groups[0]).any() else 0
+
+
+def _grouped(**options):
+    def make(n, m, d, generator):
+        tensors, others, _ = _sup_con(n, m, d, generator)
+        return tensors, others, dict(options)
+
+    return make
+
+
 def _cosent(n, m, d, generator):
     count = n * 3
     labels = integers(4, count, generator=generator)
@@ -156,7 +177,7 @@ CASES = (
         symmetric=True,
         margin=0.1,
     ),
-    Case("sup_con", fastsim.sup_con, oracles.sup_con, _sup_con),
+    Case("sup_con", fastsim.sup_con, oracles.sup_con, _sup_con, counted=rows_with_a_positive),
     _case("siglip", fastsim.siglip),
     _case("siglip-signs", fastsim.siglip, targets=_signs),
     _case("siglip-soft", fastsim.siglip, targets=_transposed, scale=5.0, bias=1.0),
@@ -174,6 +195,36 @@ CASES = (
     _case("full_triplet", fastsim.full_triplet),
     _case("full_triplet-hard", fastsim.full_triplet, mining="hard", margin=0.5),
     _case("full_triplet-exclude", fastsim.full_triplet, exclude=_ids),
+    Case("nt_xent", fastsim.nt_xent, oracles.nt_xent, _sup_con, counted=positive_pairs),
+    Case(
+        "nt_xent-cold",
+        fastsim.nt_xent,
+        oracles.nt_xent,
+        _grouped(temperature=0.01),
+        counted=positive_pairs,
+    ),
+    Case("multi_similarity", fastsim.multi_similarity, oracles.multi_similarity, _sup_con),
+    Case(
+        "multi_similarity-options",
+        fastsim.multi_similarity,
+        oracles.multi_similarity,
+        _grouped(alpha=7.0, beta=20.0, base=0.1),
+    ),
+    *(
+        Case(
+            f"batch_hard_triplet-{name}",
+            fastsim.batch_hard_triplet,
+            oracles.batch_hard_triplet,
+            _grouped(**options),
+            counted=rows_with_both,
+        )
+        for name, options in {
+            "euclidean": {},
+            "cosine": {"distance": "cosine", "margin": 0.3},
+            "soft": {"soft": True, "margin": 0.0},
+            "cosine-soft": {"distance": "cosine", "soft": True},
+        }.items()
+    ),
     _case("cosent_matrix-soft", fastsim.cosent_matrix, targets=_soft),
     _case("cosent_matrix-groups", fastsim.cosent_matrix, targets=_groups, scale=5.0),
     _case("cosent_matrix-self", fastsim.cosent_matrix, targets=_square_groups, make=_one_side),
@@ -204,6 +255,12 @@ CASES = (
 )
 
 BY_NAME = {case.name: case for case in CASES}
+
+
+def is_euclidean(case):
+    """Whether a zero vector is a point like others."""
+    batch_hard = case.loss is fastsim.batch_hard_triplet and "cosine" not in case.name
+    return batch_hard or case.loss is fastsim.triplet_margin
 
 
 def takes_backend(case):

@@ -122,6 +122,51 @@ def full_triplet(x, y, *, margin=0.25, mining="semi-hard", exclude=None):
     return torch.stack(losses)
 
 
+def nt_xent(x, groups, *, temperature=0.07):
+    z = cosines(x, x) / temperature
+    n = len(z)
+    losses = []
+    for i in range(n):
+        mates = [j for j in range(n) if j != i and groups[j] == groups[i]]
+        others = [j for j in range(n) if groups[j] != groups[i]]
+        terms = [log_sum_exp(z[i][[p, *others]]) - z[i, p] for p in mates]
+        losses.append(sum(terms, z[i, i] * 0.0))
+    return torch.stack(losses)
+
+
+def multi_similarity(x, groups, *, alpha=2.0, beta=50.0, base=0.5):
+    s = cosines(x, x)
+    n = len(s)
+    losses = []
+    for i in range(n):
+        mates = [j for j in range(n) if j != i and groups[j] == groups[i]]
+        others = [j for j in range(n) if groups[j] != groups[i]]
+        zero = s[i, i : i + 1] * 0.0
+        pull = log_sum_exp(torch.cat([zero, -alpha * (s[i][mates] - base)])) / alpha
+        push = log_sum_exp(torch.cat([zero, beta * (s[i][others] - base)])) / beta
+        losses.append(pull + push)
+    return torch.stack(losses)
+
+
+def batch_hard_triplet(x, groups, *, margin=1.0, distance="euclidean", soft=False):
+    if distance == "cosine":
+        d = 1 - cosines(x, x)
+    else:
+        square = ((x[:, None] - x[None]) ** 2).sum(2)
+        some = square > 0  # the square root has no gradient at 0
+        d = torch.where(some, torch.where(some, square, 1.0).sqrt(), square * 0.0)
+    losses = []
+    for i in range(len(x)):
+        mates = [j for j in range(len(x)) if j != i and groups[j] == groups[i]]
+        others = [j for j in range(len(x)) if groups[j] != groups[i]]
+        if mates and others:
+            gap = d[i][mates].max() - d[i][others].min() + margin
+            losses.append(log_sum_exp(torch.stack([gap * 0, gap])) if soft else torch.relu(gap))
+        else:
+            losses.append(d[i, i] * 0.0)
+    return torch.stack(losses)
+
+
 def cosent(scores, labels, *, scale=20.0):
     terms = [torch.zeros(1, dtype=torch.float64)]
     for score, label in zip(scores, labels, strict=True):

@@ -20,6 +20,7 @@ from sentence_transformers.base.losses.gradcache import uses_gradient_cache
 from sentence_transformers.sentence_transformer import losses as theirs
 
 from fastsim.integrations import sentence_transformers as ours
+from fastsim.integrations.sentence_transformers import mega_batch, ranking
 
 ROWS, WIDTH = 19, 12
 DIRECTIONS = [
@@ -120,12 +121,19 @@ def scaled(columns):
     return [column * torch.rand(len(column), 1).add(0.3) for column in columns]
 
 
+@pytest.fixture(params=[False, True], ids=["engine", "small"])
+def regime(request, monkeypatch):
+    """The engine, and the one matrix that a small batch may have."""
+    for module in (ranking, mega_batch):
+        monkeypatch.setattr(module, "SMALL", 1 << 16 if request.param else 0)
+
+
 # ---- rankings ----
 
 
 @pytest.mark.parametrize("negatives", [0, 1, 3])
 @pytest.mark.parametrize("directions", DIRECTIONS, ids="+".join)
-def test_ranking(directions, negatives):
+def test_ranking(directions, negatives, regime):
     columns = scaled(vectors(2 + negatives))
     modes = ["joint"]
     if not {"query_to_query", "doc_to_doc"} & set(directions):
@@ -142,7 +150,7 @@ def test_ranking(directions, negatives):
 
 
 @pytest.mark.parametrize("rows", [1, 2])
-def test_ranking_of_few_rows(rows):
+def test_ranking_of_few_rows(rows, regime):
     for directions, negatives in itertools.product(DIRECTIONS, (0, 2)):
         columns = vectors(2 + negatives, rows)
         same("MultipleNegativesRankingLoss", {"directions": directions}, columns)
@@ -157,7 +165,7 @@ def test_columns_of_unequal_size_are_refused():
         loss.compute_loss_from_embeddings(columns[:1], None)
 
 
-def test_zero_rows_and_large_scales_stay_finite():
+def test_zero_rows_and_large_scales_stay_finite(regime):
     columns = vectors(3)
     columns[0][3] = columns[1][3] = columns[2][5] = 0.0
     for hardness in HARDNESS:
@@ -180,7 +188,7 @@ def test_other_similarities_are_theirs_and_say_so_once(monkeypatch):
         getattr(ours, name)(Given(), **options)(features(columns), None)  # a second note would fail
 
 
-def test_learnt_scale():
+def test_learnt_scale(regime):
     """Its gradient is the derivative of the peer's loss by its scale."""
     columns, step = [c.double() for c in scaled(vectors(3))], 1e-5
     for directions, hardness in itertools.product(DIRECTIONS, HARDNESS):
@@ -386,7 +394,7 @@ def test_triplet_of_equal_texts():
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_mega_batch(cached):
+def test_mega_batch(cached, regime):
     for rows, margins in itertools.product((1, 2, ROWS), ((0.8, 0.3), (0.2, -0.4))):
         options = {
             "positive_margin": margins[0],

@@ -30,11 +30,9 @@ def compare(case, backend, dtype, shape, seed, **extra):
         size = (losses.abs().sum() if reduction == "sum" else losses.abs().mean()).item()
         if reduction == "sum":
             return losses.sum()
-        if case.loss is fastsim.sup_con:
-            groups = others[0]
-            paired = sum((groups == g).sum() > 1 for g in groups)
-            return losses.sum() / max(int(paired), 1)
-        return losses.mean()
+        if case.counted is None:
+            return losses.mean()
+        return losses.sum() / max(case.counted(*others), 1)
 
     reduced = options if reduction is None else options | {"reduction": reduction}
     truth, truth_grads = call(oracle, exact, others, options)

@@ -7,7 +7,6 @@ import torch
 
 import fastsim
 from fastsim.backends import get
-from fastsim.losses import batch_hard_triplet, batch_hard_triplet_from_distances
 from fastsim.partition import guide_cosines, log_sum_exp, log_sum_exp_from_scores
 from tests.measure import assert_close
 
@@ -132,45 +131,6 @@ def test_wrong_arguments():
         log_sum_exp(x, y, scale=1.0, guide=(x, y, torch.zeros(5)))
     with pytest.raises(ValueError, match="scale: wanted a positive"):
         log_sum_exp(x, y, scale=-1.0)
-
-
-@pytest.mark.parametrize("distance", ["euclidean", "cosine"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_batch_hard_triplet(backend, distance, usable, small_panels):
-    """Against loops over the triplets in float64."""
-    usable(backend)
-    x = torch.randn(83, 6)
-    labels = torch.cat([torch.randint(0, 9, (80,)), torch.tensor([100, 101, 102])])
-    exact = x.double().requires_grad_()
-    places = unit(exact) if distance == "cosine" else exact
-    losses = []
-    for i in range(83):
-        far, near = exact.new_zeros(()), exact.new_full((), torch.inf)
-        for j in range(83):
-            if i != j:
-                d = 1 - places[i] @ places[j] if distance == "cosine" else (x[i] - x[j]).norm()
-                if distance == "euclidean":
-                    d = (places[i] - places[j]).norm()
-                if labels[i] == labels[j]:
-                    far = torch.maximum(far, d)
-                else:
-                    near = torch.minimum(near, d)
-        losses.append(torch.relu(far - near + 0.7))
-    truth = torch.stack(losses)
-    truth.sum().backward()
-    leaf = x.clone().requires_grad_()
-    got = batch_hard_triplet(
-        leaf, labels, margin=0.7, distance=distance, reduction="none", backend=backend
-    )
-    got.sum().backward()
-    # Distances of rows of length about 2.4 in float32.
-    torch.testing.assert_close(got.double(), truth.detach(), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(leaf.grad.double(), exact.grad, rtol=1e-4, atol=1e-4)
-    one_class = torch.zeros(83, dtype=torch.int64)
-    assert batch_hard_triplet(x, one_class, backend=backend) == 0
-    dense = batch_hard_triplet_from_distances(torch.cdist(x, x), labels, margin=0.7)
-    if distance == "euclidean":
-        torch.testing.assert_close(dense.double(), truth.mean().detach(), rtol=1e-4, atol=1e-4)
 
 
 def test_paired_scores_are_the_panels(usable):

@@ -3,13 +3,11 @@
 A peer that is not installed is skipped with its name.
 """
 
-import importlib.util
-import sys
-
 import pytest
 import torch
 
 import fastsim
+from tests import open_clip_peer
 
 
 def gradients(loss, *leaves):
@@ -81,16 +79,7 @@ def test_triplet():
 
 @pytest.fixture(scope="module")
 def open_clip_loss():
-    """open_clip.loss alone: its package imports torchvision, which the losses do not need."""
-    spec = importlib.util.find_spec("open_clip")
-    if spec is None:
-        pytest.skip("open_clip_torch is not installed")
-    path = f"{spec.submodule_search_locations[0]}/loss.py"
-    spec = importlib.util.spec_from_file_location("open_clip_loss", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["open_clip_loss"] = module
-    spec.loader.exec_module(module)
-    return module
+    return open_clip_peer.load() or pytest.skip("open_clip_torch is not installed")
 
 
 def test_clip(open_clip_loss):

@@ -1,11 +1,11 @@
 """`fastsim plan`: its arithmetic, and its memory against what was measured."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
 
+from fastsim.benchmark import results
 from fastsim.plan import PRODUCTS, Plan, dense, memory, report, times
 
 SMALL = Plan(batch_size=1000, dim=64, ranks=4, micro_batch_size=8, columns=3)
@@ -48,15 +48,16 @@ def test_least_time(loss):
 
 
 def test_the_loss_takes_what_was_measured():
-    """Measured by bench.memory beyond inputs and gradients; the plan says at most."""
-    results = Path(__file__).parents[1] / "bench/results"
-    files = results.glob("*/memory.jsonl")
-    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    rows = [row for row in rows if row["backend"] == "cpu" and row["name"] in PRODUCTS]
+    """Measured by `fastsim bench` beyond inputs and gradients; the plan says at most."""
+    files = (Path(__file__).parents[1] / "bench/results").glob("*/losses.jsonl")
+    rows = [row for file in files for row in results.read(file)[1] if "rise MB" in row]
+    rows = [
+        row for row in rows if row["implementation"] == "fastsim cpu" and row["loss"] in PRODUCTS
+    ]
     if not rows:
-        pytest.skip("no results of bench.memory")
+        pytest.skip("no results of fastsim bench")
     for row in rows:
-        asked = Plan(batch_size=row["rows"], dim=row["width"], loss=row["name"])
+        asked = Plan(batch_size=row["rows"], dim=row["width"], loss=row["loss"])
         planned = (size(asked, "unit rows") + size(asked, "panel")) / 2**20
         assert row["rise MB"] <= planned <= 4 * row["rise MB"], row
 

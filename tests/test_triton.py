@@ -58,6 +58,8 @@ def test_info_says_that_a_gpu_is_unverified(monkeypatch):
 CASES = (
     "exclude",
     "dense",
+    "multi_positive",
+    "multi_similarity",
     "sigmoid dense",
     "squared_error integers",
     "levels once",
@@ -105,7 +107,12 @@ def test_compiles(architecture, operand):
             "squared_error_fold+squared_error_slope",
             "levels_fold",
             "levels_slope",
+            "contrast_fold",
+            "multi_similarity_slope",
+            "multi_positive_fold",
+            "multi_positive_slope",
             "closest_fold",
+            "hardest_fold",
         }
         assert {row.kernel for row in compiled} > {
             "unit_rows_kernel",

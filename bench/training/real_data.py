@@ -7,14 +7,14 @@ Experiments: see EXPERIMENTS at the end; `all` runs every one. Results: bench/re
 import csv
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from importlib.metadata import version
 from pathlib import Path
+
+from fastsim.benchmark.results import commit, environment
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("FASTSIM_DATA", ROOT / "../shared/data")).resolve()
@@ -28,12 +28,7 @@ SHORT = ["--max-steps", "50"]  # a third of an epoch of SICK
 GENTLE = ["--learning-rate", "2e-5"]  # the encoder is near the ceiling before
 
 
-def _git(*arguments):
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
-COMMIT = _git("rev-parse", "--short", "HEAD")  # at the start: a run is long
+COMMIT = commit()  # at the start: a run is long
 
 
 def fastsim(*arguments):
@@ -75,16 +70,7 @@ def rival(output, *arguments):
 
 def write(name, **result):
     """One result file, with what it was measured on."""
-    about = {
-        "experiment": name,
-        "commit": COMMIT,
-        "device": f"{os.cpu_count()} cores, {platform.machine()}",
-        "load_average": os.getloadavg()[0],  # above the cores: seconds are not those of the code
-        "versions": {
-            package: version(package)
-            for package in ("torch", "transformers", "accelerate", "sentence-transformers")
-        },
-    }
+    about = environment() | {"experiment": name, "commit": COMMIT}
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(about | result, indent=1) + "\n")
 

@@ -7,25 +7,6 @@
 
 namespace fastsim {
 
-inline Dtype dtype_of(const Tensor& t) {
-  switch (t.scalar_type()) {
-    case ScalarType::Char: return Dtype::int8;
-    case ScalarType::Byte: return Dtype::uint8;
-    case ScalarType::Short: return Dtype::int16;
-    case ScalarType::Int: return Dtype::int32;
-    case ScalarType::Long: return Dtype::int64;
-    case ScalarType::Half: return Dtype::float16;
-    case ScalarType::BFloat16: return Dtype::bfloat16;
-    case ScalarType::Float: return Dtype::float32;
-    case ScalarType::Double: return Dtype::float64;
-    default: STD_TORCH_CHECK(false, "fastsim: dtype without a kernel"); return Dtype::float32;
-  }
-}
-
-inline Matrix matrix(const Tensor& t) {
-  return {t.const_data_ptr(), dtype_of(t), t.stride(0), t.stride(1)};
-}
-
 // Calls f with a value of the panel's compute type.
 template <class F>
 void with_type(const Tensor& t, const F& f) {

@@ -4,19 +4,9 @@
 
 #include <cstdint>
 
+#include "matrix.h"
+
 namespace fastsim {
-
-enum class Skip : int64_t { nothing, diagonal, lower };
-
-// The dtypes that embeddings and dense targets may have.
-enum class Dtype { int8, uint8, int16, int32, int64, float16, bfloat16, float32, float64 };
-
-// A strided matrix of the caller's, read in its own dtype.
-struct Matrix {
-  const void* data = nullptr;
-  Dtype dtype = Dtype::float32;
-  int64_t row_stride = 0, column_stride = 0;
-};
 
 // Half-open: a thread's share of rows, columns or panels.
 struct Range {
@@ -61,6 +51,24 @@ struct SoftmaxSlope {
   const T *row_top, *row_weight, *target_weight, *column_top, *column_weight;
 };
 
+// By row, of the terms of its positives: sum of the losses and of the slopes.
+struct PositiveSums {
+  double *losses, *slopes;
+};
+
+// By row, for negatives and positives: what the exponentials are relative to, and their weight.
+template <class T>
+struct ContrastSlope {
+  const T *negative_top, *negative_weight, *positive_top, *positive_weight;
+};
+
+// An extreme score by row and its column; -1 where there is none.
+template <class T>
+struct Extreme {
+  T* values;
+  int64_t* indices;
+};
+
 template <class T>
 struct LevelSlope {
   const T *values, *high, *up, *low, *down;
@@ -94,11 +102,21 @@ struct Kernels {
   void (*sigmoid)(const Block<T>&, T scale, T bias, const T* weights, double* losses,
                   double* slope_sums, int64_t, int64_t);
   void (*squared_error)(const Block<T>&, const T* weights, double* losses, int64_t, int64_t);
+  void (*multi_similarity_fold)(const Block<T>&, T scale, T positive_scale,
+                                const MaxSum& negatives, const MaxSum& positives, int64_t, int64_t);
+  void (*multi_similarity_slope)(const Block<T>&, T scale, T positive_scale,
+                                 const ContrastSlope<T>&, int64_t, int64_t);
+  void (*multi_positive_fold)(const Block<T>&, T scale, const MaxSum& negatives,
+                              const PositiveSums&, int64_t, int64_t);
+  void (*multi_positive_slope)(const Block<T>&, T scale, const ContrastSlope<T>&, int64_t,
+                               int64_t);
   void (*levels_fold)(const Block<T>&, T scale, const T* values, int64_t count, double* partial,
                       int64_t, int64_t);
   void (*levels_slope)(const Block<T>&, T scale, const LevelSlope<T>&, int64_t, int64_t);
   void (*closest)(const Block<T>&, bool semi_hard, const T* ceilings, T* values, int64_t* indices,
                   int64_t, int64_t);
+  void (*hardest)(const Block<T>&, const T* offsets, const Extreme<T>& lowest,
+                  const Extreme<T>& highest, int64_t, int64_t);
   void (*triplet)(const Block<T>&, bool semi_hard, T margin, const T* weights, double* losses,
                   int64_t, int64_t);
   void (*top_k)(const Block<T>&, int64_t k, T* values, int64_t* indices, int64_t, int64_t);

@@ -33,6 +33,7 @@ inline void for_chunks(int64_t begin, int64_t end, const F& f) {
 #include "pairs.h"
 #include "softmax.h"
 #include "elementwise.h"
+#include "contrast.h"
 #include "levels.h"
 #include "selection.h"
 
@@ -59,9 +60,14 @@ constexpr Kernels<T> kernels() {
       softmax_slope<T>,
       sigmoid<T>,
       squared_error<T>,
+      multi_similarity_fold<T>,
+      multi_similarity_slope<T>,
+      multi_positive_fold<T>,
+      multi_positive_slope<T>,
       levels_fold<T>,
       levels_slope<T>,
       closest<T>,
+      hardest<T>,
       triplet<T>,
       top_k<T>,
       exponentials<T>,

@@ -151,6 +151,63 @@ void squared_error(PAIRS, Optional weights, Tensor losses) {
   });
 }
 
+MaxSum max_sum(const Tensor& max, const Tensor& sum) {
+  return {output<double>(max), output<double>(sum)};
+}
+
+void multi_similarity_fold(PAIRS, double scale, double positive_scale, Tensor negative_max,
+                           Tensor negative_sum, Tensor positive_max, Tensor positive_sum) {
+  with_type(panel, [&](auto type) {
+    using T = decltype(type);
+    const Block<T> b = BLOCK;
+    const MaxSum negatives = max_sum(negative_max, negative_sum);
+    const MaxSum positives = max_sum(positive_max, positive_sum);
+    over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().multi_similarity_fold(b, T(scale), T(positive_scale), negatives, positives,
+                                              begin, end);
+    });
+  });
+}
+
+void multi_similarity_slope(PAIRS, double scale, double positive_scale, Tensor negative_top,
+                            Tensor negative_weight, Tensor positive_top, Tensor positive_weight) {
+  with_type(panel, [&](auto type) {
+    using T = decltype(type);
+    const Block<T> b = BLOCK;
+    const ContrastSlope<T> slope{input<T>(negative_top), input<T>(negative_weight),
+                                 input<T>(positive_top), input<T>(positive_weight)};
+    over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().multi_similarity_slope(b, T(scale), T(positive_scale), slope, begin, end);
+    });
+  });
+}
+
+void multi_positive_fold(PAIRS, double scale, Tensor negative_max, Tensor negative_sum,
+                         Tensor losses, Tensor slopes) {
+  with_type(panel, [&](auto type) {
+    using T = decltype(type);
+    const Block<T> b = BLOCK;
+    const MaxSum negatives = max_sum(negative_max, negative_sum);
+    const PositiveSums sums{output<double>(losses), output<double>(slopes)};
+    over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().multi_positive_fold(b, T(scale), negatives, sums, begin, end);
+    });
+  });
+}
+
+void multi_positive_slope(PAIRS, double scale, Tensor negative_top, Tensor negative_weight,
+                          Tensor log_sum, Tensor positive_weight) {
+  with_type(panel, [&](auto type) {
+    using T = decltype(type);
+    const Block<T> b = BLOCK;
+    const ContrastSlope<T> slope{input<T>(negative_top), input<T>(negative_weight),
+                                 input<T>(log_sum), input<T>(positive_weight)};
+    over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().multi_positive_slope(b, T(scale), slope, begin, end);
+    });
+  });
+}
+
 void levels_fold(PAIRS, double scale, Tensor values, Tensor partial) {
   with_type(panel, [&](auto type) {
     using T = decltype(type);
@@ -185,6 +242,20 @@ void closest(PAIRS, bool semi_hard, Tensor ceilings, Tensor values, Tensor indic
     int64_t* index = output<int64_t>(indices);
     over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
       kernels().of<T>().closest(b, semi_hard, ceiling, value, index, begin, end);
+    });
+  });
+}
+
+void hardest(PAIRS, Optional offsets, Tensor low, Tensor low_index, Tensor high,
+             Tensor high_index) {
+  with_type(panel, [&](auto type) {
+    using T = decltype(type);
+    const Block<T> b = BLOCK;
+    const T* taken = input<T>(offsets);
+    const Extreme<T> lowest{output<T>(low), output<int64_t>(low_index)};
+    const Extreme<T> highest{output<T>(high), output<int64_t>(high_index)};
+    over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().hardest(b, taken, lowest, highest, begin, end);
     });
   });
 }
@@ -231,6 +302,19 @@ STABLE_TORCH_LIBRARY(fastsim_cpu, m) {
         "float scale, float bias, Tensor? weights, Tensor(losses!) losses, "
         "Tensor(slope_sums!) slope_sums) -> ()");
   m.def("squared_error" PAIRS_SCHEMA "Tensor? weights, Tensor(losses!) losses) -> ()");
+  m.def("multi_similarity_fold" PAIRS_SCHEMA
+        "float scale, float positive_scale, Tensor(negative_max!) negative_max, "
+        "Tensor(negative_sum!) negative_sum, Tensor(positive_max!) positive_max, "
+        "Tensor(positive_sum!) positive_sum) -> ()");
+  m.def("multi_similarity_slope" PAIRS_SCHEMA
+        "float scale, float positive_scale, Tensor negative_top, Tensor negative_weight, "
+        "Tensor positive_top, Tensor positive_weight) -> ()");
+  m.def("multi_positive_fold" PAIRS_SCHEMA
+        "float scale, Tensor(negative_max!) negative_max, Tensor(negative_sum!) negative_sum, "
+        "Tensor(losses!) losses, Tensor(slopes!) slopes) -> ()");
+  m.def("multi_positive_slope" PAIRS_SCHEMA
+        "float scale, Tensor negative_top, Tensor negative_weight, Tensor log_sum, "
+        "Tensor positive_weight) -> ()");
   m.def("levels_fold" PAIRS_SCHEMA
         "float scale, Tensor values, Tensor(partial!) partial) -> ()");
   m.def("levels_slope" PAIRS_SCHEMA
@@ -238,6 +322,9 @@ STABLE_TORCH_LIBRARY(fastsim_cpu, m) {
   m.def("closest" PAIRS_SCHEMA
         "bool semi_hard, Tensor ceilings, Tensor(values!) values, "
         "Tensor(indices!) indices) -> ()");
+  m.def("hardest" PAIRS_SCHEMA
+        "Tensor? offsets, Tensor(low!) low, Tensor(low_index!) low_index, Tensor(high!) high, "
+        "Tensor(high_index!) high_index) -> ()");
   m.def("top_k(Tensor(panel!) panel, int column0, Tensor(values!) values, "
         "Tensor(indices!) indices) -> ()");
   m.def("cosent(Tensor scores, Tensor labels, float scale, Tensor(loss!) loss, "
@@ -262,9 +349,14 @@ STABLE_TORCH_LIBRARY_IMPL(fastsim_cpu, CPU, m) {
   m.impl("softmax_slope", TORCH_BOX(&fastsim::softmax_slope));
   m.impl("sigmoid", TORCH_BOX(&fastsim::sigmoid));
   m.impl("squared_error", TORCH_BOX(&fastsim::squared_error));
+  m.impl("multi_similarity_fold", TORCH_BOX(&fastsim::multi_similarity_fold));
+  m.impl("multi_similarity_slope", TORCH_BOX(&fastsim::multi_similarity_slope));
+  m.impl("multi_positive_fold", TORCH_BOX(&fastsim::multi_positive_fold));
+  m.impl("multi_positive_slope", TORCH_BOX(&fastsim::multi_positive_slope));
   m.impl("levels_fold", TORCH_BOX(&fastsim::levels_fold));
   m.impl("levels_slope", TORCH_BOX(&fastsim::levels_slope));
   m.impl("closest", TORCH_BOX(&fastsim::closest));
+  m.impl("hardest", TORCH_BOX(&fastsim::hardest));
   m.impl("top_k", TORCH_BOX(&fastsim::top_k));
   m.impl("cosent", TORCH_BOX(&fastsim::cosent));
   m.impl("whole", TORCH_BOX(&fastsim::whole));

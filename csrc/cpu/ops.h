@@ -1,19 +1,10 @@
 // What the CPU registrations share.
 #pragma once
 
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-
-#include <optional>
-
 #include "block.h"
+#include "tensors.h"
 
 namespace fastsim {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-using Optional = std::optional<Tensor>;
 
 // The kernels for this processor.
 const KernelTable& kernels();

@@ -1,4 +1,4 @@
-// Selection: the closest negative, the k largest.
+// Selection: the closest negative, the hardest pairs by group, the k largest.
 //
 // Included by kernels.cpp, inside the namespace of one instruction set.
 
@@ -20,8 +20,7 @@ int64_t first_of(const T* s, T value) {
   return at;
 }
 
-// The largest admitted score of each row other than its positive, and its first column; with
-// groups, among the columns of the row's group.
+// The largest admitted score of each row other than its positive, and its first column.
 // `ceilings` holds the positives' scores for rows whose positive lies in another block.
 template <class T>
 void closest(const Block<T>& b, bool semi_hard, const T* ceilings, T* values, int64_t* indices,
@@ -29,13 +28,6 @@ void closest(const Block<T>& b, bool semi_hard, const T* ceilings, T* values, in
   for (int64_t row = begin; row < end; ++row) {
     const int64_t positive = mark_left_out(b, row);
     T* s = b.scores + row * b.stride;
-    if (b.row_groups) {
-      const int64_t group = b.row_groups[row];
-#pragma omp simd
-      for (int64_t j = 0; j < b.columns; ++j) {
-        s[j] = b.column_groups[j] == group ? s[j] : kLeftOut<T>;
-      }
-    }
     const T ceiling = positive >= 0 ? s[positive] : ceilings[row];
     if (positive >= 0) s[positive] = kLeftOut<T>;
     const T top = largest_admitted(s, b.columns, Closest<T>{semi_hard}, ceiling);
@@ -43,6 +35,41 @@ void closest(const Block<T>& b, bool semi_hard, const T* ceilings, T* values, in
       values[row] = top;
       indices[row] = b.column0 + first_of(s, top);
     }
+  }
+}
+
+// The lowest score of each row within its own group and the highest outside of it, with their first
+// columns: the hardest positive and the hardest negative. `offsets`, if given, are taken from the
+// scores by column.
+template <class T>
+void hardest(const Block<T>& b, const T* offsets, const Extreme<T>& lowest,
+             const Extreme<T>& highest, int64_t begin, int64_t end) {
+  const int64_t* groups = b.column_groups;
+  for (int64_t row = begin; row < end; ++row) {
+    mark_left_out(b, row);
+    T* s = b.scores + row * b.stride;
+    const int64_t group = b.row_groups[row];
+    if (offsets) {
+#pragma omp simd
+      for (int64_t j = 0; j < b.columns; ++j) s[j] -= offsets[j];
+    }
+    T low = -kLeftOut<T>, high = kLeftOut<T>;
+#pragma omp simd reduction(min : low) reduction(max : high)
+    for (int64_t j = 0; j < b.columns; ++j) {
+      const bool own = groups[j] == group;
+      const T positive = own && s[j] > kLeftOut<T> ? s[j] : -kLeftOut<T>;
+      const T negative = own ? kLeftOut<T> : s[j];
+      low = positive < low ? positive : low;
+      high = negative > high ? negative : high;
+    }
+    const auto keep = [&](const Extreme<T>& to, T value, bool own) {
+      int64_t at = 0;
+      while (s[at] != value || (groups[at] == group) != own) ++at;
+      to.values[row] = value;
+      to.indices[row] = b.column0 + at;
+    };
+    if (low < lowest.values[row]) keep(lowest, low, true);
+    if (high > highest.values[row]) keep(highest, high, false);
   }
 }
 

@@ -9,11 +9,14 @@ import os
 
 from fastsim.backends.base import Backend
 from fastsim.backends.cpu import CpuBackend
+from fastsim.backends.cuda import CudaBackend
 from fastsim.backends.eager import EagerBackend
 from fastsim.backends.triton import TritonBackend
 
 # In the order of preference of `auto`; eager objects to nothing, so it comes last.
-_BACKENDS: dict[str, Backend] = {b.name: b for b in (CpuBackend(), TritonBackend(), EagerBackend())}
+_BACKENDS: dict[str, Backend] = {
+    b.name: b for b in (CpuBackend(), TritonBackend(), CudaBackend(), EagerBackend())
+}
 
 _chosen = contextvars.ContextVar("fastsim_backend", default=None)
 

@@ -67,6 +67,16 @@ class Backend:
         """
         raise NotImplementedError
 
+    def plain_rows(self, x):
+        """`unit_rows` for scores that are no cosines: a copy of x as operands, and ones."""
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        rows = torch.empty(x.shape, dtype=dtype, device=x.device)
+        return self.operand(rows.copy_(x), x.dtype), rows.new_ones(x.shape[0])
+
+    def plain_rows_backward(self, grad_rows, x, inverse, factor, dtype):
+        """(factor * dL/dx in `dtype`, x . grad_rows (N,)), as `unit_rows_backward`."""
+        return (factor * grad_rows).to(dtype), (x * grad_rows).sum(1)
+
     def blocks(self, rows, columns, *, whole_rows=False, lower=False):
         """The (rows, columns) slices to visit; `whole_rows`: every block has all columns.
 
@@ -111,11 +121,17 @@ class Backend:
         return self.paired_scores(unit_x, unit_y[pairs.positives])
 
     def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
-        """Column (N,) int64 of each row's largest admitted score, -1 where it has none.
+        """Column (N,) int64 of each row's closest negative, -1 where it has none.
 
-        Admitted is what takes part, is not the row's positive and, with groups, of its group.
-        The rows need not be unit rows. ceilings (N,): the positives' scores, where positives are
-        not among these columns.
+        ceilings (N,): the positives' scores, where positives are not among these columns.
+        """
+        raise NotImplementedError
+
+    def hardest(self, pairs, offsets, x, y):
+        """Columns ((N,), (N,)) int64 of each row's hardest positive and hardest negative.
+
+        The lowest score x_i . y_j - offsets_j of the row's group and the highest of any other,
+        -1 where there is none; `offsets` (M,) may be None.
         """
         raise NotImplementedError
 

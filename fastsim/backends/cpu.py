@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from fastsim.backends.base import Backend
+from fastsim.backends.cpu_passes import EMPTY, FOLDS, SLOPES
 
 LIBRARY = Path(__file__).parent.parent / "_lib" / "cpu.so"
 
@@ -15,7 +16,6 @@ TILE_ROWS = 12  # rows of a panel are a multiple: whole register tiles for two t
 ALIGNED = 64  # a block's first column is a multiple of every kernel's column panel
 ODD = 16  # columns of padding
 WIDEST = 1 << 17  # columns of a block: 120 rows of them take 63 MB
-EMPTY = -1e30  # the maximum of no scores, as kLeftOut in csrc/epilogue.h
 SKIP = {"nothing": 0, "diagonal": 1, "lower": 2}
 WHOLE = ("softmax", "sigmoid", "squared_error", "hard_triplet", "semi-hard_triplet")
 CHEAP = 1 << 24  # multiply-adds of a product that cost less than the calls it saves
@@ -49,10 +49,6 @@ def _block_shape(rows, columns, whole_rows):
     wide = columns if whole_rows else min(columns, WIDEST)
     tall = PANEL // wide // TILE_ROWS * TILE_ROWS
     return min(rows, MOST_ROWS, max(FEWEST_ROWS, tall)), wide
-
-
-def _state(count, fill=0.0):
-    return torch.full((count,), fill, dtype=torch.float64)
 
 
 class CpuBackend(Backend):
@@ -158,16 +154,17 @@ class CpuBackend(Backend):
 
     def fold(self, tile, unit_x, unit_y):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
-        state = _FOLDS[tile.kind](tile, rows, columns)
-        workspace = self.workspace(unit_x, unit_y)
-        for block in self.blocks(rows, columns, lower=tile.pairs.each_once):
+        state = FOLDS[tile.kind](tile, rows, columns)
+        whole, lower = tile.whole_rows, tile.pairs.each_once
+        workspace = self.workspace(unit_x, unit_y, whole_rows=whole)
+        for block in self.blocks(rows, columns, whole_rows=whole, lower=lower):
             panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs.guide)
             state.add(panel, _pairs(tile.pairs, block), block)
         return state.result()
 
     def visit(self, tile, unit_x, unit_y, block, weights, workspace):
         panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs.guide)
-        state = _FOLDS[tile.kind](tile, *panel.shape)
+        state = FOLDS[tile.kind](tile, *panel.shape)
         pairs = _pairs(tile.pairs, block)
         if tile.rows_alone:
             state.visit(panel, pairs, weights[block[0]])
@@ -177,12 +174,12 @@ class CpuBackend(Backend):
         coefficients = tile.coefficients(result, 1.0 if weights is None else weights.double())
         coefficients = [c if c is None else c.to(panel.dtype) for c in coefficients]
         # The fold has already taken the margin from the positives of the panel.
-        _SLOPES[tile.kind](replace(tile, margin=0.0), panel, pairs, block, coefficients)
+        SLOPES[tile.kind](replace(tile, margin=0.0), panel, pairs, block, coefficients)
         return result, panel
 
     def slope(self, tile, unit_x, unit_y, block, coefficients, workspace):
         panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs.guide)
-        _SLOPES[tile.kind](tile, panel, _pairs(tile.pairs, block), block, coefficients)
+        SLOPES[tile.kind](tile, panel, _pairs(tile.pairs, block), block, coefficients)
         return panel
 
     def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
@@ -206,6 +203,24 @@ class CpuBackend(Backend):
                 indices[part],
             )
         return indices
+
+    def hardest(self, pairs, offsets, x, y):
+        rows = x.shape[0]
+        low, high = x.new_full((rows,), -EMPTY), x.new_full((rows,), EMPTY)
+        lowest, highest = torch.full((rows,), -1), torch.full((rows,), -1)
+        workspace = self.workspace(x, y)
+        for block in self.blocks(rows, y.shape[0]):
+            part, columns = block
+            torch.ops.fastsim_cpu.hardest(
+                self.scores(x, y, block, workspace),
+                *_pairs(pairs, block),
+                None if offsets is None else offsets[columns],
+                low[part],
+                lowest[part],
+                high[part],
+                highest[part],
+            )
+        return lowest, highest
 
     def top_k(self, queries, corpus, k):
         unit_x, unit_y = self.unit_rows(queries)[0], self.unit_rows(corpus)[0]
@@ -257,134 +272,3 @@ class _Workspace:
 
     def panel(self, rows, columns):
         return self.memory.as_strided((rows, columns), (self.stride, 1))
-
-
-class _SoftmaxFold:
-    def __init__(self, tile, rows, columns):
-        self.tile = tile
-        self.rows = (_state(rows, EMPTY), _state(rows), _state(rows), _state(rows))
-        self.columns = (_state(columns, EMPTY), _state(columns)) if tile.symmetric else (None, None)
-
-    def add(self, panel, pairs, block):
-        rows, columns = block
-        tile = self.tile
-        torch.ops.fastsim_cpu.softmax_fold(
-            panel,
-            *pairs,
-            tile.scale,
-            tile.margin,
-            *(state[rows] for state in self.rows),
-            *(None if state is None else state[columns] for state in self.columns),
-        )
-
-    def visit(self, panel, pairs, weights):
-        tile = self.tile
-        torch.ops.fastsim_cpu.softmax_visit(
-            panel, *pairs, tile.scale, tile.margin, tile.normalise, weights, *self.rows
-        )
-
-    def result(self):
-        return [*self.rows, *(self.columns if self.tile.symmetric else ())]
-
-
-class _SigmoidFold:
-    def __init__(self, tile, rows, columns):
-        self.tile = tile
-        self.state = [_state(rows), _state(rows)]
-
-    def add(self, panel, pairs, block):
-        self._run(panel, pairs, None, *(state[block[0]] for state in self.state))
-
-    def visit(self, panel, pairs, weights):
-        self._run(panel, pairs, weights, *self.state)
-
-    def _run(self, panel, pairs, weights, losses, slopes):
-        tile = self.tile
-        torch.ops.fastsim_cpu.sigmoid(panel, *pairs, tile.scale, tile.bias, weights, losses, slopes)
-
-    def result(self):
-        return self.state
-
-
-class _SquaredErrorFold:
-    def __init__(self, tile, rows, columns):
-        self.losses = _state(rows)
-
-    def add(self, panel, pairs, block):
-        torch.ops.fastsim_cpu.squared_error(panel, *pairs, None, self.losses[block[0]])
-
-    def visit(self, panel, pairs, weights):
-        torch.ops.fastsim_cpu.squared_error(panel, *pairs, weights, self.losses)
-
-    def result(self):
-        return [self.losses]
-
-
-class _LevelsFold:
-    def __init__(self, tile, rows, columns):
-        self.tile = tile
-        count = tile.levels.numel()
-        self.top = torch.full((2, count), EMPTY, dtype=torch.float64)
-        self.sum = torch.zeros(2, count, dtype=torch.float64)
-
-    def add(self, panel, pairs, block):
-        tile = self.tile
-        partial = torch.zeros(panel.shape[0], 2, 2, tile.levels.numel(), dtype=torch.float64)
-        partial[:, :, 0].fill_(EMPTY)
-        torch.ops.fastsim_cpu.levels_fold(panel, *pairs, tile.scale, tile.levels, partial)
-        tops, sums = partial[:, :, 0], partial[:, :, 1]
-        top = torch.maximum(self.top, tops.amax(0))
-        grown = (sums * (tile.scale * (tops - top)).exp()).sum(0)
-        self.sum = self.sum * (tile.scale * (self.top - top)).exp() + grown
-        self.top = top
-
-    def result(self):
-        return [self.top, self.sum]
-
-
-def _softmax_slope(tile, panel, pairs, block, coefficients):
-    rows, columns = block
-    row_top, row_weight, target_weight, column_top, column_weight = coefficients
-    torch.ops.fastsim_cpu.softmax_slope(
-        panel,
-        *pairs,
-        tile.scale,
-        tile.margin,
-        row_top[rows],
-        row_weight[rows],
-        target_weight[rows],
-        None if column_top is None else column_top[columns],
-        None if column_weight is None else column_weight[columns],
-    )
-
-
-def _sigmoid_slope(tile, panel, pairs, block, coefficients):
-    (weights,) = coefficients
-    losses, slopes = _state(panel.shape[0]), _state(panel.shape[0])
-    torch.ops.fastsim_cpu.sigmoid(
-        panel, *pairs, tile.scale, tile.bias, weights[block[0]], losses, slopes
-    )
-
-
-def _squared_error_slope(tile, panel, pairs, block, coefficients):
-    (weights,) = coefficients
-    losses = _state(panel.shape[0])
-    torch.ops.fastsim_cpu.squared_error(panel, *pairs, weights[block[0]], losses)
-
-
-def _levels_slope(tile, panel, pairs, block, coefficients):
-    torch.ops.fastsim_cpu.levels_slope(panel, *pairs, tile.scale, tile.levels, *coefficients)
-
-
-_FOLDS = {
-    "softmax": _SoftmaxFold,
-    "sigmoid": _SigmoidFold,
-    "squared_error": _SquaredErrorFold,
-    "levels": _LevelsFold,
-}
-_SLOPES = {
-    "softmax": _softmax_slope,
-    "sigmoid": _sigmoid_slope,
-    "squared_error": _squared_error_slope,
-    "levels": _levels_slope,
-}

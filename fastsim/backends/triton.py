@@ -17,6 +17,7 @@ import os
 
 import torch
 
+from fastsim.backends import lists
 from fastsim.backends.base import Backend
 from fastsim.targets import Pairs
 
@@ -54,7 +55,7 @@ def _launches():
 
 
 @functools.cache
-def _lists():
+def _scan():
     from fastsim.backends.triton_kernels import lists
 
     return lists
@@ -160,11 +161,14 @@ class TritonBackend(Backend):
     def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
         return _passes().closest(pairs, semi_hard, unit_x, unit_y, ceilings)
 
+    def hardest(self, pairs, offsets, x, y):
+        return _passes().hardest(pairs, offsets, x, y)
+
     def top_k(self, queries, corpus, k):
-        return _lists().top_k(self, queries, corpus, k)
+        return lists.top_k(self, queries, corpus, k)
 
     def cosent(self, scores, labels, scale, want_slope):
-        return _lists().cosent(scores, labels, scale, want_slope)
+        return lists.cosent(_scan().running_sums, scores, labels, scale, want_slope)
 
 
 def _padded(columns):
@@ -204,6 +208,11 @@ def _largest_slope(tile, weights, columns):
         return largest * scale * (1 + target)
     if tile.kind == "squared_error":
         return largest * 2 * (1 + target)
+    if tile.kind == "multi_similarity":
+        return largest
+    if tile.kind == "multi_positive":
+        # Of a negative: a share of the slopes of up to as many positives as there are columns.
+        return largest * scale * columns
     if tile.kind == "softmax" and pairs.untargeted:
         return largest * scale * (1 + tile.symmetric)
     if tile.kind == "softmax" and tile.symmetric:

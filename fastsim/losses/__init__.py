@@ -7,8 +7,10 @@ up from `SPECIFICATIONS`.
 from fastsim.losses.angle import Angle, angle, angle_similarity
 from fastsim.losses.batch_hard_triplet import (
     BatchHardTriplet,
+    HardestPairs,
     batch_hard_triplet,
-    batch_hard_triplet_from_distances,
+    batch_hard_triplet_from_scores,
+    hardest_pairs,
 )
 from fastsim.losses.batch_triplets import (
     BatchAllTriplet,
@@ -36,6 +38,12 @@ from fastsim.losses.matrix_cross_entropy import (
 )
 from fastsim.losses.matrix_mse import MatrixMSE, matrix_mse, matrix_mse_from_scores
 from fastsim.losses.matryoshka import Matryoshka
+from fastsim.losses.multi_similarity import (
+    MultiSimilarity,
+    multi_similarity,
+    multi_similarity_from_scores,
+)
+from fastsim.losses.nt_xent import NTXent, nt_xent, nt_xent_from_scores
 from fastsim.losses.siglip import SigLIP, siglip, siglip_from_scores
 from fastsim.losses.softmax_classification import SoftmaxClassification
 from fastsim.losses.sup_con import SupCon, sup_con, sup_con_from_scores
@@ -45,10 +53,13 @@ from fastsim.losses.triplet_margin import TripletMargin, triplet_margin
 SPECIFICATIONS = {
     info_nce: info_nce_from_scores,
     sup_con: sup_con_from_scores,
+    nt_xent: nt_xent_from_scores,
+    multi_similarity: multi_similarity_from_scores,
     siglip: siglip_from_scores,
     matrix_cross_entropy: matrix_cross_entropy_from_scores,
     matrix_mse: matrix_mse_from_scores,
     full_triplet: full_triplet_from_scores,
+    batch_hard_triplet: batch_hard_triplet_from_scores,
     cosent: cosent_from_scores,
     cosent_matrix: cosent_matrix_from_scores,
 }
@@ -63,10 +74,13 @@ __all__ = [
     "CoSENTMatrix",
     "CosineRegression",
     "FullTriplet",
+    "HardestPairs",
     "InfoNCE",
     "MatrixCrossEntropy",
     "MatrixMSE",
     "Matryoshka",
+    "MultiSimilarity",
+    "NTXent",
     "SigLIP",
     "SoftmaxClassification",
     "SupCon",
@@ -75,7 +89,7 @@ __all__ = [
     "angle_similarity",
     "batch_all_triplet",
     "batch_hard_triplet",
-    "batch_hard_triplet_from_distances",
+    "batch_hard_triplet_from_scores",
     "batch_semi_hard_triplet",
     "closest_negative",
     "closest_negative_from_scores",
@@ -86,6 +100,7 @@ __all__ = [
     "cosine_regression",
     "full_triplet",
     "full_triplet_from_scores",
+    "hardest_pairs",
     "info_nce",
     "info_nce_from_scores",
     "matrix_cross_entropy",
@@ -94,6 +109,10 @@ __all__ = [
     "matrix_mse_from_scores",
     "mean_negative",
     "mean_negative_from_scores",
+    "multi_similarity",
+    "multi_similarity_from_scores",
+    "nt_xent",
+    "nt_xent_from_scores",
     "siglip",
     "siglip_from_scores",
     "sup_con",

@@ -17,9 +17,9 @@ import torch
 
 from fastsim.backends import pick
 from fastsim.checks import check_choice, check_embeddings, check_integers, check_number
-from fastsim.losses.batch_hard_triplet import DISTANCES, all_distances, places
+from fastsim.losses.batch_hard_triplet import DISTANCES
 from fastsim.losses.module import LossModule
-from fastsim.scores import without_autocast
+from fastsim.scores import compute_dtype, unit_rows, without_autocast
 
 BAND = 1 << 20  # distances of a band; about ten arrays of that size are alive
 
@@ -60,8 +60,22 @@ def _over_bands(terms, embeddings, labels, margin, distance, backend):
     check_integers("labels", labels, embeddings.shape[0], embeddings.device)
     check_choice("distance", distance, DISTANCES)
     check_number("margin", margin)
-    x = places(embeddings, distance, pick(backend, embeddings))
+    x = _places(embeddings, distance, pick(backend, embeddings))
     return _Bands.apply(terms, x, labels.to(torch.int64), float(margin), distance)
+
+
+def _places(embeddings, distance, backend):
+    """Rows in the compute type between which distances are taken: unit rows, or centred rows."""
+    if distance == "cosine":
+        return unit_rows(embeddings, backend)
+    x = embeddings.to(compute_dtype(embeddings))
+    # Distances do not change, and products of centred rows round less.
+    return x - x.detach().mean(0)
+
+
+def _all_distances(x, y, distance):
+    """Distances (N, M) of `_places` x (N, D) and y (M, D)."""
+    return 1 - x @ y.T if distance == "cosine" else torch.cdist(x, y)
 
 
 class _Bands(torch.autograd.Function):
@@ -76,7 +90,7 @@ class _Bands(torch.autograd.Function):
         with without_autocast(x.device.type):
             for top in range(0, len(x), tall):
                 rows = slice(top, top + tall)
-                distances = all_distances(x[rows], x, distance)
+                distances = _all_distances(x[rows], x, distance)
                 value, count, slope = terms(distances, *classes.of(rows), margin)
                 total += value
                 number += count

@@ -6,64 +6,78 @@ Source: Khosla et al. 2020, "Supervised Contrastive Learning", equation 2 (L_out
 two it is NT-Xent; `info_nce` is the case of one named positive.
 """
 
+from dataclasses import replace
+
 import torch
 
 from fastsim.backends import pick
-from fastsim.checks import (
-    check_embeddings,
-    check_integers,
-    check_number,
-    check_reduction,
-    check_scores,
-)
+from fastsim.checks import check_number, check_reduction
 from fastsim.distributed import join
 from fastsim.engine import tile_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, off_range, reduce
 from fastsim.scores import compute_dtype, dense_cosines
-from fastsim.targets import Pairs, dense_targets, taking_part
+from fastsim.targets import (
+    dense_targets,
+    groups_of_scores,
+    parse_groups,
+    positive_counts,
+    taking_part,
+)
 from fastsim.tiles import Tile
 
 
-def sup_con(embeddings, groups, *, temperature=0.1, reduction="mean", group=None, backend=None):
+def sup_con(
+    embeddings,
+    groups,
+    references=None,
+    reference_groups=None,
+    *,
+    own_first=False,
+    temperature=0.1,
+    reduction="mean",
+    group=None,
+    backend=None,
+):
     """Supervised contrastive loss of embeddings (N, D) with integer groups (N,).
 
-    A row alone in its group has no positive: its loss is 0 and it does not count in the mean, so
-    a batch without any pair gives 0 with zero gradient. temperature: a positive number or 0-d
-    tensor, with a gradient if it wants one. group: a process group whose ranks each give their
-    part of the batch, or `Ring(group)`; see `fastsim.distributed`.
+    references (M, D), reference_groups (M,): what the embeddings are held against, by default
+    themselves, each row left out of its own; own_first: the first N references are the
+    embeddings' own, and row i leaves out reference i.
+    temperature: a positive number or 0-d tensor, with a gradient if it wants one.
+    A row without a positive has loss 0 and does not count in the mean, so a batch without any
+    pair gives 0 with zero gradient.
+    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+    `fastsim.distributed`. Without references.
 
     Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
     not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
     """
-    check_embeddings("embeddings", embeddings)
-    check_integers("groups", groups, embeddings.shape[0], embeddings.device)
+    if group is not None and references is not None:
+        raise ValueError("references: wanted None with group, got a tensor")
+    pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
     check_reduction(reduction)
-    chosen = pick(backend, embeddings)
-    groups = groups.to(torch.int64)
     check_number("temperature", temperature, positive=True)
-    options = {"temperature": temperature}
-    batch = join(
-        group,
-        "sup_con",
-        embeddings,
-        embeddings,
-        **options,
-        reduction=reduction,
-        backend=chosen.name,
-    )
-    everyone = batch.gather_columns(groups)
+    chosen = pick(backend, embeddings)
+    options = {"temperature": temperature, "reduction": reduction}
+    batch = join(group, "sup_con", embeddings, embeddings, **options, backend=chosen.name)
+    # The same rows for everyone, this rank's among them.
+    everyone = pairs
+    if group is not None:
+        groups = batch.gather_columns(pairs.row_groups)
+        everyone = replace(pairs, row_groups=groups, column_groups=groups)
+        pairs = replace(pairs, column_groups=groups, offset=batch.first_column)
     weights = _weights(everyone, reduction, compute_dtype(embeddings))
     if weights is not None and group is not None:
         weights = weights[batch.own_rows] * (batch.ranks if reduction == "mean" else 1)
     if chosen.name == "eager":
-        scores = dense_cosines(batch.gather_rows(embeddings), None, chosen)
-        losses = sup_con_from_scores(scores, everyone, **options, reduction="none")[batch.own_rows]
+        scores = dense_cosines(batch.gather_rows(embeddings), references, chosen)
+        losses = _losses(scores, everyone, temperature)[batch.own_rows]
         return losses if weights is None else reduce(losses * weights, "sum")
     return tile_loss(
-        Tile("softmax", _pairs(groups, everyone, batch.first_column), normalise=True),
+        Tile("softmax", pairs, normalise=True),
         embeddings,
-        None,
+        references,
         scale=1 / temperature,
         weights=weights,
         batch=batch,
@@ -77,46 +91,38 @@ class SupCon(LossModule):
     function = staticmethod(sup_con)
 
 
-def sup_con_from_scores(scores, groups, *, temperature=0.1, reduction="mean"):
-    """The specification of `sup_con`: scores (N, N), the other parameters as there."""
-    check_scores("scores", scores)
-    rows, columns = scores.shape
-    if rows != columns:
-        raise ValueError(f"scores: wanted a square matrix, got shape {tuple(scores.shape)}")
-    check_integers("groups", groups, rows, scores.device)
+def sup_con_from_scores(
+    scores,
+    groups,
+    reference_groups=None,
+    *,
+    own_first=False,
+    temperature=0.1,
+    reduction="mean",
+):
+    """The specification of `sup_con`: scores (N, M), the other parameters as there."""
+    pairs = groups_of_scores(scores, groups, reference_groups, own_first)
     check_number("temperature", temperature, positive=True)
     check_reduction(reduction)
-    groups = groups.to(torch.int64)
-    pairs = _pairs(groups, groups)
-    logits = as_float(scores) / temperature
+    losses = _losses(as_float(scores), pairs, temperature)
+    weights = _weights(pairs, reduction, losses.dtype)
+    return losses if weights is None else reduce(losses * weights, "sum")
+
+
+def _losses(scores, pairs, temperature):
+    rows, columns = scores.shape
+    logits = scores / temperature
     part = taking_part(pairs, rows, columns, scores.device)
     positive = dense_targets(pairs, rows, columns, logits.dtype, scores.device) * part
     count = positive.sum(1)
     lse = torch.logsumexp(logits.masked_fill(~part, off_range(logits)), 1)
     mean = (logits * positive).sum(1) / count.clamp(min=1)
-    losses = torch.where(count > 0, lse - mean, 0.0)
-    weights = _weights(groups, reduction, logits.dtype)
-    return losses if weights is None else reduce(losses * weights, "sum")
+    return torch.where(count > 0, lse - mean, 0.0)
 
 
-def _pairs(row_groups, column_groups, offset=0):
-    return Pairs(
-        row_groups=row_groups,
-        column_groups=column_groups,
-        otherwise=0.0,
-        skip="diagonal",
-        offset=offset,
-    )
-
-
-def _weights(groups, reduction, dtype):
+def _weights(pairs, reduction, dtype):
     """1 / (rows with a positive) for "mean", 0 for rows without one."""
     if reduction == "none":
         return None
-    order = groups.argsort()
-    ordered = groups[order]
-    same = ordered[1:] == ordered[:-1]
-    edge = same.new_zeros(1)
-    paired = torch.empty_like(order, dtype=dtype)
-    paired[order] = (torch.cat([edge, same]) | torch.cat([same, edge])).to(dtype)
+    paired = (positive_counts(pairs) > 0).to(dtype)
     return paired if reduction == "sum" else paired / paired.sum().clamp(min=1)

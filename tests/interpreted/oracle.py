@@ -56,6 +56,31 @@ def sup_con(s, groups, temperature):
     return torch.stack(losses)
 
 
+def _sides_of(i, groups):
+    others = [j for j in range(len(groups)) if j != i]
+    same = [j for j in others if groups[j] == groups[i]]
+    return same, [j for j in others if j not in same]
+
+
+def nt_xent(s, groups, temperature):
+    losses = []
+    for i, z in enumerate(s / temperature):
+        same, others = _sides_of(i, groups)
+        terms = [torch.logsumexp(z[[p, *others]], 0) - z[p] for p in same]
+        losses.append(sum(terms, s[i].sum() * 0))
+    return torch.stack(losses)
+
+
+def multi_similarity(s, groups, alpha, beta, base):
+    losses = []
+    for i, row in enumerate(s):
+        same, others = _sides_of(i, groups)
+        pull = torch.log1p(torch.exp(-alpha * (row[same] - base)).sum()) / alpha
+        push = torch.log1p(torch.exp(beta * (row[others] - base)).sum()) / beta
+        losses.append(pull + push)
+    return torch.stack(losses)
+
+
 def matrix_cross_entropy(s, targets, temperature):
     losses = []
     for row, wanted in zip(s / temperature, targets, strict=True):

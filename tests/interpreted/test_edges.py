@@ -17,6 +17,9 @@ def tile_losses(x, y, temperature=0.05):
     yield losses.matrix_cross_entropy(x, y, None, temperature=temperature, **common)
     yield losses.matrix_mse(x, y, None, **common)
     yield losses.full_triplet(x, y, **common)
+    groups, others = torch.arange(len(x)) % 5, torch.arange(len(y)) % 5
+    yield losses.nt_xent(x, groups, y, others, temperature=temperature, **common)
+    yield losses.multi_similarity(x, groups, y, others, beta=1 / temperature, **common)
     yield losses.cosent_matrix(x, y, None, scale=1 / temperature, **common)
 
 

@@ -6,6 +6,7 @@ import torch
 
 import fastsim
 from fastsim import losses
+from fastsim.integrations import open_clip
 
 HALF, SINGLE = torch.float16, torch.float32
 
@@ -55,6 +56,32 @@ def test_a_copy_of_the_positive_is_semi_hard():
     values, indices = losses.closest_negative(x, y, mining="semi-hard", backend="triton")
     assert indices.tolist() == list(range(20, 40))
     assert (values - 1).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("distance", ["euclidean", "cosine"])
+@pytest.mark.parametrize("dtype", [SINGLE, HALF], ids=str)
+def test_hardest_pairs(distance, dtype):
+    x, y = torch.randn(21, 24).to(dtype), torch.randn(70, 24).to(dtype)
+    groups, others = torch.randint(0, 4, (21,)), torch.randint(0, 4, (70,))
+    groups[3] = 9
+    for references in ((), (y, others)):
+        got = fastsim.hardest_pairs(x, groups, *references, distance=distance, backend="triton")
+        wide = [t.double() if t.is_floating_point() else t for t in references]
+        exact = fastsim.hardest_pairs(x.double(), groups, *wide, distance=distance, backend="eager")
+        # The scores that choose are rounded, the distances of what was chosen are not.
+        rounding = 16 * torch.finfo(dtype if distance == "cosine" else SINGLE).eps
+        for mine, truth in zip(got[:2], exact[:2], strict=True):
+            torch.testing.assert_close(mine.double(), truth, rtol=0, atol=rounding)
+        assert torch.equal(got.positive_index == -1, exact.positive_index == -1)
+        assert got.positive_index[3] == -1
+
+
+def test_hardest_pairs_of_equal_rows():
+    x = torch.randn(1, 5).repeat(40, 1)
+    groups = torch.arange(40) // 2
+    got = fastsim.hardest_pairs(x, groups, backend="triton")
+    assert torch.equal(got.positive_index, torch.arange(40) ^ 1)
+    assert got.negative_index.tolist() == [2, 2] + [0] * 38  # the first among equals
 
 
 def test_closest_negative_of_one_row():
@@ -113,3 +140,22 @@ def test_cosent_without_pairs():
         loss.backward()
         assert loss.item() == 0
         assert scores.grad.eq(0).all()
+
+
+@pytest.mark.parametrize("dtype", [SINGLE, HALF], ids=str)
+@pytest.mark.parametrize("name", ["ClipLoss", "SigLipLoss"])
+def test_products_of_rows_as_they_are(name, dtype):
+    """Scores that are no cosines, as open_clip's losses have them."""
+    loss = getattr(open_clip, name)()
+    x, y = (0.4 * torch.randn(21, 24).to(dtype) for _ in "xy")
+    found = []
+    for backend in ("triton", "eager"):
+        wide = dtype if backend == "triton" else torch.float64
+        leaves = [x.to(wide).requires_grad_(), y.to(wide).requires_grad_()]
+        leaves.append(torch.tensor(3.0, dtype=torch.float64 if wide == torch.float64 else SINGLE))
+        with fastsim.use_backend(backend):
+            value = loss(*leaves[:2], leaves[2].requires_grad_(), torch.tensor(-1.0))
+        found.append([value.detach(), *torch.autograd.grad(value, leaves)])
+    for mine, truth in zip(*found, strict=True):
+        eps = torch.finfo(dtype).eps
+        assert (mine.double() - truth).abs().max() <= 8 * eps * truth.abs().max()

@@ -74,6 +74,18 @@ def con(rows, columns):
     return Case(losses.sup_con, truth, (groups,), {}, numbers, alone=True, reductions=("none",))
 
 
+def contrast(rows, columns, *, loss, truth, numbers=None, **options):
+    groups = torch.randint(0, max(2, rows // 3), (rows,))
+    groups[0] = -1  # alone
+
+    def on_scores(s, **learnt):
+        return truth(s, groups.tolist(), **options, **learnt)
+
+    return Case(
+        loss, on_scores, (groups,), options, numbers or {}, alone=True, reductions=("none",)
+    )
+
+
 def against(loss, truth, targets, matrix, numbers, **rest):
     return Case(
         loss, lambda s, **n: truth(s, matrix.double(), **n), (targets,), {}, numbers, **rest
@@ -152,6 +164,18 @@ CASES = {
     ),
     "info_nce above": lambda n, m: nce(n, m, symmetric=True, exclude=True, above=0.15),
     "sup_con": con,
+    "nt_xent": lambda n, m: contrast(
+        n, m, loss=losses.nt_xent, truth=oracle.nt_xent, numbers={"temperature": 0.1}
+    ),
+    "multi_similarity": lambda n, m: contrast(
+        n,
+        m,
+        loss=losses.multi_similarity,
+        truth=oracle.multi_similarity,
+        alpha=2.0,
+        beta=50.0,
+        base=0.5,
+    ),
     "full_triplet hard": lambda n, m: triplet(n, m, mining="hard"),
     "full_triplet semi-hard": lambda n, m: triplet(n, m, mining="semi-hard", exclude=True),
     "cosent_matrix integers": lambda n, m: ranked(n, m, t := integers(n, m), t),

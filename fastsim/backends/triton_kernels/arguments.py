@@ -46,6 +46,7 @@ class Numbers(NamedTuple):
     scale: Any = None
     bias: Any = None
     margin: Any = None
+    positive_scale: Any = None
 
 
 class Kept(NamedTuple):
@@ -113,6 +114,33 @@ class Weights(NamedTuple):
     row: Any
 
 
+class ContrastPartials(NamedTuple):
+    """Maximum and sum of exponentials by tile and row: of negatives, of negated positives."""
+
+    negative_top: Any
+    negative_sum: Any
+    positive_top: Any = None
+    positive_sum: Any = None
+
+
+class PositivePartials(NamedTuple):
+    """Sums of the positives' losses and slopes by tile and row, from the row's negatives."""
+
+    loss: Any
+    slope: Any
+    top: Any
+    log_sum: Any
+
+
+class ContrastSlope(NamedTuple):
+    """The coefficients of fastsim/tiles.py for positives against negatives."""
+
+    negative_top: Any
+    negative_weight: Any
+    positive_top: Any
+    positive_weight: Any
+
+
 class LevelPartials(NamedTuple):
     """(tiles, 4, K): maximum of s, its sum of exponentials, the same of -s; `levels` (K,).
 
@@ -133,6 +161,19 @@ class LevelSlope(NamedTuple):
     down: Any
     levels: Any
     size: Any
+
+
+class HardestPartials(NamedTuple):
+    """Lowest score of the group and highest outside, with their columns, by tile and row.
+
+    `offsets` (M,), where there are any, are taken from the scores by global column.
+    """
+
+    low: Any
+    low_column: Any
+    high: Any
+    high_column: Any
+    offsets: Any = None
 
 
 class ClosestPartials(NamedTuple):

@@ -10,7 +10,13 @@ columns of tiles).
 import triton
 import triton.language as tl
 
-from fastsim.backends.triton_kernels.pairs import LEFT_OUT, own_pairs, row_place, targets
+from fastsim.backends.triton_kernels.pairs import (
+    LEFT_OUT,
+    own_group,
+    own_pairs,
+    row_place,
+    targets,
+)
 
 
 @triton.jit
@@ -157,6 +163,85 @@ def squared_error_slope(scores, row, column, block, pairs, numbers, slope):
     return 2.0 * _row_weight(row, block, slope)[:, None] * difference
 
 
+# ---- positives against negatives: multi-similarity, NT-Xent ----
+
+
+@triton.jit
+def _sides(scores, row, column, block, pairs):
+    """The negatives' scores and the negated positives', each LEFT_OUT in the other's places."""
+    own = own_group(row, column, block, pairs)
+    positive = own & ((scores <= LEFT_OUT) == 0)
+    return tl.where(own, LEFT_OUT, scores), tl.where(positive, -scores, LEFT_OUT)
+
+
+@triton.jit
+def contrast_fold(scores, row, column, tile, block, pairs, numbers, partials):
+    rising, falling = _sides(scores, row, column, block, pairs)
+    at, in_rows = row_place(row, tile, block), row < block.row1
+    top, total = _sum_exponentials(rising, tl.load(numbers.scale), 1)
+    tl.store(partials.negative_top + at, top, mask=in_rows)
+    tl.store(partials.negative_sum + at, total, mask=in_rows)
+    if partials.positive_top is not None:
+        top, total = _sum_exponentials(falling, tl.load(numbers.positive_scale), 1)
+        tl.store(partials.positive_top + at, top, mask=in_rows)
+        tl.store(partials.positive_sum + at, total, mask=in_rows)
+
+
+@triton.jit
+def _weighted_share(scores, scale, tops, weights, row, block):
+    """By row, weight * exp(scale (s - top))."""
+    at, in_rows = row - block.row0, row < block.row1
+    # Past the edge a maximum above every score: its exponential is 0, never infinite.
+    top = tl.load(tops + at, mask=in_rows, other=-LEFT_OUT)
+    weight = tl.load(weights + at, mask=in_rows, other=0.0)
+    return weight[:, None] * tl.exp(scale * (scores - top[:, None]))
+
+
+@triton.jit
+def multi_similarity_slope(scores, row, column, block, pairs, numbers, slope):
+    rising, falling = _sides(scores, row, column, block, pairs)
+    scale, positive_scale = tl.load(numbers.scale), tl.load(numbers.positive_scale)
+    up = _weighted_share(rising, scale, slope.negative_top, slope.negative_weight, row, block)
+    tops, weights = slope.positive_top, slope.positive_weight
+    return up - _weighted_share(falling, positive_scale, tops, weights, row, block)
+
+
+@triton.jit
+def _positive_term(falling, scale, tops, log_sums, row, block):
+    """softplus(lse of the negatives - z) of the positives, its slope; 0 for others."""
+    at, in_rows = row - block.row0, row < block.row1
+    top = tl.load(tops + at, mask=in_rows, other=0.0)
+    log_sum = tl.load(log_sums + at, mask=in_rows, other=0.0)
+    x = scale * (top[:, None] + falling) + log_sum[:, None]
+    e = tl.exp(-tl.abs(x))
+    share = 1.0 / (1.0 + e)
+    loss = tl.where(x < 0, 0.0, x) + _log_one_plus(e)
+    slope = tl.where(x < 0, e * share, share)
+    return _taking_part(falling, loss), _taking_part(falling, slope)
+
+
+@triton.jit
+def multi_positive_fold(scores, row, column, tile, block, pairs, numbers, partials):
+    _, falling = _sides(scores, row, column, block, pairs)
+    scale = tl.load(numbers.scale)
+    loss, slope = _positive_term(falling, scale, partials.top, partials.log_sum, row, block)
+    at, in_rows = row_place(row, tile, block), row < block.row1
+    tl.store(partials.loss + at, tl.sum(loss, 1), mask=in_rows)
+    tl.store(partials.slope + at, tl.sum(slope, 1), mask=in_rows)
+
+
+@triton.jit
+def multi_positive_slope(scores, row, column, block, pairs, numbers, slope):
+    rising, falling = _sides(scores, row, column, block, pairs)
+    scale = tl.load(numbers.scale)
+    up = _weighted_share(rising, scale, slope.negative_top, slope.negative_weight, row, block)
+    # positive_top holds the logarithms of the negatives' sums.
+    _, pull = _positive_term(falling, scale, slope.negative_top, slope.positive_top, row, block)
+    at, in_rows = row - block.row0, row < block.row1
+    weight = tl.load(slope.positive_weight + at, mask=in_rows, other=0.0)
+    return up - weight[:, None] * pull
+
+
 # ---- CoSENT over a matrix ----
 # Level l keeps A_l = lse z and B_l = lse -z, each as maximum and sum. The slope in level l is
 # up_l e^{scale (s - high_l)} - down_l e^{scale (-s - low_l)}, relative to the level's own extremes.
@@ -200,7 +285,13 @@ def levels_slope(scores, row, column, block, pairs, numbers, slope):
     return _taking_part(scores, out)
 
 
-# ---- selection: the closest negative of the triplet loss ----
+# ---- selection: the closest negative of the triplet loss, the hardest pairs by group ----
+
+
+@triton.jit
+def _first_column(scores, top, column):
+    """The smallest column among equals of the row's extreme."""
+    return tl.min(tl.where(scores == top[:, None], column[None, :], 2147483647), 1)
 
 
 @triton.jit
@@ -208,15 +299,31 @@ def closest_fold(scores, row, column, tile, block, pairs, numbers, partials):
     in_rows = row < block.row1
     # A NaN is no candidate; it reaches the loss through the mean negative.
     admitted = (own_pairs(row, column, block, pairs) == 0) & (scores == scores)
-    if pairs.row_groups is not None:
-        admitted = admitted & (targets(row, column, block, pairs) == 1.0)
     if partials.ceiling is not None:
         ceiling = tl.load(partials.ceiling + row - block.row0, mask=in_rows, other=0.0)
         admitted = admitted & (scores <= ceiling[:, None])
     scores = tl.where(admitted, scores, LEFT_OUT)
     top = tl.max(scores, 1)
-    # The smallest column among equals.
-    first = tl.min(tl.where(scores == top[:, None], column[None, :], 2147483647), 1)
     at = row_place(row, tile, block)
     tl.store(partials.top + at, top, mask=in_rows)
-    tl.store(partials.column + at, first, mask=in_rows)
+    tl.store(partials.column + at, _first_column(scores, top, column), mask=in_rows)
+
+
+@triton.jit
+def hardest_fold(scores, row, column, tile, block, pairs, numbers, partials):
+    in_rows, in_columns = row < block.row1, column < block.column1
+    own = own_group(row, column, block, pairs)
+    # A NaN is no candidate.
+    part = scores > LEFT_OUT
+    if partials.offsets is not None:
+        offset = tl.load(partials.offsets + column, mask=in_columns, other=0.0)
+        scores -= offset[None, :]
+    at = row_place(row, tile, block)
+    positives = tl.where(part & own, scores, -LEFT_OUT)
+    low = tl.min(positives, 1)
+    tl.store(partials.low + at, low, mask=in_rows)
+    tl.store(partials.low_column + at, _first_column(positives, low, column), mask=in_rows)
+    negatives = tl.where(part & (own == 0), scores, LEFT_OUT)
+    high = tl.max(negatives, 1)
+    tl.store(partials.high + at, high, mask=in_rows)
+    tl.store(partials.high_column + at, _first_column(negatives, high, column), mask=in_rows)

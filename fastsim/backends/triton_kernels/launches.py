@@ -248,8 +248,8 @@ class Launch:
         )
         return out
 
-    def merge(self, tops, sums, top, total, *, running):
-        """Merges (tiles, n) maxima and sums of exponentials into (n,)."""
+    def merge(self, tops, sums, top, total, *, running, scale=None):
+        """Merges (tiles, n) maxima and sums of exponentials, of the loss's scale or another."""
         tiles, count = tops.shape
         block = 64
         launch(
@@ -260,7 +260,7 @@ class Launch:
             sums,
             top,
             total,
-            self.numbers.scale,
+            self.numbers.scale if scale is None else scale,
             tiles,
             count,
             RUNNING=running,

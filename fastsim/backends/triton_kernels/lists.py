@@ -1,44 +1,13 @@
-"""Losses and selections over sorted lists: CoSENT's scan, the best k of a stream of panels."""
-
-import torch
+"""The launches of CoSENT's scan."""
 
 from fastsim.backends.triton_kernels.launches import cdiv
 from fastsim.backends.triton_kernels.launching import launch
 from fastsim.backends.triton_kernels.scan import carries_kernel, scan_kernel, totals_kernel
 
 PART = 1024  # scores of a program
-STREAM = 1 << 24  # scores of a panel of top_k: its keys are 8 bytes each
 
 
-def cosent(scores, labels, scale, want_slope):
-    """(loss (), dL/dscore (M,) or None): a library sort by label, then one scan from both ends.
-
-    t_a = lse_{labels_b < labels_a} z_b - z_a,  L = lse(0, t),
-    dL/dz_a = e^{z_a + lse_{labels_b > labels_a}(-z_b) - L} - e^{t_a - L}.
-    """
-    count = scores.shape[0]
-    if labels.dtype == torch.bool:
-        labels = labels.view(torch.uint8)
-    labels, order = labels.sort(stable=True)
-    logits = (scores.float() * scale.float())[order]
-    forward, backward = _scan(logits)
-    none = logits.new_full((1,), -torch.inf, dtype=torch.float64)
-    # Equal labels contribute nothing: what lies before and after the run of equals.
-    begin = torch.searchsorted(labels, labels)
-    end = torch.searchsorted(labels, labels, right=True)
-    below = torch.cat([none, forward])[begin]
-    above = torch.cat([backward, none])[end]
-    logits = logits.double()
-    terms = below - logits
-    loss = torch.logsumexp(torch.cat([terms, terms.new_zeros(1)]), 0)
-    slope = None
-    if want_slope:
-        pushed = scale * ((above + logits - loss).exp() - (terms - loss).exp())
-        slope = scores.new_empty(count, dtype=torch.float32).scatter_(0, order, pushed.float())
-    return loss.float(), slope
-
-
-def _scan(logits):
+def running_sums(logits):
     """Running log-sum-exps (2, M), float64: of the logits forward, of their negatives backward."""
     count = logits.shape[0]
     parts = cdiv(count, PART)
@@ -49,39 +18,3 @@ def _scan(logits):
     launch(carries_kernel, (2,), device, tops, sums, before, held, parts, num_warps=1)
     launch(scan_kernel, grid, device, logits, before, held, top, total, count, BLOCK=PART)
     return total.double().log_().add_(top)
-
-
-def top_k(backend, queries, corpus, k):
-    """The k largest cosines of each query in descending order, the earlier row among equals."""
-    unit_x, unit_y = backend.unit_rows(queries)[0], backend.unit_rows(corpus)[0]
-    rows, columns = unit_x.shape[0], unit_y.shape[0]
-    wide = min(columns, max(k, 1 << 14))
-    tall = max(1, STREAM // wide)
-    values = unit_x.new_empty((rows, k), dtype=torch.float32)
-    indices = unit_x.new_empty((rows, k), dtype=torch.int64)
-    for top in range(0, rows, tall):
-        band = slice(top, min(rows, top + tall))
-        best = indices.new_empty((band.stop - band.start, 0))
-        for left in range(0, columns, wide):
-            part = slice(left, min(columns, left + wide))
-            scores = unit_x.new_empty(best.shape[0], part.stop - left, dtype=torch.float32)
-            backend.multiply(unit_x[band], unit_y[part].t(), scores, accumulate=False)
-            keys = torch.cat([best, _keys(scores, left)], 1)
-            best = keys.topk(min(k, keys.shape[1]), dim=1).values
-        values[band], indices[band] = _from_keys(best)
-    return values, indices
-
-
-def _keys(scores, left):
-    """Integers in the order of the scores, the smaller column first among equals; NaN on top."""
-    bits = torch.where(scores.isnan(), torch.nan, scores + 0.0).view(torch.int32)
-    # The bits of negative floats run backward.
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
-    column = torch.arange(left, left + scores.shape[1], device=scores.device)
-    return (ordered << 32) | (0xFFFFFFFF - column)
-
-
-def _from_keys(keys):
-    ordered = (keys >> 32).to(torch.int32)
-    bits = torch.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered)
-    return bits.view(torch.float32), 0xFFFFFFFF - (keys & 0xFFFFFFFF)

@@ -23,6 +23,14 @@ def own_pairs(row, column, block, pairs):
 
 
 @triton.jit
+def own_group(row, column, block, pairs):
+    """(BLOCK_M, BLOCK_N): whether row and column are of one group."""
+    row_group = tl.load(pairs.row_groups + row, mask=row < block.row1, other=0)
+    column_group = tl.load(pairs.column_groups + column, mask=column < block.column1, other=0)
+    return row_group[:, None] == column_group[None, :]
+
+
+@triton.jit
 def taking_part(row, column, block, pairs, SKIP: tl.constexpr):  # noqa: N803
     """(BLOCK_M, BLOCK_N): inside the block, not skipped, not excluded."""
     in_rows, in_columns = row < block.row1, column < block.column1
@@ -50,9 +58,7 @@ def targets(row, column, block, pairs):
         # Straight to float32: the caller's dtype may be one the interpreter cannot compute in.
         target = tl.load(pairs.dense + at, mask=inside, other=0).to(tl.float32)
     elif pairs.row_groups is not None:
-        row_group = tl.load(pairs.row_groups + row, mask=in_rows, other=0)
-        column_group = tl.load(pairs.column_groups + column, mask=in_columns, other=0)
-        target = tl.where(row_group[:, None] == column_group[None, :], 1.0, pairs.otherwise)
+        target = tl.where(own_group(row, column, block, pairs), 1.0, pairs.otherwise)
     else:
         target = tl.where(own_pairs(row, column, block, pairs), 1.0, 0.0)
     return target

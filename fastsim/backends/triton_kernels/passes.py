@@ -7,10 +7,14 @@ import torch
 from fastsim.backends.triton_kernels import epilogues, pairs
 from fastsim.backends.triton_kernels.arguments import (
     ClosestPartials,
+    ContrastPartials,
+    ContrastSlope,
+    HardestPartials,
     LevelPartials,
     LevelSlope,
     LossPartials,
     Numbers,
+    PositivePartials,
     SoftmaxPartials,
     SoftmaxSlope,
     Weights,
@@ -22,9 +26,13 @@ LEFT_OUT = pairs.LEFT_OUT.value
 
 def tile_launch(tile, unit_x, unit_y, *, slopes):
     """The launches of a tile loss."""
-    numbers = Numbers(tile.scale, tile.bias, float(tile.margin) if tile.margin else None)
-    heavy = slopes or tile.kind in ("sigmoid", "levels") or not tile.pairs.one_positive
-    return Launch(tile.pairs, numbers, unit_x, unit_y, heavy=heavy)
+    margin = float(tile.margin) if tile.margin and tile.kind == "softmax" else None
+    positive_scale = None
+    if tile.kind == "multi_similarity":
+        positive_scale = torch.full_like(tile.scale, tile.positive_scale)
+    numbers = Numbers(tile.scale, tile.bias, margin, positive_scale)
+    light = tile.kind in ("softmax", "squared_error") and tile.pairs.one_positive
+    return Launch(tile.pairs, numbers, unit_x, unit_y, heavy=slopes or not light)
 
 
 def fold(tile, unit_x, unit_y):
@@ -150,6 +158,51 @@ _sigmoid_fold = functools.partial(_LossFold, epilogue=epilogues.sigmoid_fold, pa
 _squared_error_fold = functools.partial(_LossFold, epilogue=epilogues.squared_error_fold, parts=1)
 
 
+class _ContrastFold:
+    """Positives against negatives: multi-similarity, and the negatives of the other."""
+
+    def __init__(self, tile, run, columns):
+        self.columns = slice(0, columns)
+        self.both = tile.kind == "multi_similarity"
+        self.per_tile = 16 * run.sizes.rows
+        self.rows = []
+
+    def add(self, run, rows, work=None):
+        self.rows.append([part.double() for part in self.sums(run, rows, work)])
+
+    def sums(self, run, rows, work):
+        """Maximum and sum of exponentials of negatives, of positives, by row."""
+        count = rows.stop - rows.start
+        fills = (LEFT_OUT, 0.0) * (1 + self.both)
+        parts = [run.row_partials(rows, self.columns, fill) for fill in fills]
+        run(
+            rows,
+            self.columns,
+            fold=epilogues.contrast_fold,
+            partials=ContrastPartials(*parts),
+            **(work or {}),
+        )
+        merged = [run.unit_x.new_empty(count, dtype=torch.float32) for _ in parts]
+        scales = run.numbers.scale, run.numbers.positive_scale
+        for side, scale in zip((0, 2)[: 1 + self.both], scales, strict=False):
+            two = slice(side, side + 2)
+            run.merge(*parts[two], *merged[two], running=False, scale=scale)
+        return merged
+
+    def result(self):
+        return joined(self.rows)
+
+
+class _MultiPositiveFold(_ContrastFold):
+    def add(self, run, rows, work=None):
+        top, total = self.sums(run, rows, work)
+        loss, slope = (run.row_partials(rows, self.columns) for _ in range(2))
+        partials = PositivePartials(loss, slope, top, total.log())
+        run(rows, self.columns, fold=epilogues.multi_positive_fold, partials=partials)
+        sums = [part.sum(0, dtype=torch.float64) for part in (loss, slope)]
+        self.rows.append([top.double(), total.double(), *sums])
+
+
 class _LevelsFold:
     def __init__(self, tile, run, columns):
         self.tile, self.columns = tile, slice(0, columns)
@@ -187,6 +240,10 @@ def _weights(tile, coefficients):
     return Weights(coefficients[0].float())
 
 
+def _contrast_slope(tile, coefficients):
+    return ContrastSlope(*(c.float() for c in coefficients))
+
+
 def _level_slope(tile, coefficients):
     return LevelSlope(*(c.float() for c in coefficients), tile.levels, tile.levels.numel())
 
@@ -196,26 +253,33 @@ def of_block(tile, coefficients, block):
     if tile.kind == "levels":
         return coefficients
     rows, columns = block
-    of_rows = [c[rows] for c in coefficients[:3]]
-    return of_rows + [None if c is None else c[columns] for c in coefficients[3:]]
+    count = 3 if tile.kind == "softmax" else len(coefficients)
+    of_rows = [c[rows] for c in coefficients[:count]]
+    return of_rows + [None if c is None else c[columns] for c in coefficients[count:]]
 
 
 _FOLDS = {
     "softmax": _SoftmaxFold,
     "sigmoid": _sigmoid_fold,
     "squared_error": _squared_error_fold,
+    "multi_similarity": _ContrastFold,
+    "multi_positive": _MultiPositiveFold,
     "levels": _LevelsFold,
 }
 _SLOPES = {
     "softmax": _softmax_slope,
     "sigmoid": _weights,
     "squared_error": _weights,
+    "multi_similarity": _contrast_slope,
+    "multi_positive": _contrast_slope,
     "levels": _level_slope,
 }
 _SLOPE_EPILOGUES = {
     "softmax": epilogues.softmax_slope,
     "sigmoid": epilogues.sigmoid_slope,
     "squared_error": epilogues.squared_error_slope,
+    "multi_similarity": epilogues.multi_similarity_slope,
+    "multi_positive": epilogues.multi_positive_slope,
     "levels": epilogues.levels_slope,
 }
 
@@ -242,7 +306,28 @@ def closest(pairs, semi_hard, unit_x, unit_y, ceilings=None):
         column = unit_x.new_empty(shape, dtype=torch.int32)
         partials = ClosestPartials(top, column, None if ceiling is None else ceiling[band])
         run(band, columns, fold=epilogues.closest_fold, partials=partials)
-        best = top.amax(0)
-        first = torch.where(top == best, column, torch.iinfo(torch.int32).max).amin(0)
-        found.append(torch.where(best > LEFT_OUT, first, -1).long())
+        found.append(_first_of(top, column))
     return torch.cat(found)
+
+
+def hardest(pairs, offsets, x, y):
+    """Columns ((N,), (N,)) of each row's hardest positive and negative, -1 where it has none."""
+    run = Launch(pairs, Numbers(), x, y)
+    columns = slice(0, y.shape[0])
+    offsets = None if offsets is None else offsets.float()
+    found = []
+    for band in run.bands(16 * run.sizes.rows):
+        shape = run.tiles(band, columns)[1], band.stop - band.start
+        low, high = (x.new_empty(shape, dtype=torch.float32) for _ in range(2))
+        low_column, high_column = (x.new_empty(shape, dtype=torch.int32) for _ in range(2))
+        partials = HardestPartials(low, low_column, high, high_column, offsets)
+        run(band, columns, fold=epilogues.hardest_fold, partials=partials)
+        found.append([_first_of(-low, low_column), _first_of(high, high_column)])
+    return tuple(joined(found))
+
+
+def _first_of(top, column):
+    """Over tiles: the column of the largest, the smallest among equals, -1 for none at all."""
+    best = top.amax(0)
+    first = torch.where(top == best, column, torch.iinfo(torch.int32).max).amin(0)
+    return torch.where(best > LEFT_OUT, first, -1).long()

@@ -1,12 +1,14 @@
 """The four triplet losses over one labelled column (fastsim.losses.batch_hard_triplet and beside).
 
-Where a batch has one class there is no triplet: the loss is 0 with zero gradient, not theirs.
+As there, a row without a positive has the distance 0 to it. Where a batch has one class there is
+no triplet: the loss is 0 with zero gradient, not theirs.
 """
 
+import torch
 from sentence_transformers.sentence_transformer import losses as theirs
 
 from fastsim.integrations.sentence_transformers.fused import Fused, class_labels
-from fastsim.losses import batch_all_triplet, batch_hard_triplet, batch_semi_hard_triplet
+from fastsim.losses import batch_all_triplet, batch_semi_hard_triplet, hardest_pairs
 
 _Distance = theirs.BatchHardTripletLossDistanceFunction
 DISTANCES = {
@@ -46,18 +48,26 @@ class _OneColumn(Fused):
         return self.fused(column, class_labels(self, labels, len(column)), distance)
 
 
+def _hardest_gap(embeddings, labels, distance):
+    """How much farther each row's hardest positive is than its hardest negative (N,)."""
+    hardest = hardest_pairs(embeddings, labels, distance=distance)
+    positive = torch.where(hardest.positive_index >= 0, hardest.positive, 0.0)
+    return positive - hardest.negative  # -inf without a negative
+
+
 class BatchHardTripletLoss(_OneColumn, theirs.BatchHardTripletLoss):
     """Farthest positive, nearest negative; arguments as sentence-transformers' loss."""
 
     def fused(self, embeddings, labels, distance):
-        return batch_hard_triplet(embeddings, labels, margin=self.triplet_margin, distance=distance)
+        gap = _hardest_gap(embeddings, labels, distance)
+        return torch.relu(gap + self.triplet_margin).mean()
 
 
 class BatchHardSoftMarginTripletLoss(_OneColumn, theirs.BatchHardSoftMarginTripletLoss):
     """The same with a soft margin; arguments as sentence-transformers' loss."""
 
     def fused(self, embeddings, labels, distance):
-        return batch_hard_triplet(embeddings, labels, margin=None, distance=distance)
+        return torch.nn.functional.softplus(_hardest_gap(embeddings, labels, distance)).mean()
 
 
 class BatchSemiHardTripletLoss(_OneColumn, theirs.BatchSemiHardTripletLoss):

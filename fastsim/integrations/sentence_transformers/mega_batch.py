@@ -6,9 +6,12 @@ L_i = relu(positive_margin - cos_ii) + relu(max_{j != i} cos_ij - negative_margi
 import torch
 from sentence_transformers.sentence_transformer import losses as theirs
 
+from fastsim.backends import pick
 from fastsim.integrations.sentence_transformers.fused import Fused, check_columns
 from fastsim.losses import closest_negative
-from fastsim.scores import paired_cosine_similarity
+from fastsim.scores import dense_cosines, paired_cosine_similarity
+
+SMALL = 1 << 14  # scores: of fewer, a matrix costs less than the calls that avoid it
 
 
 class MegaBatchMarginLoss(Fused, theirs.MegaBatchMarginLoss):
@@ -17,8 +20,15 @@ class MegaBatchMarginLoss(Fused, theirs.MegaBatchMarginLoss):
     def compute_loss_from_embeddings(self, embeddings, labels=None):
         """The loss of the columns [anchors, positives], each (N, D) -> scalar."""
         check_columns(embeddings, most=2)
-        positive = paired_cosine_similarity(*embeddings)
-        closest, _ = closest_negative(*embeddings, mining="hard")
+        anchors, positives = embeddings
+        if len(anchors) ** 2 <= SMALL:
+            scores = dense_cosines(anchors, positives, pick(None, anchors))
+            own = torch.eye(len(anchors), dtype=torch.bool, device=scores.device)
+            positive = scores.diagonal()
+            closest = scores.masked_fill(own, -torch.inf).max(1).values
+        else:
+            positive = paired_cosine_similarity(anchors, positives)
+            closest, _ = closest_negative(anchors, positives, mining="hard")
         hinges = torch.relu(self.positive_margin - positive)
         return (hinges + torch.relu(closest - self.negative_margin)).mean()
 

@@ -15,12 +15,19 @@ import torch
 from sentence_transformers.sentence_transformer import losses as theirs
 from sentence_transformers.util import all_gather_with_grad, cos_sim, get_rank, pytorch_cos_sim
 
+from fastsim.backends import pick
 from fastsim.integrations.sentence_transformers.fused import Fused, LearntInCache, check_columns
 from fastsim.losses import info_nce
 from fastsim.partition import log_sum_exp
-from fastsim.scores import compute_dtype, paired_cosine_similarity
+from fastsim.scores import (
+    compute_dtype,
+    paired_cosine_similarity,
+    unit_rows,
+    without_autocast,
+)
 
 COSINES = (cos_sim, pytorch_cos_sim)
+SMALL = 1 << 16  # scores: of fewer, a matrix costs less than the calls that avoid it
 
 
 class MultipleNegativesRankingLoss(Fused, theirs.MultipleNegativesRankingLoss):
@@ -76,12 +83,14 @@ def _ranking(options, embeddings, scale):
             return info_nce(
                 queries, torch.cat(gathered[1:]), places, temperature=1 / scale, symmetric=both
             )
-    by_direction = _log_sum_exps(queries, docs, gathered, offset, scale, alpha, directions)
-    *lse, positive = by_direction
-    if joint:
-        lse = torch.logsumexp(torch.cat(lse), 0)
+    if alone and 2 * batch * batch * len(embeddings) <= SMALL:
+        positive, parts = _at_once(embeddings, scale, alpha, directions)
     else:
-        lse = sum(torch.logsumexp(terms, 0) for terms in lse) / len(lse)
+        positive, parts = _by_direction(queries, docs, gathered, offset, scale, alpha, directions)
+    if joint:
+        lse = torch.logsumexp(torch.cat(parts), 0)
+    else:
+        lse = sum(torch.logsumexp(part, 0) for part in parts) / len(parts)
     return (lse - positive).mean().to(compute_dtype(queries))
 
 
@@ -93,8 +102,36 @@ def _hardness(options, columns):
     return others, own
 
 
-def _log_sum_exps(queries, docs, gathered, offset, scale, alpha, directions):
-    """Per direction logits or log-sum-exps (terms, N), and the logits (N,) of the positives."""
+def _at_once(embeddings, scale, alpha, directions):
+    """What `_by_direction` returns, from the scores of a small batch, with few calls."""
+    batch, columns = len(embeddings[0]), len(embeddings)
+    both = bool({"doc_to_query", "doc_to_doc"} & directions)
+    units = unit_rows(torch.cat(embeddings), pick(None, embeddings[0]))
+    with without_autocast(units.device.type):
+        scores = units[: batch * (1 + both)] @ units.T
+    # (1 or 2, N, columns, N): a query or a positive, its row, of which column, of which row.
+    scores = scores.view(-1, batch, columns, batch)
+    logits = scale * scores
+    own = torch.eye(batch, dtype=torch.bool, device=scores.device)
+    others_alpha, own_alpha = alpha
+    if others_alpha or own_alpha:
+        harder = torch.where(own, own_alpha, others_alpha)[:, None].repeat(1, columns - 1, 1)
+        harder[:, 0].masked_fill_(own, 0.0)
+        harder = torch.nn.functional.pad(harder, (0, 0, 1, 0))
+        logits = torch.cat([logits[:1] + harder * scores[:1].detach(), logits[1:]])
+    positive = logits[0, :, 1].diagonal()
+    parts = [logits[0, :, 1:]]
+    if "query_to_query" in directions:
+        parts.append(logits[0, :, :1].masked_fill(own[:, None], -torch.inf))
+    if "doc_to_query" in directions:
+        parts.append(logits[1, :, :1])
+    if "doc_to_doc" in directions:
+        parts.append(logits[1, :, 1:].masked_fill(own[:, None], -torch.inf))
+    return positive, [part.flatten(1).T for part in parts]
+
+
+def _by_direction(queries, docs, gathered, offset, scale, alpha, directions):
+    """(logits (N,) of the positives, per direction its logits or log-sum-exps (terms, N))."""
     all_queries, all_docs = gathered[0], torch.cat(gathered[1:])
     alone = len(all_queries) == len(queries)
     everyone = torch.arange(len(all_queries), device=queries.device)
@@ -114,17 +151,18 @@ def _log_sum_exps(queries, docs, gathered, offset, scale, alpha, directions):
         sides = (_ScaledGradient.apply(side, share) for side in sides)
     others = log_sum_exp(*sides, scale=scale + others_alpha, exclude=(own, of_docs), columns=shared)
     others, columns = others if shared else (others, None)
-    yield torch.stack([others, *terms])
+    parts = [torch.stack([others, *terms])]
     if "query_to_query" in directions:
         keys = None if alone else all_queries
-        yield log_sum_exp(queries, keys, scale=scale, exclude=(own, everyone))[None]
+        parts.append(log_sum_exp(queries, keys, scale=scale, exclude=(own, everyone))[None])
     if shared:
-        yield torch.stack([columns[: len(queries)], positive])
+        parts.append(torch.stack([columns[: len(queries)], positive]))
     elif "doc_to_query" in directions:
-        yield log_sum_exp(docs[0], all_queries, scale=scale)[None]
+        parts.append(log_sum_exp(docs[0], all_queries, scale=scale)[None])
     if "doc_to_doc" in directions:
-        yield log_sum_exp(docs[0], all_docs, scale=scale, exclude=(own, of_docs))[None]
-    yield positive
+        of_others = log_sum_exp(docs[0], all_docs, scale=scale, exclude=(own, of_docs))
+        parts.append(of_others[None])
+    return positive, parts
 
 
 class _ScaledGradient(torch.autograd.Function):

@@ -1,0 +1,124 @@
+"""Drop-in losses that no function of fastsim stands for alone: cases and peers for bench/parity.py.
+
+The adapters of fastsim/benchmark/rivals cover the others.
+"""
+
+import torch
+
+from fastsim.benchmark.cases import MEMBERS, Case
+from fastsim.benchmark.rivals import pytorch_metric_learning, sentence_transformers
+from fastsim.benchmark.rivals.rival import Rival, made
+
+DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+CLASSES = 3
+
+
+def _columns(count):
+    def make(rows, width, generator):
+        return [torch.randn(rows, width, generator=generator) for _ in range(count)], ()
+
+    return make
+
+
+def _grouped(rows, width, generator):
+    leaves, _ = _columns(1)(rows, width, generator)
+    return leaves, (torch.arange(rows) // MEMBERS,)
+
+
+def _classified(rows, width, generator):
+    leaves, _ = _columns(2)(rows, width, generator)
+    return leaves, (torch.randint(0, CLASSES, (rows,), generator=generator),)
+
+
+class _Given(torch.nn.Module):
+    """Stands in for an encoder: the features are the embeddings."""
+
+    device = torch.device("cpu")
+
+    def forward(self, features):
+        return {"sentence_embedding": features["embeddings"]}
+
+    def __getitem__(self, index):
+        return self
+
+
+def _embedded(name, **fixed):
+    """make(library, problem) of a sentence-transformers loss of embeddings."""
+
+    def make(library, problem):
+        loss = getattr(library(), name)(_Given(), **fixed, **problem.options)
+        return lambda *leaves: loss.compute_loss_from_embeddings(list(leaves), *problem.given)
+
+    return make
+
+
+def _ranking(**fixed):
+    """The same without labels, which a ranking does not look at."""
+
+    def make(library, problem):
+        name = "MultipleNegativesRankingLoss"
+        loss = getattr(library(), name)(_Given(), **fixed, **problem.options)
+        return lambda *leaves: loss.compute_loss_from_embeddings(list(leaves), None)
+
+    return make
+
+
+def _mega_batch(library, problem):
+    loss = library().MegaBatchMarginLoss(_Given())
+    return lambda x, y: loss.calculate_loss([[x], [y]])
+
+
+def _softmax(library, problem):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # the weights are the loss's own
+        loss = library().SoftmaxLoss(_Given(), problem.leaves[0].shape[1], CLASSES)
+    loss.to(problem.leaves[0].dtype)
+    return lambda *leaves: loss([{"embeddings": leaf} for leaf in leaves], *problem.given)
+
+
+def _grouping(name):
+    """make(library, problem) of a pytorch-metric-learning loss of embeddings and groups."""
+
+    def make(library, problem):
+        loss = getattr(library(), name)(**problem.options)
+        return lambda x: loss(x, *problem.given)
+
+    return make
+
+
+_MARGIN = {"margin": 1.0}
+_HARD = {"hardness_mode": "all_negatives", "hardness_strength": 5.0}
+_SENTENCES = {
+    "ranking, hard negatives": (_columns(4), {"scale": 20.0}, _ranking()),
+    "ranking, four directions": (_columns(3), {"scale": 20.0}, _ranking(directions=DIRECTIONS)),
+    "ranking, hardness": (_columns(3), {"scale": 20.0}, _ranking(**_HARD)),
+    "batch all triplet": (_grouped, _MARGIN, _embedded("BatchAllTripletLoss")),
+    "batch hard triplet": (_grouped, _MARGIN, _embedded("BatchHardTripletLoss")),
+    "batch semi-hard triplet": (_grouped, _MARGIN, _embedded("BatchSemiHardTripletLoss")),
+    "batch soft triplet": (_grouped, {}, _embedded("BatchHardSoftMarginTripletLoss")),
+    "mega-batch margin": (_columns(2), {}, _mega_batch),
+    "softmax": (_classified, {}, _softmax),
+}
+_METRICS = {
+    "NT-Xent": (_grouped, {"temperature": 0.1}, _grouping("NTXentLoss")),
+    "multi-similarity": (_grouped, {}, _grouping("MultiSimilarityLoss")),
+    "triplet margin": (_grouped, {"margin": 0.2}, _grouping("TripletMarginLoss")),
+}
+
+
+def _pairs(library, losses):
+    """[(Case, Rival)] of a package's losses."""
+    package = library.RIVAL.package
+    for name, (make, options, adapter) in losses.items():
+        replaced = made({name: adapter}, library.drop_in)
+        theirs = made({name: adapter}, library.theirs)
+        yield (
+            Case(name, None, make, options),
+            Rival(library.RIVAL.name, package, theirs, drop_in=replaced),
+        )
+
+
+DROP_INS = [
+    *_pairs(sentence_transformers, _SENTENCES),
+    *_pairs(pytorch_metric_learning, _METRICS),
+]

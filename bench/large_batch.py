@@ -1,0 +1,203 @@
+"""python -m bench.large_batch: a step of GradCache at a large batch, and a training run with one.
+
+The step, on the embedded model: encoding without a graph, the loss over all embeddings, encoding
+again with its gradient; beside sentence-transformers' CachedMultipleNegativesRankingLoss with the
+same batch and mini-batch. Every micro-batch is like the others, so a share of them is encoded and
+the time multiplied; the loss stages run whole. Operations are those that torch dispatches.
+
+The training: pairs of SICK and STS-B sentences, each step with thousands of negatives, in a fresh
+process whose peak memory is read.
+"""
+
+import csv
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import click
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fastsim
+from bench.results import write
+from fastsim.encoder import EMBEDDED
+from fastsim.grad_cache import GradCache, MicroBatches
+
+LENGTH = 16  # tokens, which most sentences of the data have at most
+
+TRAIN = """
+import json, sys
+from fastsim.training.run import Options, train
+result = train(Options(**json.loads(sys.argv[1])))
+losses = [entry["loss"] for entry in result["history"] if "loss" in entry]
+print(json.dumps({"losses": losses, "seconds": result["seconds"]}))
+"""
+
+
+def sentence_pairs(folder):
+    """Pairs of SICK and STS-B, none with a first sentence that another has."""
+    pairs = {}
+    for file in ("SICK_train.txt", "SICK_trial.txt", "SICK_test_annotated.txt"):
+        with open(folder / "sick" / file, encoding="utf-8") as handle:
+            for row in csv.DictReader(handle, delimiter="\t", quoting=csv.QUOTE_NONE):
+                pairs.setdefault(row["sentence_A"], row["sentence_B"])
+    for file in ("train.csv", "dev.csv", "test.csv"):
+        with open(folder / "stsb" / file, encoding="utf-8", newline="") as handle:
+            for row in csv.reader(handle):
+                pairs.setdefault(row[0], row[1])
+    return list(pairs.items())
+
+
+class Count(TorchDispatchMode):
+    """The number of operations dispatched within it."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.operations += 1
+        return function(*args, **(kwargs or {}))
+
+
+def seconds(function):
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def our_loss(x, y):
+    """The loss stage: the loss and its gradient of the embeddings."""
+    leaves = x.detach().requires_grad_(), y.detach().requires_grad_()
+    fastsim.info_nce(*leaves).backward()
+
+
+def our_encoding(encoder, columns, size):
+    """Seconds of encoding without and with a gradient."""
+    encoded = []
+
+    def loss(x, y):
+        encoded.append((time.perf_counter(), x, y))
+        return fastsim.info_nce(x, y)
+
+    cache = GradCache(encoder, loss, micro_batch_size=size)
+    start = time.perf_counter()
+    cache.backward(*columns)
+    end = time.perf_counter()
+    ((middle, x, y),) = encoded
+    return middle - start, end - middle - seconds(lambda: our_loss(x, y))
+
+
+def their_loss(loss, x, y, size):
+    """The same stage of sentence-transformers, on embeddings in mini-batches."""
+    reps = [[p.detach().requires_grad_() for p in side.split(size)] for side in (x, y)]
+    loss.calculate_loss(reps, with_backward=True)
+
+
+def step(batch_size, size, share, pairs):
+    """Rows of results: the stages of both."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
+
+    from fastsim.training.model_files import model_folder
+
+    folder = str(model_folder(EMBEDDED))
+    texts = [[pairs[i % len(pairs)][side] for i in range(batch_size)] for side in (0, 1)]
+    used = max(1, round(batch_size / size * share)) * size
+    common = {"batch": batch_size, "micro batch": size, "texts encoded": 2 * used}
+    x, y = torch.randn(batch_size, 384), torch.randn(batch_size, 384)
+    found = []
+
+    encoder = fastsim.Encoder.from_pretrained(folder, max_length=LENGTH).train()
+    columns = [
+        MicroBatches(encoder.tokenize(part) for part in MicroBatches.of(column[:used], size))
+        for column in texts
+    ]
+    encode, again = our_encoding(encoder, columns, size)
+    whole = min(seconds(lambda: our_loss(x, y)) for _ in range(3))
+    with Count() as count:
+        our_loss(x[:, :8], y[:, :8])
+    found.append(stages("fastsim", common, encode, whole, again, count.operations))
+    model = SentenceTransformer(folder, device="cpu").train()
+    model.max_seq_length = LENGTH
+    loss = CachedMultipleNegativesRankingLoss(model, mini_batch_size=size)
+    features = []
+    for column in texts:
+        padded = (
+            model.preprocess(column) if hasattr(model, "preprocess") else model.tokenize(column)
+        )
+        features.append(
+            {k: v[:used] if isinstance(v, torch.Tensor) else v for k, v in padded.items()}
+        )
+
+    def embed(with_grad):
+        for feature in features:
+            embedded = loss.embed_minibatch_iter(
+                sentence_feature=feature, with_grad=with_grad, copy_random_state=not with_grad
+            )
+            for vectors, _ in embedded:
+                if with_grad:
+                    (vectors * torch.ones_like(vectors)).sum().backward()
+
+    encode, again = seconds(lambda: embed(False)), seconds(lambda: embed(True))
+    whole = seconds(lambda: their_loss(loss, x, y, size))
+    with Count() as count:
+        their_loss(loss, x[:, :8], y[:, :8], size)
+    found.append(stages("sentence-transformers", common, encode, whole, again, count.operations))
+    return found
+
+
+def stages(name, common, encode, loss, again, operations):
+    """A row of results, the times of encoding multiplied to the whole batch."""
+    factor = 2 * common["batch"] / common["texts encoded"]
+    times = {"encode s": factor * encode, "loss s": loss, "encode again s": factor * again}
+    share = loss / sum(times.values())
+    row = {"part": "step", "name": name} | common
+    row |= {key: round(value, 3) for key, value in times.items()}
+    row |= {"loss share": round(share, 4), "loss operations": operations}
+    click.echo(json.dumps(row))
+    return row
+
+
+def training(negatives, size, steps, pairs):
+    """A row of results: a few steps of `fastsim train` in a fresh process."""
+    rows = pairs[: steps * negatives]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "pairs.jsonl"
+        lines = [json.dumps({"anchor": a, "positive": b}) for a, b in rows]
+        file.write_text("\n".join(lines), encoding="utf-8")
+        options = {"train": str(file), "output": f"{folder}/model", "loss": "info_nce"}
+        options |= {"batch_size": negatives, "micro_batch_size": size, "max_steps": steps}
+        options |= {"duplicates": "exclude", "max_length": LENGTH, "logging_steps": 1}
+        options |= {"progress": False, "cpu": True}
+        command = [sys.executable, "-c", TRAIN, json.dumps(options)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    row = {"part": "training", "batch": negatives, "micro batch": size, "steps": steps}
+    row |= json.loads(done.stdout.splitlines()[-1]) | {"peak GB": round(peak, 2)}
+    click.echo(json.dumps(row))
+    return row
+
+
+@click.command()
+@click.option("--batch-size", default=16384, show_default=True)
+@click.option("--micro-batch-size", default=32, show_default=True)
+@click.option("--share", default=0.0625, show_default=True, help="of the micro-batches encoded")
+@click.option("--negatives", default=4096, show_default=True, help="batch of the training")
+@click.option("--steps", default=2, show_default=True, help="of the training")
+@click.option("--data", type=Path, required=True, help="folder with sick/ and stsb/")
+@click.option("--out", default="large_batch", show_default=True, help="name of the result file")
+def main(batch_size, micro_batch_size, share, negatives, steps, data, out):
+    """Measure, print, and write bench/results/<device>/<out>.jsonl."""
+    pairs = sentence_pairs(data)
+    results = [training(negatives, micro_batch_size, steps, pairs)]
+    results += step(batch_size, micro_batch_size, share, pairs)
+    click.echo(f"wrote {write(out, results)}")
+
+
+if __name__ == "__main__":
+    main()

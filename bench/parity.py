@@ -1,0 +1,126 @@
+"""python -m bench.parity: how far losses are from the peers that they replace.
+
+A thousand random cases over shapes, temperatures and dtypes, of the drop-in module where there is
+one, else of the function. Of each the difference to the peer on the same embeddings, of the value
+relative to 1 + |value|, of the gradient relative to its norm (the worst leaf counts); where they
+differ by more than rounding, the errors of both against the peer in float64 say whose it is.
+Writes bench/results/<device>/parity.jsonl.
+"""
+
+import random
+
+import click
+import torch
+
+from bench.drop_in_cases import DROP_INS
+from bench.results import write
+from fastsim.benchmark.accuracy import relative
+from fastsim.benchmark.calls import step
+from fastsim.benchmark.cases import CASES, MEMBERS
+from fastsim.benchmark.results import environment
+from fastsim.benchmark.rivals import RIVALS, ours
+from fastsim.benchmark.rivals.rival import UnavailableError
+
+CASE_COUNT = 1000  # of a loss and a peer, an equal share for every dtype
+# At least two groups: within one a softmax has nothing to tell apart, its gradient is rounding.
+FEWEST_ROWS, MOST_ROWS, MOST_WIDTH = MEMBERS + 1, 96, 128
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+# What a user imports, as against a formula written out.
+PEERS = [rival for rival in RIVALS.values() if rival.drop_in]
+
+
+def drawn(case, dtype, chance):
+    """One random problem of a case: shape, temperature or scale or margin."""
+    rows, width = chance.randint(FEWEST_ROWS, MOST_ROWS), 2 * chance.randint(1, MOST_WIDTH // 2)
+    options = {}
+    if "temperature" in case.options:
+        options["temperature"] = 10 ** chance.uniform(-2, 1)
+    if "scale" in case.options:
+        options["scale"] = 10 ** chance.uniform(0, 2)
+    if "margin" in case.options:
+        options["margin"] = chance.uniform(0, 2)
+    seed = chance.randrange(2**31)
+    return case.problem(rows, width, dtype=dtype, seed=seed, **options)
+
+
+def replaced(case, peer):
+    """(name, make(problem)) of what stands in the peer's place, or None where nothing does."""
+    try:
+        make = peer.drop_in[case.name]
+        make(case.problem(FEWEST_ROWS, 2))
+    except (ImportError, AttributeError, KeyError):  # no drop-in of this package, or of this loss
+        if case.function is None:
+            return None
+        return f"fastsim.{case.function.__name__}", ours("cpu").call
+    return f"fastsim.integrations.{peer.package}", make
+
+
+def outputs(make, problem):
+    """[loss, gradient of each leaf]."""
+    return [step(make(problem), problem), *(leaf.grad for leaf in problem.leaves)]
+
+
+def apart(found, wanted):
+    """(of the values, relative to 1 + |value|; the largest of the gradients, to their norm)."""
+    value, *gradients = found
+    truth, *others = wanted
+    # log(1 + little) is rounded as the 1 is.
+    of_value = ((value.double() - truth.double()).abs() / (1 + truth.double().abs())).item()
+    return of_value, max(map(relative, gradients, others))
+
+
+def difference(case, peer, make, dtype, chance):
+    """(value, gradient, our gradient's error, theirs) of one random case."""
+    problem = drawn(case, dtype, chance)
+    mine, theirs = (outputs(m, problem) for m in (make, peer.call))
+    truth = outputs(peer.call, problem.to(torch.float64))
+    return *apart(mine, theirs), apart(mine, truth)[1], apart(theirs, truth)[1]
+
+
+def compare(case, peer, dtype, count, seed=0):
+    """The result row of a pair: median and worst of `count` random cases."""
+    chance = random.Random(f"{case.name} {peer.name} {dtype} {seed}")
+    name, make = replaced(case, peer)
+    found = [difference(case, peer, make, dtype, chance) for _ in range(count)]
+    row = {
+        "loss": case.name,
+        "by": name,
+        "peer": peer.name,
+        "dtype": str(dtype).removeprefix("torch."),
+        "cases": count,
+    }
+    kinds = ("value", "gradient", "our error", "their error")
+    for kind, values in zip(kinds, torch.tensor(found, dtype=torch.float64).T, strict=True):
+        # A NaN counts as the worst.
+        row |= {f"{kind} median": values.nanmedian().item(), f"{kind} worst": values.max().item()}
+    return row
+
+
+def pairs():
+    """(case, peer) of every loss of a peer that is here and that something stands in for."""
+    known = [(CASES[name], peer) for peer in PEERS for name in peer.losses]
+    for case, peer in (*known, *DROP_INS):
+        try:
+            peer.call(case.problem(FEWEST_ROWS, 2))
+        except UnavailableError:
+            continue
+        if replaced(case, peer):
+            yield case, peer
+
+
+@click.command()
+@click.option("--cases", default=CASE_COUNT, show_default=True)
+def main(cases):
+    """Compare, print and write."""
+    about, rows = environment("cpu", {"cases": cases}), []
+    torch.set_num_threads(1)  # small tensors: threads would wait for each other
+    for case, peer in pairs():
+        for dtype in DTYPES:
+            rows.append(compare(case, peer, dtype, cases // len(DTYPES)))
+            cells = (f"{v:.1e}" if isinstance(v, float) else str(v) for v in rows[-1].values())
+            click.echo(" ".join(cells))
+    click.echo(f"wrote {write('parity', rows, about)}")
+
+
+if __name__ == "__main__":
+    main()

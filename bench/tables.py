@@ -1,0 +1,184 @@
+"""The README's tables of the losses, made from result files and nothing else."""
+
+import statistics
+
+from bench.figures import FIGURES, HEADLINES, LINK, PROCESSES, WIDTH
+from bench.results import FOLDER, folders, read
+from fastsim.benchmark import model
+from fastsim.benchmark.cases import CASES
+from fastsim.benchmark.found import BOTH, Found
+
+NOTHING = "Not yet measured."
+LISTS = ("cosent", "cosent distinct")
+PREDICTED = (100_000, 1_000_000)
+
+
+def of_device(table):
+    """A table of one device's losses.jsonl, by folder; what to say where there is none."""
+
+    def make(folder):
+        run = read("losses", folder)
+        return table(Found(*run)) if run else NOTHING
+
+    return make
+
+
+def of_kind(table):
+    """The same for every device of a kind, "cpu" or "cuda", one after the other."""
+
+    def make(kind):
+        parts = [f"{folder}:\n\n{of_device(table)(folder)}" for folder in folders(kind)]
+        return "\n\n".join(parts) or NOTHING
+
+    return make
+
+
+def markdown(head, rows, left=1):
+    """A table; the first `left` columns to the left, the others to the right."""
+    marks = ["---"] * left + ["---:"] * (len(head) - left)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, marks, *rows))
+
+
+def milliseconds(value):
+    """With three figures, or all before the point."""
+    digits = 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:,.{digits}f} ms"
+
+
+def _beside(found, loss, name, rows, width):
+    """A rival's time and how many times as long it takes, or why there is none."""
+    ratio = found.ratio(loss, name, found.ours(loss, rows, width), rows, width)
+    if ratio:
+        best = found.best(loss, name, rows, width)
+        return f"{milliseconds(best)} ({ratio[0]:.2f} x)"
+    why = found.reason("time", loss, name, rows, width)
+    return why if why.startswith("out of memory") else ""
+
+
+def _rivals(found, losses, what):
+    """Implementations with a figure for one of the losses, fastsim left out."""
+    names = dict.fromkeys(name for loss, name, *_ in what if loss in losses)
+    return [name for name in names if not name.startswith("fastsim ")]
+
+
+def time(found):
+    """Every headline loss: each size at the first width, the largest size at the others."""
+    places = dict.fromkeys(
+        (loss, rows, width)
+        for loss, _, rows, width, which in found.times
+        if loss in HEADLINES and which == BOTH
+    )
+    largest = {width: max(n for _, n, wide in places if wide == width) for _, _, width in places}
+    rivals = _rivals(found, HEADLINES, found.times)
+    lines = []
+    for loss, rows, width in sorted(places, key=lambda p: (p[2], p[1], HEADLINES.index(p[0]))):
+        if width != WIDTH and rows != largest[width]:
+            continue
+        ours = found.ours(loss, rows, width)
+        share = found.share(CASES[loss], ours, rows, width)
+        best = milliseconds(found.best(loss, ours, rows, width))
+        cells = [loss, f"{rows:,} x {width}", best, f"{share:.0%}" if share else ""]
+        lines.append(cells + [_beside(found, loss, name, rows, width) for name in rivals])
+    return markdown(["loss", "N x D", "fastsim", "of ceiling", *rivals], lines, 2)
+
+
+def cosent(found):
+    """CoSENT over the longest list of scores."""
+    places = {loss: rows for loss, _, rows, _, _ in found.times if loss in LISTS}
+    rivals = _rivals(found, LISTS, found.times)
+    lines = []
+    for loss, rows in places.items():
+        ours = found.ours(loss, rows, 1)
+        labels = "all distinct" if "distinct" in loss else "26 distinct"
+        cells = [f"{rows:,}", labels, milliseconds(found.best(loss, ours, rows, 1))]
+        lines.append(cells + [_beside(found, loss, name, rows, 1) for name in rivals])
+    return markdown(["scores", "labels", "fastsim", *rivals], lines, 2)
+
+
+def memory(found):
+    """The rise of the peak of every tile loss at the two largest sizes that all have."""
+    tile = [name for name, case in CASES.items() if case.products[1]]
+    places = [p for p in (*found.memory, *_out_of_memory(found)) if p[0] in tile]
+    names = dict.fromkeys(name for _, name, _, _ in places)
+    sizes = sorted({rows for _, _, rows, _ in places})[-3:]
+    lines = []
+    for loss in (name for name in tile if any(p[0] == name for p in places)):
+        for name in names:
+            cells = [_rise(found, (loss, name, rows, WIDTH)) for rows in sizes]
+            if any(cells):
+                lines.append([loss, name, *cells])
+    return markdown(["loss", "by", *(f"N = {rows:,}" for rows in sizes)], lines, 2)
+
+
+def _out_of_memory(found):
+    return [key for (measure, *key), why in found.why.items() if _fails(measure, why)]
+
+
+def _fails(measure, why):
+    return measure == "memory" and why.startswith("out of memory")
+
+
+def _rise(found, place):
+    if place in found.memory:
+        return f"{max(found.memory[place], 0):,.0f} MB"
+    why = found.reason("memory", *place)
+    return "out of memory" if _fails("memory", why) else ""
+
+
+def spread(found):
+    """How far the repeats of one run lie apart, in a sentence."""
+    apart = [
+        max(repeats) / min(repeats) - 1
+        for (loss, name, *_), repeats in found.times.items()
+        if name.startswith("fastsim ") and loss in HEADLINES and len(repeats) > 1
+    ]
+    if not apart:
+        return NOTHING
+    return (
+        f"The repeats of one run lie {statistics.median(apart):.1%} apart in the median"
+        f" (best of each part, fastsim's headline losses), {max(apart):.0%} at worst."
+    )
+
+
+def scaling(found):
+    """The model's error at every measured size, and what it says of larger batches."""
+    try:
+        points = model.errors(found.about, found.rows)
+        rates = {
+            loss: model.rates_of(found.about, found.rows, loss, link=LINK) for loss in HEADLINES
+        }
+    except ValueError:
+        return NOTHING
+    off = {(loss, n): p / t - 1 for loss, n, width, t, p in points if width == WIDTH}
+    sizes = sorted({n for _, n in off})
+    ahead = [(rows, processes) for rows in PREDICTED for processes in PROCESSES[:2]]
+    lines = []
+    for loss in HEADLINES:
+        errors = [f"{off[loss, n]:+.0%}" if (loss, n) in off else "" for n in sizes]
+        seconds = (model.seconds(loss, n, WIDTH, rates[loss], processes=r) for n, r in ahead)
+        lines.append([loss, *errors, *(f"{value:,.1f} s" for value in seconds)])
+    head = [f"error, N = {n:,}" for n in sizes]
+    head += [f"N = {n:,}" + (f", {r} processes" if r > 1 else "") for n, r in ahead]
+    return markdown(["loss", *head], lines)
+
+
+def pictures(folder):
+    """The figures of a device, but for the first, which opens the README."""
+    there = [name for name in list(FIGURES)[1:] if (FOLDER / folder / f"{name}.png").is_file()]
+    parts = [f"![{FIGURES[n][1]}](bench/results/{folder}/{n}.png)" for n in there]
+    return "\n\n".join(parts) or NOTHING
+
+
+def parity(folder):
+    """Differences to the peers in float32; the file has the other dtypes too."""
+    run = read("parity", folder)
+    if not run:
+        return NOTHING
+    kinds = [f"{of} {which}" for of in ("value", "gradient") for which in ("median", "worst")]
+    kinds += ["our error worst", "their error worst"]
+    lines = [
+        [row["loss"], f"`{row['by']}`", row["peer"], *(f"{row[kind]:.0e}" for kind in kinds)]
+        for row in run[1]
+        if row["dtype"] == "float32"
+    ]
+    return markdown(["loss", "by", "peer", *kinds], lines, 3)

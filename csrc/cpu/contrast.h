@@ -1,0 +1,127 @@
+// Losses that set a row's positives against its negatives, each in sums of their own:
+// multi-similarity, and one term for each positive among the negatives.
+//
+// Included by kernels.cpp, inside the namespace of one instruction set.
+
+// A chunk of a row: the negatives' scores in place, kLeftOut elsewhere, and the positives, of which
+// there are few, closed up with their places.
+template <class T>
+struct Sides {
+  T negatives[kChunk], positives[kChunk];
+  int32_t places[kChunk];
+  int64_t count;  // of positives
+
+  void split(const Block<T>& b, int64_t row, int64_t at, int64_t n) {
+    const T* s = b.scores + row * b.stride + at;
+    const int64_t group = b.row_groups[row], *groups = b.column_groups + at;
+#pragma omp simd
+    for (int64_t j = 0; j < n; ++j) negatives[j] = groups[j] == group ? kLeftOut<T> : s[j];
+    count = 0;
+    for (int64_t j = 0; j < n; ++j) {
+      positives[count] = s[j];
+      places[count] = static_cast<int32_t>(j);
+      count += groups[j] == group && !(s[j] <= kLeftOut<T>);
+    }
+  }
+};
+
+// Folds the maximum of a chunk and its sum of exponentials into the running state.
+template <class T>
+void fold_chunk(T* values, int64_t count, Softmax<T> softmax, const MaxSum& state, int64_t row) {
+  const T top = maximum(values, count);
+  const double sum = sum_exponentials<false>(values, count, top, softmax);
+  // A NaN loses every comparison of maxima but shows in the sum.
+  if (top > kLeftOut<T> || sum != sum) merge(state, row, top, sum, softmax.scale);
+}
+
+template <class T>
+void multi_similarity_fold(const Block<T>& b, T scale, T positive_scale, const MaxSum& negatives,
+                           const MaxSum& positives, int64_t begin, int64_t end) {
+  Sides<T> sides;
+  for (int64_t row = begin; row < end; ++row) {
+    mark_left_out(b, row);
+    for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
+      sides.split(b, row, at, n);
+      fold_chunk(sides.negatives, n, Softmax<T>{scale}, negatives, row);
+      for (int64_t k = 0; k < sides.count; ++k) sides.positives[k] = -sides.positives[k];
+      fold_chunk(sides.positives, sides.count, Softmax<T>{positive_scale}, positives, row);
+    });
+  }
+}
+
+template <class T>
+void multi_similarity_slope(const Block<T>& b, T scale, T positive_scale,
+                            const ContrastSlope<T>& slope, int64_t begin, int64_t end) {
+  const Softmax<T> rise{scale}, fall{positive_scale};
+  Sides<T> sides;
+  for (int64_t row = begin; row < end; ++row) {
+    mark_left_out(b, row);
+    const T high = slope.negative_top[row], up = slope.negative_weight[row];
+    const T low = slope.positive_top[row], down = slope.positive_weight[row];
+    for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
+      sides.split(b, row, at, n);
+      T* chunk = b.scores + row * b.stride + at;
+#pragma omp simd
+      for (int64_t j = 0; j < n; ++j) chunk[j] = up * rise.share(sides.negatives[j], high);
+      for (int64_t k = 0; k < sides.count; ++k) {
+        chunk[sides.places[k]] = -down * fall.share(-sides.positives[k], low);
+      }
+    });
+  }
+}
+
+// State of whole rows: the negatives' sum of exponentials, then the positives' terms against it.
+template <class T>
+void multi_positive_fold(const Block<T>& b, T scale, const MaxSum& negatives,
+                         const PositiveSums& sums, int64_t begin, int64_t end) {
+  const MultiPositive<T> term{scale};
+  Sides<T> sides;
+  for (int64_t row = begin; row < end; ++row) {
+    mark_left_out(b, row);
+    for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
+      sides.split(b, row, at, n);
+      fold_chunk(sides.negatives, n, Softmax<T>{scale}, negatives, row);
+    });
+    sums.losses[row] = sums.slopes[row] = 0;
+    if (negatives.sum[row] == 0) continue;
+    const T top = T(negatives.max[row]), log_sum = T(__builtin_log(negatives.sum[row]));
+    for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
+      sides.split(b, row, at, n);
+      T losses = 0, slopes = 0;
+#pragma omp simd reduction(+ : losses, slopes)
+      for (int64_t k = 0; k < sides.count; ++k) {
+        T loss, slope;
+        term(sides.positives[k], top, log_sum, loss, slope);
+        losses += loss;
+        slopes += slope;
+      }
+      sums.losses[row] += losses;
+      sums.slopes[row] += slopes;
+    });
+  }
+}
+
+// positive_top holds the logarithms of the negatives' sums.
+template <class T>
+void multi_positive_slope(const Block<T>& b, T scale, const ContrastSlope<T>& slope, int64_t begin,
+                          int64_t end) {
+  const Softmax<T> softmax{scale};
+  const MultiPositive<T> term{scale};
+  Sides<T> sides;
+  for (int64_t row = begin; row < end; ++row) {
+    mark_left_out(b, row);
+    const T top = slope.negative_top[row], up = slope.negative_weight[row];
+    const T log_sum = slope.positive_top[row], down = slope.positive_weight[row];
+    for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
+      sides.split(b, row, at, n);
+      T* chunk = b.scores + row * b.stride + at;
+#pragma omp simd
+      for (int64_t j = 0; j < n; ++j) chunk[j] = up * softmax.share(sides.negatives[j], top);
+      for (int64_t k = 0; k < sides.count; ++k) {
+        T loss, share;
+        term(sides.positives[k], top, log_sum, loss, share);
+        chunk[sides.places[k]] = -down * share;
+      }
+    });
+  }
+}

@@ -1,0 +1,223 @@
+// The instructions that C++ has no word for, one function each. On the host (FASTSIM_EMULATED)
+// tests/cuda/emulated.h takes the place of this file, so that the kernels run without a GPU.
+#pragma once
+
+#if defined(FASTSIM_EMULATED)
+#include "emulated.h"
+#else
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "arguments.h"
+
+namespace fastsim {
+
+using TensorMap = CUtensorMap;
+
+FASTSIM_DEVICE int thread_index() { return threadIdx.x; }
+FASTSIM_DEVICE int block_index() { return blockIdx.x; }
+FASTSIM_DEVICE int block_count() { return gridDim.x; }
+FASTSIM_DEVICE void block_sync() { __syncthreads(); }
+
+// A number of which the compiler may assume nothing.
+FASTSIM_DEVICE void conceal(int& value) { asm volatile("" : "+r"(value)); }
+FASTSIM_DEVICE void conceal(float& value) { asm volatile("" : "+f"(value)); }
+
+template <class T>
+FASTSIM_DEVICE T lane_exchange(T value, int mask) {
+  return __shfl_xor_sync(0xffffffffu, value, mask);
+}
+
+FASTSIM_DEVICE char* shared_memory() {
+  extern __shared__ __align__(1024) char memory[];
+  return memory;
+}
+
+// Shared memory as the instructions address it.
+FASTSIM_DEVICE uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// ---- sm_80: copies in the background, products of a warp ----
+
+// 16 bytes; zeros where not `inside`.
+FASTSIM_DEVICE void copy_async(uint32_t to, const void* from, bool inside) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(inside ? 16 : 0));
+}
+FASTSIM_DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;"); }
+// Until at most N groups are under way.
+template <int N>
+FASTSIM_DEVICE void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// Four 8 x 16-byte matrices; lane l gives the address of row l % 8 of matrix l / 8.
+FASTSIM_DEVICE void load_matrices(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address));
+}
+
+FASTSIM_DEVICE void multiply_half(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+FASTSIM_DEVICE void multiply_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+FASTSIM_DEVICE void store_two(__half* to, float a, float b) {
+  *reinterpret_cast<__half2*>(to) = __floats2half2_rn(a, b);
+}
+FASTSIM_DEVICE void store_two(float* to, float a, float b) {
+  *reinterpret_cast<float2*>(to) = make_float2(a, b);
+}
+
+// To tf32, to nearest.
+FASTSIM_DEVICE float round_to_tf32(float x) {
+  uint32_t bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+  return __uint_as_float(bits);
+}
+
+// ---- sm_90a: warpgroups, clusters, bulk copies ----
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define FASTSIM_HOPPER_CODE 1
+
+// `threads` threads at the named barrier.
+FASTSIM_DEVICE void group_sync(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+template <int N>
+FASTSIM_DEVICE void more_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N>
+FASTSIM_DEVICE void fewer_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+FASTSIM_DEVICE int cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return static_cast<int>(rank);
+}
+FASTSIM_DEVICE void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+FASTSIM_DEVICE void barrier_init(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+// Makes initialised barriers known to the cluster and to bulk copies.
+FASTSIM_DEVICE void barrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// Arrives, and says how many bytes the phase waits for.
+FASTSIM_DEVICE void barrier_expect(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+// Arrives at the same barrier of another block of the cluster (or of this one).
+FASTSIM_DEVICE void barrier_arrive(uint32_t barrier, int rank) {
+  asm volatile(
+      "{\n.reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+}
+// Until the phase of this parity is over.
+FASTSIM_DEVICE void barrier_wait(uint32_t barrier, int parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra ready;\n"
+      "bra again;\n"
+      "ready:\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// The box of the map at (column, row) to this block's memory.
+FASTSIM_DEVICE void bulk_load(uint32_t to, const TensorMap& map, int column, int row,
+                              uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+      "l"(&map), "r"(column), "r"(row), "r"(barrier)
+      : "memory");
+}
+// The same to every block of the cluster whose bit is in `blocks`, at the same address.
+FASTSIM_DEVICE void bulk_load_shared(uint32_t to, const TensorMap& map, int column, int row,
+                                     uint32_t barrier, uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"(blocks)
+      : "memory");
+}
+FASTSIM_DEVICE void bulk_store(const TensorMap& map, int column, int row, uint32_t from) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(
+                   &map),
+               "r"(column), "r"(row), "r"(from)
+               : "memory");
+}
+FASTSIM_DEVICE void bulk_store_commit() { asm volatile("cp.async.bulk.commit_group;"); }
+// Until the stores of this thread have read their memory.
+FASTSIM_DEVICE void bulk_store_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+FASTSIM_DEVICE void bulk_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// Makes this thread's writes to shared memory known to bulk copies.
+FASTSIM_DEVICE void bulk_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+FASTSIM_DEVICE void group_product_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+FASTSIM_DEVICE void group_product_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int N>
+FASTSIM_DEVICE void group_product_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+#define FASTSIM_FOUR(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define FASTSIM_SIXTY_FOUR                                                                      \
+  FASTSIM_FOUR(0), FASTSIM_FOUR(1), FASTSIM_FOUR(2), FASTSIM_FOUR(3), FASTSIM_FOUR(4),          \
+      FASTSIM_FOUR(5), FASTSIM_FOUR(6), FASTSIM_FOUR(7), FASTSIM_FOUR(8), FASTSIM_FOUR(9),      \
+      FASTSIM_FOUR(10), FASTSIM_FOUR(11), FASTSIM_FOUR(12), FASTSIM_FOUR(13), FASTSIM_FOUR(14), \
+      FASTSIM_FOUR(15)
+#define FASTSIM_REGISTERS                                                                        \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                      \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+// d += a b^T for 64 rows of a, 128 of b and 32 bytes of depth, all rows of 128 bytes.
+FASTSIM_DEVICE void group_multiply(float (&d)[16][4], uint64_t a, uint64_t b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " FASTSIM_REGISTERS
+               "%64, %65, 1, 1, 1, 0, 0;"
+               : FASTSIM_SIXTY_FOUR
+               : "l"(a), "l"(b));
+}
+
+#endif  // sm_90a
+
+}  // namespace fastsim
+
+#endif  // emulated

@@ -1,0 +1,88 @@
+// Launches of the tile kernels: which engine, what it needs, every call checked.
+#pragma once
+
+#include <type_traits>
+
+#include "check.cuh"
+#include "epilogues.cuh"
+#include "hopper.cuh"
+#include "portable.cuh"
+
+namespace fastsim {
+
+// ---- kernels ----
+
+// Code that the other engine serves on its architecture is left out of it.
+#if defined(FASTSIM_HOPPER_CODE) && !defined(FASTSIM_EMULATED)
+template <class Product>
+constexpr bool kServed = !std::is_same_v<Product, portable::Half>;
+#else
+template <class Product>
+constexpr bool kServed = true;
+#endif
+
+template <class Product, class Epilogue>
+__global__ void __launch_bounds__(PortableShape::threads, 2)
+    portable_tiles(const __grid_constant__ Operands operands, const __grid_constant__ Grid grid,
+                   const __grid_constant__ Panel panel, const __grid_constant__ Epilogue epilogue) {
+  if constexpr (kServed<Product>) portable::run<Product>(operands, grid, panel, epilogue);
+}
+
+template <class Epilogue>
+__global__ void __launch_bounds__(hopper::kThreads, 1)
+    hopper_tiles(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap y,
+                 const __grid_constant__ TensorMap panel, const __grid_constant__ Grid grid,
+                 int steps, const __grid_constant__ Epilogue epilogue) {
+#if defined(FASTSIM_HOPPER_CODE)
+  hopper::run(x, y, panel, grid, steps, epilogue);
+#endif
+}
+
+// ---- launches ----
+
+template <class Product, class Epilogue>
+void launch_portable(const Launch& l, const Epilogue& epilogue) {
+  launch_kernel(portable_tiles<Product, Epilogue>,
+                {blocks_for(l.grid.count(1), 1), PortableShape::threads, portable::kSharedBytes},
+                l.stream, l.operands, l.grid, l.panel, epilogue);
+}
+
+// Rows of `row_bytes` at `data`, `width` halves of them, by boxes of 128 bytes x box_rows.
+TensorMap tensor_map(const void* data, int64_t width, int64_t rows, int64_t row_bytes,
+                     int box_rows);
+
+int multiprocessors();
+
+template <class Epilogue>
+void launch_hopper(const Launch& l, const Epilogue& epilogue) {
+  const Operands& o = l.operands;
+  const Grid& g = l.grid;
+  const int64_t width = o.row_bytes / 2;
+  const TensorMap x = tensor_map(o.x, width, o.x_rows, o.row_bytes, hopper::kRowsOfX);
+  const TensorMap y = tensor_map(o.y, width, o.y_rows, o.row_bytes, hopper::kRowsOfY);
+  const TensorMap panel = l.panel.data ? tensor_map(l.panel.data, g.column1 - g.column0,
+                                                    g.row1 - g.row0, 2 * l.panel.stride,
+                                                    hopper::kRowsOfPanel)
+                                       : x;
+  const int64_t pairs = g.count(hopper::kCluster), most = multiprocessors() / hopper::kCluster;
+  const unsigned clusters = static_cast<unsigned>(pairs < most ? pairs : most);
+  launch_kernel(
+      hopper_tiles<Epilogue>,
+      {clusters * hopper::kCluster, hopper::kThreads, hopper::kSharedBytes, hopper::kCluster},
+      l.stream, x, y, panel, g, static_cast<int>(o.row_bytes / hopper::kRowBytes), epilogue);
+}
+
+// Whether this device runs the sm_90a code of the library.
+bool on_hopper();
+
+template <class Epilogue>
+void launch_tiles(const Launch& l, const Epilogue& epilogue) {
+  switch (l.operands.product) {
+    case Product::full: return launch_portable<portable::Full>(l, epilogue);
+    case Product::tf32: return launch_portable<portable::Tf32>(l, epilogue);
+    case Product::half: break;
+  }
+  on_hopper() ? launch_hopper(l, epilogue) : launch_portable<portable::Half>(l, epilogue);
+}
+
+}  // namespace fastsim

@@ -1,0 +1,198 @@
+// The engine for every GPU since sm_80: a tile per block, operands by cp.async in four stages,
+// products of warps; two blocks per multiprocessor, so that one's epilogue runs under the other's
+// products.
+#pragma once
+
+#include "tile.cuh"
+
+namespace fastsim {
+namespace portable {
+
+constexpr int kStages = 4;
+constexpr int kRowBytes = 64;                           // of an operand in a stage
+constexpr int kOperandBytes = kTile * kRowBytes;
+constexpr int kStageBytes = 2 * kOperandBytes;
+// The stages, in whose place the epilogue has its staging memory.
+constexpr int kScratchAt = kTile * kPitch * sizeof(float);
+constexpr int kSharedBytes = kScratchAt + kScratch * sizeof(float);
+static_assert(kScratchAt >= kStages * kStageBytes);
+
+template <class Element>
+struct Tile : TileBase<PortableShape, Element> {
+  using Base = TileBase<PortableShape, Element>;
+  Panel panel;
+
+  FASTSIM_DEVICE void sync() const { block_sync(); }
+  FASTSIM_DEVICE void acquire_staging() const { block_sync(); }
+
+  // Through shared memory, so that whole lines are written. A panel's row is padded to whole
+  // chunks.
+  FASTSIM_DEVICE void store(const typename Base::Scores& s) const {
+    constexpr int chunk = 16 / sizeof(Element);
+    Element* staged = reinterpret_cast<Element*>(this->staging);
+    acquire_staging();
+#pragma unroll
+    for (int i = 0; i < PortableShape::row_blocks; ++i) {
+#pragma unroll
+      for (int j = 0; j < PortableShape::column_blocks; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+          const int row = PortableShape::row_of(this->thread, i, e);
+          const int column = PortableShape::column_of(this->thread, j, e);
+          store_two(staged + row * kPitch + column, s[i][j][e], s[i][j][e + 1]);
+        }
+      }
+    }
+    sync();
+    Element* out = static_cast<Element*>(panel.data);
+    for (int i = this->thread; i < kTile * kTile / chunk; i += PortableShape::threads) {
+      const int r = i / (kTile / chunk), c = i % (kTile / chunk) * chunk;
+      const int row = this->row0() + r, column = this->column0() + c;
+      if (!this->in_rows(row) || !this->in_columns(column)) continue;
+      const int64_t at = (row - this->grid.row0) * panel.stride + (column - this->grid.column0);
+      *reinterpret_cast<uint4*>(out + at) =
+          *reinterpret_cast<const uint4*>(staged + r * kPitch + c);
+    }
+  }
+};
+
+// ---- products of 32 bytes of depth ----
+
+struct Half {
+  using Element = __half;
+  FASTSIM_DEVICE static void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                      uint32_t b1) {
+    multiply_half(d, a, b0, b1);
+  }
+};
+struct Tf32 {
+  using Element = float;
+  FASTSIM_DEVICE static void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                      uint32_t b1) {
+    multiply_tf32(d, a, b0, b1);
+  }
+};
+struct Full {
+  using Element = float;
+};
+
+using Scores = TileBase<PortableShape, float>::Scores;
+
+template <class Product>
+FASTSIM_DEVICE void multiply_stage(Product, const char* x, const char* y, int thread, Scores& s) {
+  const int lane = thread % kWarp, matrix = lane / 8, line = lane % 8;
+  const int row0 = PortableShape::row_of(thread / kWarp * kWarp, 0, 0);
+  const int column0 = PortableShape::column_of(thread / kWarp * kWarp, 0, 0);
+  const uint32_t from_x = shared_address(x), from_y = shared_address(y);
+#pragma unroll
+  for (int piece = 0; piece < 2; ++piece) {
+    uint32_t a[PortableShape::row_blocks][4];
+#pragma unroll
+    for (int i = 0; i < PortableShape::row_blocks; ++i) {
+      const int row = row0 + 16 * i + matrix % 2 * 8 + line;
+      load_matrices(a[i], from_x + swizzled64(row, 2 * piece + matrix / 2));
+    }
+#pragma unroll
+    for (int j = 0; j < PortableShape::column_blocks; j += 2) {
+      uint32_t b[4];
+      const int row = column0 + 8 * j + matrix / 2 * 8 + line;
+      load_matrices(b, from_y + swizzled64(row, 2 * piece + matrix % 2));
+#pragma unroll
+      for (int i = 0; i < PortableShape::row_blocks; ++i) {
+        Product::multiply(s[i][j], a[i], b[0], b[1]);
+        Product::multiply(s[i][j + 1], a[i], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// In float32 throughout, each thread its own scores.
+FASTSIM_DEVICE void multiply_stage(Full, const char* x, const char* y, int thread, Scores& s) {
+#pragma unroll 1
+  for (int k = 0; k < kRowBytes / 8; ++k) {
+    float2 b[PortableShape::column_blocks][2];
+#pragma unroll
+    for (int j = 0; j < PortableShape::column_blocks; ++j) {
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        const int row = PortableShape::column_of(thread, j, odd);
+        b[j][odd] = *reinterpret_cast<const float2*>(y + swizzled64(row, k / 2) + k % 2 * 8);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < PortableShape::row_blocks; ++i) {
+#pragma unroll
+      for (int e = 0; e < 4; e += 2) {
+        const int row = PortableShape::row_of(thread, i, e);
+        const float2 a = *reinterpret_cast<const float2*>(x + swizzled64(row, k / 2) + k % 2 * 8);
+#pragma unroll
+        for (int j = 0; j < PortableShape::column_blocks; ++j) {
+#pragma unroll
+          for (int odd = 0; odd < 2; ++odd) {
+            float& out = s[i][j][e + odd];
+            out = fused(a.x, b[j][odd].x, out);
+            out = fused(a.y, b[j][odd].y, out);
+          }
+        }
+      }
+    }
+  }
+}
+
+// The rows of both operands in one step of depth; rows past the end are zeros.
+FASTSIM_DEVICE void load_stage(const Operands& o, char* stage, int row0, int column0, int step,
+                               int thread) {
+#pragma unroll
+  for (int i = 0; i < 2 * kTile * 4 / PortableShape::threads; ++i) {
+    const int at = thread + i * PortableShape::threads, chunk = at % 4, line = at / 4;
+    const bool left = line < kTile;
+    const int row = left ? row0 + line : column0 + line - kTile;
+    const bool inside = row < (left ? o.x_rows : o.y_rows);
+    const char* from = static_cast<const char*>(left ? o.x : o.y) +
+                       (inside ? row : 0) * o.row_bytes + int64_t{step} * kRowBytes + chunk * 16;
+    copy_async(shared_address(stage) + (left ? 0 : kOperandBytes) + swizzled64(line % kTile, chunk),
+               from, inside);
+  }
+}
+
+template <class Product>
+FASTSIM_DEVICE void multiply(const Operands& o, int row0, int column0, int steps, int thread,
+                             Scores& s) {
+  char* stages = shared_memory();
+#pragma unroll
+  for (int step = 0; step < kStages - 1; ++step) {
+    if (step < steps) load_stage(o, stages + step * kStageBytes, row0, column0, step, thread);
+    copy_async_commit();
+  }
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    copy_async_wait<kStages - 2>();
+    block_sync();  // the stage is there, and the one before it read by all
+    const int next = step + kStages - 1;
+    if (next < steps) {
+      load_stage(o, stages + next % kStages * kStageBytes, row0, column0, next, thread);
+    }
+    copy_async_commit();
+    const char* stage = stages + step % kStages * kStageBytes;
+    multiply_stage(Product{}, stage, stage + kOperandBytes, thread, s);
+  }
+  copy_async_wait<0>();
+  block_sync();
+}
+
+template <class Product, class Epilogue>
+FASTSIM_DEVICE void run(const Operands& operands, const Grid& grid, const Panel& panel,
+                        const Epilogue& epilogue) {
+  const Place place = grid.place(block_index(), 1);
+  char* memory = shared_memory();
+  Tile<typename Product::Element> tile{{grid, thread_index(), place.row, place.column, memory,
+                                        reinterpret_cast<float*>(memory + kScratchAt)},
+                                       panel};
+  const int steps = grid.has_product(place, 1) ? static_cast<int>(operands.row_bytes / kRowBytes) : 0;
+  Scores s{};
+  multiply<Product>(operands, tile.row0(), tile.column0(), steps, tile.thread, s);
+  epilogue(tile, s);
+}
+
+}  // namespace portable
+}  // namespace fastsim

@@ -1,0 +1,108 @@
+// Running log-sum-exps of a list from both ends at once, for CoSENT: the total of each part, a
+// running total of those, then the parts with what lies before them. CUB's scan of a block; not
+// its scan of a device, whose order of additions differs from run to run.
+#include <cub/block/block_reduce.cuh>
+#include <cub/block/block_scan.cuh>
+
+#include "check.cuh"
+#include "epilogue.h"
+#include "instructions.cuh"
+
+namespace fastsim {
+
+namespace {
+
+constexpr int kThreads = 256, kItems = 4;
+constexpr int kPart = kThreads * kItems;
+
+// A sum of exponentials, kept with its maximum, so that any spread of logits is safe.
+struct Running {
+  double top, sum;
+};
+constexpr double kNothing = -1e30;
+
+FASTSIM_DEVICE double share(double top, double both) {
+  return exponential(static_cast<float>(top - both));
+}
+
+struct Join {
+  FASTSIM_DEVICE Running operator()(const Running& a, const Running& b) const {
+    const double both = fmax(a.top, b.top);
+    return {both, a.sum * share(a.top, both) + b.sum * share(b.top, both)};
+  }
+};
+
+// Place `step` of a direction: forward over the logits or backward over their negatives.
+FASTSIM_DEVICE int64_t place_of(int64_t step, int64_t count, bool backward) {
+  return backward ? count - 1 - step : step;
+}
+
+FASTSIM_DEVICE Running load(const float* logits, int64_t step, int64_t count, bool backward) {
+  if (step >= count) return {kNothing, 0.0};
+  const double value = logits[place_of(step, count, backward)];
+  return {backward ? -value : value, 1.0};
+}
+
+__global__ void __launch_bounds__(kThreads)
+    totals_kernel(const float* logits, int64_t count, Running* totals) {
+  using Reduce = cub::BlockReduce<Running, kThreads, cub::BLOCK_REDUCE_RAKING>;
+  __shared__ typename Reduce::TempStorage storage;
+  Running items[kItems];
+  const int64_t first = int64_t{blockIdx.x} * kPart + threadIdx.x * kItems;
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) items[i] = load(logits, first + i, count, blockIdx.y);
+  const Running total = Reduce(storage).Reduce(items, Join{});
+  if (threadIdx.x == 0) totals[int64_t{blockIdx.y} * gridDim.x + blockIdx.x] = total;
+}
+
+// Totals of parts -> what lies before each.
+__global__ void __launch_bounds__(kThreads) carries_kernel(Running* totals, int64_t parts) {
+  using Scan = cub::BlockScan<Running, kThreads>;
+  __shared__ typename Scan::TempStorage storage;
+  Running* mine = totals + blockIdx.x * parts;
+  Running before{kNothing, 0.0};
+  for (int64_t first = 0; first < parts; first += kThreads) {
+    const int64_t at = first + threadIdx.x;
+    Running held = at < parts ? mine[at] : Running{kNothing, 0.0}, all;
+    Scan(storage).ExclusiveScan(held, held, Running{kNothing, 0.0}, Join{}, all);
+    if (at < parts) mine[at] = Join{}(before, held);
+    before = Join{}(before, all);
+    __syncthreads();
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    scan_kernel(const float* logits, int64_t count, const Running* carries, double* out) {
+  using Scan = cub::BlockScan<Running, kThreads>;
+  __shared__ typename Scan::TempStorage storage;
+  const bool backward = blockIdx.y;
+  Running items[kItems];
+  const int64_t first = int64_t{blockIdx.x} * kPart + threadIdx.x * kItems;
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) items[i] = load(logits, first + i, count, backward);
+  Scan(storage).InclusiveScan(items, items, Join{});
+  const Running before = carries[int64_t{blockIdx.y} * gridDim.x + blockIdx.x];
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    if (first + i >= count) break;
+    const Running all = Join{}(before, items[i]);
+    out[(backward ? count : 0) + place_of(first + i, count, backward)] = all.top + log(all.sum);
+  }
+}
+
+}  // namespace
+
+int64_t scan_parts(int64_t count) { return (count + kPart - 1) / kPart; }
+
+void launch_scan(const float* logits, int64_t count, double* scratch, double* out, void* stream) {
+  Running* totals = reinterpret_cast<Running*>(scratch);
+  const dim3 grid(blocks_for(count, kPart), 2);
+  totals_kernel<<<grid, kThreads, 0, stream_of(stream)>>>(logits, count, totals);
+  check(cudaGetLastError(), "launch of a scan's totals");
+  carries_kernel<<<2, kThreads, 0, stream_of(stream)>>>(totals, scan_parts(count));
+  check(cudaGetLastError(), "launch of a scan's carries");
+  scan_kernel<<<grid, kThreads, 0, stream_of(stream)>>>(logits, count, totals, out);
+  check(cudaGetLastError(), "launch of a scan");
+}
+
+}  // namespace fastsim

@@ -1,0 +1,183 @@
+"""What the CPU operators keep of each kind of loss, and the slopes they leave in a panel.
+
+A fold takes panel after panel (`add`), or one of whole rows and leaves its slopes too (`visit`).
+"""
+
+import torch
+
+EMPTY = -1e30  # the maximum of no scores, as kLeftOut in csrc/epilogue.h
+
+
+def _state(count, fill=0.0):
+    return torch.full((count,), fill, dtype=torch.float64)
+
+
+class _SoftmaxFold:
+    def __init__(self, tile, rows, columns):
+        self.tile = tile
+        self.rows = (_state(rows, EMPTY), _state(rows), _state(rows), _state(rows))
+        self.columns = (_state(columns, EMPTY), _state(columns)) if tile.symmetric else (None, None)
+
+    def add(self, panel, pairs, block):
+        rows, columns = block
+        tile = self.tile
+        torch.ops.fastsim_cpu.softmax_fold(
+            panel,
+            *pairs,
+            tile.scale,
+            tile.margin,
+            *(state[rows] for state in self.rows),
+            *(None if state is None else state[columns] for state in self.columns),
+        )
+
+    def visit(self, panel, pairs, weights):
+        tile = self.tile
+        torch.ops.fastsim_cpu.softmax_visit(
+            panel, *pairs, tile.scale, tile.margin, tile.normalise, weights, *self.rows
+        )
+
+    def result(self):
+        return [*self.rows, *(self.columns if self.tile.symmetric else ())]
+
+
+class _SigmoidFold:
+    def __init__(self, tile, rows, columns):
+        self.tile = tile
+        self.state = [_state(rows), _state(rows)]
+
+    def add(self, panel, pairs, block):
+        self._run(panel, pairs, None, *(state[block[0]] for state in self.state))
+
+    def visit(self, panel, pairs, weights):
+        self._run(panel, pairs, weights, *self.state)
+
+    def _run(self, panel, pairs, weights, losses, slopes):
+        tile = self.tile
+        torch.ops.fastsim_cpu.sigmoid(panel, *pairs, tile.scale, tile.bias, weights, losses, slopes)
+
+    def result(self):
+        return self.state
+
+
+class _SquaredErrorFold:
+    def __init__(self, tile, rows, columns):
+        self.losses = _state(rows)
+
+    def add(self, panel, pairs, block):
+        torch.ops.fastsim_cpu.squared_error(panel, *pairs, None, self.losses[block[0]])
+
+    def visit(self, panel, pairs, weights):
+        torch.ops.fastsim_cpu.squared_error(panel, *pairs, weights, self.losses)
+
+    def result(self):
+        return [self.losses]
+
+
+class _ContrastFold:
+    """Multi-similarity and multi-positive: positives against negatives."""
+
+    def __init__(self, tile, rows, columns):
+        self.tile = tile
+        tops = {"multi_similarity": (0, 2), "multi_positive": (0,)}[tile.kind]
+        count = len(tile.state_shapes(rows, columns))
+        self.state = [_state(rows, EMPTY if part in tops else 0.0) for part in range(count)]
+
+    def add(self, panel, pairs, block):
+        self._run(panel, pairs, [state[block[0]] for state in self.state])
+
+    def visit(self, panel, pairs, weights):
+        self._run(panel, pairs, self.state)
+        coefficients = self.tile.coefficients(self.state, weights.double())
+        coefficients = [c.to(panel.dtype) for c in coefficients]
+        _contrast_slope(self.tile, panel, pairs, (slice(None), None), coefficients)
+
+    def _run(self, panel, pairs, state):
+        fold = getattr(torch.ops.fastsim_cpu, f"{self.tile.kind}_fold")
+        fold(panel, *pairs, *_contrast_scales(self.tile), *state)
+
+    def result(self):
+        return self.state
+
+
+class _LevelsFold:
+    def __init__(self, tile, rows, columns):
+        self.tile = tile
+        count = tile.levels.numel()
+        self.top = torch.full((2, count), EMPTY, dtype=torch.float64)
+        self.sum = torch.zeros(2, count, dtype=torch.float64)
+
+    def add(self, panel, pairs, block):
+        tile = self.tile
+        partial = torch.zeros(panel.shape[0], 2, 2, tile.levels.numel(), dtype=torch.float64)
+        partial[:, :, 0].fill_(EMPTY)
+        torch.ops.fastsim_cpu.levels_fold(panel, *pairs, tile.scale, tile.levels, partial)
+        tops, sums = partial[:, :, 0], partial[:, :, 1]
+        top = torch.maximum(self.top, tops.amax(0))
+        grown = (sums * (tile.scale * (tops - top)).exp()).sum(0)
+        self.sum = self.sum * (tile.scale * (self.top - top)).exp() + grown
+        self.top = top
+
+    def result(self):
+        return [self.top, self.sum]
+
+
+def _softmax_slope(tile, panel, pairs, block, coefficients):
+    rows, columns = block
+    row_top, row_weight, target_weight, column_top, column_weight = coefficients
+    torch.ops.fastsim_cpu.softmax_slope(
+        panel,
+        *pairs,
+        tile.scale,
+        tile.margin,
+        row_top[rows],
+        row_weight[rows],
+        target_weight[rows],
+        None if column_top is None else column_top[columns],
+        None if column_weight is None else column_weight[columns],
+    )
+
+
+def _sigmoid_slope(tile, panel, pairs, block, coefficients):
+    (weights,) = coefficients
+    losses, slopes = _state(panel.shape[0]), _state(panel.shape[0])
+    torch.ops.fastsim_cpu.sigmoid(
+        panel, *pairs, tile.scale, tile.bias, weights[block[0]], losses, slopes
+    )
+
+
+def _squared_error_slope(tile, panel, pairs, block, coefficients):
+    (weights,) = coefficients
+    losses = _state(panel.shape[0])
+    torch.ops.fastsim_cpu.squared_error(panel, *pairs, weights[block[0]], losses)
+
+
+def _contrast_scales(tile):
+    both = tile.scale, tile.positive_scale
+    return both if tile.kind == "multi_similarity" else both[:1]
+
+
+def _contrast_slope(tile, panel, pairs, block, coefficients):
+    slope = getattr(torch.ops.fastsim_cpu, f"{tile.kind}_slope")
+    slope(panel, *pairs, *_contrast_scales(tile), *(c[block[0]] for c in coefficients))
+
+
+def _levels_slope(tile, panel, pairs, block, coefficients):
+    torch.ops.fastsim_cpu.levels_slope(panel, *pairs, tile.scale, tile.levels, *coefficients)
+
+
+FOLDS = {
+    "softmax": _SoftmaxFold,
+    "sigmoid": _SigmoidFold,
+    "squared_error": _SquaredErrorFold,
+    "multi_similarity": _ContrastFold,
+    "multi_positive": _ContrastFold,
+    "levels": _LevelsFold,
+}
+SLOPES = {
+    "softmax": _softmax_slope,
+    "sigmoid": _sigmoid_slope,
+    "squared_error": _squared_error_slope,
+    "multi_similarity": _contrast_slope,
+    "multi_positive": _contrast_slope,
+    "levels": _levels_slope,
+}

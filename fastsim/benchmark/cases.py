@@ -1,0 +1,165 @@
+"""What is measured: every loss with its inputs, its options and its least work.
+
+Work is counted in products of the score matrix: one is 2 N M D floating-point operations. A loss
+that has to see every score takes one forward; with the gradient of both sides three, four where
+columns are normalised too, and one where the gradient touches a candidate a row.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+import fastsim
+
+# Cosine of an anchor with its positive, about that of its closest negative among a thousand: a
+# batch half learnt, in which no softmax is saturated.
+ALIKE = 0.15
+MEMBERS = 4  # rows of a group
+LEVELS = 26  # distinct labels of graded sentence pairs
+SIZES = (64, 512, 2048, 8192, 16384)
+DIMS = (384, 768)
+UP_TO = 2048  # losses that are not among the headlines, unless sizes are asked for
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call: `leaves` want gradients, `given` are the loss's other positional arguments."""
+
+    case: "Case"
+    leaves: list[torch.Tensor]
+    given: tuple = ()
+    options: dict = field(default_factory=dict)
+
+    @property
+    def rows(self):
+        return self.leaves[0].shape[0]
+
+    def to(self, dtype):
+        """The same problem with leaves of another type."""
+        leaves = [t.detach().to(dtype).requires_grad_() for t in self.leaves]
+        return Problem(self.case, leaves, self.given, self.options)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A loss as it is measured.
+
+    products: of the score matrix, forward and forward + backward; (0, 0) where there is none.
+    sizes, dims: by default. exact: the largest N at which the dense formula is affordable twice
+    over in float64, for the error.
+    """
+
+    name: str
+    function: Callable
+    make: Callable  # (rows, width, generator) -> (leaves, given)
+    options: dict
+    products: tuple[int, int] = (0, 0)
+    sizes: tuple[int, ...] = tuple(size for size in SIZES if size <= UP_TO)
+    dims: tuple[int, ...] = DIMS
+    exact: int = 512
+
+    def problem(self, rows, width, *, device="cpu", dtype=torch.float32, seed=0, **options):
+        """Inputs of that size, the same for the same seed."""
+        generator = torch.Generator().manual_seed(seed)
+        leaves, given = self.make(rows, width, generator)
+        leaves = [t.to(device, dtype).requires_grad_() for t in leaves]
+        return Problem(self, leaves, _on(device, given), self.options | options)
+
+    def flop(self, rows, width, *, backward=True):
+        """The least floating-point operations in products of the score matrix."""
+        return 2 * self.products[backward] * rows * rows * width
+
+
+def _on(device, value):
+    """Tensors in tuples of tuples, on the device."""
+    return tuple(_on(device, v) for v in value) if isinstance(value, tuple) else value.to(device)
+
+
+def _normal(*shape, generator):
+    return torch.randn(*shape, generator=generator)
+
+
+def _pairs(rows, width, generator):
+    x = torch.nn.functional.normalize(_normal(rows, width, generator=generator), dim=1)
+    y = torch.nn.functional.normalize(_normal(rows, width, generator=generator), dim=1)
+    # Lengths that are not one: normalising is part of the loss.
+    return [3 * x, 2 * (ALIKE * x + y)], ()
+
+
+def _groups(rows):
+    return torch.arange(rows) // MEMBERS
+
+
+def _one_side(rows, width, generator):
+    (x, _), _ = _pairs(rows, width, generator)
+    return [x], (_groups(rows),)
+
+
+def _grouped(rows, width, generator):
+    leaves, _ = _pairs(rows, width, generator)
+    groups = _groups(rows)
+    return leaves, ((groups, groups),)
+
+
+def _levels(count, generator):
+    return torch.randint(0, LEVELS, (count,), generator=generator).float()
+
+
+def _scores(rows, width, generator):
+    return [_normal(rows, generator=generator).tanh()], (_levels(rows, generator),)
+
+
+def _ranked_scores(rows, width, generator):
+    labels = torch.randperm(rows, generator=generator).float()
+    return [_normal(rows, generator=generator).tanh()], (labels,)
+
+
+def _labelled(rows, width, generator):
+    leaves, _ = _pairs(rows, width, generator)
+    return leaves, (_levels(rows, generator),)
+
+
+def _targeted(rows, width, generator):
+    leaves, _ = _pairs(rows, width, generator)
+    return leaves, (_normal(rows, generator=generator).tanh(),)
+
+
+def _triplets(rows, width, generator):
+    leaves, _ = _pairs(rows, width, generator)
+    return [*leaves, 2 * _normal(rows, width, generator=generator) / width**0.5], ()
+
+
+_LISTS = {"sizes": (10_000, 1_000_000), "dims": (1,), "exact": 2048}
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("info_nce", fastsim.info_nce, _pairs, {"temperature": 0.05}, (1, 3), SIZES),
+        Case(
+            "info_nce symmetric",
+            fastsim.info_nce,
+            _pairs,
+            {"temperature": 0.05, "symmetric": True},
+            (1, 4),
+            SIZES,
+        ),
+        Case("siglip", fastsim.siglip, _pairs, {"scale": 10.0, "bias": -10.0}, (1, 3), SIZES),
+        Case("full_triplet", fastsim.full_triplet, _pairs, {"margin": 0.25}, (1, 1), SIZES),
+        Case("sup_con", fastsim.sup_con, _one_side, {"temperature": 0.1}, (1, 3)),
+        Case(
+            "matrix_cross_entropy",
+            fastsim.matrix_cross_entropy,
+            _grouped,
+            {"temperature": 1.0},
+            (1, 3),
+        ),
+        Case("matrix_mse", fastsim.matrix_mse, _grouped, {}, (1, 3)),
+        Case("cosent_matrix", fastsim.cosent_matrix, _grouped, {"scale": 20.0}, (1, 4), exact=64),
+        Case("cosent", fastsim.cosent, _scores, {"scale": 20.0}, **_LISTS),
+        Case("cosent distinct", fastsim.cosent, _ranked_scores, {"scale": 20.0}, **_LISTS),
+        Case("angle", fastsim.angle, _labelled, {"scale": 20.0}),
+        Case("cosine_regression", fastsim.cosine_regression, _targeted, {}),
+        Case("triplet_margin", fastsim.triplet_margin, _triplets, {"margin": 1.0}),
+    )
+}

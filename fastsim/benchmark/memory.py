@@ -1,0 +1,124 @@
+"""How far a call raises the peak memory of a fresh process.
+
+CPU: the rise of the resident set's high-water mark over forward and backward, less the inputs,
+which were there before, and the gradients, which are the result. The C allocator gives freed
+blocks back to the system at once, so that the figure is what is alive and not what is kept for
+later. GPU: the same of the memory that torch has handed out. One N x N float32 matrix at 16,384
+is 1,024 MB (2^20 bytes).
+
+The process is forked from a server that has imported the packages and done nothing else. It may
+take so much address space beyond its own and no more, so that a call that wants too much fails
+in it, and not the machine.
+"""
+
+import contextlib
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+import torch
+
+from fastsim.benchmark.calls import reason, step
+from fastsim.benchmark.cases import CASES
+from fastsim.benchmark.rivals import RIVALS, rival_named
+from fastsim.benchmark.rivals.rival import anywhere
+
+GIB = 2**30
+
+
+def usual_limit():
+    """GB that a call may take on this machine: 16, or four fifths of all where that is less."""
+    held = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
+    return min(16.0, round(0.8 * held, 1))
+
+
+def rise(loss, name, rows, width, *, device="cpu", dtype="float32", limit=None):
+    """MB (2^20) beyond inputs and gradients, or the sentence why there is no figure.
+
+    name: of a rival, or "fastsim <backend>". limit: bytes that the call may take.
+    """
+    kept = os.environ.get(_THRESHOLD)
+    os.environ[_THRESHOLD] = str(1 << 20)  # read by the server when it starts
+    try:
+        with ProcessPoolExecutor(1, mp_context=_context()) as pool:
+            arguments = (loss, name, rows, width, device, dtype, limit)
+            return pool.submit(_rise, *arguments).result()
+    except BrokenProcessPool:
+        return "out of memory: the process was ended"
+    finally:
+        os.environ.pop(_THRESHOLD)
+        if kept is not None:
+            os.environ[_THRESHOLD] = kept
+
+
+_THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
+_CLEAR, _STATUS, _STATM = (Path("/proc/self") / name for name in ("clear_refs", "status", "statm"))
+
+
+def _context():
+    methods = multiprocessing.get_all_start_methods()
+    if "forkserver" not in methods:
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    peers = {r.package for r in RIVALS.values() if r.objection is anywhere}
+    context.set_forkserver_preload(["fastsim.benchmark.memory", *peers])
+    return context
+
+
+@contextlib.contextmanager
+def limited(limit, device="cpu"):
+    """Within the block, no more than `limit` bytes beyond what is taken now (None: any)."""
+    if limit is None or device != "cpu" or not _STATM.exists():
+        yield
+        return
+    import resource
+
+    kept = resource.getrlimit(resource.RLIMIT_AS)
+    taken = int(_STATM.read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + limit, kept[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, kept)
+
+
+def _rise(loss, name, rows, width, device, dtype, limit):
+    if device == "cpu" and not _CLEAR.exists():
+        return "the peak of a process is known on Linux alone"
+    case, rival, dtype = CASES[loss], rival_named(name), getattr(torch, dtype)
+    measure = _cuda_rise if device == "cuda" else _resident_rise
+    try:
+        small = case.problem(128, width, device=device, dtype=dtype)
+        step(rival.call(small), small)  # so that what is loaded on the first call is there
+        problem = case.problem(rows, width, device=device, dtype=dtype)
+        call = rival.call(problem)
+        with limited(limit, device):
+            bytes_ = measure(call, problem)
+    except Exception as error:
+        return reason(error)
+    gradients = sum(leaf.grad.nbytes for leaf in problem.leaves)
+    return round((bytes_ - gradients) / 2**20, 1)
+
+
+def _resident_rise(call, problem):
+    # Making the inputs had a peak of its own: writing 5 brings the mark down to what is held now.
+    _CLEAR.write_text("5")
+    before = _high_water_mark()
+    step(call, problem)
+    return _high_water_mark() - before
+
+
+def _high_water_mark():
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+def _cuda_rise(call, problem):
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step(call, problem)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before

@@ -1,0 +1,88 @@
+"""How long a loss should take on a machine, from its work and four measured ceilings.
+
+    t = c + W / (R F) + s N M / (R E) + b / B + link
+
+    W = 2 p N M D      operations of p products of the score matrix (fastsim/benchmark/cases.py)
+    s N M              scores that the epilogue looks at, one exponential each; s visits
+    b = 4 k (N / R + M) D
+                       bytes of embeddings moved outside the products: rows read, unit rows written
+                       and read, gradients written, read and written: k = 6 passes over either side
+    link = 2 (R - 1) / R * 4 M D / L
+                       R processes with N / R rows each: candidates gathered, gradients scattered
+
+F operations per second of the library's product, E exponentials per second in a panel, B bytes per
+second of a copy, c seconds of a call that has nothing to do: all measured (`rates_of`), none of
+them fitted to a loss. L, bytes per second between processes, is stated, not measured.
+
+The model leaves out that small products run below F and that a panel may leave the cache, so it is
+a floor: `errors` says how far below the measured times it lies.
+"""
+
+from dataclasses import dataclass
+
+from fastsim.benchmark.cases import CASES
+from fastsim.benchmark.found import BOTH, Found
+
+PASSES_OVER_ROWS = 6
+FLOAT = 4  # bytes
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Ceilings of one machine, per second; `call` in seconds."""
+
+    product: float  # operations
+    exp: float  # exponentials
+    copy: float  # bytes
+    call: float = 0.0
+    link: float = float("inf")  # bytes between processes
+
+
+def rates_of(about, rows, loss="info_nce", link=float("inf")):
+    """The measured ceilings of a result file: the fastest product of any size, call of this loss.
+
+    ValueError where the file holds none.
+    """
+    ceilings = [row for row in rows if row["measure"] == "ceiling"]
+    calls = [
+        min(row["repeats ms"])
+        for row in ceilings
+        if row["name"] == "call"
+        and row["loss"] == loss
+        and row["implementation"].startswith("fastsim ")
+    ]
+    values = {
+        name: max((row[unit] for row in ceilings if row["name"] == name), default=None)
+        for name, unit in (("products", "GFLOP/s"), ("exp", "G/s"), ("copy", "GB/s"))
+    }
+    if None in values.values() or not calls:
+        raise ValueError(f"rates: wanted measured ceilings and calls of {loss}, got {values}")
+    product, exp, copy = (1e9 * value for value in values.values())
+    return Rates(product, exp, copy, 1e-3 * min(calls), link)
+
+
+def seconds(loss, rows, width, rates, *, columns=None, processes=1):
+    """Predicted seconds of forward + backward of a tile loss, per process of `processes`."""
+    columns = rows if columns is None else columns
+    products = CASES[loss].products[1]
+    visits = 2 if products == 4 else 1
+    scores = rows * columns / processes
+    sides = (rows / processes + columns) * width
+    gathered = 2 * (processes - 1) / processes * FLOAT * columns * width
+    return (
+        rates.call
+        + 2 * products * scores * width / rates.product
+        + visits * scores / rates.exp
+        + FLOAT * PASSES_OVER_ROWS * sides / rates.copy
+        + gathered / rates.link
+    )
+
+
+def errors(about, rows):
+    """[(loss, N, D, measured seconds, predicted seconds)] of fastsim's times in a result file."""
+    found, points = Found(about, rows), []
+    for loss, name, n, width, which in found.times:
+        if which == BOTH and CASES[loss].products[1] and name == found.ours(loss, n, width):
+            predicted = seconds(loss, n, width, rates_of(about, rows, loss))
+            points.append((loss, n, width, 1e-3 * found.best(loss, name, n, width), predicted))
+    return points

@@ -1,0 +1,51 @@
+"""The options of `fastsim bench` on the command line."""
+
+import click
+
+
+class Integers(click.ParamType):
+    """Positive integers with commas between."""
+
+    name = "N,N,..."
+
+    def convert(self, value, param, ctx):
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = tuple(int(part) for part in value.split(","))
+        except ValueError:
+            numbers = (0,)
+        if min(numbers) < 1:
+            self.fail(f"wanted positive integers with commas between, got {value!r}", param, ctx)
+        return numbers
+
+
+_OPTIONS = (
+    click.option("--loss", "losses", multiple=True, help="A loss; all. A wrong name lists them."),
+    click.option("--backend", "backends", multiple=True, help="Of fastsim; all but eager."),
+    click.option("--rival", "rivals", multiple=True, help="A rival, or none; all installed ones."),
+    click.option("--sizes", type=Integers(), default=(), help="N, rows of either side."),
+    click.option("--dim", "dims", type=Integers(), default=(), help="D, their width."),
+    click.option("--measure", "measures", multiple=True, help="time, memory or error; all three."),
+    click.option("--device", default="cpu", help="cpu or cuda."),
+    click.option(
+        "--dtype",
+        type=click.Choice(["float32", "float16", "bfloat16", "float64"]),
+        help="float32 on a CPU, bfloat16 on a GPU.",
+    ),
+    click.option("--seconds", default=1.0, help="For the rounds of one pass at one size."),
+    click.option("--limit", default=15.0, help="Seconds beyond which a call is not made."),
+    click.option("--memory-limit", type=float, help="GB that a call may take; 16 or less."),
+    click.option("--quick", is_flag=True, help="Two small sizes, under a minute."),
+    click.option("--out", metavar="FILE", help="JSON lines; a folder gets DEVICE/losses.jsonl."),
+    click.option("--from", "source", metavar="FILE", help="Show an earlier run, measure nothing."),
+    click.option("--against", metavar="FILE", help="Say which ratios left their spread there."),
+    click.option("--progress/--no-progress", default=True),
+)
+
+
+def options(command):
+    """The decorator that adds them all."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command

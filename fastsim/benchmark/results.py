@@ -1,0 +1,82 @@
+"""Result files: JSON lines. The first says on what the rest was measured, every other is a figure.
+
+Rows that are no figure have "not measured", a sentence, in its place.
+"""
+
+import json
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+PACKAGES = (
+    *("torch", "fastsim", "triton", "sentence-transformers", "open_clip_torch"),
+    *("pytorch-metric-learning", "siglip-kernel", "inf-cl", "cut-cross-entropy"),
+    *("transformers", "accelerate"),
+)
+
+
+def device_name(device="cpu"):
+    """The processor, with its threads, or the GPU that figures belong to, as a folder's name."""
+    if device == "cuda":
+        return torch.cuda.get_device_name().lower().replace(" ", "-")
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text().splitlines()
+        names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        name = next(names, name)
+    return f"{name} x{torch.get_num_threads()}".lower().replace(" ", "-")
+
+
+def environment(device="cpu", settings=None):
+    """Device, versions, commit, settings: the first line of a result file."""
+    return {
+        "device": device_name(device),
+        "kind": device,
+        "versions": {"python": platform.python_version(), **dict(_versions())},
+        "commit": commit(),
+        # Above the number of cores, times are not those of the code.
+        "load average": round(os.getloadavg()[0], 2),
+        "settings": settings or {},
+    }
+
+
+def _versions():
+    for package in PACKAGES:
+        try:
+            yield package, metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+
+
+def commit():
+    """The commit of the code that runs, "" for an installed package."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    here = Path(__file__).parent
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here)
+    except OSError:  # no git
+        return ""
+    return done.stdout.strip()
+
+
+def write(path, about, rows):
+    """One result file of the environment `about` and the rows (dicts)."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in (about, *rows)))
+
+
+def read(path):
+    """(environment, rows) of a result file. ValueError for one that is none."""
+    try:
+        about, *rows = map(json.loads, Path(path).read_text().splitlines())
+        if "settings" in about:
+            return about, rows
+    except ValueError:  # no text, no line or no JSON
+        pass
+    raise ValueError(f"{path}: wanted a result file of `fastsim bench`")

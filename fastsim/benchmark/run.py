@@ -1,0 +1,258 @@
+"""One run: every measurement in its order, with a progress bar."""
+
+import sys
+from dataclasses import asdict
+
+import click
+
+from fastsim.benchmark import ceilings
+from fastsim.benchmark.accuracy import errors
+from fastsim.benchmark.calls import PASSES, reason, runnable
+from fastsim.benchmark.cases import CASES
+from fastsim.benchmark.memory import limited, rise
+from fastsim.benchmark.results import environment
+from fastsim.benchmark.settings import SLOW
+from fastsim.benchmark.timing import in_turns, summary
+
+# The forward pass alone is timed up to here; beyond, what the run can spend goes to both.
+FORWARD_UP_TO = 2048
+WARM_UP_BELOW = 1.0  # seconds of a call, as foretold; a longer one shows no difference
+TEMPERATURES = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
+
+
+def run(settings, *, progress=True):
+    """(environment, rows) of all that the settings ask for."""
+    about = environment(settings.device, asdict(settings))
+    session = Session(settings)
+    rows = []
+    steps = session.steps()
+    bar = click.progressbar(
+        length=sum(weight for weight, _, _, _ in steps),
+        label="measuring",
+        item_show_func=lambda text: text,
+        show_pos=False,
+        hidden=not progress,
+        file=sys.stderr,
+    )
+    with bar:
+        for weight, text, function, arguments in steps:
+            bar.update(0, text)
+            rows += function(*arguments)
+            bar.update(weight, text)
+    return about, rows
+
+
+class Session:
+    """What a run has learnt so far: how long calls take, and which do not work."""
+
+    def __init__(self, settings):
+        self.settings = settings
+        self.device = settings.device
+        self.dtype = str(settings.type).removeprefix("torch.")
+        self.taken = {}  # (loss, rival, width) -> (N, seconds of both passes)
+        self.failed = {}  # (loss, rival) -> (N, reason) of the smallest N that did not work
+        self.absent = set()  # (loss, rival) that no size will change
+
+    def steps(self):
+        """[(weight, text, function, arguments)], small sizes first."""
+        settings = self.settings
+        steps = []
+        if "time" in settings.measures:
+            steps.append((1, "ceilings", self.machine, ()))
+        sizes = {
+            (rows, width)
+            for case in settings.cases
+            for rows in (*settings.sizes_of(case), *settings.memory_sizes_of(case))
+            for width in settings.dims_of(case)
+        }
+        for rows, width in sorted(sizes):
+            weight, size = 1 + rows * rows * width // 2**33, f"{rows:,} x {width}"
+            cases = [c for c in settings.cases if width in settings.dims_of(c)]
+            if "memory" in settings.measures:
+                for case in cases:
+                    if rows in settings.memory_sizes_of(case) and self._first(case, width):
+                        text = f"memory of {case.name}, {size}"
+                        steps.append((weight, text, self.memory, (case, rows, width)))
+            cases = [c for c in cases if rows in settings.sizes_of(c)]
+            if "time" in settings.measures:
+                if any(case.products[1] for case in cases):
+                    steps.append(
+                        (1 + weight // 4, f"products, {size}", self.products, (rows, width))
+                    )
+                for case in cases:
+                    steps.append((weight, f"{case.name}, {size}", self.time, (case, rows, width)))
+        if "error" in settings.measures:
+            for case in settings.cases:
+                for options in self._error_options(case):
+                    steps.append((1, f"error of {case.name}", self.error, (case, options)))
+        return steps
+
+    def _first(self, case, width):
+        return width == self.settings.dims_of(case)[0]
+
+    def _error_options(self, case):
+        swept = case.function is CASES["info_nce"].function and not self.settings.quick
+        return [{}, *({"temperature": t} for t in TEMPERATURES if swept)]
+
+    # ---- the measurements: each returns rows ----
+
+    def machine(self):
+        seconds = 0.3 if self.settings.quick else 1.0
+        rows = ceilings.machine_rows(device=self.device, seconds=seconds)
+        for case in self.settings.cases:
+            rivals = [r for r in self.settings.contestants(case) if self._serves(r, case)]
+            rows += ceilings.call_rows(
+                case.name, rivals, device=self.device, dtype=self.settings.type
+            )
+        return [{"measure": "ceiling", **row} for row in rows]
+
+    def _serves(self, rival, case):
+        """Whether a rival is here at all and computes this loss of tensors like these."""
+        if self.settings.left_out(rival, 2):
+            return False
+        problem = case.problem(2, 2, device=self.device, dtype=self.settings.type)
+        try:
+            rival.call(problem)
+        except Exception:
+            return False
+        return True
+
+    def products(self, rows, width):
+        seconds = self.settings.pass_seconds / 3
+        common = {"device": self.device, "dtype": self.settings.type}
+        return [
+            {"measure": "ceiling"} | ceilings.product_rows(rows, width, seconds=seconds, **common)
+        ]
+
+    def time(self, case, rows, width):
+        problem = self._problem(case, rows, width)
+        calls, found = {}, []
+        for rival in self.settings.contestants(case):
+            if (case.name, rival.name) in self.absent:
+                continue
+            why = self._left_out(case, rival, rows) or self._too_long(case, rival, rows, width)
+            if why is None:
+                try:
+                    calls[rival.name] = rival.call(problem)
+                    continue
+                except Exception as error:
+                    why = reason(error)
+                    self.absent.add((case.name, rival.name))
+            found.append(self._row("time", case, rival.name, rows, width, why))
+        for which in PASSES:
+            if which == "forward" and rows > FORWARD_UP_TO and case.products[0]:
+                continue
+            functions = {
+                name: runnable(call, problem, which)
+                for name, call in calls.items()
+                if (case.name, name) not in self.failed
+            }
+            found += self._timed(case, rows, width, which, functions)
+        return found
+
+    def _timed(self, case, rows, width, which, functions):
+        longest = max(
+            (self._foretold(case, name, rows, width) or 0.0 for name in functions), default=0.0
+        )
+        with limited(self.settings.bytes_limit, self.device):
+            times = in_turns(
+                functions, seconds=self.settings.pass_seconds, warm_up=longest < WARM_UP_BELOW
+            )
+        found = []
+        for name, seconds in times.items():
+            if not isinstance(seconds, list):
+                self._note_failure(case, name, rows, seconds)
+                found.append(self._row("time", case, name, rows, width, seconds, **{"pass": which}))
+                continue
+            row = {"pass": which, **summary(seconds)}
+            best = min(row["repeats ms"])
+            if which == "forward + backward":
+                self.taken[case.name, name, width] = rows, 1e-3 * best
+            if case.products[0]:
+                work = case.flop(rows, width, backward=which != "forward")
+                row["GFLOP/s"] = float(f"{work / (1e6 * best):.5g}")
+            found.append(self._row("time", case, name, rows, width, None, **row))
+        return found
+
+    def memory(self, case, rows, width):
+        found = []
+        for rival in self.settings.contestants(case):
+            if not self._serves(rival, case):
+                continue  # said once, where time is measured
+            why = self._left_out(case, rival, rows)
+            if rival.name == "torch.compile":
+                why = "compiling raises the peak of a fresh process more than the loss"
+            if why is None:
+                value = rise(
+                    *(case.name, rival.name, rows, width),
+                    device=self.device,
+                    dtype=self.dtype,
+                    limit=self.settings.bytes_limit,
+                )
+                if not isinstance(value, str):
+                    row = self._row("memory", case, rival.name, rows, width, None)
+                    found.append(row | {"rise MB": value})
+                    continue
+                why = value
+                self._note_failure(case, rival.name, rows, why)
+            found.append(self._row("memory", case, rival.name, rows, width, why))
+        return found
+
+    def error(self, case, options):
+        rows, width = case.exact, self.settings.dims_of(case)[0]
+        if self.settings.sizes:
+            rows = min(rows, max(self.settings.sizes))
+        found = []
+        for rival in self.settings.contestants(case):
+            if not self._serves(rival, case) or (options and rival.name in SLOW):
+                continue
+            problem = self._problem(case, rows, width, **options)
+            try:
+                with limited(self.settings.bytes_limit, self.device):
+                    values, why = errors(rival.call(problem), problem), None
+            except Exception as error:
+                values, why = {}, reason(error)
+            row = self._row("error", case, rival.name, rows, width, why)
+            found.append(row | {"options": problem.options} | values)
+        return found
+
+    # ---- what is known before a call ----
+
+    def _problem(self, case, rows, width, **options):
+        kind = {"device": self.device, "dtype": self.settings.type}
+        return case.problem(rows, width, **kind, **options)
+
+    def _foretold(self, case, name, rows, width):
+        """Seconds of a call, by the square of N from the largest size so far; None: unknown."""
+        if (case.name, name, width) not in self.taken:
+            return None
+        known, seconds = self.taken[case.name, name, width]
+        power = 2 if case.products[0] else 1
+        return seconds * (rows / known) ** power
+
+    def _too_long(self, case, rival, rows, width):
+        seconds = self._foretold(case, rival.name, rows, width) or 0.0
+        if seconds <= self.settings.limit:
+            return None
+        return f"a call would take {seconds:.0f} s, beyond the limit of {self.settings.limit:g}"
+
+    def _left_out(self, case, rival, rows):
+        """Why a rival is not called at this size: it failed at a smaller one, or by default."""
+        least, why = self.failed.get((case.name, rival.name), (rows + 1, None))
+        return why if rows >= least else self.settings.left_out(rival, rows)
+
+    def _note_failure(self, case, name, rows, why):
+        least, _ = self.failed.get((case.name, name), (rows, why))
+        self.failed[case.name, name] = min(least, rows), why
+
+    def _row(self, measure, case, name, rows, width, why, **more):
+        row = {
+            "measure": measure,
+            "loss": case.name,
+            "implementation": name,
+            "rows": rows,
+            "width": width,
+            "dtype": self.dtype,
+            **more,
+        }
+        return row if why is None else row | {"not measured": why}

@@ -1,0 +1,107 @@
+"""What a run measures: the options of `fastsim bench`, checked."""
+
+from dataclasses import dataclass
+
+import torch
+
+from fastsim.backends import backends
+from fastsim.benchmark.cases import CASES
+from fastsim.benchmark.memory import GIB, usual_limit
+from fastsim.benchmark.rivals import RIVALS, ours
+
+MEASURES = ("time", "memory", "error")
+QUICK_SIZES = (64, 512)
+# Compiling takes longer than all of a quick run, and again for other options.
+SLOW = ("torch.compile",)
+MEMORY_FROM = 2048  # below, a rise is no more than a few pages
+MEMORY_BEYOND = 65536  # one N x N matrix is more than the limit: tried with InfoNCE alone
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Empty tuples stand for what a case has by default.
+
+    seconds: for the rounds of one pass at one size. limit: seconds above which a call is not
+    made, as its time at a smaller size foretells. memory_limit: GB (2^30 bytes) a call may take;
+    None: 16, or four fifths of the machine's where that is less.
+    """
+
+    losses: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
+    rivals: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    dims: tuple[int, ...] = ()
+    measures: tuple[str, ...] = MEASURES
+    device: str = "cpu"
+    dtype: str = ""
+    seconds: float = 1.0
+    limit: float = 15.0
+    memory_limit: float | None = None
+    quick: bool = False
+
+    def __post_init__(self):
+        if self.memory_limit is None:
+            object.__setattr__(self, "memory_limit", usual_limit())
+        wanted = (
+            ("loss", self.losses, CASES),
+            ("backend", self.backends, backends()),
+            ("rival", self.rivals, (*RIVALS, "none")),
+            ("measure", self.measures, MEASURES),
+            ("device", (self.device,), ("cpu", "cuda")),
+        )
+        for name, values, choices in wanted:
+            for value in values:
+                if value not in choices:
+                    raise ValueError(f"{name}: wanted one of {', '.join(choices)}, got {value!r}")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("device: wanted one that is here, got 'cuda': no GPU is visible")
+
+    @property
+    def cases(self):
+        """The cases that are measured."""
+        return [CASES[name] for name in self.losses or CASES]
+
+    @property
+    def type(self):
+        """The dtype of the embeddings: float32 on a CPU, bfloat16 on a GPU unless asked for."""
+        return getattr(torch, self.dtype or {"cpu": "float32", "cuda": "bfloat16"}[self.device])
+
+    @property
+    def pass_seconds(self):
+        """Seconds for the rounds of one pass."""
+        return min(self.seconds, 0.2) if self.quick else self.seconds
+
+    @property
+    def bytes_limit(self):
+        return int(self.memory_limit * GIB)
+
+    def sizes_of(self, case):
+        """The N of a case."""
+        return self.sizes or (QUICK_SIZES if self.quick else case.sizes)
+
+    def dims_of(self, case):
+        """The widths of a case; scores of a list have none."""
+        return (1,) if case.dims == (1,) else self.dims or case.dims[: 1 if self.quick else None]
+
+    def memory_sizes_of(self, case):
+        """The N at which memory is measured."""
+        if self.sizes:
+            return self.sizes
+        if self.quick:
+            return (MEMORY_FROM,)
+        sizes = tuple(size for size in case.sizes if size >= MEMORY_FROM)
+        return (*sizes, MEMORY_BEYOND) if case.name == "info_nce" else sizes
+
+    def contestants(self, case):
+        """The rivals of a case, fastsim's backends first."""
+        names = self.backends or [name for name in backends() if name != "eager"]
+        others = [RIVALS[name] for name in self.rivals or RIVALS if name != "none"]
+        return [*map(ours, names), *(rival for rival in others if case.name in rival.losses)]
+
+    def left_out(self, rival, rows):
+        """Why a rival is not measured at that size though it might be, or None."""
+        if self.quick and rival.name in SLOW and not self.rivals:
+            return "left out of a quick run"
+        if rival.up_to and rows > rival.up_to and not (self.rivals or self.sizes):
+            return f"left out beyond N = {rival.up_to:,} to keep the run short"
+        return None

@@ -1,0 +1,108 @@
+"""NT-Xent with any number of positives: each positive pair against the negatives of its row.
+
+    N_i = log sum_{n not in group(i)} exp(z_in),   z = cos / temperature
+    L_ip = log(exp(z_ip) + exp(N_i)) - z_ip = softplus(N_i - z_ip),   p in group(i), p != i
+
+Source: Chen et al. 2020, "A Simple Framework for Contrastive Learning of Visual Representations",
+equation 1, extended to groups of any size by leaving the other positives out of the denominator,
+as Feeney and Hughes 2023, "SINCERE: Supervised Information Noise-Contrastive Estimation
+REvisited". `sup_con` keeps them there; with groups of two both are the same.
+"""
+
+import torch
+
+from fastsim.backends import pick
+from fastsim.checks import check_number, check_reduction
+from fastsim.engine import tile_loss
+from fastsim.losses.module import LossModule
+from fastsim.losses.reduce import as_float, off_range, reduce
+from fastsim.scores import compute_dtype, dense_cosines
+from fastsim.targets import (
+    dense_targets,
+    groups_of_scores,
+    parse_groups,
+    positive_counts,
+    taking_part,
+)
+from fastsim.tiles import Tile
+
+
+def nt_xent(
+    embeddings,
+    groups,
+    references=None,
+    reference_groups=None,
+    *,
+    own_first=False,
+    temperature=0.07,
+    reduction="mean",
+    backend=None,
+):
+    """Normalised temperature-scaled cross entropy of embeddings (N, D), integer groups (N,).
+
+    references (M, D), reference_groups (M,): what the embeddings are held against, by default
+    themselves, each row left out of its own; own_first: the first N references are the
+    embeddings' own, and row i leaves out reference i. temperature: a positive number or 0-d
+    tensor, with a gradient if it wants one. A row without a negative has loss 0.
+
+    Returns a scalar, the mean or sum over all positive pairs, or for reduction "none" the sums of
+    the rows (N,). ValueError or TypeError for arguments that do not fit, RuntimeError for a
+    backend that cannot serve them. Source: see the module.
+    """
+    pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
+    check_number("temperature", temperature, positive=True)
+    check_reduction(reduction)
+    chosen = pick(backend, embeddings)
+    if chosen.name == "eager":
+        return _dense(dense_cosines(embeddings, references, chosen), pairs, temperature, reduction)
+    return tile_loss(
+        Tile("multi_positive", pairs),
+        embeddings,
+        references,
+        scale=1 / temperature,
+        weights=_weights(pairs, reduction, compute_dtype(embeddings)),
+        backend=chosen,
+    )
+
+
+class NTXent(LossModule):
+    """The module of `nt_xent`."""
+
+    function = staticmethod(nt_xent)
+
+
+def nt_xent_from_scores(
+    scores,
+    groups,
+    reference_groups=None,
+    *,
+    own_first=False,
+    temperature=0.07,
+    reduction="mean",
+):
+    """The specification of `nt_xent`: scores (N, M), the other parameters as there."""
+    pairs = groups_of_scores(scores, groups, reference_groups, own_first)
+    check_number("temperature", temperature, positive=True)
+    check_reduction(reduction)
+    return _dense(as_float(scores), pairs, temperature, reduction)
+
+
+def _dense(scores, pairs, temperature, reduction):
+    logits = scores / temperature
+    part = taking_part(pairs, *scores.shape, scores.device)
+    own = dense_targets(pairs, *scores.shape, torch.bool, scores.device)
+    negative = part & ~own
+    lse = torch.logsumexp(logits.masked_fill(~negative, off_range(logits)), 1, keepdim=True)
+    counted = part & own & negative.any(1, keepdim=True)
+    terms = torch.nn.functional.softplus(lse - logits)
+    losses = torch.where(counted, terms, 0.0).sum(1)
+    weights = _weights(pairs, reduction, logits.dtype)
+    return losses if weights is None else reduce(losses * weights, "sum")
+
+
+def _weights(pairs, reduction, dtype):
+    """1 / (positive pairs) for "mean"."""
+    if reduction == "none":
+        return None
+    weights = torch.ones_like(pairs.row_groups, dtype=dtype)
+    return weights if reduction == "sum" else weights / positive_counts(pairs).sum().clamp(min=1)

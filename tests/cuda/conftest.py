@@ -1,0 +1,18 @@
+"""Tests of the CUDA kernels in an emulator, on CPU tensors.
+
+An emulated library stands in for the real one, so tests/test_cuda.py runs this folder in a process
+of its own with FASTSIM_EMULATED=<library>; elsewhere nothing here is collected.
+"""
+
+import os
+
+import torch
+
+from fastsim.backends import cuda, cuda_passes
+
+if library := os.environ.get("FASTSIM_EMULATED"):
+    torch.ops.load_library(library)
+    cuda.CudaBackend.objection = lambda self, *tensors: None
+    cuda_passes.stream = lambda tensor: 0
+else:
+    collect_ignore_glob = ["test_*.py"]

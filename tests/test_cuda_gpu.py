@@ -1,0 +1,81 @@
+"""The CUDA backend on a GPU: every loss, dtype and ragged shape once, skipped with its reason."""
+
+import pytest
+import torch
+
+import fastsim
+from fastsim.backends import backends
+from tests.cases import CASES, call, inputs
+from tests.measure import assert_close
+
+REASON = backends()["cuda"]
+pytestmark = pytest.mark.skipif(REASON is not None, reason=f"cuda: {REASON}")
+
+TILES = [case for case in CASES if case.tile]
+SHAPES = ((67, 75, 34), (300, 700, 200))
+
+
+def on_gpu(part):
+    """A tensor, or the tensors of a tuple, on the GPU; anything else as it is."""
+    if isinstance(part, tuple):
+        return tuple(map(on_gpu, part))
+    return part.cuda() if isinstance(part, torch.Tensor) else part
+
+
+def run(case, tensors, others, options, **chosen):
+    """(value, gradients) of the mean, on the CPU."""
+    leaves = [t if t is None else t.cuda().requires_grad_() for t in tensors]
+    options = {k: on_gpu(v) for k, v in options.items()}
+    value = case.loss(*leaves, *map(on_gpu, others), **options, **chosen)
+    value.backward()
+    return value.detach().cpu(), [leaf.grad.cpu() for leaf in leaves if leaf is not None]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", TILES, ids=repr)
+def test_equals_the_formula(case, dtype, shape):
+    if case.loss is fastsim.full_triplet and dtype.itemsize == 2:
+        pytest.skip("rounding to float16 may choose another of two close negatives")
+    tensors, others, options = inputs(case, shape, dtype, seed=sum(shape))
+    # Truth and formula from the CPU: cosent_matrix has no dense formula of that size.
+    exact = [t if t is None else t.double() for t in tensors]
+    formula = [t if t is None else t.float() for t in tensors]
+    truth, wanted = call(case.loss, exact, others, options | {"backend": "cpu"})
+    dense, theirs = call(case.loss, formula, others, options | {"backend": "cpu"})
+    value, grads = run(case, tensors, others, options, backend="cuda")
+    rounding = torch.float32 if dtype == torch.float32 else torch.float16
+    assert_close("value", value, truth, dense, rounding)
+    for grad, exact_grad, dense_grad in zip(grads, wanted, theirs, strict=True):
+        assert_close("gradient", grad, exact_grad, dense_grad, dtype)
+
+
+@pytest.mark.parametrize("case", TILES, ids=repr)
+def test_repeats(case):
+    tensors, others, options = inputs(case, (300, 700, 200), torch.bfloat16, seed=1)
+    first, second = (run(case, tensors, others, options, backend="cuda") for _ in "ab")
+    assert torch.equal(first[0], second[0])
+    assert all(map(torch.equal, first[1], second[1]))
+
+
+@pytest.mark.parametrize("case", TILES, ids=repr)
+def test_no_wait_for_the_device(case):
+    tensors, others, options = inputs(case, (67, 75, 34), torch.float16, seed=1)
+    leaves = [t if t is None else t.cuda().requires_grad_() for t in tensors]
+    others, options = [*map(on_gpu, others)], {k: on_gpu(v) for k, v in options.items()}
+    case.loss(*leaves, *others, **options, backend="cuda").backward()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        case.loss(*leaves, *others, **options, backend="cuda").backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_sanitizer(tool):
+    from bench.cuda_sanitizer import sanitize, sanitizer
+
+    if sanitizer() is None:
+        pytest.skip("no compute-sanitizer")
+    assert sanitize(tool)["passed"]
