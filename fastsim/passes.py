@@ -64,7 +64,9 @@ class Call:
         boost = self.backend.boost(self.tile, weights, self.x.dtype, self.y.shape[0])
         if boost is not None and self.tile.group:
             boost = least(boost, self.tile.group)  # columns add up the weights of all ranks
-        return (weights, None) if boost is None else (weights * boost, 1 / boost)
+        if boost is None:
+            return weights, None
+        return boost if weights is None else weights * boost, 1 / boost
 
     def units(self):
         """Unit rows and inverse norms of both sides; y's norms are empty where y is x.
