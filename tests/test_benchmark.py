@@ -293,4 +293,4 @@ def test_the_command(tmp_path):
     assert done.exit_code == 1
     assert "ratios that changed" in done.stdout
     for wrong in (["--loss", "nce"], ["--sizes", "0"], ["--from", __file__]):
-        assert runner.invoke(cli.main, ["bench", *wrong]).exit_code == cli.USAGE
+        assert runner.invoke(cli.main, ["bench", *wrong]).exit_code == 2

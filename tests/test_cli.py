@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 pytest.importorskip("transformers")
 pytest.importorskip("datasets")
-from fastsim import cli
+from fastsim import cli, command
 from fastsim.training import demo
 from tests import models
 
@@ -78,23 +78,23 @@ def one_line(result, code, *parts):
 
 def test_errors_are_one_line(data, tmp_path):
     out = tmp_path / "out"
-    one_line(train(data, out, loss="cosend"), cli.USAGE, "can train cosent, angle", "'cosend'")
-    one_line(train(data, out, loss="info_nce"), cli.USAGE, "got 'info_nce'")
-    one_line(train(tmp_path / "no.csv", out), cli.DATA, "no.csv: no such file")
+    one_line(train(data, out, loss="cosend"), command.USAGE, "can train cosent, angle", "'cosend'")
+    one_line(train(data, out, loss="info_nce"), command.USAGE, "got 'info_nce'")
+    one_line(train(tmp_path / "no.csv", out), command.DATA, "no.csv: no such file")
     broken = tmp_path / "broken.csv"
     broken.write_text("sentence1,sentence2,score\na,b,1\na,b,c\n")
-    one_line(train(broken, out), cli.DATA, "broken.csv, line 3: score: wanted a number")
+    one_line(train(broken, out), command.DATA, "broken.csv, line 3: score: wanted a number")
     (tmp_path / "empty").mkdir()
-    one_line(train(data, out, "--model", tmp_path / "empty"), cli.MODEL, "neither modules.json")
+    one_line(train(data, out, "--model", tmp_path / "empty"), command.MODEL, "neither modules.json")
     file = tmp_path / "file"
     file.touch()
-    one_line(train(data, file), cli.OUTPUT, "wanted a folder")
-    one_line(train(data, file / "below"), cli.OUTPUT, "output: ")
-    one_line(train(data, out, "--best-metric", "x"), cli.USAGE, "best_metric: wanted with")
-    one_line(run("evaluate", "--model", tmp_path / "empty", "--data", data), cli.MODEL)
+    one_line(train(data, file), command.OUTPUT, "wanted a folder")
+    one_line(train(data, file / "below"), command.OUTPUT, "output: ")
+    one_line(train(data, out, "--best-metric", "x"), command.USAGE, "best_metric: wanted with")
+    one_line(run("evaluate", "--model", tmp_path / "empty", "--data", data), command.MODEL)
     assert not out.exists()
     result = train(data, out, "--learning-rate", "-1")
-    assert result.exit_code == cli.USAGE
+    assert result.exit_code == command.USAGE
 
 
 def test_an_unknown_model_name_is_one_line(data, tmp_path, monkeypatch):
@@ -105,7 +105,7 @@ def test_an_unknown_model_name_is_one_line(data, tmp_path, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
     result = train(data, tmp_path / "out", "--model", "no/such-model")
-    one_line(result, cli.MODEL, "'no/such-model' is no folder here", "ConnectionError")
+    one_line(result, command.MODEL, "'no/such-model' is no folder here", "ConnectionError")
 
 
 def test_a_full_disk(data, tmp_path, monkeypatch):
@@ -116,7 +116,7 @@ def test_a_full_disk(data, tmp_path, monkeypatch):
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
     result = train(data, tmp_path / "out", "--max-steps", 1)
-    one_line(result, cli.OUTPUT, "No space left on device")
+    one_line(result, command.OUTPUT, "No space left on device")
     assert not (tmp_path / "out/modules.json").exists()
 
 
@@ -125,7 +125,7 @@ def test_a_read_only_folder(data, tmp_path):
     folder = tmp_path / "locked"
     folder.mkdir()
     folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    one_line(train(data, folder / "out"), cli.OUTPUT, "Permission denied")
+    one_line(train(data, folder / "out"), command.OUTPUT, "Permission denied")
 
 
 def test_debug_shows_the_traceback(data, tmp_path):
