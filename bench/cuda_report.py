@@ -75,14 +75,17 @@ def kernels(library=LIBRARY):
 
 
 def _names(symbol):
-    """(engine, product, epilogue) of a mangled name."""
-    words = re.findall(r"\d+([A-Za-z][A-Za-z_0-9]*?)(?=E|I|\d|$)", symbol)
-    if "hopper_tiles" in symbol:
-        return "hopper", "Half", re.search(r"hopper_tilesINS_\d+(\w+?)E", symbol)[1]
-    if "portable_tiles" in symbol:
-        pattern = r"portable_tilesINS_8portable\d(\w+?)ENS_\d+(\w+?)E"
-        return "portable", *re.search(pattern, symbol).groups()
-    return "", "", next((w for w in words if w.endswith("kernel")), symbol)
+    """(engine, product, epilogue) of a mangled name: identifiers follow their lengths."""
+    words, at = [], 0
+    while match := re.compile(r"\d+").search(symbol, at):
+        at = match.end() + int(match[0])
+        words.append(symbol[match.end() : at])
+    if "hopper_tiles" in words:
+        return "hopper", "Half", words[words.index("hopper_tiles") + 1]
+    if "portable_tiles" in words:
+        product, epilogue = words[words.index("portable_tiles") + 2 :][:2]
+        return "portable", product, epilogue
+    return "", "", next((word for word in words if word.endswith("_kernel")), symbol)
 
 
 @click.command()

@@ -26,7 +26,12 @@ def run(case, tensors, others, options, **chosen):
     """(value, gradients) of the mean, on the CPU."""
     leaves = [t if t is None else t.cuda().requires_grad_() for t in tensors]
     options = {k: on_gpu(v) for k, v in options.items()}
-    value = case.loss(*leaves, *map(on_gpu, others), **options, **chosen)
+    try:
+        value = case.loss(*leaves, *map(on_gpu, others), **options, **chosen)
+    except RuntimeError as error:
+        if str(error).startswith("backend 'cuda' cannot be used: "):
+            pytest.skip(str(error))
+        raise
     value.backward()
     return value.detach().cpu(), [leaf.grad.cpu() for leaf in leaves if leaf is not None]
 
@@ -61,9 +66,9 @@ def test_repeats(case):
 @pytest.mark.parametrize("case", TILES, ids=repr)
 def test_no_wait_for_the_device(case):
     tensors, others, options = inputs(case, (67, 75, 34), torch.float16, seed=1)
+    run(case, tensors, others, options, backend="cuda")
     leaves = [t if t is None else t.cuda().requires_grad_() for t in tensors]
     others, options = [*map(on_gpu, others)], {k: on_gpu(v) for k, v in options.items()}
-    case.loss(*leaves, *others, **options, backend="cuda").backward()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:

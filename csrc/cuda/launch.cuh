@@ -21,8 +21,12 @@ template <class Product>
 constexpr bool kServed = true;
 #endif
 
+// Two blocks on a multiprocessor; products in full take all its registers for one.
+template <class Product>
+constexpr int kBlocks = std::is_same_v<Product, portable::Full> ? 1 : 2;
+
 template <class Product, class Epilogue>
-__global__ void __launch_bounds__(PortableShape::threads, 2)
+__global__ void __launch_bounds__(PortableShape::threads, kBlocks<Product>)
     portable_tiles(const __grid_constant__ Operands operands, const __grid_constant__ Grid grid,
                    const __grid_constant__ Panel panel, const __grid_constant__ Epilogue epilogue) {
   if constexpr (kServed<Product>) portable::run<Product>(operands, grid, panel, epilogue);
