@@ -1,5 +1,6 @@
 """The CUDA extension without a GPU: what was built, what it refuses, and its kernels emulated."""
 
+import inspect
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import torch
 
 from bench import cuda_report
 from fastsim.backends import cuda, cuda_passes, get
+from fastsim.backends.triton import TritonBackend
 from fastsim.targets import Pairs
 from fastsim.tiles import Tile
 
@@ -110,6 +112,15 @@ def test_objection_is_a_sentence():
     assert "it serves GPU tensors" in backend.objection(torch.zeros(1))
     if not torch.cuda.is_available():
         assert backend.objection() is not None
+
+
+def test_nothing_of_triton_runs_here():
+    """What the backend inherits uses no kernel of the Triton backend."""
+    for name, method in vars(TritonBackend).items():
+        if inspect.isfunction(method):
+            code = inspect.getsource(method)
+            borrowed = any(use in code for use in ("_passes()", "_launches()", "_scan()"))
+            assert not borrowed or name in vars(cuda.CudaBackend), name
 
 
 def test_an_unknown_loss_is_refused():

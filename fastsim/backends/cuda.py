@@ -84,5 +84,8 @@ class CudaBackend(TritonBackend):
     def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
         return cuda_passes.closest(pairs, semi_hard, unit_x, unit_y, ceilings)
 
+    def hardest(self, pairs, offsets, x, y):
+        cuda_passes.refuse("it has no batch-hard selection")
+
     def cosent(self, scores, labels, scale, want_slope):
         return lists.cosent(cuda_passes.running_sums, scores, labels, scale, want_slope)
