@@ -131,9 +131,10 @@ def test_an_unknown_loss_is_refused():
 def test_an_unknown_option_is_refused(monkeypatch):
     fewer = cuda_passes.KNOWN | {Tile: cuda_passes.KNOWN[Tile] - {"margin"}}
     monkeypatch.setattr(cuda_passes, "KNOWN", fewer)
-    cuda_passes.check_tile(Tile("softmax", Pairs()))
+    pairs = Pairs(torch.arange(3))
+    cuda_passes.check_tile(Tile("softmax", pairs))
     with pytest.raises(RuntimeError, match="it does not know margin of softmax losses"):
-        cuda_passes.check_tile(Tile("softmax", Pairs(), margin=0.5))
+        cuda_passes.check_tile(Tile("softmax", pairs, margin=0.5))
 
 
 # ---- on the host ----
