@@ -19,13 +19,14 @@ import click
 import torch
 
 from fastsim.backends.triton import TritonBackend
-from fastsim.targets import Pairs
+from fastsim.targets import Guide, Pairs
 from fastsim.tiles import Tile
 
 ARCHITECTURES = ("sm_80", "sm_90", "gfx942")
 OPERANDS = ("float16", "tf32", "float32")
 ROWS, COLUMNS = 200, 300
-TABLE_NOTE = "spills in bytes (sm) or registers (gfx); operands float16 for 16-bit inputs"
+ALONE = ("softmax", "sigmoid", "squared_error")  # kinds that rows with themselves fold mirrored
+TABLE_NOTE = "spills in bytes (sm) or vector registers (gfx); operands float16 for 16-bit inputs"
 
 
 class Compiled(NamedTuple):
@@ -104,16 +105,12 @@ def resources(compiled):
     shared = compiled.metadata.shared
     if "amdgcn" in compiled.asm:
         text = compiled.asm["amdgcn"]
-        fields = [
-            r"\.vgpr_count:",
-            r"\.agpr_count:",
-            r"\.vgpr_spill_count:",
-            r"\.sgpr_spill_count:",
-        ]
-        vector, matrix, spilled, scalar = (
+        # Scalar registers spill into lanes of vector registers, which costs no memory.
+        fields = [r"\.vgpr_count:", r"\.agpr_count:", r"\.vgpr_spill_count:"]
+        vector, matrix, spilled = (
             sum(map(int, re.findall(field + r"\s+(\d+)", text))) for field in fields
         )
-        return max(vector, matrix), shared, spilled + scalar, text
+        return max(vector, matrix), shared, spilled, text
     from triton import knobs
 
     with tempfile.TemporaryDirectory() as folder:
@@ -147,11 +144,16 @@ def tiles():
     )
     once = Pairs(row_groups=_integers(ROWS), column_groups=_integers(COLUMNS), skip="lower")
     levels = torch.tensor([-1.0, 1.0])
+    guide = Guide(
+        *(torch.zeros(n, 64, dtype=torch.float16) for n in (ROWS, COLUMNS)), torch.zeros(ROWS)
+    )
+    guided = Pairs(torch.arange(ROWS), guide=guide)
     return [
         ("positives", Tile("softmax", positives, scale, bias)),
         ("symmetric", Tile("softmax", positives, scale, bias, symmetric=True)),
         ("exclude", Tile("softmax", excluding, scale, bias, 0.1, symmetric=True)),
         ("others", Tile("softmax", others, scale, bias, normalise=True)),
+        ("guided", Tile("softmax", guided, scale, bias, symmetric=True)),
         ("dense", Tile("softmax", dense, scale, bias)),
         ("multi_positive", Tile("multi_positive", others, scale, bias)),
         (
@@ -167,6 +169,13 @@ def tiles():
     ]
 
 
+def run_alone(tile, dtype, depth=768):
+    """The fold of rows with themselves."""
+    backend = TritonBackend()
+    unit = backend.unit_rows(torch.randn(ROWS, depth, dtype=dtype))[0]
+    backend.fold(tile, unit, unit)
+
+
 def run_tile(tile, dtype, depth=768):
     """Every launch of a tile loss for inputs of that dtype."""
     backend = TritonBackend()
@@ -175,9 +184,8 @@ def run_tile(tile, dtype, depth=768):
     block = slice(0, ROWS), slice(0, COLUMNS)
     workspace = backend.workspace(unit_x, unit_y, whole_rows=True)
     state = backend.fold(tile, unit_x, unit_y)
-    grad = torch.ones((), dtype=torch.float64) if tile.kind == "levels" else torch.ones(ROWS)
-    if tile.rows_alone:
-        backend.visit(tile, unit_x, unit_y, block, grad, workspace)
+    grad = torch.ones(() if tile.kind == "levels" else ROWS)
+    backend.visit(tile, unit_x, unit_y, block, grad, workspace)
     coefficients = tile.coefficients(state, grad.double())
     backend.slope(tile, unit_x, unit_y, block, coefficients, workspace)
 
@@ -189,7 +197,8 @@ def run_rest(dtype, depth=768):
     unit_x, inverse = backend.unit_rows(x)
     unit_y, _ = backend.unit_rows(y)
     backend.unit_rows(x, torch.float32)
-    backend.unit_rows_backward(torch.randn(ROWS, depth), x, inverse, torch.ones(()))
+    for written in {dtype, torch.float32}:
+        backend.unit_rows_backward(torch.randn(ROWS, depth), x, inverse, torch.ones(()), written)
     excluding = Pairs(torch.arange(ROWS), _integers(ROWS), _integers(COLUMNS))
     backend.closest(excluding, True, unit_x, unit_y)
     groups = Pairs(row_groups=_integers(ROWS), column_groups=_integers(COLUMNS))
@@ -227,7 +236,10 @@ def calls():
     """(case, function of a dtype) that together make every launch."""
     made = [(name, functools.partial(run_tile, tile)) for name, tile in tiles()]
     shallow = [(f"{n}, 128", functools.partial(run_tile, tile, depth=128)) for n, tile in tiles()]
-    return [*made, shallow[2], ("rows", run_rest)]
+    square = Pairs(dense=torch.zeros(ROWS, ROWS, dtype=torch.bfloat16))
+    kinds = [Tile(kind, square, *torch.tensor([20.0, -10.0])) for kind in ALONE]
+    alone = [(f"{tile.kind} alone", functools.partial(run_alone, tile)) for tile in kinds]
+    return [*made, *alone, shallow[2], ("rows", run_rest)]
 
 
 @click.command()

@@ -138,7 +138,9 @@ def test_ranking(directions, negatives, regime):
     modes = ["joint"]
     if not {"query_to_query", "doc_to_doc"} & set(directions):
         modes.append("per_direction")
-    for mode, hardness, scale in itertools.product(modes, HARDNESS, (20.0, 3.0)):
+    for (mode, hardness), scale in zip(
+        itertools.product(modes, HARDNESS), itertools.cycle((20.0, 3.0)), strict=False
+    ):
         options = {
             "directions": directions,
             "partition_mode": mode,
@@ -217,7 +219,7 @@ def test_cached_ranking(tokens):
         mask = (torch.arange(9) < torch.arange(len(columns[0]))[:, None] % 9 + 1).long()
         return [{"embeddings": c, "input_ids": mask, "attention_mask": mask} for c in columns]
 
-    for directions, hardness in itertools.product(DIRECTIONS, HARDNESS):
+    for directions, hardness in zip(DIRECTIONS, itertools.cycle(HARDNESS), strict=False):
         options = {
             "directions": directions,
             "hardness_mode": hardness,

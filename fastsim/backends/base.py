@@ -104,7 +104,7 @@ class Backend:
         """(state, slope panel) of a block of whole rows; `weights` (N,) weigh the losses.
 
         A loss that looks at columns too comes with a block of the whole matrix only; one without
-        row losses ("levels") with weights None.
+        row losses ("levels") with weights None, or with its boost () alone.
         """
         raise NotImplementedError
 

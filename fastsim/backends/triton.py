@@ -4,6 +4,11 @@ A fold leaves partial results per tile, merged in a fixed order; a slope panel g
 products. Operands of 16-bit inputs are float16, whose slopes are kept in range by a power of two
 (`boost`); float32 operands follow torch.get_float32_matmul_precision(). Nothing waits for the
 device. The kernels are in fastsim/backends/triton_kernels, imported on first use.
+
+Forward and backward take 6u, u = N M D, where a panel is visited once: elementwise losses write
+loss and slope from one product, others keep the scores in 16 bits for the slopes (kept.py). Losses
+that look at columns or the whole matrix can do so where the matrix fits the panel (13,500 rows and
+columns; more by FASTSIM_TRITON_PANEL), else they take 8u, as float32 operands do.
 """
 
 import functools
@@ -16,8 +21,10 @@ from fastsim.backends import lists
 from fastsim.backends.base import Backend
 from fastsim.targets import Pairs
 
-# Bytes of slopes alive. At 65,536 columns of float16 that is 2816 rows, 132 tiles of the product
-# with 768 features: one for each multiprocessor of an H200.
+# Bytes of float16 slopes alive, twice that of float32; FASTSIM_TRITON_PANEL sets another number,
+# and with 8,600,000,000 a matrix of 65,536 x 65,536 is one panel. As it stands a panel of 65,536
+# columns has 2816 rows, 132 tiles of the product with 768 features: one for each multiprocessor of
+# an H200.
 PANEL = 352 << 20
 WIDEST = 1 << 17  # columns of a block of whole rows: more would leave the products too few rows
 WIDE = 1 << 14  # columns of any other block: tall blocks read the sums over panels back less often
@@ -115,6 +122,9 @@ class TritonBackend(Backend):
     def whole_rows_fit(self, columns):
         return columns <= WIDEST
 
+    def whole_matrix_fits(self, rows, columns):
+        return columns <= WIDEST and 2 * rows * _padded(columns) <= _panel_bytes()
+
     def blocks(self, rows, columns, *, whole_rows=False, lower=False):
         tall, wide = _block_shape(rows, columns, whole_rows)
         for top in range(0, rows, tall):
@@ -130,7 +140,9 @@ class TritonBackend(Backend):
 
     def visit(self, tile, unit_x, unit_y, block, weights, workspace):
         panel = _panel(workspace, block)
-        return _passes().visit(tile, unit_x, unit_y, block, weights[block[0]], panel), panel
+        if weights is not None and weights.ndim:
+            weights = weights[block[0]]
+        return _passes().visit(tile, unit_x, unit_y, block, weights, panel), panel
 
     def slope(self, tile, unit_x, unit_y, block, coefficients, workspace):
         panel = _panel(workspace, block)
@@ -163,11 +175,21 @@ def _padded(columns):
     return -(-columns // LINE) * LINE
 
 
+def _panel_bytes():
+    value = os.environ.get("FASTSIM_TRITON_PANEL", PANEL)
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError(f"FASTSIM_TRITON_PANEL: wanted a number of bytes, got {value!r}") from None
+
+
 def _block_shape(rows, columns, whole_rows):
-    """(rows, columns) of a block: PANEL bytes of float16, twice that of float32."""
+    """(rows, columns) of a block: the panel's bytes of float16, twice that of float32."""
     wide = columns if whole_rows else min(columns, WIDE)
-    tall = max(1, PANEL // (2 * _padded(wide) * TALL)) * TALL
-    return min(rows, tall), wide
+    line = 2 * _padded(wide)
+    if rows * line <= _panel_bytes():
+        return rows, wide
+    return min(rows, max(1, _panel_bytes() // (line * TALL)) * TALL), wide
 
 
 def _panel(workspace, block):
@@ -179,7 +201,7 @@ def _panel(workspace, block):
 def _largest_slope(tile, weights, columns):
     """A bound (), float32, on the slopes of the losses weighted by `weights`."""
     pairs = tile.pairs
-    size = weights.abs().float()
+    size = tile.scale.new_ones(()) if weights is None else weights.abs().float()
     largest, scale = size.amax(), tile.scale.abs()
     target = 1.0 if pairs.dense is None else _LARGEST_TARGET.get(pairs.dense.dtype, 16.0)
     if tile.kind == "sigmoid":

@@ -49,6 +49,32 @@ class Numbers(NamedTuple):
     positive_scale: Any = None
 
 
+class Kept(NamedTuple):
+    """Scores kept in 16 bits (see kept.py): codes (n, stride); top and step by tile and row."""
+
+    codes: Any
+    stride: Any
+    top: Any
+    step: Any
+
+
+class Work(NamedTuple):
+    """What is done with the scores of a block.
+
+    A fold fills `partials` (one of the Partials below) and `kept`; a slope reads its coefficients
+    (one of the Slopes below) and fills the panel (n, panel_stride).
+    """
+
+    pairs: PairArguments
+    numbers: Numbers
+    partials: Any = None
+    coefficients: Any = None
+    panel: Any = None
+    panel_stride: Any = None
+    kept: Kept | None = None
+    guide: GuideArguments | None = None
+
+
 class SoftmaxPartials(NamedTuple):
     """Maximum score and sum of exponentials by tile, for rows and perhaps for columns.
 

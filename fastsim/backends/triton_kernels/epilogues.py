@@ -10,13 +10,13 @@ columns of tiles).
 import triton
 import triton.language as tl
 
-from fastsim.backends.triton_kernels.pairs import LEFT_OUT, own_group, own_pairs, targets
-
-
-@triton.jit
-def _row_place(row, tile, block):
-    """Where the partials of these rows lie in (columns of tiles, rows of the block)."""
-    return tile[1].to(tl.int64) * (block.row1 - block.row0) + (row - block.row0)
+from fastsim.backends.triton_kernels.pairs import (
+    LEFT_OUT,
+    own_group,
+    own_pairs,
+    row_place,
+    targets,
+)
 
 
 @triton.jit
@@ -49,7 +49,7 @@ def _less_margin(scores, row, column, block, pairs, numbers):
 def softmax_fold(scores, row, column, tile, block, pairs, numbers, partials):
     scale = tl.load(numbers.scale)
     scores = _less_margin(scores, row, column, block, pairs, numbers)
-    at, in_rows = _row_place(row, tile, block), row < block.row1
+    at, in_rows = row_place(row, tile, block), row < block.row1
     if partials.positive is not None:
         value = tl.sum(tl.where(own_pairs(row, column, block, pairs), scores, 0.0), 1)
         # One tile has the positive, so one program writes the row.
@@ -136,7 +136,7 @@ def sigmoid_fold(scores, row, column, tile, block, pairs, numbers, partials):
     logit = _logit(scores, numbers)
     wanted = 0.5 * targets(row, column, block, pairs) + 0.5
     excess, e = _sigmoid_excess(logit, wanted)
-    at, in_rows = _row_place(row, tile, block), row < block.row1
+    at, in_rows = row_place(row, tile, block), row < block.row1
     tl.store(partials.slope + at, tl.sum(_taking_part(scores, excess), 1), mask=in_rows)
     loss = tl.where(logit < 0, 0.0, logit) - wanted * logit + _log_one_plus(e)
     tl.store(partials.loss + at, tl.sum(_taking_part(scores, loss), 1), mask=in_rows)
@@ -154,7 +154,7 @@ def sigmoid_slope(scores, row, column, block, pairs, numbers, slope):
 def squared_error_fold(scores, row, column, tile, block, pairs, numbers, partials):
     difference = _taking_part(scores, scores - targets(row, column, block, pairs))
     loss = tl.sum(difference * difference, 1)
-    tl.store(partials.loss + _row_place(row, tile, block), loss, mask=row < block.row1)
+    tl.store(partials.loss + row_place(row, tile, block), loss, mask=row < block.row1)
 
 
 @triton.jit
@@ -177,7 +177,7 @@ def _sides(scores, row, column, block, pairs):
 @triton.jit
 def contrast_fold(scores, row, column, tile, block, pairs, numbers, partials):
     rising, falling = _sides(scores, row, column, block, pairs)
-    at, in_rows = _row_place(row, tile, block), row < block.row1
+    at, in_rows = row_place(row, tile, block), row < block.row1
     top, total = _sum_exponentials(rising, tl.load(numbers.scale), 1)
     tl.store(partials.negative_top + at, top, mask=in_rows)
     tl.store(partials.negative_sum + at, total, mask=in_rows)
@@ -225,7 +225,7 @@ def multi_positive_fold(scores, row, column, tile, block, pairs, numbers, partia
     _, falling = _sides(scores, row, column, block, pairs)
     scale = tl.load(numbers.scale)
     loss, slope = _positive_term(falling, scale, partials.top, partials.log_sum, row, block)
-    at, in_rows = _row_place(row, tile, block), row < block.row1
+    at, in_rows = row_place(row, tile, block), row < block.row1
     tl.store(partials.loss + at, tl.sum(loss, 1), mask=in_rows)
     tl.store(partials.slope + at, tl.sum(slope, 1), mask=in_rows)
 
@@ -304,7 +304,7 @@ def closest_fold(scores, row, column, tile, block, pairs, numbers, partials):
         admitted = admitted & (scores <= ceiling[:, None])
     scores = tl.where(admitted, scores, LEFT_OUT)
     top = tl.max(scores, 1)
-    at = _row_place(row, tile, block)
+    at = row_place(row, tile, block)
     tl.store(partials.top + at, top, mask=in_rows)
     tl.store(partials.column + at, _first_column(scores, top, column), mask=in_rows)
 
@@ -318,7 +318,7 @@ def hardest_fold(scores, row, column, tile, block, pairs, numbers, partials):
     if partials.offsets is not None:
         offset = tl.load(partials.offsets + column, mask=in_columns, other=0.0)
         scores -= offset[None, :]
-    at = _row_place(row, tile, block)
+    at = row_place(row, tile, block)
     positives = tl.where(part & own, scores, -LEFT_OUT)
     low = tl.min(positives, 1)
     tl.store(partials.low + at, low, mask=in_rows)

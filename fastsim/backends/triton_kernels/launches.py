@@ -1,15 +1,27 @@
 """What is allocated and launched: row kernels, and the tile kernel for one pair of unit rows."""
 
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fastsim.backends.triton_kernels.arguments import Block, GuideArguments, PairArguments
+from fastsim.backends.triton_kernels.arguments import (
+    Block,
+    GuideArguments,
+    Kept,
+    PairArguments,
+    Work,
+)
 from fastsim.backends.triton_kernels.launching import launch
 from fastsim.backends.triton_kernels.merge import merge_exponentials_kernel
 from fastsim.backends.triton_kernels.rows import unit_rows_backward_kernel, unit_rows_kernel
 from fastsim.backends.triton_kernels.table import LINE, architecture, block_sizes
-from fastsim.backends.triton_kernels.tile import positives_kernel, tile_kernel
+from fastsim.backends.triton_kernels.tile import (
+    kept_slopes_kernel,
+    positives_kernel,
+    tile_kernel,
+)
 
 PARTIALS = 128 << 20  # bytes of partial results alive
+KEPT_ROWS = 32  # of a program that turns kept scores into slopes: 16 a thread at 64 columns
 
 
 # ---- rows ----
@@ -27,6 +39,7 @@ def unit_rows(x, dtype):
     launch(
         unit_rows_kernel,
         (cdiv(rows, band),),
+        x.device,
         x,
         *x.stride(),
         unit,
@@ -52,6 +65,7 @@ def unit_rows_backward(grad_unit, x, inverse, factor, dtype):
     launch(
         unit_rows_backward_kernel,
         (cdiv(rows, band),),
+        x.device,
         grad_unit,
         x,
         *x.stride(),
@@ -97,13 +111,19 @@ def _row_sizes(width):
 
 
 class Launch:
-    """The launches of one loss over one pair of unit rows; `heavy`: of much work per score."""
+    """The launches of one loss over one pair of unit rows; `heavy`: of much work per score.
+
+    mirrored: a fold over all rows with themselves takes the tiles that reach the diagonal or lie
+    above it, and folds the latter both ways. For folds that keep nothing of columns.
+    """
+
+    mirrored = False
 
     def __init__(self, pairs, numbers, unit_x, unit_y, *, heavy=False):
-        self.unit_x, self.unit_y = unit_x, unit_y
+        self.unit_x, self.unit_y, self.device = unit_x, unit_y, unit_x.device
         self.pairs, self.numbers, self.skip = pair_arguments(pairs), numbers, pairs.skip
         self.stride = unit_x.stride(0)
-        self.sizes = block_sizes(architecture(unit_x.device), unit_x.dtype.itemsize, self.stride)
+        self.sizes = block_sizes(architecture(self.device), unit_x.dtype.itemsize, self.stride)
         self.guide = None
         if pairs.guide is not None:
             guide = pairs.guide
@@ -113,6 +133,8 @@ class Launch:
                 # Its product has an accumulator of its own.
                 self.sizes = self.sizes._replace(columns=self.sizes.columns // 2)
         self.parts = self.sizes.parts * (2 if heavy else 1)
+        self.spares = self.stride >= self.sizes.spare
+        self.keeps = self.spares and unit_x.dtype.itemsize == 2
         full = torch.get_float32_matmul_precision() == "highest"
         self.precision = "ieee" if full else "tf32"
 
@@ -128,54 +150,81 @@ class Launch:
         tall, wide = self.grid(rows, columns)
         return tall, wide * self.parts
 
+    def mirror(self, per_tile):
+        """Whether both sides are the same rows and half the tiles pay; from now on if so.
+
+        per_tile: bytes that a tile leaves; both ways they have to fit, as there is one band.
+        """
+        everything = slice(0, self.unit_x.shape[0])
+        tall, wide = self.tiles(everything, everything)
+        same = self.unit_x is self.unit_y and self.skip != "lower" and self.guide is None
+        self.mirrored = same and self.spares and tall * (tall + wide) * per_tile <= PARTIALS
+        return self.mirrored
+
+    def row_partials(self, rows, columns, fill=0.0):
+        """(tiles, n) float32 for the rows of a block; `fill` where mirrored tiles write nothing."""
+        tall, wide = self.tiles(rows, columns)
+        shape = wide + tall * self.mirrored, rows.stop - rows.start
+        partials = self.unit_x.new_empty(shape, dtype=torch.float32)
+        return partials.fill_(fill) if self.mirrored else partials
+
     def bands(self, per_tile):
         """Slices of rows whose tiles leave at most PARTIALS bytes, `per_tile` (row, column) each.
 
         per_tile: bytes that a tile leaves.
         """
         rows, columns = self.unit_x.shape[0], self.unit_y.shape[0]
+        if self.mirrored:
+            return [slice(0, rows)]
         _, across = self.tiles(slice(0, rows), slice(0, columns))
         tall = max(1, PARTIALS // (across * per_tile)) * self.sizes.rows
         return [slice(top, min(rows, top + tall)) for top in range(0, rows, tall)]
 
-    def __call__(
-        self,
-        rows,
-        columns,
-        *,
-        fold=None,
-        partials=None,
-        slope=None,
-        coefficients=None,
-        panel=None,
-    ):
-        sizes = self.sizes
+    def __call__(self, rows, columns, *, fold=None, slope=None, **work):
+        """One launch of the tile kernel over a block; `work`: fields of `Work` beside its pairs."""
+        sizes, operands = self.sizes, (self.unit_x, self.unit_y)
+        if sizes.descriptors:
+            tiles = (sizes.rows, sizes.columns)
+            operands = (described(u, t, sizes.depth) for u, t in zip(operands, tiles, strict=True))
         tall, wide = self.grid(rows, columns)
         launch(
             tile_kernel,
             (tall * wide,),
-            self.unit_x,
-            self.unit_y,
+            self.device,
+            *operands,
             self.stride,
             Block(rows.start, rows.stop, columns.start, columns.stop),
-            self.pairs,
-            self.guide,
-            self.numbers,
-            partials,
-            coefficients,
-            panel,
-            None if panel is None else panel.stride(0),
+            Work(self.pairs, self.numbers, guide=self.guide, **work),
             SKIP=self.skip,
             FOLD=fold,
             SLOPE=slope,
+            MIRRORED=self.mirrored,
             PRECISION=self.precision,
-            BLOCK_M=sizes.rows,
-            BLOCK_N=sizes.columns,
-            BLOCK_K=sizes.depth,
-            GROUP=sizes.group,
             PARTS=self.parts,
+            SIZES=sizes,
             num_warps=sizes.warps,
             num_stages=sizes.stages,
+        )
+
+    def keeping(self, rows, columns, panel):
+        """Places for the scores of a block: their codes in a panel of 16 bits, and its ranges."""
+        shape = self.tiles(rows, columns)[1], rows.stop - rows.start
+        top, step = (panel.new_empty(shape, dtype=torch.float32) for _ in range(2))
+        return Kept(panel.view(torch.int16), panel.stride(0), top, step)
+
+    def kept_slopes(self, rows, columns, *, slope, **work):
+        """Slopes from the scores that a fold over the same block has kept."""
+        width = self.sizes.columns // self.parts
+        launch(
+            kept_slopes_kernel,
+            (cdiv(rows.stop - rows.start, KEPT_ROWS) * self.tiles(rows, columns)[1],),
+            self.device,
+            Block(rows.start, rows.stop, columns.start, columns.stop),
+            Work(self.pairs, self.numbers, **work),
+            SLOPE=slope,
+            ROWS=KEPT_ROWS,
+            COLUMNS=width,
+            num_warps=4,
         )
 
     def positive_scores(self):
@@ -185,6 +234,7 @@ class Launch:
         launch(
             positives_kernel,
             (cdiv(rows, sizes.rows),),
+            self.device,
             self.unit_x,
             self.unit_y,
             self.stride,
@@ -192,9 +242,7 @@ class Launch:
             out,
             rows,
             PRECISION=self.precision,
-            BLOCK_M=sizes.rows,
-            BLOCK_N=sizes.columns,
-            BLOCK_K=sizes.depth,
+            SIZES=sizes,
             num_warps=sizes.warps,
             num_stages=sizes.stages,
         )
@@ -207,6 +255,7 @@ class Launch:
         launch(
             merge_exponentials_kernel,
             (cdiv(count, block),),
+            self.device,
             tops,
             sums,
             top,
@@ -219,6 +268,12 @@ class Launch:
             BLOCK=block,
             num_warps=4,
         )
+
+
+def described(unit, rows, depth):
+    """A descriptor of padded unit rows by tiles of (rows, depth); past the last row it reads 0."""
+    shape = [unit.shape[0], unit.stride(0)]
+    return TensorDescriptor(unit, shape, [unit.stride(0), 1], [rows, depth])
 
 
 def pair_arguments(pairs):

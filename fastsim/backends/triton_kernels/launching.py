@@ -8,9 +8,8 @@ def run(kernel, grid, arguments, constants):
     kernel[grid](*arguments, **constants)
 
 
-def launch(kernel, grid, *arguments, **constants):
-    """Runs the kernel on the device of its first argument."""
-    device = arguments[0].device
+def launch(kernel, grid, device, *arguments, **constants):
+    """Runs the kernel on a device."""
     # Triton warns where this is left open, as its default is about to change; a product and a sum
     # in one rounding are what the epilogues want.
     constants["enable_fp_fusion"] = True

@@ -13,7 +13,8 @@ def running_sums(logits):
     parts = cdiv(count, PART)
     tops, sums, before, held = (logits.new_empty(2, parts) for _ in range(4))
     top, total = logits.new_empty(2, count), logits.new_empty(2, count)
-    launch(totals_kernel, (parts, 2), logits, tops, sums, count, BLOCK=PART)
-    launch(carries_kernel, (2,), tops, sums, before, held, parts, num_warps=1)
-    launch(scan_kernel, (parts, 2), logits, before, held, top, total, count, BLOCK=PART)
+    grid, device = (parts, 2), logits.device
+    launch(totals_kernel, grid, device, logits, tops, sums, count, BLOCK=PART)
+    launch(carries_kernel, (2,), device, tops, sums, before, held, parts, num_warps=1)
+    launch(scan_kernel, grid, device, logits, before, held, top, total, count, BLOCK=PART)
     return total.double().log_().add_(top)

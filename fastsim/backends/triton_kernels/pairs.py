@@ -8,6 +8,12 @@ LEFT_OUT = tl.constexpr(-1e30)
 
 
 @triton.jit
+def row_place(row, tile, block):
+    """Where what a tile keeps of these rows lies in (columns of tiles, rows of the block)."""
+    return tile[1].to(tl.int64) * (block.row1 - block.row0) + (row - block.row0)
+
+
+@triton.jit
 def own_pairs(row, column, block, pairs):
     """(BLOCK_M, BLOCK_N): whether the column is the row's positive."""
     if pairs.positives is None:

@@ -1,5 +1,7 @@
 """The passes of the engine over the launches: what each loss keeps, and how it is merged."""
 
+import functools
+
 import torch
 
 from fastsim.backends.triton_kernels import epilogues, pairs
@@ -29,38 +31,56 @@ def tile_launch(tile, unit_x, unit_y, *, slopes):
     if tile.kind == "multi_similarity":
         positive_scale = torch.full_like(tile.scale, tile.positive_scale)
     numbers = Numbers(tile.scale, tile.bias, margin, positive_scale)
-    heavy = slopes or tile.kind not in ("softmax", "squared_error")
-    return Launch(tile.pairs, numbers, unit_x, unit_y, heavy=heavy)
+    light = tile.kind in ("softmax", "squared_error") and tile.pairs.one_positive
+    return Launch(tile.pairs, numbers, unit_x, unit_y, heavy=slopes or not light)
 
 
 def fold(tile, unit_x, unit_y):
     """The state of the loss over the whole matrix."""
     run = tile_launch(tile, unit_x, unit_y, slopes=False)
     kept = _FOLDS[tile.kind](tile, run, unit_y.shape[0])
+    if tile.rows_alone:
+        run.mirror(kept.per_tile)
     for rows in run.bands(kept.per_tile):
         kept.add(run, rows)
     return kept.result()
 
 
 def visit(tile, unit_x, unit_y, block, weights, panel):
-    """The state of a block of whole rows, and its slopes in `panel`; `weights` of the block."""
-    together = tile.kind in ("sigmoid", "squared_error")  # no slope needs the state of its row
+    """The state of a block of whole rows, and its slopes in `panel`; `weights` of the block.
+
+    One product of the scores: a slope that depends on its score and row alone is written by the
+    fold itself, any other from the scores that the fold keeps (see kept.py). A panel of float32, or
+    rows too short for it to pay, keep nothing, and the scores are multiplied again.
+    """
+    together = tile.kind in ("sigmoid", "squared_error")
     run = tile_launch(tile, unit_x, unit_y, slopes=together)
-    kept = _FOLDS[tile.kind](tile, run, unit_y.shape[0])
+    fold = _FOLDS[tile.kind](tile, run, unit_y.shape[0])
+    epilogue = _SLOPE_EPILOGUES[tile.kind]
     if together:
-        kept.add(run, block[0], Weights(weights), panel)
-        return kept.result()
-    kept.add(run, block[0])
-    state = kept.result()
-    slope(tile, unit_x, unit_y, block, tile.coefficients(state, weights.double()), panel)
+        fold.add(run, block[0], slope=epilogue, work=_work(panel, Weights(weights)))
+        return fold.result()
+    kept = run.keeping(*block, panel) if run.keeps else None
+    fold.add(run, block[0], work={"kept": kept})
+    state = fold.result()
+    coefficients = tile.coefficients(state, 1.0 if weights is None else weights.double())
+    if kept is None:
+        slope(tile, unit_x, unit_y, block, coefficients, panel)
+    else:
+        work = _work(panel, _SLOPES[tile.kind](tile, coefficients))
+        run.kept_slopes(*block, slope=epilogue, kept=kept, **work)
     return state
 
 
 def slope(tile, unit_x, unit_y, block, coefficients, panel):
     """The slopes of a block in `panel` from the coefficients of its rows and columns."""
     run = tile_launch(tile, unit_x, unit_y, slopes=True)
-    arguments = _SLOPES[tile.kind](tile, coefficients)
-    run(*block, slope=_SLOPE_EPILOGUES[tile.kind], coefficients=arguments, panel=panel)
+    work = _work(panel, _SLOPES[tile.kind](tile, coefficients))
+    run(*block, slope=_SLOPE_EPILOGUES[tile.kind], **work)
+
+
+def _work(panel, coefficients):
+    return {"coefficients": coefficients, "panel": panel, "panel_stride": panel.stride(0)}
 
 
 class _SoftmaxFold:
@@ -75,21 +95,24 @@ class _SoftmaxFold:
         if tile.symmetric:
             self.column_state = [run.unit_x.new_empty(columns, dtype=torch.float32) for _ in "ts"]
 
-    def add(self, run, rows):
-        tall, wide = run.tiles(rows, self.columns)
+    def add(self, run, rows, work=None):
+        tall, _ = run.tiles(rows, self.columns)
         count, columns = rows.stop - rows.start, self.columns.stop
 
         def empty(*shape):
             return run.unit_x.new_empty(shape, dtype=torch.float32)
 
+        def of_rows(fill=0.0):
+            return run.row_partials(rows, self.columns, fill)
+
         partials = SoftmaxPartials(
-            empty(wide, count),
-            empty(wide, count),
+            of_rows(LEFT_OUT),
+            of_rows(),
             empty(count) if self.one else None,
-            *((empty(wide, count), empty(wide, count)) if self.matrix else (None, None)),
+            *((of_rows(), of_rows()) if self.matrix else (None, None)),
             *((empty(tall, columns), empty(tall, columns)) if self.tile.symmetric else (None,) * 2),
         )
-        run(rows, self.columns, fold=epilogues.softmax_fold, partials=partials)
+        run(rows, self.columns, fold=epilogues.softmax_fold, partials=partials, **(work or {}))
         top, total = empty(count), empty(count)
         run.merge(partials.row_top, partials.row_sum, top, total, running=False)
         state = [top.double(), total.double()]
@@ -116,50 +139,23 @@ class _SoftmaxFold:
 class _LossFold:
     """Losses that are sums over the row: `parts` of them."""
 
-    def __init__(self, tile, run, columns, *, epilogue, slope, parts):
-        self.columns, self.parts = slice(0, columns), parts
-        self.epilogue, self.slope = epilogue, slope
+    def __init__(self, tile, run, columns, *, epilogue, parts):
+        self.columns, self.parts, self.epilogue = slice(0, columns), parts, epilogue
         self.per_tile = 4 * parts * run.sizes.rows
         self.rows = []
 
-    def add(self, run, rows, weights=None, panel=None):
-        shape = run.tiles(rows, self.columns)[1], rows.stop - rows.start
-        sums = [run.unit_x.new_empty(shape, dtype=torch.float32) for _ in range(self.parts)]
-        run(
-            rows,
-            self.columns,
-            fold=self.epilogue,
-            partials=LossPartials(*sums),
-            slope=None if panel is None else self.slope,
-            coefficients=weights,
-            panel=panel,
-        )
+    def add(self, run, rows, slope=None, work=None):
+        sums = [run.row_partials(rows, self.columns) for _ in range(self.parts)]
+        partials = LossPartials(*sums)
+        run(rows, self.columns, fold=self.epilogue, slope=slope, partials=partials, **(work or {}))
         self.rows.append([part.sum(0, dtype=torch.float64) for part in sums])
 
     def result(self):
         return joined(self.rows)
 
 
-def _sigmoid_fold(tile, run, columns):
-    return _LossFold(
-        tile,
-        run,
-        columns,
-        epilogue=epilogues.sigmoid_fold,
-        slope=epilogues.sigmoid_slope,
-        parts=2,
-    )
-
-
-def _squared_error_fold(tile, run, columns):
-    return _LossFold(
-        tile,
-        run,
-        columns,
-        epilogue=epilogues.squared_error_fold,
-        slope=epilogues.squared_error_slope,
-        parts=1,
-    )
+_sigmoid_fold = functools.partial(_LossFold, epilogue=epilogues.sigmoid_fold, parts=2)
+_squared_error_fold = functools.partial(_LossFold, epilogue=epilogues.squared_error_fold, parts=1)
 
 
 class _ContrastFold:
@@ -171,19 +167,20 @@ class _ContrastFold:
         self.per_tile = 16 * run.sizes.rows
         self.rows = []
 
-    def add(self, run, rows):
-        self.rows.append([part.double() for part in self.sums(run, rows)])
+    def add(self, run, rows, work=None):
+        self.rows.append([part.double() for part in self.sums(run, rows, work)])
 
-    def sums(self, run, rows):
+    def sums(self, run, rows, work):
         """Maximum and sum of exponentials of negatives, of positives, by row."""
         count = rows.stop - rows.start
-        shape = run.tiles(rows, self.columns)[1], count
-        parts = [run.unit_x.new_empty(shape, dtype=torch.float32) for _ in range(2 + 2 * self.both)]
+        fills = (LEFT_OUT, 0.0) * (1 + self.both)
+        parts = [run.row_partials(rows, self.columns, fill) for fill in fills]
         run(
             rows,
             self.columns,
             fold=epilogues.contrast_fold,
             partials=ContrastPartials(*parts),
+            **(work or {}),
         )
         merged = [run.unit_x.new_empty(count, dtype=torch.float32) for _ in parts]
         scales = run.numbers.scale, run.numbers.positive_scale
@@ -197,10 +194,9 @@ class _ContrastFold:
 
 
 class _MultiPositiveFold(_ContrastFold):
-    def add(self, run, rows):
-        top, total = self.sums(run, rows)
-        shape = run.tiles(rows, self.columns)[1], rows.stop - rows.start
-        loss, slope = (run.unit_x.new_empty(shape, dtype=torch.float32) for _ in range(2))
+    def add(self, run, rows, work=None):
+        top, total = self.sums(run, rows, work)
+        loss, slope = (run.row_partials(rows, self.columns) for _ in range(2))
         partials = PositivePartials(loss, slope, top, total.log())
         run(rows, self.columns, fold=epilogues.multi_positive_fold, partials=partials)
         sums = [part.sum(0, dtype=torch.float64) for part in (loss, slope)]
@@ -215,12 +211,12 @@ class _LevelsFold:
         self.top = tile.levels.new_full((2, count), LEFT_OUT, dtype=torch.float64)
         self.sum = torch.zeros_like(self.top)
 
-    def add(self, run, rows):
+    def add(self, run, rows, work=None):
         tall, wide = run.tiles(rows, self.columns)
         levels, scale = self.tile.levels, self.tile.scale
         out = levels.new_empty((tall * wide, 2, 2, levels.numel()), dtype=torch.float32)
         partials = LevelPartials(out, levels, levels.numel())
-        run(rows, self.columns, fold=epilogues.levels_fold, partials=partials)
+        run(rows, self.columns, fold=epilogues.levels_fold, partials=partials, **(work or {}))
         tops, sums = out.double().unbind(2)
         top = torch.maximum(self.top, tops.amax(0))
         grown = (sums * (scale * (tops - top)).exp()).sum(0)

@@ -1,7 +1,7 @@
 """Block sizes by architecture, operand and depth: a static table, so that no call tunes.
 
 The entries are the ones that compile without spills and fill the tensor cores by arithmetic;
-`python -m bench.compile_report` shows what each takes.
+`python -m bench.compile_report` shows what each takes, `python -m bench.tune_triton` times others.
 """
 
 import functools
@@ -17,6 +17,9 @@ class BlockSizes(NamedTuple):
 
     parts: in how many parts, side by side, a light epilogue takes the tile; a heavy one takes it
     in twice as many.
+    spare: features from which on a product is worth sparing: a visit keeps scores of 16 bits
+    instead of multiplying them again, a fold of rows with themselves takes half the tiles.
+    descriptors: whether the operands come by tensor descriptors (TMA), which sm_90 and later have.
     """
 
     rows: int
@@ -26,21 +29,27 @@ class BlockSizes(NamedTuple):
     warps: int
     stages: int
     parts: int
+    spare: int
+    descriptors: bool = False
 
 
 # (architecture, bytes of an operand, depth bucket) -> block sizes; see `block_sizes`.
 TABLE = {
-    ("sm_90", 2, "deep"): BlockSizes(128, 256, 64, 8, 8, 3, 4),
-    ("sm_90", 2, "shallow"): BlockSizes(128, 128, 64, 8, 8, 3, 2),
-    ("sm_90", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 4),
-    ("sm_80", 2, "deep"): BlockSizes(128, 128, 64, 8, 8, 3, 4),
-    ("sm_80", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 4),
-    ("gfx942", 2, "deep"): BlockSizes(128, 128, 64, 8, 8, 2, 4),
-    ("gfx942", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 4),
-    ("interpreter", 2, "deep"): BlockSizes(16, 32, 64, 2, 4, 1, 1),
-    ("interpreter", 4, "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 4),
+    ("sm_90", 2, "deep"): BlockSizes(128, 256, 64, 8, 8, 3, 4, 320, True),
+    ("sm_90", 2, "shallow"): BlockSizes(128, 128, 64, 8, 8, 3, 2, 320, True),
+    ("sm_90", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 4, 320, True),
+    ("sm_80", 2, "deep"): BlockSizes(128, 128, 64, 8, 8, 3, 4, 256),
+    ("sm_80", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 4, 256),
+    ("gfx942", 2, "deep"): BlockSizes(128, 128, 64, 8, 8, 2, 4, 512),
+    ("gfx942", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 4, 512),
+    ("interpreter", 2, "deep"): BlockSizes(16, 32, 64, 2, 4, 1, 2, 0, True),
+    ("interpreter", 4, "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 4, 0),
 }
 SHALLOW = 256  # features: below, the epilogue outweighs the product
+
+
+def bucket(depth):
+    return "shallow" if depth <= SHALLOW else "deep"
 
 
 def block_sizes(architecture, itemsize, depth):
@@ -48,7 +57,7 @@ def block_sizes(architecture, itemsize, depth):
     if (architecture, itemsize, "deep") not in TABLE:
         architecture = "gfx942" if architecture.startswith("gfx") else "sm_80"
     deep = TABLE[architecture, itemsize, "deep"]
-    return TABLE.get((architecture, itemsize, "shallow"), deep) if depth <= SHALLOW else deep
+    return TABLE.get((architecture, itemsize, bucket(depth)), deep)
 
 
 @functools.cache

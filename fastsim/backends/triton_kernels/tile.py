@@ -7,7 +7,8 @@ either or both; they are compiled in. Nothing is added atomically: each tile has
 import triton
 import triton.language as tl
 
-from fastsim.backends.triton_kernels.pairs import LEFT_OUT, taking_part
+from fastsim.backends.triton_kernels.kept import keep, recall
+from fastsim.backends.triton_kernels.pairs import LEFT_OUT, row_place, taking_part
 
 
 @triton.jit
@@ -22,27 +23,29 @@ def _place(rows, columns, GROUP: tl.constexpr):  # noqa: N803
 
 
 @triton.jit
-def _product(
-    x_ptr,
-    y_ptr,
-    x_row,
-    y_row,
-    depth,
-    stride,
-    PRECISION: tl.constexpr,  # noqa: N803
-    BLOCK_M: tl.constexpr,  # noqa: N803
-    BLOCK_N: tl.constexpr,  # noqa: N803
-    BLOCK_K: tl.constexpr,  # noqa: N803
-):
-    """Scores of the rows of x and y; unit rows are padded with zeros to whole BLOCK_K."""
-    k = tl.arange(0, BLOCK_K)
-    x = x_ptr + x_row.to(tl.int64)[:, None] * stride + k[None, :]
-    y = y_ptr + y_row.to(tl.int64)[:, None] * stride + k[None, :]
-    scores = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for _ in range(0, depth, BLOCK_K):
+def _product(x, y, x_row, y_row, depth, stride, PRECISION: tl.constexpr, SIZES: tl.constexpr):  # noqa: N803
+    """Scores of the rows of x and y by pointers; unit rows are padded to whole steps in depth."""
+    rows: tl.constexpr = SIZES.rows
+    columns: tl.constexpr = SIZES.columns
+    k = tl.arange(0, SIZES.depth)
+    x += x_row.to(tl.int64)[:, None] * stride + k[None, :]
+    y += y_row.to(tl.int64)[:, None] * stride + k[None, :]
+    scores = tl.zeros((rows, columns), tl.float32)
+    for _ in range(0, depth, SIZES.depth):
         scores = tl.dot(tl.load(x), tl.load(y).T, scores, input_precision=PRECISION)
-        x += BLOCK_K
-        y += BLOCK_K
+        x += SIZES.depth
+        y += SIZES.depth
+    return scores
+
+
+@triton.jit
+def _described_product(x, y, row, column, depth, PRECISION: tl.constexpr, SIZES: tl.constexpr):  # noqa: N803
+    """The same by tensor descriptors, from the first row of x and of y on."""
+    rows: tl.constexpr = SIZES.rows
+    columns: tl.constexpr = SIZES.columns
+    scores = tl.zeros((rows, columns), tl.float32)
+    for k in range(0, depth, SIZES.depth):
+        scores = tl.dot(x.load([row, k]), y.load([column, k]).T, scores, input_precision=PRECISION)
     return scores
 
 
@@ -60,77 +63,53 @@ def _quarters(scores):
 
 
 @triton.jit
-def _epilogue(
-    scores,
-    row,
-    first,
-    tile,
-    block,
-    pairs,
-    numbers,
-    partials,
-    slope,
-    panel_ptr,
-    panel_stride,
-    SKIP: tl.constexpr,  # noqa: N803
-    FOLD: tl.constexpr,  # noqa: N803
-    SLOPE: tl.constexpr,  # noqa: N803
-):
-    """The epilogues on the columns of the tile from `first` on."""
-    column = first + tl.arange(0, scores.shape[1])
-    # Not before the product, whose loop wants the registers that a mask would fill.
-    scores = tl.where(taking_part(row, column, block, pairs, SKIP), scores, LEFT_OUT)
-    if SLOPE is not None:
-        out = SLOPE(scores, row, column, block, pairs, numbers, slope)
-        at = (row - block.row0).to(tl.int64)[:, None] * panel_stride
-        at += (column - block.column0)[None, :]
-        inside = (row < block.row1)[:, None] & (column < block.column1)[None, :]
-        tl.store(panel_ptr + at, out.to(panel_ptr.dtype.element_ty), mask=inside)
-    if FOLD is not None:
-        FOLD(scores, row, column, tile, block, pairs, numbers, partials)
+def _write_slopes(scores, row, column, block, work, SLOPE: tl.constexpr):  # noqa: N803
+    out = SLOPE(scores, row, column, block, work.pairs, work.numbers, work.coefficients)
+    at = (row - block.row0).to(tl.int64)[:, None] * work.panel_stride
+    at += (column - block.column0)[None, :]
+    inside = (row < block.row1)[:, None] & (column < block.column1)[None, :]
+    tl.store(work.panel + at, out.to(work.panel.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["block"])
 def tile_kernel(
-    x_ptr,
-    y_ptr,
+    x,
+    y,
     stride,
     block,
-    pairs,
-    guide,
-    numbers,
-    partials,
-    slope,
-    panel_ptr,
-    panel_stride,
+    work,
     SKIP: tl.constexpr,  # noqa: N803
     FOLD: tl.constexpr,  # noqa: N803
     SLOPE: tl.constexpr,  # noqa: N803
+    MIRRORED: tl.constexpr,  # noqa: N803
     PRECISION: tl.constexpr,  # noqa: N803
-    BLOCK_M: tl.constexpr,  # noqa: N803
-    BLOCK_N: tl.constexpr,  # noqa: N803
-    BLOCK_K: tl.constexpr,  # noqa: N803
-    GROUP: tl.constexpr,  # noqa: N803
     PARTS: tl.constexpr,  # noqa: N803
+    SIZES: tl.constexpr,  # noqa: N803
 ):
-    """x (N, stride), y (M, stride) unit rows; the panel (rows of the block, panel_stride).
+    """x (N, stride), y (M, stride) unit rows, pointers or descriptors of them.
 
     PARTS, 1, 2, 4 or 8: the epilogues take the tile in as many parts, each a tile of its own to
     them, so that what they compute with fits beside the accumulator.
+
+    MIRRORED: x is y; see `_fold_mirrored`.
     """
-    tile_rows = tl.cdiv(block.row1 - block.row0, BLOCK_M)
-    tile_columns = tl.cdiv(block.column1 - block.column0, BLOCK_N)
-    tile_row, tile_column = _place(tile_rows, tile_columns, GROUP)
-    row = block.row0 + tile_row * BLOCK_M + tl.arange(0, BLOCK_M)
-    first = block.column0 + tile_column * BLOCK_N
+    tile_rows = tl.cdiv(block.row1 - block.row0, SIZES.rows)
+    tile_columns = tl.cdiv(block.column1 - block.column0, SIZES.columns)
+    tile_row, tile_column = _place(tile_rows, tile_columns, SIZES.group)
+    top = block.row0 + tile_row * SIZES.rows
+    left = block.column0 + tile_column * SIZES.columns
+    row = top + tl.arange(0, SIZES.rows)
     depth = stride
     if SKIP == "lower":
         # A tile below the diagonal has no pair that takes part, so no product either.
-        diagonal = block.row0 + tile_row * BLOCK_M + pairs.offset
-        depth = tl.where(first + BLOCK_N <= diagonal + 1, 0, stride)
+        diagonal = top + work.pairs.offset
+        depth = tl.where(left + SIZES.columns <= diagonal + 1, 0, stride)
+    if MIRRORED:
+        depth = tl.where(left + SIZES.columns <= top, 0, stride)
     # Past the edge the last row again: loads need no mask, the epilogue drops the scores.
     x_row = tl.minimum(row, block.row1 - 1)
-    y_row = tl.minimum(first + tl.arange(0, BLOCK_N), block.column1 - 1)
+    y_row = tl.minimum(left + tl.arange(0, SIZES.columns), block.column1 - 1)
+    guide = work.guide
     if guide is not None:
         threshold = tl.load(guide.thresholds + x_row)[:, None]
         if guide.x_ptr is not None:
@@ -143,14 +122,13 @@ def tile_kernel(
                 guide.stride,
                 guide.stride,
                 PRECISION,
-                BLOCK_M,
-                BLOCK_N,
-                BLOCK_K,
+                SIZES,
             )
             above = guided > threshold
-    scores = _product(
-        x_ptr, y_ptr, x_row, y_row, depth, stride, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K
-    )
+    if SIZES.descriptors:
+        scores = _described_product(x, y, top, left, depth, PRECISION, SIZES)
+    else:
+        scores = _product(x, y, x_row, y_row, depth, stride, PRECISION, SIZES)
     if guide is not None:
         if guide.x_ptr is None:
             above = scores > threshold
@@ -162,26 +140,71 @@ def tile_kernel(
     elif PARTS == 4:
         parts = _quarters(scores)
     else:
-        left, right = _halves(scores)
-        parts = _quarters(left) + _quarters(right)
+        first, second = _halves(scores)
+        parts = _quarters(first) + _quarters(second)
+    width: tl.constexpr = SIZES.columns // PARTS
     for part in tl.static_range(PARTS):
         tile = (tile_row, tile_column * PARTS + part, tile_columns * PARTS)
-        _epilogue(
-            parts[part],
-            row,
-            first + part * (BLOCK_N // PARTS),
-            tile,
-            block,
-            pairs,
-            numbers,
-            partials,
-            slope,
-            panel_ptr,
-            panel_stride,
-            SKIP,
-            FOLD,
-            SLOPE,
-        )
+        column = left + part * width + tl.arange(0, width)
+        # Not before the product, whose loop wants the registers that a mask would fill.
+        part_of = taking_part(row, column, block, work.pairs, SKIP)
+        scores = tl.where(part_of, parts[part], LEFT_OUT)
+        if work.kept is not None:
+            keep(scores, row, column, row_place(row, tile, block), block, work.kept)
+        if SLOPE is not None:
+            _write_slopes(scores, row, column, block, work, SLOPE)
+        if MIRRORED:
+            _fold_mirrored(parts[part], scores, row, column, tile, block, work, SKIP, FOLD)
+        elif FOLD is not None:
+            FOLD(scores, row, column, tile, block, work.pairs, work.numbers, work.partials)
+
+
+@triton.jit
+def _fold_mirrored(
+    product,
+    scores,
+    row,
+    column,
+    tile,
+    block,
+    work,
+    SKIP: tl.constexpr,  # noqa: N803
+    FOLD: tl.constexpr,  # noqa: N803
+):
+    """Folds a tile of a symmetric matrix for its rows, and above the diagonal for its columns.
+
+    Tiles are nested, so a pair is folded once: below the diagonal by the tile that mirrors it, or
+    by its own where that reaches the diagonal.
+    """
+    pairs, numbers = work.pairs, work.numbers
+    if tl.max(column, 0) >= tl.min(row, 0):
+        FOLD(scores, row, column, tile, block, pairs, numbers, work.partials)
+    if tl.min(column, 0) > tl.max(row, 0):
+        part = taking_part(column, row, block, pairs, SKIP)
+        mirrored = tl.where(part, tl.trans(product), LEFT_OUT)
+        place = (tile[1], tile[2] + tile[0], tile[2])
+        FOLD(mirrored, column, row, place, block, pairs, numbers, work.partials)
+
+
+@triton.jit(do_not_specialize=["block"])
+def kept_slopes_kernel(
+    block,
+    work,
+    SLOPE: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    COLUMNS: tl.constexpr,  # noqa: N803
+):
+    """Slopes in the place of kept scores; COLUMNS is the width of the parts that kept them."""
+    tile_columns = tl.cdiv(block.column1 - block.column0, COLUMNS)
+    tile_row = tl.program_id(0) // tile_columns
+    tile_column = tl.program_id(0) % tile_columns
+    row = block.row0 + tile_row * ROWS + tl.arange(0, ROWS)
+    column = block.column0 + tile_column * COLUMNS + tl.arange(0, COLUMNS)
+    at = row_place(row, (tile_row, tile_column), block)
+    scores = recall(row, column, at, block, work.kept)
+    # Every thread has its codes before another writes slopes over them.
+    tl.debug_barrier()
+    _write_slopes(scores, row, column, block, work, SLOPE)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -193,17 +216,13 @@ def positives_kernel(
     out_ptr,
     rows,
     PRECISION: tl.constexpr,  # noqa: N803
-    BLOCK_M: tl.constexpr,  # noqa: N803
-    BLOCK_N: tl.constexpr,  # noqa: N803
-    BLOCK_K: tl.constexpr,  # noqa: N803
+    SIZES: tl.constexpr,  # noqa: N803
 ):
     """The score (rows,) of each row's positive, by the same products as the tiles."""
-    start = tl.program_id(0) * BLOCK_M
-    row, column = start + tl.arange(0, BLOCK_M), start + tl.arange(0, BLOCK_N)
+    start = tl.program_id(0) * SIZES.rows
+    row, column = start + tl.arange(0, SIZES.rows), start + tl.arange(0, SIZES.columns)
     y_row = tl.load(positives_ptr + column, mask=column < rows, other=0)
     x_row = tl.minimum(row, rows - 1)
-    scores = _product(
-        x_ptr, y_ptr, x_row, y_row, stride, stride, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K
-    )
+    scores = _product(x_ptr, y_ptr, x_row, y_row, stride, stride, PRECISION, SIZES)
     value = tl.sum(tl.where(row[:, None] == column[None, :], scores, 0.0), 1)
     tl.store(out_ptr + row, value, mask=row < rows)
