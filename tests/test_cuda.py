@@ -1,5 +1,6 @@
 """The CUDA extension without a GPU: what was built, what it refuses, and its kernels emulated."""
 
+import inspect
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import torch
 
 from bench import cuda_report
 from fastsim.backends import cuda, cuda_passes, get
+from fastsim.backends.triton import TritonBackend
 from fastsim.targets import Pairs
 from fastsim.tiles import Tile
 
@@ -112,6 +114,15 @@ def test_objection_is_a_sentence():
         assert backend.objection() is not None
 
 
+def test_nothing_of_triton_runs_here():
+    """What the backend inherits uses no kernel of the Triton backend."""
+    for name, method in vars(TritonBackend).items():
+        if inspect.isfunction(method):
+            code = inspect.getsource(method)
+            borrowed = any(use in code for use in ("_passes()", "_launches()", "_scan()"))
+            assert not borrowed or name in vars(cuda.CudaBackend), name
+
+
 def test_an_unknown_loss_is_refused():
     with pytest.raises(RuntimeError, match="'cuda' cannot be used: it has no loss of kind 'odd'"):
         cuda_passes.check_tile(Tile("odd", Pairs()))
@@ -120,9 +131,10 @@ def test_an_unknown_loss_is_refused():
 def test_an_unknown_option_is_refused(monkeypatch):
     fewer = cuda_passes.KNOWN | {Tile: cuda_passes.KNOWN[Tile] - {"margin"}}
     monkeypatch.setattr(cuda_passes, "KNOWN", fewer)
-    cuda_passes.check_tile(Tile("softmax", Pairs()))
+    pairs = Pairs(torch.arange(3))
+    cuda_passes.check_tile(Tile("softmax", pairs))
     with pytest.raises(RuntimeError, match="it does not know margin of softmax losses"):
-        cuda_passes.check_tile(Tile("softmax", Pairs(), margin=0.5))
+        cuda_passes.check_tile(Tile("softmax", pairs, margin=0.5))
 
 
 # ---- on the host ----

@@ -85,7 +85,7 @@ class CudaBackend(TritonBackend):
         return cuda_passes.closest(pairs, semi_hard, unit_x, unit_y, ceilings)
 
     def hardest(self, pairs, offsets, x, y):
-        return cuda_passes.refuse("it has no selection by group")
+        cuda_passes.refuse("it has no batch-hard selection")
 
     def cosent(self, scores, labels, scale, want_slope):
         return lists.cosent(cuda_passes.running_sums, scores, labels, scale, want_slope)
