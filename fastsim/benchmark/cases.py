@@ -147,6 +147,15 @@ CASES = {
         Case("siglip", fastsim.siglip, _pairs, {"scale": 10.0, "bias": -10.0}, (1, 3), SIZES),
         Case("full_triplet", fastsim.full_triplet, _pairs, {"margin": 0.25}, (1, 1), SIZES),
         Case("sup_con", fastsim.sup_con, _one_side, {"temperature": 0.1}, (1, 3)),
+        Case("nt_xent", fastsim.nt_xent, _one_side, {"temperature": 0.1}, (1, 3)),
+        Case(
+            "multi_similarity",
+            fastsim.multi_similarity,
+            _one_side,
+            {"alpha": 2.0, "beta": 50.0, "base": 0.5},
+            (1, 3),
+        ),
+        Case("batch_hard_triplet", fastsim.batch_hard_triplet, _one_side, {"margin": 1.0}, (1, 1)),
         Case(
             "matrix_cross_entropy",
             fastsim.matrix_cross_entropy,

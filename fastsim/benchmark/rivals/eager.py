@@ -50,6 +50,37 @@ def sup_con(x, groups, temperature):
     return losses.sum() / (count > 0).sum()
 
 
+def mates_and_others(groups):
+    """Pairs of one group but for the row itself, and pairs of two groups."""
+    same = groups[:, None] == groups
+    return same & ~torch.eye(len(groups), dtype=torch.bool, device=groups.device), ~same
+
+
+def nt_xent(x, groups, temperature):
+    mates, others = mates_and_others(groups)
+    logits = cosines(x, x) / temperature
+    negatives = logits.masked_fill(~others, -torch.inf).logsumexp(1, keepdim=True)
+    return functional.softplus(negatives - logits)[mates].mean()
+
+
+def multi_similarity(x, groups, alpha, beta, base):
+    scores = cosines(x, x) - base
+    one = scores.new_zeros(len(x), 1)
+    losses = 0.0
+    for steepness, part in zip((-alpha, beta), mates_and_others(groups), strict=True):
+        logits = (steepness * scores).masked_fill(~part, -torch.inf)
+        losses = losses + torch.cat([one, logits], 1).logsumexp(1) / abs(steepness)
+    return losses.mean()
+
+
+def batch_hard_triplet(x, groups, margin):
+    mates, others = mates_and_others(groups)
+    distances = torch.cdist(x, x)
+    far = distances.masked_fill(~mates, -torch.inf).max(1).values
+    near = distances.masked_fill(~others, torch.inf).min(1).values
+    return torch.relu(far - near + margin).mean()
+
+
 def signs(groups, like):
     same = groups[0][:, None] == groups[1]
     return torch.where(same, 1.0, -1.0).to(like.dtype)
@@ -95,6 +126,9 @@ FORMULAS = {
     "siglip": siglip,
     "full_triplet": full_triplet,
     "sup_con": sup_con,
+    "nt_xent": nt_xent,
+    "multi_similarity": multi_similarity,
+    "batch_hard_triplet": batch_hard_triplet,
     "matrix_cross_entropy": matrix_cross_entropy,
     "matrix_mse": matrix_mse,
     "cosent_matrix": cosent_matrix,
