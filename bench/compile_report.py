@@ -232,6 +232,11 @@ def compile_case(architecture, operand_name, call):
     return list(seen.values())
 
 
+def compile_named(architecture, operand_name, name):
+    """`compile_case` of the call of that name, for other processes."""
+    return compile_case(architecture, operand_name, (name, dict(calls())[name]))
+
+
 def calls():
     """(case, function of a dtype) that together make every launch."""
     made = [(name, functools.partial(run_tile, tile)) for name, tile in tiles()]

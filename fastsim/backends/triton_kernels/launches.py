@@ -137,6 +137,9 @@ class Launch:
         self.keeps = self.spares and unit_x.dtype.itemsize == 2
         full = torch.get_float32_matmul_precision() == "highest"
         self.precision = "ieee" if full else "tf32"
+        if full and unit_x.dtype.itemsize == 4:
+            # No tensor cores: the operands pass through registers, too many by whole tiles.
+            self.sizes = self.sizes._replace(descriptors=False)
 
     def grid(self, rows, columns):
         """(rows, columns) of tiles over the two slices."""
