@@ -66,11 +66,28 @@ def test_columns_name_roles(tmp_path):
         (("anchor", "positive"), "tuples", 2),
         (("anchor", "positive", "negative", "negative_2"), "tuples", 4),
         (("text", "label", "more"), "labelled texts", 1),
+        (("together", "text", "label"), "labelled texts", 1),
     ],
 )
 def test_columns_decide_the_format(columns, name, texts):
     layout = format_of(columns)
     assert (layout.name, len(layout.texts)) == (name, texts)
+
+
+def test_a_column_says_what_comes_together(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text("scene,a,b\n1,one,two\n1.0,three,four\n")
+    dataset, layout = read_data(path, columns="together=scene,anchor=a,positive=b")
+    assert layout.together == "together"
+    assert dataset.to_list() == [
+        {"anchor": "one", "positive": "two", "together": "1"},
+        {"anchor": "three", "positive": "four", "together": "1.0"},
+    ]
+    with pytest.raises(DataError, match="together: wanted with tuples or labelled texts, got scor"):
+        read_data(path, columns="together=scene,sentence1=a,sentence2=b,score=scene")
+    path.write_text("text,label,together\none,1,\n")
+    with pytest.raises(DataError, match="line 2: together: wanted a class, got ''"):
+        read_data(path)
 
 
 FAULTS = {
@@ -191,6 +208,39 @@ def test_batches_bring_groups_together():
         sizes = Counter(groups[row] for row in batch)
         assert max(sizes.values()) >= 2
     assert sorted(row for batch in batches for row in batch) == list(range(200))
+
+
+@pytest.mark.parametrize("size", [4, 5, 16])
+def test_batches_hold_a_topic(size):
+    topics = [row // 4 for row in range(198)]  # the last has two rows
+    batches = UniqueBatches([(row,) for row in range(198)], size, topics=topics)
+    found = list(batches)
+    assert sorted(row for batch in found for row in batch) == list(range(198))
+    whole = [
+        batch for batch in found for t, n in Counter(topics[r] for r in batch).items() if n > 3
+    ]
+    # Topics are taken apart only to fill what no whole one fits in.
+    assert len(whole) >= (198 // size) * (size // 4) * 0.9
+    if size == 4:
+        assert all(len({topics[row] for row in batch}) == 1 for batch in found)
+
+
+def test_large_topics_make_batches_of_their_own():
+    topics = ["a"] * 64 + ["b"] * 32
+    batches = UniqueBatches([(row,) for row in range(96)], 16, topics=topics)
+    assert (
+        sorted({topics[row] for row in batch} == {"a"} for batch in batches)
+        == [False] * 2 + [True] * 4
+    )
+
+
+def test_a_group_stays_together_within_its_topic():
+    topics = ["a"] * 48 + ["b"] * 48
+    groups = [row // 2 for row in range(96)]
+    batches = UniqueBatches([(row,) for row in range(96)], 16, topics=topics, groups=groups)
+    for batch in batches:
+        assert len({topics[row] for row in batch}) == 1
+        assert set(Counter(groups[row] for row in batch).values()) == {2}
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 9])

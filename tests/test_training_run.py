@@ -14,7 +14,7 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("datasets")
 from fastsim.encoder import Encoder
-from fastsim.training import demo
+from fastsim.training import demo, trainer
 from fastsim.training.data import read_data
 from fastsim.training.load import evaluate_model
 from fastsim.training.run import Options, OutputError, train
@@ -82,6 +82,25 @@ def options(tmp_path, file, **changes):
 
 def losses(result):
     return [entry["loss"] for entry in result["history"] if "loss" in entry]
+
+
+def test_rows_of_a_topic_are_trained_together(tmp_path, monkeypatch):
+    rows = rows_of("labelled texts", KEPT[:20])
+    write(tmp_path / "topics.jsonl", [row | {"scene": row["label"] // 4} for row in rows])
+    seen = []
+
+    class Spied(trainer.UniqueBatches):
+        def __iter__(self):
+            for batch in super().__iter__():
+                seen.append(batch)
+                yield batch
+
+    monkeypatch.setattr(trainer, "UniqueBatches", Spied)
+    asked = options(tmp_path, str(tmp_path / "topics.jsonl"), loss="sup_con")
+    asked.columns = "text=text,label=label,together=scene"
+    train(asked)
+    assert sorted(row for batch in seen for row in batch) == list(range(len(rows)))
+    assert all(len({rows[row]["label"] // 4 for row in batch}) == 1 for batch in seen)
 
 
 CASES = [

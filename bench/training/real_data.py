@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from pathlib import Path
 
 from fastsim.benchmark.results import commit, environment
@@ -154,8 +153,8 @@ def entailment_pairs(folder, part):
     return write_rows(folder / f"{part}_pairs.jsonl", rows)
 
 
-def paraphrase_groups(folder, part):
-    """(text, label): connected sentences of ENTAILMENT pairs with a relatedness of 4.5 or more."""
+def connected(pairs):
+    """Text -> one text of those that pairs connect it with."""
     parent = {}
 
     def root(text):
@@ -163,16 +162,25 @@ def paraphrase_groups(folder, part):
             text = parent[text]
         return text
 
-    for row in sick_rows(part):
-        if is_paraphrase(row):
-            parent[root(row["sentence_A"])] = root(row["sentence_B"])
-    groups = defaultdict(list)
-    for text in parent:
-        groups[root(text)].append(text)
+    for one, other in pairs:
+        parent[root(one)] = root(other)
+    return {text: root(text) for text in parent}
+
+
+def paraphrase_groups(folder, part):
+    """(text, label, together) of the scenes that hold paraphrases.
+
+    A scene, what comes together, is what pairs of any judgment connect: variants of a sentence,
+    its negations and its neighbours. A label is what paraphrases connect within it.
+    """
+    pairs = [(row["sentence_A"], row["sentence_B"], is_paraphrase(row)) for row in sick_rows(part)]
+    scenes = connected((one, other) for one, other, _ in pairs)
+    groups = connected((one, other) for one, other, same in pairs if same)
+    wanted = {scenes[text] for text in groups}
     rows = [
-        {"text": text, "label": number}
-        for number, texts in enumerate(groups.values())
-        for text in texts
+        {"text": text, "label": groups.get(text, text), "together": scene}
+        for text, scene in scenes.items()
+        if scene in wanted
     ]
     return write_rows(folder / f"{part}_groups.jsonl", rows)
 

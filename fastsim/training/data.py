@@ -204,7 +204,7 @@ def _collect(path, names, rows):
         for name, value in zip(names, row, strict=True):
             if name in layout.texts:
                 values[name].append(_text(value, name, path, line))
-            elif name == layout.label:
+            elif name in values:
                 check = _score if name == "score" else _label
                 values[name].append(check(value, name, path, line))
     if not values[layout.texts[0]]:

@@ -11,20 +11,26 @@ COLUMNS = {
     "labelled texts": ("text", "label"),
 }
 _NEGATIVE = re.compile(r"negative(_\d+)?")
+TOGETHER = "together"  # what rows of one batch share: a topic, a source, mined neighbours
+DEALT = ("tuples", "labelled texts")  # the formats whose losses look at the other rows of a batch
 
 
 @dataclass(frozen=True)
 class Format:
-    """A format by name, with the columns of this file that hold texts and the one of labels."""
+    """A format by name, with the columns of this file that hold texts and the one of labels.
+
+    together: the column whose equal values bring rows into one batch.
+    """
 
     name: str
     texts: tuple
     label: str | None = None
+    together: str | None = None
 
     @property
     def columns(self):
         """All columns in use."""
-        return self.texts if self.label is None else (*self.texts, self.label)
+        return (*self.texts, *(name for name in (self.label, self.together) if name))
 
     @property
     def negatives(self):
@@ -34,14 +40,17 @@ class Format:
 
 def is_role(name):
     """Whether a column of this name has a meaning here."""
-    return any(name in columns for columns in COLUMNS.values()) or bool(_NEGATIVE.fullmatch(name))
+    known = any(name in columns for columns in COLUMNS.values())
+    return known or name == TOGETHER or bool(_NEGATIVE.fullmatch(name))
 
 
 def describe():
     """The sets of columns that are understood, in one line."""
-    shown = [", ".join(columns) for columns in COLUMNS.values()]
-    shown[2] += "[, negative, negative_2, ...]"
-    return "; ".join(f"({text})" for text in shown)
+    shown = {name: ", ".join(columns) for name, columns in COLUMNS.items()}
+    shown["tuples"] += "[, negative, negative_2, ...]"
+    for name in DEALT:
+        shown[name] += f"[, {TOGETHER}]"
+    return "; ".join(f"({text})" for text in shown.values())
 
 
 def format_of(columns):
@@ -53,5 +62,8 @@ def format_of(columns):
             if name == "tuples":
                 texts += [column for column in columns if _NEGATIVE.fullmatch(column)]
             label = next((column for column in wanted if column in ("score", "label")), None)
-            return Format(name, tuple(texts), label)
+            together = TOGETHER if TOGETHER in columns else None
+            if together and name not in DEALT:
+                raise ValueError(f"{TOGETHER}: wanted with {' or '.join(DEALT)}, got {name}")
+            return Format(name, tuple(texts), label, together)
     raise ValueError(f"columns: wanted one of {describe()}, got ({', '.join(columns)})")

@@ -12,6 +12,7 @@ from torch import nn
 
 from fastsim.grad_cache import GradCache, MicroBatches
 from fastsim.training.batches import SharedBatches, UniqueBatches
+from fastsim.training.formats import DEALT
 
 
 class BiEncoderModel(nn.Module):
@@ -145,7 +146,7 @@ class Trainer(transformers.Trainer):
         Several processes share the batches that one would have.
         """
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
-        if self.layout.name in ("tuples", "labelled texts"):
+        if self.layout.name in DEALT:
             batches = self._unique_batches()
         elif ranks == 1:
             return super().get_train_dataloader()
@@ -168,9 +169,10 @@ class Trainer(transformers.Trainer):
         columns = [list(self.train_dataset[name]) for name in self.layout.texts]
         if self.data_collator.exclude:
             columns = columns[:1]  # the others may be there twice
-        groups = self.layout.label and list(self.train_dataset[self.layout.label])
+        names = {"groups": self.layout.label, "topics": self.layout.together}
+        known = {key: list(self.train_dataset[name]) for key, name in names.items() if name}
         texts = list(zip(*columns, strict=True))
-        return UniqueBatches(texts, self.batch_size, seed=self.args.seed, groups=groups)
+        return UniqueBatches(texts, self.batch_size, seed=self.args.seed, **known)
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         """As in transformers, or with a micro_batch_size by `GradCache`."""
