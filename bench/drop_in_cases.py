@@ -3,6 +3,8 @@
 The adapters of fastsim/benchmark/rivals cover the others.
 """
 
+import functools
+
 import torch
 
 from fastsim.benchmark.cases import MEMBERS, Case
@@ -30,16 +32,44 @@ def _classified(rows, width, generator):
     return leaves, (torch.randint(0, CLASSES, (rows,), generator=generator),)
 
 
-class _Given(torch.nn.Module):
-    """Stands in for an encoder: the features are the embeddings."""
+def _guided(columns):
+    """Embeddings, and a guide whose cosines are 0 or 1: rounding decides nothing it leaves out."""
 
-    device = torch.device("cpu")
+    def make(rows, width, generator):
+        leaves, _ = _columns(columns)(rows, width, generator)
+        groups = torch.randint(0, 1 + rows // MEMBERS, (rows,), generator=generator)
+        return leaves, (torch.nn.functional.one_hot(groups),)
+
+    return make
+
+
+class _Given(torch.nn.Module):
+    """Stands in for an encoder: the features hold the embeddings."""
+
+    device, max_seq_length = torch.device("cpu"), 64
+
+    def __init__(self, name="embeddings"):
+        super().__init__()
+        self.name = name
 
     def forward(self, features):
-        return {"sentence_embedding": features["embeddings"]}
+        return {"sentence_embedding": features[self.name]}
 
     def __getitem__(self, index):
         return self
+
+    @property
+    def tokenizer(self):
+        return _tokenizer()
+
+
+@functools.cache
+def _tokenizer():
+    """Any at all: the losses with a guide compare those of the two encoders."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"word": 0})))
 
 
 def _embedded(name, **fixed):
@@ -59,6 +89,22 @@ def _ranking(**fixed):
         name = "MultipleNegativesRankingLoss"
         loss = getattr(library(), name)(_Given(), **fixed, **problem.options)
         return lambda *leaves: loss.compute_loss_from_embeddings(list(leaves), None)
+
+    return make
+
+
+def _gist(name):
+    """make(library, problem) of a loss with a guide."""
+
+    def make(library, problem):
+        loss = getattr(library(), name)(_Given(), _Given("guides"), **problem.options)
+
+        def call(*leaves):
+            (guides,) = problem.given
+            features = {"guides": guides.to(leaves[0].dtype), "input_ids": guides}
+            return loss([{"embeddings": leaf, **features} for leaf in leaves], None)
+
+        return call
 
     return make
 
@@ -86,12 +132,29 @@ def _grouping(name):
     return make
 
 
+def _remembered(library, problem):
+    """The second half of the batch against all of it, the first kept from a step before."""
+    losses = library()
+    x = problem.leaves[0]
+    groups = problem.given[0] % (1 + len(x) // (2 * MEMBERS))  # halves share groups
+    half = len(x) // 2
+
+    def call(x):
+        loss = losses.NTXentLoss(**problem.options)
+        memory = losses.CrossBatchMemory(loss, x.shape[1], memory_size=len(x)).to(x.dtype)
+        return sum(memory(x[part], groups[part]) for part in (slice(half), slice(half, None)))
+
+    return call
+
+
 _MARGIN = {"margin": 1.0}
 _HARD = {"hardness_mode": "all_negatives", "hardness_strength": 5.0}
 _SENTENCES = {
     "ranking, hard negatives": (_columns(4), {"scale": 20.0}, _ranking()),
     "ranking, four directions": (_columns(3), {"scale": 20.0}, _ranking(directions=DIRECTIONS)),
     "ranking, hardness": (_columns(3), {"scale": 20.0}, _ranking(**_HARD)),
+    "guided": (_guided(3), {"temperature": 0.05}, _gist("GISTEmbedLoss")),
+    "guided, cached": (_guided(4), {"temperature": 0.05}, _gist("CachedGISTEmbedLoss")),
     "batch all triplet": (_grouped, _MARGIN, _embedded("BatchAllTripletLoss")),
     "batch hard triplet": (_grouped, _MARGIN, _embedded("BatchHardTripletLoss")),
     "batch semi-hard triplet": (_grouped, _MARGIN, _embedded("BatchSemiHardTripletLoss")),
@@ -102,6 +165,7 @@ _SENTENCES = {
 _METRICS = {
     "NT-Xent": (_grouped, {"temperature": 0.1}, _grouping("NTXentLoss")),
     "multi-similarity": (_grouped, {}, _grouping("MultiSimilarityLoss")),
+    "NT-Xent with a memory": (_grouped, {"temperature": 0.1}, _remembered),
     "triplet margin": (_grouped, {"margin": 0.2}, _grouping("TripletMarginLoss")),
 }
 

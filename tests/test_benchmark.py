@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fastsim
-from fastsim.benchmark import compare, memory, results, tables, timing
+from fastsim.benchmark import compare, memory, progress, results, tables, timing
 from fastsim.benchmark.accuracy import errors, relative
 from fastsim.benchmark.calls import reason, step
 from fastsim.benchmark.cases import CASES, DIMS, SIZES
@@ -258,6 +258,18 @@ def test_a_repeated_run_that_does_not():
     assert "2.00 (1.67 to 2.10), now 3.00 (2.73 to 3.10)" in compare.text([(place, before, after)])
     with pytest.raises(ValueError, match="against: wanted a run"):
         compare.changed(first, pretended(fastsim_cpu=[1.0]))
+
+
+def test_a_log_gets_lines(capsys, monkeypatch):
+    steps = [(1, "small", "a"), (3, "large", "b")]
+    monkeypatch.setattr(progress, "SECONDS", 0)
+    assert list(progress.shown(steps)) == steps
+    assert capsys.readouterr().err == "  0%  small\n 25%  large\n"
+    assert list(progress.shown(steps, visible=False)) == steps
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True)
+    assert list(progress.shown(steps)) == steps
+    assert "100%" in capsys.readouterr().err
 
 
 def test_a_step_leaves_fresh_gradients():

@@ -1,15 +1,13 @@
-"""One run: every measurement in its order, with a progress bar."""
+"""One run: every measurement in its order."""
 
-import sys
 from dataclasses import asdict
-
-import click
 
 from fastsim.benchmark import ceilings
 from fastsim.benchmark.accuracy import errors
 from fastsim.benchmark.calls import PASSES, reason, runnable
 from fastsim.benchmark.cases import CASES
 from fastsim.benchmark.memory import limited, rise
+from fastsim.benchmark.progress import shown
 from fastsim.benchmark.results import environment
 from fastsim.benchmark.settings import SLOW
 from fastsim.benchmark.timing import in_turns, summary
@@ -25,20 +23,8 @@ def run(settings, *, progress=True):
     about = environment(settings.device, asdict(settings))
     session = Session(settings)
     rows = []
-    steps = session.steps()
-    bar = click.progressbar(
-        length=sum(weight for weight, _, _, _ in steps),
-        label="measuring",
-        item_show_func=lambda text: text,
-        show_pos=False,
-        hidden=not progress,
-        file=sys.stderr,
-    )
-    with bar:
-        for weight, text, function, arguments in steps:
-            bar.update(0, text)
-            rows += function(*arguments)
-            bar.update(weight, text)
+    for _, _, function, arguments in shown(session.steps(), visible=progress):
+        rows += function(*arguments)
     return about, rows
 
 
