@@ -24,6 +24,7 @@ TABLES = {
     "cosent": tables.of_device(tables.cosent),
     "memory": tables.of_device(tables.memory),
     "spread": tables.of_device(tables.spread),
+    "repeated": tables.repeated,
     "scaling": tables.of_device(tables.scaling),
     "pictures": tables.pictures,
     "parity": tables.parity,

@@ -4,7 +4,7 @@ import statistics
 
 from bench.figures import FIGURES, HEADLINES, LINK, PROCESSES, WIDTH
 from bench.results import FOLDER, folders, read
-from fastsim.benchmark import model
+from fastsim.benchmark import compare, model
 from fastsim.benchmark.cases import CASES
 from fastsim.benchmark.found import BOTH, Found
 
@@ -137,6 +137,20 @@ def spread(found):
     return (
         f"The repeats of one run lie {statistics.median(apart):.1%} apart in the median"
         f" (best of each part, fastsim's headline losses), {max(apart):.0%} at worst."
+    )
+
+
+def repeated(folder):
+    """Whether a second run of the same command agrees with the first, in a sentence."""
+    runs = [read(name, folder) for name in ("losses", "losses_again")]
+    if None in runs:
+        return NOTHING
+    found = compare.shared(*runs)
+    beyond = len(compare.changed(found))
+    apart = [abs(two[0] / one[0] - 1) for _, one, two in found]
+    return (
+        f"Of {len(found)} ratios to fastsim's time a second run puts {beyond} beyond the spread of"
+        f" the repeats; it differs by {statistics.median(apart):.1%} in the median."
     )
 
 

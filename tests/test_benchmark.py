@@ -242,22 +242,24 @@ def pretended(**times):
 
 def test_a_repeated_run_that_agrees():
     first = pretended(fastsim_cpu=[1.0, 1.2], open_clip=[2.0, 2.1])
-    assert compare.changed(first, first) == []
+    assert compare.changed(compare.shared(first, first)) == []
     # Twice as slow a machine: the ratio is the same.
-    assert compare.changed(first, pretended(fastsim_cpu=[2.0], open_clip=[4.1])) == []
-    assert "no ratio" in compare.text([])
+    found = compare.shared(first, pretended(fastsim_cpu=[2.0], open_clip=[4.1]))
+    assert compare.changed(found) == []
+    assert compare.text(found) == "0 of 1 ratios changed by more than their spread"
 
 
 def test_a_repeated_run_that_does_not():
     first = pretended(fastsim_cpu=[1.0, 1.2], open_clip=[2.0, 2.1])
     second = pretended(fastsim_cpu=[1.0, 1.1], open_clip=[3.0, 3.1])
-    ((place, before, after),) = compare.changed(first, second)
+    found = compare.shared(first, second)
+    ((place, before, after),) = compare.changed(found)
     assert place == ("siglip", "open clip", 64, 8, "forward + backward")
     assert before == pytest.approx((2.0, 2.0 / 1.2, 2.1))
     assert after == pytest.approx((3.0, 3.0 / 1.1, 3.1))
-    assert "2.00 (1.67 to 2.10), now 3.00 (2.73 to 3.10)" in compare.text([(place, before, after)])
+    assert "2.00 (1.67 to 2.10), now 3.00 (2.73 to 3.10)" in compare.text(found)
     with pytest.raises(ValueError, match="against: wanted a run"):
-        compare.changed(first, pretended(fastsim_cpu=[1.0]))
+        compare.shared(first, pretended(fastsim_cpu=[1.0]))
 
 
 def test_a_log_gets_lines(capsys, monkeypatch):
@@ -303,6 +305,6 @@ def test_the_command(tmp_path):
     assert runner.invoke(cli.main, [*read, str(path)]).exit_code == 0
     done = runner.invoke(cli.main, [*read, str(tmp_path / "slow.jsonl")])
     assert done.exit_code == 1
-    assert "ratios that changed" in done.stdout
+    assert "2 of 2 ratios changed" in done.stdout
     for wrong in (["--loss", "nce"], ["--sizes", "0"], ["--from", __file__]):
         assert runner.invoke(cli.main, ["bench", *wrong]).exit_code == 2

@@ -1,5 +1,7 @@
 """The scaling model, the parity report, the tables and figures: from rows and nothing else."""
 
+import shutil
+
 import pytest
 import torch
 
@@ -129,6 +131,9 @@ def test_figures_and_tables(folder):
     assert "| info_nce | eager torch | out of memory |" in text
     assert "| info_nce | fastsim cpu | 17 MB |" in text
     assert "apart in the median" in text
+    shutil.copy(folder / "losses.jsonl", folder / "losses_again.jsonl")
+    same = "a second run puts 0 beyond the spread of the repeats; it differs by 0.0% in the median."
+    assert report.TABLES["repeated"]("here").endswith(same)
     assert report.TABLES["times"]("cpu").startswith("here:\n\n| loss |")
 
 
@@ -136,3 +141,4 @@ def test_what_was_not_measured_says_so(folder):
     assert report.TABLES["times"]("cuda") == markdown.NOTHING
     assert report.TABLES["time"]("elsewhere") == markdown.NOTHING
     assert report.TABLES["parity"]("here") == markdown.NOTHING
+    assert report.TABLES["repeated"]("here") == markdown.NOTHING

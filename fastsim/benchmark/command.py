@@ -27,6 +27,6 @@ def bench(*, source=None, against=None, out=None, progress=True, **options):
     if out:
         click.echo(f"\nwrote {path}")
     if earlier:
-        found = compare.changed(earlier, (about, rows))
+        found = compare.shared(earlier, (about, rows))
         click.echo(f"\n{compare.text(found)}")
-        sys.exit(1 if found else 0)
+        sys.exit(1 if compare.changed(found) else 0)

@@ -3,37 +3,41 @@
 from fastsim.benchmark.found import Found
 
 
-def changed(first, second):
-    """[(place, ratio, ratio)] whose spreads (least to most) do not meet; each is a (about, rows).
+def shared(first, second):
+    """[(place, ratio, ratio)] of all that both runs measured; each run is (about, rows).
 
-    Ratios are those of every implementation to the first of fastsim's in the same turns. A place is
-    (loss, implementation, N, D, pass); only places that both runs measured are compared, and
-    ValueError is raised where there is none.
+    Ratios are those of every implementation to the first of fastsim's in the same turns, as
+    (value, least, most). A place is (loss, implementation, N, D, pass). ValueError where the runs
+    have none in common.
     """
     earlier, later = Found(*first), Found(*second)
-    shared, found = 0, []
+    found = []
     for loss, name, rows, width, which in earlier.times:
         ours = earlier.ours(loss, rows, width, which)
         if ours is None or name == ours:
             continue
         pair = [run.ratio(loss, name, ours, rows, width, which) for run in (earlier, later)]
-        if None in pair:
-            continue
-        shared += 1
-        (_, low, high), (_, least, most) = pair
-        if least > high or most < low:
+        if None not in pair:
             found.append(((loss, name, rows, width, which), *pair))
-    if not shared:
+    if not found:
         raise ValueError("against: wanted a run with ratios at the same places, got none")
     return found
 
 
+def changed(found):
+    """Of what `shared` returns, the places where the two spreads do not meet."""
+    return [
+        (place, one, two)
+        for place, one, two in found
+        if one[1] > two[2] or one[2] < two[1]  # least beyond the other's most
+    ]
+
+
 def text(found):
-    """Lines for a terminal."""
-    if not found:
-        return "no ratio changed by more than its spread"
-    lines = ["ratios that changed by more than their spread:"]
-    for (loss, name, rows, width, which), *pair in found:
+    """Lines for a terminal, of what `shared` returns."""
+    beyond = changed(found)
+    lines = [f"{len(beyond)} of {len(found)} ratios changed by more than their spread"]
+    for (loss, name, rows, width, which), *pair in beyond:
         spreads = (f"{value:.2f} ({low:.2f} to {high:.2f})" for value, low, high in pair)
         lines.append(f"  {loss}, {rows:,} x {width}, {which}, {name}: {', now '.join(spreads)}")
     return "\n".join(lines)
