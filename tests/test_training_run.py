@@ -84,6 +84,19 @@ def losses(result):
     return [entry["loss"] for entry in result["history"] if "loss" in entry]
 
 
+def test_losses_are_logged_to_tensorboard(files, tmp_path):
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    file, held = files("tuples")
+    asked = options(tmp_path, file, loss="info_nce", eval=held, report_to="tensorboard")
+    result = train(asked)
+    (events,) = (tmp_path / "out").rglob("events.out.tfevents.*")
+    log = accumulators.EventAccumulator(str(events)).Reload()
+    logged = [event.value for event in log.Scalars("train/loss")]
+    assert logged == pytest.approx(losses(result), abs=1e-6)  # kept as float32
+    (metric,) = log.Scalars(f"eval/{result['metric']}")
+    assert metric.value == pytest.approx(result["after"][result["metric"]])
+
+
 def test_rows_of_a_topic_are_trained_together(tmp_path, monkeypatch):
     rows = rows_of("labelled texts", KEPT[:20])
     write(tmp_path / "topics.jsonl", [row | {"scene": row["label"] // 4} for row in rows])
