@@ -1,8 +1,6 @@
-"""Drop-in losses of sentence-transformers: value and gradient over the grid of their arguments.
+"""Drop-in losses of sentence-transformers: rankings, guided ones, interfaces.
 
-Truth is sentence-transformers' own loss in float64; the tolerance twice its error in float32, of
-which one draw is seen, and what rounding a logit or distance does: eps times its size, to the
-exponential of a logit relatively.
+Value and gradient over the grid of their arguments; truth: tests/sentence_transformers_peer.py.
 """
 
 import inspect
@@ -10,8 +8,6 @@ import itertools
 
 import pytest
 import torch
-
-from tests.models import tiny_bert
 
 pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
 
@@ -21,107 +17,23 @@ from sentence_transformers.sentence_transformer import losses as theirs
 
 from fastsim.integrations import sentence_transformers as ours
 from fastsim.integrations.sentence_transformers import mega_batch, ranking
-
-ROWS, WIDTH = 19, 12
-DIRECTIONS = [
-    ("query_to_doc", *more)
-    for size in range(4)
-    for more in itertools.combinations(("query_to_query", "doc_to_query", "doc_to_doc"), size)
-]
-HARDNESS = (None, "in_batch_negatives", "hard_negatives", "all_negatives")
-SHARED = [name for name in ours.__all__ if hasattr(theirs, name)]
-
-
-class Given(torch.nn.Module):
-    """Stands in for an encoder: the features hold the embeddings."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, max_seq_length=64):
-        super().__init__()
-        self.max_seq_length = max_seq_length
-
-    def forward(self, features):
-        return {"sentence_embedding": features["embeddings"]}
-
-    def __getitem__(self, index):
-        return self
-
-    @property
-    def tokenizer(self):
-        return tokenizer()
-
-
-def tokenizer(kept=[]):  # noqa: B006
-    import transformers
-
-    if not kept:
-        kept.append(transformers.AutoTokenizer.from_pretrained(tiny_bert()))
-    return kept[0]
-
-
-def features(columns):
-    return [{"embeddings": column} for column in columns]
-
-
-def padded(columns):
-    """Features that can be cut into mini-batches."""
-    return [{"embeddings": c, "input_ids": torch.zeros(len(c), 2)} for c in columns]
-
-
-def run(loss, columns, labels, dtype, features=features):
-    """The loss and the gradients of the columns in a dtype; gradients of parameters after them."""
-    loss = loss.to(dtype)
-    leaves = [column.detach().to(dtype).requires_grad_() for column in columns]
-    if labels is not None and labels.is_floating_point():
-        labels = labels.to(dtype)
-    value = loss(features(leaves), labels)
-    value.backward()
-    learnt = [p.grad for p in loss.parameters()]
-    return [value.detach(), *(leaf.grad for leaf in leaves), *learnt]
-
-
-def hold(what, runs, size, term=0.0):
-    """Ours as near to the truth as theirs; runs: of ours, theirs in float64, theirs in float32.
-
-    Each is [value, gradients...]; `size`: of the largest logit, or distance. term: the largest of
-    those whose sum a gradient is, per unit of logit; where they cancel, their rounding stays.
-    """
-    for part, (got, truth, dense) in enumerate(zip(*runs, strict=True)):
-        error, theirs_ = ((v - truth).abs().max().item() for v in (got.double(), dense.double()))
-        largest = max(truth.abs().max().item(), 1.0 if part == 0 else term)
-        allowed = 2 * (theirs_ + torch.finfo(torch.float32).eps * size * largest)
-        assert error <= allowed, f"{what} part {part}: error {error:.3g}, allowed {allowed:.3g}"
-
-
-RUNS = ((ours, torch.float32), (theirs, torch.float64), (theirs, torch.float32))
-
-
-def same(name, options, columns, labels=None, features=features):
-    """The loss `name` with `options`, for columns of embeddings."""
-    runs = []
-    for package, dtype in RUNS:
-        with torch.random.fork_rng():
-            torch.manual_seed(5)  # of a loss's own weights
-            loss = getattr(package, name)(Given(), **options)
-        runs.append(run(loss, columns, labels, dtype, features))
-    scaled_ = name.endswith("RankingLoss") or name in ("CoSENTLoss", "AnglELoss")
-    if scaled_:
-        size = options.get("scale", 20.0) + options.get("hardness_strength", 0.0)
-        shortest = min(column.norm(dim=1).min().item() for column in columns)
-        term = 1 / (len(columns[0]) * shortest)  # a row's share of the mean, along a unit row
-    else:  # the largest distance
-        size, term = 2 * max(column.norm(dim=1).max().item() for column in columns), 0.0
-    hold(f"{name} {options}", runs, size, term)
-
-
-def vectors(count, rows=ROWS, width=WIDTH):
-    return [torch.randn(rows, width) for _ in range(count)]
-
-
-def scaled(columns):
-    """Columns of lengths away from 1, whose normalisation then matters."""
-    return [column * torch.rand(len(column), 1).add(0.3) for column in columns]
+from tests.sentence_transformers_peer import (
+    DIRECTIONS,
+    HARDNESS,
+    ROWS,
+    RUNS,
+    SHARED,
+    WIDTH,
+    Given,
+    Guided,
+    features,
+    hold,
+    padded,
+    run,
+    same,
+    scaled,
+    vectors,
+)
 
 
 @pytest.fixture(params=[False, True], ids=["engine", "small"])
@@ -249,14 +161,19 @@ def test_cached_learnt_scale():
         torch.testing.assert_close(cached, plain)
 
 
+@pytest.mark.parametrize("cached", [True, False])
+def test_mega_batch(cached, regime):
+    for rows, margins in itertools.product((1, 2, ROWS), ((0.8, 0.3), (0.2, -0.4))):
+        options = {
+            "positive_margin": margins[0],
+            "negative_margin": margins[1],
+            "use_mini_batched_version": cached,
+            "mini_batch_size": 4,
+        }
+        same("MegaBatchMarginLoss", options, vectors(2, rows), features=padded)
+
+
 # ---- the guide ----
-
-
-class Guided(Given):
-    """The guide: the features hold its embeddings too."""
-
-    def forward(self, features):
-        return {"sentence_embedding": features["guide"]}
 
 
 def gist(package, name, columns, guides, options, dtype):
@@ -322,166 +239,6 @@ def test_cached_gist_takes_several_negatives():
     same_gist("CachedGISTEmbedLoss", {"mini_batch_size": 4}, vectors(5), guides)
     with pytest.raises(ValueError, match="Expected 2 to 3 embeddings, got 5"):
         gist(ours, "GISTEmbedLoss", vectors(5), guides, {}, torch.float32)
-
-
-# ---- lists of scores, pairs, triplets ----
-
-
-@pytest.mark.parametrize("scale", [20.0, 1.0])
-def test_cosent(scale):
-    for labels in (torch.rand(ROWS), torch.randint(0, 4, (ROWS,)), torch.rand(ROWS) > 0.5):
-        columns = scaled(vectors(2))
-        same("CoSENTLoss", {"scale": scale}, columns, labels)
-        same("AnglELoss", {"scale": scale}, columns, labels)
-    euclidean = {"scale": scale, "similarity_fct": util.pairwise_euclidean_sim}
-    same("CoSENTLoss", euclidean, vectors(2), torch.rand(ROWS))
-
-
-def test_angle_of_tuples_and_odd_width():
-    same("AnglELoss", {}, vectors(4))
-    same("AnglELoss", {}, vectors(3), torch.rand(ROWS))
-    same("AnglELoss", {}, vectors(2, width=9), torch.rand(ROWS))
-    with pytest.raises(ValueError, match="requires labels"):
-        ours.AnglELoss(Given())(features(vectors(2)), None)
-
-
-def test_wrong_labels_are_refused_in_their_words():
-    columns, labels = vectors(2), torch.rand(ROWS - 1)
-    for name in ("CoSENTLoss", "AnglELoss", "CosineSimilarityLoss"):
-        for package in (ours, theirs):
-            with pytest.raises(ValueError, match=f"{name} expects {ROWS} labels"):
-                getattr(package, name)(Given())(features(columns), labels)
-
-
-@pytest.mark.parametrize("loss_fct", [torch.nn.MSELoss(), torch.nn.L1Loss()])
-@pytest.mark.parametrize("transformation", [torch.nn.Identity(), torch.nn.Sigmoid()])
-def test_cosine_similarity(loss_fct, transformation):
-    options = {"loss_fct": loss_fct, "cos_score_transformation": transformation}
-    same("CosineSimilarityLoss", options, scaled(vectors(2)), torch.rand(ROWS))
-
-
-def test_softmax():
-    kinds = [flags for flags in itertools.product((True, False), repeat=3) if any(flags)]
-    names = [f"concatenation_sent_{part}" for part in ("rep", "difference", "multiplication")]
-    for flags in kinds:
-        options = {"embedding_dimension": WIDTH, "num_labels": 3}
-        options |= dict(zip(names, flags, strict=True))
-        same("SoftmaxLoss", options, vectors(2), torch.randint(0, 3, (ROWS,)))
-        same("SoftmaxLoss", options, vectors(2), torch.rand(ROWS, 3).softmax(1))
-    loss = ours.SoftmaxLoss(Given(), WIDTH, 3)
-    columns = vectors(2)
-    embeddings, logits = loss(features(columns), None)
-    assert torch.equal(embeddings[0], columns[0])
-    assert logits.shape == (ROWS, 3)
-
-
-@pytest.mark.parametrize("metric", ["COSINE", "EUCLIDEAN", "MANHATTAN"])
-def test_triplet(metric):
-    metric = getattr(theirs.TripletDistanceMetric, metric)
-    for margin in (5.0, 0.1):
-        same("TripletLoss", {"distance_metric": metric, "triplet_margin": margin}, vectors(3))
-
-
-def test_triplet_of_a_metric_of_its_own(monkeypatch):
-    monkeypatch.setattr("fastsim.integrations.sentence_transformers.fused._said", set())
-
-    def metric(x, y):
-        return (x - y).square().sum(1)
-
-    with pytest.warns(UserWarning, match="distance_metric has no fused form"):
-        same("TripletLoss", {"distance_metric": metric}, vectors(3))
-
-
-def test_triplet_of_equal_texts():
-    """At Euclidean distance 0 the gradient of that distance is 0, not NaN."""
-    anchors, _, negatives = vectors(3)
-    same("TripletLoss", {}, [anchors, anchors.clone(), negatives])
-
-
-@pytest.mark.parametrize("cached", [True, False])
-def test_mega_batch(cached, regime):
-    for rows, margins in itertools.product((1, 2, ROWS), ((0.8, 0.3), (0.2, -0.4))):
-        options = {
-            "positive_margin": margins[0],
-            "negative_margin": margins[1],
-            "use_mini_batched_version": cached,
-            "mini_batch_size": 4,
-        }
-        same("MegaBatchMarginLoss", options, vectors(2, rows), features=padded)
-
-
-# ---- triplets of classes ----
-
-BATCH = [name for name in SHARED if name.startswith("Batch")]
-METRIC = theirs.BatchHardTripletLossDistanceFunction
-METRICS = [METRIC.euclidean_distance, METRIC.cosine_distance]
-
-
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.__name__)
-@pytest.mark.parametrize("name", BATCH)
-def test_batch_triplets(name, metric, monkeypatch):
-    from fastsim.losses import batch_triplets
-
-    monkeypatch.setattr(batch_triplets, "BAND", 100)
-    margins = (5.0, 0.3) if "Soft" not in name else (None,)
-    for margin, classes in itertools.product(margins, (2, 5, 12)):
-        options = {"distance_metric": metric} | ({} if margin is None else {"margin": margin})
-        columns = vectors(1)
-        labels = torch.cat([torch.arange(2), torch.randint(0, classes, (ROWS - 2,))])
-        same(name, options, columns, labels)
-        same(name, options, columns, labels.double())
-
-
-@pytest.mark.parametrize("name", BATCH)
-def test_a_batch_of_one_class_teaches_nothing(name):
-    labels = torch.zeros(ROWS, dtype=torch.int64)
-    for metric in METRICS:
-        loss = getattr(ours, name)(Given(), distance_metric=metric)
-        value, grad = run(loss, vectors(1), labels, torch.float32)
-        assert value == 0
-        assert not grad.any()
-
-
-def test_one_class_by_the_peer():
-    """What `test_a_batch_of_one_class_teaches_nothing` differs from: a pull, or a constant."""
-    labels = torch.zeros(ROWS, dtype=torch.int64)
-    value, grad = run(theirs.BatchSemiHardTripletLoss(Given()), vectors(1), labels, torch.float32)
-    assert value > 0
-    assert grad.any()
-
-
-@pytest.mark.parametrize("name", BATCH)
-def test_equal_embeddings_of_a_class(name):
-    """Distance 0 between positives: every gradient finite."""
-    column, labels = torch.randn(ROWS, WIDTH), torch.arange(ROWS) // 4
-    column[:8] = column[0]
-    loss = getattr(ours, name)(Given())
-    assert all(part.isfinite().all() for part in run(loss, [column], labels, torch.float32))
-
-
-@pytest.mark.parametrize("name", BATCH)
-def test_distances_far_from_the_origin(name):
-    """|x|^2 - 2 x.y + |y|^2 loses them all in float32; ours takes them between centred rows."""
-    columns, labels = [100 + 0.01 * torch.randn(ROWS, 64)], torch.arange(ROWS) % 4
-    truth = run(getattr(theirs, name)(Given()), columns, labels, torch.float64)
-    errors = []
-    for package in (ours, theirs):
-        got = run(getattr(package, name)(Given()), columns, labels, torch.float32)[1]
-        errors.append(((got - truth[1]).norm() / truth[1].norm()).item())
-    assert errors[0] < 0.01 < 0.2 < errors[1]
-
-
-@pytest.mark.parametrize("name", BATCH)
-def test_the_model_is_found_by_a_trainer(name):
-    """Under `model`, so that a wrapper for several devices takes its place."""
-    loss = getattr(ours, name)(Given())
-    assert [child for child, _ in loss.named_children()] == ["model"]
-    other = Given()
-    loss.model = other
-    assert loss.sentence_embedder is other
-    loss.sentence_embedder = Given()
-    assert loss.model is loss.sentence_embedder is not other
-    assert "model" not in dict(getattr(theirs, name)(Given()).named_children())
 
 
 # ---- what sentence-transformers lacks ----

@@ -180,8 +180,7 @@ def test_losses_of_ours_train(name, tmp_path):
 PROCESS = """
     import itertools, os, sys
     import torch, torch.distributed as dist
-    from tests.test_integration_sentence_transformers import DIRECTIONS, HARDNESS, Given
-    from tests.test_integration_sentence_transformers import Guided, padded
+    from tests.sentence_transformers_peer import DIRECTIONS, HARDNESS, Given, Guided, padded
     from fastsim.integrations import sentence_transformers as ours
     from sentence_transformers.sentence_transformer import losses as theirs
 
