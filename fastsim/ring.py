@@ -219,10 +219,19 @@ def ring_closest(unit_x, unit_y, dtype, semi_hard, pairs, batch, backend):
         part = pairs.of_columns(columns)
         closest = backend.closest(part, semi_hard, rows, backend.operand(visiting, dtype), ceilings)
         scores = torch.linalg.vecdot(unit_x, visiting[closest.clamp(min=0)])
-        better = (closest >= 0) & (scores > best)
-        best = torch.where(better, scores, best)
-        found = torch.where(better, closest + columns.start, found)
+        best, found = _larger(best, found, scores, closest, columns)
     return found
+
+
+def _larger(best, found, values, within, columns):
+    """By row the larger value and its column, the first among equals.
+
+    best, found: of the columns before. values, within: of those of a slice, counted within it, -1
+    for none.
+    """
+    place = within + columns.start
+    better = (within >= 0) & ((values > best) | ((values == best) & (place < found)))
+    return torch.where(better, values, best), torch.where(better, place, found)
 
 
 def ring_hardest(x, y, dtype, measure, pairs, batch, backend):
@@ -240,9 +249,8 @@ def ring_hardest(x, y, dtype, measure, pairs, batch, backend):
         hardest = hardest_columns(rows, others, offsets, kind, part, backend)
         for side, (sign, within) in enumerate(zip((1, -1), hardest, strict=True)):
             distances = sign * measure.distances(x, visiting[within.clamp(min=0)])
-            better = (within >= 0) & (distances > best[side])
-            best[side] = torch.where(better, distances, best[side])
-            found[side] = torch.where(better, within + columns.start, found[side])
+            merged = _larger(best[side], found[side], distances, within, columns)
+            best[side], found[side] = merged
     return found
 
 

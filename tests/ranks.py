@@ -47,13 +47,19 @@ selected.__wrapped__ = fastsim.hardest_pairs
 selected.__kwdefaults__ = fastsim.hardest_pairs.__kwdefaults__
 
 
-def grouped(name, loss, sides=2, **options):
+def copies(n, d, generator):
+    """Rows of which there are few, the same on every rank: which is chosen is told by its place."""
+    few = embeddings(5, d, generator=torch.Generator().manual_seed(d))
+    return few[integers(5, n, generator=generator)]
+
+
+def grouped(name, loss, sides=2, points=embeddings, **options):
     """A case of `loss` by groups; with two sides, of the losses `against` references."""
 
     def make(n, m, d, generator):
         counts = (n, m)[:sides]
         groups = tuple(integers(max(2, n // 3), count, generator=generator) for count in counts)
-        tensors = [embeddings(count, d, generator=generator) for count in counts]
+        tensors = [points(count, d, generator=generator) for count in counts]
         return tensors, [groups if sides == 2 else groups[0]], dict(options)
 
     return Case(name, against(loss) if sides == 2 else loss, None, make)
@@ -65,9 +71,13 @@ REFERENCES = [
     for name, options in (("references", {}), ("own first", {"own_first": True}))
 ]
 SELECTIONS = [
-    grouped(f"hardest_pairs-{name}", selected, sides, distance=distance)
+    grouped(f"hardest_pairs-{distance}-{name}", selected, sides, points, distance=distance)
     for distance in ("euclidean", "cosine")
-    for name, sides in ((distance, 1), (f"{distance}-references", 2))
+    for name, sides, points in (
+        ("alone", 1, embeddings),
+        ("references", 2, embeddings),
+        ("copies", 1, copies),
+    )
 ]
 BATCHWISE = [c for c in CASES if "group" in c.loss.__kwdefaults__] + REFERENCES + SELECTIONS
 WAYS = (
