@@ -109,8 +109,9 @@ def train(**options):
     The columns decide the losses: (sentence1, sentence2, score) cosent, angle, cosine_regression;
     (anchor, positive[, negative, ...]) info_nce, full_triplet, siglip, triplet_margin; (sentence1,
     sentence2, label) classification; (text, label) siglip, matrix_mse, matrix_cross_entropy,
-    cosent_matrix, sup_con. A cross-encoder takes pairs: cosent, cross_entropy, regression. Rows
-    with equal values in a column `together` come into one batch.
+    cosent_matrix, sup_con, nt_xent, multi_similarity, batch_hard_triplet. A cross-encoder takes
+    pairs: cosent, cross_entropy, regression. Rows with equal values in a column `together` come
+    into one batch.
 
     Example: fastsim train --train train.csv --eval dev.csv --loss cosent --output model
     --columns sentence1,sentence2,score

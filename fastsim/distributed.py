@@ -5,12 +5,15 @@ candidates), as many as it has. Rows stay where they are; columns and ids are ga
 gradient: all_gather forward, reduce_scatter backward. What a loss keeps per column or for the
 whole matrix (symmetric `info_nce`, `cosent_matrix`) is merged over the ranks; `cosent` and `angle`
 gather their scores alone. `positives` counts within the rank's own candidates; a target matrix
-holds the rank's own rows against the columns of all ranks, rank after rank.
+holds the rank's own rows against the columns of all ranks, rank after rank. `references` of a loss
+by groups are columns too: each rank gives its own, with `own_first` beginning with its own
+embeddings, and its rows are held against those of all. What two ranks give is there twice.
 
 Under DistributedDataParallel, which averages gradients, nothing else is to be done: reduction
-"mean" weighs a row by ranks / rows of all ranks, so that the average over the ranks is the mean
-over the whole batch, with unequal ranks too. "sum" adds up to the sum over the whole batch. Losses
-over all pairs of pairs have one value, the same on every rank.
+"mean" weighs a row by ranks / rows of all ranks (or / what else the loss takes its mean over), so
+that the average over the ranks is the mean over the whole batch, with unequal ranks too. "sum" adds
+up to the sum over the whole batch. Losses over all pairs of pairs have one value, the same on every
+rank.
 
 `Ring(group)` in place of the group: the columns travel from rank to rank instead. For M columns
 of width D on R ranks, a gathering rank holds M D embeddings, their unit rows and two gradients of
@@ -108,29 +111,35 @@ class Batch:
         counts = _all_gather(count, [1] * self.ranks, self.group).tolist()
         return _all_gather(part, counts, self.group)
 
-    def reduce(self, losses, reduction):
-        """This rank's share of the reduction from the losses of its rows, or of all rows."""
+    def reduce(self, losses, reduction, count=None):
+        """This rank's share of the reduction from the losses of its rows, or of all rows.
+
+        count: an integer (), how many the mean is over, of this rank; None: its rows.
+        """
         if self.group is None:
-            return reduce(losses, reduction)
+            return reduce(losses, reduction, count)
         if losses.shape[0] == self.rows:
             losses = losses[self.own_rows]
         if reduction == "none":
             return losses
-        return losses.sum() * self._row_weight(reduction)
+        return (losses * self.row_weights(reduction, losses, count)).sum()
 
-    def row_weights(self, reduction, like):
+    def row_weights(self, reduction, like, count=None):
         """The weights (N,) that make sum_i weights_i loss_i the reduction; None for "none".
 
-        like: the rows, whose device and compute type the weights take.
+        like: the rows, whose device and compute type the weights take. count: as in `reduce`.
         """
         if reduction == "none":
             return None
         dtype = torch.promote_types(like.dtype, torch.float32)
-        weight = self._row_weight(reduction)
-        return torch.full((like.shape[0],), weight, dtype=dtype, device=like.device)
+        mean = reduction == "mean"
+        weight = self.ranks / (self.rows if count is None else 1) if mean else 1.0
+        weights = torch.full((like.shape[0],), weight, dtype=dtype, device=like.device)
+        return weights if count is None or not mean else weights / self.total(count).clamp(min=1)
 
-    def _row_weight(self, reduction):
-        return self.ranks / self.rows if reduction == "mean" else 1.0
+    def total(self, value):
+        """The sum of a tensor over the ranks."""
+        return value if self.group is None else total(value, self.name)
 
 
 def join(group, loss, rows, columns, **options):

@@ -11,16 +11,20 @@ import torch
 
 from fastsim.backends import cpu, triton
 
-# Products of N x M x D that a loss makes of the scores, forward and backward (fastsim/engine.py).
+# Products of N x M x D that a loss makes of the scores, forward and backward (fastsim/engine.py),
+# and around a ring, where each fold and the slopes are a round of their own (fastsim/ring.py).
 PRODUCTS = {
-    "info_nce": 3,
-    "info_nce symmetric": 4,
-    "sup_con": 3,
-    "siglip": 3,
-    "matrix_cross_entropy": 3,
-    "matrix_mse": 3,
-    "cosent_matrix": 4,
-    "full_triplet": 1,
+    "info_nce": (3, 4),
+    "info_nce symmetric": (4, 4),
+    "sup_con": (3, 4),
+    "nt_xent": (3, 5),
+    "multi_similarity": (3, 4),
+    "siglip": (3, 4),
+    "matrix_cross_entropy": (3, 4),
+    "matrix_mse": (3, 4),
+    "cosent_matrix": (4, 4),
+    "full_triplet": (1, 1),
+    "batch_hard_triplet": (1, 1),
 }
 GATHER, RING = "gather", "ring"
 
@@ -118,7 +122,7 @@ def times(plan, rate, bandwidth=None):
         once = 2 * (plan.parameters - plan.looked_up) * plan.tokens * texts / rate
         found.append(("encode", once, "every text without a graph"))
         found.append(("encode again", 3 * once, "every text with its gradient"))
-    passes = PRODUCTS[plan.loss] + (plan.exchange == RING and plan.ranks > 1)
+    passes = PRODUCTS[plan.loss][plan.exchange == RING and plan.ranks > 1]
     products = passes * 2 * plan.rows * plan.candidates * plan.dim
     found.append(("loss", products / rate, f"{passes} products of {plan.rows:,} x "
                   f"{plan.candidates:,} x {plan.dim:,}"))  # fmt: skip

@@ -2,7 +2,8 @@
 
 At step k a rank holds the columns of the rank k places after it; what a loss keeps of these
 columns, or their gradient, travels with them and is back home after as many steps as there are
-ranks. Rows and what is kept of them stay. Forward is one round of folds, backward one of slopes.
+ranks. Rows and what is kept of them stay. Forward is one round of folds (two where the terms of a
+row need the sum over all of it first), backward one of slopes.
 """
 
 from dataclasses import replace
@@ -12,6 +13,7 @@ import torch.distributed as dist
 
 from fastsim.distributed import least
 from fastsim.scores import without_autocast
+from fastsim.selection import hardest_columns
 from fastsim.targets import with_thresholds
 from fastsim.tiles import margin_gradient
 
@@ -84,7 +86,7 @@ class _RingTile(torch.autograd.Function):
         tile, batch, backend = ctx.call
         own = _own(tile, batch)
         losses = tile.own_gradient(grad if weights is None else grad * weights).double()
-        boost = backend.boost(own, losses, x.dtype, y.shape[0])
+        boost = backend.boost(own, losses, x.dtype, batch.columns)
         # One for all ranks: each adds to gradients that travel.
         boost = scale.new_ones(()) if boost is None else least(boost, batch.name)
         coefficients = [
@@ -141,31 +143,45 @@ def _fold(tile, x, y, batch, backend):
         else:
             rows = _add(tile, rows, state[:4])
             if of_columns:
-                of_columns[:] = _join(tile, of_columns, state[4:])
+                of_columns[:] = _join(tile.scale, of_columns, state[4:])
+    if tile.whole_rows:
+        rows = _terms(tile, unit_x, y, rows[:2], batch, backend)
     return tile.merge(rows) if tile.kind == "levels" else [*rows, *of_columns]
+
+
+def _terms(tile, unit_x, y, sums, batch, backend):
+    """The state of rows whose terms want the sums over all columns, which are known."""
+    terms = None
+    for columns, (visiting,) in travel(batch, [y], []):
+        part = replace(tile, pairs=tile.pairs.of_columns(columns))
+        found = backend.fold(part, unit_x, backend.unit_rows(visiting)[0], sums)[2:]
+        terms = found if terms is None else _sums(terms, found)
+    return [*sums, *terms]
 
 
 def _add(tile, state, more):
     """The state of rows (or of levels) over the columns of both."""
     if tile.kind == "levels":
-        return _join(tile, state, more)
-    if tile.kind == "softmax":
-        # A positive is among the rank's own columns, which came first.
-        rest = state[2:] if tile.pairs.one_positive else _sums(state[2:], more[2:])
-        return [*_join(tile, state[:2], more[:2]), *rest]
-    return _sums(state, more)
+        return _join(tile.scale, state, more)
+    if tile.kind in ("sigmoid", "squared_error"):
+        return _sums(state, more)
+    first = _join(tile.scale, state[:2], more[:2])
+    if tile.kind == "multi_similarity":
+        return [*first, *_join(tile.positive_scale, state[2:], more[2:])]
+    # A softmax's positive is among the rank's own columns, which came first.
+    return [*first, *(state[2:] if tile.pairs.one_positive else _sums(state[2:], more[2:]))]
 
 
 def _sums(state, more):
     return [one + other for one, other in zip(state, more, strict=True)]
 
 
-def _join(tile, state, more):
+def _join(scale, state, more):
     """Maxima and sums of exponentials relative to them, of both."""
     (top, total), (other_top, other_total) = state, more
     both = torch.maximum(top, other_top)
-    grown = other_total * (tile.scale * (other_top - both)).exp()
-    return [both, total * (tile.scale * (top - both)).exp() + grown]
+    grown = other_total * (scale * (other_top - both)).exp()
+    return [both, total * (scale * (top - both)).exp() + grown]
 
 
 def _slopes(tile, x, y, coefficients, want_y, batch, backend):
@@ -190,7 +206,7 @@ def _slopes(tile, x, y, coefficients, want_y, batch, backend):
     return grad_x, *home
 
 
-# ---- the terms of a triplet loss ----
+# ---- selection, and the few scores that are then needed ----
 
 
 def ring_closest(unit_x, unit_y, dtype, semi_hard, pairs, batch, backend):
@@ -203,9 +219,38 @@ def ring_closest(unit_x, unit_y, dtype, semi_hard, pairs, batch, backend):
         part = pairs.of_columns(columns)
         closest = backend.closest(part, semi_hard, rows, backend.operand(visiting, dtype), ceilings)
         scores = torch.linalg.vecdot(unit_x, visiting[closest.clamp(min=0)])
-        better = (closest >= 0) & (scores > best)
-        best = torch.where(better, scores, best)
-        found = torch.where(better, closest + columns.start, found)
+        best, found = _larger(best, found, scores, closest, columns)
+    return found
+
+
+def _larger(best, found, values, within, columns):
+    """By row the larger value and its column, the first among equals.
+
+    best, found: of the columns before. values, within: of those of a slice, counted within it, -1
+    for none.
+    """
+    place = within + columns.start
+    better = (within >= 0) & ((values > best) | ((values == best) & (place < found)))
+    return torch.where(better, values, best), torch.where(better, place, found)
+
+
+def ring_hardest(x, y, dtype, measure, pairs, batch, backend):
+    """`fastsim.selection.hardest_columns` where y travels: columns among those of all ranks.
+
+    measure: a distance of `fastsim.losses.batch_hard_triplet`, by which the hardest of one rank's
+    columns is set against that of another's.
+    """
+    x, y = x.detach(), y.detach()
+    best = [x.new_full((len(x),), -torch.inf) for _ in range(2)]
+    found = [torch.full_like(pairs.row_groups, -1) for _ in range(2)]
+    for columns, (visiting,) in travel(batch, [y], []):
+        rows, others, offsets, kind = measure.operands(x, visiting, dtype)
+        part = pairs.of_columns(columns)
+        hardest = hardest_columns(rows, others, offsets, kind, part, backend)
+        for side, (sign, within) in enumerate(zip((1, -1), hardest, strict=True)):
+            distances = sign * measure.distances(x, visiting[within.clamp(min=0)])
+            merged = _larger(best[side], found[side], distances, within, columns)
+            best[side], found[side] = merged
     return found
 
 

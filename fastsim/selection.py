@@ -109,27 +109,27 @@ def hardest_columns(x, y, offsets, dtype, pairs, backend):
     column_groups = None if pairs.column_groups is pairs.row_groups else pairs.column_groups
     y = None if y is None else y.detach()
     groups = pairs.row_groups, column_groups
-    return _hardest(x.detach(), y, offsets, dtype, *groups, pairs.skip, backend.name)
+    return _hardest(x.detach(), y, offsets, dtype, *groups, pairs.skip, pairs.offset, backend.name)
 
 
-def _hardest_forward(x, y, offsets, dtype, row_groups, column_groups, skip, backend):
+def _hardest_forward(x, y, offsets, dtype, row_groups, column_groups, skip, offset, backend):
     chosen = get(backend)
     column_groups = row_groups if column_groups is None else column_groups
-    pairs = Pairs(row_groups=row_groups, column_groups=column_groups, skip=skip)
+    pairs = Pairs(row_groups=row_groups, column_groups=column_groups, skip=skip, offset=offset)
     with without_autocast(x.device.type):
         left = chosen.operand(x, dtype)
         right = left if y is None else chosen.operand(y, dtype)
         return chosen.hardest(pairs, offsets, left, right)
 
 
-def _hardest_fake(x, y, offsets, dtype, row_groups, column_groups, skip, backend):
+def _hardest_fake(x, y, offsets, dtype, row_groups, column_groups, skip, offset, backend):
     return torch.empty_like(row_groups), torch.empty_like(row_groups)
 
 
 _hardest = define(
     "hardest",
     "(Tensor x, Tensor? y, Tensor? offsets, ScalarType dtype, Tensor row_groups,"
-    " Tensor? column_groups, str skip, str backend) -> (Tensor, Tensor)",
+    " Tensor? column_groups, str skip, int offset, str backend) -> (Tensor, Tensor)",
     _hardest_forward,
     _hardest_fake,
 )

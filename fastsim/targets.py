@@ -215,8 +215,8 @@ def positive_counts(pairs):
     first = torch.searchsorted(groups, pairs.row_groups)
     counts = torch.searchsorted(groups, pairs.row_groups, right=True) - first
     if pairs.skip == "diagonal":
-        rows = pairs.row_groups.shape[0]
-        counts = counts - (pairs.column_groups[:rows] == pairs.row_groups).long()
+        own = pairs.column_groups[pairs.offset :][: pairs.row_groups.shape[0]]
+        counts = counts - (own == pairs.row_groups).long()
     return counts
 
 
@@ -251,6 +251,14 @@ def spread_targets(targets, batch, device):
     return pairs.row_groups, batch.gather_columns(pairs.column_groups)
 
 
+def spread_groups(pairs, batch):
+    """`parse_groups` of the rank's own rows and columns -> with the columns of all ranks."""
+    if batch.group is None:
+        return pairs
+    groups = batch.gather_columns(pairs.column_groups)
+    return replace(pairs, column_groups=groups, offset=batch.first_column)
+
+
 def gather_targets(targets, batch):
     """What `spread_targets` returned -> with the rows of all ranks too."""
     if isinstance(targets, tuple):
@@ -272,7 +280,7 @@ def dense_targets(pairs, rows, columns, dtype, device):
 def taking_part(pairs, rows, columns, device):
     """The (N, M) bool matrix of pairs that take part, for the dense specifications."""
     index = torch.arange(max(rows, columns), device=device)
-    row, column = index[:rows, None], index[None, :columns]
+    row, column = index[:rows, None] + pairs.offset, index[None, :columns]
     part = torch.ones(rows, columns, dtype=torch.bool, device=device)
     if pairs.skip == "diagonal":
         part = row != column

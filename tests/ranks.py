@@ -18,13 +18,68 @@ from fastsim import losses
 from fastsim.backends import cpu
 from fastsim.distributed import Ring
 from fastsim.grad_cache import GradCache
-from tests.cases import CASES
+from tests.cases import CASES, Case, embeddings, integers
 
 RANKS = (2, 3, 4)
 ROWS, MORE_COLUMNS = (13, 7, 10, 6), (20, 0, 9, 3)  # of each rank
 WIDTH = 8
 LEARNT = {"temperature": 0.3, "scale": 3.0, "bias": -1.0}
-BATCHWISE = [c for c in CASES if "group" in c.loss.__kwdefaults__]
+
+
+def against(loss):
+    """A loss by groups of two sides, its references the second, and the groups of both."""
+
+    def call(x, y, groups, **options):
+        return loss(x, groups[0], y, groups[1], **options)
+
+    call.__wrapped__, call.__kwdefaults__ = loss, loss.__kwdefaults__
+    return call
+
+
+def selected(x, groups, references=None, reference_groups=None, **options):
+    """A number of every row that tells all of `hardest_pairs`."""
+    found = fastsim.hardest_pairs(x, groups, references, reference_groups, **options)
+    positive, negative = (d.masked_fill(d.isinf(), 0.0) for d in found[:2])
+    return positive + 3 * negative + found.positive_index + 0.3 * found.negative_index
+
+
+selected.__wrapped__ = fastsim.hardest_pairs
+selected.__kwdefaults__ = fastsim.hardest_pairs.__kwdefaults__
+
+
+def copies(n, d, generator):
+    """Rows of which there are few, the same on every rank: which is chosen is told by its place."""
+    few = embeddings(5, d, generator=torch.Generator().manual_seed(d))
+    return few[integers(5, n, generator=generator)]
+
+
+def grouped(name, loss, sides=2, points=embeddings, **options):
+    """A case of `loss` by groups; with two sides, of the losses `against` references."""
+
+    def make(n, m, d, generator):
+        counts = (n, m)[:sides]
+        groups = tuple(integers(max(2, n // 3), count, generator=generator) for count in counts)
+        tensors = [points(count, d, generator=generator) for count in counts]
+        return tensors, [groups if sides == 2 else groups[0]], dict(options)
+
+    return Case(name, against(loss) if sides == 2 else loss, None, make)
+
+
+REFERENCES = [
+    grouped(f"{loss.__name__}-{name}", loss, **options)
+    for loss in (fastsim.sup_con, fastsim.nt_xent, fastsim.multi_similarity)
+    for name, options in (("references", {}), ("own first", {"own_first": True}))
+]
+SELECTIONS = [
+    grouped(f"hardest_pairs-{distance}-{name}", selected, sides, points, distance=distance)
+    for distance in ("euclidean", "cosine")
+    for name, sides, points in (
+        ("alone", 1, embeddings),
+        ("references", 2, embeddings),
+        ("copies", 1, copies),
+    )
+]
+BATCHWISE = [c for c in CASES if "group" in c.loss.__kwdefaults__] + REFERENCES + SELECTIONS
 WAYS = (
     ("gather", "cpu", torch.float32),
     ("ring", "cpu", torch.float32),
@@ -70,33 +125,36 @@ def whole_of(case, parts):
         exclude = zip(*(part.options["exclude"] for part in parts), strict=True)
         options["exclude"] = tuple(map(torch.cat, exclude))
     others, order = [], None
-    if case.loss in (fastsim.info_nce, fastsim.full_triplet):
-        places = [
-            (part.others[0] if part.others else torch.arange(len(part.tensors[0]))) + start
-            for part, start in zip(parts, starts, strict=True)
-        ]
-        others = [torch.cat(places)]
-    if case.loss is fastsim.full_triplet:
-        # Its positives come first.
-        rest = [j for j in range(len(sides[1])) if j not in others[0].tolist()]
-        order = torch.cat([others.pop(), torch.tensor(rest, dtype=torch.long)])
+    own = [torch.arange(len(part.tensors[0])) for part in parts]
+    if case.loss is fastsim.full_triplet or "own_first" in options:
+        # The columns of the rows come first.
+        own = torch.cat([columns + start for columns, start in zip(own, starts, strict=True)])
+        rest = [j for j in range(len(sides[1])) if j not in own.tolist()]
+        order = torch.cat([own, torch.tensor(rest, dtype=torch.long)])
         sides[1] = sides[1][order]
         if "exclude" in options:
             options["exclude"] = (options["exclude"][0], options["exclude"][1][order])
-    elif not others:
+    if case.loss is fastsim.info_nce:
+        places = [
+            (part.others[0] if part.others else columns) + start
+            for part, columns, start in zip(parts, own, starts, strict=True)
+        ]
+        others = [torch.cat(places)]
+    elif case.loss is not fastsim.full_triplet:
         targets = [part.others[0] if part.others else None for part in parts]
         if targets[0] is None:  # the diagonal: a group of its own for every row
             rows = [torch.arange(n) + s for (n, *_), s in zip(counts, starts, strict=True)]
             others = [(torch.cat(rows), torch.arange(len(sides[-1])))]
         elif isinstance(targets[0], tuple):
-            others = [tuple(map(torch.cat, zip(*targets, strict=True)))]
+            of_rows, of_columns = map(torch.cat, zip(*targets, strict=True))
+            others = [(of_rows, of_columns if order is None else of_columns[order])]
         else:
             others = [torch.cat(targets)]
     return Part(sides, others, options), order
 
 
 def reductions(case, way):
-    if not case.reduces:
+    if "reduction" not in case.loss.__kwdefaults__:
         return (None,)
     return ("mean",) if way[2] == torch.float32 else ("mean", "sum", "none")
 
@@ -137,16 +195,17 @@ def compare(case, group, way, reduction, seed):
     got, own_sides, own_numbers = run(
         case, parts[rank], dtype, reduction, backend=backend, group=chosen
     )
-    share = ranks if reduction in (None, "mean") else 1  # as DDP averages
+    of_rows = truth.dim() == 1
+    share = 1 if of_rows or reduction == "sum" else ranks  # as DDP averages
     errors = []
     for mine, all_of_it, number in zip(own_sides, sides, range(2), strict=False):
         counts = [len([t for t in part.tensors if t is not None][number]) for part in parts]
         errors.append(relative(mine / share, all_of_it.split(counts)[rank], all_of_it))
     summed = [got.clone(), *own_numbers]
-    if reduction == "none":
+    if of_rows:
         errors.append(relative(got, truth.split([len(p.tensors[0]) for p in parts])[rank], truth))
         summed = own_numbers
-    wanted = [truth, *numbers] if reduction != "none" else numbers
+    wanted = numbers if of_rows else [truth, *numbers]
     for mine, one in zip(summed, wanted, strict=True):
         dist.all_reduce(mine, group=group)
         # A sum of both signs may be anything; what it is a sum of is as large as the loss.
@@ -180,6 +239,20 @@ def refusals(group):
         "exclude": lambda: fastsim.info_nce(
             y, y, exclude=(ids(), ids()) if rank else None, group=group
         ),
+        "nt_xent": lambda: fastsim.nt_xent(y, ids(), temperature=0.1 + rank, group=group),
+        "multi_similarity": lambda: fastsim.multi_similarity(
+            y, ids(), beta=9.0 + rank, group=group
+        ),
+        "batch_hard_triplet": lambda: fastsim.batch_hard_triplet(
+            y, ids(), soft=rank == 0, group=group
+        ),
+        "hardest_pairs": lambda: fastsim.hardest_pairs(
+            y, ids(), distance="cosine" if rank else "euclidean", group=group
+        ),
+        "references": lambda: fastsim.sup_con(
+            y, ids(), *((y, ids()) if rank else (None, None)), group=group
+        ),
+        "own first": lambda: fastsim.nt_xent(y, ids(), y, ids(), own_first=rank == 0, group=group),
         "gradient": lambda: fastsim.info_nce(y.requires_grad_(rank == 0), y, group=group),
     }.items():
         try:

@@ -18,6 +18,11 @@ from tests import models
 
 KEPT, HELD = demo.situations()
 TUPLES = [{"anchor": one, "positive": same, "negative": other} for one, same, other, _ in KEPT[:20]]
+LABELLED = [
+    {"text": text, "label": number}
+    for number, (one, same, other, too) in enumerate(KEPT[:8])
+    for text in (one, same, too)
+]
 # name -> (rows, loss, further options)
 RUNS = {
     "info_nce": (TUPLES, "info_nce", {"learn": ("temperature",), "batch_size": 8}),
@@ -29,6 +34,14 @@ RUNS = {
     "regression": (None, "cosine_regression", {"batch_size": 7}),
     "cosent": (None, "cosent", {"batch_size": 7, "accumulate": 2, "micro_batch_size": 2}),
     "cross": (None, "regression", {"batch_size": 7, "architecture": "cross-encoder"}),
+    **{
+        loss: (LABELLED, loss, {"batch_size": 12, "micro_batch_size": 4, **more})
+        for loss, more in {
+            "nt_xent": {"learn": ("temperature",)},
+            "multi_similarity": {},
+            "batch_hard_triplet": {"loss_options": {"distance": "cosine", "soft": True}},
+        }.items()
+    },
 }
 
 WORK = """
@@ -57,15 +70,17 @@ def calm(tmp_path_factory):
 def trained(calm, tmp_path_factory):
     """Folder of every run: by one process, by two, and by one without micro-batches."""
     folder = tmp_path_factory.mktemp("runs")
-    tuples = folder / "tuples.jsonl"
-    tuples.write_text("".join(json.dumps(row) + "\n" for row in TUPLES))
+    files = {}
+    for number, rows in enumerate((TUPLES, LABELLED)):
+        files[id(rows)] = folder / f"{number}.jsonl"
+        files[id(rows)].write_text("".join(json.dumps(row) + "\n" for row in rows))
     scored = demo.write_pairs(KEPT[:12], folder / "scored.jsonl")
 
     def options(name, kind, **changes):
         rows, loss, more = RUNS[name]
         return {
             "model": str(calm),
-            "train": str(tuples if rows else scored),
+            "train": str(files[id(rows)] if rows else scored),
             "loss": loss,
             "output": str(folder / kind / name),
             "learning_rate": 1e-3,

@@ -40,7 +40,11 @@ def test_least_time(loss):
     encoder = {"parameters": 1000, "looked_up": 400, "layers": 1, "hidden": 8, "heads": 2}
     asked = dataclasses.replace(SMALL, loss=loss, tokens=16, **encoder)
     found = {stage: seconds for stage, seconds, _ in times(asked, rate=1e6, bandwidth=1e9)}
-    assert found["loss"] == pytest.approx(PRODUCTS[loss] * 2 * 250 * 2000 * 64 / 1e6)
+    gathered, ring = PRODUCTS[loss]
+    assert found["loss"] == pytest.approx(gathered * 2 * 250 * 2000 * 64 / 1e6)
+    around = dataclasses.replace(asked, exchange="ring")
+    found_ring = {stage: seconds for stage, seconds, _ in times(around, rate=1e6)}
+    assert found_ring["loss"] == pytest.approx(ring * 2 * 250 * 2000 * 64 / 1e6)
     assert found["encode"] == pytest.approx(2 * 600 * 16 * 750 / 1e6)
     assert found["encode again"] == pytest.approx(3 * found["encode"])
     assert found["exchange"] == pytest.approx(1500 * 64 * 8 / 1e9)

@@ -106,7 +106,7 @@ struct Kernels {
                                 const MaxSum& negatives, const MaxSum& positives, int64_t, int64_t);
   void (*multi_similarity_slope)(const Block<T>&, T scale, T positive_scale,
                                  const ContrastSlope<T>&, int64_t, int64_t);
-  void (*multi_positive_fold)(const Block<T>&, T scale, const MaxSum& negatives,
+  void (*multi_positive_fold)(const Block<T>&, T scale, bool known, const MaxSum& negatives,
                               const PositiveSums&, int64_t, int64_t);
   void (*multi_positive_slope)(const Block<T>&, T scale, const ContrastSlope<T>&, int64_t,
                                int64_t);

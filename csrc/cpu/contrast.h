@@ -70,15 +70,16 @@ void multi_similarity_slope(const Block<T>& b, T scale, T positive_scale,
   }
 }
 
-// State of whole rows: the negatives' sum of exponentials, then the positives' terms against it.
+// State of whole rows: the negatives' sum of exponentials, then the positives' terms against it;
+// known: the sum is there already, of these columns and of others.
 template <class T>
-void multi_positive_fold(const Block<T>& b, T scale, const MaxSum& negatives,
+void multi_positive_fold(const Block<T>& b, T scale, bool known, const MaxSum& negatives,
                          const PositiveSums& sums, int64_t begin, int64_t end) {
   const MultiPositive<T> term{scale};
   Sides<T> sides;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
-    for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
+    for_chunks(0, known ? 0 : b.columns, [&](int64_t at, int64_t n) {
       sides.split(b, row, at, n);
       fold_chunk(sides.negatives, n, Softmax<T>{scale}, negatives, row);
     });

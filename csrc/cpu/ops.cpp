@@ -182,15 +182,15 @@ void multi_similarity_slope(PAIRS, double scale, double positive_scale, Tensor n
   });
 }
 
-void multi_positive_fold(PAIRS, double scale, Tensor negative_max, Tensor negative_sum,
-                         Tensor losses, Tensor slopes) {
+void multi_positive_fold(PAIRS, double scale, bool known, Tensor negative_max,
+                         Tensor negative_sum, Tensor losses, Tensor slopes) {
   with_type(panel, [&](auto type) {
     using T = decltype(type);
     const Block<T> b = BLOCK;
     const MaxSum negatives = max_sum(negative_max, negative_sum);
     const PositiveSums sums{output<double>(losses), output<double>(slopes)};
     over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().multi_positive_fold(b, T(scale), negatives, sums, begin, end);
+      kernels().of<T>().multi_positive_fold(b, T(scale), known, negatives, sums, begin, end);
     });
   });
 }
@@ -310,8 +310,8 @@ STABLE_TORCH_LIBRARY(fastsim_cpu, m) {
         "float scale, float positive_scale, Tensor negative_top, Tensor negative_weight, "
         "Tensor positive_top, Tensor positive_weight) -> ()");
   m.def("multi_positive_fold" PAIRS_SCHEMA
-        "float scale, Tensor(negative_max!) negative_max, Tensor(negative_sum!) negative_sum, "
-        "Tensor(losses!) losses, Tensor(slopes!) slopes) -> ()");
+        "float scale, bool known, Tensor(negative_max!) negative_max, "
+        "Tensor(negative_sum!) negative_sum, Tensor(losses!) losses, Tensor(slopes!) slopes) -> ()");
   m.def("multi_positive_slope" PAIRS_SCHEMA
         "float scale, Tensor negative_top, Tensor negative_weight, Tensor log_sum, "
         "Tensor positive_weight) -> ()");

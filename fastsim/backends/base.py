@@ -96,8 +96,12 @@ class Backend:
         """Whether one block may hold the whole matrix, and `visit` serve every kind of loss."""
         return False
 
-    def fold(self, tile, unit_x, unit_y):
-        """The state of `tile` over the whole matrix (see fastsim/tiles.py for its parts)."""
+    def fold(self, tile, unit_x, unit_y, sums=None):
+        """The state of `tile` over the whole matrix (see fastsim/tiles.py for its parts).
+
+        sums: where the terms of a row want the sum over all of it (`tile.whole_rows`) and these
+        columns are not all of it, the first two parts of the state over all.
+        """
         raise NotImplementedError
 
     def visit(self, tile, unit_x, unit_y, block, weights, workspace):

@@ -152,9 +152,11 @@ class CpuBackend(Backend):
         panel = left.t() if transposed else left
         torch.ops.fastsim_cpu.multiply(panel, right, out, transposed, accumulate)
 
-    def fold(self, tile, unit_x, unit_y):
+    def fold(self, tile, unit_x, unit_y, sums=None):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
         state = FOLDS[tile.kind](tile, rows, columns)
+        if sums is not None:
+            state.know(sums)
         whole, lower = tile.whole_rows, tile.pairs.each_once
         workspace = self.workspace(unit_x, unit_y, whole_rows=whole)
         for block in self.blocks(rows, columns, whole_rows=whole, lower=lower):

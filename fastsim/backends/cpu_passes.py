@@ -81,6 +81,12 @@ class _ContrastFold:
         tops = {"multi_similarity": (0, 2), "multi_positive": (0,)}[tile.kind]
         count = len(tile.state_shapes(rows, columns))
         self.state = [_state(rows, EMPTY if part in tops else 0.0) for part in range(count)]
+        self.known = False
+
+    def know(self, sums):
+        """Maxima and sums of the negatives of all columns: the positives' terms alone are added."""
+        self.known = True
+        self.state[:2] = sums
 
     def add(self, panel, pairs, block):
         self._run(panel, pairs, [state[block[0]] for state in self.state])
@@ -93,7 +99,8 @@ class _ContrastFold:
 
     def _run(self, panel, pairs, state):
         fold = getattr(torch.ops.fastsim_cpu, f"{self.tile.kind}_fold")
-        fold(panel, *pairs, *_contrast_scales(self.tile), *state)
+        known = (self.known,) if self.tile.whole_rows else ()
+        fold(panel, *pairs, *_contrast_scales(self.tile), *known, *state)
 
     def result(self):
         return self.state

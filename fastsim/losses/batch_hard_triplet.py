@@ -17,11 +17,19 @@ from torch import Tensor
 
 from fastsim.backends import pick
 from fastsim.checks import check_choice, check_number, check_reduction
+from fastsim.distributed import join
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float
+from fastsim.losses.reduce import as_float, reduce
+from fastsim.ring import ring_hardest, ring_sum
 from fastsim.scores import paired, unit_rows, without_autocast
 from fastsim.selection import hardest_columns
-from fastsim.targets import dense_targets, groups_of_scores, parse_groups, taking_part
+from fastsim.targets import (
+    dense_targets,
+    groups_of_scores,
+    parse_groups,
+    spread_groups,
+    taking_part,
+)
 
 DISTANCES = ("euclidean", "cosine")
 
@@ -46,6 +54,7 @@ def batch_hard_triplet(
     distance="euclidean",
     soft=False,
     reduction="mean",
+    group=None,
     backend=None,
 ):
     """Batch-hard triplet loss of embeddings (N, D) with integer groups (N,).
@@ -53,13 +62,29 @@ def batch_hard_triplet(
     distance: "euclidean", or "cosine", which is 1 - cosine. soft: softplus in place of the hinge.
     A row without a positive or without a negative has loss 0 and does not count in the mean, so a
     batch of one group gives 0 with zero gradient. At distance 0 the gradient of the distance is 0.
+    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+    `fastsim.distributed`.
 
     Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
     not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
     """
     _check_options(margin, soft, reduction)
-    hardest = hardest_pairs(embeddings, groups, distance=distance, backend=backend)
-    return _loss(hardest, margin, soft, reduction)
+    check_choice("distance", distance, DISTANCES)
+    pairs = parse_groups(embeddings, groups, None, None, False)
+    chosen = pick(backend, embeddings)
+    batch = join(
+        group,
+        "batch_hard_triplet",
+        embeddings,
+        embeddings,
+        margin=margin,
+        distance=distance,
+        soft=soft,
+        reduction=reduction,
+        backend=chosen.name,
+    )
+    hardest = _hardest(embeddings, embeddings, pairs, distance, batch, chosen)
+    return batch.reduce(_losses(hardest, margin, soft), reduction, _count(hardest, reduction))
 
 
 def hardest_pairs(
@@ -70,6 +95,7 @@ def hardest_pairs(
     *,
     own_first=False,
     distance="euclidean",
+    group=None,
     backend=None,
 ):
     """Each row's farthest reference of its own group and nearest of any other.
@@ -78,6 +104,9 @@ def hardest_pairs(
     default the embeddings themselves, a row not being its own positive. own_first: the first N
     references are the embeddings' own, so that row i leaves out reference i. distance: as for
     `batch_hard_triplet`, and differentiable.
+    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+    `fastsim.distributed`. The rows are then the rank's own, the indices those of the references of
+    all ranks, rank after rank.
 
     Returns `HardestPairs`. ValueError or TypeError for arguments that do not fit, RuntimeError
     for a backend that cannot serve them.
@@ -85,22 +114,18 @@ def hardest_pairs(
     check_choice("distance", distance, DISTANCES)
     pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
     chosen = pick(backend, embeddings)
-    measure = _MEASURES[distance]
-    x = measure.points(embeddings, chosen)
-    y = None if references is None else measure.points(references, chosen)
-    if chosen.name == "eager":
-        return _hardest_of(measure.all_distances(x, x if y is None else y), pairs)
-    rows, columns, offsets, dtype = measure.operands(x, y, embeddings.dtype)
-    indices = hardest_columns(rows, columns, offsets, dtype, pairs, chosen)
-    y = x if y is None else y
-    positive, negative = (measure.distances(x, y[j.clamp(min=0)]) for j in indices)
-    # What is not finite is never the hardest, but has to reach the loss.
-    none = 0 * rows.sum() if columns is None else 0 * (rows.sum() + columns.sum())
-    return HardestPairs(
-        torch.where(indices[0] >= 0, positive, -torch.inf) + none,
-        torch.where(indices[1] >= 0, negative, torch.inf) + none,
-        *indices,
+    columns = embeddings if references is None else references
+    batch = join(
+        group,
+        "hardest_pairs",
+        embeddings,
+        columns,
+        references=references,
+        own_first=own_first,
+        distance=distance,
+        backend=chosen.name,
     )
+    return _hardest(embeddings, columns, pairs, distance, batch, chosen)
 
 
 class BatchHardTriplet(LossModule):
@@ -120,7 +145,52 @@ def batch_hard_triplet_from_scores(
     check_choice("distance", distance, DISTANCES)
     _check_options(margin, soft, reduction)
     distances = as_float(scores) if distance == "euclidean" else 1 - as_float(scores)
-    return _loss(_hardest_of(distances, pairs), margin, soft, reduction)
+    hardest = _hardest_of(distances, pairs)
+    return reduce(_losses(hardest, margin, soft), reduction, _count(hardest, reduction))
+
+
+def _hardest(embeddings, columns, pairs, distance, batch, backend):
+    """`HardestPairs` of the rank's embeddings among the columns of all ranks."""
+    measure, pairs = _MEASURES[distance], spread_groups(pairs, batch)
+    if not batch.ring:
+        columns = batch.gather_columns(columns)
+    x = measure.points(embeddings, backend)
+    y = x if columns is embeddings else measure.points(columns, backend)
+    if backend.name == "eager":
+        return _hardest_of(measure.all_distances(x, y), pairs)
+    if batch.ring:
+        return _ring_hardest(x, y, embeddings.dtype, measure, pairs, batch, backend)
+    rows, columns, offsets, dtype = measure.operands(x, None if y is x else y, embeddings.dtype)
+    indices = hardest_columns(rows, columns, offsets, dtype, pairs, backend)
+    distances = (measure.distances(x, y[j.clamp(min=0)]) for j in indices)
+    return _found(distances, indices, rows.sum() if columns is None else rows.sum() + columns.sum())
+
+
+def _ring_hardest(x, y, dtype, measure, pairs, batch, backend):
+    """The same where the rank's own columns travel."""
+    indices = ring_hardest(x, y, dtype, measure, pairs, batch, backend)
+
+    def of_block(x, y, columns):
+        parts = []
+        for index in indices:
+            within = index - columns.start
+            here = (within >= 0) & (within < len(y))
+            distances = measure.distances(x, y[within.clamp(0, len(y) - 1)])
+            parts.append(torch.where(here, distances, 0.0))
+        return parts
+
+    everything = sum((0 * side.detach()).sum() for side in (x, y))
+    return _found(ring_sum(of_block, x, y, batch), indices, batch.total(everything))
+
+
+def _found(distances, indices, everything):
+    """everything: a sum over all numbers: one not finite is never the hardest, but has to show."""
+    (positive, negative), none = distances, 0 * everything
+    return HardestPairs(
+        torch.where(indices[0] >= 0, positive, -torch.inf) + none,
+        torch.where(indices[1] >= 0, negative, torch.inf) + none,
+        *indices,
+    )
 
 
 def _hardest_of(distances, pairs):
@@ -137,13 +207,16 @@ def _hardest_of(distances, pairs):
     )
 
 
-def _loss(hardest, margin, soft, reduction):
+def _losses(hardest, margin, soft):
     gap = hardest.positive - hardest.negative + margin
-    losses = torch.nn.functional.softplus(gap) if soft else torch.relu(gap)
+    return torch.nn.functional.softplus(gap) if soft else torch.relu(gap)
+
+
+def _count(hardest, reduction):
+    """Rows with a positive and a negative: the others' losses are 0."""
     if reduction != "mean":
-        return losses if reduction == "none" else losses.sum()
-    counted = (hardest.positive_index >= 0) & (hardest.negative_index >= 0)
-    return losses.sum() / counted.sum().clamp(min=1)
+        return None
+    return ((hardest.positive_index >= 0) & (hardest.negative_index >= 0)).sum()
 
 
 def _check_options(margin, soft, reduction):

@@ -12,11 +12,18 @@ import torch
 
 from fastsim.backends import pick
 from fastsim.checks import check_number, check_reduction
+from fastsim.distributed import join
 from fastsim.engine import tile_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, reduce, row_weights
-from fastsim.scores import compute_dtype, dense_cosines
-from fastsim.targets import dense_targets, groups_of_scores, parse_groups, taking_part
+from fastsim.losses.reduce import as_float, reduce
+from fastsim.scores import dense_cosines
+from fastsim.targets import (
+    dense_targets,
+    groups_of_scores,
+    parse_groups,
+    spread_groups,
+    taking_part,
+)
 from fastsim.tiles import Tile
 
 
@@ -31,6 +38,7 @@ def multi_similarity(
     beta=50.0,
     base=0.5,
     reduction="mean",
+    group=None,
     backend=None,
 ):
     """Multi-similarity loss of embeddings (N, D) with integer groups (N,).
@@ -40,25 +48,42 @@ def multi_similarity(
     embeddings' own, and row i leaves out reference i.
     alpha, beta: positive numbers, the steepness for positives and for negatives. base: the cosine
     at which a pair begins to count. A row without a positive or a negative has no such term.
+    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+    `fastsim.distributed`.
 
     Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
     not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
     """
     pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
-    _check_options(alpha, beta, base, reduction)
+    _check_options(alpha, beta, base)
+    check_reduction(reduction)
     chosen = pick(backend, embeddings)
+    columns = embeddings if references is None else references
+    batch = join(
+        group,
+        "multi_similarity",
+        embeddings,
+        columns,
+        references=references,
+        own_first=own_first,
+        alpha=alpha,
+        beta=beta,
+        base=base,
+        reduction=reduction,
+        backend=chosen.name,
+    )
+    pairs = spread_groups(pairs, batch)
     if chosen.name == "eager":
-        scores = dense_cosines(embeddings, references, chosen)
-        return _dense(scores, pairs, alpha, beta, base, reduction)
+        scores = dense_cosines(embeddings, batch.gather_columns(columns), chosen)
+        return batch.reduce(_losses(scores, pairs, alpha, beta, base), reduction)
     options = {"positive_scale": float(alpha), "margin": float(base)}
     return tile_loss(
         Tile("multi_similarity", pairs, **options),
         embeddings,
-        references,
+        columns,
         scale=float(beta),
-        weights=row_weights(
-            reduction, embeddings.shape[0], compute_dtype(embeddings), embeddings.device
-        ),
+        weights=batch.row_weights(reduction, embeddings),
+        batch=batch,
         backend=chosen,
     )
 
@@ -82,16 +107,17 @@ def multi_similarity_from_scores(
 ):
     """The specification of `multi_similarity`: scores (N, M), the other parameters as there."""
     pairs = groups_of_scores(scores, groups, reference_groups, own_first)
-    _check_options(alpha, beta, base, reduction)
-    return _dense(as_float(scores), pairs, alpha, beta, base, reduction)
+    _check_options(alpha, beta, base)
+    check_reduction(reduction)
+    return reduce(_losses(as_float(scores), pairs, alpha, beta, base), reduction)
 
 
-def _dense(scores, pairs, alpha, beta, base, reduction):
+def _losses(scores, pairs, alpha, beta, base):
     part = taking_part(pairs, *scores.shape, scores.device)
     own = dense_targets(pairs, *scores.shape, torch.bool, scores.device)
     positive = _soft_hinge(-alpha * (scores - base), part & own) / alpha
     negative = _soft_hinge(beta * (scores - base), part & ~own) / beta
-    return reduce(positive + negative, reduction)
+    return positive + negative
 
 
 def _soft_hinge(logits, counted):
@@ -100,9 +126,8 @@ def _soft_hinge(logits, counted):
     return torch.logsumexp(torch.cat([logits, torch.zeros_like(logits[:, :1])], 1), 1)
 
 
-def _check_options(alpha, beta, base, reduction):
+def _check_options(alpha, beta, base):
     for name, value in (("alpha", alpha), ("beta", beta), ("base", base)):
         if isinstance(value, torch.Tensor):
             raise TypeError(f"{name}: wanted a number, got a tensor")
         check_number(name, value, positive=name != "base")
-    check_reduction(reduction)

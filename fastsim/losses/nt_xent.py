@@ -13,15 +13,17 @@ import torch
 
 from fastsim.backends import pick
 from fastsim.checks import check_number, check_reduction
+from fastsim.distributed import join
 from fastsim.engine import tile_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, off_range, reduce
-from fastsim.scores import compute_dtype, dense_cosines
+from fastsim.scores import dense_cosines
 from fastsim.targets import (
     dense_targets,
     groups_of_scores,
     parse_groups,
     positive_counts,
+    spread_groups,
     taking_part,
 )
 from fastsim.tiles import Tile
@@ -36,6 +38,7 @@ def nt_xent(
     own_first=False,
     temperature=0.07,
     reduction="mean",
+    group=None,
     backend=None,
 ):
     """Normalised temperature-scaled cross entropy of embeddings (N, D), integer groups (N,).
@@ -44,6 +47,8 @@ def nt_xent(
     themselves, each row left out of its own; own_first: the first N references are the
     embeddings' own, and row i leaves out reference i. temperature: a positive number or 0-d
     tensor, with a gradient if it wants one. A row without a negative has loss 0.
+    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+    `fastsim.distributed`. The mean is then over the positive pairs of all ranks.
 
     Returns a scalar, the mean or sum over all positive pairs, or for reduction "none" the sums of
     the rows (N,). ValueError or TypeError for arguments that do not fit, RuntimeError for a
@@ -53,14 +58,30 @@ def nt_xent(
     check_number("temperature", temperature, positive=True)
     check_reduction(reduction)
     chosen = pick(backend, embeddings)
+    columns = embeddings if references is None else references
+    batch = join(
+        group,
+        "nt_xent",
+        embeddings,
+        columns,
+        references=references,
+        own_first=own_first,
+        temperature=temperature,
+        reduction=reduction,
+        backend=chosen.name,
+    )
+    pairs = spread_groups(pairs, batch)
+    count = positive_counts(pairs).sum() if reduction == "mean" else None
     if chosen.name == "eager":
-        return _dense(dense_cosines(embeddings, references, chosen), pairs, temperature, reduction)
+        scores = dense_cosines(embeddings, batch.gather_columns(columns), chosen)
+        return batch.reduce(_losses(scores, pairs, temperature), reduction, count)
     return tile_loss(
         Tile("multi_positive", pairs),
         embeddings,
-        references,
+        columns,
         scale=1 / temperature,
-        weights=_weights(pairs, reduction, compute_dtype(embeddings)),
+        weights=batch.row_weights(reduction, embeddings, count),
+        batch=batch,
         backend=chosen,
     )
 
@@ -84,10 +105,11 @@ def nt_xent_from_scores(
     pairs = groups_of_scores(scores, groups, reference_groups, own_first)
     check_number("temperature", temperature, positive=True)
     check_reduction(reduction)
-    return _dense(as_float(scores), pairs, temperature, reduction)
+    losses = _losses(as_float(scores), pairs, temperature)
+    return reduce(losses, reduction, positive_counts(pairs).sum())
 
 
-def _dense(scores, pairs, temperature, reduction):
+def _losses(scores, pairs, temperature):
     logits = scores / temperature
     part = taking_part(pairs, *scores.shape, scores.device)
     own = dense_targets(pairs, *scores.shape, torch.bool, scores.device)
@@ -95,14 +117,4 @@ def _dense(scores, pairs, temperature, reduction):
     lse = torch.logsumexp(logits.masked_fill(~negative, off_range(logits)), 1, keepdim=True)
     counted = part & own & negative.any(1, keepdim=True)
     terms = torch.nn.functional.softplus(lse - logits)
-    losses = torch.where(counted, terms, 0.0).sum(1)
-    weights = _weights(pairs, reduction, logits.dtype)
-    return losses if weights is None else reduce(losses * weights, "sum")
-
-
-def _weights(pairs, reduction, dtype):
-    """1 / (positive pairs) for "mean"."""
-    if reduction == "none":
-        return None
-    weights = torch.ones_like(pairs.row_groups, dtype=dtype)
-    return weights if reduction == "sum" else weights / positive_counts(pairs).sum().clamp(min=1)
+    return torch.where(counted, terms, 0.0).sum(1)

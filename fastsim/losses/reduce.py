@@ -3,11 +3,17 @@
 import torch
 
 
-def reduce(losses, reduction):
-    """(N,) losses -> their mean, their sum, or themselves."""
+def reduce(losses, reduction, count=None):
+    """(N,) losses -> their mean, their sum, or themselves.
+
+    count: an integer (), how many the mean is over; None: the losses.
+    """
     if reduction == "none":
         return losses
-    return losses.mean() if reduction == "mean" else losses.sum()
+    if reduction == "mean" and count is None:
+        return losses.mean()
+    total = losses.sum()
+    return total / count.clamp(min=1) if reduction == "mean" else total
 
 
 def row_weights(reduction, rows, dtype, device):

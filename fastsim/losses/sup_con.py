@@ -6,8 +6,6 @@ Source: Khosla et al. 2020, "Supervised Contrastive Learning", equation 2 (L_out
 two it is NT-Xent; `info_nce` is the case of one named positive.
 """
 
-from dataclasses import replace
-
 import torch
 
 from fastsim.backends import pick
@@ -16,12 +14,13 @@ from fastsim.distributed import join
 from fastsim.engine import tile_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, off_range, reduce
-from fastsim.scores import compute_dtype, dense_cosines
+from fastsim.scores import dense_cosines
 from fastsim.targets import (
     dense_targets,
     groups_of_scores,
     parse_groups,
     positive_counts,
+    spread_groups,
     taking_part,
 )
 from fastsim.tiles import Tile
@@ -48,38 +47,38 @@ def sup_con(
     A row without a positive has loss 0 and does not count in the mean, so a batch without any
     pair gives 0 with zero gradient.
     group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
-    `fastsim.distributed`. Without references.
+    `fastsim.distributed`.
 
     Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
     not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
     """
-    if group is not None and references is not None:
-        raise ValueError("references: wanted None with group, got a tensor")
     pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
     check_reduction(reduction)
     check_number("temperature", temperature, positive=True)
     chosen = pick(backend, embeddings)
-    options = {"temperature": temperature, "reduction": reduction}
-    batch = join(group, "sup_con", embeddings, embeddings, **options, backend=chosen.name)
-    # The same rows for everyone, this rank's among them.
-    everyone = pairs
-    if group is not None:
-        groups = batch.gather_columns(pairs.row_groups)
-        everyone = replace(pairs, row_groups=groups, column_groups=groups)
-        pairs = replace(pairs, column_groups=groups, offset=batch.first_column)
-    weights = _weights(everyone, reduction, compute_dtype(embeddings))
-    if weights is not None and group is not None:
-        weights = weights[batch.own_rows] * (batch.ranks if reduction == "mean" else 1)
+    columns = embeddings if references is None else references
+    batch = join(
+        group,
+        "sup_con",
+        embeddings,
+        columns,
+        references=references,
+        own_first=own_first,
+        temperature=temperature,
+        reduction=reduction,
+        backend=chosen.name,
+    )
+    pairs = spread_groups(pairs, batch)
+    count = _count(pairs) if reduction == "mean" else None
     if chosen.name == "eager":
-        scores = dense_cosines(batch.gather_rows(embeddings), references, chosen)
-        losses = _losses(scores, everyone, temperature)[batch.own_rows]
-        return losses if weights is None else reduce(losses * weights, "sum")
+        scores = dense_cosines(embeddings, batch.gather_columns(columns), chosen)
+        return batch.reduce(_losses(scores, pairs, temperature), reduction, count)
     return tile_loss(
         Tile("softmax", pairs, normalise=True),
         embeddings,
-        references,
+        columns,
         scale=1 / temperature,
-        weights=weights,
+        weights=batch.row_weights(reduction, embeddings, count),
         batch=batch,
         backend=chosen,
     )
@@ -104,9 +103,7 @@ def sup_con_from_scores(
     pairs = groups_of_scores(scores, groups, reference_groups, own_first)
     check_number("temperature", temperature, positive=True)
     check_reduction(reduction)
-    losses = _losses(as_float(scores), pairs, temperature)
-    weights = _weights(pairs, reduction, losses.dtype)
-    return losses if weights is None else reduce(losses * weights, "sum")
+    return reduce(_losses(as_float(scores), pairs, temperature), reduction, _count(pairs))
 
 
 def _losses(scores, pairs, temperature):
@@ -120,9 +117,6 @@ def _losses(scores, pairs, temperature):
     return torch.where(count > 0, lse - mean, 0.0)
 
 
-def _weights(pairs, reduction, dtype):
-    """1 / (rows with a positive) for "mean", 0 for rows without one."""
-    if reduction == "none":
-        return None
-    paired = (positive_counts(pairs) > 0).to(dtype)
-    return paired if reduction == "sum" else paired / paired.sum().clamp(min=1)
+def _count(pairs):
+    """Rows with a positive: the others' losses are 0."""
+    return (positive_counts(pairs) > 0).sum()

@@ -70,6 +70,9 @@ LOSSES = {
     ),
     "cosent_matrix": Loss(losses.CoSENTMatrix, {"labelled texts": _each_pair}, ("scale",)),
     "sup_con": Loss(losses.SupCon, {"labelled texts": _groups}, ("temperature",)),
+    "nt_xent": Loss(losses.NTXent, {"labelled texts": _groups}, ("temperature",)),
+    "multi_similarity": Loss(losses.MultiSimilarity, {"labelled texts": _groups}),
+    "batch_hard_triplet": Loss(losses.BatchHardTriplet, {"labelled texts": _groups}),
 }
 _POSITIVE = ("scale", "temperature")  # learnt as logarithms, so that they stay above zero
 

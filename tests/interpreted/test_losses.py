@@ -16,6 +16,7 @@ from fastsim import losses
 from fastsim.backends import get
 from fastsim.engine import tile_loss
 from fastsim.losses import SPECIFICATIONS
+from fastsim.selection import hardest_columns
 from fastsim.targets import Pairs
 from fastsim.tiles import Tile
 
@@ -313,3 +314,29 @@ def test_rows_and_columns_that_are_parts(first):
         sums.append(total * (number * top).exp())
     top, total = backend.fold(Tile("levels", pairs, number, levels=levels), unit, unit)
     torch.testing.assert_close(sum(sums), total * (number * top).exp(), rtol=1e-5, atol=0)
+    # The hardest of a part of the rows.
+    hardest = losses.hardest_pairs(x, groups, distance="cosine", backend="eager")
+    found = hardest_columns(unit[rows], unit, None, x.dtype, parts, backend)
+    for mine, wanted in zip(found, hardest[2:], strict=True):
+        assert torch.equal(mine, wanted[rows])
+
+
+def test_terms_against_the_sums_of_more_columns():
+    """The positives' terms of parts of the columns, the negatives' sums over all being known."""
+    x, groups = torch.randn(40, 24), torch.randint(0, 9, (40,))
+    whole = losses.nt_xent(x, groups, temperature=1 / 20, reduction="none", backend="eager")
+    backend = get("triton")
+    unit = backend.unit_rows(x)[0]
+    pairs = Pairs(row_groups=groups, column_groups=groups, otherwise=0.0, skip="diagonal")
+    tile = Tile("multi_positive", pairs, torch.tensor(20.0))
+    *sums, _, slopes = backend.fold(tile, unit, unit)
+    terms = []
+    for columns in (slice(0, 30), slice(30, 40)):
+        part = replace(tile, pairs=pairs.of_columns(columns))
+        own = backend.unit_rows(x[columns])[0]
+        state = backend.fold(part, unit, own, sums)
+        assert all(torch.equal(mine, known) for mine, known in zip(state, sums, strict=False))
+        terms.append(torch.stack(state[2:]))
+    losses_of, slopes_of = sum(terms).float()
+    torch.testing.assert_close(losses_of, whole)
+    torch.testing.assert_close(slopes_of, slopes.float())

@@ -35,10 +35,12 @@ def tile_launch(tile, unit_x, unit_y, *, slopes):
     return Launch(tile.pairs, numbers, unit_x, unit_y, heavy=slopes or not light)
 
 
-def fold(tile, unit_x, unit_y):
-    """The state of the loss over the whole matrix."""
+def fold(tile, unit_x, unit_y, sums=None):
+    """The state of the loss over the whole matrix; `sums` as in `Backend.fold`."""
     run = tile_launch(tile, unit_x, unit_y, slopes=False)
     kept = _FOLDS[tile.kind](tile, run, unit_y.shape[0])
+    if sums is not None:
+        kept.known = sums
     if tile.rows_alone:
         run.mirror(kept.per_tile)
     for rows in run.bands(kept.per_tile):
@@ -194,8 +196,13 @@ class _ContrastFold:
 
 
 class _MultiPositiveFold(_ContrastFold):
+    known = None  # maxima and sums of the negatives of more columns than these
+
     def add(self, run, rows, work=None):
-        top, total = self.sums(run, rows, work)
+        if self.known is None:
+            top, total = self.sums(run, rows, work)
+        else:
+            top, total = (part[rows].float() for part in self.known)
         loss, slope = (run.row_partials(rows, self.columns) for _ in range(2))
         partials = PositivePartials(loss, slope, top, total.log())
         run(rows, self.columns, fold=epilogues.multi_positive_fold, partials=partials)
