@@ -269,6 +269,10 @@ def prepared(name, make, loss, *more, judge=None):
     return run
 
 
+GROUPED = ("sup_con", "nt_xent", "multi_similarity", "batch_hard_triplet")
+GROUPED += ("siglip", "cosent_matrix", "matrix_cross_entropy", "matrix_mse")
+
+
 def grouped(loss):
     """Target-matrix training on groups of paraphrases, judged by telling paraphrases apart."""
     return prepared("sick_groups", paraphrase_groups, loss, *GENTLE, judge=paraphrase_pairs)
@@ -349,10 +353,7 @@ EXPERIMENTS = {
     "sick_classification": sick_classification,
     "sick_info_nce": prepared("sick_pairs", entailment_pairs, "info_nce"),
     "sick_full_triplet": prepared("sick_pairs", entailment_pairs, "full_triplet"),
-    "sick_sup_con": grouped("sup_con"),
-    "sick_siglip": grouped("siglip"),
-    "sick_matrix_mse": grouped("matrix_mse"),
-    "sick_cosent_matrix": grouped("cosent_matrix"),
+    **{f"sick_{loss}": grouped(loss) for loss in GROUPED},
     "cross_entailed_cosent": crossed("entailed", entailed, "cosent"),
     "cross_entailed_cross_entropy": crossed("entailed", entailed, "cross_entropy"),
     "cross_related_cosent": crossed("related", related, "cosent"),

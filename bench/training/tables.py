@@ -14,9 +14,16 @@ IMPROVED = {
     "sick_pairs_info_nce": ("SICK entailed pairs, InfoNCE", ["recall@1", "mrr@10"]),
     "sick_pairs_full_triplet": ("SICK entailed pairs, full triplet", ["recall@1", "mrr@10"]),
     "sick_groups_sup_con": ("SICK paraphrase groups, SupCon", PARAPHRASES),
+    "sick_groups_nt_xent": ("SICK paraphrase groups, NT-Xent", PARAPHRASES),
+    "sick_groups_multi_similarity": ("SICK paraphrase groups, multi-similarity", PARAPHRASES),
+    "sick_groups_batch_hard_triplet": ("SICK paraphrase groups, batch-hard triplet", PARAPHRASES),
     "sick_groups_siglip": ("SICK paraphrase groups, SigLIP", PARAPHRASES),
-    "sick_groups_matrix_mse": ("SICK paraphrase groups, matrix MSE", PARAPHRASES),
     "sick_groups_cosent_matrix": ("SICK paraphrase groups, CoSENT matrix", PARAPHRASES),
+    "sick_groups_matrix_cross_entropy": (
+        "SICK paraphrase groups, matrix cross entropy",
+        PARAPHRASES,
+    ),
+    "sick_groups_matrix_mse": ("SICK paraphrase groups, matrix MSE", PARAPHRASES),
 }
 CROSSED = {
     "cross_related_cosent": ("SICK relatedness, CoSENT on logits", "spearman"),
