@@ -48,7 +48,10 @@ def _pairs(pairs, block):
 def _block_shape(rows, columns, whole_rows):
     wide = columns if whole_rows else min(columns, WIDEST)
     tall = PANEL // wide // TILE_ROWS * TILE_ROWS
-    return min(rows, MOST_ROWS, max(FEWEST_ROWS, tall)), wide
+    tall = min(MOST_ROWS, max(FEWEST_ROWS, tall))
+    # Blocks of one height: a last one of few rows would starve its products.
+    even = -(-rows // -(-rows // tall))
+    return min(rows, -(-even // TILE_ROWS) * TILE_ROWS), wide
 
 
 class CpuBackend(Backend):
