@@ -7,11 +7,12 @@
     product   dunit_x = G unit_y,  dunit_y += G^T unit_x   library products
     unprepare dx = r (dunit_x - (unit_x . dunit_x) unit_x)
 
-Three plans. "visit": where a block of whole rows gives state and slope at once and the weights of
-the losses are known (reduction "mean" or "sum"), the forward pass visits each panel once and keeps
-the gradients of the inputs, which the backward pass multiplies by what comes from above. "whole":
-the same in one call of the backend, for small batches. "fold": the forward pass folds and the
-backward pass visits the panels again.
+Three plans. "visit": where the weights of the losses are known (reduction "mean" or "sum"), the
+forward pass finds the gradients of the inputs too, which the backward pass multiplies by what comes
+from above. It visits each panel once where a block of whole rows gives state and slope at once,
+else it folds all panels and then finds their slopes, from the scores that the fold has kept where
+the backend keeps any. "whole": the same in one call of the backend, for small batches. "fold": the
+forward pass folds and the backward pass visits the panels again.
 """
 
 from dataclasses import replace
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fastsim.operators import define
-from fastsim.passes import Call, backward, forward
+from fastsim.passes import Call, at_once, backward, forward
 from fastsim.ring import ring_tile_loss
 from fastsim.scores import compute_dtype
 
@@ -81,9 +82,8 @@ def _plan(tile, x, y, weights, wanted, backend):
         return "whole"
     if tile.group or not wanted or (weights is None and tile.kind != "levels"):
         return "fold"
-    if tile.rows_alone:
-        return "visit" if backend.whole_rows_fit(columns) else "fold"
-    return "visit" if backend.whole_matrix_fits(rows, columns) else "fold"
+    pays = backend.keeps_scores or at_once(tile, x, y, backend)
+    return "visit" if pays and backend.whole_rows_fit(columns) else "fold"
 
 
 def _once(positives, row_ids, column_ids, row_groups, column_groups, dense):

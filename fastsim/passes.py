@@ -92,6 +92,11 @@ class Call:
         return unit_x, unit_y, inverse_x, inverse_y
 
 
+def at_once(tile, x, y, backend):
+    """Whether one visit of a block of whole rows gives its state and its slopes."""
+    return tile.rows_alone or backend.whole_matrix_fits(x.shape[0], y.shape[0])
+
+
 class _Products:
     """dunit_x and dunit_y summed over slope panels; empty where not wanted."""
 
@@ -137,7 +142,10 @@ def forward(*arguments):
             return [loss, *(saved if any(call.wants) else ())]
         unit_x, unit_y, inverse_x, inverse_y = call.units()
         if call.plan == "visit":
-            state, grads = _visit_panels(call, unit_x, unit_y, inverse_x.dtype)
+            once = at_once(call.tile, call.x, call.y, call.backend)
+            visit = _visit_panels if once else _fold_and_slope
+            state, grads = visit(call, unit_x, unit_y, inverse_x.dtype)
+            del unit_x, unit_y  # before the results are made of their gradients
             _, shrink = call.boosted(call.weights)
             factor = inverse_x.new_ones(()) if shrink is None else shrink
             saved = _input_gradients(
@@ -165,9 +173,20 @@ def _visit_panels(call, unit_x, unit_y, dtype):
     return state, products.result()
 
 
-def _slope_panels(call, unit_x, unit_y, coefficients, dtype):
-    # In the order of the fold before it, so that the allocator finds its places again.
-    workspace = call.backend.workspace(unit_x, unit_y)
+def _fold_and_slope(call, unit_x, unit_y, dtype):
+    workspace = call.backend.workspace(unit_x, unit_y, keep=True)
+    state = call.backend.fold(call.tile, unit_x, unit_y, workspace=workspace)
+    weights, _ = call.boosted(call.weights)
+    weights = 1.0 if weights is None else weights.double()
+    coefficients = _coefficients(call.tile, state, weights, dtype)
+    return state, _slope_panels(call, unit_x, unit_y, coefficients, dtype, workspace)
+
+
+def _coefficients(tile, state, weights, dtype):
+    return [c if c is None else c.to(dtype) for c in tile.coefficients(state, weights)]
+
+
+def _slope_panels(call, unit_x, unit_y, coefficients, dtype, workspace):
     products = _Products(call, unit_x, unit_y, dtype)
     lower = call.tile.pairs.each_once
     for block in call.backend.blocks(unit_x.shape[0], unit_y.shape[0], lower=lower):
@@ -211,10 +230,11 @@ def backward(grad, state, *arguments):
         boosted, shrink = call.boosted(grad_losses.double())
         factor = grad.new_ones(()) if shrink is None else shrink
         dtype = inverses[0].dtype
-        coefficients = call.tile.coefficients(state, boosted)
-        coefficients = [c if c is None else c.to(dtype) for c in coefficients]
-        unit_grads = _slope_panels(call, unit_x, unit_y, coefficients, dtype)
-        del unit_x, unit_y  # before the results are made of their gradients
+        coefficients = _coefficients(call.tile, state, boosted, dtype)
+        # In the order of the fold before it, so that the allocator finds its places again.
+        workspace = call.backend.workspace(unit_x, unit_y)
+        unit_grads = _slope_panels(call, unit_x, unit_y, coefficients, dtype, workspace)
+        del unit_x, unit_y, workspace  # before the results are made of their gradients
         return list(
             _input_gradients(call, state, grad_losses, unit_grads, inverses, factor, call.x.dtype)
         )

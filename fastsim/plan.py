@@ -11,8 +11,9 @@ import torch
 
 from fastsim.backends import cpu, triton
 
-# Products of N x M x D that a loss makes of the scores, forward and backward (fastsim/engine.py),
-# and around a ring, where each fold and the slopes are a round of their own (fastsim/ring.py).
+# Products of N x M x D that a loss makes of the scores, forward and backward (fastsim/engine.py):
+# four where the slopes look at columns, one of them less for the scores that a backend keeps.
+# Around a ring each fold and the slopes are a round of their own (fastsim/ring.py).
 PRODUCTS = {
     "info_nce": (3, 4),
     "info_nce symmetric": (4, 4),
@@ -103,7 +104,8 @@ def memory(plan):
         parts.append(("panel", min(panel, operand * plan.rows * plan.alive_candidates), "slopes"))
     else:
         columns = plan.alive_candidates
-        panel = min(plan.rows * columns, max(cpu.PANEL, cpu.FEWEST_ROWS * columns))
+        kept = cpu.KEPT if PRODUCTS[plan.loss][0] == 4 and plan.ranks == 1 else 0
+        panel = min(plan.rows * columns, max(cpu.PANEL, kept, cpu.FEWEST_ROWS * columns))
         size = number * (panel + columns * plan.dim)
         parts.append(("panel", size, "scores; the candidates once more, packed"))
     return parts

@@ -154,7 +154,7 @@ def _terms(tile, unit_x, y, sums, batch, backend):
     terms = None
     for columns, (visiting,) in travel(batch, [y], []):
         part = replace(tile, pairs=tile.pairs.of_columns(columns))
-        found = backend.fold(part, unit_x, backend.unit_rows(visiting)[0], sums)[2:]
+        found = backend.fold(part, unit_x, backend.unit_rows(visiting)[0], sums=sums)[2:]
         terms = found if terms is None else _sums(terms, found)
     return [*sums, *terms]
 

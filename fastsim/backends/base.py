@@ -12,6 +12,7 @@ class Backend:
 
     name: str
     automatic = True  # whether `auto` may choose it
+    keeps_scores = False  # whether `fold` leaves scores for the slopes that follow it
 
     def objection(self, *tensors):
         """None if these tensors can be served (no tensors: if the machine can), else a sentence."""
@@ -84,8 +85,11 @@ class Backend:
         """
         raise NotImplementedError
 
-    def workspace(self, unit_x, unit_y, *, whole_rows=False):
-        """Whatever the blocks of one pass reuse, handed back to `visit` and `slope`."""
+    def workspace(self, unit_x, unit_y, *, whole_rows=False, keep=False):
+        """Whatever the blocks of one pass reuse, handed back to `visit` and `slope`.
+
+        `keep`: of a fold and of the slopes of all blocks after it, of a backend that keeps scores.
+        """
         return None
 
     def whole_rows_fit(self, columns):
@@ -96,11 +100,12 @@ class Backend:
         """Whether one block may hold the whole matrix, and `visit` serve every kind of loss."""
         return False
 
-    def fold(self, tile, unit_x, unit_y, sums=None):
+    def fold(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
         """The state of `tile` over the whole matrix (see fastsim/tiles.py for its parts).
 
-        sums: where the terms of a row want the sum over all of it (`tile.whole_rows`) and these
-        columns are not all of it, the first two parts of the state over all.
+        workspace: made to keep scores, of a backend that does; for each block to be handed to
+        `slope` once. sums: where the terms of a row want the sum over all of it (`tile.whole_rows`)
+        and these columns are not all of it, the first two parts of the state over all.
         """
         raise NotImplementedError
 

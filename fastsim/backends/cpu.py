@@ -11,6 +11,10 @@ from fastsim.backends.cpu_passes import EMPTY, FOLDS, SLOPES
 LIBRARY = Path(__file__).parent.parent / "_lib" / "cpu.so"
 
 PANEL = 4 << 20  # scores: 16 MB in float32, which a last-level cache holds
+# Scores that a fold leaves for the slopes: 32 MB in float32. To read them back is cheaper than the
+# product of even a narrow embedding whether a cache holds them or not, so it is memory that bounds
+# them: no more than other losses take at 16,384 x 384, where gradients outweigh panels.
+KEPT = 8 << 20
 FEWEST_ROWS, MOST_ROWS = 120, 1008  # fewer starve the products, more gain nothing
 TILE_ROWS = 12  # rows of a panel are a multiple: whole register tiles for two threads
 ALIGNED = 64  # a block's first column is a multiple of every kernel's column panel
@@ -48,13 +52,17 @@ def _pairs(pairs, block):
 def _block_shape(rows, columns, whole_rows):
     wide = columns if whole_rows else min(columns, WIDEST)
     tall = PANEL // wide // TILE_ROWS * TILE_ROWS
-    return min(rows, MOST_ROWS, max(FEWEST_ROWS, tall)), wide
+    tall = min(MOST_ROWS, max(FEWEST_ROWS, tall))
+    # Blocks of one height: a last one of few rows would starve its products.
+    even = -(-rows // -(-rows // tall))
+    return min(rows, -(-even // TILE_ROWS) * TILE_ROWS), wide
 
 
 class CpuBackend(Backend):
     """Float32 and float64 panels; 16-bit inputs are normalised into float32."""
 
     name = "cpu"
+    keeps_scores = True
 
     def objection(self, *tensors):
         for tensor in tensors:
@@ -84,7 +92,8 @@ class CpuBackend(Backend):
     def serves_whole(self, kind, rows, columns, width):
         # Without the calls it saves, a triplet loss needs no product but the scores.
         pays = not kind.endswith("triplet") or rows * columns * width <= CHEAP
-        return kind in WHOLE and pays and self.whole_matrix_fits(rows, columns)
+        fits = columns <= WIDEST and rows <= _block_shape(rows, columns, True)[0]
+        return kind in WHOLE and pays and fits
 
     def whole(self, tile, x, y, weights, wants):
         want_x, want_y = wants
@@ -115,9 +124,6 @@ class CpuBackend(Backend):
     def whole_rows_fit(self, columns):
         return columns <= WIDEST
 
-    def whole_matrix_fits(self, rows, columns):
-        return columns <= WIDEST and rows <= _block_shape(rows, columns, True)[0]
-
     def blocks(self, rows, columns, *, whole_rows=False, lower=False):
         tall, wide = _block_shape(rows, columns, whole_rows)
         for top in range(0, rows, tall):
@@ -125,13 +131,17 @@ class CpuBackend(Backend):
             for left in range(first, columns, wide):
                 yield slice(top, min(rows, top + tall)), slice(left, min(columns, left + wide))
 
-    def workspace(self, unit_x, unit_y, *, whole_rows=False):
-        return _Workspace(unit_y, *_block_shape(unit_x.shape[0], unit_y.shape[0], whole_rows))
+    def workspace(self, unit_x, unit_y, *, whole_rows=False, keep=False):
+        rows, columns = unit_x.shape[0], unit_y.shape[0]
+        tall, wide = _block_shape(rows, columns, whole_rows)
+        # Whole blocks of whole rows.
+        kept = KEPT // wide if keep and wide == columns else 0
+        return _Workspace(unit_y, tall, wide, rows if kept >= rows else kept // tall * tall)
 
     def scores(self, unit_x, unit_y, block, workspace, guide=None):
         """The score panel of a block, in the workspace; left out what the guide decides against."""
         rows, columns = block
-        panel = workspace.panel(rows.stop - rows.start, columns.stop - columns.start)
+        panel = workspace.panel(block)
         torch.ops.fastsim_cpu.scores(unit_x[rows], workspace.packed[columns.start :], panel)
         if guide is not None:
             guided = panel
@@ -152,35 +162,33 @@ class CpuBackend(Backend):
         panel = left.t() if transposed else left
         torch.ops.fastsim_cpu.multiply(panel, right, out, transposed, accumulate)
 
-    def fold(self, tile, unit_x, unit_y, sums=None):
+    def fold(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
         state = FOLDS[tile.kind](tile, rows, columns)
         if sums is not None:
             state.know(sums)
         whole, lower = tile.whole_rows, tile.pairs.each_once
-        workspace = self.workspace(unit_x, unit_y, whole_rows=whole)
-        for block in self.blocks(rows, columns, whole_rows=whole, lower=lower):
+        workspace = workspace or self.workspace(unit_x, unit_y, whole_rows=whole)
+        # The first blocks come last: the slopes begin with what was kept of them.
+        for block in reversed(list(self.blocks(rows, columns, whole_rows=whole, lower=lower))):
             panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs.guide)
             state.add(panel, _pairs(tile.pairs, block), block)
+            workspace.keep(block, panel)
         return state.result()
 
     def visit(self, tile, unit_x, unit_y, block, weights, workspace):
         panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs.guide)
         state = FOLDS[tile.kind](tile, *panel.shape)
         pairs = _pairs(tile.pairs, block)
-        if tile.rows_alone:
-            state.visit(panel, pairs, weights[block[0]])
-            return state.result(), panel
-        state.add(panel, pairs, block)
-        result = state.result()
-        coefficients = tile.coefficients(result, 1.0 if weights is None else weights.double())
-        coefficients = [c if c is None else c.to(panel.dtype) for c in coefficients]
-        # The fold has already taken the margin from the positives of the panel.
-        SLOPES[tile.kind](replace(tile, margin=0.0), panel, pairs, block, coefficients)
-        return result, panel
+        state.visit(panel, pairs, weights[block[0]])
+        return state.result(), panel
 
     def slope(self, tile, unit_x, unit_y, block, coefficients, workspace):
-        panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs.guide)
+        panel = workspace.kept(block)
+        if panel is None:
+            panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs.guide)
+        else:
+            tile = replace(tile, margin=0.0)  # the fold has taken it from the positives
         SLOPES[tile.kind](tile, panel, _pairs(tile.pairs, block), block, coefficients)
         return panel
 
@@ -250,20 +258,23 @@ class CpuBackend(Backend):
 
 
 class _Workspace:
-    """The columns packed for the score product, and the memory of one panel.
+    """The columns packed for the score product, and the memory of the panels.
 
-    Fresh memory for every panel would cost more in page faults than the pass over it.
+    It holds one panel, which all share, and that of the first `kept_rows` rows of the matrix each
+    in its place. Fresh memory for every panel would cost more in page faults than the pass over it.
     """
 
-    def __init__(self, unit_y, tall, wide):
+    def __init__(self, unit_y, tall, wide, kept_rows=0):
         columns, width = unit_y.shape
         group = torch.ops.fastsim_cpu.panel_columns(unit_y.dtype == torch.float32)
         self.packed = unit_y.new_empty(-(-columns // group) * group, width)
         torch.ops.fastsim_cpu.pack_panels(unit_y, self.packed)
         # Off a power of two, so that a column of the panel spreads over the cache's sets.
         self.stride = wide + ODD
-        self.memory = unit_y.new_empty(tall * self.stride)
+        self.memory = unit_y.new_empty(max(tall, kept_rows) * self.stride)
         self.shape = tall, wide
+        self.kept_rows = kept_rows
+        self._kept = {}
         self._guided = None
 
     def guided(self, guide):
@@ -272,5 +283,17 @@ class _Workspace:
             self._guided = _Workspace(guide.columns, *self.shape)
         return self._guided
 
-    def panel(self, rows, columns):
-        return self.memory.as_strided((rows, columns), (self.stride, 1))
+    def panel(self, block):
+        rows, columns = block
+        shape = rows.stop - rows.start, columns.stop - columns.start
+        first = rows.start if rows.stop <= self.kept_rows else 0
+        return self.memory.as_strided(shape, (self.stride, 1), first * self.stride)
+
+    def keep(self, block, panel):
+        """Keeps the panel of a block, if it has a place of its own."""
+        if block[0].stop <= self.kept_rows:
+            self._kept[block[0].start] = panel
+
+    def kept(self, block):
+        """The panel of a block that was kept, once; else None."""
+        return self._kept.pop(block[0].start, None)

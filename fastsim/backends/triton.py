@@ -135,7 +135,7 @@ class TritonBackend(Backend):
         tall, wide = _block_shape(unit_x.shape[0], unit_y.shape[0], whole_rows)
         return unit_x.new_empty(tall * _padded(wide))
 
-    def fold(self, tile, unit_x, unit_y, sums=None):
+    def fold(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
         return _passes().fold(tile, unit_x, unit_y, sums)
 
     def visit(self, tile, unit_x, unit_y, block, weights, workspace):

@@ -334,7 +334,7 @@ def test_terms_against_the_sums_of_more_columns():
     for columns in (slice(0, 30), slice(30, 40)):
         part = replace(tile, pairs=pairs.of_columns(columns))
         own = backend.unit_rows(x[columns])[0]
-        state = backend.fold(part, unit, own, sums)
+        state = backend.fold(part, unit, own, sums=sums)
         assert all(torch.equal(mine, known) for mine, known in zip(state, sums, strict=False))
         terms.append(torch.stack(state[2:]))
     losses_of, slopes_of = sum(terms).float()
