@@ -46,10 +46,15 @@ def narrowed(problem, rows):
     return replace(problem, leaves=[x, y], given=given)
 
 
+def fresh():
+    """A seed that no run has had."""
+    return torch.seed() % 2**31
+
+
 def problem_of(loss, shape, operand, device, seed=None):
     """Inputs of shape (rows, columns, width), fresh ones unless there is a seed."""
     rows, columns, width = shape
-    seed = torch.seed() % 2**31 if seed is None else seed
+    seed = fresh() if seed is None else seed
     dtype = OPERANDS[operand][0]
     problem = CASES[loss].problem(columns, width, device=device, dtype=dtype, seed=seed)
     return narrowed(problem, rows)
@@ -72,7 +77,8 @@ def error(loss, backend, shape, operand, device):
     Passed where none is above twice the formula's and a rounding of the operands and slopes, which
     for 16-bit inputs are float16.
     """
-    problem = problem_of(loss, shape, operand, device)
+    seed = fresh()
+    problem = problem_of(loss, shape, operand, device, seed)
     exact = problem.to(torch.float64)
     with precision(operand):
         mine = outputs(ours(backend).call(problem), problem)
@@ -88,6 +94,7 @@ def error(loss, backend, shape, operand, device):
     (loss_error, dense_loss_error), *gradients = pairs
     place = dict(zip(("rows", "columns", "width"), shape, strict=True))
     return row_of("error", loss, backend, operand, **place) | {
+        "seed": seed,
         "options": problem.options,
         "loss error": loss_error,
         "gradient error": max(own for own, _ in gradients),

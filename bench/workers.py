@@ -28,8 +28,9 @@ class Task(NamedTuple):
     parts: tuple = ()
 
     def without(self, why):
-        """The row that says why there are none."""
-        return [self.about | {"not measured": why}]
+        """The rows that say why there are none, of each part where there are parts."""
+        rows = [row for part in self.parts for row in part.without(why)]
+        return rows or [self.about | {"not measured": why}]
 
 
 class Worker:
