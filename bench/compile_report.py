@@ -2,16 +2,21 @@
 
     python -m bench.compile_report [--architecture sm_90] [--operand float16]
 
-prints registers, shared memory and spills of every kernel x epilogue x operand type. The launches
-are the backend's own: its passes run on CPU tensors with a compilation in place of each launch,
-so block sizes, specialisations and constants are those of a GPU.
+prints registers, shared memory and spills of every kernel x epilogue x operand type, each kernel
+once, with the first case that launches it. The launches are the backend's own: its passes run on
+CPU tensors with a compilation in place of each launch, so block sizes, specialisations and
+constants are those of a GPU.
 """
 
 import contextlib
 import functools
+import itertools
+import multiprocessing
+import os
 import re
 import subprocess
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +27,8 @@ from fastsim.backends.triton import TritonBackend
 from fastsim.targets import Guide, Pairs
 from fastsim.tiles import Tile
 
-ARCHITECTURES = ("sm_80", "sm_90", "gfx942")
+# Those that take longest to compile come first, so that all processes end at about the same time.
+ARCHITECTURES = ("sm_90", "sm_80", "gfx942")
 OPERANDS = ("float16", "tf32", "float32")
 ROWS, COLUMNS = 200, 300
 ALONE = ("softmax", "sigmoid", "squared_error")  # kinds that rows with themselves fold mirrored
@@ -30,7 +36,10 @@ TABLE_NOTE = "spills in bytes (sm) or vector registers (gfx); operands float16 f
 
 
 class Compiled(NamedTuple):
-    """One kernel of one launch; `spills` in bytes (NVIDIA) or registers (AMD)."""
+    """One kernel of one launch; `spills` in bytes (NVIDIA) or registers (AMD).
+
+    hash: Triton's, the same for launches of one kernel.
+    """
 
     kernel: str
     epilogue: str
@@ -40,6 +49,7 @@ class Compiled(NamedTuple):
     registers: int
     shared: int
     spills: int
+    hash: str
     assembly: str
 
 
@@ -217,34 +227,47 @@ def operand(name):
         torch.set_float32_matmul_precision(kept)
 
 
-def compile_case(architecture, operand_name, call):
-    """[Compiled] of the launches of call(dtype), each once."""
-    name, passes = call
+def compile_case(architecture, operand_name, case):
+    """[Compiled] of the launches of a case, each kernel once."""
     with recording(architecture) as found, operand(operand_name) as dtype:
-        passes(dtype)
+        calls()[case](dtype)
     seen = {}
     for kernel, constants, compiled in found:
+        if compiled.hash in seen:
+            continue
         epilogue = "+".join(
             function.fn.__name__ for key in ("FOLD", "SLOPE") if (function := constants.get(key))
         )
-        row = (kernel.fn.__name__, epilogue, name, operand_name, architecture)
-        seen[compiled.hash] = Compiled(*row, *resources(compiled))
+        row = (kernel.fn.__name__, epilogue, case, operand_name, architecture)
+        registers, shared, spills, assembly = resources(compiled)
+        seen[compiled.hash] = Compiled(*row, registers, shared, spills, compiled.hash, assembly)
     return list(seen.values())
 
 
-def compile_named(architecture, operand_name, name):
-    """`compile_case` of the call of that name, for other processes."""
-    return compile_case(architecture, operand_name, (name, dict(calls())[name]))
+@contextlib.contextmanager
+def compiling(keys, cases):
+    """{(architecture, operand): futures of `compile_case` of each case}, on every core.
+
+    A kernel of several cases is compiled by the first and found in Triton's cache by the others.
+    """
+    pool = ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"))
+    try:
+        yield {key: [pool.submit(compile_case, *key, case) for case in cases] for key in keys}
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
+@functools.cache
 def calls():
-    """(case, function of a dtype) that together make every launch."""
-    made = [(name, functools.partial(run_tile, tile)) for name, tile in tiles()]
-    shallow = [(f"{n}, 128", functools.partial(run_tile, tile, depth=128)) for n, tile in tiles()]
+    """{case: function of a dtype} that together make every launch."""
+    made = {name: functools.partial(run_tile, tile) for name, tile in tiles()}
     square = Pairs(dense=torch.zeros(ROWS, ROWS, dtype=torch.bfloat16))
-    kinds = [Tile(kind, square, *torch.tensor([20.0, -10.0])) for kind in ALONE]
-    alone = [(f"{tile.kind} alone", functools.partial(run_alone, tile)) for tile in kinds]
-    return [*made, *alone, shallow[2], ("rows", run_rest)]
+    for kind in ALONE:
+        tile = Tile(kind, square, *torch.tensor([20.0, -10.0]))
+        made[f"{kind} alone"] = functools.partial(run_alone, tile)
+    made["exclude, 128"] = functools.partial(made["exclude"], depth=128)
+    made["rows"] = run_rest
+    return made
 
 
 @click.command()
@@ -259,13 +282,13 @@ def main(architectures, operands):
     layout = "{:<26} {:<38} {:<22} {:<8} {:<7} {:>4} {:>7} {:>6}"
     click.echo(layout.format(*heading))
     seen = set()
-    for architecture in architectures:
-        for name in operands:
-            for call in calls():
-                for row in compile_case(architecture, name, call):
-                    if row[:-1] not in seen:
-                        seen.add(row[:-1])
-                        click.echo(layout.format(*row[:-1]))
+    keys = list(itertools.product(architectures, operands))
+    with compiling(keys, calls()) as futures:
+        for future in itertools.chain.from_iterable(futures.values()):
+            for row in future.result():
+                if row.hash not in seen:
+                    seen.add(row.hash)
+                    click.echo(layout.format(*row[:-2]))
 
 
 if __name__ == "__main__":

@@ -1,270 +1,206 @@
 """The whole GPU session in one command: is it right, is it repeatable, how fast is it.
 
-    python -m bench.gpu [--minutes 8] [--backends triton,cuda]
+    python -m bench.gpu [--minutes 8] [--backend triton] [--loss info_nce] [--out FILE]
 
-1. Every loss against float64 at N = 4096 and on ragged sizes, float32, float16 and bfloat16.
-2. Two runs bit for bit, and a run captured in a CUDA graph.
-3. Time and peak memory of forward + backward from N = 512 to 65,536, D = 768, bfloat16, beside the
-   eager formula, torch.compile of it and the peers of bench/peers.py, each with its share of the
-   ceiling: the library product measured in the same run. Last, info_nce at N = 1,048,576.
+1. Checks: every loss against float64 at N = 4096 and on ragged sizes, in float32, tf32, float16 and
+   bfloat16; two runs bit for bit; a run captured in a CUDA graph. Several processes share the GPU,
+   since most of this is compilation, whose results the next stage finds on the disk.
+2. Times and peak memory of forward + backward from N = 512 to 65,536, D = 768, bfloat16, in turns
+   with the rivals of fastsim/benchmark/rivals, each with its share of the ceiling: the library's
+   square product, measured first. Headlines at all sizes come before other losses.
+3. info_nce at N = 1,048,576.
 
-Writes bench/results/<device>/gpu.jsonl as it goes, with device, versions and commit.
-Work per call in u = N M D: a product is 2u FLOP.
+Every stage has its share of the minutes, and what does not fit in it is a row that says so, as is
+all that fails: nothing ends the session (see bench/workers.py). Rows are those of `fastsim bench`,
+which shows them by `--from`; they are in bench/results/<device>/gpu.jsonl as soon as there are any.
+`--device cpu` with small sizes runs all of it but graphs and memory.
 """
 
 import functools
 import json
 import time
-from typing import Any, NamedTuple
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import click
 import torch
 
-from bench.peers import PEERS
-from bench.results import write
-from fastsim import losses
+from bench import gpu_checks, gpu_times
+from bench.gpu_checks import OPERANDS, RAGGED, rows_of
+from bench.results import FOLDER
+from bench.workers import Task, run
 from fastsim.backends import backends, get
+from fastsim.benchmark import results
+from fastsim.benchmark.options import Integers
+from fastsim.benchmark.settings import Settings
 
-SIZES = (512, 4096, 32768, 65536)
-LARGEST = 1 << 20
-DEPTH = 768
-RAGGED = (1000, 1537, 100)
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-class Case(NamedTuple):
-    """call(x, y, backend=...) and the FLOP of forward + backward in u, whoever does them.
-
-    selects: which scores count is decided by comparing them, so that rounding may decide
-    otherwise and the gradients of 16-bit inputs are no measure.
-    """
-
-    call: Any
-    work: int
-    selects: bool = False
+HEADLINES = ("info_nce", "info_nce symmetric", "siglip", "full_triplet")
+RIVALS = (
+    *("eager torch", "torch.compile", "sentence-transformers"),
+    *("open_clip", "siglip-kernel", "inf-cl", "cut-cross-entropy"),
+)
+COMPILER = "torch.compile"
+CHECKS = ("error", "repeats", "captures")
+# Where the stages end, as shares of the minutes.
+CHECKED, TIMED, DONE = 0.4, 0.8, 1.0
+CHECK_SECONDS, TIME_SECONDS = 100, 90  # that one task of a stage may take: it hangs
+ROUNDS_SECONDS = 0.5  # for the rounds of all contestants at one size
+LONGEST = 4.0  # seconds of a call that is made; a longer one is foretold from smaller sizes
 
 
-CASES = {
-    "siglip": Case(lambda x, y, **k: losses.siglip(x, y, **k), 6),
-    "info_nce": Case(lambda x, y, **k: losses.info_nce(x, y, **k), 6),
-    "info_nce symmetric": Case(lambda x, y, **k: losses.info_nce(x, y, symmetric=True, **k), 8),
-    "full_triplet": Case(lambda x, y, **k: losses.full_triplet(x, y, **k), 2, selects=True),
-    "sup_con": Case(
-        lambda x, y, **k: losses.sup_con(x, torch.arange(len(x), device=x.device) // 4, **k), 6
-    ),
-    "matrix_cross_entropy": Case(lambda x, y, **k: losses.matrix_cross_entropy(x, y, None, **k), 6),
-    "matrix_mse": Case(lambda x, y, **k: losses.matrix_mse(x, y, None, **k), 6),
-    "cosent_matrix": Case(lambda x, y, **k: losses.cosent_matrix(x, y, None, **k), 8),
-}
-COMPILED = ("siglip", "info_nce", "info_nce symmetric", "full_triplet")  # each takes its seconds
-
-
-def kernels():
-    """The names of the backends that serve GPU tensors here, the dense formulas left out."""
-    probe = torch.empty(1, device="cuda")
+def kernels(device):
+    """The backends that serve tensors of the device here, the dense formulas left out."""
+    probe = torch.empty(1, device=device)
     return [name for name in backends() if name != "eager" and get(name).objection(probe) is None]
 
 
-def inputs(rows, columns, depth, dtype, noise=1.0):
-    """x, and y whose row i is like x's."""
-    x = torch.randn(rows, depth, device="cuda")
-    y = torch.randn(columns, depth, device="cuda")
-    y[:rows] = x[:columns] + noise * y[:rows]
-    return x.to(dtype).requires_grad_(), y.to(dtype).requires_grad_()
+def check_tasks(settings, checked, ragged):
+    """Every check of every loss and backend, and the compilations that the times need."""
+    device, (width,) = settings.device, settings.dims
+    checks = (gpu_checks.repeats, gpu_checks.captures)[: 2 if device == "cuda" else 1]
+    for case in settings.cases:
+        if COMPILER in settings.rivals and case.name in HEADLINES:
+            ahead = (settings, case.name, min(settings.sizes), (COMPILER,))
+            about = {"measure": "compilation", "loss": case.name, "implementation": COMPILER}
+            yield Task(about, gpu_times.compile_ahead, ahead)
+        for backend in settings.backends:
+            of = functools.partial(gpu_checks.row_of, loss=case.name, backend=backend)
+            for shape in ((checked, checked, width), ragged):
+                place = dict(zip(("rows", "columns", "width"), shape, strict=True))
+                for operand in OPERANDS:
+                    arguments = gpu_checks.error, case.name, backend, shape, operand, device
+                    yield Task(of("error", operand=operand, **place), rows_of, arguments)
+            for check in checks:
+                arguments = check, case.name, backend, device
+                yield Task(of(check.__name__, operand="bfloat16"), rows_of, arguments)
 
 
-def step(call, x, y):
-    """The loss, and its gradients in x.grad and y.grad."""
-    x.grad = y.grad = None
-    loss = call(x, y)
-    loss.backward()
-    return loss
+def ceiling_task(settings, squares):
+    return Task({"measure": "ceiling"}, gpu_times.ceiling, (settings.device, squares))
 
 
-def outputs(call, x, y):
-    """[loss, dx, dy (where there is one)], detached."""
-    loss = step(call, x, y)
-    return [loss.detach(), x.grad, *([] if y.grad is None else [y.grad])]
+def time_tasks(settings):
+    """Every loss at every size; should a process be lost, each contestant of it alone."""
+    (width,) = settings.dims
+    first = [case for case in settings.cases if case.name in HEADLINES]
+    others = [case for case in settings.cases if case.name not in HEADLINES]
+    for rows in settings.sizes:
+        about = {"measure": "ceiling", "name": "products", "rows": rows, "width": width}
+        yield Task(about, gpu_times.products, (settings, rows, width))
+    for cases in (first, others):
+        for rows in settings.sizes:
+            for case in cases:
+                about = {"measure": "time", "loss": case.name, "rows": rows}
+                about |= {"width": settings.dims_of(case)[0], "pass": gpu_times.BOTH}
+                arguments = settings, case.name, rows
+                alone = tuple(
+                    Task(
+                        about | {"implementation": rival.name},
+                        gpu_times.contest,
+                        (*arguments, (rival.name,)),
+                    )
+                    for rival in settings.contestants(case)
+                )
+                yield Task(about, gpu_times.contest, arguments, alone)
 
 
-# ---- 1, 2: right and repeatable ----
+def largest_tasks(settings, rows):
+    for backend in settings.backends:
+        name = f"fastsim {backend}"
+        about = {"measure": "time", "loss": "info_nce", "implementation": name, "rows": rows}
+        about |= {"width": settings.dims[0], "pass": gpu_times.BOTH}
+        yield Task(about, gpu_times.largest, (settings, name, rows))
 
 
-def errors(name, backend, shape, dtype):
-    """Relative errors (norm) of loss and gradients: [ours, the eager formula's]."""
-    case = CASES[name]
-    x, y = inputs(*shape, dtype)
-    mine = outputs(functools.partial(case.call, backend=backend), x, y)
-    formula = functools.partial(case.call, backend="eager")
-    eager = outputs(formula, x, y)
-    truth = outputs(formula, *(t.detach().double().requires_grad_() for t in (x, y)))
-    found = {}
-    for part, *results, t in zip(("loss", "dx", "dy"), mine, eager, truth, strict=False):
-        found[part] = [((v.double() - t).norm() / t.norm()).item() for v in results]
-    judged = ["loss"] if case.selects and dtype.itemsize == 2 else list(found)
-    # Beside the formula's own error, the rounding of operands and slopes to float16.
-    rounding = torch.finfo(torch.float16 if dtype.itemsize == 2 else torch.float32).eps
-    passed = all(found[p][0] <= 2 * (found[p][1] + rounding) for p in judged)
-    return {"relative_error": found, "judged": judged, "passed": passed}
+class Record:
+    """The rows so far, in the file and on the screen; times with their share of the ceiling."""
 
+    def __init__(self, path, about):
+        self.path, self.about, self.rows = path, about, []
 
-def repeats(name, backend):
-    """Whether two runs agree bit for bit."""
-    call = functools.partial(CASES[name].call, backend=backend)
-    x, y = inputs(3000, 3100, DEPTH, torch.bfloat16)
-    first, second = outputs(call, x, y), outputs(call, x, y)
-    return {"passed": all(map(torch.equal, first, second))}
+    def note(self, rows):
+        for row in rows:
+            if row.get("measure") == "time" and "GFLOP/s" in row and self.ceiling:
+                row["share of ceiling"] = round(row["GFLOP/s"] / self.ceiling, 4)
+            self.rows.append(row)
+            click.echo(json.dumps(row))
+        results.write(self.path, self.about, self.rows)
 
-
-def captures(name, backend):
-    """Whether a captured run gives, on other inputs, what a plain run gives."""
-    call = functools.partial(CASES[name].call, backend=backend)
-    x, y = inputs(512, 512, DEPTH, torch.bfloat16)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step(call, x, y)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    x.grad = y.grad = None
-    with torch.cuda.graph(graph):
-        loss = call(x, y)
-        loss.backward()
-    with torch.no_grad():
-        x.copy_(torch.randn_like(x))
-    graph.replay()
-    replayed = [loss.detach().clone(), x.grad.clone()]
-    return {"passed": all(map(torch.equal, replayed, outputs(call, x, y)[:2]))}
-
-
-def shapes(name):
-    """The sizes of the check of errors; sup_con's one side cannot be rectangular."""
-    ragged = (RAGGED[0], RAGGED[0], RAGGED[2]) if name == "sup_con" else RAGGED
-    return (4096, 4096, DEPTH), ragged
-
-
-def checks(names):
-    """One row for each check of each backend."""
-    for backend in names:
-        for name in CASES:
-            common = {"backend": backend, "loss": name}
-            for shape in shapes(name):
-                for dtype in DTYPES:
-                    row = errors(name, backend, shape, dtype)
-                    yield common | {"check": "error", "shape": shape, "dtype": str(dtype)} | row
-            yield common | {"check": "repeats"} | repeats(name, backend)
-            yield common | {"check": "captures"} | captures(name, backend)
-
-
-# ---- 3: time and memory ----
-
-
-def milliseconds(function, seconds=0.4):
-    """Median by device events after a warm-up."""
-    function()
-    torch.cuda.synchronize()
-    times, deadline = [], time.monotonic() + seconds
-    while len(times) < 3 or (time.monotonic() < deadline and len(times) < 50):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        function()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end))
-    return sorted(times)[len(times) // 2]
-
-
-def extra_bytes(function):
-    """Peak memory of a call beyond what was there before, which holds inputs and gradients."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    function()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
-
-
-def ceiling():
-    """FLOP/s of the library's float16 product, the largest of a few shapes."""
-    best = 0.0
-    for rows in (8192, 16384):
-        a, b = (torch.randn(rows, rows, device="cuda", dtype=torch.float16) for _ in "ab")
-        best = max(best, 2 * rows**3 / (1e-3 * milliseconds(functools.partial(torch.mm, a, b))))
-    return best
-
-
-def contestants(name, names):
-    """(who, call(x, y)) of a loss."""
-    call = CASES[name].call
-    for backend in names:
-        yield f"fastsim {backend}", functools.partial(call, backend=backend)
-    eager = functools.partial(call, backend="eager")
-    yield "eager", eager
-    if name in COMPILED:
-        yield "torch.compile", torch.compile(eager, dynamic=False)
-    yield from PEERS.get(name, {}).items()
-
-
-def timed(who, call, name, rows, top):
-    """Time, memory and share of the ceiling, or why there is none."""
-    common = {"who": who, "loss": name, "rows": rows, "depth": DEPTH, "dtype": "bfloat16"}
-    try:
-        x, y = inputs(rows, rows, DEPTH, torch.bfloat16)
-        run = functools.partial(step, call, x, y)
-        taken = milliseconds(run)
-        memory = extra_bytes(run)
-    except Exception as error:  # a rival's, of whatever kind, is a line of the results
-        torch.cuda.empty_cache()
-        return common | {"not_measured": f"{type(error).__name__}: {error}"[:300]}
-    share = CASES[name].work * rows * rows * DEPTH / (1e-3 * taken) / top
-    return common | {"ms": taken, "extra_bytes": memory, "share_of_ceiling": share}
-
-
-def times(names, top, deadline):
-    """One row for each contestant at each size, as long as there is time."""
-    plan = [
-        (rows, name, who) for rows in SIZES for name in CASES for who in contestants(name, names)
-    ]
-    plan += [
-        (LARGEST, "info_nce", who)
-        for who in contestants("info_nce", names)
-        if who[0].startswith("fastsim")
-    ]
-    for rows, name, (who, call) in plan:
-        if time.monotonic() < deadline:
-            yield timed(who, call, name, rows, top)
-
-
-# ---- the session ----
+    @property
+    def ceiling(self):
+        """GFLOP/s of the library's best square product, 0 before there is one."""
+        squares = [row for row in self.rows if row.get("name") == "square product"]
+        return max((row["GFLOP/s"] for row in squares), default=0)
 
 
 @click.command()
-@click.option("--minutes", default=8.0, help="Stop starting measurements after this long.")
-@click.option("--backends", "wanted", default="", help="Names, by default all that can run.")
-@click.option("--out", default="gpu", show_default=True, help="name of the result file")
-def main(minutes, wanted, out):
-    """Correctness, then times; one results file."""
-    if not torch.cuda.is_available():
+@click.option("--minutes", default=8.0, show_default=True, help="Nothing begins after them.")
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
+@click.option("--backend", "wanted", multiple=True, help="Of fastsim; all that can run.")
+@click.option("--loss", "losses", multiple=True, help="Of `fastsim bench`; all.")
+@click.option("--rival", "rivals", multiple=True, help="Or none; those that serve large sizes.")
+@click.option("--sizes", type=Integers(), default=(512, 4096, 32768, 65536), show_default=True)
+@click.option("--dim", default=768, show_default=True)
+@click.option("--checked", default=4096, show_default=True, help="N of the check of errors.")
+@click.option("--ragged", type=Integers(), default=RAGGED, show_default=True, help="N, M, D of it.")
+@click.option("--square", "squares", type=Integers(), default=gpu_times.SQUARES, show_default=True)
+@click.option("--largest", default=1 << 20, show_default=True, help="N of the last call.")
+@click.option("--seconds", default=ROUNDS_SECONDS, show_default=True, help="For a size's rounds.")
+@click.option("--workers", default=8, show_default=True, help="Processes of the checks.")
+@click.option("--out", metavar="FILE", help="By default bench/results/DEVICE/gpu.jsonl.")
+def main(
+    minutes,
+    device,
+    wanted,
+    losses,
+    rivals,
+    sizes,
+    dim,
+    checked,
+    ragged,
+    squares,
+    largest,
+    seconds,
+    workers,
+    out,
+):
+    """Correctness, then times, then the largest call; one file of results."""
+    if device == "cuda" and not torch.cuda.is_available():
         raise click.ClickException("no GPU is visible; nothing was measured")
-    deadline = time.monotonic() + 60 * minutes
-    names = [name for name in wanted.split(",") if name] or kernels()
-    torch.manual_seed(0)
-    rows = []
+    begin = time.monotonic()
+    settings = Settings(
+        losses=losses,
+        backends=wanted or tuple(kernels(device)),
+        rivals=rivals or RIVALS,
+        sizes=sizes,
+        dims=(dim,),
+        passes=(gpu_times.BOTH,),
+        device=device,
+        seconds=seconds,
+        limit=LONGEST,
+    )
+    about = results.environment(device, asdict(settings))
+    path = Path(out) if out else FOLDER / about["device"] / "gpu.jsonl"
+    record = Record(path, about)
+    stage = functools.partial(_stage, record, begin, minutes)
+    # What is compiled ahead is not timed.
+    ahead = replace(settings, seconds=0.0)
+    stage(check_tasks(ahead, checked, ragged), CHECKED, workers, CHECK_SECONDS)
+    times = [ceiling_task(settings, squares), *time_tasks(settings)]
+    stage(times, TIMED, 1, TIME_SECONDS)
+    stage(largest_tasks(settings, largest), DONE, 1, 60 * minutes)
+    click.echo(f"wrote {path}: {len(record.rows)} rows in {time.monotonic() - begin:.0f} s")
+    failed = [row for row in record.rows if row.get("passed") is False]
+    missed = [row for row in record.rows if row["measure"] in CHECKS and "passed" not in row]
+    lost = [row for row in record.rows if "process lost" in row]
+    told = f"{len(failed)} checks failed, {len(missed)} could not be done, {len(lost)} rows lost"
+    if failed or missed or lost:
+        raise click.ClickException(told)
 
-    def note(row):
-        rows.append(row)
-        write(out, rows)
-        click.echo(json.dumps(row))
 
-    for row in checks(names):
-        note(row)
-    top = ceiling()
-    note({"ceiling_flops": top, "operands": "float16"})
-    for row in times(names, top, deadline):
-        note(row)
-    failed = [row for row in rows if row.get("passed") is False]
-    if failed:
-        raise click.ClickException(f"{len(failed)} checks failed")
+def _stage(record, begin, minutes, tasks, end, workers, seconds):
+    deadline = begin + 60 * minutes * end
+    run(list(tasks), record.note, workers=workers, deadline=deadline, seconds=seconds)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,12 @@ Most of its minutes are compilation.
 """
 
 import itertools
+import time
 
 import click
 import torch
 
 from bench.compile_report import operand
-from bench.gpu import milliseconds
 from bench.results import write
 from fastsim.backends import get
 from fastsim.backends.triton_kernels import table
@@ -24,15 +24,30 @@ from fastsim.tiles import Tile
 TILES = ((64, 128), (128, 64), (128, 128), (128, 256), (256, 128))
 
 
-def candidates(architecture, itemsize):
-    """Every BlockSizes worth a try for operands of that size."""
+def milliseconds(function, seconds):
+    """Median by device events after a warm-up."""
+    function()
+    torch.cuda.synchronize()
+    times, deadline = [], time.monotonic() + seconds
+    while len(times) < 3 or (time.monotonic() < deadline and len(times) < 50):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        function()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    return sorted(times)[len(times) // 2]
+
+
+def candidates(architecture, name):
+    """Every BlockSizes worth a try for operands of that kind."""
     described = architecture.startswith("sm_") and int(architecture[3:]) >= 90
     for (rows, columns), warps, stages, width, descriptors in itertools.product(
         TILES, (4, 8), (2, 3, 4), (32, 64), (False, True) if described else (False,)
     ):
         # More scores a thread than its registers hold, or fewer than feed a product of warps.
         if 32 <= rows * columns // (32 * warps) <= 128:
-            step, parts = table.LINE // itemsize, columns // width
+            step, parts = table.LINE // (2 if name == "float16" else 4), columns // width
             yield table.BlockSizes(rows, columns, step, 8, warps, stages, parts, 0, descriptors)
 
 
@@ -75,14 +90,14 @@ def measured(key, sizes, work):
 
 def tune(rows, columns, depth, name, device):
     """One row for each candidate of one operand type."""
-    architecture, itemsize = table.architecture(device), 2 if name == "float16" else 4
-    key = architecture, itemsize, table.bucket(depth)
+    architecture = table.architecture(device)
+    key = architecture, name, table.bucket(depth)
     before = dict(table.TABLE)
     common = {"operand": name, "rows": rows, "columns": columns, "depth": depth, "key": key}
     with operand(name) as dtype:
         work = passes(rows, columns, depth, dtype, device)
         try:
-            for sizes in candidates(architecture, itemsize):
+            for sizes in candidates(architecture, name):
                 yield common | {"sizes": sizes._asdict()} | measured(key, sizes, work)
         finally:
             table.TABLE.clear()

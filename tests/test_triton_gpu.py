@@ -1,56 +1,59 @@
-"""The Triton backend on a GPU: bench/gpu.py holds the checks, every loss once here."""
+"""The Triton backend on a GPU: bench/gpu_checks.py holds the checks, every loss once here."""
 
-import functools
 import importlib
 
 import pytest
 import torch
 from click.testing import CliRunner
 
-gpu = pytest.importorskip("bench.gpu")
+from bench import gpu_checks
+from bench.gpu_checks import OPERANDS, RAGGED, outputs, problem_of
+from fastsim.benchmark.cases import CASES
+from fastsim.benchmark.rivals import ours
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is visible")
 
 
 @needs_gpu
-@pytest.mark.parametrize("dtype", gpu.DTYPES, ids=str)
-@pytest.mark.parametrize("name", gpu.CASES)
-def test_error(name, dtype):
-    for shape in gpu.shapes(name):
-        assert gpu.errors(name, "triton", shape, dtype)["passed"]
+@pytest.mark.parametrize("operand", OPERANDS)
+@pytest.mark.parametrize("loss", CASES)
+def test_error(loss, operand):
+    for shape in ((4096, 4096, 768), RAGGED):
+        row = gpu_checks.error(loss, "triton", shape, operand, "cuda")
+        assert row["passed"], row
 
 
 @needs_gpu
-@pytest.mark.parametrize("name", gpu.CASES)
-def test_repeats(name):
-    assert gpu.repeats(name, "triton")["passed"]
+@pytest.mark.parametrize("loss", CASES)
+def test_repeats(loss):
+    assert gpu_checks.repeats(loss, "triton", "cuda")["passed"]
 
 
 @needs_gpu
-@pytest.mark.parametrize("name", gpu.CASES)
-def test_captures(name):
-    assert gpu.captures(name, "triton")["passed"]
+@pytest.mark.parametrize("loss", CASES)
+def test_captures(loss):
+    assert gpu_checks.captures(loss, "triton", "cuda")["passed"]
 
 
 @needs_gpu
-@pytest.mark.parametrize("name", gpu.CASES)
-def test_compiles_whole(name):
-    call = functools.partial(gpu.CASES[name].call, backend="triton")
-    x, y = gpu.inputs(512, 512, 96, torch.bfloat16)
-    plain = gpu.outputs(call, x, y)
-    whole = gpu.outputs(torch.compile(call, fullgraph=True), x, y)
+@pytest.mark.parametrize("loss", CASES)
+def test_compiles_whole(loss):
+    problem = problem_of(loss, (512, 512, 96), "bfloat16", "cuda")
+    call = ours("triton").call(problem)
+    plain = outputs(call, problem)
+    whole = outputs(torch.compile(call, fullgraph=True), problem)
     assert all(map(torch.equal, plain, whole))
 
 
 @needs_gpu
-@pytest.mark.parametrize("name", gpu.CASES)
-def test_no_wait_for_the_device(name):
-    call = functools.partial(gpu.CASES[name].call, backend="triton")
-    x, y = gpu.inputs(512, 512, 96, torch.bfloat16)
-    gpu.step(call, x, y)
+@pytest.mark.parametrize("loss", CASES)
+def test_no_wait_for_the_device(loss):
+    problem = problem_of(loss, (512, 512, 96), "bfloat16", "cuda")
+    call = ours("triton").call(problem)
+    outputs(call, problem)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        gpu.step(call, x, y)
+        outputs(call, problem)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

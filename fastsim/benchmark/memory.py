@@ -25,7 +25,7 @@ from fastsim.benchmark.cases import CASES
 from fastsim.benchmark.rivals import RIVALS, rival_named
 from fastsim.benchmark.rivals.rival import anywhere
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 
 
 def usual_limit():
@@ -88,7 +88,7 @@ def _rise(loss, name, rows, width, device, dtype, limit):
     if device == "cpu" and not _CLEAR.exists():
         return "the peak of a process is known on Linux alone"
     case, rival, dtype = CASES[loss], rival_named(name), getattr(torch, dtype)
-    measure = _cuda_rise if device == "cuda" else _resident_rise
+    measure = gpu_rise if device == "cuda" else _resident_rise
     try:
         small = case.problem(128, width, device=device, dtype=dtype)
         step(rival.call(small), small)  # so that what is loaded on the first call is there
@@ -98,8 +98,11 @@ def _rise(loss, name, rows, width, device, dtype, limit):
             bytes_ = measure(call, problem)
     except Exception as error:
         return reason(error)
-    gradients = sum(leaf.grad.nbytes for leaf in problem.leaves)
-    return round((bytes_ - gradients) / 2**20, 1)
+    return round(bytes_ / MIB, 1)
+
+
+def _gradient_bytes(problem):
+    return sum(leaf.grad.nbytes for leaf in problem.leaves)
 
 
 def _resident_rise(call, problem):
@@ -107,7 +110,7 @@ def _resident_rise(call, problem):
     _CLEAR.write_text("5")
     before = _high_water_mark()
     step(call, problem)
-    return _high_water_mark() - before
+    return _high_water_mark() - before - _gradient_bytes(problem)
 
 
 def _high_water_mark():
@@ -115,10 +118,13 @@ def _high_water_mark():
     return int(line.split()[1]) * 1024
 
 
-def _cuda_rise(call, problem):
+def gpu_rise(call, problem):
+    """Bytes beyond inputs and gradients that a call has of the GPU's memory at its peak."""
+    for leaf in problem.leaves:
+        leaf.grad = None
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     step(call, problem)
     torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
+    return torch.cuda.max_memory_allocated() - before - _gradient_bytes(problem)

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from fastsim.benchmark import ceilings
 from fastsim.benchmark.accuracy import errors
-from fastsim.benchmark.calls import PASSES, reason, runnable
+from fastsim.benchmark.calls import reason, runnable
 from fastsim.benchmark.cases import CASES
 from fastsim.benchmark.memory import limited, rise
 from fastsim.benchmark.progress import shown
@@ -110,10 +110,13 @@ class Session:
             {"measure": "ceiling"} | ceilings.product_rows(rows, width, seconds=seconds, **common)
         ]
 
-    def time(self, case, rows, width):
+    def time(self, case, rows, width, names=None):
+        """Rows of both passes; names: of the contestants that take turns, by default all."""
         problem = self._problem(case, rows, width)
         calls, found = {}, []
         for rival in self.settings.contestants(case):
+            if names is not None and rival.name not in names:
+                continue
             if (case.name, rival.name) in self.absent:
                 continue
             why = self._left_out(case, rival, rows) or self._too_long(case, rival, rows, width)
@@ -125,7 +128,7 @@ class Session:
                     why = reason(error)
                     self.absent.add((case.name, rival.name))
             found.append(self._row("time", case, rival.name, rows, width, why))
-        for which in PASSES:
+        for which in self.settings.passes:
             if which == "forward" and rows > FORWARD_UP_TO and case.products[0]:
                 continue
             functions = {

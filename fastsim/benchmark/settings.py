@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from fastsim.backends import backends
+from fastsim.benchmark.calls import PASSES
 from fastsim.benchmark.cases import CASES
 from fastsim.benchmark.memory import GIB, usual_limit
 from fastsim.benchmark.rivals import RIVALS, ours
@@ -32,6 +33,7 @@ class Settings:
     sizes: tuple[int, ...] = ()
     dims: tuple[int, ...] = ()
     measures: tuple[str, ...] = MEASURES
+    passes: tuple[str, ...] = PASSES
     device: str = "cpu"
     dtype: str = ""
     seconds: float = 1.0

@@ -17,7 +17,7 @@ def test_the_fastest_becomes_the_entry(second_is, monkeypatch):
 
     def given(run, seconds):
         run()
-        current = table.TABLE["interpreter", 2, "shallow"]
+        current = table.TABLE["interpreter", "float16", "shallow"]
         return 2.0 if (current == FIRST) == (second_is == "faster") else 1.0
 
     monkeypatch.setattr(tune_triton, "milliseconds", given)
@@ -28,4 +28,4 @@ def test_the_fastest_becomes_the_entry(second_is, monkeypatch):
     assert {*rows[0]} >= {"softmax fold", "softmax slope", "softmax visit", "sigmoid visit"}
     made = eval("{" + tune_triton.entry(rows) + "}", {"BlockSizes": table.BlockSizes})
     best = SECOND if second_is == "faster" else FIRST
-    assert made == {("interpreter", 2, "shallow"): best._replace(spare=depth)}
+    assert made == {("interpreter", "float16", "shallow"): best._replace(spare=depth)}

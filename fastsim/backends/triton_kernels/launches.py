@@ -13,7 +13,12 @@ from fastsim.backends.triton_kernels.arguments import (
 from fastsim.backends.triton_kernels.launching import launch
 from fastsim.backends.triton_kernels.merge import merge_exponentials_kernel
 from fastsim.backends.triton_kernels.rows import unit_rows_backward_kernel, unit_rows_kernel
-from fastsim.backends.triton_kernels.table import LINE, architecture, block_sizes
+from fastsim.backends.triton_kernels.table import (
+    LINE,
+    architecture,
+    block_sizes,
+    operand_kind,
+)
 from fastsim.backends.triton_kernels.tile import (
     kept_slopes_kernel,
     positives_kernel,
@@ -123,7 +128,9 @@ class Launch:
         self.unit_x, self.unit_y, self.device = unit_x, unit_y, unit_x.device
         self.pairs, self.numbers, self.skip = pair_arguments(pairs), numbers, pairs.skip
         self.stride = unit_x.stride(0)
-        self.sizes = block_sizes(architecture(self.device), unit_x.dtype.itemsize, self.stride)
+        kind = operand_kind(unit_x.dtype)
+        self.precision = "tf32" if kind == "tf32" else "ieee"
+        self.sizes = block_sizes(architecture(self.device), kind, self.stride)
         self.guide = None
         if pairs.guide is not None:
             guide = pairs.guide
@@ -134,12 +141,7 @@ class Launch:
                 self.sizes = self.sizes._replace(columns=self.sizes.columns // 2)
         self.parts = self.sizes.parts * (2 if heavy else 1)
         self.spares = self.stride >= self.sizes.spare
-        self.keeps = self.spares and unit_x.dtype.itemsize == 2
-        full = torch.get_float32_matmul_precision() == "highest"
-        self.precision = "ieee" if full else "tf32"
-        if full and unit_x.dtype.itemsize == 4:
-            # No tensor cores: the operands pass through registers, too many by whole tiles.
-            self.sizes = self.sizes._replace(descriptors=False)
+        self.keeps = self.spares and kind == "float16"
 
     def grid(self, rows, columns):
         """(rows, columns) of tiles over the two slices."""

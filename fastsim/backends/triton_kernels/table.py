@@ -33,17 +33,23 @@ class BlockSizes(NamedTuple):
     descriptors: bool = False
 
 
-# (architecture, bytes of an operand, depth bucket) -> block sizes; see `block_sizes`.
+# (architecture, kind of operand, depth bucket) -> block sizes; see `block_sizes`. Full float32
+# products of NVIDIA have no tensor cores: 32 sums a thread leave registers for two programs at a
+# time, and by pointers, as descriptors take more of them than there are.
 TABLE = {
-    ("sm_90", 2, "deep"): BlockSizes(128, 256, 64, 8, 8, 3, 4, 320, True),
-    ("sm_90", 2, "shallow"): BlockSizes(128, 128, 64, 8, 8, 3, 2, 320, True),
-    ("sm_90", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 4, 320, True),
-    ("sm_80", 2, "deep"): BlockSizes(128, 128, 64, 8, 8, 3, 4, 256),
-    ("sm_80", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 4, 256),
-    ("gfx942", 2, "deep"): BlockSizes(128, 128, 64, 8, 8, 2, 4, 512),
-    ("gfx942", 4, "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 4, 512),
-    ("interpreter", 2, "deep"): BlockSizes(16, 32, 64, 2, 4, 1, 2, 0, True),
-    ("interpreter", 4, "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 4, 0),
+    ("sm_90", "float16", "deep"): BlockSizes(128, 256, 64, 8, 8, 3, 4, 320, True),
+    ("sm_90", "float16", "shallow"): BlockSizes(128, 128, 64, 8, 8, 3, 2, 320, True),
+    ("sm_90", "tf32", "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 4, 320, True),
+    ("sm_90", "float32", "deep"): BlockSizes(64, 128, 32, 8, 8, 2, 4, 320),
+    ("sm_80", "float16", "deep"): BlockSizes(128, 128, 64, 8, 8, 3, 4, 256),
+    ("sm_80", "tf32", "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 4, 256),
+    ("sm_80", "float32", "deep"): BlockSizes(64, 128, 16, 8, 8, 3, 4, 256),
+    ("gfx942", "float16", "deep"): BlockSizes(128, 128, 64, 8, 8, 2, 4, 512),
+    ("gfx942", "tf32", "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 4, 512),
+    ("gfx942", "float32", "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 4, 512),
+    ("interpreter", "float16", "deep"): BlockSizes(16, 32, 64, 2, 4, 1, 2, 0, True),
+    ("interpreter", "tf32", "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 4, 0),
+    ("interpreter", "float32", "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 4, 0),
 }
 SHALLOW = 256  # features: below, the epilogue outweighs the product
 
@@ -52,12 +58,19 @@ def bucket(depth):
     return "shallow" if depth <= SHALLOW else "deep"
 
 
-def block_sizes(architecture, itemsize, depth):
+def operand_kind(dtype):
+    """Of unit rows: "float16", or for float32 ones how torch is to multiply such matrices."""
+    if dtype.itemsize == 2:
+        return "float16"
+    return "float32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def block_sizes(architecture, operand, depth):
     """The entry of the table; an unknown architecture takes the one nearest in kind."""
-    if (architecture, itemsize, "deep") not in TABLE:
+    if (architecture, operand, "deep") not in TABLE:
         architecture = "gfx942" if architecture.startswith("gfx") else "sm_80"
-    deep = TABLE[architecture, itemsize, "deep"]
-    return TABLE.get((architecture, itemsize, bucket(depth)), deep)
+    deep = TABLE[architecture, operand, "deep"]
+    return TABLE.get((architecture, operand, bucket(depth)), deep)
 
 
 @functools.cache
