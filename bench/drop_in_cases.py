@@ -4,6 +4,7 @@ The adapters of fastsim/benchmark/rivals cover the others.
 """
 
 import functools
+import importlib
 
 import torch
 
@@ -132,6 +133,15 @@ def _grouping(name):
     return make
 
 
+def _mined(library, problem):
+    """The triplets of the package's miner, beside its losses."""
+    losses = library()
+    package, _, _ = losses.__name__.rpartition(".")
+    miner = importlib.import_module(f"{package}.miners").BatchHardMiner()
+    loss = losses.TripletMarginLoss(**problem.options)
+    return lambda x: loss(x, *problem.given, miner(x, *problem.given))
+
+
 def _remembered(library, problem):
     """The second half of the batch against all of it, the first kept from a step before."""
     losses = library()
@@ -166,7 +176,7 @@ _METRICS = {
     "NT-Xent": (_grouped, {"temperature": 0.1}, _grouping("NTXentLoss")),
     "multi-similarity": (_grouped, {}, _grouping("MultiSimilarityLoss")),
     "NT-Xent with a memory": (_grouped, {"temperature": 0.1}, _remembered),
-    "triplet margin": (_grouped, {"margin": 0.2}, _grouping("TripletMarginLoss")),
+    "batch-hard triplets": (_grouped, {"margin": 0.2}, _mined),
 }
 
 

@@ -15,7 +15,7 @@ import torch
 from bench.drop_in_cases import DROP_INS
 from bench.results import write
 from fastsim.benchmark.accuracy import relative
-from fastsim.benchmark.calls import step
+from fastsim.benchmark.calls import reason, step
 from fastsim.benchmark.cases import CASES, MEMBERS
 from fastsim.benchmark.results import environment
 from fastsim.benchmark.rivals import RIVALS, ours
@@ -72,16 +72,19 @@ def apart(found, wanted):
 def difference(case, peer, make, dtype, chance):
     """(value, gradient, our gradient's error, theirs) of one random case."""
     problem = drawn(case, dtype, chance)
-    mine, theirs = (outputs(m, problem) for m in (make, peer.call))
+    try:
+        theirs = outputs(peer.call, problem)
+    except Exception as error:  # of any kind: a dtype that it does not take
+        raise UnavailableError(reason(error)) from error
+    mine = outputs(make, problem)
     truth = outputs(peer.call, problem.to(torch.float64))
     return *apart(mine, theirs), apart(mine, truth)[1], apart(theirs, truth)[1]
 
 
 def compare(case, peer, dtype, count, seed=0):
-    """The result row of a pair: median and worst of `count` random cases."""
+    """The result row of a pair: median and worst of `count` random cases, or the peer's refusal."""
     chance = random.Random(f"{case.name} {peer.name} {dtype} {seed}")
     name, make = replaced(case, peer)
-    found = [difference(case, peer, make, dtype, chance) for _ in range(count)]
     row = {
         "loss": case.name,
         "by": name,
@@ -89,6 +92,10 @@ def compare(case, peer, dtype, count, seed=0):
         "dtype": str(dtype).removeprefix("torch."),
         "cases": count,
     }
+    try:
+        found = [difference(case, peer, make, dtype, chance) for _ in range(count)]
+    except UnavailableError as error:
+        return row | {"not measured": str(error)}
     kinds = ("value", "gradient", "our error", "their error")
     for kind, values in zip(kinds, torch.tensor(found, dtype=torch.float64).T, strict=True):
         # A NaN counts as the worst.

@@ -84,6 +84,19 @@ def test_parity_of_a_formula_and_of_a_wrong_one():
     assert row["their error worst"] < rounding
 
 
+def test_parity_says_what_a_peer_does_not_take():
+    def refusing(problem):
+        def call(*leaves):
+            raise NotImplementedError("no such dtype")
+
+        return call
+
+    peer = Rival("refusing", "torch", {"info_nce": refusing})
+    row = parity.compare(CASES["info_nce"], peer, torch.float64, 5)
+    assert row["not measured"] == "NotImplementedError: no such dtype"
+    assert "value worst" not in row
+
+
 # ---- tables and figures ----
 
 
