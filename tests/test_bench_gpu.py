@@ -56,7 +56,8 @@ def test_the_session(tmp_path):
     assert_whole(rows, "cpu", CASES)
     for loss in CASES:
         assert picked(rows, loss=loss, implementation="eager torch", rows=40)[0]["repeats ms"]
-    assert picked(rows, implementation="inf-cl")[0]["not measured"] == "it serves a GPU only"
+    why = picked(rows, implementation="inf-cl")[0]["not measured"]
+    assert why in ("it serves a GPU only", "inf_cl is not installed")
     assert "info_nce, 40 x 16" in tables.text(about, rows)
 
 
@@ -77,12 +78,11 @@ def test_a_wrong_gradient_fails(monkeypatch):
     backend = type(get("cpu"))
     wrong = backend.fold
 
-    def off(self, tile, *operands):
-        return [1.01 * part for part in wrong(self, tile, *operands)]
+    def off(self, tile, *operands, **options):
+        return [1.01 * part for part in wrong(self, tile, *operands, **options)]
 
     monkeypatch.setattr(backend, "fold", off)
     monkeypatch.setattr(backend, "serves_whole", lambda *_: False)
-    monkeypatch.setattr(backend, "whole_matrix_fits", lambda *_: False)
     shape = (13, 29, 10)
     row = gpu_checks.error("info_nce symmetric", "cpu", shape, "float32", "cpu")
     assert not row["passed"]
