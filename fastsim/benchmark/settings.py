@@ -6,7 +6,7 @@ import torch
 
 from fastsim.backends import backends
 from fastsim.benchmark.calls import PASSES
-from fastsim.benchmark.cases import CASES
+from fastsim.benchmark.cases import CASES, UP_TO
 from fastsim.benchmark.memory import GIB, usual_limit
 from fastsim.benchmark.rivals import RIVALS, ours
 
@@ -89,8 +89,8 @@ class Settings:
         """The N at which memory is measured."""
         if self.sizes:
             return self.sizes
-        if self.quick:
-            return (MEMORY_FROM,)
+        if self.quick:  # a fresh process each: the headlines, unless others are asked for
+            return (MEMORY_FROM,) if self.losses or max(case.sizes) > UP_TO else ()
         sizes = tuple(size for size in case.sizes if size >= MEMORY_FROM)
         return (*sizes, MEMORY_BEYOND) if case.name == "info_nce" else sizes
 
