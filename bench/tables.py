@@ -126,7 +126,7 @@ def _rise(found, place):
 
 
 def spread(found):
-    """How far the repeats of one run lie apart, in a sentence."""
+    """How far the repeats lie apart, in a sentence."""
     apart = [
         max(repeats) / min(repeats) - 1
         for (loss, name, *_), repeats in found.times.items()
@@ -134,14 +134,16 @@ def spread(found):
     ]
     if not apart:
         return NOTHING
+    runs = found.about.get("runs", 1)
+    of = f"{runs} runs lie" if runs > 1 else "one run lie"
     return (
-        f"The repeats of one run lie {statistics.median(apart):.1%} apart in the median"
-        f" (best of each part, fastsim's headline losses), {max(apart):.0%} at worst."
+        f"The repeats of {of} {statistics.median(apart):.1%} apart in the median (best of each"
+        f" part, fastsim's headline losses), {max(apart):.0%} at worst."
     )
 
 
 def repeated(folder):
-    """Whether a second run of the same command agrees with the first, in a sentence."""
+    """Whether a later run of the same code agrees, in a sentence."""
     runs = [read(name, folder) for name in ("losses", "losses_again")]
     if None in runs:
         return NOTHING
@@ -149,7 +151,7 @@ def repeated(folder):
     beyond = len(compare.changed(found))
     apart = [abs(two[0] / one[0] - 1) for _, one, two in found]
     return (
-        f"Of {len(found)} ratios to fastsim's time a second run puts {beyond} beyond the spread of"
+        f"Of {len(found)} ratios to fastsim's time a later run puts {beyond} beyond the spread of"
         f" the repeats; it differs by {statistics.median(apart):.1%} in the median."
     )
 

@@ -12,6 +12,7 @@ from fastsim.benchmark.accuracy import errors, relative
 from fastsim.benchmark.calls import reason, step
 from fastsim.benchmark.cases import CASES, DIMS, SIZES
 from fastsim.benchmark.found import Found
+from fastsim.benchmark.joined import joined
 from fastsim.benchmark.rivals import RIVALS, ours, rival_named
 from fastsim.benchmark.rivals.rival import UnavailableError
 from fastsim.benchmark.run import Session, run
@@ -262,6 +263,33 @@ def test_a_repeated_run_that_does_not():
         compare.shared(first, pretended(fastsim_cpu=[1.0]))
 
 
+def timed(*repeats, **more):
+    place = {"measure": "time", "loss": "siglip", "implementation": "a", "pass": "forward"}
+    return place | {"repeats ms": list(repeats), "median ms": 9.0, "rounds": 7} | more
+
+
+def test_two_runs_are_joined():
+    about = {"device": "d", "kind": "cpu", "versions": {}, "commit": "c", "load average": 0.5}
+    memory = {"measure": "memory", "loss": "siglip", "implementation": "a"}
+    absent = memory | {"not measured": "out of memory"}
+    first = about, [timed(2.0, 1.0, **{"GFLOP/s": 3.0}), absent]
+    second = about | {"load average": 0.2}, [timed(0.5, **{"GFLOP/s": 6.0}), timed(4.0, rows=8)]
+    both, rows = joined(first, second)
+    assert both == about | {"runs": 2}
+    whole = timed(2.0, 1.0, 0.5, **{"GFLOP/s": 6.0, "rounds": 14})
+    del whole["median ms"]
+    assert rows == [whole, absent, timed(4.0, rows=8)]
+    found = joined(
+        (both, rows), (about, [memory | {"rise MB": 1.0}, timed(5.0, **{"GFLOP/s": 1.0})])
+    )
+    assert found[0]["runs"] == 3
+    assert found[1][1] == memory | {"rise MB": 1.0}
+    assert found[1][0]["repeats ms"] == [2.0, 1.0, 0.5, 5.0]
+    assert joined(second, first)[1][0]["repeats ms"] == [0.5, 2.0, 1.0]
+    with pytest.raises(ValueError, match="add: wanted the commit c, got other"):
+        joined(first, (about | {"commit": "other"}, []))
+
+
 def test_a_log_gets_lines(capsys, monkeypatch):
     steps = [(1, "small", "a"), (3, "large", "b")]
     monkeypatch.setattr(progress, "SECONDS", 0)
@@ -303,6 +331,9 @@ def test_the_command(tmp_path):
     results.write(tmp_path / "slow.jsonl", about, rows)
     read = ["bench", "--from", str(path), "--against"]
     assert runner.invoke(cli.main, [*read, str(path)]).exit_code == 0
+    add = ["bench", "--from", str(path), "--add", str(path), "--out", str(tmp_path / "two.jsonl")]
+    assert runner.invoke(cli.main, add).exit_code == 0
+    assert results.read(tmp_path / "two.jsonl")[0]["runs"] == 2
     done = runner.invoke(cli.main, [*read, str(tmp_path / "slow.jsonl")])
     assert done.exit_code == 1
     assert "2 of 2 ratios changed" in done.stdout

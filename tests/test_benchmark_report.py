@@ -145,7 +145,7 @@ def test_figures_and_tables(folder):
     assert "| info_nce | fastsim cpu | 17 MB |" in text
     assert "apart in the median" in text
     shutil.copy(folder / "losses.jsonl", folder / "losses_again.jsonl")
-    same = "a second run puts 0 beyond the spread of the repeats; it differs by 0.0% in the median."
+    same = "a later run puts 0 beyond the spread of the repeats; it differs by 0.0% in the median."
     assert report.TABLES["repeated"]("here").endswith(same)
     assert report.TABLES["times"]("cpu").startswith("here:\n\n| loss |")
 

@@ -39,6 +39,7 @@ _OPTIONS = (
     click.option("--quick", is_flag=True, help="Two small sizes, under a minute."),
     click.option("--out", metavar="FILE", help="JSON lines; a folder gets DEVICE/losses.jsonl."),
     click.option("--from", "source", metavar="FILE", help="Show an earlier run, measure nothing."),
+    click.option("--add", "more", metavar="FILE", help="Take in an earlier run of the same code."),
     click.option("--against", metavar="FILE", help="Say which ratios left their spread there."),
     click.option("--progress/--no-progress", default=True),
 )
