@@ -1,6 +1,7 @@
 """The scaling model, the parity report, the tables and figures: from rows and nothing else."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ pytest.importorskip("matplotlib", reason="the figures need matplotlib")
 from bench import figures, parity, report
 from bench import results as kept
 from bench import tables as markdown
+from fastsim.backends import cpu
 from fastsim.benchmark import model, results
 from fastsim.benchmark.cases import CASES
 from fastsim.benchmark.rivals import RIVALS, ours
@@ -48,10 +50,17 @@ def test_the_model_adds_up():
     # The symmetric loss: a fourth product and a second visit.
     more = model.seconds("info_nce symmetric", 1000, 100, RATES) - alone
     assert more == pytest.approx(2e8 / 1e11 + 1e6 / 1e9)
+    # Half of the fourth product, where half a million of the million scores are kept.
+    kept = replace(RATES, kept=500_000)
+    saved = model.seconds("info_nce symmetric", 1000, 100, RATES) - model.seconds(
+        "info_nce symmetric", 1000, 100, kept
+    )
+    assert saved == pytest.approx(1e8 / 1e11)
+    assert model.seconds("info_nce", 1000, 100, kept) == pytest.approx(alone)
 
 
 def test_the_model_takes_measured_ceilings():
-    assert model.rates_of(about(), ceilings(), link=1e9) == RATES
+    assert model.rates_of(about(), ceilings(), link=1e9) == replace(RATES, kept=cpu.KEPT)
     with pytest.raises(ValueError, match="rates: wanted measured ceilings"):
         model.rates_of(about(), ceilings()[2:])
     place = {"loss": "info_nce", "implementation": "fastsim cpu", "rows": 1000, "width": 100}

@@ -2,7 +2,8 @@
 
     t = c + W / (R F) + s N M / (R E) + b / B + link
 
-    W = 2 p N M D      operations of p products of the score matrix (fastsim/benchmark/cases.py)
+    W = 2 p N M D      operations of p products of the score matrix (fastsim/benchmark/cases.py),
+                       one less for those scores that the engine keeps between two visits
     s N M              scores that the epilogue looks at, one exponential each; s visits
     b = 4 k (N / R + M) D
                        bytes of embeddings moved outside the products: rows read, unit rows written
@@ -20,6 +21,7 @@ a floor: `errors` says how far below the measured times it lies.
 
 from dataclasses import dataclass
 
+from fastsim.backends import cpu
 from fastsim.benchmark.cases import CASES
 from fastsim.benchmark.found import BOTH, Found
 
@@ -36,6 +38,7 @@ class Rates:
     copy: float  # bytes
     call: float = 0.0
     link: float = float("inf")  # bytes between processes
+    kept: int = 0  # scores that one process keeps between two visits
 
 
 def rates_of(about, rows, loss="info_nce", link=float("inf")):
@@ -58,7 +61,8 @@ def rates_of(about, rows, loss="info_nce", link=float("inf")):
     if None in values.values() or not calls:
         raise ValueError(f"rates: wanted measured ceilings and calls of {loss}, got {values}")
     product, exp, copy = (1e9 * value for value in values.values())
-    return Rates(product, exp, copy, 1e-3 * min(calls), link)
+    kept = cpu.KEPT if about["kind"] == "cpu" else 0
+    return Rates(product, exp, copy, 1e-3 * min(calls), link, kept)
 
 
 def seconds(loss, rows, width, rates, *, columns=None, processes=1):
@@ -67,6 +71,8 @@ def seconds(loss, rows, width, rates, *, columns=None, processes=1):
     products = CASES[loss].products[1]
     visits = 2 if products == 4 else 1
     scores = rows * columns / processes
+    if visits > 1 and processes == 1:
+        products -= min(scores, rates.kept) / max(scores, 1)
     sides = (rows / processes + columns) * width
     gathered = 2 * (processes - 1) / processes * FLOAT * columns * width
     return (
