@@ -134,11 +134,11 @@ def spread(found):
     ]
     if not apart:
         return NOTHING
-    runs = found.about.get("runs", 1)
-    of = f"{runs} runs lie" if runs > 1 else "one run lie"
+    processes = found.about["settings"].get("processes")
+    of = f"{processes} fresh processes" if processes else "the parts of one process"
     return (
-        f"The repeats of {of} {statistics.median(apart):.1%} apart in the median (best of each"
-        f" part, fastsim's headline losses), {max(apart):.0%} at worst."
+        f"The best times of {of} lie {statistics.median(apart):.1%} apart in the median"
+        f" (fastsim's headline losses), {max(apart):.0%} at worst."
     )
 
 

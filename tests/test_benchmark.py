@@ -2,17 +2,18 @@
 
 import itertools
 import json
+import os
 
 import pytest
 import torch
 
 import fastsim
-from fastsim.benchmark import compare, memory, progress, results, tables, timing
+from fastsim.benchmark import compare, memory, processes, progress, results, tables, timing
 from fastsim.benchmark.accuracy import errors, relative
 from fastsim.benchmark.calls import reason, step
 from fastsim.benchmark.cases import CASES, DIMS, SIZES
 from fastsim.benchmark.found import Found
-from fastsim.benchmark.joined import joined
+from fastsim.benchmark.processes import joined
 from fastsim.benchmark.rivals import RIVALS, ours, rival_named
 from fastsim.benchmark.rivals.rival import UnavailableError
 from fastsim.benchmark.run import Session, run
@@ -61,9 +62,9 @@ def planned(settings):
     """{(measure, loss, N, D)} of the steps of a run."""
     session = Session(settings)
     return {
-        (function.__name__, arguments[0].name, *arguments[1:])
-        for _, _, function, arguments in session.steps()
-        if function in (session.time, session.memory)
+        (step.function.__name__, step.arguments[0].name, *step.size)
+        for step in session.steps()
+        if step.function in (session.time, session.memory)
     }
 
 
@@ -228,7 +229,7 @@ def test_a_backend_that_cannot_says_why():
     assert str(caught.value) == why
 
 
-# ---- two runs ----
+# ---- a repeated run ----
 
 
 def pretended(**times):
@@ -263,31 +264,77 @@ def test_a_repeated_run_that_does_not():
         compare.shared(first, pretended(fastsim_cpu=[1.0]))
 
 
-def timed(*repeats, **more):
-    place = {"measure": "time", "loss": "siglip", "implementation": "a", "pass": "forward"}
-    return place | {"repeats ms": list(repeats), "median ms": 9.0, "rounds": 7} | more
+# ---- several processes ----
 
 
-def test_two_runs_are_joined():
-    about = {"device": "d", "kind": "cpu", "versions": {}, "commit": "c", "load average": 0.5}
-    memory = {"measure": "memory", "loss": "siglip", "implementation": "a"}
-    absent = memory | {"not measured": "out of memory"}
-    first = about, [timed(2.0, 1.0, **{"GFLOP/s": 3.0}), absent]
-    second = about | {"load average": 0.2}, [timed(0.5, **{"GFLOP/s": 6.0}), timed(4.0, rows=8)]
-    both, rows = joined(first, second)
-    assert both == about | {"runs": 2}
-    whole = timed(2.0, 1.0, 0.5, **{"GFLOP/s": 6.0, "rounds": 14})
-    del whole["median ms"]
-    assert rows == [whole, absent, timed(4.0, rows=8)]
-    found = joined(
-        (both, rows), (about, [memory | {"rise MB": 1.0}, timed(5.0, **{"GFLOP/s": 1.0})])
+def test_processes_are_joined():
+    place = {"measure": "time", "loss": "siglip", "rows": 64, "pass": "forward"}
+    ours, theirs = (place | {"implementation": name} for name in ("fastsim cpu", "open_clip"))
+    first = {"repeats ms": [2.0, 1.0], "median ms": 9.0, "rounds": 7, "GFLOP/s": 3.0}
+    second = {"repeats ms": [0.5, 0.7], "median ms": 8.0, "rounds": 5, "GFLOP/s": 6.0}
+    late = place | {"implementation": "inf-cl", "not measured": "a call would take too long"}
+    rows = joined(
+        [
+            [ours | first, late, theirs | {"not measured": "out of memory"}],
+            [theirs | second, ours | second],
+            [late],
+        ]
     )
-    assert found[0]["runs"] == 3
-    assert found[1][1] == memory | {"rise MB": 1.0}
-    assert found[1][0]["repeats ms"] == [2.0, 1.0, 0.5, 5.0]
-    assert joined(second, first)[1][0]["repeats ms"] == [0.5, 2.0, 1.0]
-    with pytest.raises(ValueError, match="add: wanted the commit c, got other"):
-        joined(first, (about | {"commit": "other"}, []))
+    both = {"repeats ms": [1.0, 0.5], "rounds": 12, "GFLOP/s": 6.0}
+    alone = {"repeats ms": [0.5], "rounds": 5, "GFLOP/s": 6.0}
+    assert rows == [ours | both, late, theirs | alone]
+
+
+def test_a_run_in_processes(monkeypatch, capfd):
+    kept = {"sizes": (8,), "dims": (6,), "losses": ("siglip",), "rivals": ("eager torch",)}
+    settings = Settings(**kept, measures=("time", "error"), seconds=0.01, processes=2)
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "12345")
+    monkeypatch.delenv("MALLOC_TOP_PAD_", raising=False)
+    first, second = processes.run_in_processes(settings)
+    assert "process 2 of 2" in capfd.readouterr().err
+    assert (os.environ["MALLOC_TRIM_THRESHOLD_"], os.environ.get("MALLOC_TOP_PAD_")) == (
+        "12345",
+        None,
+    )
+    for count, (about, rows) in enumerate((first, second), 1):
+        assert about["settings"]["processes"] == 2
+        assert about["allocator"] == processes.ALLOCATOR
+        times = [row for row in rows if "repeats ms" in row]
+        assert {len(row["repeats ms"]) for row in times} == {count}
+        names = [row["implementation"] for row in times if row["measure"] == "time"]
+        assert names == ["fastsim cpu", "eager torch"] * 2
+        assert len([row for row in rows if row["measure"] == "error"]) == 2
+
+
+def test_later_processes_leave_out_the_largest(monkeypatch):
+    asked = []
+
+    class Pool:
+        def __init__(self, *_):
+            asked.append(os.environ["MALLOC_TOP_PAD_"])
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def submit(self, function, settings, *, progress):
+            asked.append(settings)
+            return self
+
+        def result(self):
+            return {}, []
+
+    monkeypatch.setattr(processes, "ProcessPoolExecutor", Pool)
+    settings = Settings(processes=5, measures=("time",))
+    assert [rows for _, rows in processes.run_in_processes(settings, progress=False)] == [[]] * 5
+    whole, few = asked[1::2][:4], asked[1::2][4:]
+    assert asked[::2] == [processes.ALLOCATOR["MALLOC_TOP_PAD_"]] * 5
+    assert [s.sizes_of(CASES["info_nce"]) for s in whole] == [SIZES] * 4
+    (last,) = few
+    assert last.sizes_of(CASES["info_nce"]) == (64, 512, 2048)
+    assert last.sizes_of(CASES["cosent"]) == CASES["cosent"].sizes  # there is no matrix
 
 
 def test_a_log_gets_lines(capsys, monkeypatch):
@@ -318,7 +365,7 @@ def test_the_command(tmp_path):
     runner = pytest.importorskip("click.testing").CliRunner()
     cli = pytest.importorskip("fastsim.cli")
     few = ("--loss", "siglip", "--rival", "eager torch", "--sizes", "8", "--dim", "4")
-    brief = ("--measure", "time", "--seconds", "0.01", "--no-progress")
+    brief = ("--measure", "time", "--seconds", "0.01", "--no-progress", "--processes", "0")
     done = runner.invoke(cli.main, ["bench", *few, *brief, "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "siglip, 8 x 4" in done.stdout
@@ -331,9 +378,6 @@ def test_the_command(tmp_path):
     results.write(tmp_path / "slow.jsonl", about, rows)
     read = ["bench", "--from", str(path), "--against"]
     assert runner.invoke(cli.main, [*read, str(path)]).exit_code == 0
-    add = ["bench", "--from", str(path), "--add", str(path), "--out", str(tmp_path / "two.jsonl")]
-    assert runner.invoke(cli.main, add).exit_code == 0
-    assert results.read(tmp_path / "two.jsonl")[0]["runs"] == 2
     done = runner.invoke(cli.main, [*read, str(tmp_path / "slow.jsonl")])
     assert done.exit_code == 1
     assert "2 of 2 ratios changed" in done.stdout

@@ -6,8 +6,9 @@ BOTH = "forward + backward"
 class Found:
     """Rows of a result file by what they are about.
 
-    The best of the rounds is the time. Its spread is from the best to the worst of the repeats (the
-    best times of each part of the run).
+    The best of the rounds is the time. Its spread is from the best to the worst of the repeats: the
+    best times of each process, or of each part of a run in one. That of a ratio is from the best of
+    the one to the worst of the other, and the other way round.
     """
 
     def __init__(self, about, rows):

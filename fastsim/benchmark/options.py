@@ -33,13 +33,15 @@ _OPTIONS = (
         type=click.Choice(["float32", "float16", "bfloat16", "float64"]),
         help="float32 on a CPU, bfloat16 on a GPU.",
     ),
-    click.option("--seconds", default=1.0, help="For the rounds of one pass at one size."),
+    click.option(
+        "--processes", type=click.IntRange(0), help="Fresh ones, a repeat of all each; 6."
+    ),
+    click.option("--seconds", default=0.5, help="For the rounds of one pass at one size in each."),
     click.option("--limit", default=15.0, help="Seconds beyond which a call is not made."),
     click.option("--memory-limit", type=float, help="GB that a call may take; 16 or less."),
     click.option("--quick", is_flag=True, help="Two small sizes, under a minute."),
     click.option("--out", metavar="FILE", help="JSON lines; a folder gets DEVICE/losses.jsonl."),
     click.option("--from", "source", metavar="FILE", help="Show an earlier run, measure nothing."),
-    click.option("--add", "more", metavar="FILE", help="Take in an earlier run of the same code."),
     click.option("--against", metavar="FILE", help="Say which ratios left their spread there."),
     click.option("--progress/--no-progress", default=True),
 )

@@ -1,6 +1,9 @@
-"""One run: every measurement in its order."""
+"""One process's run: every measurement, small sizes first."""
 
+import random
 from dataclasses import asdict
+from math import inf
+from typing import NamedTuple
 
 from fastsim.benchmark import ceilings
 from fastsim.benchmark.accuracy import errors
@@ -14,18 +17,32 @@ from fastsim.benchmark.timing import in_turns, summary
 
 # The forward pass alone is timed up to here; beyond, what the run can spend goes to both.
 FORWARD_UP_TO = 2048
-WARM_UP_BELOW = 1.0  # seconds of a call, as foretold; a longer one shows no difference
+LONG = 1.0  # seconds of a call, as foretold, that a warm-up makes no difference to
 TEMPERATURES = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 
 
+class Step(NamedTuple):
+    """A measurement: its share of the run's time, what it says meanwhile, the call, and (N, D)."""
+
+    weight: int
+    text: str
+    function: object
+    arguments: tuple
+    size: tuple[float, float]
+
+
 def run(settings, *, progress=True):
-    """(environment, rows) of all that the settings ask for."""
+    """(environment, rows) of all that the settings ask for, measured in this process.
+
+    The losses of a size come in a random order, the rows in that of the cases.
+    """
     about = environment(settings.device, asdict(settings))
-    session = Session(settings)
-    rows = []
-    for _, _, function, arguments in shown(session.steps(), visible=progress):
-        rows += function(*arguments)
-    return about, rows
+    steps = Session(settings).steps()
+    order = sorted(range(len(steps)), key=lambda k: (steps[k].size, random.random()))
+    found = {}
+    for k, step in zip(order, shown([steps[k] for k in order], visible=progress), strict=True):
+        found[k] = step.function(*step.arguments)
+    return about, [row for k in range(len(steps)) for row in found[k]]
 
 
 class Session:
@@ -40,38 +57,40 @@ class Session:
         self.absent = set()  # (loss, rival) that no size will change
 
     def steps(self):
-        """[(weight, text, function, arguments)], small sizes first."""
-        settings = self.settings
-        steps = []
+        """Every `Step` of the run, small sizes first."""
+        settings, steps = self.settings, []
         if "time" in settings.measures:
-            steps.append((1, "ceilings", self.machine, ()))
+            steps.append(Step(1, "ceilings", self.machine, (), (0, 0)))
         sizes = {
             (rows, width)
             for case in settings.cases
             for rows in (*settings.sizes_of(case), *settings.memory_sizes_of(case))
             for width in settings.dims_of(case)
         }
-        for rows, width in sorted(sizes):
-            weight, size = 1 + rows * rows * width // 2**33, f"{rows:,} x {width}"
-            cases = [c for c in settings.cases if width in settings.dims_of(c)]
-            if "memory" in settings.measures:
-                for case in cases:
-                    if rows in settings.memory_sizes_of(case) and self._first(case, width):
-                        text = f"memory of {case.name}, {size}"
-                        steps.append((weight, text, self.memory, (case, rows, width)))
-            cases = [c for c in cases if rows in settings.sizes_of(c)]
-            if "time" in settings.measures:
-                if any(case.products[1] for case in cases):
-                    steps.append(
-                        (1 + weight // 4, f"products, {size}", self.products, (rows, width))
-                    )
-                for case in cases:
-                    steps.append((weight, f"{case.name}, {size}", self.time, (case, rows, width)))
+        for size in sorted(sizes):
+            steps += self._steps_of(size)
         if "error" in settings.measures:
             for case in settings.cases:
                 for options in self._error_options(case):
-                    steps.append((1, f"error of {case.name}", self.error, (case, options)))
+                    what = f"error of {case.name}"
+                    steps.append(Step(1, what, self.error, (case, options), (inf, inf)))
         return steps
+
+    def _steps_of(self, size):
+        (rows, width), settings = size, self.settings
+        weight, place = 1 + rows * rows * width // 2**33, f"{rows:,} x {width}"
+        cases = [case for case in settings.cases if width in settings.dims_of(case)]
+        if "memory" in settings.measures:
+            for case in cases:
+                if rows in settings.memory_sizes_of(case) and self._first(case, width):
+                    what = f"memory of {case.name}, {place}"
+                    yield Step(weight, what, self.memory, (case, *size), size)
+        cases = [case for case in cases if rows in settings.sizes_of(case)]
+        if "time" in settings.measures:
+            if any(case.products[1] for case in cases):
+                yield Step(1 + weight // 4, f"products, {place}", self.products, size, size)
+            for case in cases:
+                yield Step(weight, f"{case.name}, {place}", self.time, (case, *size), size)
 
     def _first(self, case, width):
         return width == self.settings.dims_of(case)[0]
@@ -143,12 +162,19 @@ class Session:
         longest = max(
             (self._foretold(case, name, rows, width) or 0.0 for name in functions), default=0.0
         )
+        # Whose turn follows whose is another process's chance.
+        turns = {name: functions[name] for name in random.sample([*functions], len(functions))}
+        long = longest >= LONG
         with limited(self.settings.bytes_limit, self.device):
             times = in_turns(
-                functions, seconds=self.settings.pass_seconds, warm_up=longest < WARM_UP_BELOW
+                turns,
+                seconds=self.settings.pass_seconds,
+                least=1 if long and self.settings.processes > 1 else 2,
+                warm_up=not long,
             )
         found = []
-        for name, seconds in times.items():
+        for name in functions:
+            seconds = times[name]
             if not isinstance(seconds, list):
                 self._note_failure(case, name, rows, seconds)
                 found.append(self._row("time", case, name, rows, width, seconds, **{"pass": which}))

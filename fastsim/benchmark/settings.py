@@ -15,6 +15,8 @@ QUICK_SIZES = (64, 512)
 # Compiling takes longer than all of a quick run, and again for other options.
 SLOW = ("torch.compile",)
 MEMORY_FROM = 2048  # below, a rise is no more than a few pages
+PROCESSES = 6  # of a run of the command, unless it is quick
+LARGE_IN = 4  # processes that time more rows than UP_TO, where a call may take many seconds
 MEMORY_BEYOND = 65536  # one N x N matrix is more than the limit: tried with InfoNCE alone
 
 
@@ -22,9 +24,11 @@ MEMORY_BEYOND = 65536  # one N x N matrix is more than the limit: tried with Inf
 class Settings:
     """Empty tuples stand for what a case has by default.
 
-    seconds: for the rounds of one pass at one size. limit: seconds above which a call is not
-    made, as its time at a smaller size foretells. memory_limit: GB (2^30 bytes) a call may take;
-    None: 16, or four fifths of the machine's where that is less.
+    processes: fresh ones, each of which times everything (of more than 2,048 rows the first four);
+    0: none but this one. seconds: for the rounds of one pass at one size in a process. limit:
+    seconds above which a call is not made, as its time at a smaller size foretells. memory_limit:
+    GB (2^30 bytes) a call may take; None: 16, or four fifths of the machine's where that is less.
+    largest: rows of a score matrix, beyond which none is timed; None: any.
     """
 
     losses: tuple[str, ...] = ()
@@ -36,9 +40,11 @@ class Settings:
     passes: tuple[str, ...] = PASSES
     device: str = "cpu"
     dtype: str = ""
-    seconds: float = 1.0
+    processes: int = 0
+    seconds: float = 0.5
     limit: float = 15.0
     memory_limit: float | None = None
+    largest: int | None = None
     quick: bool = False
 
     def __post_init__(self):
@@ -79,7 +85,9 @@ class Settings:
 
     def sizes_of(self, case):
         """The N of a case."""
-        return self.sizes or (QUICK_SIZES if self.quick else case.sizes)
+        sizes = self.sizes or (QUICK_SIZES if self.quick else case.sizes)
+        most = self.largest if case.products[0] else None
+        return sizes if most is None else tuple(size for size in sizes if size <= most)
 
     def dims_of(self, case):
         """The widths of a case; scores of a list have none."""

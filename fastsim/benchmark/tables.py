@@ -3,7 +3,7 @@
 from fastsim.benchmark.cases import CASES
 from fastsim.benchmark.found import BOTH, Found
 
-_LAYOUT = "  {:<28} {:>12} {:>12} {:>8} {:>8} {:>10}"
+_LAYOUT = "  {:<28} {:>12} {:>12} {:>8} {:>15} {:>8} {:>10}"
 
 
 def text(about, rows):
@@ -16,7 +16,7 @@ def text(about, rows):
         for row in rows
         if row["measure"] in ("time", "memory")
     )
-    head = ("", "forward ms", "and back ms", "ratio", "ceiling", "memory MB")
+    head = ("", "forward ms", "and back ms", "ratio", "spread", "ceiling", "memory MB")
     for loss, n, width in sorted(places, key=lambda p: (list(CASES).index(p[0]), p[1:])):
         lines += ["", f"{loss}, {n:,} x {width}", _LAYOUT.format(*head)]
         names = dict.fromkeys(
@@ -39,6 +39,7 @@ def _line(found, loss, name, n, width):
         _cell(found.best(*place, "forward"), ",.3f"),
         _cell(found.best(*place, BOTH), ",.3f"),
         _cell(ratio and ratio[0], ".2f"),
+        "{1:.2f} to {2:.2f}".format(*ratio) if ratio else "",
         _cell(share, ".0%"),
         _cell(memory, ",.1f"),
     ]
