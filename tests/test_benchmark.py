@@ -164,6 +164,8 @@ def test_an_error_is_relative_to_float64():
     assert off["loss error"] == pytest.approx(0.01)
     assert off["gradient error"] == pytest.approx(0.01)
     assert relative(torch.ones(4), torch.zeros(4)) == 2.0
+    tiny = torch.full((4,), 1e-30)  # its squares are none
+    assert relative(2 * tiny, tiny) == pytest.approx(1.0)
 
 
 # ---- a run ----

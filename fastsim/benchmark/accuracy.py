@@ -25,5 +25,6 @@ def errors(call, problem):
 
 def relative(found, wanted):
     """|found - wanted| / |wanted| in norm, or |found| where nothing is wanted."""
+    wanted = wanted.double()  # a float32 norm of tiny gradients is 0
     distance = (found.double() - wanted).norm()
     return (distance / wanted.norm()).item() if wanted.any() else distance.item()
