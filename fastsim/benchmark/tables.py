@@ -39,7 +39,7 @@ def _line(found, loss, name, n, width):
         _cell(found.best(*place, "forward"), ",.3f"),
         _cell(found.best(*place, BOTH), ",.3f"),
         _cell(ratio and ratio[0], ".2f"),
-        "{1:.2f} to {2:.2f}".format(*ratio) if ratio else "",
+        "" if ratio is None or name == ours else "{1:.2f} to {2:.2f}".format(*ratio),
         _cell(share, ".0%"),
         _cell(memory, ",.1f"),
     ]
