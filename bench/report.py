@@ -23,6 +23,7 @@ TABLES = {
     "times": tables.of_kind(tables.time),
     "cosent": tables.of_device(tables.cosent),
     "memory": tables.of_device(tables.memory),
+    "slower": tables.of_device(tables.slower),
     "spread": tables.of_device(tables.spread),
     "repeated": tables.repeated,
     "scaling": tables.of_device(tables.scaling),

@@ -11,6 +11,7 @@ from fastsim.benchmark.found import BOTH, Found
 NOTHING = "Not yet measured."
 LISTS = ("cosent", "cosent distinct")
 PREDICTED = (100_000, 1_000_000)
+SLOWEST = 6  # places that are named
 
 
 def of_device(table):
@@ -140,6 +141,25 @@ def spread(found):
         f"The best times of {of} lie {statistics.median(apart):.1%} apart in the median"
         f" (fastsim's headline losses), {max(apart):.0%} at worst."
     )
+
+
+def slower(found):
+    """Where a rival takes less time than fastsim, a line for either pass."""
+    lines = []
+    for which, title in ((BOTH, "forward and backward"), ("forward", "the forward pass alone")):
+        ratios = {}
+        for loss, name, rows, width, of in found.times:
+            ours = found.ours(loss, rows, width, of)
+            if of == which and ours and not name.startswith("fastsim "):
+                place = f"{loss} {rows:,} x {width} ({name}"
+                ratios[place] = found.ratio(loss, name, ours, rows, width, of)[0]
+        least = sorted((value, place) for place, value in ratios.items() if value < 1)
+        if ratios:
+            named = "; ".join(f"{place} {value:.2f} x)" for value, place in least[:SLOWEST])
+            first = f", the {SLOWEST} most" if len(least) > SLOWEST else ""
+            where = f"{first}: {named}" if least else ""
+            lines.append(f"* {title}: {len(least)} of {len(ratios)} ratios{where}.")
+    return "\n".join(lines) or NOTHING
 
 
 def repeated(folder):

@@ -14,6 +14,7 @@ from bench import tables as markdown
 from fastsim.backends import cpu
 from fastsim.benchmark import model, results
 from fastsim.benchmark.cases import CASES
+from fastsim.benchmark.found import Found
 from fastsim.benchmark.rivals import RIVALS, ours
 from fastsim.benchmark.rivals.rival import Rival
 from fastsim.benchmark.run import run
@@ -157,6 +158,25 @@ def test_figures_and_tables(folder):
     same = "a later run puts 0 beyond the spread of the repeats; it differs by 0.0% in the median."
     assert report.TABLES["repeated"]("here").endswith(same)
     assert report.TABLES["times"]("cpu").startswith("here:\n\n| loss |")
+
+
+def test_where_a_rival_is_faster():
+    place = {"measure": "time", "rows": 64, "width": 8, "pass": "forward + backward"}
+    times = {
+        ("siglip", "fastsim cpu"): 2.0,
+        ("siglip", "open_clip"): 1.0,
+        ("siglip", "eager torch"): 3.0,
+        ("angle", "fastsim cpu"): 1.0,
+        ("angle", "eager torch"): 1.5,
+    }
+    rows = [
+        place | {"loss": loss, "implementation": name, "repeats ms": [value]}
+        for (loss, name), value in times.items()
+    ]
+    wanted = "* forward and backward: 1 of 3 ratios: siglip 64 x 8 (open_clip 0.50 x)."
+    assert markdown.slower(Found(about(), rows)) == wanted
+    assert markdown.slower(Found(about(), rows[3:])) == "* forward and backward: 0 of 1 ratios."
+    assert markdown.slower(Found(about(), [])) == markdown.NOTHING
 
 
 def test_what_was_not_measured_says_so(folder):
