@@ -173,7 +173,7 @@ double finish_side(const Tensor& x, const T* inverse, T* grad) {
 
 // weights (N,) weigh the losses of the rows. grad_x (N, D) and grad_y (M, D) are written in the
 // compute type where given; without y, x with itself, grad_x holds both shares. `total`: the
-// weighted sum of the losses; `parameters` (2,): its derivatives by scale, right where a gradient
+// weighted sum of the losses, in that type too; `parameters` (2,): its derivatives by scale, right where a gradient
 // is given, and by bias.
 void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional column_ids,
            Optional row_groups, Optional column_groups, Optional dense, double otherwise,
@@ -216,7 +216,7 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
       multiply_panel<T>(b, unit_x, width, out, true, false);
       along = finish_side<T>(other, inverse_own, out);
     }
-    *output<double>(total) = double(result.loss);
+    *output<T>(total) = T(result.loss);
     double* slopes = output<double>(parameters);
     slopes[0] = double(result.scale_slope) + along / scale;
     slopes[1] = double(result.bias_slope);

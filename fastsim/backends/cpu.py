@@ -99,7 +99,7 @@ class CpuBackend(Backend):
         want_x, want_y = wants
         grad_x = weights.new_empty(x.shape if want_x else 0)
         grad_y = weights.new_empty(y.shape if want_y else 0)
-        loss = torch.empty((), dtype=torch.float64)
+        loss = weights.new_empty(())
         parameters = torch.empty(2, dtype=torch.float64)
         torch.ops.fastsim_cpu.whole(
             x,
@@ -119,7 +119,7 @@ class CpuBackend(Backend):
             loss,
             parameters,
         )
-        return loss.to(weights.dtype), grad_x, grad_y, parameters
+        return loss, grad_x, grad_y, parameters
 
     def whole_rows_fit(self, columns):
         return columns <= WIDEST
