@@ -19,9 +19,14 @@ void paired_cosines(const Matrix& x, const Matrix& y, int64_t width, T* cosines,
     for_chunks(0, width, [&](int64_t at, int64_t n) {
       load(x, row, at, n, a);
       load(y, row, at, n, b);
-      xx += dot(a, a, n);
-      yy += dot(b, b, n);
-      xy += dot(a, b, n);
+      // Three sums at once: one alone would wait for its own additions.
+#pragma omp simd reduction(+ : xx, yy, xy)
+      for (int64_t k = 0; k < n; ++k) {
+        const double u = a[k], v = b[k];
+        xx += u * u;
+        yy += v * v;
+        xy += u * v;
+      }
     });
     const double r = inverse_norm<T>(xx), s = inverse_norm<T>(yy);
     cosines[row] = T(xy * r * s);

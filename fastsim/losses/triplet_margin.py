@@ -39,8 +39,8 @@ class TripletMargin(LossModule):
 class _Gap(torch.autograd.Function):
     """|a_i - p_i| - |a_i - n_i| (N,) of three (N, D) in the compute type.
 
-    The two distances in one function, so that the backward pass goes three times over N x D
-    numbers instead of five: what the anchors get is what positives and negatives do not.
+    The two distances in one function: what the anchors get is what the others get, turned round,
+    so a backward pass makes the three gradients and no other N x D numbers.
     """
 
     @staticmethod
