@@ -36,6 +36,15 @@ def paired(unit_x, unit_y):
     return (unit_x * unit_y).sum(-1)
 
 
+def paired_cosines(x, y, backend):
+    """Cosines (N,) of paired rows x, y (N, D) of one compute type, differentiable."""
+    if backend.name == "eager":
+        return paired(unit_rows(x, backend), unit_rows(y, backend))
+    if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad):
+        return _PairedCosines.apply(x, y, backend.name)
+    return _paired_cosines(x, y, backend.name)[0]
+
+
 def dense_cosines(x, y, backend):
     """Cosines of every pair of rows (N, M)."""
     unit_x = unit_rows(x, backend)
@@ -63,8 +72,7 @@ def paired_cosine_similarity(x, y, *, backend=None):
     check_embeddings("x", x)
     check_embeddings("y", y)
     check_alike("y", y, "x", x, rows=True)
-    chosen = pick(backend, x)
-    return paired(unit_rows(x, chosen), unit_rows(y, chosen))
+    return paired_cosines(x, y, pick(backend, x))
 
 
 def top_k(queries, corpus, k, *, backend=None):
@@ -93,32 +101,32 @@ def top_k(queries, corpus, k, *, backend=None):
 # ---- unit rows of a compiled backend as a registered operator ----
 
 
-def _forward(x, backend):
+def _unit_forward(x, backend):
     return get(backend).unit_rows(x, dtype=compute_dtype(x))
 
 
-def _forward_fake(x, backend):
+def _unit_forward_fake(x, backend):
     dtype = compute_dtype(x)
     return x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape[0], dtype=dtype)
 
 
-def _backward(grad_unit, x, inverse, backend):
+def _unit_backward(grad_unit, x, inverse, backend):
     one = inverse.new_ones(())
     return get(backend).unit_rows_backward(grad_unit.contiguous(), x, inverse, one, x.dtype)[0]
 
 
-def _backward_fake(grad_unit, x, inverse, backend):
+def _unit_backward_fake(grad_unit, x, inverse, backend):
     return x.new_empty(x.shape)
 
 
 _unit_rows = define(
-    "unit_rows", "(Tensor x, str backend) -> (Tensor, Tensor)", _forward, _forward_fake
+    "unit_rows", "(Tensor x, str backend) -> (Tensor, Tensor)", _unit_forward, _unit_forward_fake
 )
 _unit_rows_backward = define(
     "unit_rows_backward",
     "(Tensor grad_unit, Tensor x, Tensor inverse, str backend) -> Tensor",
-    _backward,
-    _backward_fake,
+    _unit_backward,
+    _unit_backward_fake,
 )
 
 
@@ -134,3 +142,58 @@ class _UnitRows(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_unit):
         return _unit_rows_backward(grad_unit, *ctx.saved_tensors, ctx.backend), None
+
+
+# ---- cosines of paired rows, likewise ----
+
+
+def _paired_forward(x, y, backend):
+    return get(backend).paired_cosines(x, y)
+
+
+def _paired_forward_fake(x, y, backend):
+    dtype = compute_dtype(x)
+    return x.new_empty(x.shape[0], dtype=dtype), x.new_empty(2, x.shape[0], dtype=dtype)
+
+
+def _paired_backward(grad, x, y, cosines, inverse, wants, backend):
+    grad = grad.contiguous()
+    return get(backend).paired_cosines_backward(grad, x, y, cosines, inverse, wants)
+
+
+def _paired_backward_fake(grad, x, y, cosines, inverse, wants, backend):
+    grad_x, grad_y = (
+        t.new_empty(t.shape if wanted else 0) for t, wanted in zip((x, y), wants, strict=True)
+    )
+    return grad_x, grad_y
+
+
+_paired_cosines = define(
+    "paired_cosines",
+    "(Tensor x, Tensor y, str backend) -> (Tensor, Tensor)",
+    _paired_forward,
+    _paired_forward_fake,
+)
+_paired_cosines_backward = define(
+    "paired_cosines_backward",
+    "(Tensor grad, Tensor x, Tensor y, Tensor cosines, Tensor inverse, bool[] wants, str backend)"
+    " -> (Tensor, Tensor)",
+    _paired_backward,
+    _paired_backward_fake,
+)
+
+
+class _PairedCosines(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y, backend):
+        cosines, inverse = _paired_cosines(x, y, backend)
+        ctx.save_for_backward(x, y, cosines, inverse)
+        ctx.backend = backend
+        return cosines
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        wants = list(ctx.needs_input_grad[:2])
+        grads = _paired_cosines_backward(grad, *ctx.saved_tensors, wants, ctx.backend)
+        return *(g if wanted else None for g, wanted in zip(grads, wants, strict=True)), None

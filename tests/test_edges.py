@@ -249,6 +249,15 @@ def test_distance_zero_has_no_nan():
     assert grad.isfinite().all()
 
 
+def test_triplet_with_one_side_learnt():
+    tensors = [torch.randn(6, 5) for _ in range(3)]
+    both = call(fastsim.triplet_margin, tensors, [], {})[1]
+    for side in range(3):
+        leaves = [t.clone().requires_grad_(i == side) for i, t in enumerate(tensors)]
+        fastsim.triplet_margin(*leaves).backward()
+        assert torch.equal(leaves[side].grad, both[side])
+
+
 def test_rows_at_the_ends_of_the_range(usable):
     usable("cpu")
     direction = torch.randn(1, 12)

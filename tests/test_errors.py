@@ -90,6 +90,8 @@ def wrong(name, kind, pattern, call):
               lambda: fastsim.sup_con(X, GROUPS[:3])),
         wrong("paired rows", ValueError, "y: wanted 4 rows as x, got 3",
               lambda: fastsim.paired_cosine_similarity(X, Y[:3])),
+        wrong("regression rows", ValueError, "v: wanted 4 rows as u, got 3",
+              lambda: fastsim.cosine_regression(X, Y[:3], SCORES)),
         wrong("triplet rows", ValueError, "negatives: wanted 4 rows as anchors, got 2",
               lambda: fastsim.triplet_margin(X, Y, Y[:2])),
         wrong("odd width", ValueError, "u: wanted an even width .* got 5",

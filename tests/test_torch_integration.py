@@ -30,6 +30,7 @@ def recorded(monkeypatch):
     for module, names in (
         (engine, ("_tile", "_tile_backward")),
         (scores, ("_unit_rows", "_unit_rows_backward")),
+        (scores, ("_paired_cosines", "_paired_cosines_backward")),
         (selection, ("_closest", "_hardest")),
         (ranking, ("_cosent",)),
     ):

@@ -82,6 +82,11 @@ struct Kernels {
   void (*unit_rows)(const Matrix& x, int64_t width, T* unit, T* inverse, int64_t, int64_t);
   void (*unit_rows_backward)(const T* grad_unit, const Matrix& x, int64_t width, const T* inverse,
                              T factor, void* grad, Dtype, T* dots, int64_t, int64_t);
+  void (*paired_cosines)(const Matrix& x, const Matrix& y, int64_t width, T* cosines, T* inverse_x,
+                         T* inverse_y, int64_t, int64_t);
+  void (*paired_cosines_backward)(const T* slopes, const Matrix& x, const Matrix& y, int64_t width,
+                                  const T* cosines, const T* inverse_x, const T* inverse_y,
+                                  void* grad_x, Dtype, void* grad_y, Dtype, int64_t, int64_t);
   int64_t panel_columns;
   void (*pack_panels)(const T* y, int64_t rows, int64_t width, T* packed, Range panels);
   void (*score_panels)(const T* x, int64_t width, const T* packed, int64_t columns, T* scores,

@@ -30,6 +30,7 @@ inline void for_chunks(int64_t begin, int64_t end, const F& f) {
 #include "products.h"
 #include "dtypes.h"
 #include "rows.h"
+#include "paired.h"
 #include "pairs.h"
 #include "softmax.h"
 #include "elementwise.h"
@@ -48,6 +49,8 @@ constexpr Kernels<T> kernels() {
   return {
       unit_rows<T>,
       unit_rows_backward<T>,
+      paired_cosines<T>,
+      paired_cosines_backward<T>,
       kTileColumns<T>,
       pack_panels<T>,
       score_panels<T>,

@@ -55,6 +55,25 @@ class Backend:
         """(factor * dL/dx in `dtype`, unit . grad_unit (N,)) from dL/dunit; factor is 0-d."""
         raise NotImplementedError
 
+    def paired_cosines(self, x, y):
+        """(cosines (N,) of paired rows, inverse norms (2, N) of x and y) in the compute type."""
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        (unit_x, inverse_x), (unit_y, inverse_y) = (self.unit_rows(t, dtype) for t in (x, y))
+        return (unit_x * unit_y).sum(1), torch.stack([inverse_x, inverse_y])
+
+    def paired_cosines_backward(self, grad, x, y, cosines, inverse, wants):
+        """(dL/dx, dL/dy), each in its input's dtype, from dL/dcosines; empty where not wanted."""
+        one = inverse.new_ones(())
+
+        def side(wanted, own, own_inverse, other, other_inverse):
+            if not wanted:
+                return own.new_empty(0)
+            grad_unit = (grad * other_inverse)[:, None] * other
+            return self.unit_rows_backward(grad_unit, own, own_inverse, one, own.dtype)[0]
+
+        of_x, of_y = (x, inverse[0]), (y, inverse[1])
+        return side(wants[0], *of_x, *of_y), side(wants[1], *of_y, *of_x)
+
     def serves_whole(self, kind, rows, columns, width):
         """Whether `whole` serves a loss of that kind over a matrix of that size, and pays."""
         return False

@@ -89,6 +89,28 @@ class CpuBackend(Backend):
         torch.ops.fastsim_cpu.unit_rows_backward(grad_unit, x, inverse, factor.item(), grad, dots)
         return grad, dots
 
+    def paired_cosines(self, x, y):
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        cosines = torch.empty(x.shape[0], dtype=dtype)
+        inverse = torch.empty(2, x.shape[0], dtype=dtype)
+        torch.ops.fastsim_cpu.paired_cosines(x, y, cosines, inverse)
+        return cosines, inverse
+
+    def paired_cosines_backward(self, grad, x, y, cosines, inverse, wants):
+        grads = [
+            torch.empty(t.shape if wanted else 0, dtype=t.dtype)
+            for t, wanted in zip((x, y), wants, strict=True)
+        ]
+        torch.ops.fastsim_cpu.paired_cosines_backward(
+            grad,
+            x,
+            y,
+            cosines,
+            inverse,
+            *(g if wanted else None for g, wanted in zip(grads, wants, strict=True)),
+        )
+        return tuple(grads)
+
     def serves_whole(self, kind, rows, columns, width):
         # Without the calls it saves, a triplet loss needs no product but the scores.
         pays = not kind.endswith("triplet") or rows * columns * width <= CHEAP

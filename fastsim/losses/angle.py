@@ -14,7 +14,7 @@ from fastsim.backends import pick
 from fastsim.checks import check_alike, check_embeddings, check_labels, check_number
 from fastsim.losses.cosent import cosent
 from fastsim.losses.module import LossModule
-from fastsim.scores import paired, unit_rows
+from fastsim.scores import compute_dtype, paired_cosines
 
 
 def angle_similarity(u, v, *, backend=None):
@@ -28,10 +28,8 @@ def angle_similarity(u, v, *, backend=None):
     if u.shape[1] % 2:
         raise ValueError(f"u: wanted an even width (two halves), got {u.shape[1]}")
     chosen = pick(backend, u)
-    unit_u, unit_v = unit_rows(u, chosen), unit_rows(v, chosen)
-    a, b = unit_u.chunk(2, 1)
-    # |(a + b, b - a)| = sqrt(2) |(a, b)|, so the unit rows need no second normalisation.
-    return paired(torch.cat([a + b, b - a], 1), unit_v).abs()
+    a, b = u.to(compute_dtype(u)).chunk(2, 1)
+    return 2**0.5 * paired_cosines(torch.cat([a + b, b - a], 1), v, chosen).abs()
 
 
 def angle(u, v, labels, *, scale=20.0, group=None, backend=None):

@@ -6,10 +6,12 @@ Source: Reimers and Gurevych 2019, "Sentence-BERT", section 3. `cosent` trains t
 cosines instead of their values.
 """
 
-from fastsim.checks import check_embeddings, check_labels, check_reduction
+import torch
+
+from fastsim.backends import pick
+from fastsim.checks import check_alike, check_embeddings, check_labels, check_reduction
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import reduce
-from fastsim.scores import paired_cosine_similarity
+from fastsim.scores import paired_cosines
 
 
 def cosine_regression(u, v, labels, *, reduction="mean", backend=None):
@@ -19,10 +21,12 @@ def cosine_regression(u, v, labels, *, reduction="mean", backend=None):
     not fit. Source: see the module.
     """
     check_embeddings("u", u)
+    check_embeddings("v", v)
+    check_alike("v", v, "u", u, rows=True)
     check_labels("labels", labels, u.shape[0], u.device)
     check_reduction(reduction)
-    cosines = paired_cosine_similarity(u, v, backend=backend)
-    return reduce((cosines - labels.to(cosines.dtype)) ** 2, reduction)
+    cosines = paired_cosines(u, v, pick(backend, u))
+    return torch.nn.functional.mse_loss(cosines, labels.to(cosines.dtype), reduction=reduction)
 
 
 class CosineRegression(LossModule):

@@ -26,7 +26,7 @@ def triplet_margin(anchors, positives, negatives, *, margin=1.0, reduction="mean
         check_alike(name, value, "anchors", anchors, rows=True)
     check_number("margin", margin)
     check_reduction(reduction)
-    gap = _distance(anchors, positives) - _distance(anchors, negatives)
+    gap = _Gap.apply(as_float(anchors), as_float(positives), as_float(negatives))
     return reduce(torch.relu(gap + margin), reduction)
 
 
@@ -36,6 +36,32 @@ class TripletMargin(LossModule):
     function = staticmethod(triplet_margin)
 
 
-def _distance(x, y):
-    # The norm of torch has gradient 0 at 0, where a square root has infinity.
-    return torch.linalg.vector_norm(as_float(x) - as_float(y), dim=1)
+class _Gap(torch.autograd.Function):
+    """|a_i - p_i| - |a_i - n_i| (N,) of three (N, D) in the compute type.
+
+    The two distances in one function: what the anchors get is what the others get, turned round,
+    so a backward pass makes the three gradients and no other N x D numbers.
+    """
+
+    @staticmethod
+    def forward(ctx, anchors, positives, negatives):
+        near, far = positives - anchors, negatives - anchors
+        near_norm, far_norm = (torch.linalg.vector_norm(d, dim=1) for d in (near, far))
+        ctx.save_for_backward(near, far, near_norm, far_norm)
+        return near_norm - far_norm
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        near, far, near_norm, far_norm = ctx.saved_tensors
+        grad_positives = near * _over(grad, near_norm)[:, None]
+        grad_negatives = far * _over(-grad, far_norm)[:, None]
+        wants_anchors, *wants = ctx.needs_input_grad
+        grad_anchors = (grad_positives + grad_negatives).neg_() if wants_anchors else None
+        grads = (grad_positives, grad_negatives)
+        return grad_anchors, *(g if w else None for g, w in zip(grads, wants, strict=True))
+
+
+def _over(grad, norm):
+    """grad / norm (N,), 0 where the norm is."""
+    return (grad / norm).masked_fill_(norm == 0, 0.0)
