@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fastsim
-from tests.cases import CASES, inputs, takes_backend
+from tests.cases import BY_NAME, CASES, inputs, takes_backend
 
 BACKENDS = tuple(fastsim.backends())
 SCALARS = ("temperature", "scale", "bias")
@@ -59,6 +59,28 @@ def test_scalar_alone(case, backend, name, usable):
         loss = case.loss(*sides, *others, **(options | {name: value}))
         grads.append(torch.autograd.grad(loss, value)[0])
     torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", ["info_nce", "sup_con", "siglip", "cosent_matrix-self", "cosent"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_gradient_penalty_is_right_or_refused(backend, name, weighted, usable):
+    """Not taken for a constant, whether what comes from above has a gradient itself or not."""
+    usable(backend)
+    tensors, others, options = inputs(BY_NAME[name], (5, 7, 4), torch.float32, seed=13)
+    sides = [t.requires_grad_() for t in tensors if t is not None]
+    weight = torch.tensor(2.0, requires_grad=weighted)
+    loss = weight * BY_NAME[name].loss(*tensors, *others, **options, backend=backend)
+    grads = torch.autograd.grad(loss, sides, create_graph=True)
+    penalty = sum(grad.square().sum() for grad in grads)
+    if backend == "eager":
+        (loss + penalty).backward()
+        assert not any(
+            torch.equal(side.grad, grad) for side, grad in zip(sides, grads, strict=True)
+        )
+    else:
+        with pytest.raises(RuntimeError, match="wanted the gradient of a gradient"):
+            (loss + penalty).backward()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

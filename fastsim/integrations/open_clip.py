@@ -18,6 +18,7 @@ from fastsim.checks import check_alike, check_choice, check_embeddings, check_nu
 from fastsim.engine import tile_loss
 from fastsim.losses import info_nce_from_scores, siglip_from_scores
 from fastsim.losses.reduce import row_weights
+from fastsim.operators import once_differentiable
 from fastsim.scores import compute_dtype
 from fastsim.targets import Pairs, parse_targets
 from fastsim.tiles import Tile
@@ -180,7 +181,7 @@ class _Gather(torch.autograd.Function):
         return torch.cat(_all_gather(features))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, grad):
         # A sum over all ranks rather than a scattered one, which not every transport has.
         grad = grad.contiguous()
