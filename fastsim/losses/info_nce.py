@@ -28,7 +28,7 @@ from fastsim.checks import (
 from fastsim.distributed import join
 from fastsim.engine import tile_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, off_range, reduce
+from fastsim.losses.reduce import as_float, inverse, off_range, reduce
 from fastsim.scores import dense_cosines
 from fastsim.targets import (
     Pairs,
@@ -110,7 +110,7 @@ def info_nce(
         Tile("softmax", pairs, margin=float(margin), symmetric=symmetric),
         anchors,
         candidates,
-        scale=1 / temperature,
+        scale=inverse(temperature, anchors),
         weights=batch.row_weights(reduction, anchors),
         batch=batch,
         backend=chosen,
