@@ -60,7 +60,7 @@ def _over_bands(terms, embeddings, labels, margin, distance, backend):
     check_embeddings("embeddings", embeddings)
     check_integers("labels", labels, embeddings.shape[0], embeddings.device)
     check_choice("distance", distance, DISTANCES)
-    check_number("margin", margin)
+    check_number("margin", margin, tensor=False)
     x = _places(embeddings, distance, pick(backend, embeddings))
     return _Bands.apply(terms, x, labels.to(torch.int64), float(margin), distance)
 
