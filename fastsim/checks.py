@@ -74,12 +74,13 @@ def check_reduction(value):
     check_choice("reduction", value, REDUCTIONS)
 
 
-def check_number(name, value, *, positive=False):
-    """A finite number or a 0-d floating tensor; `positive`: greater than zero.
+def check_number(name, value, *, positive=False, tensor=True):
+    """A finite number, or with `tensor` a 0-d floating one; `positive`: greater than zero.
 
     A tensor's value is looked at on a CPU only: elsewhere that would wait for the device.
     """
-    if isinstance(value, torch.Tensor):
+    wanted = "a number or a 0-d tensor" if tensor else "a number"
+    if tensor and isinstance(value, torch.Tensor):
         if value.dim() != 0 or value.dtype not in FLOATING:
             raise ValueError(
                 f"{name}: wanted a number or a 0-d floating tensor,"
@@ -89,7 +90,7 @@ def check_number(name, value, *, positive=False):
             return
         value = value.item()
     elif isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name}: wanted a number or a 0-d tensor, got {type(value).__name__}")
+        raise TypeError(f"{name}: wanted {wanted}, got {type(value).__name__}")
     if not math.isfinite(value) or (positive and value <= 0):
         raise ValueError(
             f"{name}: wanted a {'positive ' if positive else ''}finite number, got {value}"

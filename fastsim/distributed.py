@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 
 from fastsim.losses.reduce import reduce
+from fastsim.operators import once_differentiable
 
 _groups = {}  # name -> group: registered operators take strings
 
@@ -244,7 +245,7 @@ class _Gather(torch.autograd.Function):
         return _all_gather(part, counts, group)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, grad):
         return _reduce_scatter(grad, ctx.counts, ctx.group), None, None
 

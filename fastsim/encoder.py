@@ -119,8 +119,12 @@ class Encoder(nn.Module):
         default where that is a terminal and there is more than one batch. TypeError or ValueError
         for arguments that do not fit.
         """
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-            raise TypeError("texts: wanted a list of str")
+        if isinstance(texts, str):
+            raise TypeError("texts: wanted a list of str, got one str")
+        texts = list(texts)
+        others = [type(text).__name__ for text in texts if not isinstance(text, str)]
+        if others:
+            raise TypeError(f"texts: wanted a list of str, got {others[0]} in it")
         if batch_size < 1:
             raise ValueError(f"batch_size: wanted at least 1, got {batch_size}")
         from tqdm.auto import tqdm

@@ -20,7 +20,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fastsim.operators import define
+from fastsim.operators import define, once_differentiable
 from fastsim.passes import Call, at_once, backward, forward
 from fastsim.ring import ring_tile_loss
 from fastsim.scores import compute_dtype
@@ -168,7 +168,7 @@ class _TileLoss(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, grad):
         saved = ctx.saved_tensors
         if ctx.found:

@@ -5,6 +5,8 @@ generic wrapper of torch.library.custom_op costs more than a small batch's whole
 reason a call goes straight to the implementation unless something traces or intercepts it.
 """
 
+import functools
+
 import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
@@ -29,3 +31,36 @@ def define(name, schema, implementation, fake):
 
     call.operator = operator
     return call
+
+
+def once_differentiable(backward):
+    """A `backward` whose gradients have none of their own: a RuntimeError where one is wanted.
+
+    torch's decorator of that name lets them pass as constants where what comes from above has no
+    gradient itself, so that a gradient penalty on a plain loss would silently count for nothing.
+    """
+
+    @functools.wraps(backward)
+    def once(ctx, *above):
+        with torch.no_grad():
+            found = backward(ctx, *above)
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return found
+        found = found if isinstance(found, tuple) else (found,)
+        leaves = [None if part is None else part.detach().requires_grad_() for part in found]
+        return _NoSecondDerivative.apply(*leaves)
+
+    return once
+
+
+class _NoSecondDerivative(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *gradients):
+        return tuple(part if part is None else part.view_as(part) for part in gradients)
+
+    @staticmethod
+    def backward(ctx, *above):
+        raise RuntimeError(
+            "wanted the gradient of a gradient (create_graph=True), got one of a fastsim loss,"
+            ' which is differentiated once; with backend="eager" most losses are twice'
+        )

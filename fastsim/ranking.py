@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fastsim.backends import get
-from fastsim.operators import define
+from fastsim.operators import define, once_differentiable
 from fastsim.scores import compute_dtype
 
 
@@ -48,7 +48,7 @@ class _RankLoss(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, grad):
         scores, scale, slope = ctx.saved_tensors
         grad_scores = grad_scale = None

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from fastsim.distributed import least
+from fastsim.operators import once_differentiable
 from fastsim.scores import without_autocast
 from fastsim.selection import hardest_columns
 from fastsim.targets import with_thresholds
@@ -80,7 +81,7 @@ class _RingTile(torch.autograd.Function):
         return (loss if weights is None else (loss * weights).sum()).to(scale.dtype)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, grad):
         x, y, scale, weights, *state = ctx.saved_tensors
         tile, batch, backend = ctx.call
@@ -272,7 +273,7 @@ class _RingSum(torch.autograd.Function):
         return tuple(sum(part) for part in zip(*parts, strict=True))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, *grads):
         x, y = ctx.saved_tensors
         function, batch = ctx.call

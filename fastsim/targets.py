@@ -163,6 +163,11 @@ def parse_targets(targets, rows, columns, device, *, skip="nothing"):
         )
     if targets.device != device:
         raise ValueError(f"targets: wanted device {device}, got {targets.device}")
+    if targets.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            "targets: wanted a tensor that asks for no gradient, since none reaches it,"
+            " got requires_grad=True (targets.detach() has it not)"
+        )
     return Pairs(dense=targets, skip=skip)
 
 

@@ -84,6 +84,9 @@ def test_encode_checks_at_the_door():
     encoder = Encoder.from_pretrained(models.tiny_bert())
     with pytest.raises(TypeError, match="texts: wanted a list of str"):
         encoder.encode("one text")
+    with pytest.raises(TypeError, match="texts: wanted a list of str, got NoneType in it"):
+        encoder.encode(["a", None])
+    assert torch.equal(encoder.encode(text for text in "ab"), encoder.encode(["a", "b"]))
     with pytest.raises(ValueError, match="batch_size: wanted at least 1, got 0"):
         encoder.encode(["a"], batch_size=0)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fastsim
-from tests.cases import CASES, inputs, takes_backend
+from tests.cases import BY_NAME, CASES, inputs, takes_backend
 
 BACKENDS = tuple(fastsim.backends())
 SCALARS = ("temperature", "scale", "bias")
@@ -59,6 +59,49 @@ def test_scalar_alone(case, backend, name, usable):
         loss = case.loss(*sides, *others, **(options | {name: value}))
         grads.append(torch.autograd.grad(loss, value)[0])
     torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_scale_that_begins_at_zero(backend, dtype, reduction, usable):
+    usable(backend)
+    tensors, others, options = inputs(BY_NAME["siglip"], (23, 27, 6), torch.float32, seed=14)
+    scale = torch.zeros((), dtype=dtype, requires_grad=True)
+    options |= {"reduction": reduction, "bias": 0.5}
+    loss = BY_NAME["siglip"].loss(*tensors, *others, **options, scale=scale, backend=backend).sum()
+    (got,) = torch.autograd.grad(loss, scale)
+    assert got.dtype == dtype
+    # dL/dscale = sum_ij (sigmoid(bias) - [j = i]) s_ij at scale 0.
+    unit_x, unit_y = (t.double() / t.double().norm(dim=1, keepdim=True) for t in tensors)
+    scores = unit_x @ unit_y.T
+    wanted = scores.sum() * torch.sigmoid(torch.tensor(0.5).double()) - scores.diagonal().sum()
+    wanted = wanted / (23 if reduction == "mean" else 1)
+    # The rounding of the result, and a rounding of each term to float32.
+    rounding = torch.finfo(dtype).eps * abs(wanted)
+    assert abs(got - wanted) <= rounding + scores.numel() * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", ["info_nce", "sup_con", "siglip", "cosent_matrix-self", "cosent"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_gradient_penalty_is_right_or_refused(backend, name, weighted, usable):
+    """Not taken for a constant, whether what comes from above has a gradient itself or not."""
+    usable(backend)
+    tensors, others, options = inputs(BY_NAME[name], (5, 7, 4), torch.float32, seed=13)
+    sides = [t.requires_grad_() for t in tensors if t is not None]
+    weight = torch.tensor(2.0, requires_grad=weighted)
+    loss = weight * BY_NAME[name].loss(*tensors, *others, **options, backend=backend)
+    grads = torch.autograd.grad(loss, sides, create_graph=True)
+    penalty = sum(grad.square().sum() for grad in grads)
+    if backend == "eager":
+        (loss + penalty).backward()
+        assert not any(
+            torch.equal(side.grad, grad) for side, grad in zip(sides, grads, strict=True)
+        )
+    else:
+        with pytest.raises(RuntimeError, match="wanted the gradient of a gradient"):
+            (loss + penalty).backward()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

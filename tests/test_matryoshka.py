@@ -54,6 +54,22 @@ def test_other_arguments_stay_whole():
         torch.testing.assert_close(losses.Matryoshka(loss, [4])(*arguments), loss(*cut))
 
 
+def test_embeddings_by_name():
+    x, y = sides()
+    groups, others = torch.arange(9) // 2, torch.arange(9) // 3
+    targets = torch.rand(9, 9, dtype=torch.float64)
+    of_groups = {"reference_groups": others}
+    for loss, places, embeddings, rest in (
+        (losses.InfoNCE(), (), {"anchors": x, "candidates": y}, {}),
+        (losses.SupCon(), (x, groups), {"references": y}, of_groups),
+        (losses.SigLIP(), (x,), {"y": y}, {"targets": targets}),
+    ):
+        got = losses.Matryoshka(loss, [4])(*places, **embeddings, **rest)
+        short = {name: value[:, :4] for name, value in embeddings.items()}
+        wanted = loss(*(x[:, :4] if value is x else value for value in places), **short, **rest)
+        torch.testing.assert_close(got, wanted)
+
+
 @pytest.mark.parametrize(
     ("widths", "weights", "said"),
     [
@@ -62,6 +78,7 @@ def test_other_arguments_stay_whole():
         ([0], None, "widths: wanted positive ints, got 0"),
         ([2.0], None, "widths: wanted positive ints, got 2.0"),
         ([3, 2], [1], "weights: wanted 2, one per width, got 1"),
+        ([3, 2], [1, float("nan")], r"weights\[1\]: wanted a finite number, got nan"),
     ],
 )
 def test_wrong_widths(widths, weights, said):

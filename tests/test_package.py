@@ -11,6 +11,8 @@ import torch
 
 import fastsim
 from fastsim import losses
+from fastsim.backends import get
+from fastsim.backends.base import Backend
 from fastsim.losses.module import PER_CALL, LossModule
 
 MODULES = [m for m in vars(losses).values() if inspect.isclass(m) and issubclass(m, LossModule)]
@@ -74,6 +76,14 @@ def test_everything_public_has_a_docstring():
         assert inspect.getdoc(getattr(fastsim, name)), name
     for module in MODULES:
         assert inspect.getdoc(module), module
+
+
+@pytest.mark.parametrize("name", [name for name in fastsim.backends() if name != "eager"])
+def test_a_backend_takes_what_the_engine_gives(name):
+    """Also where the machine cannot run it."""
+    kind = type(get(name))
+    for method, base in inspect.getmembers(Backend, inspect.isfunction):
+        assert inspect.signature(getattr(kind, method)) == inspect.signature(base), method
 
 
 def test_backends(monkeypatch, usable):

@@ -1,5 +1,7 @@
 """opcheck of the registered operators, torch.compile(fullgraph=True), autocast."""
 
+import contextlib
+
 import pytest
 import torch
 from torch.library import opcheck
@@ -73,6 +75,22 @@ def test_compile(case, backend, usable):
     torch.testing.assert_close(value, wanted)
     for grad, other in zip(grads, wanted_grads, strict=True):
         torch.testing.assert_close(grad, other)
+
+
+@pytest.mark.parametrize("within", [None, "cpu", "auto"])
+@pytest.mark.parametrize("name", ["info_nce", "full_triplet", "nt_xent", "cosent", "angle"])
+def test_compile_with_the_default_backend(name, within, usable):
+    """As most calls are: without `backend`, inside `use_backend` or not."""
+    usable("cpu")
+    case = BY_NAME[name]
+    tensors, others, options = inputs(case, (5, 7, 4), torch.float32, seed=25)
+    torch._dynamo.reset()
+    compiled = torch.compile(case.loss, fullgraph=True, backend="aot_eager")
+    with contextlib.nullcontext() if within is None else fastsim.use_backend(within):
+        value, grads = call(compiled, tensors, others, options)
+    wanted, wanted_grads = call(case.loss, tensors, others, options | {"backend": "cpu"})
+    assert torch.equal(value, wanted)
+    assert all(torch.equal(a, b) for a, b in zip(grads, wanted_grads, strict=True))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -4,8 +4,8 @@ To add a backend: subclass `Backend` in a file of its own and name it in `_BACKE
 """
 
 import contextlib
-import contextvars
 import os
+import threading
 
 from fastsim.backends.base import Backend
 from fastsim.backends.cpu import CpuBackend
@@ -18,7 +18,8 @@ _BACKENDS: dict[str, Backend] = {
     b.name: b for b in (CpuBackend(), TritonBackend(), CudaBackend(), EagerBackend())
 }
 
-_chosen = contextvars.ContextVar("fastsim_backend", default=None)
+# `name`: what `use_backend` asks for, by thread. torch.compile cannot trace a ContextVar.
+_chosen = threading.local()
 
 
 def backends():
@@ -30,11 +31,12 @@ def backends():
 def use_backend(name):
     """Within the block, calls without a `backend` argument use this one ("auto" chooses)."""
     _find(name)
-    token = _chosen.set(name)
+    before = getattr(_chosen, "name", None)
+    _chosen.name = name
     try:
         yield
     finally:
-        _chosen.reset(token)
+        _chosen.name = before
 
 
 def pick(name, *tensors):
@@ -44,7 +46,7 @@ def pick(name, *tensors):
     backend's own reason (RuntimeError), never replaced. None or "auto" takes the first that has
     no objection.
     """
-    name = name or _chosen.get() or os.environ.get("FASTSIM_BACKEND") or "auto"
+    name = name or getattr(_chosen, "name", None) or os.environ.get("FASTSIM_BACKEND") or "auto"
     named = _find(name)
     if named is not None:
         reason = named.objection(*tensors)

@@ -60,7 +60,7 @@ class CudaBackend(TritonBackend):
     def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
         return cuda_passes.unit_rows_backward(grad_unit, x, inverse, factor, dtype)
 
-    def fold(self, tile, unit_x, unit_y):
+    def fold(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
         return cuda_passes.fold(tile, unit_x, unit_y)
 
     def visit(self, tile, unit_x, unit_y, block, weights, workspace):

@@ -131,7 +131,7 @@ class TritonBackend(Backend):
             for left in range(top if lower else 0, columns, wide):
                 yield slice(top, min(rows, top + tall)), slice(left, min(columns, left + wide))
 
-    def workspace(self, unit_x, unit_y, *, whole_rows=False):
+    def workspace(self, unit_x, unit_y, *, whole_rows=False, keep=False):
         tall, wide = _block_shape(unit_x.shape[0], unit_y.shape[0], whole_rows)
         return unit_x.new_empty(tall * _padded(wide))
 

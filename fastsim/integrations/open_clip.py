@@ -17,7 +17,8 @@ from fastsim.backends import pick
 from fastsim.checks import check_alike, check_choice, check_embeddings, check_number
 from fastsim.engine import tile_loss
 from fastsim.losses import info_nce_from_scores, siglip_from_scores
-from fastsim.losses.reduce import row_weights
+from fastsim.losses.reduce import inverse, row_weights
+from fastsim.operators import once_differentiable
 from fastsim.scores import compute_dtype
 from fastsim.targets import Pairs, parse_targets
 from fastsim.tiles import Tile
@@ -128,7 +129,7 @@ def _cross_entropy(rows, columns, scale, *, first=0, symmetric=False):
     positives = torch.arange(first, first + rows.shape[0], device=rows.device)
     backend = pick(None, rows)
     if backend.name == "eager":
-        options = {"temperature": 1 / scale, "symmetric": symmetric}
+        options = {"temperature": inverse(scale, rows), "symmetric": symmetric}
         return info_nce_from_scores(rows @ columns.T, positives, **options)
     tile = Tile("softmax", Pairs(positives), symmetric=symmetric, cosine=False)
     return _mean(tile, rows, columns, scale, backend)
@@ -180,7 +181,7 @@ class _Gather(torch.autograd.Function):
         return torch.cat(_all_gather(features))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, grad):
         # A sum over all ranks rather than a scattered one, which not every transport has.
         grad = grad.contiguous()

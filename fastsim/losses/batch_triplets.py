@@ -19,6 +19,7 @@ from fastsim.backends import pick
 from fastsim.checks import check_choice, check_embeddings, check_integers, check_number
 from fastsim.losses.batch_hard_triplet import DISTANCES
 from fastsim.losses.module import LossModule
+from fastsim.operators import once_differentiable
 from fastsim.scores import compute_dtype, unit_rows, without_autocast
 
 BAND = 1 << 20  # distances of a band; about ten arrays of that size are alive
@@ -59,7 +60,7 @@ def _over_bands(terms, embeddings, labels, margin, distance, backend):
     check_embeddings("embeddings", embeddings)
     check_integers("labels", labels, embeddings.shape[0], embeddings.device)
     check_choice("distance", distance, DISTANCES)
-    check_number("margin", margin)
+    check_number("margin", margin, tensor=False)
     x = _places(embeddings, distance, pick(backend, embeddings))
     return _Bands.apply(terms, x, labels.to(torch.int64), float(margin), distance)
 
@@ -101,7 +102,7 @@ class _Bands(torch.autograd.Function):
         return total.to(x.dtype), number
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, grad_total, _):
         return None, grad_total * ctx.saved_tensors[0], None, None, None
 

@@ -28,7 +28,7 @@ from fastsim.checks import (
 from fastsim.distributed import join
 from fastsim.engine import tile_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, off_range, reduce
+from fastsim.losses.reduce import as_float, inverse, off_range, reduce
 from fastsim.scores import dense_cosines
 from fastsim.targets import (
     Pairs,
@@ -110,7 +110,7 @@ def info_nce(
         Tile("softmax", pairs, margin=float(margin), symmetric=symmetric),
         anchors,
         candidates,
-        scale=1 / temperature,
+        scale=inverse(temperature, anchors),
         weights=batch.row_weights(reduction, anchors),
         batch=batch,
         backend=chosen,
@@ -165,10 +165,8 @@ def info_nce_from_scores(
 def _check_options(temperature, symmetric, margin, exclude_above):
     check_number("temperature", temperature, positive=True)
     check_choice("symmetric", symmetric, (False, True))
-    for name, value in (("margin", margin), ("exclude_above", exclude_above)):
-        if isinstance(value, torch.Tensor):
-            raise TypeError(f"{name}: wanted a number, got a tensor")
-        if name == "margin" or value is not None:
-            check_number(name, value)
-    if exclude_above is not None and exclude_above < 0:
-        raise ValueError(f"exclude_above: wanted at least 0, or None, got {exclude_above}")
+    check_number("margin", margin, tensor=False)
+    if exclude_above is not None:
+        check_number("exclude_above", exclude_above, tensor=False)
+        if exclude_above < 0:
+            raise ValueError(f"exclude_above: wanted at least 0, or None, got {exclude_above}")

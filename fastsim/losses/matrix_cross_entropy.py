@@ -21,7 +21,7 @@ from fastsim.checks import (
 from fastsim.distributed import join
 from fastsim.engine import tile_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, reduce
+from fastsim.losses.reduce import as_float, inverse, reduce
 from fastsim.scores import dense_cosines
 from fastsim.targets import dense_targets, gather_targets, parse_targets, spread_targets
 from fastsim.tiles import Tile
@@ -69,7 +69,7 @@ def matrix_cross_entropy(
         Tile("softmax", pairs),
         x,
         y,
-        scale=1 / temperature,
+        scale=inverse(temperature, x),
         weights=batch.row_weights(reduction, x),
         batch=batch,
         backend=chosen,

@@ -2,8 +2,9 @@
 
     L_i = (1/M) sum_j (cos_ij - t_ij)^2;  the mean is torch.nn.MSELoss()(S, targets)
 
-With U, V the unit rows, sum_ij (s - t)^2 = tr(U^T U V^T V) - 2 sum t s + sum t^2. For grouped
-targets sum t s is a product of class sums, so the loss and its gradient need no pass over N x M.
+Each pair's slope needs its own score and target alone, so one visit of the scores gives loss and
+gradient. Against +-1 every pair of different groups is pushed to cosine -1: it is for graded
+targets. `cosent_matrix` trains the order of the scores instead of their values.
 """
 
 from fastsim.backends import pick

@@ -14,7 +14,7 @@ import inspect
 
 import torch
 
-from fastsim.checks import FLOATING
+from fastsim.checks import FLOATING, check_number
 from fastsim.losses.module import LossModule
 
 
@@ -22,9 +22,11 @@ class Matryoshka(torch.nn.Module):
     """A loss on the first `w` numbers of every embedding, summed over widths.
 
     loss: a loss module of fastsim, or any function of embeddings (N, D) and further arguments that
-        returns a scalar; its embeddings are the positional arguments that are floating-point
-        matrices, a target matrix excepted.
-    widths: distinct ints. weights: as many numbers c_w, 1 by default.
+        returns a scalar; its embeddings are the arguments, by place or by name, that are
+        floating-point matrices, a target matrix (`targets`) excepted.
+    widths: distinct ints. weights: as many numbers or 0-d tensors c_w, 1 by default.
+
+    ValueError or TypeError for arguments that do not fit.
     """
 
     def __init__(self, loss, widths, weights=None):
@@ -38,34 +40,38 @@ class Matryoshka(torch.nn.Module):
         weights = (1.0,) * len(widths) if weights is None else tuple(weights)
         if len(weights) != len(widths):
             raise ValueError(f"weights: wanted {len(widths)}, one per width, got {len(weights)}")
+        for place, weight in enumerate(weights):
+            check_number(f"weights[{place}]", weight)
         self.loss, self.widths, self.weights = loss, widths, weights
         names = inspect.signature(loss.function).parameters if isinstance(loss, LossModule) else ()
         self._targets = list(names).index("targets") if "targets" in names else None
 
     def forward(self, *arguments, **options):
         """The sum over the widths of the loss with these arguments."""
-        places = [
-            place
-            for place, value in enumerate(arguments)
-            if place != self._targets
+        given = {**dict(enumerate(arguments)), **options}
+        embeddings = {
+            place: value
+            for place, value in given.items()
+            if place not in (self._targets, "targets")
             and isinstance(value, torch.Tensor)
             and value.dim() == 2
             and value.dtype in FLOATING
-        ]
-        if not places:
+        }
+        if not embeddings:
             raise TypeError("arguments: wanted embeddings (N, D), got none")
-        full = min(arguments[place].shape[1] for place in places)
+        full = min(value.shape[1] for value in embeddings.values())
         if max(self.widths) > full:
             raise ValueError(f"widths: wanted at most {full}, got {max(self.widths)}")
         terms = []
         for width, weight in zip(self.widths, self.weights, strict=True):
             # The same tensor on both sides stays one.
-            cut = {id(arguments[place]): arguments[place][:, :width] for place in places}
-            part = [
-                cut[id(value)] if place in places else value
-                for place, value in enumerate(arguments)
-            ]
-            terms.append(weight * self.loss(*part, **options))
+            cut = {id(value): value[:, :width] for value in embeddings.values()}
+            part = {
+                place: cut[id(value)] if place in embeddings else value
+                for place, value in given.items()
+            }
+            named = {name: part[name] for name in options}
+            terms.append(weight * self.loss(*(part[i] for i in range(len(arguments))), **named))
         return torch.stack(terms).sum()
 
     def extra_repr(self):

@@ -128,6 +128,4 @@ def _soft_hinge(logits, counted):
 
 def _check_options(alpha, beta, base):
     for name, value in (("alpha", alpha), ("beta", beta), ("base", base)):
-        if isinstance(value, torch.Tensor):
-            raise TypeError(f"{name}: wanted a number, got a tensor")
-        check_number(name, value, positive=name != "base")
+        check_number(name, value, positive=name != "base", tensor=False)

@@ -16,7 +16,7 @@ from fastsim.checks import check_number, check_reduction
 from fastsim.distributed import join
 from fastsim.engine import tile_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, off_range, reduce
+from fastsim.losses.reduce import as_float, inverse, off_range, reduce
 from fastsim.scores import dense_cosines
 from fastsim.targets import (
     dense_targets,
@@ -79,7 +79,7 @@ def nt_xent(
         Tile("multi_positive", pairs),
         embeddings,
         columns,
-        scale=1 / temperature,
+        scale=inverse(temperature, embeddings),
         weights=batch.row_weights(reduction, embeddings, count),
         batch=batch,
         backend=chosen,

@@ -1,4 +1,4 @@
-"""Reduction of row losses, the same for every loss."""
+"""Reduction of row losses and the precision of scores and temperatures, alike for every loss."""
 
 import torch
 
@@ -27,6 +27,13 @@ def row_weights(reduction, rows, dtype, device):
 def as_float(scores):
     """16-bit scores as float32; losses never work in less."""
     return scores.to(torch.promote_types(scores.dtype, torch.float32))
+
+
+def inverse(number, x):
+    """1 / number, of a tensor in the compute type of x: rounding it would move every logit."""
+    if isinstance(number, torch.Tensor):
+        number = number.to(torch.promote_types(x.dtype, torch.float32))
+    return 1 / number
 
 
 def off_range(scores):

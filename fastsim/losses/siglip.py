@@ -23,7 +23,7 @@ from fastsim.distributed import join
 from fastsim.engine import tile_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, reduce
-from fastsim.scores import dense_cosines
+from fastsim.scores import compute_dtype, dense_cosines
 from fastsim.targets import dense_targets, gather_targets, parse_targets, spread_targets
 from fastsim.tiles import Tile
 
@@ -67,7 +67,7 @@ def siglip(
         Tile("sigmoid", pairs),
         x,
         y,
-        scale=scale,
+        scale=_off_zero(scale, x),
         bias=bias,
         weights=batch.row_weights(reduction, x),
         batch=batch,
@@ -79,6 +79,17 @@ class SigLIP(LossModule):
     """The module of `siglip`."""
 
     function = staticmethod(siglip)
+
+
+def _off_zero(scale, x):
+    """A scale to learn, 1e-20 in place of 0: its gradient is found as a sum of slopes over it.
+
+    No logit and no sum of float32 tells the two apart.
+    """
+    if not (isinstance(scale, torch.Tensor) and scale.requires_grad):
+        return scale
+    scale = scale.to(compute_dtype(x))
+    return scale + 1e-20 * (scale == 0)
 
 
 def siglip_from_scores(scores, targets=None, *, scale=10.0, bias=-10.0, reduction="mean"):

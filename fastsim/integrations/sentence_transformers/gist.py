@@ -18,6 +18,7 @@ from sentence_transformers.sentence_transformer import losses as theirs
 from sentence_transformers.util import all_gather_with_grad, batch_to_device, get_rank
 
 from fastsim.integrations.sentence_transformers.fused import Fused, LearntInCache, check_columns
+from fastsim.losses.reduce import inverse
 from fastsim.partition import guide_cosines, log_sum_exp
 from fastsim.scores import compute_dtype, paired_cosine_similarity
 
@@ -89,7 +90,7 @@ def _gist(options, embeddings, guides, temperature):
     everyone = torch.arange(len(candidates[0]), device=anchors.device)
     ids = torch.full((len(candidates) * len(everyone),), -1, device=anchors.device)
     ids[: len(everyone)] = everyone
-    scale = 1 / temperature
+    scale = inverse(temperature, anchors)
 
     def terms(x, y, guide_x, guide_y, **more):
         return log_sum_exp(x, y, scale=scale, guide=(guide_x, guide_y, thresholds), **more)

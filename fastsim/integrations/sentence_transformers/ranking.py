@@ -18,6 +18,7 @@ from sentence_transformers.util import all_gather_with_grad, cos_sim, get_rank, 
 from fastsim.backends import pick
 from fastsim.integrations.sentence_transformers.fused import Fused, LearntInCache, check_columns
 from fastsim.losses import info_nce
+from fastsim.losses.reduce import inverse
 from fastsim.partition import log_sum_exp
 from fastsim.scores import (
     compute_dtype,
@@ -81,7 +82,11 @@ def _ranking(options, embeddings, scale):
         if both or directions == {"query_to_doc"}:
             places = torch.arange(offset, offset + batch, device=queries.device)
             return info_nce(
-                queries, torch.cat(gathered[1:]), places, temperature=1 / scale, symmetric=both
+                queries,
+                torch.cat(gathered[1:]),
+                places,
+                temperature=inverse(scale, queries),
+                symmetric=both,
             )
     if alone and 2 * batch * batch * len(embeddings) <= SMALL:
         positive, parts = _at_once(embeddings, scale, alpha, directions)
