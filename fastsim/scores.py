@@ -6,7 +6,7 @@ import torch
 
 from fastsim.backends import get, pick
 from fastsim.checks import check_alike, check_embeddings
-from fastsim.operators import define
+from fastsim.operators import define, once_differentiable
 
 
 def compute_dtype(x):
@@ -139,7 +139,7 @@ class _UnitRows(torch.autograd.Function):
         return unit
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, grad_unit):
         return _unit_rows_backward(grad_unit, *ctx.saved_tensors, ctx.backend), None
 
@@ -192,7 +192,7 @@ class _PairedCosines(torch.autograd.Function):
         return cosines
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, grad):
         wants = list(ctx.needs_input_grad[:2])
         grads = _paired_cosines_backward(grad, *ctx.saved_tensors, wants, ctx.backend)

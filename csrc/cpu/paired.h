@@ -2,13 +2,6 @@
 //
 // Included by kernels.cpp, inside the namespace of one instruction set.
 
-// 1 / sqrt(square); a row shorter than the smallest normal number counts as zero, and has 0.
-template <class T>
-double inverse_norm(double square) {
-  const double norm = __builtin_sqrt(square);
-  return norm < double(std::numeric_limits<T>::min()) ? 0.0 : 1 / norm;
-}
-
 // x_i . y_i / (|x_i| |y_i|); `inverse_x` and `inverse_y` keep 1 / |x_i| and 1 / |y_i|, or 0.
 template <class T>
 void paired_cosines(const Matrix& x, const Matrix& y, int64_t width, T* cosines, T* inverse_x,

@@ -10,14 +10,20 @@ double dot(const T* a, const T* b, int64_t count) {
   return sum;
 }
 
-// x / |x|, a row shorter than the smallest normal number as zeros; `inverse` keeps 1 / |x| or 0.
+// 1 / sqrt(square); a row shorter than the smallest normal number counts as zero, and has 0.
+template <class T>
+double inverse_norm(double square) {
+  const double norm = __builtin_sqrt(square);
+  return norm < double(std::numeric_limits<T>::min()) ? 0.0 : 1 / norm;
+}
+
+// x / |x|; `inverse` keeps 1 / |x|, or 0.
 template <class T>
 void unit_rows(const Matrix& x, int64_t width, T* unit, T* inverse, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     T* out = unit + row * width;
     load(x, row, 0, width, out);
-    const double norm = __builtin_sqrt(dot(out, out, width));
-    const T factor = norm < std::numeric_limits<T>::min() ? T(0) : T(1 / norm);
+    const T factor = T(inverse_norm<T>(dot(out, out, width)));
     inverse[row] = factor;
 #pragma omp simd
     for (int64_t k = 0; k < width; ++k) out[k] *= factor;

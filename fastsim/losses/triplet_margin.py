@@ -12,6 +12,7 @@ import torch
 from fastsim.checks import check_alike, check_embeddings, check_number, check_reduction
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, reduce
+from fastsim.operators import once_differentiable
 
 
 def triplet_margin(anchors, positives, negatives, *, margin=1.0, reduction="mean"):
@@ -51,7 +52,7 @@ class _Gap(torch.autograd.Function):
         return near_norm - far_norm
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, grad):
         near, far, near_norm, far_norm = ctx.saved_tensors
         grad_positives = near * _over(grad, near_norm)[:, None]
