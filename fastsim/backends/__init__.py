@@ -46,8 +46,12 @@ def pick(name, *tensors):
     backend's own reason (RuntimeError), never replaced. None or "auto" takes the first that has
     no objection.
     """
-    name = name or getattr(_chosen, "name", None) or os.environ.get("FASTSIM_BACKEND") or "auto"
-    named = _find(name)
+    name = name or getattr(_chosen, "name", None)
+    if name:
+        named = _find(name)
+    else:
+        name = os.environ.get("FASTSIM_BACKEND") or "auto"
+        named = _find(name, "FASTSIM_BACKEND")
     if named is not None:
         reason = named.objection(*tensors)
         if reason is None:
@@ -66,10 +70,10 @@ def get(name):
     return _BACKENDS[name]
 
 
-def _find(name):
+def _find(name, argument="backend"):
     if name == "auto":
         return None
     if name not in _BACKENDS:
         wanted = ", ".join(map(repr, ("auto", *_BACKENDS)))
-        raise ValueError(f"backend: wanted one of {wanted}, got {name!r}")
+        raise ValueError(f"{argument}: wanted one of {wanted}, got {name!r}")
     return _BACKENDS[name]

@@ -29,11 +29,20 @@ def as_float(scores):
     return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
-def inverse(number, x):
-    """1 / number, of a tensor in the compute type of x: rounding it would move every logit."""
-    if isinstance(number, torch.Tensor):
-        number = number.to(torch.promote_types(x.dtype, torch.float32))
-    return 1 / number
+def inverse(temperature, x):
+    """1 / temperature, of a tensor in the compute type of x: rounding it would move every logit.
+
+    ValueError for a number so small that the type cannot hold its inverse.
+    """
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    if isinstance(temperature, torch.Tensor):
+        return 1 / temperature.to(dtype)
+    scale = 1 / temperature
+    if abs(scale) > torch.finfo(dtype).max:
+        raise ValueError(
+            f"temperature: wanted a number whose inverse {dtype} can hold, got {temperature}"
+        )
+    return scale
 
 
 def off_range(scores):
