@@ -30,6 +30,7 @@ inline void for_chunks(int64_t begin, int64_t end, const F& f) {
 #include "products.h"
 #include "dtypes.h"
 #include "rows.h"
+#include "partners.h"
 #include "pairs.h"
 #include "softmax.h"
 #include "elementwise.h"
@@ -48,6 +49,11 @@ constexpr Kernels<T> kernels() {
   return {
       unit_rows<T>,
       unit_rows_backward<T>,
+      column_sums<T>,
+      centred_rows<T>,
+      partners<T>,
+      partners_of_rows<T>,
+      partners_of_columns<T>,
       kTileColumns<T>,
       pack_panels<T>,
       score_panels<T>,

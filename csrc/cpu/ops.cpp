@@ -283,6 +283,12 @@ STABLE_TORCH_LIBRARY(fastsim_cpu, m) {
   m.def("unit_rows(Tensor x, Tensor(unit!) unit, Tensor(inverse!) inverse) -> ()");
   m.def("unit_rows_backward(Tensor grad_unit, Tensor x, Tensor inverse, float factor, "
         "Tensor(grad!) grad, Tensor(dots!) dots) -> ()");
+  m.def("centred(Tensor x, Tensor? y, Tensor(rows!) rows, Tensor(columns!)? columns, "
+        "Tensor(offsets!) offsets, Tensor(largest!) largest) -> ()");
+  m.def("partners(Tensor x, Tensor? y, Tensor columns, bool distances, "
+        "Tensor(values!) values) -> ()");
+  m.def("partners_backward(Tensor grad, Tensor? values, Tensor x, Tensor? y, Tensor columns, "
+        "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y) -> ()");
   m.def("panel_columns(bool single) -> int");
   m.def("pack_panels(Tensor y, Tensor(packed!) packed) -> ()");
   m.def("scores(Tensor x, Tensor packed, Tensor(panel!) panel) -> ()");
@@ -340,6 +346,9 @@ STABLE_TORCH_LIBRARY(fastsim_cpu, m) {
 STABLE_TORCH_LIBRARY_IMPL(fastsim_cpu, CPU, m) {
   m.impl("unit_rows", TORCH_BOX(&fastsim::unit_rows));
   m.impl("unit_rows_backward", TORCH_BOX(&fastsim::unit_rows_backward));
+  m.impl("centred", TORCH_BOX(&fastsim::centred));
+  m.impl("partners", TORCH_BOX(&fastsim::partners));
+  m.impl("partners_backward", TORCH_BOX(&fastsim::partners_backward));
   m.impl("pack_panels", TORCH_BOX(&fastsim::pack_panels));
   m.impl("scores", TORCH_BOX(&fastsim::scores));
   m.impl("multiply", TORCH_BOX(&fastsim::multiply));
