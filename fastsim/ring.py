@@ -245,7 +245,7 @@ def ring_hardest(x, y, dtype, measure, pairs, batch, backend):
     best = [x.new_full((len(x),), -torch.inf) for _ in range(2)]
     found = [torch.full_like(pairs.row_groups, -1) for _ in range(2)]
     for columns, (visiting,) in travel(batch, [y], []):
-        rows, others, offsets, kind = measure.operands(x, visiting, dtype)
+        rows, others, offsets, kind, _ = measure.operands(x, visiting, dtype, backend)
         part = pairs.of_columns(columns)
         hardest = hardest_columns(rows, others, offsets, kind, part, backend)
         for side, (sign, within) in enumerate(zip((1, -1), hardest, strict=True)):

@@ -1,4 +1,4 @@
-"""Selection over all pairs: the columns that count, and the few scores that are then needed."""
+"""Selection over all pairs: the columns that count."""
 
 import torch
 
@@ -40,66 +40,6 @@ _closest = define(
 )
 
 
-def add_rows(out, rows, values):
-    """Adds values to the given rows of `out`, duplicates in one order on any device."""
-    if out.is_cuda:
-        return out.index_put_((rows,), values, accumulate=True)
-    return out.index_add_(0, rows, values)
-
-
-class RowTerms(torch.autograd.Function):
-    """What a triplet loss needs of all scores, from unit rows x (N, D) and y (M, D), M >= N.
-
-    RowTerms.apply(x, y, columns, first) ->
-        (x_i . y_{first + i}, x_i . sum_j y_j, x_i . y_columns[i]), all (N,);
-    a negative column stands for none, its score is 0. One function for the three, so that the
-    backward pass holds one gradient of either side instead of three.
-    """
-
-    @staticmethod
-    def forward(ctx, x, y, columns, first=0):
-        ctx.save_for_backward(x, y, columns)
-        ctx.positives = slice(first, first + len(x))
-        sums = torch.mv(x, y.sum(0))
-        return _paired(x, y[ctx.positives]), sums, _paired(x, y, columns.clamp(min=0))
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, positive, sums, closest):
-        x, y, columns = ctx.saved_tensors
-        closest = torch.where(columns >= 0, closest, 0.0)
-        columns = columns.clamp(min=0)
-        grad_x = grad_y = None
-        if ctx.needs_input_grad[0]:
-            grad_x = y[ctx.positives] * positive[:, None]
-            grad_x.addr_(sums, y.sum(0))
-            for rows in _bands(x):
-                found = y.index_select(0, columns[rows])
-                grad_x[rows].addcmul_(found, closest[rows, None])
-        if ctx.needs_input_grad[1]:
-            grad_y = torch.mv(x.T, sums).repeat(len(y), 1)
-            grad_y[ctx.positives].addcmul_(x, positive[:, None])
-            for rows in _bands(x):
-                add_rows(grad_y, columns[rows], x[rows] * closest[rows, None])
-        return grad_x, grad_y, None, None
-
-
-def _paired(x, y, columns=None):
-    parts = []
-    for rows in _bands(x):
-        # Not y[columns[rows]], which takes four times as long on a CPU.
-        other = y[rows] if columns is None else y.index_select(0, columns[rows])
-        parts.append(torch.linalg.vecdot(x[rows], other))
-    return torch.cat(parts)
-
-
-def _bands(x):
-    """Slices of rows whose temporaries stay small."""
-    count, width = x.shape
-    tall = max(1, (1 << 20) // width)
-    return [slice(top, min(count, top + tall)) for top in range(0, count, tall)]
-
-
 # ---- the hardest pairs by group ----
 
 
@@ -135,4 +75,32 @@ _hardest = define(
     " Tensor? column_groups, str skip, int offset, str backend) -> (Tensor, Tensor)",
     _hardest_forward,
     _hardest_fake,
+)
+
+
+# ---- rows between which products tell the distances ----
+
+
+def centred_rows(x, y, backend):
+    """`Backend.centred` of x (N, D) and y (M, D) or None, without a gradient."""
+    rows, columns, *rest = _centred(x.detach(), None if y is None else y.detach(), backend.name)
+    return rows, None if y is None else columns, *rest
+
+
+def _centred_forward(x, y, backend):
+    rows, columns, *rest = get(backend).centred(x, y)
+    return rows, x.new_empty(0) if columns is None else columns, *rest
+
+
+def _centred_fake(x, y, backend):
+    columns = x.new_empty(0 if y is None else y.shape)
+    offsets = x.new_empty((x if y is None else y).shape[0])
+    return x.new_empty(x.shape), columns, offsets, x.new_empty(())
+
+
+_centred = define(
+    "centred",
+    "(Tensor x, Tensor? y, str backend) -> (Tensor, Tensor, Tensor, Tensor)",
+    _centred_forward,
+    _centred_fake,
 )

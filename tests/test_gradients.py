@@ -83,7 +83,13 @@ def test_a_scale_that_begins_at_zero(backend, dtype, reduction, usable):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("name", ["info_nce", "sup_con", "siglip", "cosent_matrix-self", "cosent"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("info_nce", "sup_con", "siglip", "cosent_matrix-self", "cosent"),
+        *("full_triplet", "cosine_regression", "batch_hard_triplet-euclidean"),
+    ],
+)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_gradient_penalty_is_right_or_refused(backend, name, weighted, usable):
     """Not taken for a constant, whether what comes from above has a gradient itself or not."""

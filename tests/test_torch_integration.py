@@ -7,7 +7,7 @@ import torch
 from torch.library import opcheck
 
 import fastsim
-from fastsim import engine, ranking, scores, selection
+from fastsim import engine, partners, ranking, scores, selection
 from fastsim.backends import get
 from tests.cases import BY_NAME, CASES, call, inputs, takes_backend
 
@@ -33,7 +33,8 @@ def recorded(monkeypatch):
         (engine, ("_tile", "_tile_backward")),
         (scores, ("_unit_rows", "_unit_rows_backward")),
         (scores, ("_paired_cosines", "_paired_cosines_backward")),
-        (selection, ("_closest", "_hardest")),
+        (selection, ("_closest", "_hardest", "_centred")),
+        (partners, ("_partners", "_partners_backward", "_row_terms", "_row_terms_backward")),
         (ranking, ("_cosent",)),
     ):
         for name in names:

@@ -75,6 +75,22 @@ struct LevelSlope {
   int64_t count;
 };
 
+// Rows (rows, width) and, by row, `count` columns chosen among `y`: column k of row i is
+// columns[k * rows + i], negative for none. Either |x_i - y_j| of a pair counts or x_i . y_j.
+template <class T>
+struct Partners {
+  const T *x, *y;
+  int64_t rows, width, count;
+  const int64_t* columns;
+  bool distances;
+};
+
+// The entries of Partners::columns by the column they name, ascending: those that name column j
+// are entries[first[j]] to entries[first[j + 1] - 1].
+struct Naming {
+  const int64_t *first, *entries;
+};
+
 // One implementation of every kernel; row kernels take a range of the block's rows, column
 // kernels a range of its columns, so that ranges can run on different threads.
 template <class T>
@@ -87,6 +103,13 @@ struct Kernels {
   void (*paired_cosines_backward)(const T* slopes, const Matrix& x, const Matrix& y, int64_t width,
                                   const T* cosines, const T* inverse_x, const T* inverse_y,
                                   void* grad_x, Dtype, void* grad_y, Dtype, int64_t, int64_t);
+  void (*column_sums)(const T* x, int64_t rows, int64_t width, double* sums, int64_t, int64_t);
+  void (*centred_rows)(const T* x, const T* centre, int64_t width, T* out, double* norms, int64_t,
+                       int64_t);
+  void (*partners)(const Partners<T>&, T* values, int64_t, int64_t);
+  void (*partners_of_rows)(const Partners<T>&, const T* slopes, T* grad_x, int64_t, int64_t);
+  void (*partners_of_columns)(const Partners<T>&, const T* slopes, const Naming&, T* grad_y,
+                              int64_t, int64_t);
   int64_t panel_columns;
   void (*pack_panels)(const T* y, int64_t rows, int64_t width, T* packed, Range panels);
   void (*score_panels)(const T* x, int64_t width, const T* packed, int64_t columns, T* scores,

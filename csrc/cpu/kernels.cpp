@@ -31,6 +31,7 @@ inline void for_chunks(int64_t begin, int64_t end, const F& f) {
 #include "dtypes.h"
 #include "rows.h"
 #include "paired.h"
+#include "partners.h"
 #include "pairs.h"
 #include "softmax.h"
 #include "elementwise.h"
@@ -51,6 +52,11 @@ constexpr Kernels<T> kernels() {
       unit_rows_backward<T>,
       paired_cosines<T>,
       paired_cosines_backward<T>,
+      column_sums<T>,
+      centred_rows<T>,
+      partners<T>,
+      partners_of_rows<T>,
+      partners_of_columns<T>,
       kTileColumns<T>,
       pack_panels<T>,
       score_panels<T>,

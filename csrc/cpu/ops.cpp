@@ -323,6 +323,12 @@ STABLE_TORCH_LIBRARY(fastsim_cpu, m) {
         "-> ()");
   m.def("paired_cosines_backward(Tensor grad, Tensor x, Tensor y, Tensor cosines, "
         "Tensor inverse, Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y) -> ()");
+  m.def("centred(Tensor x, Tensor? y, Tensor(rows!) rows, Tensor(columns!)? columns, "
+        "Tensor(offsets!) offsets, Tensor(largest!) largest) -> ()");
+  m.def("partners(Tensor x, Tensor? y, Tensor columns, bool distances, "
+        "Tensor(values!) values) -> ()");
+  m.def("partners_backward(Tensor grad, Tensor? values, Tensor x, Tensor? y, Tensor columns, "
+        "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y) -> ()");
   m.def("panel_columns(bool single) -> int");
   m.def("pack_panels(Tensor y, Tensor(packed!) packed) -> ()");
   m.def("scores(Tensor x, Tensor packed, Tensor(panel!) panel) -> ()");
@@ -382,6 +388,9 @@ STABLE_TORCH_LIBRARY_IMPL(fastsim_cpu, CPU, m) {
   m.impl("unit_rows_backward", TORCH_BOX(&fastsim::unit_rows_backward));
   m.impl("paired_cosines", TORCH_BOX(&fastsim::paired_cosines));
   m.impl("paired_cosines_backward", TORCH_BOX(&fastsim::paired_cosines_backward));
+  m.impl("centred", TORCH_BOX(&fastsim::centred));
+  m.impl("partners", TORCH_BOX(&fastsim::partners));
+  m.impl("partners_backward", TORCH_BOX(&fastsim::partners_backward));
   m.impl("pack_panels", TORCH_BOX(&fastsim::pack_panels));
   m.impl("scores", TORCH_BOX(&fastsim::scores));
   m.impl("multiply", TORCH_BOX(&fastsim::multiply));

@@ -13,6 +13,12 @@ const KernelTable& kernels();
 // compute type if given.
 void cosent(Tensor scores, Tensor labels, double scale, Tensor loss, Optional slope);
 
+// Centred rows, and rows against the few columns chosen for each (rows.cpp).
+void centred(Tensor x, Optional y, Tensor rows, Optional columns, Tensor offsets, Tensor largest);
+void partners(Tensor x, Optional y, Tensor columns, bool distances, Tensor values);
+void partners_backward(Tensor grad, Optional values, Tensor x, Optional y, Tensor columns,
+                       Optional grad_x, Optional grad_y);
+
 // A loss whose scores are one block, and its gradient (whole.cpp).
 void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional column_ids,
            Optional row_groups, Optional column_groups, Optional dense, double otherwise,

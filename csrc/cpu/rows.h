@@ -1,4 +1,4 @@
-// Unit rows and the gradient through them.
+// Unit rows and the gradient through them; centred rows.
 //
 // Included by kernels.cpp, inside the namespace of one instruction set.
 
@@ -56,5 +56,30 @@ void unit_rows_backward(const T* grad_unit, const Matrix& x, int64_t width, cons
       subtract_along(chunk, g + at, dots[row] * r, factor * r, n);
       store(chunk, n, grad, dtype, row * width + at);
     });
+  }
+}
+
+// The sums over all rows of the columns [begin, end).
+template <class T>
+void column_sums(const T* x, int64_t rows, int64_t width, double* sums, int64_t begin,
+                 int64_t end) {
+  for (int64_t k = begin; k < end; ++k) sums[k] = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    const T* from = x + row * width;
+#pragma omp simd
+    for (int64_t k = begin; k < end; ++k) sums[k] += double(from[k]);
+  }
+}
+
+// out = x - centre, and the norms of these rows.
+template <class T>
+void centred_rows(const T* x, const T* centre, int64_t width, T* out, double* norms,
+                  int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const T* from = x + row * width;
+    T* to = out + row * width;
+#pragma omp simd
+    for (int64_t k = 0; k < width; ++k) to[k] = from[k] - centre[k];
+    norms[row] = __builtin_sqrt(dot(to, to, width));
   }
 }

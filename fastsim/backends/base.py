@@ -2,6 +2,8 @@
 
 import torch
 
+from fastsim.backends import rows as formulas
+
 
 class Backend:
     """One way to run the passes of the engine.
@@ -162,6 +164,40 @@ class Backend:
         -1 where there is none; `offsets` (M,) may be None.
         """
         raise NotImplementedError
+
+    def centred(self, x, y):
+        """Rows between which products tell the distances: x_i . y_j - |y_j|^2 / 2 falls with them.
+
+        x (N, D), y (M, D) or None: x itself, in the compute type. Returns both relative to the
+        centre of y, which changes no distance and makes the products small, in units of the
+        largest norm, which keeps them away from the ends of the range; the halved squares of the
+        norms of y's (M,) in these units; and that largest norm (), not finite if any number is not.
+        """
+        return formulas.centred(x, y)
+
+    def partners(self, x, y, columns, distances, missing):
+        """x_i . y_j, or with `distances` |x_i - y_j|, (K, N) for j = columns[k, i].
+
+        y: None for x itself. missing: K numbers, the values where the column is negative.
+        """
+        return formulas.partners(x, y, columns, distances, missing)
+
+    def partners_backward(self, grad, values, x, y, columns, distances, wants):
+        """dL/dx and dL/dy, None where not wanted, from dL/dvalues; without y the first has both.
+
+        At distance 0 the gradient of a distance is 0.
+        """
+        return formulas.partners_backward(grad, values, x, y, columns, distances, wants)
+
+    def row_terms(self, x, y, columns, first):
+        """(x_i . y_{first + i}, x_i . y_columns[i]) (2, N), 0 for a negative column, and
+        x_i . sum_j y_j (N,).
+        """
+        return formulas.row_terms(x, y, columns, first)
+
+    def row_terms_backward(self, grad_pairs, grad_sums, x, y, columns, first, wants):
+        """dL/dx and dL/dy, None where not wanted."""
+        return formulas.row_terms_backward(grad_pairs, grad_sums, x, y, columns, first, wants)
 
     def top_k(self, queries, corpus, k):
         """(values (N, k) descending, indices (N, k)) of the cosines."""

@@ -49,6 +49,10 @@ def _pairs(pairs, block):
     return rows.start + pairs.offset, columns.start, *parts, pairs.otherwise, SKIP[pairs.skip]
 
 
+def _with_positives(columns, first):
+    return torch.stack([torch.arange(first, first + len(columns)), columns])
+
+
 def _block_shape(rows, columns, whole_rows):
     wide = columns if whole_rows else min(columns, WIDEST)
     tall = PANEL // wide // TILE_ROWS * TILE_ROWS
@@ -253,6 +257,43 @@ class CpuBackend(Backend):
                 highest[part],
             )
         return lowest, highest
+
+    def centred(self, x, y):
+        x, y = x.contiguous(), None if y is None else y.contiguous()
+        rows, columns = torch.empty_like(x), None if y is None else torch.empty_like(y)
+        offsets, largest = x.new_empty(len(x if y is None else y)), x.new_empty(())
+        torch.ops.fastsim_cpu.centred(x, y, rows, columns, offsets, largest)
+        return rows, columns, offsets, largest
+
+    def partners(self, x, y, columns, distances, missing):
+        x, y = x.contiguous(), None if y is None else y.contiguous()
+        values = x.new_empty(columns.shape)
+        for row, value in zip(values, missing, strict=True):
+            row.fill_(value)
+        torch.ops.fastsim_cpu.partners(x, y, columns, distances, values)
+        return values
+
+    def partners_backward(self, grad, values, x, y, columns, distances, wants):
+        x, y = x.contiguous(), None if y is None else y.contiguous()
+        grads = [x.new_zeros(s.shape) if w else None for s, w in zip((x, y), wants, strict=True)]
+        values = values if distances else None
+        torch.ops.fastsim_cpu.partners_backward(grad.contiguous(), values, x, y, columns, *grads)
+        return grads
+
+    def row_terms(self, x, y, columns, first):
+        columns = _with_positives(columns, first)
+        pairs = self.partners(x, y, columns, False, (0, 0))
+        return pairs, torch.mv(x, y.sum(0))
+
+    def row_terms_backward(self, grad_pairs, grad_sums, x, y, columns, first, wants):
+        columns = _with_positives(columns, first)
+        x, y = x.contiguous(), y.contiguous()
+        grad_x = torch.outer(grad_sums, y.sum(0)) if wants[0] else None
+        grad_y = torch.mv(x.T, grad_sums).repeat(len(y), 1) if wants[1] else None
+        torch.ops.fastsim_cpu.partners_backward(
+            grad_pairs.contiguous(), None, x, y, columns, grad_x, grad_y
+        )
+        return grad_x, grad_y
 
     def top_k(self, queries, corpus, k):
         unit_x, unit_y = self.unit_rows(queries)[0], self.unit_rows(corpus)[0]

@@ -20,9 +20,10 @@ from fastsim.checks import check_choice, check_number, check_reduction
 from fastsim.distributed import join
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, reduce
+from fastsim.partners import partner_distances, partner_products
 from fastsim.ring import ring_hardest, ring_sum
 from fastsim.scores import paired, unit_rows, without_autocast
-from fastsim.selection import hardest_columns
+from fastsim.selection import centred_rows, hardest_columns
 from fastsim.targets import (
     dense_targets,
     groups_of_scores,
@@ -160,10 +161,11 @@ def _hardest(embeddings, columns, pairs, distance, batch, backend):
         return _hardest_of(measure.all_distances(x, y), pairs)
     if batch.ring:
         return _ring_hardest(x, y, embeddings.dtype, measure, pairs, batch, backend)
-    rows, columns, offsets, dtype = measure.operands(x, None if y is x else y, embeddings.dtype)
-    indices = hardest_columns(rows, columns, offsets, dtype, pairs, backend)
-    distances = (measure.distances(x, y[j.clamp(min=0)]) for j in indices)
-    return _found(distances, indices, rows.sum() if columns is None else rows.sum() + columns.sum())
+    y = None if y is x else y
+    *operands, everything = measure.operands(x, y, embeddings.dtype, backend)
+    indices = hardest_columns(*operands, pairs, backend)
+    distances = measure.partners(x, y, torch.stack(indices), (-torch.inf, torch.inf), backend)
+    return _found(distances, indices, everything)
 
 
 def _ring_hardest(x, y, dtype, measure, pairs, batch, backend):
@@ -180,17 +182,19 @@ def _ring_hardest(x, y, dtype, measure, pairs, batch, backend):
         return parts
 
     everything = sum((0 * side.detach()).sum() for side in (x, y))
-    return _found(ring_sum(of_block, x, y, batch), indices, batch.total(everything))
+    positive, negative = ring_sum(of_block, x, y, batch)
+    positive = torch.where(indices[0] >= 0, positive, -torch.inf)
+    negative = torch.where(indices[1] >= 0, negative, torch.inf)
+    return _found(torch.stack([positive, negative]), indices, batch.total(everything))
 
 
 def _found(distances, indices, everything):
-    """everything: a sum over all numbers: one not finite is never the hardest, but has to show."""
-    (positive, negative), none = distances, 0 * everything
-    return HardestPairs(
-        torch.where(indices[0] >= 0, positive, -torch.inf) + none,
-        torch.where(indices[1] >= 0, negative, torch.inf) + none,
-        *indices,
-    )
+    """`HardestPairs` of distances (2, N), with ±inf where there is none, and their indices.
+
+    everything: a number () that is finite where all are: no other is ever the hardest, but it has
+    to show.
+    """
+    return HardestPairs(*(distances + 0 * everything).unbind(0), *indices)
 
 
 def _hardest_of(distances, pairs):
@@ -216,7 +220,7 @@ def _count(hardest, reduction):
     """Rows with a positive and a negative: the others' losses are 0."""
     if reduction != "mean":
         return None
-    return ((hardest.positive_index >= 0) & (hardest.negative_index >= 0)).sum()
+    return (torch.minimum(hardest.positive_index, hardest.negative_index) >= 0).sum()
 
 
 def _check_options(margin, soft, reduction):
@@ -242,23 +246,15 @@ class _Euclidean:
     def all_distances(x, y):
         return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
 
-    @staticmethod
-    @torch.no_grad()
-    def operands(x, y, dtype):
-        """(rows, columns or None, offsets, dtype of the operands) for `hardest_columns`.
+    partners = staticmethod(partner_distances)
 
-        Relative to the centre, which changes no distance and makes the scores small, and in units
-        of the largest norm, which keeps them away from the ends of the range.
+    @staticmethod
+    def operands(x, y, dtype, backend):
+        """What `hardest_columns` takes, (rows, columns or None, offsets, dtype of the operands),
+        and a number () that is finite where all are.
         """
-        centre = (x if y is None else y).mean(0, dtype=torch.float64).to(x.dtype)
-        sides = [(side - centre).contiguous() for side in (x, y) if side is not None]
-        norms = [torch.linalg.vector_norm(side, dim=1, dtype=torch.float64) for side in sides]
-        largest = torch.cat(norms).amax()
-        largest = torch.where(largest == 0, 1.0, largest)
-        for side in sides:
-            side.mul_((1 / largest).to(x.dtype))
-        offsets = (0.5 * (norms[-1] / largest).square()).to(x.dtype)
-        return sides[0], None if y is None else sides[1], offsets, torch.float32
+        rows, columns, offsets, largest = centred_rows(x, y, backend)
+        return rows, columns, offsets, torch.float32, largest
 
 
 class _Cosine:
@@ -274,9 +270,14 @@ class _Cosine:
             return 1 - x @ y.T
 
     @staticmethod
-    def operands(x, y, dtype):
+    def partners(x, y, columns, missing, backend):
+        return 1 - partner_products(x, y, columns, [1 - value for value in missing], backend)
+
+    @staticmethod
+    def operands(x, y, dtype, backend):
         """As for Euclidean, nothing to be taken from the scores."""
-        return x.detach(), None if y is None else y.detach(), None, dtype
+        x, y = x.detach(), None if y is None else y.detach()
+        return x, y, None, dtype, x.sum() if y is None else x.sum() + y.sum()
 
 
 _MEASURES = {"euclidean": _Euclidean, "cosine": _Cosine}

@@ -12,6 +12,7 @@ over N x M; the closest is one, forward only, and its gradient touches one candi
 import torch
 
 from fastsim.backends import pick
+from fastsim.backends.rows import add_rows
 from fastsim.checks import (
     check_alike,
     check_choice,
@@ -25,9 +26,10 @@ from fastsim.distributed import join
 from fastsim.engine import tile_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, off_range, reduce
+from fastsim.partners import row_terms
 from fastsim.ring import ring_closest, ring_sum
 from fastsim.scores import dense_cosines, paired, unit_rows, without_autocast
-from fastsim.selection import RowTerms, add_rows, closest_column
+from fastsim.selection import closest_column
 from fastsim.targets import (
     Pairs,
     parse_exclude,
@@ -96,7 +98,7 @@ def full_triplet(
         )
     unit_x, unit_y = _units(anchors, batch.gather_columns(positives), chosen)
     indices = closest_column(unit_x, unit_y, anchors.dtype, mining == "semi-hard", pairs, chosen)
-    terms = _terms(unit_x, unit_y, indices, pairs, batch.first_column)
+    terms = _terms(unit_x, unit_y, indices, pairs, chosen, batch.first_column)
     return batch.reduce(_hinges(*terms, margin), reduction)
 
 
@@ -110,7 +112,7 @@ def mean_negative(anchors, positives, *, backend=None):
         return mean_negative_from_scores(dense_cosines(anchors, positives, chosen))
     unit_x, unit_y = _units(anchors, positives, chosen)
     pairs = _pairs(None, anchors.shape[0], positives.shape[0], anchors.device)
-    return _terms(unit_x, unit_y, torch.full_like(pairs.positives, -1), pairs)[1]
+    return _terms(unit_x, unit_y, torch.full_like(pairs.positives, -1), pairs, chosen)[1]
 
 
 def closest_negative(anchors, positives, *, mining="semi-hard", backend=None):
@@ -128,7 +130,7 @@ def closest_negative(anchors, positives, *, mining="semi-hard", backend=None):
     unit_x, unit_y = _units(anchors, positives, chosen)
     pairs = _pairs(None, anchors.shape[0], positives.shape[0], anchors.device)
     indices = closest_column(unit_x, unit_y, anchors.dtype, mining == "semi-hard", pairs, chosen)
-    return _terms(unit_x, unit_y, indices, pairs)[2], indices
+    return _terms(unit_x, unit_y, indices, pairs, chosen)[2], indices
 
 
 class FullTriplet(LossModule):
@@ -196,13 +198,12 @@ def _hinges(positive, mean, closest, margin):
     return torch.relu(mean - positive + margin) + torch.relu(closest - positive + margin)
 
 
-def _terms(unit_x, unit_y, indices, pairs, first=0):
+def _terms(unit_x, unit_y, indices, pairs, backend, first=0):
     """Positive, mean negative and closest negative of each row, -inf where it has none.
 
     first: the column of the first row's positive.
     """
-    with without_autocast(unit_x.device.type):
-        positive, sums, closest = RowTerms.apply(unit_x, unit_y, indices, first)
+    (positive, closest), sums = row_terms(unit_x, unit_y, indices, first, backend)
     excluded = ()
     if pairs.row_ids is not None:
         excluded = _excluded_scores(unit_x, unit_y, pairs)

@@ -1,0 +1,138 @@
+// Operators on rows that need no panel of scores: centred rows, and rows against the few columns
+// chosen for each. Every sum has one order, whatever the number of threads.
+
+#include <vector>
+
+#include "arguments.h"
+#include "passes.h"
+
+namespace fastsim {
+
+namespace {
+
+template <class T>
+Partners<T> take_partners(const Tensor& x, const Optional& y, const Tensor& columns,
+                          bool distances) {
+  const Tensor& other = y ? *y : x;
+  STD_TORCH_CHECK(columns.size(1) == x.size(0) && other.size(1) == x.size(1),
+                  "fastsim: columns (K, N) for x (N, D) and y (M, D)");
+  const Partners<T> p{input<T>(x), input<T>(other), x.size(0), x.size(1), columns.size(0),
+                      input<int64_t>(columns), distances};
+  for (int64_t at = 0; at < p.count * p.rows; ++at) {
+    STD_TORCH_CHECK(p.columns[at] < other.size(0), "fastsim: a column of y");
+  }
+  return p;
+}
+
+// What multiplies x_i - y_j or y_j; a distance 0 has gradient 0.
+template <class T>
+std::vector<T> slopes_of(const T* grad, const T* values, int64_t count) {
+  std::vector<T> slopes(grad, grad + count);
+  if (!values) return slopes;
+  for (int64_t at = 0; at < count; ++at) slopes[at] = values[at] == 0 ? T(0) : grad[at] / values[at];
+  return slopes;
+}
+
+// A counting sort: its first (columns + 1,), then its entries.
+template <class T>
+std::vector<int64_t> sorted_by_column(const Partners<T>& p, int64_t columns) {
+  const int64_t count = p.count * p.rows;
+  std::vector<int64_t> sorted(columns + 1 + count);
+  int64_t *first = sorted.data(), *entries = first + columns + 1;
+  for (int64_t at = 0; at < count; ++at) {
+    if (p.columns[at] >= 0) ++first[p.columns[at] + 1];
+  }
+  for (int64_t j = 0; j < columns; ++j) first[j + 1] += first[j];
+  std::vector<int64_t> next(first, first + columns);
+  for (int64_t at = 0; at < count; ++at) {
+    if (p.columns[at] >= 0) entries[next[p.columns[at]]++] = at;
+  }
+  return sorted;
+}
+
+template <class T>
+void centre_of(const T* x, int64_t rows, int64_t width, T* centre) {
+  std::vector<double> sums(width);
+  over(width, rows, [&](int64_t begin, int64_t end) {
+    kernels().of<T>().column_sums(x, rows, width, sums.data(), begin, end);
+  });
+  for (int64_t k = 0; k < width; ++k) centre[k] = T(sums[k] / rows);
+}
+
+}  // namespace
+
+// rows (N, D) and columns (M, D), without y one and the same: x and y less the mean of y (or x), in
+// units of the `largest` norm of all. offsets (M,): half the squared norms of the columns.
+void centred(Tensor x, Optional y, Tensor rows, Optional columns, Tensor offsets, Tensor largest) {
+  with_type(x, [&](auto type) {
+    using T = decltype(type);
+    const Tensor& other = y ? *y : x;
+    const int64_t width = x.size(1), count = other.size(0);
+    std::vector<T> centre(width);
+    centre_of(input<T>(other), count, width, centre.data());
+    double most = 0;
+    const auto centre_side = [&](const Tensor& side, const Tensor& out) {
+      std::vector<double> norms(side.size(0));
+      const T* from = input<T>(side);
+      T* to = output<T>(out);
+      over(side.size(0), width, [&](int64_t begin, int64_t end) {
+        kernels().of<T>().centred_rows(from, centre.data(), width, to, norms.data(), begin, end);
+      });
+      for (double norm : norms) most = norm <= most || most != most ? most : norm;  // keeps a NaN
+      return norms;
+    };
+    std::vector<double> norms = centre_side(x, rows);
+    if (y) norms = centre_side(*y, *columns);
+    const double unit = most == 0 ? 1 : most;
+    const auto scale_side = [&](const Tensor& out) {
+      T* to = output<T>(out);
+      over(out.size(0), width, [&](int64_t begin, int64_t end) {
+        for (int64_t at = begin * width; at < end * width; ++at) to[at] *= T(1 / unit);
+      });
+    };
+    scale_side(rows);
+    if (y) scale_side(*columns);
+    T* offset = output<T>(offsets);
+    for (int64_t j = 0; j < count; ++j) offset[j] = T(0.5 * (norms[j] / unit) * (norms[j] / unit));
+    *output<T>(largest) = T(most);
+  });
+}
+
+// values (K, N): |x_i - y_j| or x_i . y_j for j = columns[k, i]; where that is negative they stay.
+void partners(Tensor x, Optional y, Tensor columns, bool distances, Tensor values) {
+  with_type(x, [&](auto type) {
+    using T = decltype(type);
+    const auto p = take_partners<T>(x, y, columns, distances);
+    T* out = output<T>(values);
+    over(p.rows, p.count * p.width, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().partners(p, out, begin, end);
+    });
+  });
+}
+
+// Adds dL/dx and dL/dy from dL/dvalues (K, N); without y, both to grad_x. values: of distances.
+void partners_backward(Tensor grad, Optional values, Tensor x, Optional y, Tensor columns,
+                       Optional grad_x, Optional grad_y) {
+  with_type(x, [&](auto type) {
+    using T = decltype(type);
+    const auto p = take_partners<T>(x, y, columns, values.has_value());
+    const std::vector<T> slopes = slopes_of(input<T>(grad), input<T>(values), p.count * p.rows);
+    if (grad_x) {
+      T* out = output<T>(*grad_x);
+      over(p.rows, p.count * p.width, [&](int64_t begin, int64_t end) {
+        kernels().of<T>().partners_of_rows(p, slopes.data(), out, begin, end);
+      });
+    }
+    const Optional& side = y ? grad_y : grad_x;
+    if (!side) return;
+    T* out = output<T>(*side);
+    const int64_t count = side->size(0);
+    const std::vector<int64_t> sorted = sorted_by_column(p, count);
+    const Naming naming{sorted.data(), sorted.data() + count + 1};
+    over(count, tiles(p.count * p.rows, count) * p.width, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().partners_of_columns(p, slopes.data(), naming, out, begin, end);
+    });
+  });
+}
+
+}  // namespace fastsim

@@ -1,0 +1,110 @@
+"""Plain torch formulas of what a backend does with single rows, for those without a kernel.
+
+A row's partners are the few columns chosen for it: columns (K, N), negative for none.
+"""
+
+import torch
+
+
+def centred(x, y):
+    """`Backend.centred`."""
+    centre = (x if y is None else y).mean(0, dtype=torch.float64).to(x.dtype)
+    sides = [(side - centre).contiguous() for side in (x, y) if side is not None]
+    norms = [torch.linalg.vector_norm(side, dim=1, dtype=torch.float64) for side in sides]
+    largest = torch.cat(norms).amax()
+    unit = torch.where(largest == 0, 1.0, largest)
+    for side in sides:
+        side.mul_((1 / unit).to(x.dtype))
+    offsets = (0.5 * (norms[-1] / unit).square()).to(x.dtype)
+    return sides[0], None if y is None else sides[1], offsets, largest.to(x.dtype)
+
+
+def partners(x, y, columns, distances, missing):
+    """`Backend.partners`."""
+    y = x if y is None else y
+    values = [
+        torch.where(some >= 0, _pairs(x, y, some.clamp(min=0), distances), instead)
+        for some, instead in zip(columns, missing, strict=True)
+    ]
+    return torch.stack(values)
+
+
+def partners_backward(grad, values, x, y, columns, distances, wants):
+    """`Backend.partners_backward`."""
+    slopes = torch.where(columns >= 0, grad, 0.0)
+    if distances:
+        slopes = torch.where((columns >= 0) & (values != 0), grad / values, 0.0)
+    other, columns = x if y is None else y, columns.clamp(min=0)
+    grads = [torch.zeros_like(s) if want else None for s, want in zip((x, y), wants, strict=True)]
+    to_rows, to_columns = grads if y is not None else grads[:1] * 2
+    for some, slope in zip(columns, slopes, strict=True):
+        for rows in _bands(x):
+            if distances:
+                pull = x[rows] - other.index_select(0, some[rows])
+                pull *= slope[rows, None]
+                if to_rows is not None:
+                    to_rows[rows] += pull
+                if to_columns is not None:
+                    add_rows(to_columns, some[rows], -pull)
+                continue
+            if to_rows is not None:
+                found = other.index_select(0, some[rows])
+                to_rows[rows].addcmul_(found, slope[rows, None])
+            if to_columns is not None:
+                add_rows(to_columns, some[rows], x[rows] * slope[rows, None])
+    return grads
+
+
+def row_terms(x, y, columns, first):
+    """`Backend.row_terms`."""
+    positives = slice(first, first + len(x))
+    pairs = _pairs(x, y[positives], None, False), _pairs(x, y, columns.clamp(min=0), False)
+    return torch.stack([pairs[0], torch.where(columns >= 0, pairs[1], 0.0)]), torch.mv(x, y.sum(0))
+
+
+def row_terms_backward(grad_pairs, grad_sums, x, y, columns, first, wants):
+    """`Backend.row_terms_backward`."""
+    positives = slice(first, first + len(x))
+    positive, closest = grad_pairs
+    closest = torch.where(columns >= 0, closest, 0.0)
+    columns = columns.clamp(min=0)
+    grad_x = grad_y = None
+    if wants[0]:
+        grad_x = y[positives] * positive[:, None]
+        grad_x.addr_(grad_sums, y.sum(0))
+        for rows in _bands(x):
+            found = y.index_select(0, columns[rows])
+            grad_x[rows].addcmul_(found, closest[rows, None])
+    if wants[1]:
+        grad_y = torch.mv(x.T, grad_sums).repeat(len(y), 1)
+        grad_y[positives].addcmul_(x, positive[:, None])
+        for rows in _bands(x):
+            add_rows(grad_y, columns[rows], x[rows] * closest[rows, None])
+    return grad_x, grad_y
+
+
+def add_rows(out, rows, values):
+    """Adds values to the given rows of `out`, duplicates in one order on any device."""
+    if out.is_cuda:
+        return out.index_put_((rows,), values, accumulate=True)
+    return out.index_add_(0, rows, values)
+
+
+def _pairs(x, y, columns, distances):
+    """Distance or product of each row of x with a row of y, the same or the one named."""
+    parts = []
+    for rows in _bands(x):
+        # Not y[columns[rows]], which takes four times as long on a CPU.
+        other = y[rows] if columns is None else y.index_select(0, columns[rows])
+        if distances:
+            parts.append(torch.linalg.vector_norm(x[rows] - other, dim=1))
+        else:
+            parts.append(torch.linalg.vecdot(x[rows], other))
+    return torch.cat(parts)
+
+
+def _bands(x):
+    """Slices of rows whose temporaries stay small."""
+    count, width = x.shape
+    tall = max(1, (1 << 20) // width)
+    return [slice(top, min(count, top + tall)) for top in range(0, count, tall)]
