@@ -1,6 +1,7 @@
 """Unit rows and the scores made of them: cosines of all pairs, of paired rows, the best k."""
 
 import contextlib
+import operator
 
 import torch
 
@@ -68,7 +69,10 @@ def cosine_similarity(x, y=None, *, backend=None):
 
 
 def paired_cosine_similarity(x, y, *, backend=None):
-    """Cosine of row i of x with row i of y: (N, D), (N, D) -> (N,), types as above."""
+    """Cosine of row i of x with row i of y: (N, D), (N, D) -> (N,).
+
+    Types, zero rows and errors as `cosine_similarity`, without an N x M matrix.
+    """
     check_embeddings("x", x)
     check_embeddings("y", y)
     check_alike("y", y, "x", x, rows=True)
@@ -79,13 +83,16 @@ def top_k(queries, corpus, k, *, backend=None):
     """The k most similar rows of the corpus for each query, without the N x M matrix.
 
     queries (N, D), corpus (M, D), 1 <= k <= M. Returns (values (N, k) in descending order,
-    indices (N, k) int64), the earlier row first among equals. Not differentiable.
+    indices (N, k) int64), the earlier row first among equals. Not differentiable. ValueError or
+    TypeError for arguments that do not fit, RuntimeError for a backend that cannot serve them.
     """
     check_embeddings("queries", queries)
     check_embeddings("corpus", corpus)
     check_alike("corpus", corpus, "queries", queries)
-    if isinstance(k, bool) or not isinstance(k, int):
-        raise TypeError(f"k: wanted an int, got {type(k).__name__}")
+    try:
+        k = operator.index(None if isinstance(k, bool) else k)
+    except TypeError:
+        raise TypeError(f"k: wanted an int, got {type(k).__name__}") from None
     if not 1 <= k <= corpus.shape[0]:
         raise ValueError(f"k: wanted 1 to {corpus.shape[0]} (rows of corpus), got {k}")
     chosen = pick(backend, queries)

@@ -31,6 +31,19 @@ def test_zero_rows_have_zero_gradient(case, backend, usable):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("mining", ["hard", "semi-hard"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nan_and_inf_reach_the_closest_negative(backend, mining, value, usable):
+    usable(backend)
+    anchors, positives = torch.randn(6, 4), torch.randn(9, 4)
+    every, _ = fastsim.closest_negative(anchors, positives, mining=mining, backend=backend)
+    assert not every.isnan().any()
+    positives[7, 2] = value
+    every, _ = fastsim.closest_negative(anchors, positives, mining=mining, backend=backend)
+    assert every.isnan().all()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_nan_and_inf_reach_the_loss(case, backend, value, usable):

@@ -106,6 +106,7 @@ def mean_negative(anchors, positives, *, backend=None):
     """Mean cosine of each anchor with the other columns: (N, D), (M, D), M >= N -> (N,).
 
     Column i is row i's positive; -inf where there is no other column. Differentiable, O((N+M) D).
+    ValueError or TypeError for arguments that do not fit.
     """
     chosen = _check(anchors, positives, "hard", backend)
     if chosen.name == "eager":
@@ -119,8 +120,9 @@ def closest_negative(anchors, positives, *, mining="semi-hard", backend=None):
     """The closest negative of each anchor: (N, D), (M, D), M >= N -> (values (N,), indices (N,)).
 
     Column i is row i's positive. mining: "semi-hard", the largest cosine not above the
-    positive's, or "hard", the largest. A row with none has value -inf and index -1. The values
-    are differentiable. ValueError or TypeError for arguments that do not fit.
+    positive's, or "hard", the largest. A row with none has value -inf and index -1, one with a
+    score that is not finite the value NaN. The values are differentiable. ValueError or TypeError
+    for arguments that do not fit.
     """
     chosen = _check(anchors, positives, mining, backend)
     if chosen.name == "eager":
@@ -130,7 +132,9 @@ def closest_negative(anchors, positives, *, mining="semi-hard", backend=None):
     unit_x, unit_y = _units(anchors, positives, chosen)
     pairs = _pairs(None, anchors.shape[0], positives.shape[0], anchors.device)
     indices = closest_column(unit_x, unit_y, anchors.dtype, mining == "semi-hard", pairs, chosen)
-    return _terms(unit_x, unit_y, indices, pairs, chosen)[2], indices
+    with without_autocast(unit_x.device.type):
+        sums = torch.mv(unit_x.detach(), unit_y.detach().sum(0))
+    return _terms(unit_x, unit_y, indices, pairs, chosen)[2] + 0 * sums, indices
 
 
 class FullTriplet(LossModule):
@@ -163,7 +167,8 @@ def mean_negative_from_scores(scores, *, exclude=None):
 def closest_negative_from_scores(scores, *, mining="semi-hard", exclude=None):
     """The specification of `closest_negative`: scores (N, M) -> (values, indices), both (N,)."""
     check_choice("mining", mining, MININGS)
-    return _largest_of(*_negatives(scores, exclude), mining)
+    values, indices = _largest_of(*_negatives(scores, exclude), mining)
+    return values + 0 * as_float(scores).sum(1), indices
 
 
 def _negatives(scores, exclude):
