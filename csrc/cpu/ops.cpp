@@ -2,7 +2,6 @@
 // caller, rows shared out over torch's threads. fastsim/backends/cpu.py is the only caller.
 
 #include <string>
-#include <utility>
 
 #include "arguments.h"
 #include "passes.h"
@@ -25,41 +24,6 @@ void unit_rows_backward(Tensor grad_unit, Tensor x, Tensor inverse, double facto
     STD_TORCH_CHECK(grad.is_contiguous(), "fastsim: a contiguous tensor");
     through_unit_rows(input<T>(grad_unit), matrix(x), x.size(0), x.size(1), input<T>(inverse),
                       T(factor), grad.mutable_data_ptr(), dtype_of(grad), output<T>(dots));
-  });
-}
-
-// The memory of a gradient that is wanted, and its dtype.
-std::pair<void*, Dtype> gradient(const Optional& grad) {
-  if (!grad) return {nullptr, Dtype::float32};
-  STD_TORCH_CHECK(grad->is_contiguous(), "fastsim: a contiguous tensor");
-  return {grad->mutable_data_ptr(), dtype_of(*grad)};
-}
-
-void paired_cosines(Tensor x, Tensor y, Tensor cosines, Tensor inverse) {
-  with_type(cosines, [&](auto type) {
-    using T = decltype(type);
-    const int64_t rows = x.size(0), width = x.size(1);
-    const Matrix a = matrix(x), b = matrix(y);
-    T *out = output<T>(cosines), *norms = output<T>(inverse);
-    over(rows, 2 * width, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().paired_cosines(a, b, width, out, norms, norms + rows, begin, end);
-    });
-  });
-}
-
-void paired_cosines_backward(Tensor grad, Tensor x, Tensor y, Tensor cosines, Tensor inverse,
-                             Optional grad_x, Optional grad_y) {
-  with_type(cosines, [&](auto type) {
-    using T = decltype(type);
-    const int64_t rows = x.size(0), width = x.size(1);
-    const Matrix a = matrix(x), b = matrix(y);
-    const T *slopes = input<T>(grad), *c = input<T>(cosines), *norms = input<T>(inverse);
-    const auto [out_x, dtype_x] = gradient(grad_x);
-    const auto [out_y, dtype_y] = gradient(grad_y);
-    over(rows, 2 * width, [=](int64_t begin, int64_t end) {
-      kernels().of<T>().paired_cosines_backward(slopes, a, b, width, c, norms, norms + rows, out_x,
-                                                dtype_x, out_y, dtype_y, begin, end);
-    });
   });
 }
 

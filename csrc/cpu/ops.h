@@ -13,7 +13,10 @@ const KernelTable& kernels();
 // compute type if given.
 void cosent(Tensor scores, Tensor labels, double scale, Tensor loss, Optional slope);
 
-// Centred rows, and rows against the few columns chosen for each (rows.cpp).
+// Cosines of paired rows, centred rows, and rows against the few columns chosen for each (rows.cpp).
+void paired_cosines(Tensor x, Tensor y, Tensor cosines, Tensor inverse);
+void paired_cosines_backward(Tensor grad, Tensor x, Tensor y, Tensor cosines, Tensor inverse,
+                             Optional grad_x, Optional grad_y);
 void centred(Tensor x, Optional y, Tensor rows, Optional columns, Tensor offsets, Tensor largest);
 void partners(Tensor x, Optional y, Tensor columns, bool distances, Tensor values);
 void partners_backward(Tensor grad, Optional values, Tensor x, Optional y, Tensor columns,

@@ -1,6 +1,7 @@
-// Operators on rows that need no panel of scores: centred rows, and rows against the few columns
-// chosen for each. Every sum has one order, whatever the number of threads.
+// Operators on rows that need no panel of scores: cosines of paired rows, centred rows, and rows
+// against the few columns chosen for each. Every sum has one order, whatever the number of threads.
 
+#include <utility>
 #include <vector>
 
 #include "arguments.h"
@@ -9,6 +10,13 @@
 namespace fastsim {
 
 namespace {
+
+// The memory of a gradient that is wanted, and its dtype.
+std::pair<void*, Dtype> gradient(const Optional& grad) {
+  if (!grad) return {nullptr, Dtype::float32};
+  STD_TORCH_CHECK(grad->is_contiguous(), "fastsim: a contiguous tensor");
+  return {grad->mutable_data_ptr(), dtype_of(*grad)};
+}
 
 template <class T>
 Partners<T> take_partners(const Tensor& x, const Optional& y, const Tensor& columns,
@@ -60,6 +68,35 @@ void centre_of(const T* x, int64_t rows, int64_t width, T* centre) {
 }
 
 }  // namespace
+
+// cosines (N,) of row i of x with row i of y; inverse (2, N): 1 / |x_i| and 1 / |y_i|, or 0.
+void paired_cosines(Tensor x, Tensor y, Tensor cosines, Tensor inverse) {
+  with_type(cosines, [&](auto type) {
+    using T = decltype(type);
+    const int64_t rows = x.size(0), width = x.size(1);
+    const Matrix a = matrix(x), b = matrix(y);
+    T *out = output<T>(cosines), *norms = output<T>(inverse);
+    over(rows, 2 * width, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().paired_cosines(a, b, width, out, norms, norms + rows, begin, end);
+    });
+  });
+}
+
+void paired_cosines_backward(Tensor grad, Tensor x, Tensor y, Tensor cosines, Tensor inverse,
+                             Optional grad_x, Optional grad_y) {
+  with_type(cosines, [&](auto type) {
+    using T = decltype(type);
+    const int64_t rows = x.size(0), width = x.size(1);
+    const Matrix a = matrix(x), b = matrix(y);
+    const T *slopes = input<T>(grad), *c = input<T>(cosines), *norms = input<T>(inverse);
+    const auto [out_x, dtype_x] = gradient(grad_x);
+    const auto [out_y, dtype_y] = gradient(grad_y);
+    over(rows, 2 * width, [=](int64_t begin, int64_t end) {
+      kernels().of<T>().paired_cosines_backward(slopes, a, b, width, c, norms, norms + rows, out_x,
+                                                dtype_x, out_y, dtype_y, begin, end);
+    });
+  });
+}
 
 // rows (N, D) and columns (M, D), without y one and the same: x and y less the mean of y (or x), in
 // units of the `largest` norm of all. offsets (M,): half the squared norms of the columns.
