@@ -13,7 +13,7 @@ const KernelTable& kernels();
 // compute type if given.
 void cosent(Tensor scores, Tensor labels, double scale, Tensor loss, Optional slope);
 
-// Cosines of paired rows, centred rows, and rows against the few columns chosen for each (rows.cpp).
+// Cosines of paired rows, centred rows, rows against the few columns chosen for each (rows.cpp).
 void paired_cosines(Tensor x, Tensor y, Tensor cosines, Tensor inverse);
 void paired_cosines_backward(Tensor grad, Tensor x, Tensor y, Tensor cosines, Tensor inverse,
                              Optional grad_x, Optional grad_y);

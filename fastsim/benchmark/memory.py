@@ -24,6 +24,7 @@ from fastsim.benchmark.calls import reason, step
 from fastsim.benchmark.cases import CASES
 from fastsim.benchmark.rivals import RIVALS, rival_named
 from fastsim.benchmark.rivals.rival import anywhere
+from fastsim.benchmark.variables import variables
 
 MIB, GIB = 2**20, 2**30
 
@@ -39,21 +40,15 @@ def rise(loss, name, rows, width, *, device="cpu", dtype="float32", limit=None):
 
     name: of a rival, or "fastsim <backend>". limit: bytes that the call may take.
     """
-    kept = os.environ.get(_THRESHOLD)
-    os.environ[_THRESHOLD] = str(1 << 20)  # read by the server when it starts
     try:
-        with ProcessPoolExecutor(1, mp_context=_context()) as pool:
+        with variables(_ALLOCATOR), ProcessPoolExecutor(1, mp_context=_context()) as pool:
             arguments = (loss, name, rows, width, device, dtype, limit)
             return pool.submit(_rise, *arguments).result()
     except BrokenProcessPool:
         return "out of memory: the process was ended"
-    finally:
-        os.environ.pop(_THRESHOLD)
-        if kept is not None:
-            os.environ[_THRESHOLD] = kept
 
 
-_THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
+_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}  # read by the server when it starts
 _CLEAR, _STATUS, _STATM = (Path("/proc/self") / name for name in ("clear_refs", "status", "statm"))
 
 

@@ -6,13 +6,11 @@ Jones 2013, "Rigorous Benchmarking in Reasonable Time"; Mytkowicz et al. 2009, "
 Without Doing Anything Obviously Wrong!".
 
 The C allocator of these processes keeps what it has been given. Else it depends on what was freed
-before whether a matrix of 4 to 32 MB comes in fresh pages, which costs as much as the formula that
-fills it: a third of the time of eager losses at N = 2,048, now and then.
+before whether a matrix of up to 32 MB comes in fresh pages: now and then, a third of the time of
+eager losses at N = 2,048.
 """
 
-import contextlib
 import multiprocessing
-import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 
@@ -22,6 +20,7 @@ from fastsim.benchmark.cases import UP_TO
 from fastsim.benchmark.results import environment
 from fastsim.benchmark.run import run
 from fastsim.benchmark.settings import LARGE_IN
+from fastsim.benchmark.variables import variables
 
 # Read by glibc when a process starts; 32 MB is the most that it takes as a threshold.
 ALLOCATOR = {
@@ -50,22 +49,12 @@ def run_in_processes(settings, *, progress=True):
             click.echo(f"process {index + 1} of {settings.processes}", err=True)
         largest = None if index < LARGE_IN else UP_TO
         part = replace(settings, measures=("time",), largest=largest)
-        with _allocator(), ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        with (
+            variables(ALLOCATOR),
+            ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool,
+        ):
             runs.append(pool.submit(run, part, progress=progress).result()[1])
         yield about, joined(runs) + rest
-
-
-@contextlib.contextmanager
-def _allocator():
-    kept = os.environ.copy()
-    os.environ.update(ALLOCATOR)
-    try:
-        yield
-    finally:
-        for name in ALLOCATOR:
-            os.environ.pop(name)
-            if name in kept:
-                os.environ[name] = kept[name]
 
 
 def joined(runs):
