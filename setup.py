@@ -60,9 +60,7 @@ def build_cpu(target, scratch):
         ([*command, f"-DFASTSIM_ISA={name}", *flags.split()], "cpu/kernels.cpp")
         for name, flags in INSTRUCTION_SETS.items()
     ]
-    units += [
-        (command, f"cpu/{stem}.cpp") for stem in ("choose", "ops", "ranking", "rows", "whole")
-    ]
+    units += [(command, f"cpu/{stem}.cpp") for stem in ("choose", "ops", "cosent", "rows", "whole")]
     objects = compile_all(units, scratch)
     subprocess.run([command[0], "-shared", *objects, "-o", target, *link], check=True)
 

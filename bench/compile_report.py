@@ -23,15 +23,19 @@ from typing import NamedTuple
 import click
 import torch
 
-from fastsim.backends.triton import TritonBackend
-from fastsim.targets import Guide, Pairs
-from fastsim.tiles import Tile
+from fastsim.backends.triton.backend import TritonBackend
+from fastsim.pairs import Guide, Pairs
+from fastsim.tile import Tile
 
 # Those that take longest to compile come first, so that all processes end at about the same time.
 ARCHITECTURES = ("sm_90", "sm_80", "gfx942")
 OPERANDS = ("float16", "tf32", "float32")
 ROWS, COLUMNS = 200, 300
-ALONE = ("softmax", "sigmoid", "squared_error")  # kinds that rows with themselves fold mirrored
+ALONE = (
+    "softmax",
+    "sigmoid",
+    "squared_error",
+)  # kinds that rows with themselves forward reduction mirrored
 TABLE_NOTE = "spills in bytes (sm) or vector registers (gfx); operands float16 for 16-bit inputs"
 
 
@@ -82,7 +86,7 @@ def recording(architecture):
     """Within the block every launch is compiled for the architecture; yields the list of them."""
     from triton.runtime import driver
 
-    from fastsim.backends.triton_kernels import launches, launching, lists, merge, rows, scan, tile
+    from fastsim.backends.triton.kernels import launches, launching, lists, merge, rows, scan, tile
 
     found = []
 
@@ -150,7 +154,10 @@ def tiles():
     dense = Pairs(dense=torch.zeros(ROWS, COLUMNS, dtype=torch.bfloat16))
     integers = Pairs(dense=torch.zeros(ROWS, COLUMNS, dtype=torch.int8))
     others = Pairs(
-        row_groups=_integers(ROWS), column_groups=_integers(COLUMNS), otherwise=0.0, skip="diagonal"
+        row_groups=_integers(ROWS),
+        column_groups=_integers(COLUMNS),
+        negative_target=0.0,
+        skip="diagonal",
     )
     once = Pairs(row_groups=_integers(ROWS), column_groups=_integers(COLUMNS), skip="lower")
     levels = torch.tensor([-1.0, 1.0])
@@ -180,10 +187,10 @@ def tiles():
 
 
 def run_alone(tile, dtype, depth=768):
-    """The fold of rows with themselves."""
+    """The forward reduction of rows with themselves."""
     backend = TritonBackend()
     unit = backend.unit_rows(torch.randn(ROWS, depth, dtype=dtype))[0]
-    backend.fold(tile, unit, unit)
+    backend.forward(tile, unit, unit)
 
 
 def run_tile(tile, dtype, depth=768):
@@ -193,11 +200,11 @@ def run_tile(tile, dtype, depth=768):
     unit_y = backend.unit_rows(torch.randn(COLUMNS, depth, dtype=dtype))[0]
     block = slice(0, ROWS), slice(0, COLUMNS)
     workspace = backend.workspace(unit_x, unit_y, whole_rows=True)
-    state = backend.fold(tile, unit_x, unit_y)
+    state = backend.forward(tile, unit_x, unit_y)
     grad = torch.ones(() if tile.kind == "levels" else ROWS)
-    backend.visit(tile, unit_x, unit_y, block, grad, workspace)
+    backend.fused_pass(tile, unit_x, unit_y, block, grad, workspace)
     coefficients = tile.coefficients(state, grad.double())
-    backend.slope(tile, unit_x, unit_y, block, coefficients, workspace)
+    backend.score_grad(tile, unit_x, unit_y, block, coefficients, workspace)
 
 
 def run_rest(dtype, depth=768):
@@ -236,7 +243,9 @@ def compile_case(architecture, operand_name, case):
         if compiled.hash in seen:
             continue
         epilogue = "+".join(
-            function.fn.__name__ for key in ("FOLD", "SLOPE") if (function := constants.get(key))
+            function.fn.__name__
+            for key in ("FORWARD", "SCORE_GRAD")
+            if (function := constants.get(key))
         )
         row = (kernel.fn.__name__, epilogue, case, operand_name, architecture)
         registers, shared, spills, assembly = resources(compiled)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import click
 
-from fastsim.backends.cuda import LIBRARY
+from fastsim.backends.cuda.backend import LIBRARY
 
 EMPTY = 8  # registers: a kernel without code has fewer
 

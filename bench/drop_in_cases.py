@@ -1,6 +1,6 @@
 """Drop-in losses that no function of fastsim stands for alone: cases and peers for bench/parity.py.
 
-The adapters of fastsim/benchmark/rivals cover the others.
+The adapters of fastsim/benchmark/baselines cover the others.
 """
 
 import functools
@@ -8,9 +8,9 @@ import importlib
 
 import torch
 
+from fastsim.benchmark.baselines import pytorch_metric_learning, sentence_transformers
+from fastsim.benchmark.baselines.baseline import Baseline, made
 from fastsim.benchmark.cases import MEMBERS, Case
-from fastsim.benchmark.rivals import pytorch_metric_learning, sentence_transformers
-from fastsim.benchmark.rivals.rival import Rival, made
 
 DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 CLASSES = 3
@@ -181,14 +181,14 @@ _METRICS = {
 
 
 def _pairs(library, losses):
-    """[(Case, Rival)] of a package's losses."""
-    package = library.RIVAL.package
+    """[(Case, Baseline)] of a package's losses."""
+    package = library.BASELINE.package
     for name, (make, options, adapter) in losses.items():
         replaced = made({name: adapter}, library.drop_in)
         theirs = made({name: adapter}, library.theirs)
         yield (
             Case(name, None, make, options),
-            Rival(library.RIVAL.name, package, theirs, drop_in=replaced),
+            Baseline(library.BASELINE.name, package, theirs, drop_in=replaced),
         )
 
 

@@ -6,8 +6,8 @@
    bfloat16; two runs bit for bit; a run captured in a CUDA graph. Several processes share the GPU,
    since most of this is compilation, whose results the next stage finds on the disk.
 2. Times and peak memory of forward + backward from N = 512 to 65,536, D = 768, bfloat16, in turns
-   with the rivals of fastsim/benchmark/rivals, each with its share of the ceiling: the library's
-   square product, measured first. Headlines at all sizes come before other losses.
+   with the baselines of fastsim/benchmark/baselines, each with its share of the ceiling: the
+   library's square product, measured first. Headlines at all sizes come before other losses.
 3. info_nce at N = 1,048,576.
 
 Every stage has its share of the minutes, and what does not fit in it is a row that says so, as is
@@ -35,7 +35,7 @@ from fastsim.benchmark.options import Integers
 from fastsim.benchmark.settings import Settings
 
 HEADLINES = ("info_nce", "info_nce symmetric", "siglip", "full_triplet")
-RIVALS = (
+BASELINES = (
     *("eager torch", "torch.compile", "sentence-transformers"),
     *("open_clip", "siglip-kernel", "inf-cl", "cut-cross-entropy"),
 )
@@ -51,7 +51,11 @@ LONGEST = 4.0  # seconds of a call that is made; a longer one is foretold from s
 def kernels(device):
     """The backends that serve tensors of the device here, the dense formulas left out."""
     probe = torch.empty(1, device=device)
-    return [name for name in backends() if name != "eager" and get(name).objection(probe) is None]
+    return [
+        name
+        for name in backends()
+        if name != "eager" and get(name).unsupported_reason(probe) is None
+    ]
 
 
 def check_tasks(settings, checked, ragged):
@@ -59,7 +63,7 @@ def check_tasks(settings, checked, ragged):
     device, (width,) = settings.device, settings.dims
     checks = (gpu_checks.repeats, gpu_checks.captures)[: 2 if device == "cuda" else 1]
     for case in settings.cases:
-        if COMPILER in settings.rivals and case.name in HEADLINES:
+        if COMPILER in settings.baselines and case.name in HEADLINES:
             ahead = (settings, case.name, min(settings.sizes), (COMPILER,))
             about = {"measure": "compilation", "loss": case.name, "implementation": COMPILER}
             yield Task(about, gpu_times.compile_ahead, ahead)
@@ -95,11 +99,11 @@ def time_tasks(settings):
                 arguments = settings, case.name, rows
                 alone = tuple(
                     Task(
-                        about | {"implementation": rival.name},
+                        about | {"implementation": baseline.name},
                         gpu_times.contest,
-                        (*arguments, (rival.name,)),
+                        (*arguments, (baseline.name,)),
                     )
-                    for rival in settings.contestants(case)
+                    for baseline in settings.contestants(case)
                 )
                 yield Task(about, gpu_times.contest, arguments, alone)
 
@@ -138,7 +142,9 @@ class Record:
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 @click.option("--backend", "wanted", multiple=True, help="Of fastsim; all that can run.")
 @click.option("--loss", "losses", multiple=True, help="Of `fastsim bench`; all.")
-@click.option("--rival", "rivals", multiple=True, help="Or none; those that serve large sizes.")
+@click.option(
+    "--baseline", "baselines", multiple=True, help="Or none; those that serve large sizes."
+)
 @click.option("--sizes", type=Integers(), default=(512, 4096, 32768, 65536), show_default=True)
 @click.option("--dim", default=768, show_default=True)
 @click.option("--checked", default=4096, show_default=True, help="N of the check of errors.")
@@ -153,7 +159,7 @@ def main(
     device,
     wanted,
     losses,
-    rivals,
+    baselines,
     sizes,
     dim,
     checked,
@@ -171,7 +177,7 @@ def main(
     settings = Settings(
         losses=losses,
         backends=wanted or tuple(kernels(device)),
-        rivals=rivals or RIVALS,
+        baselines=baselines or BASELINES,
         sizes=sizes,
         dims=(dim,),
         passes=(gpu_times.BOTH,),

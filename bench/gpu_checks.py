@@ -6,10 +6,10 @@ from dataclasses import replace
 import torch
 
 from fastsim.benchmark.accuracy import relative
+from fastsim.benchmark.baselines import ours
+from fastsim.benchmark.baselines.baseline import UnavailableError
 from fastsim.benchmark.calls import step
 from fastsim.benchmark.cases import CASES
-from fastsim.benchmark.rivals import ours
-from fastsim.benchmark.rivals.rival import UnavailableError
 
 # Type of the embeddings, and torch's precision of float32 products.
 OPERANDS = {
@@ -74,8 +74,8 @@ def row_of(measure, loss, backend, operand, **more):
 def error(loss, backend, shape, operand, device):
     """The row of errors against float64, in norm: the backend's own, and the dense formula's.
 
-    Passed where none is above twice the formula's and a rounding of the operands and slopes, which
-    for 16-bit inputs are float16.
+    Passed where none is above twice the formula's and a rounding of the operands and score
+    gradients, which for 16-bit inputs are float16.
     """
     seed = fresh()
     problem = problem_of(loss, shape, operand, device, seed)

@@ -8,10 +8,10 @@ from torch.nn.functional import normalize
 
 from bench.gpu_checks import narrowed
 from fastsim.benchmark import ceilings
+from fastsim.benchmark.baselines import baseline_named
 from fastsim.benchmark.calls import reason, runnable
 from fastsim.benchmark.cases import ALIKE, CASES, Problem
 from fastsim.benchmark.memory import MIB, gpu_rise
-from fastsim.benchmark.rivals import rival_named
 from fastsim.benchmark.run import Session
 from fastsim.benchmark.timing import in_turns, summary
 
@@ -59,7 +59,7 @@ def contest(settings, loss, rows, names=None):
             common = {"measure": "memory", "loss": loss, "implementation": name, "rows": rows}
             common |= {"width": width, "dtype": str(settings.type).removeprefix("torch.")}
             try:
-                rise = gpu_rise(rival_named(name).call(problem), problem)
+                rise = gpu_rise(baseline_named(name).call(problem), problem)
                 found.append(common | {"rise MB": round(rise / MIB, 1)})
             except Exception as error:
                 found.append(common | {"not measured": reason(error)})
@@ -80,13 +80,15 @@ def largest(settings, name, rows):
     # In place: float32 copies of a million rows are gigabytes.
     y.mul_(1 / math.sqrt(width)).add_(normalize(x, dim=1), alpha=ALIKE)
     problem = Problem(case, [x.requires_grad_(), y.requires_grad_()], (), dict(case.options))
-    call = rival_named(name).call(problem)
+    call = baseline_named(name).call(problem)
     few = narrowed(problem, FEW)
     runnable(call, few, BOTH)()
     del few
     common = {"loss": case.name, "implementation": name, "rows": rows, "width": width}
     common |= {"dtype": str(settings.type).removeprefix("torch.")}
-    times = in_turns({name: runnable(call, problem, BOTH)}, seconds=0, least=1, warm_up=False)
+    times = in_turns(
+        {name: runnable(call, problem, BOTH)}, seconds=0, all_reduce_min=1, warm_up=False
+    )
     times = times[name]
     if not isinstance(times, list):
         return [{"measure": "time", "pass": BOTH, **common, "not measured": times}]

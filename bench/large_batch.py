@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastsim
 from bench.results import write
-from fastsim.encoder import EMBEDDED
+from fastsim.encoders.encoder import EMBEDDED
 from fastsim.grad_cache import GradCache, MicroBatches
 
 LENGTH = 16  # tokens, which most sentences of the data have at most
@@ -103,7 +103,7 @@ def step(batch_size, size, share, pairs):
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 
-    from fastsim.training.model_files import model_folder
+    from fastsim.encoders.model_files import model_folder
 
     folder = str(model_folder(EMBEDDED))
     texts = [[pairs[i % len(pairs)][side] for i in range(batch_size)] for side in (0, 1)]

@@ -15,18 +15,18 @@ import torch
 from bench.drop_in_cases import DROP_INS
 from bench.results import write
 from fastsim.benchmark.accuracy import relative
+from fastsim.benchmark.baselines import BASELINES, ours
+from fastsim.benchmark.baselines.baseline import UnavailableError
 from fastsim.benchmark.calls import reason, step
 from fastsim.benchmark.cases import CASES, MEMBERS
 from fastsim.benchmark.results import environment
-from fastsim.benchmark.rivals import RIVALS, ours
-from fastsim.benchmark.rivals.rival import UnavailableError
 
 CASE_COUNT = 1000  # of a loss and a peer, an equal share for every dtype
 # At least two groups: within one a softmax has nothing to tell apart, its gradient is rounding.
 FEWEST_ROWS, MOST_ROWS, MOST_WIDTH = MEMBERS + 1, 96, 128
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # What a user imports, as against a formula written out.
-PEERS = [rival for rival in RIVALS.values() if rival.drop_in]
+PEERS = [baseline for baseline in BASELINES.values() if baseline.drop_in]
 
 
 def drawn(case, dtype, chance):

@@ -47,7 +47,7 @@ def milliseconds(value):
 
 
 def _beside(found, loss, name, rows, width):
-    """A rival's time and how many times as long it takes, or why there is none."""
+    """A baseline's time and how many times as long it takes, or why there is none."""
     ratio = found.ratio(loss, name, found.ours(loss, rows, width), rows, width)
     if ratio:
         best = found.best(loss, name, rows, width)
@@ -56,7 +56,7 @@ def _beside(found, loss, name, rows, width):
     return why if why.startswith("out of memory") else ""
 
 
-def _rivals(found, losses, what):
+def _baselines(found, losses, what):
     """Implementations with a figure for one of the losses, fastsim left out."""
     names = dict.fromkeys(name for loss, name, *_ in what if loss in losses)
     return [name for name in names if not name.startswith("fastsim ")]
@@ -70,7 +70,7 @@ def time(found):
         if loss in HEADLINES and which == BOTH
     )
     largest = {width: max(n for _, n, wide in places if wide == width) for _, _, width in places}
-    rivals = _rivals(found, HEADLINES, found.times)
+    baselines = _baselines(found, HEADLINES, found.times)
     lines = []
     for loss, rows, width in sorted(places, key=lambda p: (p[2], p[1], HEADLINES.index(p[0]))):
         if width != WIDTH and rows != largest[width]:
@@ -79,21 +79,21 @@ def time(found):
         share = found.share(CASES[loss], ours, rows, width)
         best = milliseconds(found.best(loss, ours, rows, width))
         cells = [loss, f"{rows:,} x {width}", best, f"{share:.0%}" if share else ""]
-        lines.append(cells + [_beside(found, loss, name, rows, width) for name in rivals])
-    return markdown(["loss", "N x D", "fastsim", "of ceiling", *rivals], lines, 2)
+        lines.append(cells + [_beside(found, loss, name, rows, width) for name in baselines])
+    return markdown(["loss", "N x D", "fastsim", "of ceiling", *baselines], lines, 2)
 
 
 def cosent(found):
     """CoSENT over the longest list of scores."""
     places = {loss: rows for loss, _, rows, _, _ in found.times if loss in LISTS}
-    rivals = _rivals(found, LISTS, found.times)
+    baselines = _baselines(found, LISTS, found.times)
     lines = []
     for loss, rows in places.items():
         ours = found.ours(loss, rows, 1)
         labels = "all distinct" if "distinct" in loss else "26 distinct"
         cells = [f"{rows:,}", labels, milliseconds(found.best(loss, ours, rows, 1))]
-        lines.append(cells + [_beside(found, loss, name, rows, 1) for name in rivals])
-    return markdown(["scores", "labels", "fastsim", *rivals], lines, 2)
+        lines.append(cells + [_beside(found, loss, name, rows, 1) for name in baselines])
+    return markdown(["scores", "labels", "fastsim", *baselines], lines, 2)
 
 
 def memory(found):
@@ -144,7 +144,7 @@ def spread(found):
 
 
 def slower(found):
-    """Where a rival takes less time than fastsim, a line for either pass."""
+    """Where a baseline takes less time than fastsim, a line for either pass."""
     lines = []
     for which, title in ((BOTH, "forward and backward"), ("forward", "the forward pass alone")):
         ratios = {}
@@ -153,12 +153,14 @@ def slower(found):
             if of == which and ours and not name.startswith("fastsim "):
                 place = f"{loss} {rows:,} x {width} ({name}"
                 ratios[place] = found.ratio(loss, name, ours, rows, width, of)[0]
-        least = sorted((value, place) for place, value in ratios.items() if value < 1)
+        all_reduce_min = sorted((value, place) for place, value in ratios.items() if value < 1)
         if ratios:
-            named = "; ".join(f"{place} {value:.2f} x)" for value, place in least[:SLOWEST])
-            first = f", the {SLOWEST} most" if len(least) > SLOWEST else ""
-            where = f"{first}: {named}" if least else ""
-            lines.append(f"* {title}: {len(least)} of {len(ratios)} ratios{where}.")
+            named = "; ".join(
+                f"{place} {value:.2f} x)" for value, place in all_reduce_min[:SLOWEST]
+            )
+            first = f", the {SLOWEST} most" if len(all_reduce_min) > SLOWEST else ""
+            where = f"{first}: {named}" if all_reduce_min else ""
+            lines.append(f"* {title}: {len(all_reduce_min)} of {len(ratios)} ratios{where}.")
     return "\n".join(lines) or NOTHING
 
 

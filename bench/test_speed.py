@@ -1,19 +1,20 @@
-"""pytest bench: every loss by fastsim's backends and its rivals, a table per loss, size and pass.
+"""pytest bench: every loss by fastsim's backends and its baselines, a table per loss, size and
+pass.
 
     pytest bench [--sizes 64,512,2048] [--dims 384] [--device cpu] [-k siglip]
 
 The rate and the share of the measured ceiling (the library's product at that size) are extra
-information: --benchmark-json keeps them. A rival that is not here is skipped with its reason.
+information: --benchmark-json keeps them. A baseline that is not here is skipped with its reason.
 """
 
 import functools
 
 import pytest
 
+from fastsim.benchmark.baselines.baseline import UnavailableError
 from fastsim.benchmark.calls import PASSES, reason, runnable
 from fastsim.benchmark.ceilings import product_rows
 from fastsim.benchmark.memory import limited
-from fastsim.benchmark.rivals.rival import UnavailableError
 from fastsim.benchmark.settings import Settings
 
 
@@ -22,15 +23,15 @@ def pytest_generate_tests(metafunc):
     settings = Settings(sizes=option("sizes"), dims=option("dims"), device=option("device"))
     places = [
         pytest.param(
-            settings, case, rival, rows, width, id=f"{case.name}-{rival.name}-{rows}x{width}"
+            settings, case, baseline, rows, width, id=f"{case.name}-{baseline.name}-{rows}x{width}"
         )
         for case in settings.cases
         for rows in settings.sizes_of(case)
         for width in settings.dims_of(case)
-        for rival in settings.contestants(case)
-        if rival.up_to is None or rows <= rival.up_to
+        for baseline in settings.contestants(case)
+        if baseline.up_to is None or rows <= baseline.up_to
     ]
-    metafunc.parametrize(("settings", "case", "rival", "rows", "width"), places)
+    metafunc.parametrize(("settings", "case", "baseline", "rows", "width"), places)
     metafunc.parametrize("which", PASSES)
 
 
@@ -40,17 +41,17 @@ def ceiling(rows, width, device, dtype):
     return product_rows(rows, width, device=device, dtype=dtype, seconds=0.2)["GFLOP/s"]
 
 
-@pytest.mark.filterwarnings("ignore")  # of rivals and what they import
-def test_speed(benchmark, settings, case, rival, rows, width, which):
+@pytest.mark.filterwarnings("ignore")  # of baselines and what they import
+def test_speed(benchmark, settings, case, baseline, rows, width, which):
     benchmark.group = f"{case.name}, {rows:,} x {width}, {which}"
     problem = case.problem(rows, width, device=settings.device, dtype=settings.type)
     try:
-        function = runnable(rival.call(problem), problem, which)
+        function = runnable(baseline.call(problem), problem, which)
         with limited(settings.bytes_limit, settings.device):
             function()
             benchmark(function)
-    except Exception as error:  # a rival's own, of any kind
-        if rival.package == "fastsim" and not isinstance(error, UnavailableError):
+    except Exception as error:  # a baseline's own, of any kind
+        if baseline.package == "fastsim" and not isinstance(error, UnavailableError):
             raise
         pytest.skip(reason(error))
     if benchmark.stats and case.products[0]:  # no stats with --benchmark-disable

@@ -3,7 +3,7 @@
     python -m bench.tune_triton [--depth 768] [--rows 8192] [--columns 32768]
 
 For operands of float16 and tf32, times the passes of two losses with every candidate, prints the
-fastest as an entry of fastsim/backends/triton_kernels/table.py, and writes all of them to
+fastest as an entry of fastsim/backends/triton/kernels/table.py, and writes all of them to
 bench/results/<device>/tune_triton.jsonl. A candidate that does not build or fit is a line too.
 Most of its minutes are compilation.
 """
@@ -17,9 +17,9 @@ import torch
 from bench.compile_report import operand
 from bench.results import write
 from fastsim.backends import get
-from fastsim.backends.triton_kernels import table
-from fastsim.targets import Pairs
-from fastsim.tiles import Tile
+from fastsim.backends.triton.kernels import table
+from fastsim.pairs import Pairs
+from fastsim.tile import Tile
 
 TILES = ((64, 128), (128, 64), (128, 128), (128, 256), (256, 128))
 
@@ -52,7 +52,9 @@ def candidates(architecture, name):
 
 
 def passes(rows, columns, depth, dtype, device):
-    """{name: callable}: a visit of either kind, and the two passes that the softmax's replaces."""
+    """{name: callable}: a fused pass of either kind, and the two passes that the softmax's
+    replaces.
+    """
     backend = get("triton")
     x = torch.randn(rows, depth, device=device).to(dtype)
     y = torch.randn(columns, depth, device=device).to(dtype)
@@ -65,17 +67,19 @@ def passes(rows, columns, depth, dtype, device):
     groups = torch.arange(columns, device=device)
     pairs = Pairs(row_groups=groups[:rows], column_groups=groups)
     sigmoid = Tile("sigmoid", pairs, scale, bias)
-    state = backend.fold(positives, unit_x, unit_y)
+    state = backend.forward(positives, unit_x, unit_y)
     coefficients = positives.coefficients(state, weights.double())
     return {
-        "softmax fold": lambda: backend.fold(positives, unit_x, unit_y),
-        "softmax slope": lambda: backend.slope(
+        "softmax forward reduction": lambda: backend.forward(positives, unit_x, unit_y),
+        "softmax score gradient": lambda: backend.score_grad(
             positives, unit_x, unit_y, block, coefficients, workspace
         ),
-        "softmax visit": lambda: backend.visit(
+        "softmax fused pass": lambda: backend.fused_pass(
             positives, unit_x, unit_y, block, weights, workspace
         ),
-        "sigmoid visit": lambda: backend.visit(sigmoid, unit_x, unit_y, block, weights, workspace),
+        "sigmoid fused pass": lambda: backend.fused_pass(
+            sigmoid, unit_x, unit_y, block, weights, workspace
+        ),
     }
 
 
@@ -109,9 +113,10 @@ def entry(rows):
     timed = [row for row in rows if "not_measured" not in row]
     if not timed:
         raise click.ClickException("no candidate ran")
-    best = min(timed, key=lambda row: row["softmax visit"] + row["sigmoid visit"])
+    best = min(timed, key=lambda row: row["softmax fused pass"] + row["sigmoid fused pass"])
     # To spare a product pays at this depth if it beats two products.
-    pays = best["softmax visit"] < best["softmax fold"] + best["softmax slope"]
+    two_passes = best["softmax forward reduction"] + best["softmax score gradient"]
+    pays = best["softmax fused pass"] < two_passes
     spare = best["depth"] if pays else 2 * best["depth"]
     sizes = table.BlockSizes(**best["sizes"] | {"spare": spare})
     return f"    {tuple(best['key'])!r}: {sizes!r},"

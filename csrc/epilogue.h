@@ -1,5 +1,5 @@
 // The mathematics of each loss on one score: the logit, what a row or column keeps of it, and the
-// slope dL/ds. Plain scalar functions of values, for host and device, without torch headers; an
+// score gradient dL/ds. Plain scalar functions of values, for host and device, without torch headers; an
 // engine decides how scores arrive and in which order (csrc/cpu vectorises loops over them).
 //
 // Vocabulary: s score (cosine), z logit, t target, w the weight of a row in the loss.
@@ -100,28 +100,28 @@ struct Softmax {
 
 // ---- elementwise losses ----
 
-// SigLIP: binary cross entropy of z = scale s + bias against (t + 1) / 2; the slope is dL/dz.
+// SigLIP: binary cross entropy of z = scale s + bias against (t + 1) / 2; the score gradient is dL/dz.
 template <class T>
 struct Sigmoid {
   T scale, bias;
 
-  FASTSIM_INLINE void operator()(T s, T t, T& loss, T& slope) const {
+  FASTSIM_INLINE void operator()(T s, T t, T& loss, T& score_grad) const {
     const T z = fused(scale, s, bias);
     const T e = exponential(-magnitude(z));
     const T wanted = fused(T(0.5), t, T(0.5));
     const T positive = T(0.5) * (z + magnitude(z));
     loss = fused(-wanted, z, positive) + log_one_plus(e);
-    slope = (z < T(0) ? e : T(1)) / (T(1) + e) - wanted;
+    score_grad = (z < T(0) ? e : T(1)) / (T(1) + e) - wanted;
   }
 };
 
-// Squared error (s - t)^2; the slope is dL/ds.
+// Squared error (s - t)^2; the score gradient is dL/ds.
 template <class T>
 struct SquaredError {
-  FASTSIM_INLINE void operator()(T s, T t, T& loss, T& slope) const {
+  FASTSIM_INLINE void operator()(T s, T t, T& loss, T& score_grad) const {
     const T difference = s - t;
     loss = difference * difference;
-    slope = T(2) * difference;
+    score_grad = T(2) * difference;
   }
 };
 
@@ -130,21 +130,21 @@ struct SquaredError {
 // the negated positives'. NT-Xent has a term for each positive: softplus(lse of the negatives - z).
 
 // The negatives' sum of exponentials relative to the score `top` has the logarithm `log_sum`; the
-// slope is -dL/dz.
+// score gradient is -dL/dz.
 template <class T>
 struct MultiPositive {
   T scale;
 
-  FASTSIM_INLINE void operator()(T s, T top, T log_sum, T& loss, T& slope) const {
+  FASTSIM_INLINE void operator()(T s, T top, T log_sum, T& loss, T& score_grad) const {
     const T x = fused(scale, top - s, log_sum);
     const T e = exponential(-magnitude(x));
     loss = T(0.5) * (x + magnitude(x)) + log_one_plus(e);
-    slope = (x < T(0) ? e : T(1)) / (T(1) + e);
+    score_grad = (x < T(0) ? e : T(1)) / (T(1) + e);
   }
 };
 
 // ---- CoSENT over a matrix ----
-// Level l keeps A_l = lse z and B_l = lse -z, each as maximum and sum. The slope in level l, in
+// Level l keeps A_l = lse z and B_l = lse -z, each as maximum and sum. The score gradient in level l, in
 // units of dL/dz, is e^{z + lse_{m>l} B_m - L} - e^{-z + lse_{m<l} A_m - L}; both exponentials are
 // taken relative to the level's own extremes, `high` of s and `low` of -s, so that the factors
 // `up` and `down` carry everything large.
@@ -153,7 +153,7 @@ template <class T>
 struct Levels {
   T scale;
 
-  FASTSIM_INLINE T slope(T s, T high, T up, T low, T down) const {
+  FASTSIM_INLINE T score_grad(T s, T high, T up, T low, T down) const {
     return up * exponential(scale * (s - high)) - down * exponential(scale * (-s - low));
   }
 };

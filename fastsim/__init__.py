@@ -62,7 +62,7 @@ __all__ = [
 def __getattr__(name):
     """`Encoder` on first use: the only public name that wants more than torch and numpy."""
     if name == "Encoder":
-        from fastsim.encoder import Encoder
+        from fastsim.encoders.encoder import Encoder
 
         return Encoder
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

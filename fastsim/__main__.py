@@ -1,5 +1,5 @@
 """python -m fastsim."""
 
-from fastsim.cli import main
+from fastsim.cli.main import main
 
 main(prog_name="fastsim")

@@ -17,8 +17,8 @@ rank.
 
 `Ring(group)` in place of the group: the columns travel from rank to rank instead. For M columns
 of width D on R ranks, a gathering rank holds M D embeddings, their unit rows and two gradients of
-that size; a rank of a ring holds a few blocks of M D / R, but visits the scores twice and passes
-the columns on twice. It is for columns that do not fit when gathered.
+that size; a rank of a ring holds a few blocks of M D / R, but computes the scores twice and
+passes the columns on twice. It is for columns that do not fit when gathered.
 
 `fastsim.grad_cache` is the other half of a very large batch: its encoder in micro-batches.
 """
@@ -140,7 +140,7 @@ class Batch:
 
     def total(self, value):
         """The sum of a tensor over the ranks."""
-        return value if self.group is None else total(value, self.name)
+        return value if self.group is None else all_reduce_sum(value, self.name)
 
 
 def join(group, loss, rows, columns, **options):
@@ -203,14 +203,14 @@ def _refuse(said, group):
 # ---- what is merged over the ranks ----
 
 
-def total(value, name):
+def all_reduce_sum(value, name):
     """The sum of a tensor over the ranks of the group of that name."""
     value = value.clone()
     dist.all_reduce(value, dist.ReduceOp.SUM, _groups[name])
     return value
 
 
-def least(value, name):
+def all_reduce_min(value, name):
     """The minimum of a tensor over the ranks of the group of that name."""
     value = value.clone()
     dist.all_reduce(value, dist.ReduceOp.MIN, _groups[name])
@@ -219,8 +219,8 @@ def least(value, name):
 
 def merge_exponentials(top, exponentials, scale, name):
     """Maxima (of scores) and sums of exponentials relative to them, over the ranks."""
-    both = -least(-top, name)
-    return both, total(exponentials * (scale * (top - both)).exp(), name)
+    both = -all_reduce_min(-top, name)
+    return both, all_reduce_sum(exponentials * (scale * (top - both)).exp(), name)
 
 
 # ---- gathering ----

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fastsim
-from fastsim.backends import cpu
+from fastsim.backends.cpu import backend as cpu
 
 
 @pytest.fixture(autouse=True)

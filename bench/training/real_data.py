@@ -55,9 +55,9 @@ def evaluate(model, data, *arguments):
     return {name: value for name, value in found.items() if name not in ("model", "data")}
 
 
-def rival(output, *arguments):
+def baseline(output, *arguments):
     """sentence-transformers' trainer; what it printed."""
-    script = ROOT / "bench/training/rival.py"
+    script = ROOT / "bench/training/baseline.py"
     command = [sys.executable, script, "--output", output, *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -100,8 +100,8 @@ def stsb_cosent(folder):
 def stsb_sentence_transformers(folder):
     """The same epoch by sentence-transformers' trainer and CoSENTLoss."""
     data = DATA / "stsb"
-    found = rival(folder / "m", "--train", data / "train.csv", "--test", data / "test.csv")
-    write("stsb_sentence_transformers", command="python bench/training/rival.py", after=found)
+    found = baseline(folder / "m", "--train", data / "train.csv", "--test", data / "test.csv")
+    write("stsb_sentence_transformers", command="python bench/training/baseline.py", after=found)
 
 
 def stsb_time(folder, steps=12, turns=3):
@@ -113,7 +113,7 @@ def stsb_time(folder, steps=12, turns=3):
             folder / f"m{turn}", "--train", data, "--loss", "cosent", *STSB, "--max-steps", steps
         )
         ours.append(result["seconds"])
-        theirs.append(rival(folder / "r", "--train", data, "--max-steps", steps)["seconds"])
+        theirs.append(baseline(folder / "r", "--train", data, "--max-steps", steps)["seconds"])
     write(
         "stsb_time",
         command=command,

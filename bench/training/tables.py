@@ -54,8 +54,8 @@ def improved_table():
         for metric in metrics if result else ():
             values = (percent(result[when][metric]) for when in ("before", "after"))
             lines.append(f"| {what} | {result['steps']} | {metric} | {' | '.join(values)} |")
-    if rival := read("stsb_sentence_transformers"):
-        value = percent(rival["after"]["spearman_cosine"])
+    if baseline := read("stsb_sentence_transformers"):
+        value = percent(baseline["after"]["spearman_cosine"])
         lines.append(
             f"| the same epoch by sentence-transformers' trainer | | spearman_cosine | | {value} |"
         )
@@ -63,7 +63,7 @@ def improved_table():
 
 
 def crossed_table():
-    """Cross-encoders: CoSENT on the logits beside its rivals."""
+    """Cross-encoders: CoSENT on the logits beside its baselines."""
     lines = ["| cross-encoder | steps | metric | value |", "| --- | ---: | --- | ---: |"]
     for name, (what, metric) in CROSSED.items():
         if result := read(name):

@@ -57,7 +57,7 @@ void take_panel(const Tensor& panel, Block<T>& b) {
 template <class T>
 void take_pairs(Block<T>& b, const Optional& positives, const Optional& row_ids,
                 const Optional& column_ids, const Optional& row_groups,
-                const Optional& column_groups, const Optional& dense, double otherwise,
+                const Optional& column_groups, const Optional& dense, double negative_target,
                 int64_t skip) {
   b.positives = input<int64_t>(positives);
   b.row_ids = input<int64_t>(row_ids);
@@ -65,7 +65,7 @@ void take_pairs(Block<T>& b, const Optional& positives, const Optional& row_ids,
   b.row_groups = input<int64_t>(row_groups);
   b.column_groups = input<int64_t>(column_groups);
   if (dense) b.dense = matrix(*dense);
-  b.otherwise = static_cast<T>(otherwise);
+  b.negative_target = static_cast<T>(negative_target);
   b.skip = static_cast<Skip>(skip);
 }
 
@@ -83,13 +83,13 @@ Block<T> block(const Tensor& panel, int64_t row0, int64_t column0, const Pairs&.
 #define PAIRS                                                                                  \
   Tensor panel, int64_t row0, int64_t column0, Optional positives, Optional row_ids,           \
       Optional column_ids, Optional row_groups, Optional column_groups, Optional dense,        \
-      double otherwise, int64_t skip
+      double negative_target, int64_t skip
 #define PAIRS_SCHEMA                                                                           \
   "(Tensor(panel!) panel, int row0, int column0, Tensor? positives, Tensor? row_ids, "         \
   "Tensor? column_ids, Tensor? row_groups, Tensor? column_groups, Tensor? dense, "             \
-  "float otherwise, int skip, "
+  "float negative_target, int skip, "
 #define BLOCK                                                                                  \
   block<T>(panel, row0, column0, positives, row_ids, column_ids, row_groups, column_groups,    \
-           dense, otherwise, skip)
+           dense, negative_target, skip)
 
 }  // namespace fastsim

@@ -25,7 +25,7 @@ struct Block {
   int64_t stride, rows, columns, row0, column0;
   const int64_t *positives, *row_ids, *column_ids, *row_groups, *column_groups;
   Matrix dense;
-  T otherwise;
+  T negative_target;
   Skip skip;
 
   // The positive's column within this block, or -1 where it lies elsewhere.
@@ -47,18 +47,18 @@ struct SoftmaxState {
 };
 
 template <class T>
-struct SoftmaxSlope {
+struct SoftmaxScoreGrad {
   const T *row_top, *row_weight, *target_weight, *column_top, *column_weight;
 };
 
-// By row, of the terms of its positives: sum of the losses and of the slopes.
+// By row, of the terms of its positives: sum of the losses and of the score gradients.
 struct PositiveSums {
-  double *losses, *slopes;
+  double *losses, *score_grads;
 };
 
 // By row, for negatives and positives: what the exponentials are relative to, and their weight.
 template <class T>
-struct ContrastSlope {
+struct ContrastScoreGrad {
   const T *negative_top, *negative_weight, *positive_top, *positive_weight;
 };
 
@@ -70,7 +70,7 @@ struct Extreme {
 };
 
 template <class T>
-struct LevelSlope {
+struct LevelScoreGrad {
   const T *values, *high, *up, *low, *down;
   int64_t count;
 };
@@ -100,15 +100,15 @@ struct Kernels {
                              T factor, void* grad, Dtype, T* dots, int64_t, int64_t);
   void (*paired_cosines)(const Matrix& x, const Matrix& y, int64_t width, T* cosines, T* inverse_x,
                          T* inverse_y, int64_t, int64_t);
-  void (*paired_cosines_backward)(const T* slopes, const Matrix& x, const Matrix& y, int64_t width,
+  void (*paired_cosines_backward)(const T* score_grads, const Matrix& x, const Matrix& y, int64_t width,
                                   const T* cosines, const T* inverse_x, const T* inverse_y,
                                   void* grad_x, Dtype, void* grad_y, Dtype, int64_t, int64_t);
   void (*column_sums)(const T* x, int64_t rows, int64_t width, double* sums, int64_t, int64_t);
   void (*centred_rows)(const T* x, const T* centre, int64_t width, T* out, double* norms, int64_t,
                        int64_t);
-  void (*partners)(const Partners<T>&, T* values, int64_t, int64_t);
-  void (*partners_of_rows)(const Partners<T>&, const T* slopes, T* grad_x, int64_t, int64_t);
-  void (*partners_of_columns)(const Partners<T>&, const T* slopes, const Naming&, T* grad_y,
+  void (*chosen_rows)(const Partners<T>&, T* values, int64_t, int64_t);
+  void (*chosen_rows_of_rows)(const Partners<T>&, const T* score_grads, T* grad_x, int64_t, int64_t);
+  void (*chosen_rows_of_columns)(const Partners<T>&, const T* score_grads, const Naming&, T* grad_y,
                               int64_t, int64_t);
   int64_t panel_columns;
   void (*pack_panels)(const T* y, int64_t rows, int64_t width, T* packed, Range panels);
@@ -120,27 +120,27 @@ struct Kernels {
                            int64_t width, T* out, bool add, Range columns);
   void (*leave_out_above)(const Block<T>&, const T* guide, int64_t guide_stride,
                           const T* thresholds, int64_t, int64_t);
-  void (*softmax_visit)(const Block<T>&, T scale, T margin, bool normalise, const T* weights,
+  void (*softmax_fused)(const Block<T>&, T scale, T margin, bool normalise, const T* weights,
                         const SoftmaxState<T>&, int64_t, int64_t);
-  void (*softmax_fold_rows)(const Block<T>&, T scale, T margin, const SoftmaxState<T>&, int64_t,
+  void (*softmax_forward_rows)(const Block<T>&, T scale, T margin, const SoftmaxState<T>&, int64_t,
                             int64_t);
-  void (*softmax_fold_columns)(const Block<T>&, T scale, const MaxSum&, int64_t, int64_t);
-  void (*softmax_slope)(const Block<T>&, T scale, T margin, const SoftmaxSlope<T>&, int64_t,
+  void (*softmax_forward_columns)(const Block<T>&, T scale, const MaxSum&, int64_t, int64_t);
+  void (*softmax_score_grad)(const Block<T>&, T scale, T margin, const SoftmaxScoreGrad<T>&, int64_t,
                         int64_t);
   void (*sigmoid)(const Block<T>&, T scale, T bias, const T* weights, double* losses,
-                  double* slope_sums, int64_t, int64_t);
+                  double* score_grad_sums, int64_t, int64_t);
   void (*squared_error)(const Block<T>&, const T* weights, double* losses, int64_t, int64_t);
-  void (*multi_similarity_fold)(const Block<T>&, T scale, T positive_scale,
+  void (*multi_similarity_forward)(const Block<T>&, T scale, T positive_scale,
                                 const MaxSum& negatives, const MaxSum& positives, int64_t, int64_t);
-  void (*multi_similarity_slope)(const Block<T>&, T scale, T positive_scale,
-                                 const ContrastSlope<T>&, int64_t, int64_t);
-  void (*multi_positive_fold)(const Block<T>&, T scale, bool known, const MaxSum& negatives,
+  void (*multi_similarity_score_grad)(const Block<T>&, T scale, T positive_scale,
+                                 const ContrastScoreGrad<T>&, int64_t, int64_t);
+  void (*multi_positive_forward)(const Block<T>&, T scale, bool known, const MaxSum& negatives,
                               const PositiveSums&, int64_t, int64_t);
-  void (*multi_positive_slope)(const Block<T>&, T scale, const ContrastSlope<T>&, int64_t,
+  void (*multi_positive_score_grad)(const Block<T>&, T scale, const ContrastScoreGrad<T>&, int64_t,
                                int64_t);
-  void (*levels_fold)(const Block<T>&, T scale, const T* values, int64_t count, double* partial,
+  void (*levels_forward)(const Block<T>&, T scale, const T* values, int64_t count, double* partial,
                       int64_t, int64_t);
-  void (*levels_slope)(const Block<T>&, T scale, const LevelSlope<T>&, int64_t, int64_t);
+  void (*levels_score_grad)(const Block<T>&, T scale, const LevelScoreGrad<T>&, int64_t, int64_t);
   void (*closest)(const Block<T>&, bool semi_hard, const T* ceilings, T* values, int64_t* indices,
                   int64_t, int64_t);
   void (*hardest)(const Block<T>&, const T* offsets, const Extreme<T>& lowest,

@@ -25,9 +25,9 @@ struct Sides {
   }
 };
 
-// Folds the maximum of a chunk and its sum of exponentials into the running state.
+// Forward reduction the maximum of a chunk and its sum of exponentials into the running state.
 template <class T>
-void fold_chunk(T* values, int64_t count, Softmax<T> softmax, const MaxSum& state, int64_t row) {
+void forward_chunk(T* values, int64_t count, Softmax<T> softmax, const MaxSum& state, int64_t row) {
   const T top = maximum(values, count);
   const double sum = sum_exponentials<false>(values, count, top, softmax);
   // A NaN loses every comparison of maxima but shows in the sum.
@@ -35,29 +35,29 @@ void fold_chunk(T* values, int64_t count, Softmax<T> softmax, const MaxSum& stat
 }
 
 template <class T>
-void multi_similarity_fold(const Block<T>& b, T scale, T positive_scale, const MaxSum& negatives,
+void multi_similarity_forward(const Block<T>& b, T scale, T positive_scale, const MaxSum& negatives,
                            const MaxSum& positives, int64_t begin, int64_t end) {
   Sides<T> sides;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
       sides.split(b, row, at, n);
-      fold_chunk(sides.negatives, n, Softmax<T>{scale}, negatives, row);
+      forward_chunk(sides.negatives, n, Softmax<T>{scale}, negatives, row);
       for (int64_t k = 0; k < sides.count; ++k) sides.positives[k] = -sides.positives[k];
-      fold_chunk(sides.positives, sides.count, Softmax<T>{positive_scale}, positives, row);
+      forward_chunk(sides.positives, sides.count, Softmax<T>{positive_scale}, positives, row);
     });
   }
 }
 
 template <class T>
-void multi_similarity_slope(const Block<T>& b, T scale, T positive_scale,
-                            const ContrastSlope<T>& slope, int64_t begin, int64_t end) {
+void multi_similarity_score_grad(const Block<T>& b, T scale, T positive_scale,
+                            const ContrastScoreGrad<T>& score_grad, int64_t begin, int64_t end) {
   const Softmax<T> rise{scale}, fall{positive_scale};
   Sides<T> sides;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
-    const T high = slope.negative_top[row], up = slope.negative_weight[row];
-    const T low = slope.positive_top[row], down = slope.positive_weight[row];
+    const T high = score_grad.negative_top[row], up = score_grad.negative_weight[row];
+    const T low = score_grad.positive_top[row], down = score_grad.positive_weight[row];
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
       sides.split(b, row, at, n);
       T* chunk = b.scores + row * b.stride + at;
@@ -73,7 +73,7 @@ void multi_similarity_slope(const Block<T>& b, T scale, T positive_scale,
 // State of whole rows: the negatives' sum of exponentials, then the positives' terms against it;
 // known: the sum is there already, of these columns and of others.
 template <class T>
-void multi_positive_fold(const Block<T>& b, T scale, bool known, const MaxSum& negatives,
+void multi_positive_forward(const Block<T>& b, T scale, bool known, const MaxSum& negatives,
                          const PositiveSums& sums, int64_t begin, int64_t end) {
   const MultiPositive<T> term{scale};
   Sides<T> sides;
@@ -81,38 +81,38 @@ void multi_positive_fold(const Block<T>& b, T scale, bool known, const MaxSum& n
     mark_left_out(b, row);
     for_chunks(0, known ? 0 : b.columns, [&](int64_t at, int64_t n) {
       sides.split(b, row, at, n);
-      fold_chunk(sides.negatives, n, Softmax<T>{scale}, negatives, row);
+      forward_chunk(sides.negatives, n, Softmax<T>{scale}, negatives, row);
     });
-    sums.losses[row] = sums.slopes[row] = 0;
+    sums.losses[row] = sums.score_grads[row] = 0;
     if (negatives.sum[row] == 0) continue;
     const T top = T(negatives.max[row]), log_sum = T(__builtin_log(negatives.sum[row]));
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
       sides.split(b, row, at, n);
-      T losses = 0, slopes = 0;
-#pragma omp simd reduction(+ : losses, slopes)
+      T losses = 0, score_grads = 0;
+#pragma omp simd reduction(+ : losses, score_grads)
       for (int64_t k = 0; k < sides.count; ++k) {
-        T loss, slope;
-        term(sides.positives[k], top, log_sum, loss, slope);
+        T loss, score_grad;
+        term(sides.positives[k], top, log_sum, loss, score_grad);
         losses += loss;
-        slopes += slope;
+        score_grads += score_grad;
       }
       sums.losses[row] += losses;
-      sums.slopes[row] += slopes;
+      sums.score_grads[row] += score_grads;
     });
   }
 }
 
 // positive_top holds the logarithms of the negatives' sums.
 template <class T>
-void multi_positive_slope(const Block<T>& b, T scale, const ContrastSlope<T>& slope, int64_t begin,
+void multi_positive_score_grad(const Block<T>& b, T scale, const ContrastScoreGrad<T>& score_grad, int64_t begin,
                           int64_t end) {
   const Softmax<T> softmax{scale};
   const MultiPositive<T> term{scale};
   Sides<T> sides;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
-    const T top = slope.negative_top[row], up = slope.negative_weight[row];
-    const T log_sum = slope.positive_top[row], down = slope.positive_weight[row];
+    const T top = score_grad.negative_top[row], up = score_grad.negative_weight[row];
+    const T log_sum = score_grad.positive_top[row], down = score_grad.positive_weight[row];
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
       sides.split(b, row, at, n);
       T* chunk = b.scores + row * b.stride + at;

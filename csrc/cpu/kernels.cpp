@@ -20,18 +20,18 @@ namespace {
 // chunk stays in the first-level cache and float rounding does not build up.
 constexpr int64_t kChunk = 1024;
 
-inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t all_reduce_min(int64_t a, int64_t b) { return a < b ? a : b; }
 
 template <class F>
 inline void for_chunks(int64_t begin, int64_t end, const F& f) {
-  for (int64_t at = begin; at < end; at += kChunk) f(at, least(kChunk, end - at));
+  for (int64_t at = begin; at < end; at += kChunk) f(at, all_reduce_min(kChunk, end - at));
 }
 
 #include "products.h"
 #include "dtypes.h"
 #include "rows.h"
 #include "paired.h"
-#include "partners.h"
+#include "chosen_rows.h"
 #include "pairs.h"
 #include "softmax.h"
 #include "elementwise.h"
@@ -54,27 +54,27 @@ constexpr Kernels<T> kernels() {
       paired_cosines_backward<T>,
       column_sums<T>,
       centred_rows<T>,
-      partners<T>,
-      partners_of_rows<T>,
-      partners_of_columns<T>,
+      chosen_rows<T>,
+      chosen_rows_of_rows<T>,
+      chosen_rows_of_columns<T>,
       kTileColumns<T>,
       pack_panels<T>,
       score_panels<T>,
       multiply_rows<T>,
       multiply_columns<T>,
       leave_out_above<T>,
-      softmax_visit<T>,
-      softmax_fold_rows<T>,
-      softmax_fold_columns<T>,
-      softmax_slope<T>,
+      softmax_fused<T>,
+      softmax_forward_rows<T>,
+      softmax_forward_columns<T>,
+      softmax_score_grad<T>,
       sigmoid<T>,
       squared_error<T>,
-      multi_similarity_fold<T>,
-      multi_similarity_slope<T>,
-      multi_positive_fold<T>,
-      multi_positive_slope<T>,
-      levels_fold<T>,
-      levels_slope<T>,
+      multi_similarity_forward<T>,
+      multi_similarity_score_grad<T>,
+      multi_positive_forward<T>,
+      multi_positive_score_grad<T>,
+      levels_forward<T>,
+      levels_score_grad<T>,
       closest<T>,
       hardest<T>,
       triplet<T>,

@@ -7,7 +7,7 @@ template <class T>
 int64_t first_column(const Block<T>& b, int64_t row) {
   if (b.skip != Skip::lower) return 0;
   const int64_t after = b.row0 + row - b.column0 + 1;
-  return after < 0 ? 0 : least(after, b.columns);
+  return after < 0 ? 0 : all_reduce_min(after, b.columns);
 }
 
 // Levels of `count` pairs: the number of level values below the target.
@@ -56,7 +56,7 @@ void level_sums(const T* s, const int32_t* level, int32_t wanted, int64_t count,
 
 // partial: (rows, 4, levels) of maximum of s, its sum, maximum of -s, its sum.
 template <class T>
-void levels_fold(const Block<T>& b, T scale, const T* values, int64_t count, double* partial,
+void levels_forward(const Block<T>& b, T scale, const T* values, int64_t count, double* partial,
                  int64_t begin, int64_t end) {
   const Softmax<T> softmax{scale};
   for (int64_t row = begin; row < end; ++row) {
@@ -79,7 +79,7 @@ void levels_fold(const Block<T>& b, T scale, const T* values, int64_t count, dou
 }
 
 template <class T>
-void levels_slope(const Block<T>& b, T scale, const LevelSlope<T>& slope, int64_t begin,
+void levels_score_grad(const Block<T>& b, T scale, const LevelScoreGrad<T>& score_grad, int64_t begin,
                   int64_t end) {
   const Levels<T> levels{scale};
   for (int64_t row = begin; row < end; ++row) {
@@ -88,12 +88,12 @@ void levels_slope(const Block<T>& b, T scale, const LevelSlope<T>& slope, int64_
     for (int64_t j = 0; j < first; ++j) s[j] = T(0);
     for_chunks(first, b.columns, [&](int64_t at, int64_t n) {
       int32_t level[kChunk];
-      load_levels(b, slope.values, slope.count, row, at, n, level);
+      load_levels(b, score_grad.values, score_grad.count, row, at, n, level);
       T* chunk = s + at;
 #pragma omp simd
       for (int64_t j = 0; j < n; ++j) {
         const int32_t l = level[j];
-        chunk[j] = levels.slope(chunk[j], slope.high[l], slope.up[l], slope.low[l], slope.down[l]);
+        chunk[j] = levels.score_grad(chunk[j], score_grad.high[l], score_grad.up[l], score_grad.low[l], score_grad.down[l]);
       }
     });
   }

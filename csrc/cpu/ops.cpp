@@ -82,7 +82,7 @@ SoftmaxState<T> softmax_state(const Tensor& max, const Tensor& sum, const Tensor
           output<double>(sums)};
 }
 
-void softmax_visit(PAIRS, double scale, double margin, bool normalise, Tensor weights, Tensor max,
+void softmax_fused(PAIRS, double scale, double margin, bool normalise, Tensor weights, Tensor max,
                    Tensor sum, Tensor target_logits, Tensor target_sums) {
   with_type(panel, [&](auto type) {
     using T = decltype(type);
@@ -90,12 +90,12 @@ void softmax_visit(PAIRS, double scale, double margin, bool normalise, Tensor we
     const auto state = softmax_state<T>(max, sum, target_logits, target_sums);
     const T* w = input<T>(weights);
     over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().softmax_visit(b, T(scale), T(margin), normalise, w, state, begin, end);
+      kernels().of<T>().softmax_fused(b, T(scale), T(margin), normalise, w, state, begin, end);
     });
   });
 }
 
-void softmax_fold(PAIRS, double scale, double margin, Tensor max, Tensor sum,
+void softmax_forward(PAIRS, double scale, double margin, Tensor max, Tensor sum,
                   Tensor target_logits, Tensor target_sums, Optional column_max,
                   Optional column_sum) {
   with_type(panel, [&](auto type) {
@@ -103,38 +103,38 @@ void softmax_fold(PAIRS, double scale, double margin, Tensor max, Tensor sum,
     const Block<T> b = BLOCK;
     const auto state = softmax_state<T>(max, sum, target_logits, target_sums);
     over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().softmax_fold_rows(b, T(scale), T(margin), state, begin, end);
+      kernels().of<T>().softmax_forward_rows(b, T(scale), T(margin), state, begin, end);
     });
     if (!column_max) return;
     const MaxSum columns{output<double>(*column_max), output<double>(*column_sum)};
     over(b.columns, b.rows, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().softmax_fold_columns(b, T(scale), columns, begin, end);
+      kernels().of<T>().softmax_forward_columns(b, T(scale), columns, begin, end);
     });
   });
 }
 
-void softmax_slope(PAIRS, double scale, double margin, Tensor row_top, Tensor row_weight,
+void softmax_score_grad(PAIRS, double scale, double margin, Tensor row_top, Tensor row_weight,
                    Tensor target_weight, Optional column_top, Optional column_weight) {
   with_type(panel, [&](auto type) {
     using T = decltype(type);
     const Block<T> b = BLOCK;
-    const SoftmaxSlope<T> slope{input<T>(row_top), input<T>(row_weight), input<T>(target_weight),
+    const SoftmaxScoreGrad<T> score_grad{input<T>(row_top), input<T>(row_weight), input<T>(target_weight),
                                 input<T>(column_top), input<T>(column_weight)};
     over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().softmax_slope(b, T(scale), T(margin), slope, begin, end);
+      kernels().of<T>().softmax_score_grad(b, T(scale), T(margin), score_grad, begin, end);
     });
   });
 }
 
 void sigmoid(PAIRS, double scale, double bias, Optional weights, Tensor losses,
-             Tensor slope_sums) {
+             Tensor score_grad_sums) {
   with_type(panel, [&](auto type) {
     using T = decltype(type);
     const Block<T> b = BLOCK;
     const T* w = input<T>(weights);
-    double *loss = output<double>(losses), *slopes = output<double>(slope_sums);
+    double *loss = output<double>(losses), *score_grads = output<double>(score_grad_sums);
     over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().sigmoid(b, T(scale), T(bias), w, loss, slopes, begin, end);
+      kernels().of<T>().sigmoid(b, T(scale), T(bias), w, loss, score_grads, begin, end);
     });
   });
 }
@@ -155,7 +155,7 @@ MaxSum max_sum(const Tensor& max, const Tensor& sum) {
   return {output<double>(max), output<double>(sum)};
 }
 
-void multi_similarity_fold(PAIRS, double scale, double positive_scale, Tensor negative_max,
+void multi_similarity_forward(PAIRS, double scale, double positive_scale, Tensor negative_max,
                            Tensor negative_sum, Tensor positive_max, Tensor positive_sum) {
   with_type(panel, [&](auto type) {
     using T = decltype(type);
@@ -163,72 +163,72 @@ void multi_similarity_fold(PAIRS, double scale, double positive_scale, Tensor ne
     const MaxSum negatives = max_sum(negative_max, negative_sum);
     const MaxSum positives = max_sum(positive_max, positive_sum);
     over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().multi_similarity_fold(b, T(scale), T(positive_scale), negatives, positives,
+      kernels().of<T>().multi_similarity_forward(b, T(scale), T(positive_scale), negatives, positives,
                                               begin, end);
     });
   });
 }
 
-void multi_similarity_slope(PAIRS, double scale, double positive_scale, Tensor negative_top,
+void multi_similarity_score_grad(PAIRS, double scale, double positive_scale, Tensor negative_top,
                             Tensor negative_weight, Tensor positive_top, Tensor positive_weight) {
   with_type(panel, [&](auto type) {
     using T = decltype(type);
     const Block<T> b = BLOCK;
-    const ContrastSlope<T> slope{input<T>(negative_top), input<T>(negative_weight),
+    const ContrastScoreGrad<T> score_grad{input<T>(negative_top), input<T>(negative_weight),
                                  input<T>(positive_top), input<T>(positive_weight)};
     over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().multi_similarity_slope(b, T(scale), T(positive_scale), slope, begin, end);
+      kernels().of<T>().multi_similarity_score_grad(b, T(scale), T(positive_scale), score_grad, begin, end);
     });
   });
 }
 
-void multi_positive_fold(PAIRS, double scale, bool known, Tensor negative_max,
-                         Tensor negative_sum, Tensor losses, Tensor slopes) {
+void multi_positive_forward(PAIRS, double scale, bool known, Tensor negative_max,
+                         Tensor negative_sum, Tensor losses, Tensor score_grads) {
   with_type(panel, [&](auto type) {
     using T = decltype(type);
     const Block<T> b = BLOCK;
     const MaxSum negatives = max_sum(negative_max, negative_sum);
-    const PositiveSums sums{output<double>(losses), output<double>(slopes)};
+    const PositiveSums sums{output<double>(losses), output<double>(score_grads)};
     over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().multi_positive_fold(b, T(scale), known, negatives, sums, begin, end);
+      kernels().of<T>().multi_positive_forward(b, T(scale), known, negatives, sums, begin, end);
     });
   });
 }
 
-void multi_positive_slope(PAIRS, double scale, Tensor negative_top, Tensor negative_weight,
+void multi_positive_score_grad(PAIRS, double scale, Tensor negative_top, Tensor negative_weight,
                           Tensor log_sum, Tensor positive_weight) {
   with_type(panel, [&](auto type) {
     using T = decltype(type);
     const Block<T> b = BLOCK;
-    const ContrastSlope<T> slope{input<T>(negative_top), input<T>(negative_weight),
+    const ContrastScoreGrad<T> score_grad{input<T>(negative_top), input<T>(negative_weight),
                                  input<T>(log_sum), input<T>(positive_weight)};
     over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().multi_positive_slope(b, T(scale), slope, begin, end);
+      kernels().of<T>().multi_positive_score_grad(b, T(scale), score_grad, begin, end);
     });
   });
 }
 
-void levels_fold(PAIRS, double scale, Tensor values, Tensor partial) {
+void levels_forward(PAIRS, double scale, Tensor values, Tensor partial) {
   with_type(panel, [&](auto type) {
     using T = decltype(type);
     const Block<T> b = BLOCK;
     const T* level = input<T>(values);
     double* out = output<double>(partial);
     over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().levels_fold(b, T(scale), level, values.numel(), out, begin, end);
+      kernels().of<T>().levels_forward(b, T(scale), level, values.numel(), out, begin, end);
     });
   });
 }
 
-void levels_slope(PAIRS, double scale, Tensor values, Tensor high, Tensor up, Tensor low,
+void levels_score_grad(PAIRS, double scale, Tensor values, Tensor high, Tensor up, Tensor low,
                   Tensor down) {
   with_type(panel, [&](auto type) {
     using T = decltype(type);
     const Block<T> b = BLOCK;
-    const LevelSlope<T> slope{input<T>(values), input<T>(high), input<T>(up), input<T>(low),
+    const LevelScoreGrad<T> score_grad{input<T>(values), input<T>(high), input<T>(up), input<T>(low),
                               input<T>(down), values.numel()};
     over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().levels_slope(b, T(scale), slope, begin, end);
+      kernels().of<T>().levels_score_grad(b, T(scale), score_grad, begin, end);
     });
   });
 }
@@ -289,45 +289,45 @@ STABLE_TORCH_LIBRARY(fastsim_cpu, m) {
         "Tensor inverse, Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y) -> ()");
   m.def("centred(Tensor x, Tensor? y, Tensor(rows!) rows, Tensor(columns!)? columns, "
         "Tensor(offsets!) offsets, Tensor(largest!) largest) -> ()");
-  m.def("partners(Tensor x, Tensor? y, Tensor columns, bool distances, "
+  m.def("chosen_rows(Tensor x, Tensor? y, Tensor columns, bool distances, "
         "Tensor(values!) values) -> ()");
-  m.def("partners_backward(Tensor grad, Tensor? values, Tensor x, Tensor? y, Tensor columns, "
+  m.def("chosen_rows_backward(Tensor grad, Tensor? values, Tensor x, Tensor? y, Tensor columns, "
         "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y) -> ()");
   m.def("panel_columns(bool single) -> int");
   m.def("pack_panels(Tensor y, Tensor(packed!) packed) -> ()");
   m.def("scores(Tensor x, Tensor packed, Tensor(panel!) panel) -> ()");
   m.def("multiply(Tensor panel, Tensor right, Tensor(out!) out, bool transposed, bool add) -> ()");
   m.def("leave_out_above(Tensor(panel!) panel, Tensor guide, Tensor thresholds) -> ()");
-  m.def("softmax_visit" PAIRS_SCHEMA
+  m.def("softmax_fused" PAIRS_SCHEMA
         "float scale, float margin, bool normalise, Tensor weights, Tensor(max!) max, "
         "Tensor(sum!) sum, Tensor(logits!) target_logits, Tensor(sums!) target_sums) -> ()");
-  m.def("softmax_fold" PAIRS_SCHEMA
+  m.def("softmax_forward" PAIRS_SCHEMA
         "float scale, float margin, Tensor(max!) max, Tensor(sum!) sum, "
         "Tensor(logits!) target_logits, Tensor(sums!) target_sums, "
         "Tensor(column_max!)? column_max, Tensor(column_sum!)? column_sum) -> ()");
-  m.def("softmax_slope" PAIRS_SCHEMA
+  m.def("softmax_score_grad" PAIRS_SCHEMA
         "float scale, float margin, Tensor row_top, Tensor row_weight, Tensor target_weight, "
         "Tensor? column_top, Tensor? column_weight) -> ()");
   m.def("sigmoid" PAIRS_SCHEMA
         "float scale, float bias, Tensor? weights, Tensor(losses!) losses, "
-        "Tensor(slope_sums!) slope_sums) -> ()");
+        "Tensor(score_grad_sums!) score_grad_sums) -> ()");
   m.def("squared_error" PAIRS_SCHEMA "Tensor? weights, Tensor(losses!) losses) -> ()");
-  m.def("multi_similarity_fold" PAIRS_SCHEMA
+  m.def("multi_similarity_forward" PAIRS_SCHEMA
         "float scale, float positive_scale, Tensor(negative_max!) negative_max, "
         "Tensor(negative_sum!) negative_sum, Tensor(positive_max!) positive_max, "
         "Tensor(positive_sum!) positive_sum) -> ()");
-  m.def("multi_similarity_slope" PAIRS_SCHEMA
+  m.def("multi_similarity_score_grad" PAIRS_SCHEMA
         "float scale, float positive_scale, Tensor negative_top, Tensor negative_weight, "
         "Tensor positive_top, Tensor positive_weight) -> ()");
-  m.def("multi_positive_fold" PAIRS_SCHEMA
+  m.def("multi_positive_forward" PAIRS_SCHEMA
         "float scale, bool known, Tensor(negative_max!) negative_max, "
-        "Tensor(negative_sum!) negative_sum, Tensor(losses!) losses, Tensor(slopes!) slopes) -> ()");
-  m.def("multi_positive_slope" PAIRS_SCHEMA
+        "Tensor(negative_sum!) negative_sum, Tensor(losses!) losses, Tensor(score_grads!) score_grads) -> ()");
+  m.def("multi_positive_score_grad" PAIRS_SCHEMA
         "float scale, Tensor negative_top, Tensor negative_weight, Tensor log_sum, "
         "Tensor positive_weight) -> ()");
-  m.def("levels_fold" PAIRS_SCHEMA
+  m.def("levels_forward" PAIRS_SCHEMA
         "float scale, Tensor values, Tensor(partial!) partial) -> ()");
-  m.def("levels_slope" PAIRS_SCHEMA
+  m.def("levels_score_grad" PAIRS_SCHEMA
         "float scale, Tensor values, Tensor high, Tensor up, Tensor low, Tensor down) -> ()");
   m.def("closest" PAIRS_SCHEMA
         "bool semi_hard, Tensor ceilings, Tensor(values!) values, "
@@ -338,9 +338,9 @@ STABLE_TORCH_LIBRARY(fastsim_cpu, m) {
   m.def("top_k(Tensor(panel!) panel, int column0, Tensor(values!) values, "
         "Tensor(indices!) indices) -> ()");
   m.def("cosent(Tensor scores, Tensor labels, float scale, Tensor(loss!) loss, "
-        "Tensor(slope!)? slope) -> ()");
+        "Tensor(score_grad!)? score_grad) -> ()");
   m.def("whole(Tensor x, Tensor? y, Tensor? positives, Tensor? row_ids, Tensor? column_ids, "
-        "Tensor? row_groups, Tensor? column_groups, Tensor? dense, float otherwise, int skip, "
+        "Tensor? row_groups, Tensor? column_groups, Tensor? dense, float negative_target, int skip, "
         "int kind, float scale, float bias, float margin, bool normalise, bool symmetric, "
         "Tensor weights, Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y, "
         "Tensor(total!) total, Tensor(parameters!) parameters) -> ()");
@@ -353,23 +353,23 @@ STABLE_TORCH_LIBRARY_IMPL(fastsim_cpu, CPU, m) {
   m.impl("paired_cosines", TORCH_BOX(&fastsim::paired_cosines));
   m.impl("paired_cosines_backward", TORCH_BOX(&fastsim::paired_cosines_backward));
   m.impl("centred", TORCH_BOX(&fastsim::centred));
-  m.impl("partners", TORCH_BOX(&fastsim::partners));
-  m.impl("partners_backward", TORCH_BOX(&fastsim::partners_backward));
+  m.impl("chosen_rows", TORCH_BOX(&fastsim::chosen_rows));
+  m.impl("chosen_rows_backward", TORCH_BOX(&fastsim::chosen_rows_backward));
   m.impl("pack_panels", TORCH_BOX(&fastsim::pack_panels));
   m.impl("scores", TORCH_BOX(&fastsim::scores));
   m.impl("multiply", TORCH_BOX(&fastsim::multiply));
   m.impl("leave_out_above", TORCH_BOX(&fastsim::leave_out_above));
-  m.impl("softmax_visit", TORCH_BOX(&fastsim::softmax_visit));
-  m.impl("softmax_fold", TORCH_BOX(&fastsim::softmax_fold));
-  m.impl("softmax_slope", TORCH_BOX(&fastsim::softmax_slope));
+  m.impl("softmax_fused", TORCH_BOX(&fastsim::softmax_fused));
+  m.impl("softmax_forward", TORCH_BOX(&fastsim::softmax_forward));
+  m.impl("softmax_score_grad", TORCH_BOX(&fastsim::softmax_score_grad));
   m.impl("sigmoid", TORCH_BOX(&fastsim::sigmoid));
   m.impl("squared_error", TORCH_BOX(&fastsim::squared_error));
-  m.impl("multi_similarity_fold", TORCH_BOX(&fastsim::multi_similarity_fold));
-  m.impl("multi_similarity_slope", TORCH_BOX(&fastsim::multi_similarity_slope));
-  m.impl("multi_positive_fold", TORCH_BOX(&fastsim::multi_positive_fold));
-  m.impl("multi_positive_slope", TORCH_BOX(&fastsim::multi_positive_slope));
-  m.impl("levels_fold", TORCH_BOX(&fastsim::levels_fold));
-  m.impl("levels_slope", TORCH_BOX(&fastsim::levels_slope));
+  m.impl("multi_similarity_forward", TORCH_BOX(&fastsim::multi_similarity_forward));
+  m.impl("multi_similarity_score_grad", TORCH_BOX(&fastsim::multi_similarity_score_grad));
+  m.impl("multi_positive_forward", TORCH_BOX(&fastsim::multi_positive_forward));
+  m.impl("multi_positive_score_grad", TORCH_BOX(&fastsim::multi_positive_score_grad));
+  m.impl("levels_forward", TORCH_BOX(&fastsim::levels_forward));
+  m.impl("levels_score_grad", TORCH_BOX(&fastsim::levels_score_grad));
   m.impl("closest", TORCH_BOX(&fastsim::closest));
   m.impl("hardest", TORCH_BOX(&fastsim::hardest));
   m.impl("top_k", TORCH_BOX(&fastsim::top_k));

@@ -28,26 +28,26 @@ void paired_cosines(const Matrix& x, const Matrix& y, int64_t width, T* cosines,
   }
 }
 
-// dx = slope r (s y - c r x) of one row, with r = 1 / |x|, s = 1 / |y| and c its cosine. The two
+// dx = score gradient r (s y - c r x) of one row, with r = 1 / |x|, s = 1 / |y| and c its cosine. The two
 // terms are of the size of unit rows: lengths at the ends of the range neither overflow nor vanish.
 template <class T>
-void paired_row_backward(const T* x, const T* y, int64_t count, T slope, T cosine, T r, T s,
+void paired_row_backward(const T* x, const T* y, int64_t count, T score_grad, T cosine, T r, T s,
                          void* grad, Dtype dtype, int64_t at) {
   T out[kChunk];
-  const T along = cosine * r, outer = slope * r;
+  const T along = cosine * r, outer = score_grad * r;
 #pragma omp simd
   for (int64_t k = 0; k < count; ++k) out[k] = outer * (s * y[k] - along * x[k]);
   store(out, count, grad, dtype, at);
 }
 
-// Both gradients in one visit of the rows; a null one is not wanted.
+// Both gradients in one fused pass of the rows; a null one is not wanted.
 template <class T>
-void paired_cosines_backward(const T* slopes, const Matrix& x, const Matrix& y, int64_t width,
+void paired_cosines_backward(const T* score_grads, const Matrix& x, const Matrix& y, int64_t width,
                              const T* cosines, const T* inverse_x, const T* inverse_y,
                              void* grad_x, Dtype dtype_x, void* grad_y, Dtype dtype_y,
                              int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
-    const T g = slopes[row], c = cosines[row], r = inverse_x[row], s = inverse_y[row];
+    const T g = score_grads[row], c = cosines[row], r = inverse_x[row], s = inverse_y[row];
     T a[kChunk], b[kChunk];
     for_chunks(0, width, [&](int64_t at, int64_t n) {
       load(x, row, at, n, a);

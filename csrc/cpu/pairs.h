@@ -17,7 +17,7 @@ int64_t mark_left_out(const Block<T>& b, int64_t row) {
   const int64_t diagonal = b.row0 + row - b.column0;
   if (b.skip == Skip::diagonal && diagonal >= 0 && diagonal < b.columns) s[diagonal] = kLeftOut<T>;
   if (b.skip == Skip::lower) {
-    for (int64_t j = 0; j < least(diagonal + 1, b.columns); ++j) s[j] = kLeftOut<T>;
+    for (int64_t j = 0; j < all_reduce_min(diagonal + 1, b.columns); ++j) s[j] = kLeftOut<T>;
   }
   return positive;
 }
@@ -46,9 +46,9 @@ void load_targets(const Block<T>& b, int64_t row, int64_t column, int64_t count,
     load(b.dense, row, column, count, out);
   } else {
     const int64_t group = b.row_groups[row], *groups = b.column_groups + column;
-    const T otherwise = b.otherwise;
+    const T negative_target = b.negative_target;
 #pragma omp simd
-    for (int64_t j = 0; j < count; ++j) out[j] = groups[j] == group ? T(1) : otherwise;
+    for (int64_t j = 0; j < count; ++j) out[j] = groups[j] == group ? T(1) : negative_target;
   }
   const int64_t diagonal = b.row0 + row - b.column0 - column;
   if (b.skip == Skip::diagonal && diagonal >= 0 && diagonal < count) out[diagonal] = T(0);
@@ -62,7 +62,7 @@ T maximum(const T* s, int64_t count) {
   return top;
 }
 
-// Folds (top, sum) into the running state at `at`; the exponents are in units of `scale`.
+// Forward reduction (top, sum) into the running state at `at`; the exponents are in units of `scale`.
 void merge(const MaxSum& state, int64_t at, double top, double sum, double scale) {
   const double old = state.max[at];
   const double both = top > old ? top : old;

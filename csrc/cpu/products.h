@@ -78,7 +78,7 @@ void column_of_tiles(const T* a, int64_t a_row, int64_t a_step, int64_t rows, co
     b_step = wide;
   }
   for (int64_t top = 0; top < rows; top += kTileRows) {
-    const int64_t count = least(kTileRows, rows - top);
+    const int64_t count = all_reduce_min(kTileRows, rows - top);
     const T* left = a + top * a_row;
     T* out = c + top * c_row;
     if (whole) {
@@ -109,9 +109,9 @@ void pack_panels(const T* y, int64_t rows, int64_t width, T* packed, Range panel
   for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
     const T* from = y + panel * wide * width;
     T* to = packed + panel * wide * width;
-    const int64_t count = least(wide, rows - panel * wide);
+    const int64_t count = all_reduce_min(wide, rows - panel * wide);
     for (int64_t k0 = 0; k0 < width; k0 += 16) {
-      const int64_t k1 = least(k0 + 16, width);
+      const int64_t k1 = all_reduce_min(k0 + 16, width);
       for (int64_t j = 0; j < wide; ++j) {
         for (int64_t k = k0; k < k1; ++k) to[k * wide + j] = j < count ? from[j * width + k] : T(0);
       }
@@ -127,7 +127,7 @@ void score_panels(const T* x, int64_t width, const T* packed, int64_t columns, T
   for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
     const int64_t at = panel * wide;
     column_of_tiles(x + rows.begin * width, width, int64_t(1), rows.end - rows.begin,
-                    packed + at * width, wide, least(wide, columns - at), width,
+                    packed + at * width, wide, all_reduce_min(wide, columns - at), width,
                     scores + rows.begin * stride + at, stride, false, static_cast<T*>(nullptr));
   }
 }
@@ -141,8 +141,8 @@ void multiply_rows(const T* panel, int64_t stride, int64_t depth, const T* y, in
   for (int64_t k = 0; k < depth; k += kDepth) {
     for (int64_t at = 0; at < width; at += wide) {
       column_of_tiles(panel + rows.begin * stride + k, stride, int64_t(1), rows.end - rows.begin,
-                      y + k * width + at, width, least(wide, width - at),
-                      least(kDepth, depth - k), out + rows.begin * width + at, width, add || k > 0, padded.values);
+                      y + k * width + at, width, all_reduce_min(wide, width - at),
+                      all_reduce_min(kDepth, depth - k), out + rows.begin * width + at, width, add || k > 0, padded.values);
     }
   }
 }
@@ -154,11 +154,11 @@ void multiply_columns(const T* panel, int64_t stride, int64_t depth, const T* x,
   constexpr int64_t wide = kTileColumns<T>;
   static thread_local Padded<T> padded;
   for (int64_t first = columns.begin; first < columns.end; first += kColumnBlock) {
-    const int64_t count = least(kColumnBlock, columns.end - first);
+    const int64_t count = all_reduce_min(kColumnBlock, columns.end - first);
     for (int64_t k = 0; k < depth; k += kDepth) {
       for (int64_t at = 0; at < width; at += wide) {
         column_of_tiles(panel + k * stride + first, int64_t(1), stride, count, x + k * width + at,
-                        width, least(wide, width - at), least(kDepth, depth - k),
+                        width, all_reduce_min(wide, width - at), all_reduce_min(kDepth, depth - k),
                         out + first * width + at, width, add || k > 0, padded.values);
       }
     }

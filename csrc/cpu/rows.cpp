@@ -19,7 +19,7 @@ std::pair<void*, Dtype> gradient(const Optional& grad) {
 }
 
 template <class T>
-Partners<T> take_partners(const Tensor& x, const Optional& y, const Tensor& columns,
+Partners<T> take_chosen_rows(const Tensor& x, const Optional& y, const Tensor& columns,
                           bool distances) {
   const Tensor& other = y ? *y : x;
   STD_TORCH_CHECK(columns.size(1) == x.size(0) && other.size(1) == x.size(1),
@@ -34,11 +34,11 @@ Partners<T> take_partners(const Tensor& x, const Optional& y, const Tensor& colu
 
 // What multiplies x_i - y_j or y_j; a distance 0 has gradient 0.
 template <class T>
-std::vector<T> slopes_of(const T* grad, const T* values, int64_t count) {
-  std::vector<T> slopes(grad, grad + count);
-  if (!values) return slopes;
-  for (int64_t at = 0; at < count; ++at) slopes[at] = values[at] == 0 ? T(0) : grad[at] / values[at];
-  return slopes;
+std::vector<T> score_grads_of(const T* grad, const T* values, int64_t count) {
+  std::vector<T> score_grads(grad, grad + count);
+  if (!values) return score_grads;
+  for (int64_t at = 0; at < count; ++at) score_grads[at] = values[at] == 0 ? T(0) : grad[at] / values[at];
+  return score_grads;
 }
 
 // A counting sort: its first (columns + 1,), then its entries.
@@ -88,11 +88,11 @@ void paired_cosines_backward(Tensor grad, Tensor x, Tensor y, Tensor cosines, Te
     using T = decltype(type);
     const int64_t rows = x.size(0), width = x.size(1);
     const Matrix a = matrix(x), b = matrix(y);
-    const T *slopes = input<T>(grad), *c = input<T>(cosines), *norms = input<T>(inverse);
+    const T *score_grads = input<T>(grad), *c = input<T>(cosines), *norms = input<T>(inverse);
     const auto [out_x, dtype_x] = gradient(grad_x);
     const auto [out_y, dtype_y] = gradient(grad_y);
     over(rows, 2 * width, [=](int64_t begin, int64_t end) {
-      kernels().of<T>().paired_cosines_backward(slopes, a, b, width, c, norms, norms + rows, out_x,
+      kernels().of<T>().paired_cosines_backward(score_grads, a, b, width, c, norms, norms + rows, out_x,
                                                 dtype_x, out_y, dtype_y, begin, end);
     });
   });
@@ -136,28 +136,28 @@ void centred(Tensor x, Optional y, Tensor rows, Optional columns, Tensor offsets
 }
 
 // values (K, N): |x_i - y_j| or x_i . y_j for j = columns[k, i]; where that is negative they stay.
-void partners(Tensor x, Optional y, Tensor columns, bool distances, Tensor values) {
+void chosen_rows(Tensor x, Optional y, Tensor columns, bool distances, Tensor values) {
   with_type(x, [&](auto type) {
     using T = decltype(type);
-    const auto p = take_partners<T>(x, y, columns, distances);
+    const auto p = take_chosen_rows<T>(x, y, columns, distances);
     T* out = output<T>(values);
     over(p.rows, p.count * p.width, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().partners(p, out, begin, end);
+      kernels().of<T>().chosen_rows(p, out, begin, end);
     });
   });
 }
 
 // Adds dL/dx and dL/dy from dL/dvalues (K, N); without y, both to grad_x. values: of distances.
-void partners_backward(Tensor grad, Optional values, Tensor x, Optional y, Tensor columns,
+void chosen_rows_backward(Tensor grad, Optional values, Tensor x, Optional y, Tensor columns,
                        Optional grad_x, Optional grad_y) {
   with_type(x, [&](auto type) {
     using T = decltype(type);
-    const auto p = take_partners<T>(x, y, columns, values.has_value());
-    const std::vector<T> slopes = slopes_of(input<T>(grad), input<T>(values), p.count * p.rows);
+    const auto p = take_chosen_rows<T>(x, y, columns, values.has_value());
+    const std::vector<T> score_grads = score_grads_of(input<T>(grad), input<T>(values), p.count * p.rows);
     if (grad_x) {
       T* out = output<T>(*grad_x);
       over(p.rows, p.count * p.width, [&](int64_t begin, int64_t end) {
-        kernels().of<T>().partners_of_rows(p, slopes.data(), out, begin, end);
+        kernels().of<T>().chosen_rows_of_rows(p, score_grads.data(), out, begin, end);
       });
     }
     const Optional& side = y ? grad_y : grad_x;
@@ -167,7 +167,7 @@ void partners_backward(Tensor grad, Optional values, Tensor x, Optional y, Tenso
     const std::vector<int64_t> sorted = sorted_by_column(p, count);
     const Naming naming{sorted.data(), sorted.data() + count + 1};
     over(count, tiles(p.count * p.rows, count) * p.width, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().partners_of_columns(p, slopes.data(), naming, out, begin, end);
+      kernels().of<T>().chosen_rows_of_columns(p, score_grads.data(), naming, out, begin, end);
     });
   });
 }

@@ -74,7 +74,7 @@ void hardest(const Block<T>& b, const T* offsets, const Extreme<T>& lowest,
 }
 
 // relu(mean negative - positive + margin) + relu(closest - positive + margin) of whole rows, and
-// the slopes in place of the scores.
+// the score gradients in place of the scores.
 template <class T>
 void triplet(const Block<T>& b, bool semi_hard, T margin, const T* weights, double* losses,
              int64_t begin, int64_t end) {
@@ -115,7 +115,7 @@ void top_k(const Block<T>& b, int64_t k, T* values, int64_t* indices, int64_t be
     T* value = values + row * k;
     int64_t* index = indices + row * k;
     for (int64_t at = 0; at < b.columns; at += kStep) {
-      const int64_t n = least(kStep, b.columns - at);
+      const int64_t n = all_reduce_min(kStep, b.columns - at);
       int hits = 0;
       const T bar = value[k - 1];
 #pragma omp simd reduction(+ : hits)

@@ -65,25 +65,25 @@ void add_targets(const Block<T>& b, const Row<T>& r, T scale, const SoftmaxState
   state.target_sums[row] += sums;
 }
 
-// Subtracts `weight` times the targets from the slopes of a row.
+// Subtracts `weight` times the targets from the score gradients of a row.
 template <class T>
-void subtract_targets(const Block<T>& b, int64_t row, int64_t positive, T weight, T* slope) {
+void subtract_targets(const Block<T>& b, int64_t row, int64_t positive, T weight, T* score_grad) {
   if (!has_matrix_targets(b)) {
-    if (positive >= 0) slope[positive] -= weight;
+    if (positive >= 0) score_grad[positive] -= weight;
     return;
   }
   for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
     T targets[kChunk];
     load_targets(b, row, at, n, targets);
-    T* chunk = slope + at;
+    T* chunk = score_grad + at;
 #pragma omp simd
     for (int64_t j = 0; j < n; ++j) chunk[j] = fused(-weight, targets[j], chunk[j]);
   });
 }
 
-// State and slope of whole rows in one visit.
+// State and score gradient of whole rows in one fused pass.
 template <class T>
-void softmax_visit(const Block<T>& b, T scale, T margin, bool normalise, const T* weights,
+void softmax_fused(const Block<T>& b, T scale, T margin, bool normalise, const T* weights,
                    const SoftmaxState<T>& state, int64_t begin, int64_t end) {
   const Softmax<T> softmax{scale};
   for (int64_t row = begin; row < end; ++row) {
@@ -106,7 +106,7 @@ void softmax_visit(const Block<T>& b, T scale, T margin, bool normalise, const T
 }
 
 template <class T>
-void softmax_fold_rows(const Block<T>& b, T scale, T margin, const SoftmaxState<T>& state,
+void softmax_forward_rows(const Block<T>& b, T scale, T margin, const SoftmaxState<T>& state,
                        int64_t begin, int64_t end) {
   const Softmax<T> softmax{scale};
   for (int64_t row = begin; row < end; ++row) {
@@ -118,9 +118,9 @@ void softmax_fold_rows(const Block<T>& b, T scale, T margin, const SoftmaxState<
   }
 }
 
-// After softmax_fold_rows on the same block, which has marked the pairs left out.
+// After softmax_forward_rows on the same block, which has marked the pairs left out.
 template <class T>
-void softmax_fold_columns(const Block<T>& b, T scale, const MaxSum& state, int64_t begin,
+void softmax_forward_columns(const Block<T>& b, T scale, const MaxSum& state, int64_t begin,
                           int64_t end) {
   const Softmax<T> softmax{scale};
   for_chunks(begin, end, [&](int64_t at, int64_t n) {
@@ -144,15 +144,15 @@ void softmax_fold_columns(const Block<T>& b, T scale, const MaxSum& state, int64
 }
 
 template <class T>
-void softmax_slope(const Block<T>& b, T scale, T margin, const SoftmaxSlope<T>& slope,
+void softmax_score_grad(const Block<T>& b, T scale, T margin, const SoftmaxScoreGrad<T>& score_grad,
                    int64_t begin, int64_t end) {
   const Softmax<T> softmax{scale};
   for (int64_t row = begin; row < end; ++row) {
     const Row<T> r = open_row(b, margin, row);
     T* s = r.scores;
-    const T top = slope.row_top[row], weight = slope.row_weight[row];
-    if (slope.column_top) {
-      const T *tops = slope.column_top, *weights = slope.column_weight;
+    const T top = score_grad.row_top[row], weight = score_grad.row_weight[row];
+    if (score_grad.column_top) {
+      const T *tops = score_grad.column_top, *weights = score_grad.column_weight;
 #pragma omp simd
       for (int64_t j = 0; j < b.columns; ++j) {
         s[j] = fused(weight, softmax.share(s[j], top), weights[j] * softmax.share(s[j], tops[j]));
@@ -161,6 +161,6 @@ void softmax_slope(const Block<T>& b, T scale, T margin, const SoftmaxSlope<T>& 
 #pragma omp simd
       for (int64_t j = 0; j < b.columns; ++j) s[j] = weight * softmax.share(s[j], top);
     }
-    subtract_targets(b, row, r.positive, slope.target_weight[row], s);
+    subtract_targets(b, row, r.positive, score_grad.target_weight[row], s);
   }
 }

@@ -1,6 +1,6 @@
 // A loss whose scores are one block, and its gradient, in one operator. A small batch's time is
 // operator calls; here there is one. The formulas of finish and coefficients are those of
-// fastsim/tiles.py.
+// fastsim/tile.py.
 
 #include <cmath>
 #include <cstdlib>
@@ -24,10 +24,10 @@ struct Loss {
   bool normalise, symmetric;
 };
 
-// The loss, and what the panel of slopes does not show of its derivatives. Summed over the rows
+// The loss, and what the panel of score gradients does not show of its derivatives. Summed over the rows
 // in more than double precision: a row's term may already be one.
 struct Result {
-  long double loss = 0, scale_slope = 0, bias_slope = 0;
+  long double loss = 0, scale_score_grad = 0, bias_score_grad = 0;
 };
 
 constexpr int64_t kAligned = 64;  // bytes: a vector, a line of the cache
@@ -61,7 +61,7 @@ Result softmax_of_rows(const Block<T>& b, const Loss& loss, const T* weights) {
   std::vector<double> top(b.rows), sum(b.rows), logits(b.rows), sums(b.rows);
   const SoftmaxState<T> state{{top.data(), sum.data()}, logits.data(), sums.data()};
   over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-    kernels().of<T>().softmax_visit(b, T(loss.scale), T(loss.margin), loss.normalise, weights,
+    kernels().of<T>().softmax_fused(b, T(loss.scale), T(loss.margin), loss.normalise, weights,
                                     state, begin, end);
   });
   const bool one_positive = !b.row_groups && !b.dense.data;
@@ -71,7 +71,7 @@ Result softmax_of_rows(const Block<T>& b, const Loss& loss, const T* weights) {
     result.loss += weights[i] * row_loss(lse, logits[i], sums[i], one_positive, loss.normalise);
     if (loss.margin != 0) {
       const double share = std::exp(logits[i] - loss.scale * top[i]) / sum[i];
-      result.scale_slope -= loss.margin * weights[i] * (share - 1);
+      result.scale_score_grad -= loss.margin * weights[i] * (share - 1);
     }
   }
   return result;
@@ -86,10 +86,10 @@ Result softmax_both_ways(const Block<T>& b, const Loss& loss, const T* weights) 
   const SoftmaxState<T> state{{top.data(), sum.data()}, logits.data(), sums.data()};
   const MaxSum columns{column_top.data(), column_sum.data()};
   over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-    kernels().of<T>().softmax_fold_rows(b, T(scale), T(loss.margin), state, begin, end);
+    kernels().of<T>().softmax_forward_rows(b, T(scale), T(loss.margin), state, begin, end);
   });
   over(b.columns, b.rows, [&](int64_t begin, int64_t end) {
-    kernels().of<T>().softmax_fold_columns(b, T(scale), columns, begin, end);
+    kernels().of<T>().softmax_forward_columns(b, T(scale), columns, begin, end);
   });
 
   std::vector<double> column_weight(b.columns);  // of the rows whose positive it is
@@ -105,7 +105,7 @@ Result softmax_both_ways(const Block<T>& b, const Loss& loss, const T* weights) 
     if (loss.margin != 0) {
       const double along_row = std::exp(logits[i] - scale * top[i]) / sum[i];
       const double along_column = std::exp(logits[i] - scale * column_top[j]) / column_sum[j];
-      result.scale_slope -= loss.margin * (0.5 * (weight * along_row +
+      result.scale_score_grad -= loss.margin * (0.5 * (weight * along_row +
                                                   column_weight[j] * along_column) - weight);
     }
     tops[i] = T(top[i]);
@@ -118,11 +118,11 @@ Result softmax_both_ways(const Block<T>& b, const Loss& loss, const T* weights) 
     const double weight = 0.5 * column_weight[j] * scale;
     column_shares[j] = T(column_sum[j] == 0 ? 0 : weight / column_sum[j]);
   }
-  const SoftmaxSlope<T> slope{tops.data(), shares.data(), targets.data(), column_tops.data(),
+  const SoftmaxScoreGrad<T> score_grad{tops.data(), shares.data(), targets.data(), column_tops.data(),
                               column_shares.data()};
   over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-    // The fold has taken the margin from the positives.
-    kernels().of<T>().softmax_slope(b, T(scale), T(0), slope, begin, end);
+    // The forward reduction has taken the margin from the positives.
+    kernels().of<T>().softmax_score_grad(b, T(scale), T(0), score_grad, begin, end);
   });
   return result;
 }
@@ -130,11 +130,11 @@ Result softmax_both_ways(const Block<T>& b, const Loss& loss, const T* weights) 
 // Losses of one pair, or of one row's pairs, that need no state between the passes.
 template <class T>
 Result row_by_row(const Block<T>& b, const Loss& loss, const T* weights) {
-  std::vector<double> losses(b.rows), slopes(b.rows);
+  std::vector<double> losses(b.rows), score_grads(b.rows);
   over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
     const auto& k = kernels().of<T>();
     if (loss.kind == Kind::sigmoid) {
-      k.sigmoid(b, T(loss.scale), T(loss.bias), weights, losses.data(), slopes.data(), begin, end);
+      k.sigmoid(b, T(loss.scale), T(loss.bias), weights, losses.data(), score_grads.data(), begin, end);
     } else if (loss.kind == Kind::squared_error) {
       k.squared_error(b, weights, losses.data(), begin, end);
     } else {
@@ -145,14 +145,14 @@ Result row_by_row(const Block<T>& b, const Loss& loss, const T* weights) {
   Result result;
   for (int64_t i = 0; i < b.rows; ++i) {
     result.loss += static_cast<long double>(weights[i]) * losses[i];
-    result.bias_slope += weights[i] * slopes[i];
+    result.bias_score_grad += weights[i] * score_grads[i];
   }
   return result;
 }
 
-// The scores of the block become its slopes.
+// The scores of the block become its score gradients.
 template <class T>
-Result visit(const Block<T>& b, const Loss& loss, const T* weights) {
+Result fused_pass(const Block<T>& b, const Loss& loss, const T* weights) {
   if (loss.kind != Kind::softmax) return row_by_row(b, loss, weights);
   return loss.symmetric ? softmax_both_ways(b, loss, weights) : softmax_of_rows(b, loss, weights);
 }
@@ -176,7 +176,7 @@ double finish_side(const Tensor& x, const T* inverse, T* grad) {
 // weighted sum of the losses, in that type too; `parameters` (2,): its derivatives by scale, right where a gradient
 // is given, and by bias.
 void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional column_ids,
-           Optional row_groups, Optional column_groups, Optional dense, double otherwise,
+           Optional row_groups, Optional column_groups, Optional dense, double negative_target,
            int64_t skip, int64_t kind, double scale, double bias, double margin, bool normalise,
            bool symmetric, Tensor weights, Optional grad_x, Optional grad_y, Tensor total,
            Tensor parameters) {
@@ -197,12 +197,12 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
     b.stride = columns + kAligned / sizeof(T);  // off a power of two, for the cache's sets
     Scratch<T> packed(packed_rows<T>(columns) * width), panel(rows * b.stride);
     b.scores = panel;
-    take_pairs(b, positives, row_ids, column_ids, row_groups, column_groups, dense, otherwise,
+    take_pairs(b, positives, row_ids, column_ids, row_groups, column_groups, dense, negative_target,
                skip);
     pack<T>(unit_y, columns, width, packed);
     fill_scores<T>(unit_x, width, packed, b);
     const Loss loss{static_cast<Kind>(kind), scale, bias, margin, normalise, symmetric};
-    Result result = visit(b, loss, input<T>(weights));
+    Result result = fused_pass(b, loss, input<T>(weights));
 
     double along = 0;
     if (grad_x) {
@@ -217,9 +217,9 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
       along = finish_side<T>(other, inverse_own, out);
     }
     *output<T>(total) = T(result.loss);
-    double* slopes = output<double>(parameters);
-    slopes[0] = double(result.scale_slope) + along / scale;
-    slopes[1] = double(result.bias_slope);
+    double* score_grads = output<double>(parameters);
+    score_grads[0] = double(result.scale_score_grad) + along / scale;
+    score_grads[1] = double(result.bias_score_grad);
   });
 }
 

@@ -66,23 +66,23 @@ struct Launch {
   void* stream;
 };
 
-// fastsim.targets.Pairs. Null: not given.
+// fastsim.pairs.Pairs. Null: not given.
 struct Pairs {
   const int64_t *positives, *row_ids, *column_ids, *row_groups, *column_groups;
   Matrix dense;
-  float otherwise;
+  float negative_target;
   Skip skip;
 };
 
 // ---- epilogues: what a loss does with a tile of scores (epilogues.cuh) ----
-// Numbers are read from the device, so that nothing waits for them. Slopes replace the scores and
+// Numbers are read from the device, so that nothing waits for them. Score gradients replace the scores and
 // go to the panel.
 
 #define FASTSIM_EPILOGUE \
   template <class Tile>  \
   FASTSIM_DEVICE void operator()(Tile& tile, typename Tile::Scores& s) const;
 
-struct SoftmaxFold {
+struct SoftmaxForward {
   Pairs pairs;
   const float* scale;
   float margin;
@@ -93,7 +93,7 @@ struct SoftmaxFold {
   FASTSIM_EPILOGUE
 };
 
-struct SoftmaxSlope {
+struct SoftmaxScoreGrad {
   Pairs pairs;
   const float* scale;
   float margin;
@@ -102,12 +102,12 @@ struct SoftmaxSlope {
   FASTSIM_EPILOGUE
 };
 
-// State, slopes or both: null what is not wanted.
+// State, score gradients or both: null what is not wanted.
 struct SigmoidBoth {
   Pairs pairs;
   const float *scale, *bias;
   const float* weights;
-  float *loss, *slope;
+  float *loss, *score_grad;
   FASTSIM_EPILOGUE
 };
 
@@ -119,7 +119,7 @@ struct SquaredErrorBoth {
 };
 
 // (tiles, 4, count): maximum of s, sum of exponentials, the same of -s.
-struct LevelsFold {
+struct LevelsForward {
   Pairs pairs;
   const float* scale;
   const float* levels;
@@ -128,7 +128,7 @@ struct LevelsFold {
   FASTSIM_EPILOGUE
 };
 
-struct LevelsSlope {
+struct LevelsScoreGrad {
   Pairs pairs;
   const float* scale;
   const float* levels;
@@ -137,7 +137,7 @@ struct LevelsSlope {
   FASTSIM_EPILOGUE
 };
 
-struct ClosestFold {
+struct ClosestForward {
   Pairs pairs;
   const float* ceiling;  // null: none
   float* top;

@@ -1,5 +1,5 @@
 // What each loss does with a tile of scores: the functions of csrc/epilogue.h over the registers
-// of its threads. A fold writes the partials of the tile, a slope replaces the scores by dL/ds.
+// of its threads. A forward reduction writes the partials of the tile, a score gradient replaces the scores by dL/ds.
 #pragma once
 
 #include "tile.cuh"
@@ -26,7 +26,7 @@ FASTSIM_DEVICE void take_margin(Tile& tile, const Pairs& pairs, float margin,
 }
 
 template <class Tile>
-FASTSIM_DEVICE void SoftmaxFold::operator()(Tile& tile, typename Tile::Scores& s) const {
+FASTSIM_DEVICE void SoftmaxForward::operator()(Tile& tile, typename Tile::Scores& s) const {
   const Softmax<float> softmax{*scale};
   leave_out(tile, pairs, s);
   if (positive) {
@@ -85,7 +85,7 @@ FASTSIM_DEVICE void SoftmaxFold::operator()(Tile& tile, typename Tile::Scores& s
 }
 
 template <class Tile>
-FASTSIM_DEVICE void SoftmaxSlope::operator()(Tile& tile, typename Tile::Scores& s) const {
+FASTSIM_DEVICE void SoftmaxScoreGrad::operator()(Tile& tile, typename Tile::Scores& s) const {
   const Softmax<float> softmax{*scale};
   // Past the edge a maximum above every score: its exponential is 0, never infinite.
   constexpr float kAbove = -kLeftOut<float>;
@@ -139,7 +139,7 @@ template <class Tile>
 FASTSIM_DEVICE void SigmoidBoth::operator()(Tile& tile, typename Tile::Scores& s) const {
   const Sigmoid<float> sigmoid{*scale, *bias};
   leave_out(tile, pairs, s);
-  PerRow<float, Tile> losses{}, slopes{};
+  PerRow<float, Tile> losses{}, score_grads{};
   with_targets(tile, pairs, [&](int block, auto target) {
     Two<float> weight = load_rows(tile, block, of_rows(weights, tile), 0.0f);
     for_block(tile, s, block, [&](float& value, int i, int j, int e) {
@@ -147,15 +147,15 @@ FASTSIM_DEVICE void SigmoidBoth::operator()(Tile& tile, typename Tile::Scores& s
       sigmoid(value, target(value, j, e), l, d);
       const bool out = value <= kLeftOut<float>;
       losses(i, e) += out ? 0.0f : l;
-      slopes(i, e) += out ? 0.0f : d;
+      score_grads(i, e) += out ? 0.0f : d;
       value = out ? 0.0f : weight(e) * sigmoid.scale * d;
     });
   });
   if (loss) {
     reduce_rows(tile, losses, Sum{});
-    reduce_rows(tile, slopes, Sum{});
+    reduce_rows(tile, score_grads, Sum{});
     store_rows(tile, losses, loss);
-    store_rows(tile, slopes, slope);
+    store_rows(tile, score_grads, score_grad);
   }
   if (weights) tile.store(s);
 }
@@ -185,7 +185,7 @@ FASTSIM_DEVICE void SquaredErrorBoth::operator()(Tile& tile, typename Tile::Scor
 // ---- CoSENT over a matrix ----
 
 template <class Tile>
-FASTSIM_DEVICE void LevelsFold::operator()(Tile& tile, typename Tile::Scores& s) const {
+FASTSIM_DEVICE void LevelsForward::operator()(Tile& tile, typename Tile::Scores& s) const {
   const Softmax<float> softmax{*scale};
   leave_out(tile, pairs, s);
   const int64_t index = int64_t{tile.tile_row} * tile.grid.tile_columns + tile.tile_column;
@@ -223,8 +223,8 @@ FASTSIM_DEVICE void LevelsFold::operator()(Tile& tile, typename Tile::Scores& s)
 }
 
 template <class Tile>
-FASTSIM_DEVICE void LevelsSlope::operator()(Tile& tile, typename Tile::Scores& s) const {
-  const Levels<float> slopes{*scale};
+FASTSIM_DEVICE void LevelsScoreGrad::operator()(Tile& tile, typename Tile::Scores& s) const {
+  const Levels<float> score_grads{*scale};
   leave_out(tile, pairs, s);
   // In place: a score is of one level, so it is replaced once.
 #pragma unroll 1
@@ -233,8 +233,8 @@ FASTSIM_DEVICE void LevelsSlope::operator()(Tile& tile, typename Tile::Scores& s
     with_targets(tile, pairs, [&](int block, auto target) {
       for_block(tile, s, block, [&](float& value, int, int j, int e) {
         const bool here = target(value, j, e) == level && !(value <= kLeftOut<float>);
-        const float slope = slopes.slope(value, top, rise, bottom, fall);
-        value = here ? slope : value;
+        const float score_grad = score_grads.score_grad(value, top, rise, bottom, fall);
+        value = here ? score_grad : value;
       });
     });
   }
@@ -265,7 +265,7 @@ FASTSIM_DEVICE Candidate lane_exchange(Candidate value, int mask) {
 }
 
 template <class Tile>
-FASTSIM_DEVICE void ClosestFold::operator()(Tile& tile, typename Tile::Scores& s) const {
+FASTSIM_DEVICE void ClosestForward::operator()(Tile& tile, typename Tile::Scores& s) const {
   const Closest<float> rule{ceiling != nullptr};
   leave_out(tile, pairs, s);
   at_own(tile, OwnColumn{pairs.positives}, s,

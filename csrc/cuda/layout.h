@@ -23,7 +23,7 @@ FASTSIM_BOTH constexpr int block_row(int lane, int e) { return lane / 4 + 8 * (e
 FASTSIM_BOTH constexpr int block_column(int lane, int e) { return 2 * (lane % 4) + e % 2; }
 
 // How a group of threads shares a tile: a thread has row_blocks x column_blocks blocks of 16 x 8.
-// The epilogue takes the targets and slopes of the tile in `parts`, and `together` blocks of a row
+// The epilogue takes the targets and score gradients of the tile in `parts`, and `together` blocks of a row
 // at a time.
 
 // 8 warps, 64 x 32 scores each.
@@ -71,7 +71,7 @@ FASTSIM_BOTH constexpr int swizzled64(int row, int chunk) {
   return row * 64 + (chunk ^ (row / 2 % 4)) * 16;
 }
 
-// A tile of slopes in boxes of 64 rows by 128 bytes, as TMA stores them.
+// A tile of score gradients in boxes of 64 rows by 128 bytes, as TMA stores them.
 FASTSIM_BOTH constexpr int box_byte(int row, int chunk) {
   return chunk / 8 * (64 * 128) + swizzled128(row, chunk % 8);
 }

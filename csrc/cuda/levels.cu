@@ -1,6 +1,6 @@
 #include "launch.cuh"
 
 namespace fastsim {
-template void launch_tiles(const Launch&, const LevelsFold&);
-template void launch_tiles(const Launch&, const LevelsSlope&);
+template void launch_tiles(const Launch&, const LevelsForward&);
+template void launch_tiles(const Launch&, const LevelsScoreGrad&);
 }  // namespace fastsim

@@ -97,58 +97,58 @@ Launch launch(const Tensor& x, const Tensor& y, int64_t product, int64_t row0, i
 
 Pairs pairs_of(const Optional& positives, const Optional& row_ids, const Optional& column_ids,
                const Optional& row_groups, const Optional& column_groups, const Optional& dense,
-               double otherwise, int64_t skip) {
+               double negative_target, int64_t skip) {
   return {pointer<const int64_t>(positives),  pointer<const int64_t>(row_ids),
           pointer<const int64_t>(column_ids), pointer<const int64_t>(row_groups),
           pointer<const int64_t>(column_groups), dense ? matrix(*dense) : Matrix{},
-          static_cast<float>(otherwise), static_cast<Skip>(skip)};
+          static_cast<float>(negative_target), static_cast<Skip>(skip)};
 }
 
 // What every operator over tiles opens with.
 #define TILES                                                                                    \
   Tensor x, Tensor y, int64_t product, int64_t row0, int64_t row1, int64_t column0,              \
       int64_t column1, Optional positives, Optional row_ids, Optional column_ids,                \
-      Optional row_groups, Optional column_groups, Optional dense, double otherwise,             \
+      Optional row_groups, Optional column_groups, Optional dense, double negative_target,             \
       int64_t skip, int64_t stream
 #define TILES_SCHEMA                                                                             \
   "(Tensor x, Tensor y, int product, int row0, int row1, int column0, int column1, "             \
   "Tensor? positives, Tensor? row_ids, Tensor? column_ids, Tensor? row_groups, "                 \
-  "Tensor? column_groups, Tensor? dense, float otherwise, int skip, int stream, "
+  "Tensor? column_groups, Tensor? dense, float negative_target, int skip, int stream, "
 #define PAIRS                                                                                    \
-  pairs_of(positives, row_ids, column_ids, row_groups, column_groups, dense, otherwise, skip)
+  pairs_of(positives, row_ids, column_ids, row_groups, column_groups, dense, negative_target, skip)
 
 #define LAUNCH(panel, ...)                                                                       \
   const OnDevice on(x.get_device());                                                             \
   launch_tiles(                                                                                  \
       launch(x, y, product, row0, row1, column0, column1, skip, panel, stream), __VA_ARGS__)
 
-void softmax_fold(TILES, Tensor scale, double margin, Tensor row_top, Tensor row_sum,
+void softmax_forward(TILES, Tensor scale, double margin, Tensor row_top, Tensor row_sum,
                   Optional positive, Optional target_scores, Optional target_sums,
                   Optional column_top, Optional column_sum) {
   STD_TORCH_CHECK(positive ? positives.has_value() : target_scores && target_sums,
                   "fastsim: positives or partial sums of the targets");
-  LAUNCH(std::nullopt, SoftmaxFold{PAIRS, input(scale), static_cast<float>(margin),
+  LAUNCH(std::nullopt, SoftmaxForward{PAIRS, input(scale), static_cast<float>(margin),
                                    pointer<float>(row_top), pointer<float>(row_sum),
                                    pointer<float>(positive), pointer<float>(target_scores),
                                    pointer<float>(target_sums), pointer<float>(column_top),
                                    pointer<float>(column_sum)});
 }
 
-void softmax_slope(TILES, Tensor scale, double margin, Tensor row_top, Tensor row_weight,
+void softmax_score_grad(TILES, Tensor scale, double margin, Tensor row_top, Tensor row_weight,
                    Tensor target_weight, Optional column_top, Optional column_weight,
                    Tensor panel) {
   STD_TORCH_CHECK(!column_top || !(dense || row_groups), "fastsim: columns with positives alone");
-  LAUNCH(panel, SoftmaxSlope{PAIRS, input(scale), static_cast<float>(margin), input(row_top),
+  LAUNCH(panel, SoftmaxScoreGrad{PAIRS, input(scale), static_cast<float>(margin), input(row_top),
                              input(row_weight), input(target_weight), input(column_top),
                              input(column_weight)});
 }
 
-void sigmoid(TILES, Tensor scale, Tensor bias, Optional loss, Optional slope, Optional weights,
+void sigmoid(TILES, Tensor scale, Tensor bias, Optional loss, Optional score_grad, Optional weights,
              Optional panel) {
-  STD_TORCH_CHECK(weights.has_value() == panel.has_value() && loss.has_value() == slope.has_value(),
-                  "fastsim: weights with a panel, losses with slopes");
+  STD_TORCH_CHECK(weights.has_value() == panel.has_value() && loss.has_value() == score_grad.has_value(),
+                  "fastsim: weights with a panel, losses with score_grads");
   LAUNCH(panel, SigmoidBoth{PAIRS, input(scale), input(bias), input(weights), pointer<float>(loss),
-                            pointer<float>(slope)});
+                            pointer<float>(score_grad)});
 }
 
 void squared_error(TILES, Optional loss, Optional weights, Optional panel) {
@@ -156,20 +156,20 @@ void squared_error(TILES, Optional loss, Optional weights, Optional panel) {
   LAUNCH(panel, SquaredErrorBoth{PAIRS, input(weights), pointer<float>(loss)});
 }
 
-void levels_fold(TILES, Tensor scale, Tensor levels, Tensor partials) {
-  LAUNCH(std::nullopt, LevelsFold{PAIRS, input(scale), input(levels),
+void levels_forward(TILES, Tensor scale, Tensor levels, Tensor partials) {
+  LAUNCH(std::nullopt, LevelsForward{PAIRS, input(scale), input(levels),
                                   static_cast<int>(levels.numel()), pointer<float>(partials)});
 }
 
-void levels_slope(TILES, Tensor scale, Tensor levels, Tensor high, Tensor up, Tensor low,
+void levels_score_grad(TILES, Tensor scale, Tensor levels, Tensor high, Tensor up, Tensor low,
                   Tensor down, Tensor panel) {
-  LAUNCH(panel, LevelsSlope{PAIRS, input(scale), input(levels), static_cast<int>(levels.numel()),
+  LAUNCH(panel, LevelsScoreGrad{PAIRS, input(scale), input(levels), static_cast<int>(levels.numel()),
                             input(high), input(up), input(low), input(down)});
 }
 
 void closest(TILES, Optional ceiling, Tensor top, Tensor column) {
   LAUNCH(std::nullopt,
-         ClosestFold{PAIRS, input(ceiling), pointer<float>(top), pointer<int32_t>(column)});
+         ClosestForward{PAIRS, input(ceiling), pointer<float>(top), pointer<int32_t>(column)});
 }
 
 #undef LAUNCH
@@ -225,20 +225,20 @@ int64_t tile_size() { return kTile; }
 }  // namespace fastsim
 
 STABLE_TORCH_LIBRARY(fastsim_cuda, m) {
-  m.def("softmax_fold" TILES_SCHEMA
+  m.def("softmax_forward" TILES_SCHEMA
         "Tensor scale, float margin, Tensor(a!) row_top, Tensor(b!) row_sum, "
         "Tensor(c!)? positive, Tensor(d!)? target_scores, Tensor(e!)? target_sums, "
         "Tensor(f!)? column_top, Tensor(g!)? column_sum) -> ()");
-  m.def("softmax_slope" TILES_SCHEMA
+  m.def("softmax_score_grad" TILES_SCHEMA
         "Tensor scale, float margin, Tensor row_top, Tensor row_weight, Tensor target_weight, "
         "Tensor? column_top, Tensor? column_weight, Tensor(a!) panel) -> ()");
   m.def("sigmoid" TILES_SCHEMA
-        "Tensor scale, Tensor bias, Tensor(a!)? loss, Tensor(b!)? slope, Tensor? weights, "
+        "Tensor scale, Tensor bias, Tensor(a!)? loss, Tensor(b!)? score_grad, Tensor? weights, "
         "Tensor(c!)? panel) -> ()");
   m.def("squared_error" TILES_SCHEMA
         "Tensor(a!)? loss, Tensor? weights, Tensor(b!)? panel) -> ()");
-  m.def("levels_fold" TILES_SCHEMA "Tensor scale, Tensor levels, Tensor(a!) partials) -> ()");
-  m.def("levels_slope" TILES_SCHEMA
+  m.def("levels_forward" TILES_SCHEMA "Tensor scale, Tensor levels, Tensor(a!) partials) -> ()");
+  m.def("levels_score_grad" TILES_SCHEMA
         "Tensor scale, Tensor levels, Tensor high, Tensor up, Tensor low, Tensor down, "
         "Tensor(a!) panel) -> ()");
   m.def("closest" TILES_SCHEMA "Tensor? ceiling, Tensor(a!) top, Tensor(b!) column) -> ()");
@@ -254,12 +254,12 @@ STABLE_TORCH_LIBRARY(fastsim_cuda, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fastsim_cuda, FASTSIM_KEY, m) {
-  m.impl("softmax_fold", TORCH_BOX(&fastsim::softmax_fold));
-  m.impl("softmax_slope", TORCH_BOX(&fastsim::softmax_slope));
+  m.impl("softmax_forward", TORCH_BOX(&fastsim::softmax_forward));
+  m.impl("softmax_score_grad", TORCH_BOX(&fastsim::softmax_score_grad));
   m.impl("sigmoid", TORCH_BOX(&fastsim::sigmoid));
   m.impl("squared_error", TORCH_BOX(&fastsim::squared_error));
-  m.impl("levels_fold", TORCH_BOX(&fastsim::levels_fold));
-  m.impl("levels_slope", TORCH_BOX(&fastsim::levels_slope));
+  m.impl("levels_forward", TORCH_BOX(&fastsim::levels_forward));
+  m.impl("levels_score_grad", TORCH_BOX(&fastsim::levels_score_grad));
   m.impl("closest", TORCH_BOX(&fastsim::closest));
   m.impl("diagonal", TORCH_BOX(&fastsim::diagonal));
   m.impl("unit_rows", TORCH_BOX(&fastsim::unit_rows));

@@ -1,6 +1,6 @@
 #include "launch.cuh"
 
 namespace fastsim {
-template void launch_tiles(const Launch&, const SoftmaxFold&);
-template void launch_tiles(const Launch&, const SoftmaxSlope&);
+template void launch_tiles(const Launch&, const SoftmaxForward&);
+template void launch_tiles(const Launch&, const SoftmaxScoreGrad&);
 }  // namespace fastsim

@@ -11,7 +11,7 @@ namespace fastsim {
 constexpr int kScratch = 8 * kTile;  // floats that the reductions share
 
 // What the engines' tiles have in common. `Engine` adds: sync(), all threads of the tile;
-// acquire_staging(), after which `staging` may be written; store(s), slopes to the panel.
+// acquire_staging(), after which `staging` may be written; store(s), score gradients to the panel.
 template <class Shape_, class Element_>
 struct TileBase {
   using Shape = Shape_;
@@ -93,22 +93,22 @@ struct Two {
   FASTSIM_DEVICE T& operator()(int e) { return values[e / 2]; }
 };
 
-// `from` at the rows of the whole matrix, `otherwise` past the edge or where there is none.
+// `from` at the rows of the whole matrix, `negative_target` past the edge or where there is none.
 template <class T, class Tile>
-FASTSIM_DEVICE Two<T> load_rows(const Tile& tile, int i, const T* from, T otherwise) {
+FASTSIM_DEVICE Two<T> load_rows(const Tile& tile, int i, const T* from, T negative_target) {
   const int upper = tile.row(i, 0), lower = tile.row(i, 2);
-  return {from && tile.in_rows(upper) ? from[upper] : otherwise,
-          from && tile.in_rows(lower) ? from[lower] : otherwise};
+  return {from && tile.in_rows(upper) ? from[upper] : negative_target,
+          from && tile.in_rows(lower) ? from[lower] : negative_target};
 }
 
 // Numbers of the tile's columns in scratch memory for everyone: slot 0 or 1, until the next
 // reduction. The caller synchronises once all are staged.
 template <class Tile, class T>
-FASTSIM_DEVICE const T* stage_columns(const Tile& tile, int slot, const T* from, T otherwise) {
+FASTSIM_DEVICE const T* stage_columns(const Tile& tile, int slot, const T* from, T negative_target) {
   T* held = reinterpret_cast<T*>(tile.scratch + slot * kScratch / 2);
   if (tile.thread < kTile) {
     const int column = tile.column0() + tile.thread;
-    held[tile.thread] = tile.in_columns(column) ? from[column] : otherwise;
+    held[tile.thread] = tile.in_columns(column) ? from[column] : negative_target;
   }
   return held;
 }
@@ -232,7 +232,7 @@ FASTSIM_DEVICE void with_targets(Tile& tile, const Pairs& pairs, const F& f) {
     Two<int64_t> group = load_rows<int64_t>(tile, i, pairs.row_groups, 0);
     f(i, [&](float score, int j, int e) {
       const bool same = held[Shape::column_of(tile.thread, j, e)] == group(e);
-      return score <= kLeftOut<float> ? 0.0f : same ? 1.0f : pairs.otherwise;
+      return score <= kLeftOut<float> ? 0.0f : same ? 1.0f : pairs.negative_target;
     });
   }
 }

@@ -8,10 +8,10 @@ import os
 import threading
 
 from fastsim.backends.base import Backend
-from fastsim.backends.cpu import CpuBackend
-from fastsim.backends.cuda import CudaBackend
+from fastsim.backends.cpu.backend import CpuBackend
+from fastsim.backends.cuda.backend import CudaBackend
 from fastsim.backends.eager import EagerBackend
-from fastsim.backends.triton import TritonBackend
+from fastsim.backends.triton.backend import TritonBackend
 
 # In the order of preference of `auto`; eager objects to nothing, so it comes last.
 _BACKENDS: dict[str, Backend] = {
@@ -24,7 +24,7 @@ _chosen = threading.local()
 
 def backends():
     """Every backend: {name: None where it is usable on this machine, else a sentence why not}."""
-    return {name: backend.objection() for name, backend in _BACKENDS.items()}
+    return {name: backend.unsupported_reason() for name, backend in _BACKENDS.items()}
 
 
 @contextlib.contextmanager
@@ -53,16 +53,18 @@ def pick(name, *tensors):
         name = os.environ.get("FASTSIM_BACKEND") or "auto"
         named = _find(name, "FASTSIM_BACKEND")
     if named is not None:
-        reason = named.objection(*tensors)
+        reason = named.unsupported_reason(*tensors)
         if reason is None:
             return named
         others = "; ".join(
-            f"{other.name}: {other.objection(*tensors) or 'usable'}"
+            f"{other.name}: {other.unsupported_reason(*tensors) or 'usable'}"
             for other in _BACKENDS.values()
             if other is not named
         )
         raise RuntimeError(f"backend {name!r} cannot be used: {reason} ({others})")
-    return next(b for b in _BACKENDS.values() if b.automatic and b.objection(*tensors) is None)
+    return next(
+        b for b in _BACKENDS.values() if b.automatic and b.unsupported_reason(*tensors) is None
+    )
 
 
 def get(name):

@@ -14,9 +14,9 @@ class Backend:
 
     name: str
     automatic = True  # whether `auto` may choose it
-    keeps_scores = False  # whether `fold` leaves scores for the slopes that follow it
+    keeps_scores = False  # whether `forward` leaves scores for the score gradients that follow it
 
-    def objection(self, *tensors):
+    def unsupported_reason(self, *tensors):
         """None if these tensors can be served (no tensors: if the machine can), else a sentence."""
         raise NotImplementedError
 
@@ -35,10 +35,10 @@ class Backend:
         else:
             torch.mm(left, right, out=out)
 
-    def boost(self, tile, weights, dtype, columns):
+    def loss_scale(self, tile, weights, dtype, columns):
         """A power of two () by which to multiply the weights of the losses, or None.
 
-        It brings the slopes into the range of the panel's type, for inputs of `dtype`.
+        It brings the score gradients into the range of the panel's type, for inputs of `dtype`.
         """
         return None
 
@@ -107,9 +107,10 @@ class Backend:
         raise NotImplementedError
 
     def workspace(self, unit_x, unit_y, *, whole_rows=False, keep=False):
-        """Whatever the blocks of one pass reuse, handed back to `visit` and `slope`.
+        """Whatever the blocks of one pass reuse, handed back to `fused_pass` and `score_grad`.
 
-        `keep`: of a fold and of the slopes of all blocks after it, of a backend that keeps scores.
+        `keep`: of a forward reduction and of the score gradients of all blocks after it, of a
+        backend that keeps scores.
         """
         return None
 
@@ -118,28 +119,31 @@ class Backend:
         raise NotImplementedError
 
     def whole_matrix_fits(self, rows, columns):
-        """Whether one block may hold the whole matrix, and `visit` serve every kind of loss."""
+        """Whether one block may hold the whole matrix, and `fused_pass` serve every kind of
+        loss.
+        """
         return False
 
-    def fold(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
-        """The state of `tile` over the whole matrix (see fastsim/tiles.py for its parts).
+    def forward(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
+        """The state of `tile` over the whole matrix (see fastsim/tile.py for its parts).
 
         workspace: made to keep scores, of a backend that does; for each block to be handed to
-        `slope` once. sums: where the terms of a row want the sum over all of it (`tile.whole_rows`)
-        and these columns are not all of it, the first two parts of the state over all.
+        `score_grad` once. sums: where the terms of a row want the sum over all of it
+        (`tile.whole_rows`) and these columns are not all of it, the first two parts of the state
+        over all.
         """
         raise NotImplementedError
 
-    def visit(self, tile, unit_x, unit_y, block, weights, workspace):
-        """(state, slope panel) of a block of whole rows; `weights` (N,) weigh the losses.
+    def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
+        """(state, score gradient panel) of a block of whole rows; `weights` (N,) weigh the losses.
 
         A loss that looks at columns too comes with a block of the whole matrix only; one without
-        row losses ("levels") with weights None, or with its boost () alone.
+        row losses ("levels") with weights None, or with its loss scale () alone.
         """
         raise NotImplementedError
 
-    def slope(self, tile, unit_x, unit_y, block, coefficients, workspace):
-        """The slope panel dL/dS of a block from the coefficients of `tile`."""
+    def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
+        """The score gradient panel dL/dS of a block from the coefficients of `tile`."""
         raise NotImplementedError
 
     def paired_scores(self, unit_x, unit_y):
@@ -175,19 +179,19 @@ class Backend:
         """
         return formulas.centred(x, y)
 
-    def partners(self, x, y, columns, distances, missing):
+    def chosen_rows(self, x, y, columns, distances, missing):
         """x_i . y_j, or with `distances` |x_i - y_j|, (K, N) for j = columns[k, i].
 
         y: None for x itself. missing: K numbers, the values where the column is negative.
         """
-        return formulas.partners(x, y, columns, distances, missing)
+        return formulas.chosen_rows(x, y, columns, distances, missing)
 
-    def partners_backward(self, grad, values, x, y, columns, distances, wants):
+    def chosen_rows_backward(self, grad, values, x, y, columns, distances, wants):
         """dL/dx and dL/dy, None where not wanted, from dL/dvalues; without y the first has both.
 
         At distance 0 the gradient of a distance is 0.
         """
-        return formulas.partners_backward(grad, values, x, y, columns, distances, wants)
+        return formulas.chosen_rows_backward(grad, values, x, y, columns, distances, wants)
 
     def row_terms(self, x, y, columns, first):
         """(x_i . y_{first + i}, x_i . y_columns[i]) (2, N), 0 for a negative column, and
@@ -203,6 +207,6 @@ class Backend:
         """(values (N, k) descending, indices (N, k)) of the cosines."""
         raise NotImplementedError
 
-    def cosent(self, scores, labels, scale, want_slope):
+    def cosent(self, scores, labels, scale, want_score_grad):
         """(loss (), dL/dscore (M,) or None) of CoSENT over a list of scores."""
         raise NotImplementedError

@@ -11,5 +11,5 @@ class EagerBackend(Backend):
 
     name = "eager"
 
-    def objection(self, *tensors):
+    def unsupported_reason(self, *tensors):
         return None

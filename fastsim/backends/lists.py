@@ -5,7 +5,7 @@ import torch
 STREAM = 1 << 24  # scores of a panel of top_k: its keys are 8 bytes each
 
 
-def cosent(scan, scores, labels, scale, want_slope):
+def cosent(scan, scores, labels, scale, want_score_grad):
     """(loss (), dL/dscore (M,) or None): a library sort by label, then one scan from both ends.
 
     scan(logits (M,)) -> running log-sum-exps (2, M), float64: of the logits forward, of their
@@ -29,11 +29,11 @@ def cosent(scan, scores, labels, scale, want_slope):
     logits = logits.double()
     terms = below - logits
     loss = torch.logsumexp(torch.cat([terms, terms.new_zeros(1)]), 0)
-    slope = None
-    if want_slope:
+    score_grad = None
+    if want_score_grad:
         pushed = scale * ((above + logits - loss).exp() - (terms - loss).exp())
-        slope = scores.new_empty(count, dtype=torch.float32).scatter_(0, order, pushed.float())
-    return loss.float(), slope
+        score_grad = scores.new_empty(count, dtype=torch.float32).scatter_(0, order, pushed.float())
+    return loss.float(), score_grad
 
 
 def top_k(backend, queries, corpus, k):

@@ -1,6 +1,6 @@
 """Plain torch formulas of what a backend does with single rows, for those without a kernel.
 
-A row's partners are the few columns chosen for it: columns (K, N), negative for none.
+A row's chosen rows are the few columns chosen for it: columns (K, N), negative for none.
 """
 
 import torch
@@ -19,8 +19,8 @@ def centred(x, y):
     return sides[0], None if y is None else sides[1], offsets, largest.to(x.dtype)
 
 
-def partners(x, y, columns, distances, missing):
-    """`Backend.partners`."""
+def chosen_rows(x, y, columns, distances, missing):
+    """`Backend.chosen_rows`."""
     y = x if y is None else y
     values = [
         torch.where(some >= 0, _pairs(x, y, some.clamp(min=0), distances), instead)
@@ -29,19 +29,19 @@ def partners(x, y, columns, distances, missing):
     return torch.stack(values)
 
 
-def partners_backward(grad, values, x, y, columns, distances, wants):
-    """`Backend.partners_backward`."""
-    slopes = torch.where(columns >= 0, grad, 0.0)
+def chosen_rows_backward(grad, values, x, y, columns, distances, wants):
+    """`Backend.chosen_rows_backward`."""
+    score_grads = torch.where(columns >= 0, grad, 0.0)
     if distances:
-        slopes = torch.where((columns >= 0) & (values != 0), grad / values, 0.0)
+        score_grads = torch.where((columns >= 0) & (values != 0), grad / values, 0.0)
     other, columns = x if y is None else y, columns.clamp(min=0)
     grads = [torch.zeros_like(s) if want else None for s, want in zip((x, y), wants, strict=True)]
     to_rows, to_columns = grads if y is not None else grads[:1] * 2
-    for some, slope in zip(columns, slopes, strict=True):
+    for some, score_grad in zip(columns, score_grads, strict=True):
         for rows in _bands(x):
             if distances:
                 pull = x[rows] - other.index_select(0, some[rows])
-                pull *= slope[rows, None]
+                pull *= score_grad[rows, None]
                 if to_rows is not None:
                     to_rows[rows] += pull
                 if to_columns is not None:
@@ -49,9 +49,9 @@ def partners_backward(grad, values, x, y, columns, distances, wants):
                 continue
             if to_rows is not None:
                 found = other.index_select(0, some[rows])
-                to_rows[rows].addcmul_(found, slope[rows, None])
+                to_rows[rows].addcmul_(found, score_grad[rows, None])
             if to_columns is not None:
-                add_rows(to_columns, some[rows], x[rows] * slope[rows, None])
+                add_rows(to_columns, some[rows], x[rows] * score_grad[rows, None])
     return grads
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
+from fastsim.benchmark.baselines import ours
 from fastsim.benchmark.calls import step
-from fastsim.benchmark.rivals import ours
 
 
 def errors(call, problem):

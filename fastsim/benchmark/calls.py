@@ -2,7 +2,7 @@
 
 import torch
 
-from fastsim.benchmark.rivals.rival import UnavailableError
+from fastsim.benchmark.baselines.baseline import UnavailableError
 
 PASSES = ("forward", "forward + backward")
 # How torch and the C++ library say that there is no memory left.

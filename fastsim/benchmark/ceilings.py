@@ -72,10 +72,12 @@ def machine_rows(*, device="cpu", seconds=1.0):
     return rows
 
 
-def call_rows(loss, rivals, *, device="cpu", dtype=torch.float32, seconds=0.2):
+def call_rows(loss, baselines, *, device="cpu", dtype=torch.float32, seconds=0.2):
     """Result rows of a call that has nothing to do: two rows of the least width."""
     problem = CASES[loss].problem(2, 2, device=device, dtype=dtype)
-    functions = {r.name: runnable(r.call(problem), problem, "forward + backward") for r in rivals}
+    functions = {
+        r.name: runnable(r.call(problem), problem, "forward + backward") for r in baselines
+    }
     found = in_turns(functions, seconds=seconds)
     return [
         {"name": "call", "loss": loss, "implementation": name, **summary(times)}

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import torch
 
+from fastsim.benchmark.baselines import BASELINES, baseline_named
+from fastsim.benchmark.baselines.baseline import anywhere
 from fastsim.benchmark.calls import reason, step
 from fastsim.benchmark.cases import CASES
-from fastsim.benchmark.rivals import RIVALS, rival_named
-from fastsim.benchmark.rivals.rival import anywhere
 from fastsim.benchmark.variables import variables
 
 MIB, GIB = 2**20, 2**30
@@ -38,7 +38,7 @@ def usual_limit():
 def rise(loss, name, rows, width, *, device="cpu", dtype="float32", limit=None):
     """MB (2^20) beyond inputs and gradients, or the sentence why there is no figure.
 
-    name: of a rival, or "fastsim <backend>". limit: bytes that the call may take.
+    name: of a baseline, or "fastsim <backend>". limit: bytes that the call may take.
     """
     try:
         with variables(_ALLOCATOR), ProcessPoolExecutor(1, mp_context=_context()) as pool:
@@ -57,7 +57,7 @@ def _context():
     if "forkserver" not in methods:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    peers = {r.package for r in RIVALS.values() if r.objection is anywhere}
+    peers = {r.package for r in BASELINES.values() if r.unsupported_reason is anywhere}
     context.set_forkserver_preload(["fastsim.benchmark.memory", *peers])
     return context
 
@@ -82,13 +82,13 @@ def limited(limit, device="cpu"):
 def _rise(loss, name, rows, width, device, dtype, limit):
     if device == "cpu" and not _CLEAR.exists():
         return "the peak of a process is known on Linux alone"
-    case, rival, dtype = CASES[loss], rival_named(name), getattr(torch, dtype)
+    case, baseline, dtype = CASES[loss], baseline_named(name), getattr(torch, dtype)
     measure = gpu_rise if device == "cuda" else _resident_rise
     try:
         small = case.problem(128, width, device=device, dtype=dtype)
-        step(rival.call(small), small)  # so that what is loaded on the first call is there
+        step(baseline.call(small), small)  # so that what is loaded on the first call is there
         problem = case.problem(rows, width, device=device, dtype=dtype)
-        call = rival.call(problem)
+        call = baseline.call(problem)
         with limited(limit, device):
             bytes_ = measure(call, problem)
     except Exception as error:

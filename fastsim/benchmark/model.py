@@ -3,8 +3,8 @@
     t = c + W / (R F) + s N M / (R E) + b / B + link
 
     W = 2 p N M D      operations of p products of the score matrix (fastsim/benchmark/cases.py),
-                       one less for those scores that the engine keeps between two visits
-    s N M              scores that the epilogue looks at, one exponential each; s visits
+                       one less for those scores that the engine keeps between two passes
+    s N M              scores that the epilogue looks at, one exponential each; s fused passes
     b = 4 k (N / R + M) D
                        bytes of embeddings moved outside the products: rows read, unit rows written
                        and read, gradients written, read and written: k = 6 passes over either side
@@ -21,7 +21,7 @@ a floor: `errors` says how far below the measured times it lies.
 
 from dataclasses import dataclass
 
-from fastsim.backends import cpu
+from fastsim.backends.cpu import backend as cpu
 from fastsim.benchmark.cases import CASES
 from fastsim.benchmark.found import BOTH, Found
 
@@ -38,7 +38,7 @@ class Rates:
     copy: float  # bytes
     call: float = 0.0
     link: float = float("inf")  # bytes between processes
-    kept: int = 0  # scores that one process keeps between two visits
+    kept: int = 0  # scores that one process keeps between two passes
 
 
 def rates_of(about, rows, loss="info_nce", link=float("inf")):

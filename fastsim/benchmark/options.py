@@ -23,7 +23,9 @@ class Integers(click.ParamType):
 _OPTIONS = (
     click.option("--loss", "losses", multiple=True, help="A loss; all. A wrong name lists them."),
     click.option("--backend", "backends", multiple=True, help="Of fastsim; all but eager."),
-    click.option("--rival", "rivals", multiple=True, help="A rival, or none; all installed ones."),
+    click.option(
+        "--baseline", "baselines", multiple=True, help="A baseline, or none; all installed ones."
+    ),
     click.option("--sizes", type=Integers(), default=(), help="N, rows of either side."),
     click.option("--dim", "dims", type=Integers(), default=(), help="D, their width."),
     click.option("--measure", "measures", multiple=True, help="time, memory or error; all three."),

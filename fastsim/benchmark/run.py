@@ -52,9 +52,9 @@ class Session:
         self.settings = settings
         self.device = settings.device
         self.dtype = str(settings.type).removeprefix("torch.")
-        self.taken = {}  # (loss, rival, width) -> (N, seconds of both passes)
-        self.failed = {}  # (loss, rival) -> (N, reason) of the smallest N that did not work
-        self.absent = set()  # (loss, rival) that no size will change
+        self.taken = {}  # (loss, baseline, width) -> (N, seconds of both passes)
+        self.failed = {}  # (loss, baseline) -> (N, reason) of the smallest N that did not work
+        self.absent = set()  # (loss, baseline) that no size will change
 
     def steps(self):
         """Every `Step` of the run, small sizes first."""
@@ -105,19 +105,19 @@ class Session:
         seconds = 0.3 if self.settings.quick else 1.0
         rows = ceilings.machine_rows(device=self.device, seconds=seconds)
         for case in self.settings.cases:
-            rivals = [r for r in self.settings.contestants(case) if self._serves(r, case)]
+            baselines = [r for r in self.settings.contestants(case) if self._serves(r, case)]
             rows += ceilings.call_rows(
-                case.name, rivals, device=self.device, dtype=self.settings.type
+                case.name, baselines, device=self.device, dtype=self.settings.type
             )
         return [{"measure": "ceiling", **row} for row in rows]
 
-    def _serves(self, rival, case):
-        """Whether a rival is here at all and computes this loss of tensors like these."""
-        if self.settings.left_out(rival, 2):
+    def _serves(self, baseline, case):
+        """Whether a baseline is here at all and computes this loss of tensors like these."""
+        if self.settings.left_out(baseline, 2):
             return False
         problem = case.problem(2, 2, device=self.device, dtype=self.settings.type)
         try:
-            rival.call(problem)
+            baseline.call(problem)
         except Exception:
             return False
         return True
@@ -133,20 +133,22 @@ class Session:
         """Rows of both passes; names: of the contestants that take turns, by default all."""
         problem = self._problem(case, rows, width)
         calls, found = {}, []
-        for rival in self.settings.contestants(case):
-            if names is not None and rival.name not in names:
+        for baseline in self.settings.contestants(case):
+            if names is not None and baseline.name not in names:
                 continue
-            if (case.name, rival.name) in self.absent:
+            if (case.name, baseline.name) in self.absent:
                 continue
-            why = self._left_out(case, rival, rows) or self._too_long(case, rival, rows, width)
+            why = self._left_out(case, baseline, rows) or self._too_long(
+                case, baseline, rows, width
+            )
             if why is None:
                 try:
-                    calls[rival.name] = rival.call(problem)
+                    calls[baseline.name] = baseline.call(problem)
                     continue
                 except Exception as error:
                     why = reason(error)
-                    self.absent.add((case.name, rival.name))
-            found.append(self._row("time", case, rival.name, rows, width, why))
+                    self.absent.add((case.name, baseline.name))
+            found.append(self._row("time", case, baseline.name, rows, width, why))
         for which in self.settings.passes:
             if which == "forward" and rows > FORWARD_UP_TO and case.products[0]:
                 continue
@@ -169,7 +171,7 @@ class Session:
             times = in_turns(
                 turns,
                 seconds=self.settings.pass_seconds,
-                least=1 if long and self.settings.processes > 1 else 2,
+                all_reduce_min=1 if long and self.settings.processes > 1 else 2,
                 warm_up=not long,
             )
         found = []
@@ -191,26 +193,26 @@ class Session:
 
     def memory(self, case, rows, width):
         found = []
-        for rival in self.settings.contestants(case):
-            if not self._serves(rival, case):
+        for baseline in self.settings.contestants(case):
+            if not self._serves(baseline, case):
                 continue  # said once, where time is measured
-            why = self._left_out(case, rival, rows)
-            if rival.name == "torch.compile":
+            why = self._left_out(case, baseline, rows)
+            if baseline.name == "torch.compile":
                 why = "compiling raises the peak of a fresh process more than the loss"
             if why is None:
                 value = rise(
-                    *(case.name, rival.name, rows, width),
+                    *(case.name, baseline.name, rows, width),
                     device=self.device,
                     dtype=self.dtype,
                     limit=self.settings.bytes_limit,
                 )
                 if not isinstance(value, str):
-                    row = self._row("memory", case, rival.name, rows, width, None)
+                    row = self._row("memory", case, baseline.name, rows, width, None)
                     found.append(row | {"rise MB": value})
                     continue
                 why = value
-                self._note_failure(case, rival.name, rows, why)
-            found.append(self._row("memory", case, rival.name, rows, width, why))
+                self._note_failure(case, baseline.name, rows, why)
+            found.append(self._row("memory", case, baseline.name, rows, width, why))
         return found
 
     def error(self, case, options):
@@ -218,16 +220,16 @@ class Session:
         if self.settings.sizes:
             rows = min(rows, max(self.settings.sizes))
         found = []
-        for rival in self.settings.contestants(case):
-            if not self._serves(rival, case) or (options and rival.name in SLOW):
+        for baseline in self.settings.contestants(case):
+            if not self._serves(baseline, case) or (options and baseline.name in SLOW):
                 continue
             problem = self._problem(case, rows, width, **options)
             try:
                 with limited(self.settings.bytes_limit, self.device):
-                    values, why = errors(rival.call(problem), problem), None
+                    values, why = errors(baseline.call(problem), problem), None
             except Exception as error:
                 values, why = {}, reason(error)
-            row = self._row("error", case, rival.name, rows, width, why)
+            row = self._row("error", case, baseline.name, rows, width, why)
             found.append(row | {"options": problem.options} | values)
         return found
 
@@ -245,20 +247,20 @@ class Session:
         power = 2 if case.products[0] else 1
         return seconds * (rows / known) ** power
 
-    def _too_long(self, case, rival, rows, width):
-        seconds = self._foretold(case, rival.name, rows, width) or 0.0
+    def _too_long(self, case, baseline, rows, width):
+        seconds = self._foretold(case, baseline.name, rows, width) or 0.0
         if seconds <= self.settings.limit:
             return None
         return f"a call would take {seconds:.0f} s, beyond the limit of {self.settings.limit:g}"
 
-    def _left_out(self, case, rival, rows):
-        """Why a rival is not called at this size: it failed at a smaller one, or by default."""
-        least, why = self.failed.get((case.name, rival.name), (rows + 1, None))
-        return why if rows >= least else self.settings.left_out(rival, rows)
+    def _left_out(self, case, baseline, rows):
+        """Why a baseline is not called at this size: it failed at a smaller one, or by default."""
+        all_reduce_min, why = self.failed.get((case.name, baseline.name), (rows + 1, None))
+        return why if rows >= all_reduce_min else self.settings.left_out(baseline, rows)
 
     def _note_failure(self, case, name, rows, why):
-        least, _ = self.failed.get((case.name, name), (rows, why))
-        self.failed[case.name, name] = min(least, rows), why
+        all_reduce_min, _ = self.failed.get((case.name, name), (rows, why))
+        self.failed[case.name, name] = min(all_reduce_min, rows), why
 
     def _row(self, measure, case, name, rows, width, why, **more):
         row = {

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 
 from fastsim.backends import backends
+from fastsim.benchmark.baselines import BASELINES, ours
 from fastsim.benchmark.calls import PASSES
 from fastsim.benchmark.cases import CASES, UP_TO
 from fastsim.benchmark.memory import GIB, usual_limit
-from fastsim.benchmark.rivals import RIVALS, ours
 
 MEASURES = ("time", "memory", "error")
 QUICK_SIZES = (64, 512)
@@ -33,7 +33,7 @@ class Settings:
 
     losses: tuple[str, ...] = ()
     backends: tuple[str, ...] = ()
-    rivals: tuple[str, ...] = ()
+    baselines: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
     dims: tuple[int, ...] = ()
     measures: tuple[str, ...] = MEASURES
@@ -53,7 +53,7 @@ class Settings:
         wanted = (
             ("loss", self.losses, CASES),
             ("backend", self.backends, backends()),
-            ("rival", self.rivals, (*RIVALS, "none")),
+            ("baseline", self.baselines, (*BASELINES, "none")),
             ("measure", self.measures, MEASURES),
             ("device", (self.device,), ("cpu", "cuda")),
         )
@@ -103,15 +103,18 @@ class Settings:
         return (*sizes, MEMORY_BEYOND) if case.name == "info_nce" else sizes
 
     def contestants(self, case):
-        """The rivals of a case, fastsim's backends first."""
+        """The baselines of a case, fastsim's backends first."""
         names = self.backends or [name for name in backends() if name != "eager"]
-        others = [RIVALS[name] for name in self.rivals or RIVALS if name != "none"]
-        return [*map(ours, names), *(rival for rival in others if case.name in rival.losses)]
+        others = [BASELINES[name] for name in self.baselines or BASELINES if name != "none"]
+        return [
+            *map(ours, names),
+            *(baseline for baseline in others if case.name in baseline.losses),
+        ]
 
-    def left_out(self, rival, rows):
-        """Why a rival is not measured at that size though it might be, or None."""
-        if self.quick and rival.name in SLOW and not self.rivals:
+    def left_out(self, baseline, rows):
+        """Why a baseline is not measured at that size though it might be, or None."""
+        if self.quick and baseline.name in SLOW and not self.baselines:
             return "left out of a quick run"
-        if rival.up_to and rows > rival.up_to and not (self.rivals or self.sizes):
-            return f"left out beyond N = {rival.up_to:,} to keep the run short"
+        if baseline.up_to and rows > baseline.up_to and not (self.baselines or self.sizes):
+            return f"left out beyond N = {baseline.up_to:,} to keep the run short"
         return None

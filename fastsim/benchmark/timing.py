@@ -1,4 +1,6 @@
-"""Times of rivals taken in turns, so that whatever else the machine does falls on all of them."""
+"""Times of baselines taken in turns, so that whatever else the machine does falls on all of
+them.
+"""
 
 import statistics
 import time
@@ -8,12 +10,12 @@ from fastsim.benchmark.calls import reason
 REPEATS = 5  # parts of a run whose best times are kept, for the spread
 
 
-def in_turns(functions, *, seconds, least=2, most=200, warm_up=True):
+def in_turns(functions, *, seconds, all_reduce_min=2, most=200, warm_up=True):
     """{name: [seconds of each round]} of functions called one after the other.
 
-    Each goes on until it has had its share of `seconds`, with at least `least` rounds and at most
-    `most`. warm_up: each is called once before, which is left out. A function that fails is left
-    out of the rest; its name then has the reason, a sentence, in place of times.
+    Each goes on until it has had its share of `seconds`, with at least `all_reduce_min` rounds and
+    at most `most`. warm_up: each is called once before, which is left out. A function that fails is
+    left out of the rest; its name then has the reason, a sentence, in place of times.
     """
     times = {name: [] for name in functions}
     if warm_up:
@@ -25,7 +27,7 @@ def in_turns(functions, *, seconds, least=2, most=200, warm_up=True):
             name: function
             for name, function in functions.items()
             if isinstance(times[name], list)
-            and (len(times[name]) < least or sum(times[name]) < share)
+            and (len(times[name]) < all_reduce_min or sum(times[name]) < share)
         }
         if not due:
             break
@@ -38,7 +40,7 @@ def _round(functions, times):
         start = time.perf_counter()
         try:
             function()
-        except Exception as error:  # a rival's own, of any kind
+        except Exception as error:  # a baseline's own, of any kind
             times[name] = reason(error)
         else:
             times[name].append(time.perf_counter() - start)

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from fastsim.backends import pick
 from fastsim.checks import check_alike, check_choice, check_embeddings, check_number
-from fastsim.engine import tile_loss
+from fastsim.engine.autograd import tile_loss
 from fastsim.losses import info_nce_from_scores, siglip_from_scores
 from fastsim.losses.reduce import inverse, row_weights
 from fastsim.operators import once_differentiable
+from fastsim.pairs import Pairs, parse_targets
 from fastsim.scores import compute_dtype
-from fastsim.targets import Pairs, parse_targets
-from fastsim.tiles import Tile
+from fastsim.tile import Tile
 
 DISTRIBUTIONS = ("bidir", "shift", "reduce", "gather")
 

@@ -18,19 +18,19 @@ from torch import Tensor
 from fastsim.backends import pick
 from fastsim.checks import check_choice, check_number, check_reduction
 from fastsim.distributed import join
+from fastsim.engine.chosen_rows import partner_distances, partner_products
+from fastsim.engine.ring import ring_hardest, ring_sum
+from fastsim.engine.selection import centred_rows, hardest_columns
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, reduce
-from fastsim.partners import partner_distances, partner_products
-from fastsim.ring import ring_hardest, ring_sum
-from fastsim.scores import paired, unit_rows, without_autocast
-from fastsim.selection import centred_rows, hardest_columns
-from fastsim.targets import (
+from fastsim.pairs import (
     dense_targets,
+    global_groups,
     groups_of_scores,
+    pair_mask,
     parse_groups,
-    spread_groups,
-    taking_part,
 )
+from fastsim.scores import paired, unit_rows, without_autocast
 
 DISTANCES = ("euclidean", "cosine")
 
@@ -152,7 +152,7 @@ def batch_hard_triplet_from_scores(
 
 def _hardest(embeddings, columns, pairs, distance, batch, backend):
     """`HardestPairs` of the rank's embeddings among the columns of all ranks."""
-    measure, pairs = _MEASURES[distance], spread_groups(pairs, batch)
+    measure, pairs = _MEASURES[distance], global_groups(pairs, batch)
     if not batch.ring:
         columns = batch.gather_columns(columns)
     x = measure.points(embeddings, backend)
@@ -164,7 +164,7 @@ def _hardest(embeddings, columns, pairs, distance, batch, backend):
     y = None if y is x else y
     *operands, everything = measure.operands(x, y, embeddings.dtype, backend)
     indices = hardest_columns(*operands, pairs, backend)
-    distances = measure.partners(x, y, torch.stack(indices), (-torch.inf, torch.inf), backend)
+    distances = measure.chosen_rows(x, y, torch.stack(indices), (-torch.inf, torch.inf), backend)
     return _found(distances, indices, everything)
 
 
@@ -198,7 +198,7 @@ def _found(distances, indices, everything):
 
 
 def _hardest_of(distances, pairs):
-    part = taking_part(pairs, *distances.shape, distances.device)
+    part = pair_mask(pairs, *distances.shape, distances.device)
     own = dense_targets(pairs, *distances.shape, torch.bool, distances.device)
     none = 0 * distances.sum(1)  # a NaN or Inf reaches its row
     positive, positive_index = distances.masked_fill(~(part & own), -torch.inf).max(1)
@@ -246,7 +246,7 @@ class _Euclidean:
     def all_distances(x, y):
         return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
 
-    partners = staticmethod(partner_distances)
+    chosen_rows = staticmethod(partner_distances)
 
     @staticmethod
     def operands(x, y, dtype, backend):
@@ -270,7 +270,7 @@ class _Cosine:
             return 1 - x @ y.T
 
     @staticmethod
-    def partners(x, y, columns, missing, backend):
+    def chosen_rows(x, y, columns, missing, backend):
         return 1 - partner_products(x, y, columns, [1 - value for value in missing], backend)
 
     @staticmethod

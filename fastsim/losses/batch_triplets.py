@@ -8,9 +8,9 @@ d is the Euclidean distance or 1 - cosine. A row without a negative has no tripl
 
 Source: Schroff et al. 2015, "FaceNet", section 3.2 (semi-hard); Hermans et al. 2017, "In Defense
 of the Triplet Loss", section 2 (batch all). Each has a sum over as many triplets as there are
-positive pairs, and more, so its slopes are dense. They are made a band of rows at a time in plain
-torch, from one sort of the row's negatives: neither N x N distances nor a triple of anything is
-held, and the gradient of each band is finished while it is there.
+positive pairs, and more, so its score gradients are dense. They are made a band of rows at a time
+in plain torch, from one sort of the row's negatives: neither N x N distances nor a triple of
+anything is held, and the gradient of each band is finished while it is there.
 """
 
 import torch
@@ -92,11 +92,11 @@ class _Bands(torch.autograd.Function):
             for top in range(0, len(x), tall):
                 rows = slice(top, top + tall)
                 distances = _all_distances(x[rows], x, distance)
-                value, count, slope = terms(distances, *classes.of(rows), margin)
+                value, count, score_grad = terms(distances, *classes.of(rows), margin)
                 total += value
                 number += count
                 if grad is not None:
-                    _add_gradient(grad, x, rows, distances, slope, distance)
+                    _add_gradient(grad, x, rows, distances, score_grad, distance)
         ctx.save_for_backward(grad)
         ctx.mark_non_differentiable(number)
         return total.to(x.dtype), number
@@ -107,14 +107,14 @@ class _Bands(torch.autograd.Function):
         return None, grad_total * ctx.saved_tensors[0], None, None, None
 
 
-def _add_gradient(grad, x, rows, distances, slope, distance):
-    """Adds what the slopes dL/dd of a band give to the gradient of x."""
+def _add_gradient(grad, x, rows, distances, score_grad, distance):
+    """Adds what the score gradients dL/dd of a band give to the gradient of x."""
     if distance == "cosine":
-        grad[rows].addmm_(slope, x, alpha=-1)
-        grad.addmm_(slope.T, x[rows], alpha=-1)
+        grad[rows].addmm_(score_grad, x, alpha=-1)
+        grad.addmm_(score_grad.T, x[rows], alpha=-1)
         return
     # dd_ij / dx_i = (x_i - x_j) / d_ij, 0 at distance 0.
-    pull = torch.where(distances > 0, slope / distances, 0.0)
+    pull = torch.where(distances > 0, score_grad / distances, 0.0)
     grad[rows].addcmul_(pull.sum(1, keepdim=True), x[rows]).addmm_(pull, x, alpha=-1)
     grad.addcmul_(pull.sum(0)[:, None], x).addmm_(pull.T, x[rows], alpha=-1)
 
@@ -150,9 +150,9 @@ def _semi_hard(distances, columns, positive, negative, margin):
     # A NaN is no less than 0, so that it reaches the loss.
     active = positive & (count > 0) & ~(losses <= 0)
     ones = active.to(distances.dtype)
-    slope = torch.zeros_like(distances).scatter_add_(1, columns, ones)
-    slope.scatter_add_(1, chosen, -ones)
-    return losses[active].sum(dtype=torch.float64), positive.sum(), slope
+    score_grad = torch.zeros_like(distances).scatter_add_(1, columns, ones)
+    score_grad.scatter_add_(1, chosen, -ones)
+    return losses[active].sum(dtype=torch.float64), positive.sum(), score_grad
 
 
 def _all(distances, columns, positive, negative, margin):
@@ -166,6 +166,6 @@ def _all(distances, columns, positive, negative, margin):
     # How many positives' bounds exceed each negative.
     ascending = bounds.masked_fill(~positive, -torch.inf).sort(1).values
     above = bounds.shape[1] - torch.searchsorted(ascending, distances, right=True)
-    slope = (above * negative).neg().to(distances.dtype)
-    slope.scatter_add_(1, columns, count.to(distances.dtype))
-    return total, count.sum(), slope
+    score_grad = (above * negative).neg().to(distances.dtype)
+    score_grad.scatter_add_(1, columns, count.to(distances.dtype))
+    return total, count.sum(), score_grad

@@ -13,9 +13,9 @@ import torch
 from fastsim.backends import pick
 from fastsim.checks import check_labels, check_number, check_scores
 from fastsim.distributed import join
+from fastsim.engine.cosent import rank_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float
-from fastsim.ranking import rank_loss
 
 
 def cosent(scores, labels, *, scale=20.0, group=None, backend=None):

@@ -4,7 +4,8 @@
 
 With the K distinct targets in ascending order as levels, A_l = lse of the logits of level l and
 B_l = lse of their negatives, L = lse(0, {B_l + lse_{m<l} A_m}): 2K running sums instead of
-(N M)^2 pairs, and the slope of an entry needs only those. For two levels L = softplus(A_0 + B_1).
+(N M)^2 pairs, and the score gradient of an entry needs only those. For two levels L = softplus(A_0
++ B_1).
 
 Source: Su Jianlin 2022 (see `cosent`), applied to all in-batch pairs.
 """
@@ -16,19 +17,19 @@ import torch
 from fastsim.backends import pick
 from fastsim.checks import check_alike, check_embeddings, check_number, check_scores
 from fastsim.distributed import join
-from fastsim.engine import tile_loss
+from fastsim.engine.autograd import tile_loss
 from fastsim.losses.cosent import cosent
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float
-from fastsim.scores import compute_dtype, dense_cosines
-from fastsim.targets import (
+from fastsim.pairs import (
     dense_targets,
     gather_targets,
+    global_targets,
+    pair_mask,
     parse_targets,
-    spread_targets,
-    taking_part,
 )
-from fastsim.tiles import Tile
+from fastsim.scores import compute_dtype, dense_cosines
+from fastsim.tile import Tile
 
 # Past this many distinct targets a sort of all entries is cheaper than running sums per level.
 MOST_LEVELS = 256
@@ -65,7 +66,7 @@ def cosent_matrix(x, y, targets, *, scale=20.0, group=None, backend=None):
         each_pair_once=y is None,
         backend=chosen.name,
     )
-    targets = spread_targets(targets, batch, x.device)
+    targets = global_targets(targets, batch, x.device)
     pairs = parse_targets(targets, x.shape[0], batch.columns, x.device, skip=skip)
     levels = _levels(pairs, compute_dtype(x), x.device)
     if pairs.dense is not None:
@@ -100,7 +101,7 @@ def cosent_matrix_from_scores(scores, targets, *, scale=20.0, each_pair_once=Fal
 def _over_entries(scores, pairs, scale, backend):
     scores = as_float(scores)
     wanted = dense_targets(pairs, *scores.shape, scores.dtype, scores.device)
-    part = taking_part(pairs, *scores.shape, scores.device)
+    part = pair_mask(pairs, *scores.shape, scores.device)
     if not part.any():
         return scores.sum() * 0.0
     return cosent(scores[part], wanted[part], scale=scale, backend=backend)
@@ -110,7 +111,7 @@ def _levels(pairs, dtype, device):
     """The distinct targets in ascending order, a band of rows at a time."""
     if pairs.dense is None:
         # Made on the device: a copy from here would wait for it.
-        return torch.linspace(pairs.otherwise, 1.0, 2, dtype=dtype, device=device)
+        return torch.linspace(pairs.negative_target, 1.0, 2, dtype=dtype, device=device)
     dense = pairs.dense
     band = max(1, (1 << 20) // dense.shape[1])
     found = dense.new_empty(0)

@@ -23,21 +23,21 @@ from fastsim.checks import (
     check_scores,
 )
 from fastsim.distributed import join
-from fastsim.engine import tile_loss
+from fastsim.engine.autograd import tile_loss
+from fastsim.engine.chosen_rows import row_terms
+from fastsim.engine.ring import ring_closest, ring_sum
+from fastsim.engine.selection import closest_column
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, off_range, reduce
-from fastsim.partners import row_terms
-from fastsim.ring import ring_closest, ring_sum
-from fastsim.scores import dense_cosines, paired, unit_rows, without_autocast
-from fastsim.selection import closest_column
-from fastsim.targets import (
+from fastsim.losses.reduce import as_float, below_every_score, reduce
+from fastsim.pairs import (
     Pairs,
+    global_exclude,
+    global_positives,
+    pair_mask,
     parse_exclude,
-    spread_exclude,
-    spread_positives,
-    taking_part,
 )
-from fastsim.tiles import Tile
+from fastsim.scores import dense_cosines, paired, unit_rows, without_autocast
+from fastsim.tile import Tile
 
 MININGS = ("semi-hard", "hard")
 
@@ -79,8 +79,8 @@ def full_triplet(
         reduction=reduction,
         backend=chosen.name,
     )
-    ids = spread_exclude(exclude, batch, anchors.device)
-    pairs = Pairs(spread_positives(None, batch, anchors.device), *ids)
+    ids = global_exclude(exclude, batch, anchors.device)
+    pairs = Pairs(global_positives(None, batch, anchors.device), *ids)
     if chosen.name == "eager":
         scores, exclude = _positives_first(anchors, positives, pairs, batch, chosen)
         losses = full_triplet_from_scores(scores, **options, exclude=exclude, reduction="none")
@@ -178,7 +178,7 @@ def _negatives(scores, exclude):
     if columns < rows:
         raise ValueError(f"scores: wanted at least as many columns as rows, got {rows, columns}")
     pairs = _pairs(exclude, rows, columns, scores.device)
-    negative = taking_part(pairs, rows, columns, scores.device)
+    negative = pair_mask(pairs, rows, columns, scores.device)
     return as_float(scores), negative.scatter(1, pairs.positives[:, None], False)
 
 
@@ -191,7 +191,7 @@ def _mean_of(scores, negative):
 def _largest_of(scores, negative, mining):
     if mining == "semi-hard":
         negative = negative & (scores <= scores.diagonal()[:, None])
-    values, indices = scores.masked_fill(~negative, off_range(scores)).max(1)
+    values, indices = scores.masked_fill(~negative, below_every_score(scores)).max(1)
     some = negative.any(1)
     return torch.where(some, values, -torch.inf), torch.where(some, indices, -1)
 

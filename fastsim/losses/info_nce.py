@@ -26,20 +26,20 @@ from fastsim.checks import (
     check_scores,
 )
 from fastsim.distributed import join
-from fastsim.engine import tile_loss
+from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, inverse, off_range, reduce
-from fastsim.scores import dense_cosines
-from fastsim.targets import (
+from fastsim.losses.reduce import as_float, below_every_score, inverse, reduce
+from fastsim.pairs import (
     Pairs,
+    global_exclude,
+    global_positives,
     not_above,
+    pair_mask,
     parse_exclude,
     parse_positives,
-    spread_exclude,
-    spread_positives,
-    taking_part,
 )
-from fastsim.tiles import Tile
+from fastsim.scores import dense_cosines
+from fastsim.tile import Tile
 
 
 def info_nce(
@@ -94,8 +94,8 @@ def info_nce(
         reduction=reduction,
         backend=chosen.name,
     )
-    positives = spread_positives(positives, batch, anchors.device)
-    row_ids, column_ids = spread_exclude(exclude, batch, anchors.device)
+    positives = global_positives(positives, batch, anchors.device)
+    row_ids, column_ids = global_exclude(exclude, batch, anchors.device)
     if chosen.name == "eager":
         losses = info_nce_from_scores(
             dense_cosines(*batch.gather_both(anchors, candidates), chosen),
@@ -145,7 +145,7 @@ def info_nce_from_scores(
     _check_options(temperature, symmetric, margin, exclude_above)
     check_reduction(reduction)
     scores = as_float(scores)
-    part = taking_part(pairs, rows, columns, scores.device)
+    part = pair_mask(pairs, rows, columns, scores.device)
     if exclude_above is not None:
         part = part & not_above(scores, positives, exclude_above)
     place = pairs.positives[:, None]
@@ -154,7 +154,7 @@ def info_nce_from_scores(
     logits = scores / temperature
     positive = logits.gather(1, place)[:, 0]
     if pairs.row_ids is not None or exclude_above is not None:
-        logits = logits.masked_fill(~part, off_range(logits))
+        logits = logits.masked_fill(~part, below_every_score(logits))
     losses = torch.logsumexp(logits, 1) - positive
     if symmetric:
         backward = torch.logsumexp(logits, 0)[pairs.positives] - positive

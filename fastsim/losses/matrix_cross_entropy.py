@@ -19,12 +19,12 @@ from fastsim.checks import (
     check_scores,
 )
 from fastsim.distributed import join
-from fastsim.engine import tile_loss
+from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, inverse, reduce
+from fastsim.pairs import dense_targets, gather_targets, global_targets, parse_targets
 from fastsim.scores import dense_cosines
-from fastsim.targets import dense_targets, gather_targets, parse_targets, spread_targets
-from fastsim.tiles import Tile
+from fastsim.tile import Tile
 
 
 def matrix_cross_entropy(
@@ -58,7 +58,7 @@ def matrix_cross_entropy(
         reduction=reduction,
         backend=chosen.name,
     )
-    targets = spread_targets(targets, batch, x.device)
+    targets = global_targets(targets, batch, x.device)
     if chosen.name == "eager":
         scores = dense_cosines(*batch.gather_both(x, y), chosen)
         targets = gather_targets(targets, batch)

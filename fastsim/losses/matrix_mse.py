@@ -2,20 +2,20 @@
 
     L_i = (1/M) sum_j (cos_ij - t_ij)^2;  the mean is torch.nn.MSELoss()(S, targets)
 
-Each pair's slope needs its own score and target alone, so one visit of the scores gives loss and
-gradient. Against +-1 every pair of different groups is pushed to cosine -1: it is for graded
-targets. `cosent_matrix` trains the order of the scores instead of their values.
+Each pair's score gradient needs its own score and target alone, so one fused pass of the scores
+gives loss and gradient. Against +-1 every pair of different groups is pushed to cosine -1: it is
+for graded targets. `cosent_matrix` trains the order of the scores instead of their values.
 """
 
 from fastsim.backends import pick
 from fastsim.checks import check_alike, check_embeddings, check_reduction, check_scores
 from fastsim.distributed import join
-from fastsim.engine import tile_loss
+from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, reduce
+from fastsim.pairs import dense_targets, gather_targets, global_targets, parse_targets
 from fastsim.scores import dense_cosines
-from fastsim.targets import dense_targets, gather_targets, parse_targets, spread_targets
-from fastsim.tiles import Tile
+from fastsim.tile import Tile
 
 
 def matrix_mse(x, y, targets, *, reduction="mean", group=None, backend=None):
@@ -37,7 +37,7 @@ def matrix_mse(x, y, targets, *, reduction="mean", group=None, backend=None):
     batch = join(
         group, "matrix_mse", x, y, targets=targets, reduction=reduction, backend=chosen.name
     )
-    targets = spread_targets(targets, batch, x.device)
+    targets = global_targets(targets, batch, x.device)
     if chosen.name == "eager":
         scores = dense_cosines(*batch.gather_both(x, y), chosen)
         losses = matrix_mse_from_scores(scores, gather_targets(targets, batch), reduction="none")

@@ -5,9 +5,10 @@
 Source: Kusupati et al. 2022, "Matryoshka Representation Learning", equation 1. The encoder, which
 costs most, runs once. Each width is a loss of its own, whatever the loss: over all pairs it costs
 N M w, so all of them sum_w w / D times the full one, less than twice for halving widths. The
-unnormalised scores of a prefix are a partial sum of those of a longer one, but its slopes are not:
-one product for all widths would hold the slope panels of all at once, weighed by their norms, in
-passes that no loss but this would use. With `group=` in the loss each width is gathered by itself.
+unnormalised scores of a prefix are a partial sum of those of a longer one, but its score gradients
+are not: one product for all widths would hold the score gradient panels of all at once, weighed by
+their norms, in passes that no loss but this would use. With `group=` in the loss each width is
+gathered by itself.
 """
 
 import inspect

@@ -13,18 +13,18 @@ import torch
 from fastsim.backends import pick
 from fastsim.checks import check_number, check_reduction
 from fastsim.distributed import join
-from fastsim.engine import tile_loss
+from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, reduce
-from fastsim.scores import dense_cosines
-from fastsim.targets import (
+from fastsim.pairs import (
     dense_targets,
+    global_groups,
     groups_of_scores,
+    pair_mask,
     parse_groups,
-    spread_groups,
-    taking_part,
 )
-from fastsim.tiles import Tile
+from fastsim.scores import dense_cosines
+from fastsim.tile import Tile
 
 
 def multi_similarity(
@@ -72,7 +72,7 @@ def multi_similarity(
         reduction=reduction,
         backend=chosen.name,
     )
-    pairs = spread_groups(pairs, batch)
+    pairs = global_groups(pairs, batch)
     if chosen.name == "eager":
         scores = dense_cosines(embeddings, batch.gather_columns(columns), chosen)
         return batch.reduce(_losses(scores, pairs, alpha, beta, base), reduction)
@@ -113,7 +113,7 @@ def multi_similarity_from_scores(
 
 
 def _losses(scores, pairs, alpha, beta, base):
-    part = taking_part(pairs, *scores.shape, scores.device)
+    part = pair_mask(pairs, *scores.shape, scores.device)
     own = dense_targets(pairs, *scores.shape, torch.bool, scores.device)
     positive = _soft_hinge(-alpha * (scores - base), part & own) / alpha
     negative = _soft_hinge(beta * (scores - base), part & ~own) / beta

@@ -14,19 +14,19 @@ import torch
 from fastsim.backends import pick
 from fastsim.checks import check_number, check_reduction
 from fastsim.distributed import join
-from fastsim.engine import tile_loss
+from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, inverse, off_range, reduce
-from fastsim.scores import dense_cosines
-from fastsim.targets import (
+from fastsim.losses.reduce import as_float, below_every_score, inverse, reduce
+from fastsim.pairs import (
     dense_targets,
+    global_groups,
     groups_of_scores,
+    pair_mask,
     parse_groups,
     positive_counts,
-    spread_groups,
-    taking_part,
 )
-from fastsim.tiles import Tile
+from fastsim.scores import dense_cosines
+from fastsim.tile import Tile
 
 
 def nt_xent(
@@ -70,7 +70,7 @@ def nt_xent(
         reduction=reduction,
         backend=chosen.name,
     )
-    pairs = spread_groups(pairs, batch)
+    pairs = global_groups(pairs, batch)
     count = positive_counts(pairs).sum() if reduction == "mean" else None
     if chosen.name == "eager":
         scores = dense_cosines(embeddings, batch.gather_columns(columns), chosen)
@@ -111,10 +111,10 @@ def nt_xent_from_scores(
 
 def _losses(scores, pairs, temperature):
     logits = scores / temperature
-    part = taking_part(pairs, *scores.shape, scores.device)
+    part = pair_mask(pairs, *scores.shape, scores.device)
     own = dense_targets(pairs, *scores.shape, torch.bool, scores.device)
     negative = part & ~own
-    lse = torch.logsumexp(logits.masked_fill(~negative, off_range(logits)), 1, keepdim=True)
+    lse = torch.logsumexp(logits.masked_fill(~negative, below_every_score(logits)), 1, keepdim=True)
     counted = part & own & negative.any(1, keepdim=True)
     terms = torch.nn.functional.softplus(lse - logits)
     return torch.where(counted, terms, 0.0).sum(1)

@@ -45,6 +45,6 @@ def inverse(temperature, x):
     return scale
 
 
-def off_range(scores):
+def below_every_score(scores):
     """A value below every score, finite so that gradients stay so."""
     return torch.finfo(scores.dtype).min

@@ -20,12 +20,12 @@ from fastsim.checks import (
     check_scores,
 )
 from fastsim.distributed import join
-from fastsim.engine import tile_loss
+from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, reduce
+from fastsim.pairs import dense_targets, gather_targets, global_targets, parse_targets
 from fastsim.scores import compute_dtype, dense_cosines
-from fastsim.targets import dense_targets, gather_targets, parse_targets, spread_targets
-from fastsim.tiles import Tile
+from fastsim.tile import Tile
 
 
 def siglip(
@@ -55,7 +55,7 @@ def siglip(
     batch = join(
         group, "siglip", x, y, **options, targets=targets, reduction=reduction, backend=chosen.name
     )
-    targets = spread_targets(targets, batch, x.device)
+    targets = global_targets(targets, batch, x.device)
     if chosen.name == "eager":
         scores = dense_cosines(*batch.gather_both(x, y), chosen)
         targets = gather_targets(targets, batch)
@@ -82,7 +82,8 @@ class SigLIP(LossModule):
 
 
 def _off_zero(scale, x):
-    """A scale to learn, 1e-20 in place of 0: its gradient is found as a sum of slopes over it.
+    """A scale to learn, 1e-20 in place of 0: its gradient is found as a sum of score gradients over
+    it.
 
     No logit and no sum of float32 tells the two apart.
     """

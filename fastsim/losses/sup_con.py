@@ -11,19 +11,19 @@ import torch
 from fastsim.backends import pick
 from fastsim.checks import check_number, check_reduction
 from fastsim.distributed import join
-from fastsim.engine import tile_loss
+from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, inverse, off_range, reduce
-from fastsim.scores import dense_cosines
-from fastsim.targets import (
+from fastsim.losses.reduce import as_float, below_every_score, inverse, reduce
+from fastsim.pairs import (
     dense_targets,
+    global_groups,
     groups_of_scores,
+    pair_mask,
     parse_groups,
     positive_counts,
-    spread_groups,
-    taking_part,
 )
-from fastsim.tiles import Tile
+from fastsim.scores import dense_cosines
+from fastsim.tile import Tile
 
 
 def sup_con(
@@ -68,7 +68,7 @@ def sup_con(
         reduction=reduction,
         backend=chosen.name,
     )
-    pairs = spread_groups(pairs, batch)
+    pairs = global_groups(pairs, batch)
     count = _count(pairs) if reduction == "mean" else None
     if chosen.name == "eager":
         scores = dense_cosines(embeddings, batch.gather_columns(columns), chosen)
@@ -109,10 +109,10 @@ def sup_con_from_scores(
 def _losses(scores, pairs, temperature):
     rows, columns = scores.shape
     logits = scores / temperature
-    part = taking_part(pairs, rows, columns, scores.device)
+    part = pair_mask(pairs, rows, columns, scores.device)
     positive = dense_targets(pairs, rows, columns, logits.dtype, scores.device) * part
     count = positive.sum(1)
-    lse = torch.logsumexp(logits.masked_fill(~part, off_range(logits)), 1)
+    lse = torch.logsumexp(logits.masked_fill(~part, below_every_score(logits)), 1)
     mean = (logits * positive).sum(1) / count.clamp(min=1)
     return torch.where(count > 0, lse - mean, 0.0)
 

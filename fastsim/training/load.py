@@ -2,11 +2,11 @@
 
 import torch
 
-from fastsim.encoder import Encoder
+from fastsim.encoders.cross_encoder import CrossEncoder, is_cross_encoder
+from fastsim.encoders.encoder import Encoder
+from fastsim.encoders.model_files import model_folder
 from fastsim.scores import top_k
 from fastsim.training import evaluation
-from fastsim.training.cross_encoder import CrossEncoder, is_cross_encoder
-from fastsim.training.model_files import model_folder
 from fastsim.training.objectives import read_classifier
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fastsim.encoder import Encoder
+from fastsim.encoders.encoder import Encoder
 from fastsim.scores import cosine_similarity, paired_cosine_similarity
 from fastsim.training import evaluation
 from fastsim.training.data import DataError, read_data
@@ -152,7 +152,7 @@ def _bi_encoder(options, layout, classes, group):
 
 
 def _cross_encoder(options, layout, classes, group):
-    from fastsim.training.cross_encoder import CROSS_LOSSES, CrossEncoder
+    from fastsim.encoders.cross_encoder import CROSS_LOSSES, CrossEncoder
     from fastsim.training.trainer import CrossEncoderModel
 
     encoder = CrossEncoder.from_pretrained(
@@ -165,7 +165,7 @@ def _cross_encoder(options, layout, classes, group):
 
 
 def _check_cross(options, layout):
-    from fastsim.training.cross_encoder import CROSS_FORMATS, CROSS_LOSSES
+    from fastsim.encoders.cross_encoder import CROSS_FORMATS, CROSS_LOSSES
 
     if layout.name not in CROSS_FORMATS:
         wanted = " or ".join(CROSS_FORMATS)

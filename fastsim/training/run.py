@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fastsim.encoder import EMBEDDED
+from fastsim.encoders.encoder import EMBEDDED
 from fastsim.training import data
 from fastsim.training.folders import replaced_folder
 from fastsim.training.prepare import prepare

@@ -8,7 +8,7 @@ from pytorch_metric_learning.utils import loss_and_miner_utils
 
 import fastsim
 from fastsim.backends import pick
-from fastsim.integrations.pytorch_metric_learning import objections
+from fastsim.integrations.pytorch_metric_learning import unsupported_reasons
 from fastsim.losses.reduce import as_float
 from fastsim.scores import paired, unit_rows
 
@@ -37,9 +37,9 @@ class _PairLoss:
         memory = isinstance(indices_tuple, _Memory)
         reason = "only all pairs of the labels have a fused form, not listed ones"
         if indices_tuple is None or memory:
-            reason = self.objection(embeddings, labels, ref_emb, ref_labels)
+            reason = self.unsupported_reason(embeddings, labels, ref_emb, ref_labels)
         if reason is not None:
-            objections.say_once(self, reason)
+            unsupported_reasons.say_once(self, reason)
             return super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         # As there, a batch given as its own references leaves out each row's pair with itself.
         own_first = ref_labels is labels
@@ -52,10 +52,10 @@ class _PairLoss:
             references = {}
         return {"loss": self.fused(embeddings, labels, references)}
 
-    def objection(self, embeddings, labels, ref_emb, ref_labels):
+    def unsupported_reason(self, embeddings, labels, ref_emb, ref_labels):
         """Why these have no fused form, or None."""
-        given = objections.of_inputs(embeddings, labels, ref_emb, ref_labels)
-        return objections.of_cosine(self.distance) or given
+        given = unsupported_reasons.of_inputs(embeddings, labels, ref_emb, ref_labels)
+        return unsupported_reasons.of_cosine(self.distance) or given
 
     def fused(self, embeddings, labels, references):
         """The losses as a reducer takes them."""
@@ -65,14 +65,19 @@ class _PairLoss:
 class NTXentLoss(_PairLoss, theirs.NTXentLoss):
     """`fastsim.nt_xent`; fused with MeanReducer (the default) and SumReducer."""
 
-    def objection(self, *given):
-        if objections.reduction(self) is None:
+    def unsupported_reason(self, *given):
+        if unsupported_reasons.reduction(self) is None:
             return "a reducer of single pairs, other than the mean and the sum"
-        return super().objection(*given)
+        return super().unsupported_reason(*given)
 
     def fused(self, embeddings, labels, references):
-        options = {"temperature": self.temperature, "reduction": objections.reduction(self)}
-        return objections.reduced(fastsim.nt_xent(embeddings, labels, **references, **options))
+        options = {
+            "temperature": self.temperature,
+            "reduction": unsupported_reasons.reduction(self),
+        }
+        return unsupported_reasons.reduced(
+            fastsim.nt_xent(embeddings, labels, **references, **options)
+        )
 
 
 class SupConLoss(_PairLoss, theirs.SupConLoss):
@@ -83,23 +88,27 @@ class SupConLoss(_PairLoss, theirs.SupConLoss):
         losses = fastsim.sup_con(embeddings, labels, **references, **options)
         columns = references.get("reference_groups", labels)
         negatives = (labels != columns[0]).any() | (columns != columns[0]).any()
-        return objections.by_row(torch.where(negatives, losses, 0.0))
+        return unsupported_reasons.by_row(torch.where(negatives, losses, 0.0))
 
 
 class MultiSimilarityLoss(_PairLoss, theirs.MultiSimilarityLoss):
     """`fastsim.multi_similarity`; fused with every reducer, where its parameters are numbers."""
 
-    def objection(self, *given):
+    def unsupported_reason(self, *given):
         if any(isinstance(value, torch.Tensor) for value in (self.alpha, self.beta, self.base)):
             return "no fused form of parameters that are tensors"
-        return super().objection(*given)
+        return super().unsupported_reason(*given)
 
     def fused(self, embeddings, labels, references):
-        reduction = objections.reduction(self)
+        reduction = unsupported_reasons.reduction(self)
         options = {"alpha": self.alpha, "beta": self.beta, "base": self.base}
         options["reduction"] = reduction or "none"
         losses = fastsim.multi_similarity(embeddings, labels, **references, **options)
-        return objections.by_row(losses) if reduction is None else objections.reduced(losses)
+        return (
+            unsupported_reasons.by_row(losses)
+            if reduction is None
+            else unsupported_reasons.reduced(losses)
+        )
 
 
 class TripletMarginLoss(theirs.TripletMarginLoss):
@@ -110,7 +119,7 @@ class TripletMarginLoss(theirs.TripletMarginLoss):
     """
 
     def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
-        reason = self.objection(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        reason = self.unsupported_reason(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         if reason is None:
             indices_tuple = loss_and_miner_utils.convert_to_triplets(
                 indices_tuple, labels, ref_labels, t_per_anchor=self.triplets_per_anchor
@@ -121,12 +130,12 @@ class TripletMarginLoss(theirs.TripletMarginLoss):
             if named > max(FEW, embeddings.shape[0] * ref_emb.shape[0]):
                 reason = "more triplets than a matrix of distances is large"
         if reason is not None:
-            objections.say_once(self, reason)
+            unsupported_reasons.say_once(self, reason)
             return super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         losses = self.fused(embeddings, ref_emb, indices_tuple)
         return {"loss": {"losses": losses, "indices": indices_tuple, "reduction_type": "triplet"}}
 
-    def objection(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
+    def unsupported_reason(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
         """Why these have no fused form, or None."""
         if indices_tuple is None:
             if self.triplets_per_anchor == "all":
@@ -135,7 +144,7 @@ class TripletMarginLoss(theirs.TripletMarginLoss):
                 return "neither labels nor triplets"
         if ref_emb.dtype != embeddings.dtype:
             return f"embeddings of {embeddings.dtype} against references of {ref_emb.dtype}"
-        return objections.of_distance(self.distance)
+        return unsupported_reasons.of_distance(self.distance)
 
     def fused(self, embeddings, ref_emb, triplets):
         """The losses of the triplets."""
@@ -163,7 +172,7 @@ def _points(distance, embeddings):
 
 def _distances(distance, x, y):
     """Of paired rows; at distance 0 the gradient is 0."""
-    if objections.is_cosine(distance):
+    if unsupported_reasons.is_cosine(distance):
         values = paired(x, y)
     else:
         values = torch.linalg.vector_norm(x - y, dim=1)
@@ -185,7 +194,7 @@ class CrossBatchMemory(theirs.CrossBatchMemory):
         """Which pairs of batch and memory count: described if the loss is fused, else listed."""
         listed = self.miner or input_indices_tuple is not None
         if isinstance(self.loss, _PairLoss) and not listed:
-            reason = self.loss.objection(embeddings, labels, E_mem, L_mem)
+            reason = self.loss.unsupported_reason(embeddings, labels, E_mem, L_mem)
             if reason is None:
                 start = (self.queue_idx - len(self.curr_batch_idx)) % self.memory_size
                 return _Memory(do_remove_self_comparisons, start)

@@ -4,7 +4,7 @@ import torch
 from pytorch_metric_learning import miners as theirs
 
 import fastsim
-from fastsim.integrations.pytorch_metric_learning import objections
+from fastsim.integrations.pytorch_metric_learning import unsupported_reasons
 
 
 def __getattr__(name):
@@ -17,11 +17,11 @@ class BatchHardMiner(theirs.BatchHardMiner):
 
     def mine(self, embeddings, labels, ref_emb, ref_labels):
         """(anchors, positives, negatives) of the rows that have both."""
-        reason = self.objection(embeddings, labels, ref_emb, ref_labels)
+        reason = self.unsupported_reason(embeddings, labels, ref_emb, ref_labels)
         if reason is not None:
-            objections.say_once(self, reason)
+            unsupported_reasons.say_once(self, reason)
             return super().mine(embeddings, labels, ref_emb, ref_labels)
-        distance = "cosine" if objections.is_cosine(self.distance) else "euclidean"
+        distance = "cosine" if unsupported_reasons.is_cosine(self.distance) else "euclidean"
         own_first = ref_labels is labels
         references = {}
         if not (own_first and ref_emb is embeddings):
@@ -34,11 +34,11 @@ class BatchHardMiner(theirs.BatchHardMiner):
         anchors = torch.where((positives >= 0) & (negatives >= 0))[0]
         return anchors, positives[anchors], negatives[anchors]
 
-    def objection(self, embeddings, labels, ref_emb, ref_labels):
+    def unsupported_reason(self, embeddings, labels, ref_emb, ref_labels):
         """Why these have no fused form, or None."""
         if self.collect_stats:
             return "the statistics of a miner are taken of the matrix of distances"
         if self.allowed_pos_range is not None or self.allowed_neg_range is not None:
             return "no fused form of allowed ranges"
-        given = objections.of_inputs(embeddings, labels, ref_emb, ref_labels)
-        return objections.of_distance(self.distance) or given
+        given = unsupported_reasons.of_inputs(embeddings, labels, ref_emb, ref_labels)
+        return unsupported_reasons.of_distance(self.distance) or given

@@ -66,11 +66,11 @@ class LearntInCache:
         return loss
 
 
-def check_columns(embeddings, *, least=2, most=None):
+def check_columns(embeddings, *, all_reduce_min=2, most=None):
     """As many columns of embeddings as the loss takes, all of one shape."""
     count = len(embeddings)
-    if count < least or (most is not None and count > most):
-        wanted = f"at least {least}" if most is None else f"{least} to {most}"
+    if count < all_reduce_min or (most is not None and count > most):
+        wanted = f"at least {all_reduce_min}" if most is None else f"{all_reduce_min} to {most}"
         raise ValueError(f"Expected {wanted} embeddings, got {count}")
     shapes = [tuple(column.shape) for column in embeddings]
     if len(set(shapes)) > 1:

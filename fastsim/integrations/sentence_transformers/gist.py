@@ -17,9 +17,9 @@ from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.sentence_transformer import losses as theirs
 from sentence_transformers.util import all_gather_with_grad, batch_to_device, get_rank
 
+from fastsim.engine.log_sum_exp import guide_cosines, log_sum_exp
 from fastsim.integrations.sentence_transformers.fused import Fused, LearntInCache, check_columns
 from fastsim.losses.reduce import inverse
-from fastsim.partition import guide_cosines, log_sum_exp
 from fastsim.scores import compute_dtype, paired_cosine_similarity
 
 
@@ -76,7 +76,7 @@ class CachedGISTEmbedLoss(LearntInCache, Fused, theirs.CachedGISTEmbedLoss):
 
 
 def _gist(options, embeddings, guides, temperature):
-    check_columns(guides, least=len(embeddings), most=len(embeddings))
+    check_columns(guides, all_reduce_min=len(embeddings), most=len(embeddings))
     (anchors, positives, *_), (anchor_guides, positive_guides, *_) = embeddings, guides
     candidates, candidate_guides, offset = embeddings[1:], guides[1:], 0
     if options.gather_across_devices:

@@ -64,7 +64,7 @@ class TripletLoss(Fused, theirs.TripletLoss):
 
     def compute_loss_from_embeddings(self, embeddings, labels=None):
         """The loss of the columns [anchors, positives, negatives], each (N, D) -> scalar."""
-        check_columns(embeddings, least=3, most=3)
+        check_columns(embeddings, all_reduce_min=3, most=3)
         anchors, positives, negatives = embeddings
         metric = self.distance_metric
         if metric is theirs.TripletDistanceMetric.EUCLIDEAN:

@@ -16,10 +16,10 @@ from sentence_transformers.sentence_transformer import losses as theirs
 from sentence_transformers.util import all_gather_with_grad, cos_sim, get_rank, pytorch_cos_sim
 
 from fastsim.backends import pick
+from fastsim.engine.log_sum_exp import log_sum_exp
 from fastsim.integrations.sentence_transformers.fused import Fused, LearntInCache, check_columns
 from fastsim.losses import info_nce
 from fastsim.losses.reduce import inverse
-from fastsim.partition import log_sum_exp
 from fastsim.scores import (
     compute_dtype,
     paired_cosine_similarity,

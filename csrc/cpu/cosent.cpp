@@ -1,0 +1,380 @@
+// CoSENT over a list of scores, loss and score gradient in one call:
+//   L = log(1 + sum_{label_a > label_b} exp(z_b - z_a)),  z = scale * score.
+//
+// With p = e^{z - high} and n = e^{low - z}, both in (0, 1], the sum factors:
+//   total = e^{high - low} sum_a n_a P_a,  P_a = sum of p over smaller labels,
+//   dL/dz_a = e^{high - low} / (1 + total) * (p_a N_a - n_a P_a),  N_a = sum of n over larger ones.
+// Everything is double. Few distinct labels need sums per label and no sort; many need one radix
+// sort and a scan each way; a spread of logits past double's range is scanned in logarithms.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <type_traits>
+#include <vector>
+
+#include "ops.h"
+
+namespace fastsim {
+namespace {
+
+constexpr int64_t kPart = 1 << 15;      // scores a thread takes at a time
+constexpr int64_t kChunk = 1024;        // scores between two calls of the vectorised exponential
+constexpr size_t kFewLabels = 256;
+constexpr double kWidestSpread = 600;   // e^600 * 2^64 is still finite
+
+// ---- labels as unsigned keys in the same order ----
+
+template <class L>
+uint64_t key_of(L label) {
+  if constexpr (std::is_floating_point_v<L>) {
+    using Bits = std::conditional_t<sizeof(L) == 4, uint32_t, uint64_t>;
+    const L value = label + L(0);  // -0 and 0 are one label
+    Bits bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    constexpr Bits sign = Bits(1) << (sizeof(Bits) * 8 - 1);
+    return bits & sign ? Bits(~bits) : Bits(bits | sign);
+  } else if constexpr (std::is_signed_v<L>) {
+    return static_cast<uint64_t>(static_cast<int64_t>(label)) ^ (uint64_t(1) << 63);
+  } else {
+    return label;
+  }
+}
+
+template <class F>
+void with_labels(const Tensor& t, const F& f) {
+  const void* data = t.const_data_ptr();
+  switch (t.scalar_type()) {
+    case ScalarType::Float: return f(static_cast<const float*>(data));
+    case ScalarType::Double: return f(static_cast<const double*>(data));
+    case ScalarType::Long: return f(static_cast<const int64_t*>(data));
+    case ScalarType::Int: return f(static_cast<const int32_t*>(data));
+    case ScalarType::Short: return f(static_cast<const int16_t*>(data));
+    case ScalarType::Char: return f(static_cast<const int8_t*>(data));
+    case ScalarType::Byte: return f(static_cast<const uint8_t*>(data));
+    default: STD_TORCH_CHECK(false, "fastsim: label dtype without a kernel");
+  }
+}
+
+// The distinct keys of one part of the labels, found through a small hash table.
+class FewKeys {
+ public:
+  FewKeys() { slots_.fill(-1); }
+
+  // The id of the key, or -1 once there are too many.
+  int id(uint64_t key) {
+    if (!keys_.empty() && key == keys_[last_]) return last_;
+    for (size_t at = (key * 0x9e3779b97f4a7c15u) >> 54;; at = (at + 1) % slots_.size()) {
+      if (slots_[at] < 0) {
+        if (keys_.size() == kFewLabels) return -1;
+        slots_[at] = static_cast<int16_t>(keys_.size());
+        keys_.push_back(key);
+      }
+      if (keys_[slots_[at]] == key) return last_ = slots_[at];
+    }
+  }
+
+  const std::vector<uint64_t>& keys() const { return keys_; }
+
+ private:
+  std::array<int16_t, 1024> slots_;
+  std::vector<uint64_t> keys_;
+  int last_ = 0;
+};
+
+template <class T>
+struct Problem {
+  const T* scores;
+  int64_t count;
+  double scale, low, high;
+
+  int64_t parts() const { return (count + kPart - 1) / kPart; }
+
+  template <class F>
+  void for_parts(const F& f) const {
+    torch::stable::parallel_for(0, parts(), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t part = begin; part < end; ++part) {
+        f(part, part * kPart, std::min(count, (part + 1) * kPart));
+      }
+    });
+  }
+
+  // p and n of the scores [at, at + size).
+  void exponentials(int64_t at, int64_t size, double* p, double* n) const {
+    for (int64_t k = 0; k < size; ++k) {
+      const double z = scale * scores[at + k];
+      p[k] = z - high;
+      n[k] = low - z;
+    }
+    kernels().of_double.exponentials(p, p, size);
+    kernels().of_double.exponentials(n, n, size);
+  }
+};
+
+// The spread of the logits; NaN where a score is not finite.
+template <class T>
+Problem<T> open(const T* scores, int64_t count, double scale) {
+  Problem<T> problem{scores, count, scale, 0, 0};
+  std::vector<std::array<double, 2>> ends(problem.parts());
+  problem.for_parts([&](int64_t part, int64_t begin, int64_t end) {
+    T low = scores[begin], high = low, check = 0;
+    for (int64_t a = begin; a < end; ++a) {
+      low = std::min(low, scores[a]);
+      high = std::max(high, scores[a]);
+      check += scores[a] * T(0);
+    }
+    const double first = scale * low + check, second = scale * high + check;
+    ends[part] = {first < second ? first : second, first < second ? second : first};
+  });
+  problem.low = ends[0][0];
+  problem.high = ends[0][1];
+  for (const auto& [low, high] : ends) {
+    problem.low = low < problem.low || low != low ? low : problem.low;
+    problem.high = high > problem.high || high != high ? high : problem.high;
+  }
+  return problem;
+}
+
+// ---- few distinct labels ----
+
+template <class T>
+bool few_labels(const Problem<T>& problem, const Tensor& labels, double* loss, T* score_grad) {
+  const int64_t parts = problem.parts();
+  std::vector<uint8_t> level(problem.count);
+  std::vector<FewKeys> found(parts);
+  std::vector<uint8_t> overflow(parts, 0);
+  with_labels(labels, [&](const auto* label) {
+    // Labels that differ throughout show it in the first part; look no further then.
+    for (int64_t a = 0; a < std::min(problem.count, 2 * kChunk) && !overflow[0]; ++a) {
+      overflow[0] = found[0].id(key_of(label[a])) < 0;
+    }
+    if (overflow[0]) return;
+    problem.for_parts([&](int64_t part, int64_t begin, int64_t end) {
+      for (int64_t a = begin; a < end; ++a) {
+        const int id = found[part].id(key_of(label[a]));
+        if (id < 0) {
+          overflow[part] = 1;
+          return;
+        }
+        level[a] = static_cast<uint8_t>(id);
+      }
+    });
+  });
+  if (std::find(overflow.begin(), overflow.end(), 1) != overflow.end()) return false;
+
+  std::vector<uint64_t> keys;
+  for (const FewKeys& part : found) keys.insert(keys.end(), part.keys().begin(), part.keys().end());
+  std::sort(keys.begin(), keys.end());
+  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+  const size_t count = keys.size();
+  if (count > kFewLabels) return false;
+
+  // Sums of p and n by part and label, then by label in a fixed order.
+  std::vector<double> sums(parts * 2 * count, 0.0);
+  problem.for_parts([&](int64_t part, int64_t begin, int64_t end) {
+    std::array<uint8_t, kFewLabels> rank;
+    const auto& local = found[part].keys();
+    for (size_t id = 0; id < local.size(); ++id) {
+      rank[id] = std::lower_bound(keys.begin(), keys.end(), local[id]) - keys.begin();
+    }
+    double *sum = sums.data() + part * 2 * count, p[kChunk], n[kChunk];
+    for (int64_t at = begin; at < end; at += kChunk) {
+      const int64_t size = std::min(kChunk, end - at);
+      problem.exponentials(at, size, p, n);
+      for (int64_t k = 0; k < size; ++k) {
+        const uint8_t l = level[at + k] = rank[level[at + k]];
+        sum[l] += p[k];
+        sum[count + l] += n[k];
+      }
+    }
+  });
+  std::vector<double> p(count, 0.0), n(count, 0.0), below(count, 0.0), above(count, 0.0);
+  for (int64_t part = 0; part < parts; ++part) {
+    for (size_t l = 0; l < count; ++l) {
+      p[l] += sums[(part * 2) * count + l];
+      n[l] += sums[(part * 2 + 1) * count + l];
+    }
+  }
+  for (size_t l = 1; l < count; ++l) below[l] = below[l - 1] + p[l - 1];
+  for (size_t l = count - 1; l-- > 0;) above[l] = above[l + 1] + n[l + 1];
+  const double spread = std::exp(problem.high - problem.low);
+  const double total = spread * std::inner_product(n.begin(), n.end(), below.begin(), 0.0);
+  *loss = std::log1p(total);
+  if (!score_grad) return true;
+
+  const double unit = problem.scale * spread / (1 + total);
+  problem.for_parts([&](int64_t, int64_t begin, int64_t end) {
+    double p[kChunk], n[kChunk];
+    for (int64_t at = begin; at < end; at += kChunk) {
+      const int64_t size = std::min(kChunk, end - at);
+      problem.exponentials(at, size, p, n);
+      for (int64_t k = 0; k < size; ++k) {
+        const uint8_t l = level[at + k];
+        score_grad[at + k] = static_cast<T>(unit * (p[k] * above[l] - n[k] * below[l]));
+      }
+    }
+  });
+  return true;
+}
+
+// ---- many labels: sort, then scan ----
+
+struct Entry {
+  uint64_t key;
+  int64_t at;
+};
+
+// Least significant digit first; digits that all keys share cost one count and no move.
+std::vector<Entry> sorted_by_label(const Tensor& labels, int64_t count) {
+  constexpr int kBits = 11, kDigits = 6;
+  constexpr uint64_t kMask = (1u << kBits) - 1;
+  std::vector<Entry> from(count), to(count);
+  std::vector<std::array<int64_t, kMask + 1>> starts(kDigits);
+  for (auto& digit : starts) digit.fill(0);
+  with_labels(labels, [&](const auto* label) {
+    for (int64_t a = 0; a < count; ++a) {
+      const uint64_t key = key_of(label[a]);
+      from[a] = {key, a};
+      for (int d = 0; d < kDigits; ++d) ++starts[d][(key >> (d * kBits)) & kMask];
+    }
+  });
+  for (int d = 0; d < kDigits; ++d) {
+    auto& start = starts[d];
+    if (start[(from[0].key >> (d * kBits)) & kMask] == count) continue;
+    int64_t sum = 0;
+    for (int64_t& entry : start) sum += std::exchange(entry, sum);
+    for (const Entry& entry : from) to[start[(entry.key >> (d * kBits)) & kMask]++] = entry;
+    from.swap(to);
+  }
+  return from;
+}
+
+// Calls f(begin, end) for each run of equal labels.
+template <class F>
+void for_groups(const std::vector<Entry>& order, const F& f) {
+  const int64_t count = order.size();
+  for (int64_t begin = 0, end; begin < count; begin = end) {
+    for (end = begin + 1; end < count && order[end].key == order[begin].key;) ++end;
+    f(begin, end);
+  }
+}
+
+template <class F>
+void for_groups_backward(const std::vector<Entry>& order, const F& f) {
+  for (int64_t end = order.size(), begin; end > 0; end = begin) {
+    for (begin = end - 1; begin > 0 && order[begin - 1].key == order[end - 1].key;) --begin;
+    f(begin, end);
+  }
+}
+
+template <class T>
+void scan(const Problem<T>& problem, const std::vector<Entry>& order, double* loss, T* score_grad) {
+  std::vector<double> p(problem.count), n(problem.count);
+  problem.for_parts([&](int64_t, int64_t begin, int64_t end) {
+    T gathered[kChunk];
+    for (int64_t at = begin; at < end; at += kChunk) {
+      const int64_t size = std::min(kChunk, end - at);
+      for (int64_t k = 0; k < size; ++k) gathered[k] = problem.scores[order[at + k].at];
+      Problem<T> chunk = problem;
+      chunk.scores = gathered;
+      chunk.exponentials(0, size, p.data() + at, n.data() + at);
+    }
+  });
+  std::vector<double> pull(score_grad ? problem.count : 0);
+  double below = 0, total = 0;
+  for_groups(order, [&](int64_t begin, int64_t end) {
+    double group = 0;
+    for (int64_t k = begin; k < end; ++k) {
+      const double pairs = n[k] * below;
+      total += pairs;
+      group += p[k];
+      if (score_grad) pull[k] = pairs;
+    }
+    below += group;
+  });
+  const double spread = std::exp(problem.high - problem.low);
+  total *= spread;
+  *loss = std::log1p(total);
+  if (!score_grad) return;
+  const double unit = problem.scale * spread / (1 + total);
+  double above = 0;
+  for_groups_backward(order, [&](int64_t begin, int64_t end) {
+    double group = 0;
+    for (int64_t k = begin; k < end; ++k) {
+      group += n[k];
+      score_grad[order[k].at] = static_cast<T>(unit * (p[k] * above - pull[k]));
+    }
+    above += group;
+  });
+}
+
+// log(e^a + e^b), -inf standing for an empty sum.
+double log_add(double a, double b) {
+  const double top = std::max(a, b);
+  return top == -std::numeric_limits<double>::infinity() ? top
+                                                         : top + std::log1p(std::exp(-std::abs(a - b)));
+}
+
+template <class T>
+void scan_logarithms(const Problem<T>& problem, const std::vector<Entry>& order, double* loss,
+                     T* score_grad) {
+  constexpr double kEmpty = -std::numeric_limits<double>::infinity();
+  const auto logit = [&](int64_t k) { return problem.scale * problem.scores[order[k].at]; };
+  std::vector<double> pull(problem.count);
+  double below = kEmpty, total = 0;  // log(1) = 0
+  for_groups(order, [&](int64_t begin, int64_t end) {
+    double group = kEmpty;
+    for (int64_t k = begin; k < end; ++k) {
+      pull[k] = below - logit(k);
+      total = log_add(total, pull[k]);
+      group = log_add(group, logit(k));
+    }
+    below = log_add(below, group);
+  });
+  *loss = total;
+  if (!score_grad) return;
+  double above = kEmpty;
+  for_groups_backward(order, [&](int64_t begin, int64_t end) {
+    double group = kEmpty;
+    for (int64_t k = begin; k < end; ++k) {
+      group = log_add(group, -logit(k));
+      score_grad[order[k].at] = static_cast<T>(
+          problem.scale * (std::exp(above + logit(k) - total) - std::exp(pull[k] - total)));
+    }
+    above = log_add(above, group);
+  });
+}
+
+template <class T>
+void rank(const Tensor& scores, const Tensor& labels, double scale, double* loss, T* score_grad) {
+  const int64_t count = scores.numel();
+  const auto problem = open(static_cast<const T*>(scores.const_data_ptr()), count, scale);
+  const double spread = problem.high - problem.low;
+  if (!(spread < std::numeric_limits<double>::infinity())) {  // a score is not finite
+    *loss = std::numeric_limits<double>::quiet_NaN();
+    if (score_grad) std::fill(score_grad, score_grad + count, static_cast<T>(*loss));
+    return;
+  }
+  const bool wide = spread > kWidestSpread;
+  if (!wide && few_labels(problem, labels, loss, score_grad)) return;
+  const std::vector<Entry> order = sorted_by_label(labels, count);
+  wide ? scan_logarithms(problem, order, loss, score_grad) : scan(problem, order, loss, score_grad);
+}
+
+}  // namespace
+
+void cosent(Tensor scores, Tensor labels, double scale, Tensor loss, Optional score_grad) {
+  STD_TORCH_CHECK(scores.is_contiguous() && labels.is_contiguous(), "fastsim: contiguous tensors");
+  double* out = static_cast<double*>(loss.mutable_data_ptr());
+  if (scores.scalar_type() == ScalarType::Float) {
+    rank<float>(scores, labels, scale, out,
+                score_grad ? static_cast<float*>(score_grad->mutable_data_ptr()) : nullptr);
+  } else {
+    rank<double>(scores, labels, scale, out,
+                 score_grad ? static_cast<double*>(score_grad->mutable_data_ptr()) : nullptr);
+  }
+}
+
+}  // namespace fastsim

@@ -1,0 +1,365 @@
+"""The compiled CPU backend: panels of scores that stay in cache, our products and epilogues."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from fastsim.backends.base import Backend
+from fastsim.backends.cpu.passes import EMPTY, FORWARDS, SCORE_GRADS
+
+LIBRARY = Path(__file__).parents[2] / "_lib" / "cpu.so"
+
+PANEL = 4 << 20  # scores: 16 MB in float32, which a last-level cache holds
+# Scores that a forward reduction leaves for the score gradients: 32 MB in float32. To read them
+# back is cheaper than the product of even a narrow embedding whether a cache holds them or not, so
+# it is memory that bounds them: no more than other losses take at 16,384 x 384, where gradients
+# outweigh panels.
+KEPT = 8 << 20
+FEWEST_ROWS, MOST_ROWS = 120, 1008  # fewer starve the products, more gain nothing
+TILE_ROWS = 12  # rows of a panel are a multiple: whole register tiles for two threads
+ALIGNED = 64  # a block's first column is a multiple of every kernel's column panel
+ODD = 16  # columns of padding
+WIDEST = 1 << 17  # columns of a block: 120 rows of them take 63 MB
+SKIP = {"nothing": 0, "diagonal": 1, "lower": 2}
+WHOLE = ("softmax", "sigmoid", "squared_error", "hard_triplet", "semi-hard_triplet")
+CHEAP = 1 << 24  # multiply-adds of a product that cost less than the calls it saves
+
+
+def _load():
+    """None once the library is loaded, else why it cannot be."""
+    if not LIBRARY.exists():
+        return (
+            "the C++ extension was not built; install a C++ compiler and reinstall fastsim"
+            " with FASTSIM_BUILD=cpu"
+        )
+    try:
+        torch.ops.load_library(LIBRARY)
+    except OSError as error:
+        return f"the C++ extension does not load: {error}"
+    return None
+
+
+_UNAVAILABLE = _load()
+
+
+def _pairs(pairs, block):
+    """The arguments that every panel operator opens with."""
+    rows, columns = block
+    parts = pairs.block(rows, columns)
+    return rows.start + pairs.offset, columns.start, *parts, pairs.negative_target, SKIP[pairs.skip]
+
+
+def _with_positives(columns, first):
+    return torch.stack([torch.arange(first, first + len(columns)), columns])
+
+
+def _block_shape(rows, columns, whole_rows):
+    wide = columns if whole_rows else min(columns, WIDEST)
+    tall = PANEL // wide // TILE_ROWS * TILE_ROWS
+    tall = min(MOST_ROWS, max(FEWEST_ROWS, tall))
+    # Blocks of one height: a last one of few rows would starve its products.
+    even = -(-rows // -(-rows // tall))
+    return min(rows, -(-even // TILE_ROWS) * TILE_ROWS), wide
+
+
+class CpuBackend(Backend):
+    """Float32 and float64 panels; 16-bit inputs are normalised into float32."""
+
+    name = "cpu"
+    keeps_scores = True
+
+    def unsupported_reason(self, *tensors):
+        for tensor in tensors:
+            if tensor.device.type != "cpu":
+                return f"it serves CPU tensors, got one on {tensor.device}"
+        return _UNAVAILABLE
+
+    def note(self):
+        return f", {torch.ops.fastsim_cpu.instruction_set()} kernels"
+
+    def number(self, scalar):
+        return scalar.item()
+
+    def unit_rows(self, x, dtype=None):
+        dtype = dtype or torch.promote_types(x.dtype, torch.float32)
+        unit = torch.empty(x.shape, dtype=dtype)
+        inverse = torch.empty(x.shape[0], dtype=dtype)
+        torch.ops.fastsim_cpu.unit_rows(x, unit, inverse)
+        return unit, inverse
+
+    def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
+        grad = torch.empty(x.shape, dtype=dtype)
+        dots = torch.empty_like(inverse)
+        torch.ops.fastsim_cpu.unit_rows_backward(grad_unit, x, inverse, factor.item(), grad, dots)
+        return grad, dots
+
+    def paired_cosines(self, x, y):
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        cosines = torch.empty(x.shape[0], dtype=dtype)
+        inverse = torch.empty(2, x.shape[0], dtype=dtype)
+        torch.ops.fastsim_cpu.paired_cosines(x, y, cosines, inverse)
+        return cosines, inverse
+
+    def paired_cosines_backward(self, grad, x, y, cosines, inverse, wants):
+        grads = [
+            torch.empty(t.shape if wanted else 0, dtype=t.dtype)
+            for t, wanted in zip((x, y), wants, strict=True)
+        ]
+        torch.ops.fastsim_cpu.paired_cosines_backward(
+            grad,
+            x,
+            y,
+            cosines,
+            inverse,
+            *(g if wanted else None for g, wanted in zip(grads, wants, strict=True)),
+        )
+        return tuple(grads)
+
+    def serves_whole(self, kind, rows, columns, width):
+        # Without the calls it saves, a triplet loss needs no product but the scores.
+        pays = not kind.endswith("triplet") or rows * columns * width <= CHEAP
+        fits = columns <= WIDEST and rows <= _block_shape(rows, columns, True)[0]
+        return kind in WHOLE and pays and fits
+
+    def whole(self, tile, x, y, weights, wants):
+        want_x, want_y = wants
+        grad_x = weights.new_empty(x.shape if want_x else 0)
+        grad_y = weights.new_empty(y.shape if want_y else 0)
+        loss = weights.new_empty(())
+        parameters = torch.empty(2, dtype=torch.float64)
+        torch.ops.fastsim_cpu.whole(
+            x,
+            y,
+            *tile.pairs.tensors(),
+            tile.pairs.negative_target,
+            SKIP[tile.pairs.skip],
+            WHOLE.index(tile.kind),
+            tile.scale,
+            tile.bias,
+            tile.margin,
+            tile.normalise,
+            tile.symmetric,
+            weights,
+            grad_x if want_x else None,
+            grad_y if want_y else None,
+            loss,
+            parameters,
+        )
+        return loss, grad_x, grad_y, parameters
+
+    def whole_rows_fit(self, columns):
+        return columns <= WIDEST
+
+    def blocks(self, rows, columns, *, whole_rows=False, lower=False):
+        tall, wide = _block_shape(rows, columns, whole_rows)
+        for top in range(0, rows, tall):
+            first = top // ALIGNED * ALIGNED if lower else 0
+            for left in range(first, columns, wide):
+                yield slice(top, min(rows, top + tall)), slice(left, min(columns, left + wide))
+
+    def workspace(self, unit_x, unit_y, *, whole_rows=False, keep=False):
+        rows, columns = unit_x.shape[0], unit_y.shape[0]
+        tall, wide = _block_shape(rows, columns, whole_rows)
+        # Whole blocks of whole rows.
+        kept = KEPT // wide if keep and wide == columns else 0
+        return _Workspace(unit_y, tall, wide, rows if kept >= rows else kept // tall * tall)
+
+    def scores(self, unit_x, unit_y, block, workspace, guide=None):
+        """The score panel of a block, in the workspace; left out what the guide decides against."""
+        rows, columns = block
+        panel = workspace.panel(block)
+        torch.ops.fastsim_cpu.scores(unit_x[rows], workspace.packed[columns.start :], panel)
+        if guide is not None:
+            guided = panel
+            if guide.rows is not None:
+                guided = self.scores(guide.rows, guide.columns, block, workspace.guided(guide))
+            torch.ops.fastsim_cpu.leave_out_above(panel, guided, guide.thresholds[rows])
+        return panel
+
+    def paired_scores(self, unit_x, unit_y):
+        parts = []
+        for x, y in zip(unit_x.split(FEWEST_ROWS), unit_y.split(FEWEST_ROWS), strict=True):
+            square = slice(0, len(x)), slice(0, len(x))
+            parts.append(self.scores(x, y, square, self.workspace(x, y)).diagonal().clone())
+        return torch.cat(parts)
+
+    def multiply(self, left, right, out, *, accumulate):
+        transposed = left.stride(1) != 1
+        panel = left.t() if transposed else left
+        torch.ops.fastsim_cpu.multiply(panel, right, out, transposed, accumulate)
+
+    def forward(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
+        rows, columns = unit_x.shape[0], unit_y.shape[0]
+        state = FORWARDS[tile.kind](tile, rows, columns)
+        if sums is not None:
+            state.know(sums)
+        whole, lower = tile.whole_rows, tile.pairs.each_once
+        workspace = workspace or self.workspace(unit_x, unit_y, whole_rows=whole)
+        # The first blocks come last: the score gradients begin with what was kept of them.
+        for block in reversed(list(self.blocks(rows, columns, whole_rows=whole, lower=lower))):
+            panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs.guide)
+            state.add(panel, _pairs(tile.pairs, block), block)
+            workspace.keep(block, panel)
+        return state.result()
+
+    def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
+        panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs.guide)
+        state = FORWARDS[tile.kind](tile, *panel.shape)
+        pairs = _pairs(tile.pairs, block)
+        state.fused_pass(panel, pairs, weights[block[0]])
+        return state.result(), panel
+
+    def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
+        panel = workspace.kept(block)
+        if panel is None:
+            panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs.guide)
+        else:
+            tile = replace(
+                tile, margin=0.0
+            )  # the forward reduction has taken it from the positives
+        SCORE_GRADS[tile.kind](tile, panel, _pairs(tile.pairs, block), block, coefficients)
+        return panel
+
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
+        rows, columns = unit_x.shape[0], unit_y.shape[0]
+        # Only rows whose positive lies in another block read their ceiling from here.
+        if ceilings is None:
+            ceilings = torch.zeros(rows, dtype=unit_x.dtype)
+            if semi_hard and columns > WIDEST:
+                ceilings = torch.linalg.vecdot(unit_x, unit_y[pairs.positives])
+        values = torch.full((rows,), EMPTY, dtype=unit_x.dtype)
+        indices = torch.full((rows,), -1)
+        workspace = self.workspace(unit_x, unit_y)
+        for block in self.blocks(rows, columns):
+            part = block[0]
+            torch.ops.fastsim_cpu.closest(
+                self.scores(unit_x, unit_y, block, workspace),
+                *_pairs(pairs, block),
+                semi_hard,
+                ceilings[part],
+                values[part],
+                indices[part],
+            )
+        return indices
+
+    def hardest(self, pairs, offsets, x, y):
+        rows = x.shape[0]
+        low, high = x.new_full((rows,), -EMPTY), x.new_full((rows,), EMPTY)
+        lowest, highest = torch.full((rows,), -1), torch.full((rows,), -1)
+        workspace = self.workspace(x, y)
+        for block in self.blocks(rows, y.shape[0]):
+            part, columns = block
+            torch.ops.fastsim_cpu.hardest(
+                self.scores(x, y, block, workspace),
+                *_pairs(pairs, block),
+                None if offsets is None else offsets[columns],
+                low[part],
+                lowest[part],
+                high[part],
+                highest[part],
+            )
+        return lowest, highest
+
+    def centred(self, x, y):
+        x, y = x.contiguous(), None if y is None else y.contiguous()
+        rows, columns = torch.empty_like(x), None if y is None else torch.empty_like(y)
+        offsets, largest = x.new_empty(len(x if y is None else y)), x.new_empty(())
+        torch.ops.fastsim_cpu.centred(x, y, rows, columns, offsets, largest)
+        return rows, columns, offsets, largest
+
+    def chosen_rows(self, x, y, columns, distances, missing):
+        x, y = x.contiguous(), None if y is None else y.contiguous()
+        values = x.new_empty(columns.shape)
+        for row, value in zip(values, missing, strict=True):
+            row.fill_(value)
+        torch.ops.fastsim_cpu.chosen_rows(x, y, columns, distances, values)
+        return values
+
+    def chosen_rows_backward(self, grad, values, x, y, columns, distances, wants):
+        x, y = x.contiguous(), None if y is None else y.contiguous()
+        grads = [x.new_zeros(s.shape) if w else None for s, w in zip((x, y), wants, strict=True)]
+        values = values if distances else None
+        torch.ops.fastsim_cpu.chosen_rows_backward(grad.contiguous(), values, x, y, columns, *grads)
+        return grads
+
+    def row_terms(self, x, y, columns, first):
+        columns = _with_positives(columns, first)
+        pairs = self.chosen_rows(x, y, columns, False, (0, 0))
+        return pairs, torch.mv(x, y.sum(0))
+
+    def row_terms_backward(self, grad_pairs, grad_sums, x, y, columns, first, wants):
+        columns = _with_positives(columns, first)
+        x, y = x.contiguous(), y.contiguous()
+        grad_x = torch.outer(grad_sums, y.sum(0)) if wants[0] else None
+        grad_y = torch.mv(x.T, grad_sums).repeat(len(y), 1) if wants[1] else None
+        torch.ops.fastsim_cpu.chosen_rows_backward(
+            grad_pairs.contiguous(), None, x, y, columns, grad_x, grad_y
+        )
+        return grad_x, grad_y
+
+    def top_k(self, queries, corpus, k):
+        unit_x, unit_y = self.unit_rows(queries)[0], self.unit_rows(corpus)[0]
+        shape = (queries.shape[0], k)
+        values = torch.full(shape, -torch.inf, dtype=unit_x.dtype)
+        indices = torch.full(shape, -1)
+        workspace = self.workspace(unit_x, unit_y)
+        for block in self.blocks(shape[0], corpus.shape[0]):
+            torch.ops.fastsim_cpu.top_k(
+                self.scores(unit_x, unit_y, block, workspace),
+                block[1].start,
+                values[block[0]],
+                indices[block[0]],
+            )
+        return values, indices
+
+    def cosent(self, scores, labels, scale, want_score_grad):
+        compute = scores.to(torch.promote_types(scores.dtype, torch.float32)).contiguous()
+        if labels.dtype in (torch.bool, torch.float16, torch.bfloat16):
+            labels = labels.to(torch.float32)
+        loss = torch.empty((), dtype=torch.float64)
+        score_grad = torch.empty_like(compute) if want_score_grad else None
+        torch.ops.fastsim_cpu.cosent(compute, labels.contiguous(), scale, loss, score_grad)
+        return loss.to(compute.dtype), score_grad
+
+
+class _Workspace:
+    """The columns packed for the score product, and the memory of the panels.
+
+    It holds one panel, which all share, and that of the first `kept_rows` rows of the matrix each
+    in its place. Fresh memory for every panel would cost more in page faults than the pass over it.
+    """
+
+    def __init__(self, unit_y, tall, wide, kept_rows=0):
+        columns, width = unit_y.shape
+        group = torch.ops.fastsim_cpu.panel_columns(unit_y.dtype == torch.float32)
+        self.packed = unit_y.new_empty(-(-columns // group) * group, width)
+        torch.ops.fastsim_cpu.pack_panels(unit_y, self.packed)
+        # Off a power of two, so that a column of the panel spreads over the cache's sets.
+        self.stride = wide + ODD
+        self.memory = unit_y.new_empty(max(tall, kept_rows) * self.stride)
+        self.shape = tall, wide
+        self.kept_rows = kept_rows
+        self._kept = {}
+        self._guided = None
+
+    def guided(self, guide):
+        """The workspace of the guide's panels."""
+        if self._guided is None:
+            self._guided = _Workspace(guide.columns, *self.shape)
+        return self._guided
+
+    def panel(self, block):
+        rows, columns = block
+        shape = rows.stop - rows.start, columns.stop - columns.start
+        first = rows.start if rows.stop <= self.kept_rows else 0
+        return self.memory.as_strided(shape, (self.stride, 1), first * self.stride)
+
+    def keep(self, block, panel):
+        """Keeps the panel of a block, if it has a place of its own."""
+        if block[0].stop <= self.kept_rows:
+            self._kept[block[0].start] = panel
+
+    def kept(self, block):
+        """The panel of a block that was kept, once; else None."""
+        return self._kept.pop(block[0].start, None)

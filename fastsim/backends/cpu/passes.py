@@ -1,0 +1,193 @@
+"""What the CPU operators keep of each kind of loss, and the score gradients they leave in a panel.
+
+A forward reduction takes panel after panel (`add`), or one of whole rows and leaves its score
+gradients too (`fused_pass`).
+"""
+
+import torch
+
+EMPTY = -1e30  # the maximum of no scores, as kLeftOut in csrc/epilogue.h
+
+
+def _state(count, fill=0.0):
+    return torch.full((count,), fill, dtype=torch.float64)
+
+
+class _SoftmaxForward:
+    def __init__(self, tile, rows, columns):
+        self.tile = tile
+        self.rows = (_state(rows, EMPTY), _state(rows), _state(rows), _state(rows))
+        self.columns = (_state(columns, EMPTY), _state(columns)) if tile.symmetric else (None, None)
+
+    def add(self, panel, pairs, block):
+        rows, columns = block
+        tile = self.tile
+        torch.ops.fastsim_cpu.softmax_forward(
+            panel,
+            *pairs,
+            tile.scale,
+            tile.margin,
+            *(state[rows] for state in self.rows),
+            *(None if state is None else state[columns] for state in self.columns),
+        )
+
+    def fused_pass(self, panel, pairs, weights):
+        tile = self.tile
+        torch.ops.fastsim_cpu.softmax_fused(
+            panel, *pairs, tile.scale, tile.margin, tile.normalise, weights, *self.rows
+        )
+
+    def result(self):
+        return [*self.rows, *(self.columns if self.tile.symmetric else ())]
+
+
+class _SigmoidForward:
+    def __init__(self, tile, rows, columns):
+        self.tile = tile
+        self.state = [_state(rows), _state(rows)]
+
+    def add(self, panel, pairs, block):
+        self._run(panel, pairs, None, *(state[block[0]] for state in self.state))
+
+    def fused_pass(self, panel, pairs, weights):
+        self._run(panel, pairs, weights, *self.state)
+
+    def _run(self, panel, pairs, weights, losses, score_grads):
+        tile = self.tile
+        torch.ops.fastsim_cpu.sigmoid(
+            panel, *pairs, tile.scale, tile.bias, weights, losses, score_grads
+        )
+
+    def result(self):
+        return self.state
+
+
+class _SquaredErrorForward:
+    def __init__(self, tile, rows, columns):
+        self.losses = _state(rows)
+
+    def add(self, panel, pairs, block):
+        torch.ops.fastsim_cpu.squared_error(panel, *pairs, None, self.losses[block[0]])
+
+    def fused_pass(self, panel, pairs, weights):
+        torch.ops.fastsim_cpu.squared_error(panel, *pairs, weights, self.losses)
+
+    def result(self):
+        return [self.losses]
+
+
+class _ContrastForward:
+    """Multi-similarity and multi-positive: positives against negatives."""
+
+    def __init__(self, tile, rows, columns):
+        self.tile = tile
+        tops = {"multi_similarity": (0, 2), "multi_positive": (0,)}[tile.kind]
+        count = len(tile.state_shapes(rows, columns))
+        self.state = [_state(rows, EMPTY if part in tops else 0.0) for part in range(count)]
+        self.known = False
+
+    def know(self, sums):
+        """Maxima and sums of the negatives of all columns: the positives' terms alone are added."""
+        self.known = True
+        self.state[:2] = sums
+
+    def add(self, panel, pairs, block):
+        self._run(panel, pairs, [state[block[0]] for state in self.state])
+
+    def fused_pass(self, panel, pairs, weights):
+        self._run(panel, pairs, self.state)
+        coefficients = self.tile.coefficients(self.state, weights.double())
+        coefficients = [c.to(panel.dtype) for c in coefficients]
+        _contrast_score_grad(self.tile, panel, pairs, (slice(None), None), coefficients)
+
+    def _run(self, panel, pairs, state):
+        forward = getattr(torch.ops.fastsim_cpu, f"{self.tile.kind}_forward")
+        known = (self.known,) if self.tile.whole_rows else ()
+        forward(panel, *pairs, *_contrast_scales(self.tile), *known, *state)
+
+    def result(self):
+        return self.state
+
+
+class _LevelsForward:
+    def __init__(self, tile, rows, columns):
+        self.tile = tile
+        count = tile.levels.numel()
+        self.top = torch.full((2, count), EMPTY, dtype=torch.float64)
+        self.sum = torch.zeros(2, count, dtype=torch.float64)
+
+    def add(self, panel, pairs, block):
+        tile = self.tile
+        partial = torch.zeros(panel.shape[0], 2, 2, tile.levels.numel(), dtype=torch.float64)
+        partial[:, :, 0].fill_(EMPTY)
+        torch.ops.fastsim_cpu.levels_forward(panel, *pairs, tile.scale, tile.levels, partial)
+        tops, sums = partial[:, :, 0], partial[:, :, 1]
+        top = torch.maximum(self.top, tops.amax(0))
+        grown = (sums * (tile.scale * (tops - top)).exp()).sum(0)
+        self.sum = self.sum * (tile.scale * (self.top - top)).exp() + grown
+        self.top = top
+
+    def result(self):
+        return [self.top, self.sum]
+
+
+def _softmax_score_grad(tile, panel, pairs, block, coefficients):
+    rows, columns = block
+    row_top, row_weight, target_weight, column_top, column_weight = coefficients
+    torch.ops.fastsim_cpu.softmax_score_grad(
+        panel,
+        *pairs,
+        tile.scale,
+        tile.margin,
+        row_top[rows],
+        row_weight[rows],
+        target_weight[rows],
+        None if column_top is None else column_top[columns],
+        None if column_weight is None else column_weight[columns],
+    )
+
+
+def _sigmoid_score_grad(tile, panel, pairs, block, coefficients):
+    (weights,) = coefficients
+    losses, score_grads = _state(panel.shape[0]), _state(panel.shape[0])
+    torch.ops.fastsim_cpu.sigmoid(
+        panel, *pairs, tile.scale, tile.bias, weights[block[0]], losses, score_grads
+    )
+
+
+def _squared_error_score_grad(tile, panel, pairs, block, coefficients):
+    (weights,) = coefficients
+    losses = _state(panel.shape[0])
+    torch.ops.fastsim_cpu.squared_error(panel, *pairs, weights[block[0]], losses)
+
+
+def _contrast_scales(tile):
+    both = tile.scale, tile.positive_scale
+    return both if tile.kind == "multi_similarity" else both[:1]
+
+
+def _contrast_score_grad(tile, panel, pairs, block, coefficients):
+    score_grad = getattr(torch.ops.fastsim_cpu, f"{tile.kind}_score_grad")
+    score_grad(panel, *pairs, *_contrast_scales(tile), *(c[block[0]] for c in coefficients))
+
+
+def _levels_score_grad(tile, panel, pairs, block, coefficients):
+    torch.ops.fastsim_cpu.levels_score_grad(panel, *pairs, tile.scale, tile.levels, *coefficients)
+
+
+FORWARDS = {
+    "softmax": _SoftmaxForward,
+    "sigmoid": _SigmoidForward,
+    "squared_error": _SquaredErrorForward,
+    "multi_similarity": _ContrastForward,
+    "multi_positive": _ContrastForward,
+    "levels": _LevelsForward,
+}
+SCORE_GRADS = {
+    "softmax": _softmax_score_grad,
+    "sigmoid": _sigmoid_score_grad,
+    "squared_error": _squared_error_score_grad,
+    "multi_similarity": _contrast_score_grad,
+    "multi_positive": _contrast_score_grad,
+    "levels": _levels_score_grad,
+}

@@ -1,0 +1,92 @@
+"""The CUDA backend: the passes of the Triton backend by hand, for NVIDIA GPUs from sm_80 on.
+
+Panels, library products and the range of score gradients are those of fastsim/backends/triton.py.
+The tiles are csrc/cuda's: on sm_90 bulk copies, warpgroup products and epilogues under the products
+of the next tile, elsewhere (and for float32) asynchronous copies and warp products.
+"""
+
+import functools
+from pathlib import Path
+
+import torch
+
+from fastsim.backends import lists
+from fastsim.backends.cuda import passes as cuda_passes
+from fastsim.backends.triton.backend import TritonBackend, _panel
+
+LIBRARY = Path(__file__).parents[2] / "_lib" / "cuda.so"
+
+
+@functools.cache
+def load():
+    """None once the library is loaded, else why it cannot be."""
+    if not LIBRARY.exists():
+        return (
+            "the CUDA extension was not built; install the CUDA toolkit (nvcc) and reinstall"
+            " fastsim with FASTSIM_BUILD=cpu,cuda"
+        )
+    try:
+        torch.ops.load_library(LIBRARY)
+    except OSError as error:
+        return f"the CUDA extension does not load: {error}"
+    return None
+
+
+class CudaBackend(TritonBackend):
+    """float16, bfloat16 and float32 tensors on an NVIDIA GPU."""
+
+    name = "cuda"
+    automatic = False  # no kernel has run on a device yet
+
+    def unsupported_reason(self, *tensors):
+        for tensor in tensors:
+            if tensor.device.type != "cuda":
+                return f"it serves GPU tensors, got one on {tensor.device}"
+            if tensor.dtype == torch.float64:
+                return "it serves float16, bfloat16 and float32, got torch.float64"
+        if reason := load():
+            return reason
+        if not torch.cuda.is_available() or torch.version.hip:
+            return "no NVIDIA GPU is visible"
+        if torch.cuda.get_device_capability(tensors[0].device if tensors else None) < (8, 0):
+            return "it needs a GPU of compute capability 8.0 or later"
+        return None
+
+    def unit_rows(self, x, dtype=None):
+        return cuda_passes.unit_rows(x, dtype)
+
+    def operand(self, unit, dtype):
+        return cuda_passes.operand(unit, dtype)
+
+    def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
+        return cuda_passes.unit_rows_backward(grad_unit, x, inverse, factor, dtype)
+
+    def forward(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
+        return cuda_passes.forward(tile, unit_x, unit_y)
+
+    def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
+        panel = _panel(workspace, block)
+        if weights is not None and weights.ndim:
+            weights = weights[block[0]]
+        return cuda_passes.fused_pass(tile, unit_x, unit_y, block, weights, panel), panel
+
+    def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
+        panel = _panel(workspace, block)
+        of_block = cuda_passes.of_block(tile, coefficients, block)
+        cuda_passes.score_grad(tile, unit_x, unit_y, block, of_block, panel)
+        return panel
+
+    def paired_scores(self, unit_x, unit_y):
+        return cuda_passes.paired_scores(unit_x, unit_y)
+
+    def positive_scores(self, pairs, unit_x, unit_y):
+        return self.paired_scores(unit_x, unit_y[pairs.positives])
+
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
+        return cuda_passes.closest(pairs, semi_hard, unit_x, unit_y, ceilings)
+
+    def hardest(self, pairs, offsets, x, y):
+        cuda_passes.refuse("it has no batch-hard selection")
+
+    def cosent(self, scores, labels, scale, want_score_grad):
+        return lists.cosent(cuda_passes.running_sums, scores, labels, scale, want_score_grad)

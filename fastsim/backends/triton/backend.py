@@ -1,0 +1,230 @@
+"""The Triton backend: a product of unit rows with the loss as an epilogue, on NVIDIA and AMD GPUs.
+
+A forward reduction leaves partial results per tile, merged in a fixed order; a score gradient panel
+goes to library products. Operands of 16-bit inputs are float16, whose score gradients are kept in
+range by a power of two (`loss_scale`); float32 operands follow
+torch.get_float32_matmul_precision(). Nothing waits for the device. The kernels are in
+fastsim/backends/triton/kernels, imported on first use.
+
+Forward and backward take 6u, u = N M D, where a panel is visited once: elementwise losses write
+loss and score gradient from one product, others keep the scores in 16 bits for the score gradients
+(kept.py). Losses that look at columns or the whole matrix can do so where the matrix fits the panel
+(13,500 rows and columns; more by FASTSIM_TRITON_PANEL), else they take 8u, as float32 operands do.
+"""
+
+import functools
+import importlib.util
+import os
+
+import torch
+
+from fastsim.backends import lists
+from fastsim.backends.base import Backend
+from fastsim.pairs import Pairs
+
+# Bytes of float16 score gradients alive, twice that of float32; FASTSIM_TRITON_PANEL sets another
+# number, and with 8,600,000,000 a matrix of 65,536 x 65,536 is one panel. As it stands a panel of
+# 65,536 columns has 2816 rows, 132 tiles of the product with 768 features: one for each
+# multiprocessor of an H200.
+PANEL = 352 << 20
+WIDEST = 1 << 17  # columns of a block of whole rows: more would leave the products too few rows
+WIDE = 1 << 14  # columns of any other block: tall blocks read the sums over panels back less often
+TALL = 128  # a block's height is a multiple, so that no tile but the last is ragged
+LINE = 64  # a panel's row is padded to a multiple: library products want aligned rows
+_INSTALLED = importlib.util.find_spec("triton") is not None  # found, not imported
+TOP_EXPONENT = 15  # float16 score gradients stay below 2^15, half its range
+
+
+def interpreting():
+    """Whether Triton's interpreter runs the kernels (on CPU tensors, for tests)."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
+
+
+@functools.cache
+def _passes():
+    """The module that launches the kernels; importing it imports triton."""
+    from fastsim.backends.triton.kernels import passes
+
+    return passes
+
+
+@functools.cache
+def _launches():
+    from fastsim.backends.triton.kernels import launches
+
+    return launches
+
+
+@functools.cache
+def _scan():
+    from fastsim.backends.triton.kernels import lists
+
+    return lists
+
+
+class TritonBackend(Backend):
+    """float16, bfloat16 and float32 tensors on a GPU."""
+
+    name = "triton"
+
+    # No run on a GPU has verified the kernels yet, so they are used where they are asked for.
+    automatic = False
+
+    def unsupported_reason(self, *tensors):
+        if not _INSTALLED:
+            return "Triton is not installed (pip install triton)"
+        where = "cpu" if interpreting() else "cuda"
+        for tensor in tensors:
+            if tensor.device.type != where:
+                wanted = "GPU tensors" if where == "cuda" else "CPU tensors (TRITON_INTERPRET=1)"
+                return f"it serves {wanted}, got one on {tensor.device}"
+            if tensor.dtype == torch.float64:
+                return "it serves float16, bfloat16 and float32, got torch.float64"
+        if where == "cuda" and not torch.cuda.is_available():
+            return "no GPU is visible (TRITON_INTERPRET=1 runs the kernels on CPU tensors)"
+        return None
+
+    def note(self):
+        if interpreting():
+            return ", interpreted on CPU tensors"
+        return (
+            f", unverified on this device ({torch.cuda.get_device_name()}):"
+            ' `auto` leaves it out, backend="triton" asks for it'
+        )
+
+    def multiply(self, left, right, out, *, accumulate):
+        if left.dtype == out.dtype:
+            super().multiply(left, right, out, accumulate=accumulate)
+        elif out.device.type == "cpu":
+            super().multiply(left.to(out.dtype), right.to(out.dtype), out, accumulate=accumulate)
+        elif accumulate:
+            torch.ops.aten.addmm.dtype_out(out, left, right, out.dtype, out=out)
+        else:
+            torch.ops.aten.mm.dtype_out(left, right, out.dtype, out=out)
+
+    def loss_scale(self, tile, weights, dtype, columns):
+        if dtype.itemsize != 2:
+            return None
+        # largest = m 2^e with m < 1, so 2^(15 - e) takes it below 2^15.
+        mantissa, exponent = torch.frexp(_largest_score_grad(tile, weights, columns))
+        power = torch.ldexp(torch.ones_like(mantissa), (TOP_EXPONENT - exponent).clamp(-100, 100))
+        # Nothing, infinity and NaN pass as they are.
+        return torch.where((mantissa > 0) & mantissa.isfinite(), power, 1.0)
+
+    def unit_rows(self, x, dtype=None):
+        return _launches().unit_rows(x, dtype)
+
+    def operand(self, unit, dtype):
+        return _launches().operand(unit, dtype)
+
+    def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
+        return _launches().unit_rows_backward(grad_unit, x, inverse, factor, dtype)
+
+    def whole_rows_fit(self, columns):
+        return columns <= WIDEST
+
+    def whole_matrix_fits(self, rows, columns):
+        return columns <= WIDEST and 2 * rows * _padded(columns) <= _panel_bytes()
+
+    def blocks(self, rows, columns, *, whole_rows=False, lower=False):
+        tall, wide = _block_shape(rows, columns, whole_rows)
+        for top in range(0, rows, tall):
+            for left in range(top if lower else 0, columns, wide):
+                yield slice(top, min(rows, top + tall)), slice(left, min(columns, left + wide))
+
+    def workspace(self, unit_x, unit_y, *, whole_rows=False, keep=False):
+        tall, wide = _block_shape(unit_x.shape[0], unit_y.shape[0], whole_rows)
+        return unit_x.new_empty(tall * _padded(wide))
+
+    def forward(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
+        return _passes().forward(tile, unit_x, unit_y, sums)
+
+    def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
+        panel = _panel(workspace, block)
+        if weights is not None and weights.ndim:
+            weights = weights[block[0]]
+        return _passes().fused_pass(tile, unit_x, unit_y, block, weights, panel), panel
+
+    def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
+        panel = _panel(workspace, block)
+        passes = _passes()
+        of_block = passes.of_block(tile, coefficients, block)
+        passes.score_grad(tile, unit_x, unit_y, block, of_block, panel)
+        return panel
+
+    def paired_scores(self, unit_x, unit_y):
+        positives = torch.arange(unit_x.shape[0], device=unit_x.device)
+        return self.positive_scores(Pairs(positives), unit_x, unit_y)
+
+    def positive_scores(self, pairs, unit_x, unit_y):
+        return _passes().positive_scores(pairs, unit_x, unit_y)
+
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
+        return _passes().closest(pairs, semi_hard, unit_x, unit_y, ceilings)
+
+    def hardest(self, pairs, offsets, x, y):
+        return _passes().hardest(pairs, offsets, x, y)
+
+    def top_k(self, queries, corpus, k):
+        return lists.top_k(self, queries, corpus, k)
+
+    def cosent(self, scores, labels, scale, want_score_grad):
+        return lists.cosent(_scan().running_sums, scores, labels, scale, want_score_grad)
+
+
+def _padded(columns):
+    return -(-columns // LINE) * LINE
+
+
+def _panel_bytes():
+    value = os.environ.get("FASTSIM_TRITON_PANEL", PANEL)
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError(f"FASTSIM_TRITON_PANEL: wanted a number of bytes, got {value!r}") from None
+
+
+def _block_shape(rows, columns, whole_rows):
+    """(rows, columns) of a block: the panel's bytes of float16, twice that of float32."""
+    wide = columns if whole_rows else min(columns, WIDE)
+    line = 2 * _padded(wide)
+    if rows * line <= _panel_bytes():
+        return rows, wide
+    return min(rows, max(1, _panel_bytes() // (line * TALL)) * TALL), wide
+
+
+def _panel(workspace, block):
+    rows, columns = (part.stop - part.start for part in block)
+    stride = _padded(columns)
+    return workspace[: rows * stride].view(rows, stride)[:, :columns]
+
+
+def _largest_score_grad(tile, weights, columns):
+    """A bound (), float32, on the score gradients of the losses weighted by `weights`."""
+    pairs = tile.pairs
+    size = tile.scale.new_ones(()) if weights is None else weights.abs().float()
+    largest, scale = size.amax(), tile.scale.abs()
+    target = 1.0 if pairs.dense is None else _LARGEST_TARGET.get(pairs.dense.dtype, 16.0)
+    if tile.kind == "sigmoid":
+        return largest * scale * (1 + target)
+    if tile.kind == "squared_error":
+        return largest * 2 * (1 + target)
+    if tile.kind == "multi_similarity":
+        return largest
+    if tile.kind == "multi_positive":
+        # Of a negative: a share of the score gradients of up to as many positives as there are
+        # columns.
+        return largest * scale * columns
+    if tile.kind == "softmax" and pairs.untargeted:
+        return largest * scale * (1 + tile.symmetric)
+    if tile.kind == "softmax" and tile.symmetric:
+        shared = size.new_zeros(columns).index_put_((pairs.positives,), size, accumulate=True)
+        return (largest + shared.amax()) * scale
+    if tile.kind == "softmax" and not tile.normalise and pairs.positives is None:
+        # The targets of a row may add up to as many as there are columns.
+        return largest * scale * (columns + 1)
+    return largest * scale
+
+
+# Values that a dense target may take; for other types room for more than the usual -1 to 1.
+_LARGEST_TARGET = {torch.bool: 1.0, torch.int8: 128.0, torch.uint8: 255.0}

@@ -1,0 +1,303 @@
+"""What is allocated and launched: row kernels, and the tile kernel for one pair of unit rows."""
+
+import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from fastsim.backends.triton.kernels.arguments import (
+    Block,
+    GuideArguments,
+    Kept,
+    PairArguments,
+    Work,
+)
+from fastsim.backends.triton.kernels.launching import launch
+from fastsim.backends.triton.kernels.merge import merge_exponentials_kernel
+from fastsim.backends.triton.kernels.rows import unit_rows_backward_kernel, unit_rows_kernel
+from fastsim.backends.triton.kernels.table import (
+    LINE,
+    architecture,
+    block_sizes,
+    operand_kind,
+)
+from fastsim.backends.triton.kernels.tile import (
+    kept_score_grads_kernel,
+    positives_kernel,
+    tile_kernel,
+)
+
+PARTIALS = 128 << 20  # bytes of partial results alive
+KEPT_ROWS = (
+    32  # of a program that turns kept scores into score gradients: 16 a thread at 64 columns
+)
+
+
+# ---- rows ----
+
+
+def unit_rows(x, dtype):
+    """(unit rows, inverse norms); rows of operands (dtype None) are padded to whole lines."""
+    rows, depth = x.shape
+    operand = dtype or operand_dtype(x.dtype)
+    step = LINE // operand.itemsize
+    width = depth if dtype else cdiv(depth, step) * step
+    unit = x.new_empty(rows, width, dtype=operand)
+    inverse = x.new_empty(rows, dtype=torch.float32)
+    band, chunk = _row_sizes(width)
+    launch(
+        unit_rows_kernel,
+        (cdiv(rows, band),),
+        x.device,
+        x,
+        *x.stride(),
+        unit,
+        inverse,
+        rows,
+        depth,
+        width,
+        TINY=torch.finfo(torch.float32).tiny,
+        ROWS=band,
+        BLOCK=chunk,
+        num_warps=4,
+    )
+    return unit[:, :depth], inverse
+
+
+def unit_rows_backward(grad_unit, x, inverse, factor, dtype):
+    """(factor * dL/dx in `dtype`, unit . grad_unit)."""
+    rows, depth = x.shape
+    # The interpreter cuts float32 to bfloat16 instead of rounding it.
+    written = torch.float32 if architecture(x.device) == "interpreter" else dtype
+    grad, dots = x.new_empty(x.shape, dtype=written), torch.empty_like(inverse)
+    band, chunk = _row_sizes(depth)
+    launch(
+        unit_rows_backward_kernel,
+        (cdiv(rows, band),),
+        x.device,
+        grad_unit,
+        x,
+        *x.stride(),
+        inverse,
+        factor.to(inverse.dtype),
+        grad,
+        dots,
+        rows,
+        depth,
+        ROWS=band,
+        BLOCK=chunk,
+        num_warps=4,
+    )
+    return grad.to(dtype), dots
+
+
+def operand(unit, dtype):
+    """Unit rows of the compute type as operands for inputs of `dtype`, padded to whole lines."""
+    rows, depth = unit.shape
+    kind = operand_dtype(dtype)
+    step = LINE // kind.itemsize
+    padded = unit.new_zeros(rows, cdiv(depth, step) * step, dtype=kind)
+    padded[:, :depth] = unit
+    return padded[:, :depth]
+
+
+def operand_dtype(dtype):
+    """float16 for 16-bit inputs: unit rows never overflow, and bfloat16 would be less exact."""
+    return torch.float16 if dtype.itemsize == 2 else torch.float32
+
+
+def cdiv(a, b):
+    """a / b rounded up."""
+    return -(-a // b)
+
+
+def _row_sizes(width):
+    chunk = min(1024, 1 << (width - 1).bit_length())
+    return max(1, 2048 // chunk), chunk
+
+
+# ---- tiles ----
+
+
+class Launch:
+    """The launches of one loss over one pair of unit rows; `heavy`: of much work per score.
+
+    mirrored: a forward reduction over all rows with themselves takes the tiles that reach the
+    diagonal or lie above it, and reduces the latter both ways. For a forward reduction that
+    keep nothing of columns.
+    """
+
+    mirrored = False
+
+    def __init__(self, pairs, numbers, unit_x, unit_y, *, heavy=False):
+        self.unit_x, self.unit_y, self.device = unit_x, unit_y, unit_x.device
+        self.pairs, self.numbers, self.skip = pair_arguments(pairs), numbers, pairs.skip
+        self.stride = unit_x.stride(0)
+        kind = operand_kind(unit_x.dtype)
+        self.precision = "tf32" if kind == "tf32" else "ieee"
+        self.sizes = block_sizes(architecture(self.device), kind, self.stride)
+        self.guide = None
+        if pairs.guide is not None:
+            guide = pairs.guide
+            stride = None if guide.rows is None else guide.rows.stride(0)
+            self.guide = GuideArguments(guide.rows, guide.columns, stride, guide.thresholds)
+            if guide.rows is not None:
+                # Its product has an accumulator of its own.
+                self.sizes = self.sizes._replace(columns=self.sizes.columns // 2)
+        self.parts = self.sizes.parts * (2 if heavy else 1)
+        self.spares = self.stride >= self.sizes.spare
+        self.keeps = self.spares and kind == "float16"
+
+    def grid(self, rows, columns):
+        """(rows, columns) of tiles over the two slices."""
+        return (
+            cdiv(rows.stop - rows.start, self.sizes.rows),
+            cdiv(columns.stop - columns.start, self.sizes.columns),
+        )
+
+    def tiles(self, rows, columns):
+        """(rows, columns) of what the epilogues take for tiles."""
+        tall, wide = self.grid(rows, columns)
+        return tall, wide * self.parts
+
+    def mirror(self, per_tile):
+        """Whether both sides are the same rows and half the tiles pay; from now on if so.
+
+        per_tile: bytes that a tile leaves; both ways they have to fit, as there is one band.
+        """
+        everything = slice(0, self.unit_x.shape[0])
+        tall, wide = self.tiles(everything, everything)
+        same = self.unit_x is self.unit_y and self.skip != "lower" and self.guide is None
+        self.mirrored = same and self.spares and tall * (tall + wide) * per_tile <= PARTIALS
+        return self.mirrored
+
+    def row_partials(self, rows, columns, fill=0.0):
+        """(tiles, n) float32 for the rows of a block; `fill` where mirrored tiles write nothing."""
+        tall, wide = self.tiles(rows, columns)
+        shape = wide + tall * self.mirrored, rows.stop - rows.start
+        partials = self.unit_x.new_empty(shape, dtype=torch.float32)
+        return partials.fill_(fill) if self.mirrored else partials
+
+    def bands(self, per_tile):
+        """Slices of rows whose tiles leave at most PARTIALS bytes, `per_tile` (row, column) each.
+
+        per_tile: bytes that a tile leaves.
+        """
+        rows, columns = self.unit_x.shape[0], self.unit_y.shape[0]
+        if self.mirrored:
+            return [slice(0, rows)]
+        _, across = self.tiles(slice(0, rows), slice(0, columns))
+        tall = max(1, PARTIALS // (across * per_tile)) * self.sizes.rows
+        return [slice(top, min(rows, top + tall)) for top in range(0, rows, tall)]
+
+    def __call__(self, rows, columns, *, forward=None, score_grad=None, **work):
+        """One launch of the tile kernel over a block; `work`: fields of `Work` beside its pairs."""
+        sizes, operands = self.sizes, (self.unit_x, self.unit_y)
+        if sizes.descriptors:
+            tiles = (sizes.rows, sizes.columns)
+            operands = (described(u, t, sizes.depth) for u, t in zip(operands, tiles, strict=True))
+        tall, wide = self.grid(rows, columns)
+        launch(
+            tile_kernel,
+            (tall * wide,),
+            self.device,
+            *operands,
+            self.stride,
+            Block(rows.start, rows.stop, columns.start, columns.stop),
+            Work(self.pairs, self.numbers, guide=self.guide, **work),
+            SKIP=self.skip,
+            FORWARD=forward,
+            SCORE_GRAD=score_grad,
+            MIRRORED=self.mirrored,
+            PRECISION=self.precision,
+            PARTS=self.parts,
+            SIZES=sizes,
+            num_warps=sizes.warps,
+            num_stages=sizes.stages,
+        )
+
+    def keeping(self, rows, columns, panel):
+        """Places for the scores of a block: their codes in a panel of 16 bits, and its ranges."""
+        shape = self.tiles(rows, columns)[1], rows.stop - rows.start
+        top, step = (panel.new_empty(shape, dtype=torch.float32) for _ in range(2))
+        return Kept(panel.view(torch.int16), panel.stride(0), top, step)
+
+    def kept_score_grads(self, rows, columns, *, score_grad, **work):
+        """Score gradients from the scores that a forward reduction over the same block has kept."""
+        width = self.sizes.columns // self.parts
+        launch(
+            kept_score_grads_kernel,
+            (cdiv(rows.stop - rows.start, KEPT_ROWS) * self.tiles(rows, columns)[1],),
+            self.device,
+            Block(rows.start, rows.stop, columns.start, columns.stop),
+            Work(self.pairs, self.numbers, **work),
+            SCORE_GRAD=score_grad,
+            ROWS=KEPT_ROWS,
+            COLUMNS=width,
+            num_warps=4,
+        )
+
+    def positive_scores(self):
+        """(N,) float32, by the same products as the tiles, so that a copy of a positive ties."""
+        sizes, rows = self.sizes, self.unit_x.shape[0]
+        out = self.unit_x.new_empty(rows, dtype=torch.float32)
+        launch(
+            positives_kernel,
+            (cdiv(rows, sizes.rows),),
+            self.device,
+            self.unit_x,
+            self.unit_y,
+            self.stride,
+            self.pairs.positives,
+            out,
+            rows,
+            PRECISION=self.precision,
+            SIZES=sizes,
+            num_warps=sizes.warps,
+            num_stages=sizes.stages,
+        )
+        return out
+
+    def merge(self, tops, sums, top, total, *, running, scale=None):
+        """Merges (tiles, n) maxima and sums of exponentials, of the loss's scale or another."""
+        tiles, count = tops.shape
+        block = 64
+        launch(
+            merge_exponentials_kernel,
+            (cdiv(count, block),),
+            self.device,
+            tops,
+            sums,
+            top,
+            total,
+            self.numbers.scale if scale is None else scale,
+            tiles,
+            count,
+            RUNNING=running,
+            TILES=16,
+            BLOCK=block,
+            num_warps=4,
+        )
+
+
+def described(unit, rows, depth):
+    """A descriptor of padded unit rows by tiles of (rows, depth); past the last row it reads 0."""
+    shape = [unit.shape[0], unit.stride(0)]
+    return TensorDescriptor(unit, shape, [unit.stride(0), 1], [rows, depth])
+
+
+def pair_arguments(pairs):
+    """`Pairs` as kernel arguments."""
+    dense = pairs.dense
+    if dense is not None and dense.dtype == torch.bool:
+        dense = dense.view(torch.uint8)
+    strides = (None, None) if dense is None else dense.stride()
+    return PairArguments(
+        pairs.positives,
+        pairs.row_ids,
+        pairs.column_ids,
+        pairs.row_groups,
+        pairs.column_groups,
+        None if pairs.row_groups is None else float(pairs.negative_target),
+        dense,
+        *strides,
+        None if pairs.skip == "nothing" else pairs.offset,
+    )

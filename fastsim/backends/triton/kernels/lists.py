@@ -1,0 +1,20 @@
+"""The launches of CoSENT's scan."""
+
+from fastsim.backends.triton.kernels.launches import cdiv
+from fastsim.backends.triton.kernels.launching import launch
+from fastsim.backends.triton.kernels.scan import carries_kernel, scan_kernel, totals_kernel
+
+PART = 1024  # scores of a program
+
+
+def running_sums(logits):
+    """Running log-sum-exps (2, M), float64: of the logits forward, of their negatives backward."""
+    count = logits.shape[0]
+    parts = cdiv(count, PART)
+    tops, sums, before, held = (logits.new_empty(2, parts) for _ in range(4))
+    top, total = logits.new_empty(2, count), logits.new_empty(2, count)
+    grid, device = (parts, 2), logits.device
+    launch(totals_kernel, grid, device, logits, tops, sums, count, BLOCK=PART)
+    launch(carries_kernel, (2,), device, tops, sums, before, held, parts, num_warps=1)
+    launch(scan_kernel, grid, device, logits, before, held, top, total, count, BLOCK=PART)
+    return total.double().log_().add_(top)

@@ -1,0 +1,43 @@
+"""The partial sums of exponentials of all tiles of a row or column, in one fixed order."""
+
+import triton
+import triton.language as tl
+
+from fastsim.backends.triton.kernels.pairs import LEFT_OUT
+
+
+@triton.jit(do_not_specialize=["tiles", "count"])
+def merge_exponentials_kernel(
+    tops_ptr,
+    sums_ptr,
+    top_ptr,
+    sum_ptr,
+    scale_ptr,
+    tiles,
+    count,
+    RUNNING: tl.constexpr,  # noqa: N803
+    TILES: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+):
+    """(tiles, count) maxima and sums -> (count,); RUNNING: together with what is there."""
+    scale = tl.load(scale_ptr)
+    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = entry < count
+    if RUNNING:
+        top = tl.load(top_ptr + entry, mask=inside, other=LEFT_OUT)
+        total = tl.load(sum_ptr + entry, mask=inside, other=0.0)
+    else:
+        top = tl.full((BLOCK,), LEFT_OUT, tl.float32)
+        total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, tiles, TILES):
+        tile = start + tl.arange(0, TILES)
+        at = tile.to(tl.int64)[:, None] * count + entry[None, :]
+        here = (tile < tiles)[:, None] & inside[None, :]
+        tops = tl.load(tops_ptr + at, mask=here, other=LEFT_OUT)
+        sums = tl.load(sums_ptr + at, mask=here, other=0.0)
+        both = tl.maximum(top, tl.max(tops, 0))
+        grown = tl.sum(sums * tl.exp(scale * (tops - both[None, :])), 0)
+        total = total * tl.exp(scale * (top - both)) + grown
+        top = both
+    tl.store(top_ptr + entry, top, mask=inside)
+    tl.store(sum_ptr + entry, total, mask=inside)

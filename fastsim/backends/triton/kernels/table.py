@@ -1,0 +1,86 @@
+"""Block sizes by architecture, operand and depth: a static table, so that no call tunes.
+
+The entries are the ones that compile without spills and fill the tensor cores by arithmetic;
+`python -m bench.compile_report` shows what each takes, `python -m bench.tune_triton` times others.
+"""
+
+import functools
+from typing import NamedTuple
+
+import torch
+
+LINE = 128  # bytes: unit rows are padded to whole lines, which are whole BLOCK_K too
+
+
+class BlockSizes(NamedTuple):
+    """A tile of scores, its step in depth, and how a program runs it.
+
+    parts: in how many parts, side by side, a light epilogue takes the tile; a heavy one takes it
+    in twice as many.
+    spare: features from which on a product is worth sparing: a fused pass keeps scores of 16 bits
+    instead of multiplying them again, a forward reduction of rows with themselves takes half the
+    tiles.
+    descriptors: whether the operands come by tensor descriptors (TMA), which sm_90 and later have.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    group: int
+    warps: int
+    stages: int
+    parts: int
+    spare: int
+    descriptors: bool = False
+
+
+# (architecture, kind of operand, depth bucket) -> block sizes; see `block_sizes`. Full float32
+# products of NVIDIA have no tensor cores: 32 sums a thread leave registers for two programs at a
+# time, and by pointers, as descriptors take more of them than there are.
+TABLE = {
+    ("sm_90", "float16", "deep"): BlockSizes(128, 256, 64, 8, 8, 3, 4, 320, True),
+    ("sm_90", "float16", "shallow"): BlockSizes(128, 128, 64, 8, 8, 3, 2, 320, True),
+    ("sm_90", "tf32", "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 4, 320, True),
+    ("sm_90", "float32", "deep"): BlockSizes(64, 128, 32, 8, 8, 2, 4, 320),
+    ("sm_80", "float16", "deep"): BlockSizes(128, 128, 64, 8, 8, 3, 4, 256),
+    ("sm_80", "tf32", "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 4, 256),
+    ("sm_80", "float32", "deep"): BlockSizes(64, 128, 16, 8, 8, 3, 4, 256),
+    ("gfx942", "float16", "deep"): BlockSizes(128, 128, 64, 8, 8, 2, 4, 512),
+    ("gfx942", "tf32", "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 4, 512),
+    ("gfx942", "float32", "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 4, 512),
+    ("interpreter", "float16", "deep"): BlockSizes(16, 32, 64, 2, 4, 1, 2, 0, True),
+    ("interpreter", "tf32", "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 4, 0),
+    ("interpreter", "float32", "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 4, 0),
+}
+SHALLOW = 256  # features: below, the epilogue outweighs the product
+
+
+def bucket(depth):
+    return "shallow" if depth <= SHALLOW else "deep"
+
+
+def operand_kind(dtype):
+    """Of unit rows: "float16", or for float32 ones how torch is to multiply such matrices."""
+    if dtype.itemsize == 2:
+        return "float16"
+    return "float32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def block_sizes(architecture, operand, depth):
+    """The entry of the table; an unknown architecture takes the one nearest in kind."""
+    if (architecture, operand, "deep") not in TABLE:
+        architecture = "gfx942" if architecture.startswith("gfx") else "sm_80"
+    deep = TABLE[architecture, operand, "deep"]
+    return TABLE.get((architecture, operand, bucket(depth)), deep)
+
+
+@functools.cache
+def architecture(device):
+    """The name of the device's architecture; "interpreter" for a CPU."""
+    if device.type == "cpu":
+        return "interpreter"
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        return properties.gcnArchName.split(":")[0]
+    # Code for 9.0 uses instructions that later architectures dropped.
+    return f"sm_{properties.major}{properties.minor}"

@@ -1,0 +1,52 @@
+"""What a baseline is."""
+
+import functools
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+
+class UnavailableError(Exception):
+    """A baseline that does not compute this here; the message says why, in one sentence."""
+
+
+def anywhere(problem):
+    """The objection of a baseline that serves every device."""
+    return None
+
+
+def gpu_only(problem):
+    """The objection of a baseline whose kernels are a GPU's."""
+    return None if problem.leaves[0].is_cuda else "it serves a GPU only"
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Losses by one implementation.
+
+    losses: name of a case -> make(problem) -> call(*leaves) -> loss. make imports what it needs.
+    objection: problem -> None, or why it cannot be served.
+    up_to: beyond this N it is left out of a run that does not ask for it, to keep that short.
+    drop_in: the same with fastsim's module in place of the package's losses, where there is one.
+    """
+
+    name: str
+    package: str
+    losses: Mapping[str, Callable]
+    unsupported_reason: Callable = anywhere
+    up_to: int | None = None
+    drop_in: Mapping[str, Callable] = field(default_factory=dict)
+
+    def call(self, problem):
+        """call(*leaves) -> loss of this problem; UnavailableError where there is none."""
+        if importlib.util.find_spec(self.package) is None:
+            raise UnavailableError(f"{self.package} is not installed")
+        reason = self.unsupported_reason(problem)
+        if reason is not None:
+            raise UnavailableError(reason)
+        return self.losses[problem.case.name](problem)
+
+
+def made(losses, library):
+    """{loss: make(problem)} of {loss: make(library, problem)}; library() gives the losses."""
+    return {name: functools.partial(make, library) for name, make in losses.items()}

@@ -1,0 +1,155 @@
+"""The losses as one writes them in plain torch: the whole score matrix, then its loss."""
+
+import torch
+from torch.nn import functional
+
+from fastsim.benchmark.baselines.baseline import Baseline
+
+
+def cosines(x, y):
+    return functional.normalize(x, dim=1) @ functional.normalize(y, dim=1).T
+
+
+def diagonal(scores):
+    return torch.arange(len(scores), device=scores.device)
+
+
+def info_nce(x, y, temperature):
+    logits = cosines(x, y) / temperature
+    return functional.cross_entropy(logits, diagonal(logits))
+
+
+def symmetric_info_nce(x, y, temperature, symmetric):
+    logits = cosines(x, y) / temperature
+    there = functional.cross_entropy(logits, diagonal(logits))
+    return (there + functional.cross_entropy(logits.T, diagonal(logits))) / 2
+
+
+def siglip(x, y, scale, bias):
+    logits = cosines(x, y) * scale + bias
+    signs = 2 * torch.eye(len(x), device=x.device, dtype=x.dtype) - 1
+    return -functional.logsigmoid(signs * logits).sum() / len(x)
+
+
+def full_triplet(x, y, margin):
+    scores = cosines(x, y)
+    positive = scores.diagonal()
+    eye = torch.eye(len(x), dtype=torch.bool, device=x.device)
+    mean = (scores.sum(1) - positive) / (len(x) - 1)
+    near = scores.masked_fill(eye | (scores > positive[:, None]), -2.0).max(1).values
+    return (torch.relu(mean - positive + margin) + torch.relu(near - positive + margin)).mean()
+
+
+def sup_con(x, groups, temperature):
+    logits = cosines(x, x) / temperature
+    eye = torch.eye(len(x), dtype=torch.bool, device=x.device)
+    mates = (groups[:, None] == groups) & ~eye
+    log_shares = logits - logits.masked_fill(eye, -torch.inf).logsumexp(1, keepdim=True)
+    count = mates.sum(1)
+    losses = -(log_shares * mates).sum(1) / count.clamp(min=1)
+    return losses.sum() / (count > 0).sum()
+
+
+def mates_and_others(groups):
+    """Pairs of one group but for the row itself, and pairs of two groups."""
+    same = groups[:, None] == groups
+    return same & ~torch.eye(len(groups), dtype=torch.bool, device=groups.device), ~same
+
+
+def nt_xent(x, groups, temperature):
+    mates, others = mates_and_others(groups)
+    logits = cosines(x, x) / temperature
+    negatives = logits.masked_fill(~others, -torch.inf).logsumexp(1, keepdim=True)
+    return functional.softplus(negatives - logits)[mates].mean()
+
+
+def multi_similarity(x, groups, alpha, beta, base):
+    scores = cosines(x, x) - base
+    one = scores.new_zeros(len(x), 1)
+    losses = 0.0
+    for steepness, part in zip((-alpha, beta), mates_and_others(groups), strict=True):
+        logits = (steepness * scores).masked_fill(~part, -torch.inf)
+        losses = losses + torch.cat([one, logits], 1).logsumexp(1) / abs(steepness)
+    return losses.mean()
+
+
+def batch_hard_triplet(x, groups, margin):
+    mates, others = mates_and_others(groups)
+    distances = torch.cdist(x, x)
+    far = distances.masked_fill(~mates, -torch.inf).max(1).values
+    near = distances.masked_fill(~others, torch.inf).min(1).values
+    return torch.relu(far - near + margin).mean()
+
+
+def signs(groups, like):
+    same = groups[0][:, None] == groups[1]
+    return torch.where(same, 1.0, -1.0).to(like.dtype)
+
+
+def matrix_cross_entropy(x, y, groups, temperature):
+    return functional.cross_entropy(cosines(x, y) / temperature, signs(groups, x))
+
+
+def matrix_mse(x, y, groups):
+    return functional.mse_loss(cosines(x, y), signs(groups, x))
+
+
+def cosent(scores, labels, scale):
+    logits = scores * scale
+    gaps = logits[None, :] - logits[:, None]
+    gaps = gaps.masked_fill(labels[:, None] <= labels, -torch.inf)
+    return torch.cat([gaps.flatten(), gaps.new_zeros(1)]).logsumexp(0)
+
+
+def cosent_matrix(x, y, groups, scale):
+    return cosent(cosines(x, y).flatten(), signs(groups, x).flatten(), scale)
+
+
+def angle(u, v, labels, scale):
+    (a, b), (c, d) = u.chunk(2, 1), v.chunk(2, 1)
+    parts = (a * c + b * d) + (b * c - a * d)
+    scores = parts.sum(1).abs() / (u.norm(dim=1) * v.norm(dim=1))
+    return cosent(scores, labels, scale)
+
+
+def cosine_regression(u, v, labels):
+    return functional.mse_loss(functional.cosine_similarity(u, v), labels.to(u.dtype))
+
+
+def triplet_margin(anchors, positives, negatives, margin):
+    return functional.triplet_margin_loss(anchors, positives, negatives, margin=margin, eps=0.0)
+
+
+FORMULAS = {
+    "info_nce": info_nce,
+    "info_nce symmetric": symmetric_info_nce,
+    "siglip": siglip,
+    "full_triplet": full_triplet,
+    "sup_con": sup_con,
+    "nt_xent": nt_xent,
+    "multi_similarity": multi_similarity,
+    "batch_hard_triplet": batch_hard_triplet,
+    "matrix_cross_entropy": matrix_cross_entropy,
+    "matrix_mse": matrix_mse,
+    "cosent_matrix": cosent_matrix,
+    "cosent": cosent,
+    "cosent distinct": cosent,
+    "angle": angle,
+    "cosine_regression": cosine_regression,
+    "triplet_margin": triplet_margin,
+}
+
+
+def bound(formula):
+    """make(problem) of a formula formula(*leaves, *given, **options)."""
+
+    def make(problem):
+        given, options = problem.given, problem.options
+        return lambda *leaves: formula(*leaves, *given, **options)
+
+    return make
+
+
+BASELINE = Baseline(
+    "eager torch", "torch", {name: bound(formula) for name, formula in FORMULAS.items()}
+)

@@ -1,0 +1,92 @@
+"""What the commands of the command line are made of: errors as one line, types of options."""
+
+import contextlib
+import json
+import sys
+
+import click
+
+from fastsim.encoders.encoder import ModelError
+
+# Exit codes: 0 done, 1 unforeseen, 2 options (also click's own), 3 data, 4 model, 5 output.
+FAILED, USAGE, DATA, MODEL, OUTPUT = 1, 2, 3, 4, 5
+
+
+class Command(click.Command):
+    """A command whose errors are one line and an exit code; a traceback only with --debug."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        text = "Show the traceback of an error."
+        self.params.append(click.Option(["--debug"], is_flag=True, help=text))
+
+    def invoke(self, ctx):
+        debug = ctx.params.pop("debug")
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except KeyboardInterrupt:
+            raise click.Abort() from None
+        except Exception as error:
+            if debug:
+                raise
+            lines = str(error).strip().splitlines() or [""]
+            named = isinstance(error, (ValueError, FloatingPointError, _output_error()))
+            text = lines[0] if named else f"{type(error).__name__}: {lines[0]}"
+            click.echo(f"Error: {text}", err=True)
+            sys.exit(_exit_code(error))
+
+
+class Range(click.ParamType):
+    """LOW,HIGH as two floats."""
+
+    name = "LOW,HIGH"
+
+    def convert(self, value, param, ctx):
+        try:
+            low, high = (float(part) for part in value.split(","))
+        except ValueError:
+            self.fail(f"wanted two numbers LOW,HIGH, got {value!r}", param, ctx)
+        return low, high
+
+
+class Setting(click.ParamType):
+    """NAME=VALUE; numbers and true/false become such."""
+
+    name = "NAME=VALUE"
+
+    def convert(self, value, param, ctx):
+        name, sign, text = value.partition("=")
+        if not (name and sign and text):
+            self.fail(f"wanted NAME=VALUE, got {value!r}", param, ctx)
+        with contextlib.suppress(ValueError):
+            return name, json.loads(text)
+        return name, text
+
+
+def table(columns):
+    """A table of metrics: one row per metric, one column per entry."""
+    rows = list(next(iter(columns.values())))
+    wide = max(len(row) for row in rows)
+    heads = {name: max(len(name), 8) for name in columns}
+    lines = [" " * wide + "".join(f"  {name:>{width}}" for name, width in heads.items())]
+    for row in rows:
+        cells = "".join(f"  {columns[name][row]:>{width}.4f}" for name, width in heads.items())
+        lines.append(f"{row:<{wide}}{cells}")
+    return "\n".join(lines)
+
+
+def _output_error():
+    from fastsim.training.run import OutputError
+
+    return OutputError
+
+
+def _exit_code(error):
+    from fastsim.training.data import DataError
+
+    if "No space left" in str(error):  # also from safetensors, whose error is no OSError
+        return OUTPUT
+    kinds = ((DataError, DATA), (ModelError, MODEL), (OSError, OUTPUT), (ValueError, USAGE))
+    return next((code for kind, code in kinds if isinstance(error, kind)), FAILED)

@@ -1,0 +1,203 @@
+"""What a step with a very large batch takes, before anybody buys the machine for it.
+
+Memory of each part on one process, and the least time of its work: multiply-adds over a rate that
+is stated or measured here, bytes over a bandwidth that is stated. Nothing is trained.
+"""
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from fastsim.backends.cpu import backend as cpu
+from fastsim.backends.triton import backend as triton
+
+# Products of N x M x D that a loss makes of the scores, forward and backward
+# (fastsim/engine/autograd.py): four where the score gradients look at columns, one of them less for
+# the scores that a backend keeps. Around a ring each forward reduction and the score gradients are
+# a round of their own (fastsim/engine/ring.py).
+PRODUCTS = {
+    "info_nce": (3, 4),
+    "info_nce symmetric": (4, 4),
+    "sup_con": (3, 4),
+    "nt_xent": (3, 5),
+    "multi_similarity": (3, 4),
+    "siglip": (3, 4),
+    "matrix_cross_entropy": (3, 4),
+    "matrix_mse": (3, 4),
+    "cosent_matrix": (4, 4),
+    "full_triplet": (1, 1),
+    "batch_hard_triplet": (1, 1),
+}
+GATHER, RING = "gather", "ring"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A training step.
+
+    batch_size: rows over all ranks. dim: width of the embeddings. ranks: processes.
+    micro_batch_size: texts encoded at once. columns: text columns, the anchors' first, every other
+    one a candidate. bytes_each: of an embedding's number. exchange: "gather" or "ring". parameters,
+    of which `looked_up` are never multiplied (word embeddings), layers, hidden, heads, tokens: of
+    the encoder and its texts; 0 parameters: leave it out.
+    """
+
+    batch_size: int
+    dim: int
+    ranks: int = 1
+    micro_batch_size: int = 64
+    columns: int = 2
+    bytes_each: int = 4
+    loss: str = "info_nce"
+    exchange: str = GATHER
+    gpu: bool = False
+    parameters: int = 0
+    looked_up: int = 0
+    layers: int = 0
+    hidden: int = 0
+    heads: int = 0
+    tokens: int = 128
+
+    @property
+    def rows(self):
+        """Anchors of the largest rank."""
+        return -(-self.batch_size // self.ranks)
+
+    @property
+    def candidates(self):
+        """Candidates of all ranks."""
+        return self.batch_size * (self.columns - 1)
+
+    @property
+    def alive_candidates(self):
+        """Candidates that a rank holds: all, or a few ranks' on their way around the ring."""
+        if self.exchange == RING and self.ranks > 1:
+            return min(self.ranks, 3) * self.rows * (self.columns - 1)
+        return self.candidates
+
+
+def memory(plan):
+    """[(part, bytes on one rank, how they come about)]."""
+    number = 4  # bytes in which weights, states and gradients of unit rows are kept
+    operand = 2 if plan.gpu and plan.bytes_each == 2 else 4
+    own = plan.rows * plan.columns * plan.dim
+    parts = []
+    if plan.parameters:
+        parts.append(
+            ("encoder", 4 * number * plan.parameters, "weights, gradients, two states of AdamW")
+        )
+        # Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
+        # equation 1, in bytes for 16-bit activations.
+        per_token = plan.hidden * (34 + 5 * plan.heads * plan.tokens / plan.hidden)
+        graph = plan.micro_batch_size * plan.tokens * plan.layers * per_token
+        how = f"graph of {plan.micro_batch_size} texts of {plan.tokens} tokens"
+        parts.append(("micro-batch", int(graph * plan.bytes_each / 2), how))
+    parts.append(("embeddings", 2 * own * plan.bytes_each, "of this rank, and their gradients"))
+    if plan.ranks > 1:
+        each = plan.alive_candidates * plan.dim
+        how = "of all ranks" if plan.exchange == GATHER else "of three ranks, on their way around"
+        parts.append((f"candidates ({plan.exchange})", 2 * each * plan.bytes_each, how))
+    units = (plan.rows + plan.alive_candidates) * plan.dim * operand
+    sums = plan.alive_candidates * plan.dim * number
+    parts.append(("unit rows", units + sums, "of anchors and candidates, and a gradient"))
+    if plan.gpu:
+        panel = triton.PANEL * (1 if operand == 2 else 2)
+        parts.append(
+            ("panel", min(panel, operand * plan.rows * plan.alive_candidates), "score_grads")
+        )
+    else:
+        columns = plan.alive_candidates
+        kept = cpu.KEPT if PRODUCTS[plan.loss][0] == 4 and plan.ranks == 1 else 0
+        panel = min(plan.rows * columns, max(cpu.PANEL, kept, cpu.FEWEST_ROWS * columns))
+        size = number * (panel + columns * plan.dim)
+        parts.append(("panel", size, "scores; the candidates once more, packed"))
+    return parts
+
+
+def dense(plan):
+    """Bytes of the N x M matrices on one rank that a dense loss holds at least: three of them."""
+    return 3 * 4 * plan.rows * plan.candidates
+
+
+def times(plan, rate, bandwidth=None):
+    """[(stage, seconds at least, how)] for `rate` FLOP and `bandwidth` bytes a second and rank."""
+    found = []
+    if plan.parameters:
+        texts = plan.rows * plan.columns
+        once = 2 * (plan.parameters - plan.looked_up) * plan.tokens * texts / rate
+        found.append(("encode", once, "every text without a graph"))
+        found.append(("encode again", 3 * once, "every text with its gradient"))
+    passes = PRODUCTS[plan.loss][plan.exchange == RING and plan.ranks > 1]
+    products = passes * 2 * plan.rows * plan.candidates * plan.dim
+    found.append(("loss", products / rate, f"{passes} products of {plan.rows:,} x "
+                  f"{plan.candidates:,} x {plan.dim:,}"))  # fmt: skip
+    if bandwidth and plan.ranks > 1:
+        others = plan.candidates * (plan.ranks - 1) / plan.ranks * plan.dim
+        # There and back; on the ring the columns twice and their gradient.
+        sent = others * (
+            2 * plan.bytes_each if plan.exchange == GATHER else 2 * plan.bytes_each + 4
+        )
+        found.append(("exchange", sent / bandwidth, f"{sent / 1e9:,.2f} GB to and from a rank"))
+    return found
+
+
+def measured_rate(device, seconds=0.3):
+    """FLOP a second of a float32 product on this device, as large as a panel's."""
+    x, y = torch.randn(1024, 768, device=device), torch.randn(768, 4096, device=device)
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    x @ y
+    wait()
+    start, count = time.perf_counter(), 0
+    while time.perf_counter() - start < seconds:
+        x @ y
+        wait()
+        count += 1
+    return 2 * x.shape[0] * x.shape[1] * y.shape[1] * count / (time.perf_counter() - start)
+
+
+def encoder_shape(name):
+    """The encoder's part of a `Plan` from a model's folder or name: no weights are loaded."""
+    import transformers
+
+    from fastsim.encoders.model_files import model_folder, read_parts
+
+    folder = model_folder(name)
+    if (folder / "modules.json").is_file():
+        folder = read_parts(folder)["transformer"]
+    config = transformers.AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        model = transformers.AutoModel.from_config(config)
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "looked_up": model.get_input_embeddings().weight.numel(),
+        "layers": config.num_hidden_layers,
+        "hidden": config.hidden_size,
+        "heads": config.num_attention_heads,
+    }
+
+
+def report(plan, rate, bandwidth=None):
+    """The plan as text."""
+    lines = [
+        f"batch of {plan.batch_size:,}, {plan.candidates:,} candidates of width {plan.dim:,},"
+        f" {plan.ranks} process(es), each",
+        "",
+    ]
+    parts = memory(plan)
+    parts.append(("together", sum(size for _, size, _ in parts), ""))
+    lines += [f"  {part:<20}{_size(size):>12}  {how}" for part, size, how in parts]
+    lines += [f"  {'(dense scores':<20}{_size(dense(plan)):>12}  that a dense loss would add)", ""]
+    stages = times(plan, rate, bandwidth)
+    stages.append(("together", sum(seconds for _, seconds, _ in stages), ""))
+    lines += [f"  {stage:<20}{seconds:>10.3g} s  {how}" for stage, seconds, how in stages]
+    lines.append(f"  at {rate / 1e12:.3g} TFLOP/s, nothing but the arithmetic: a floor")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _size(count):
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.4g} {unit}"
+        count /= 1000
+    return f"{count:,.4g} TB"

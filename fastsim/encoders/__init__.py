@@ -1,0 +1,1 @@
+"""Text encoders and cross-encoders, and the files of their models."""

@@ -1,0 +1,140 @@
+"""A cross-encoder: both texts in one input, one logit."""
+
+import functools
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fastsim.distributed import join
+from fastsim.encoders.model_files import (
+    ModelError,
+    load_transformer,
+    model_folder,
+    read_json,
+    read_parts,
+)
+from fastsim.losses import cosent
+from fastsim.training.folders import replaced_folder
+
+
+def _mean(loss):
+    """A mean over rows as the share of this rank in the mean over all of them."""
+
+    def shared(logits, gold, group=None):
+        return loss(logits, gold) * join(group, loss.__name__, logits, gold).mean_share
+
+    return shared
+
+
+# Loss -> function of logits (N,) and gold values (N,) in [0, 1], with `group=`. CoSENT needs their
+# order alone; its scale of 20 is for cosines, logits bring their own.
+CROSS_LOSSES = {
+    "cosent": functools.partial(cosent, scale=1.0),
+    "cross_entropy": _mean(nn.functional.binary_cross_entropy_with_logits),
+    "regression": _mean(nn.functional.mse_loss),
+}
+CROSS_FORMATS = ("scored pairs", "labelled pairs")
+
+
+class CrossEncoder(nn.Module):
+    """A transformers model for sequence classification with one label, and its tokenizer."""
+
+    def __init__(self, model, tokenizer, *, max_length=None):
+        super().__init__()
+        most = min(
+            tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", 10**9)
+        )
+        if max_length is not None and not 1 <= max_length <= most:
+            raise ValueError(f"max_length: wanted 1 to {most} tokens, got {max_length}")
+        self.model, self.tokenizer = model, tokenizer
+        self.max_length = max_length if max_length is not None else most if most < 10**6 else None
+
+    @property
+    def device(self):
+        """Where the parameters are."""
+        return next(self.parameters()).device
+
+    def tokenize(self, first, second):
+        """Two lists of texts as the tensors of `forward`, padded to the longest, on the CPU."""
+        return dict(
+            self.tokenizer(
+                first,
+                second,
+                padding=True,
+                truncation=self.max_length is not None,
+                max_length=self.max_length,
+                return_tensors="pt",
+            )
+        )
+
+    def forward(self, features):
+        """Logits (N,), float32 at least, of `tokenize`'s tensors."""
+        logits = self.model(**features).logits[:, 0]
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def score(self, first, second, *, batch_size=32, progress=False):
+        """Logits (N,) of paired texts, without a gradient, float32 on the CPU."""
+        from tqdm.auto import tqdm
+
+        order = sorted(range(len(first)), key=lambda i: -len(first[i]) - len(second[i]))
+        result = torch.empty(len(first))
+        was_training = self.training
+        self.eval()
+        try:
+            with torch.no_grad():
+                starts = range(0, len(order), batch_size)
+                for start in tqdm(starts, desc="score", unit="batch", disable=not progress):
+                    rows = order[start : start + batch_size]
+                    features = self.tokenize([first[i] for i in rows], [second[i] for i in rows])
+                    features = {name: value.to(self.device) for name, value in features.items()}
+                    result[rows] = self(features).float().cpu()
+        finally:
+            self.train(was_training)
+        return result
+
+    @classmethod
+    def from_pretrained(cls, name, *, max_length=None, trust_remote_code=False, allow_pickle=False):
+        """A cross-encoder from its folder, or a new one on the transformer of an encoder's folder.
+
+        A new one starts with a random classification layer. Arguments and errors as
+        `Encoder.from_pretrained`.
+        """
+        folder = model_folder(name, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
+        saved = None
+        if (folder / "modules.json").is_file():
+            parts = read_parts(folder)
+            folder, saved = parts["transformer"], parts.get("max_length")
+        elif not (folder / "config.json").is_file():
+            raise ModelError(f"model: {str(name)!r} holds neither modules.json nor config.json")
+        model, tokenizer = load_transformer(
+            "AutoModelForSequenceClassification",
+            folder,
+            trust_remote_code=trust_remote_code,
+            allow_pickle=allow_pickle,
+            num_labels=1,
+        )
+        return cls(model, tokenizer, max_length=max_length or saved)
+
+    def save_pretrained(self, path):
+        """Write a folder that transformers and `sentence_transformers.CrossEncoder` load.
+
+        In one step, as `Encoder.save_pretrained`.
+        """
+        with replaced_folder(path) as folder:
+            self.write_to(folder)
+
+    def write_to(self, folder):
+        """The files of `save_pretrained`, into an existing folder."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.model_max_length = self.max_length or self.tokenizer.model_max_length
+        self.tokenizer.save_pretrained(folder)
+
+
+def is_cross_encoder(name):
+    """Whether a folder holds a cross-encoder rather than an encoder."""
+    folder = Path(name)
+    if (folder / "modules.json").is_file() or not (folder / "config.json").is_file():
+        return False
+    kinds = read_json(folder / "config.json").get("architectures") or []
+    return any(kind.endswith("ForSequenceClassification") for kind in kinds)

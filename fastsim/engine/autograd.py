@@ -1,0 +1,189 @@
+"""The engine: a loss over all scores of x and y, and its gradient, one panel of scores at a time.
+
+    prepare      x, y -> unit rows, inverse norms
+    forward      score panels -> state of rows and columns
+    finish       state -> losses                              (fastsim/tile.py)
+    score_grad   score panel -> G = dL/dS for that panel
+    product      dunit_x = G unit_y,  dunit_y += G^T unit_x   library products
+    backward     dx = r (dunit_x - (unit_x . dunit_x) unit_x)
+
+Three plans. "fused": where the weights of the losses are known (reduction "mean" or "sum"), the
+forward pass also finds the gradients of the inputs; the backward pass multiplies them by the
+gradient from above. Where a block of whole rows gives both state and score gradient, each panel is
+computed once. Otherwise all panels are reduced first, and the score gradients follow, from the
+scores that the backend has kept or from new ones. "whole": the same in one call of the backend, for
+small batches. "recompute": the forward pass keeps only the state, and the backward pass computes
+the panels again.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fastsim.engine.passes import Call, at_once, backward, forward
+from fastsim.engine.ring import ring_tile_loss
+from fastsim.operators import define, once_differentiable
+from fastsim.scores import compute_dtype
+
+
+def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, backend):
+    """The loss `tile` over the scores of x (N, D) and y (M, D); y=None: x with itself.
+
+    scale and bias are numbers or 0-d tensors; `weights` (N,) asks for sum_i weights_i loss_i,
+    None for the losses (N,) themselves. `batch`: of which x and y are this process's part, the
+    pairs of the tile being those of x with the columns of all processes; None: they are all of it.
+    Returns the compute type: float64 for float64 inputs, else float32; log-sum-exps, which are to
+    be merged with others, are float64.
+    """
+    dtype = compute_dtype(x)
+    scale, bias = as_scalar(scale, dtype, x.device), as_scalar(bias, dtype, x.device)
+    if batch is not None and batch.group is not None:
+        y = x if y is None else y
+        tile = tile if tile.rows_alone else replace(tile, group=batch.name)
+        if batch.ring:
+            return ring_tile_loss(tile, x, y, scale, bias, weights, batch, backend)
+        y = batch.gather_columns(y)
+    y = None if y is x else y
+    sides = (x, y, scale, bias)
+    wants = [s is not None and s.requires_grad and torch.is_grad_enabled() for s in sides]
+    plan = _plan(tile, x, x if y is None else y, weights, any(wants), backend)
+    inputs = (
+        x,
+        y,
+        scale,
+        bias,
+        weights,
+        *_once(*tile.pairs.tensors()),
+        *_guide_tensors(tile.pairs.guide),
+        tile.levels,
+        tile.pairs.negative_target,
+        tile.pairs.skip,
+        tile.pairs.offset,
+        tile.pairs.above,
+        tile.kind,
+        tile.margin,
+        tile.normalise,
+        tile.symmetric,
+        tile.group,
+        tile.positive_scale,
+        tile.cosine,
+        wants,
+        plan,
+        backend.name,
+    )
+    return _TileLoss.apply(*inputs) if any(wants) else _tile(*inputs)[0]
+
+
+def _plan(tile, x, y, weights, wanted, backend):
+    """How the forward pass goes about it."""
+    rows, columns = x.shape[0], y.shape[0]
+    alone = tile.cosine and tile.pairs.plain and not tile.group and weights is not None
+    if alone and backend.serves_whole(tile.kind, rows, columns, x.shape[1]):
+        return "whole"
+    if tile.group or not wanted or (weights is None and tile.kind != "levels"):
+        return "recompute"
+    pays = backend.keeps_scores or at_once(tile, x, y, backend)
+    return "fused" if pays and backend.whole_rows_fit(columns) else "recompute"
+
+
+def _once(positives, row_ids, column_ids, row_groups, column_groups, dense):
+    """The tensors of the pairs, None for the columns' where they are the rows' own.
+
+    torch.compile does not trace a function that is given one tensor twice.
+    """
+    column_ids = None if column_ids is row_ids else column_ids
+    column_groups = None if column_groups is row_groups else column_groups
+    return positives, row_ids, column_ids, row_groups, column_groups, dense
+
+
+def _guide_tensors(guide):
+    """The tensors of a guide, None for the columns' where they are the rows' own."""
+    if guide is None:
+        return None, None, None
+    return guide.rows, None if guide.columns is guide.rows else guide.columns, guide.thresholds
+
+
+def as_scalar(value, dtype, device):
+    """A number or 0-d tensor as a 0-d tensor."""
+    if isinstance(value, Tensor):
+        return value.to(device=device, dtype=dtype)
+    return torch.full((), value, dtype=dtype, device=device)
+
+
+# ---- the registered operators ----
+
+_TILE = (
+    "Tensor? weights, Tensor? positives, Tensor? row_ids, Tensor? column_ids, Tensor? row_groups, "
+    "Tensor? column_groups, Tensor? dense, Tensor? guide_rows, Tensor? guide_columns, "
+    "Tensor? thresholds, Tensor? levels, float negative_target, str skip, int offset, "
+    "float? above, str kind, float margin, bool normalise, bool symmetric, str group, "
+    "float positive_scale, bool cosine, bool[] wants, str plan, str backend"
+)
+_FORWARD = f"(Tensor x, Tensor? y, Tensor scale, Tensor bias, {_TILE}) -> Tensor[]"
+_BACKWARD = (
+    f"(Tensor grad, Tensor[] saved, Tensor x, Tensor? y, Tensor scale, Tensor bias, {_TILE})"
+    " -> Tensor[]"
+)
+
+
+def _forward_fake(*arguments):
+    call = Call(*arguments, fake=True)
+    rows, columns = call.x.shape[0], call.y.shape[0]
+    dtype = compute_dtype(call.x)
+    shape = call.tile.loss_shape(rows, columns) if call.weights is None else ()
+    loss = call.x.new_empty(shape, dtype=call.tile.loss_dtype(dtype))
+    if not any(call.wants):
+        return [loss]
+    if call.plan == "recompute":
+        shapes = call.tile.state_shapes(rows, columns)
+        return [loss, *(loss.new_empty(shape, dtype=torch.float64) for shape in shapes)]
+    return [loss, *_gradients_fake(call, dtype)]
+
+
+def _backward_fake(grad, state, *arguments):
+    call = Call(*arguments, fake=True)
+    return _gradients_fake(call, call.x.dtype)
+
+
+def _gradients_fake(call, dtype):
+    sides = zip((call.x, call.y), call.products, strict=True)
+    grads = [side.new_empty(side.shape if want else 0, dtype=dtype) for side, want in sides]
+    return [*grads, call.x.new_empty(2, dtype=torch.float64)]
+
+
+_tile = define("tile", _FORWARD, forward, _forward_fake)
+_tile_backward = define("tile_backward", _BACKWARD, backward, _backward_fake)
+
+_TENSORS = 15  # x, y, scale, bias, weights, the tensors of the pairs and the guide, levels
+
+
+class _TileLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *inputs):
+        loss, *saved = _tile(*inputs)
+        ctx.options = inputs[_TENSORS:]
+        ctx.dtypes = inputs[0].dtype, inputs[2].dtype
+        ctx.found = inputs[-2] != "recompute"
+        ctx.save_for_backward(*(() if ctx.found else inputs[:_TENSORS]), *saved)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        saved = ctx.saved_tensors
+        if ctx.found:
+            parts = [part * grad for part in saved]
+        else:
+            tensors, state = saved[:_TENSORS], saved[_TENSORS:]
+            parts = _tile_backward(grad, state, *tensors, *ctx.options)
+        wants = ctx.options[-3]
+        of_inputs, of_scalars = ctx.dtypes
+        grad_x, grad_y, (grad_scale, grad_bias) = parts
+        grads = (
+            grad_x.to(of_inputs) if wants[0] else None,
+            grad_y.to(of_inputs) if wants[1] else None,
+            grad_scale.to(of_scalars) if wants[2] else None,
+            grad_bias.to(of_scalars) if wants[3] else None,
+        )
+        return (*grads, *(None,) * (_TENSORS - 4 + len(ctx.options)))

@@ -1,0 +1,146 @@
+"""Rows against the few columns chosen for each, as registered operators with a gradient."""
+
+import torch
+
+from fastsim.backends import get
+from fastsim.operators import define, once_differentiable
+from fastsim.scores import without_autocast
+
+
+def partner_distances(x, y, columns, missing, backend):
+    """|x_i - y_j| (K, N) of x (N, D) and y (M, D) or None for x itself, j = columns[k, i].
+
+    missing: K numbers, the values where the column is negative. At distance 0 the gradient is 0.
+    """
+    return _Partners.apply(x, y, columns, True, missing, backend.name)
+
+
+def partner_products(x, y, columns, missing, backend):
+    """x_i . y_j (K, N), the rest as `partner_distances`."""
+    return _Partners.apply(x, y, columns, False, missing, backend.name)
+
+
+def row_terms(x, y, columns, first, backend):
+    """What a triplet loss needs of all scores, from unit rows x (N, D) and y (M, D), M >= N.
+
+    Returns (x_i . y_{first + i}, x_i . y_columns[i]) (2, N) and x_i . sum_j y_j (N,); a negative
+    column stands for none, its score is 0. One function for the three, so that the backward pass
+    holds one gradient of either side instead of three.
+    """
+    return _RowTerms.apply(x, y, columns, first, backend.name)
+
+
+class _Partners(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y, columns, distances, missing, backend):
+        values = _chosen_rows(x, y, columns, distances, missing, backend)
+        ctx.save_for_backward(x, y, columns, values)
+        ctx.call = distances, backend
+        return values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        wants = ctx.needs_input_grad[:2]
+        distances, backend = ctx.call
+        x, y, columns, values = ctx.saved_tensors
+        grads = _chosen_rows_backward(grad, values, x, y, columns, distances, *wants, backend)
+        return *_wanted(grads, wants), None, None, None, None
+
+
+class _RowTerms(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y, columns, first, backend):
+        ctx.save_for_backward(x, y, columns)
+        ctx.call = first, backend
+        return _row_terms(x, y, columns, first, backend)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_pairs, grad_sums):
+        wants = ctx.needs_input_grad[:2]
+        first, backend = ctx.call
+        saved = ctx.saved_tensors
+        grads = _row_terms_backward(grad_pairs, grad_sums, *saved, first, *wants, backend)
+        return *_wanted(grads, wants), None, None, None
+
+
+def _wanted(grads, wants):
+    return (grad if want else None for grad, want in zip(grads, wants, strict=True))
+
+
+# ---- the registered operators; a gradient that is not wanted is empty ----
+
+
+def _empty_for_none(x, grads):
+    return tuple(x.new_empty(0) if grad is None else grad for grad in grads)
+
+
+def _grads_fake(x, y, want_x, want_y):
+    return x.new_empty(x.shape if want_x else 0), x.new_empty(y.shape if want_y else 0)
+
+
+def _chosen_rows_forward(x, y, columns, distances, missing, backend):
+    return get(backend).chosen_rows(x, y, columns, distances, missing)
+
+
+def _chosen_rows_fake(x, y, columns, distances, missing, backend):
+    return x.new_empty(columns.shape)
+
+
+def _chosen_rows_back(grad, values, x, y, columns, distances, want_x, want_y, backend):
+    wants = want_x, want_y
+    grads = get(backend).chosen_rows_backward(grad, values, x, y, columns, distances, wants)
+    return _empty_for_none(x, grads)
+
+
+def _chosen_rows_back_fake(grad, values, x, y, columns, distances, want_x, want_y, backend):
+    return _grads_fake(x, y, want_x, want_y)
+
+
+def _row_terms_forward(x, y, columns, first, backend):
+    with without_autocast(x.device.type):
+        return get(backend).row_terms(x, y, columns, first)
+
+
+def _row_terms_fake(x, y, columns, first, backend):
+    return x.new_empty(2, x.shape[0]), x.new_empty(x.shape[0])
+
+
+def _row_terms_back(grad_pairs, grad_sums, x, y, columns, first, want_x, want_y, backend):
+    grads, wants = (grad_pairs, grad_sums), (want_x, want_y)
+    with without_autocast(x.device.type):
+        found = get(backend).row_terms_backward(*grads, x, y, columns, first, wants)
+    return _empty_for_none(x, found)
+
+
+def _row_terms_back_fake(grad_pairs, grad_sums, x, y, columns, first, want_x, want_y, backend):
+    return _grads_fake(x, y, want_x, want_y)
+
+
+_chosen_rows = define(
+    "chosen_rows",
+    "(Tensor x, Tensor? y, Tensor columns, bool distances, float[] missing, str backend) -> Tensor",
+    _chosen_rows_forward,
+    _chosen_rows_fake,
+)
+_chosen_rows_backward = define(
+    "chosen_rows_backward",
+    "(Tensor grad, Tensor values, Tensor x, Tensor? y, Tensor columns, bool distances,"
+    " bool want_x, bool want_y, str backend) -> (Tensor, Tensor)",
+    _chosen_rows_back,
+    _chosen_rows_back_fake,
+)
+_row_terms = define(
+    "row_terms",
+    "(Tensor x, Tensor y, Tensor columns, int first, str backend) -> (Tensor, Tensor)",
+    _row_terms_forward,
+    _row_terms_fake,
+)
+_row_terms_backward = define(
+    "row_terms_backward",
+    "(Tensor grad_pairs, Tensor grad_sums, Tensor x, Tensor y, Tensor columns, int first,"
+    " bool want_x, bool want_y, str backend) -> (Tensor, Tensor)",
+    _row_terms_back,
+    _row_terms_back_fake,
+)

@@ -1,0 +1,103 @@
+"""Log-sum-exps over all scores of x and y: what a softmax over several score matrices is made of.
+
+    rows_i = log sum_j exp(scale cos(x_i, y_j)),   columns_j = log sum_i exp(scale cos(x_i, y_j))
+
+A softmax whose denominator runs over the concatenation of several score matrices has the
+log-sum-exp of theirs, so its loss and gradient are those of plain torch on vectors (N,): nothing
+N x M is kept, whatever is concatenated.
+"""
+
+import torch
+
+from fastsim.backends import pick
+from fastsim.checks import check_alike, check_embeddings, check_number
+from fastsim.engine.autograd import tile_loss
+from fastsim.losses.reduce import as_float
+from fastsim.pairs import Guide, Pairs, pair_mask, parse_exclude
+from fastsim.scores import compute_dtype, dense_cosines
+from fastsim.tile import Tile
+
+
+def log_sum_exp(x, y=None, *, scale, exclude=None, guide=None, columns=False, backend=None):
+    """Log-sum-exp of the scaled cosines of each row: x (N, D), y (M, D) -> (N,); y=None: of x.
+
+    scale: a positive number or 0-d tensor, with a gradient if it wants one.
+    exclude: (row_ids (N,), column_ids (M,)) integers; a pair with equal ids takes no part.
+    guide: (rows (N, E), columns (M, E), thresholds (N,)); a pair takes no part where the cosine of
+        the guide's embeddings is above thresholds[i] (see `guide_cosines`).
+    columns: also return those of the columns (M,), made in the same pass.
+
+    float64, as they are to be merged with others; -inf where nothing takes part. ValueError or
+    TypeError for arguments that do not fit, RuntimeError for a backend that cannot serve them.
+    """
+    check_embeddings("x", x)
+    if y is not None:
+        check_embeddings("y", y)
+        check_alike("y", y, "x", x)
+    check_number("scale", scale, positive=True)
+    rows, count = x.shape[0], x.shape[0] if y is None else y.shape[0]
+    row_ids, column_ids = parse_exclude(exclude, rows, count, x.device)
+    guide = None if guide is None else _guide(guide, rows, count, x)
+    pairs = Pairs(row_ids=row_ids, column_ids=column_ids, guide=guide)
+    chosen = pick(backend, x)
+    if chosen.name == "eager":
+        scores = dense_cosines(x, y, chosen)
+        return _from_scores(scores, pairs, scale, columns)
+    tile = Tile("softmax", pairs, symmetric=columns)
+    both = tile_loss(tile, x, y, scale=scale, weights=None, backend=chosen)
+    return both.split([rows, count]) if columns else both
+
+
+def guide_cosines(rows, columns, *, backend=None):
+    """Cosines (N,) of paired guide embeddings (N, E), from which thresholds are made.
+
+    By the same products as the guide's scores of all pairs, so that the copy of a pair ties with
+    it instead of being decided by rounding.
+    """
+    check_embeddings("rows", rows)
+    check_embeddings("columns", columns)
+    check_alike("columns", columns, "rows", rows, rows=True)
+    chosen = pick(backend, rows)
+    with torch.no_grad():
+        if chosen.name == "eager":
+            sides = (torch.nn.functional.normalize(s.double(), dim=1) for s in (rows, columns))
+            return torch.linalg.vecdot(*sides).to(compute_dtype(rows))
+        return chosen.paired_scores(chosen.unit_rows(rows)[0], chosen.unit_rows(columns)[0])
+
+
+def log_sum_exp_from_scores(scores, *, scale, exclude=None, columns=False):
+    """The specification of `log_sum_exp`: scores (N, M), the other parameters as there."""
+    row_ids, column_ids = parse_exclude(exclude, *scores.shape, scores.device)
+    return _from_scores(scores, Pairs(row_ids=row_ids, column_ids=column_ids), scale, columns)
+
+
+def _from_scores(scores, pairs, scale, columns):
+    logits = as_float(scores) * scale
+    part = pair_mask(pairs, *scores.shape, scores.device)
+    logits = logits.masked_fill(~part, -torch.inf)
+    sums = tuple(_safe_log_sum_exp(logits, part, dim) for dim in ((1, 0) if columns else (1,)))
+    return sums if columns else sums[0]
+
+
+def _safe_log_sum_exp(logits, part, dim):
+    """float64; -inf with gradient 0, not NaN, where nothing takes part."""
+    some = part.any(dim)
+    held = logits.masked_fill(~some.unsqueeze(dim), 0.0)
+    return torch.logsumexp(held, dim).double().masked_fill(~some, -torch.inf)
+
+
+def _guide(guide, rows, columns, x):
+    guide_rows, guide_columns, thresholds = guide
+    for name, value, count in (("rows", guide_rows, rows), ("columns", guide_columns, columns)):
+        check_embeddings(f"guide {name}", value)
+        if value.shape[0] != count:
+            raise ValueError(f"guide {name}: wanted {count} rows, got {value.shape[0]}")
+    check_alike("guide columns", guide_columns, "guide rows", guide_rows)
+    if thresholds.shape != (rows,):
+        raise ValueError(f"guide thresholds: wanted shape ({rows},), got {tuple(thresholds.shape)}")
+    dtype = compute_dtype(x)
+    if guide_rows.dtype != dtype and torch.float64 in (guide_rows.dtype, dtype):
+        same = guide_columns is guide_rows
+        guide_rows = guide_rows.to(dtype)
+        guide_columns = guide_rows if same else guide_columns.to(dtype)
+    return Guide(guide_rows.detach(), guide_columns.detach(), thresholds.detach().to(dtype))

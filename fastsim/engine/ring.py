@@ -1,0 +1,295 @@
+"""Losses over columns that travel from rank to rank instead of being gathered.
+
+At step k a rank holds the columns of the rank k places after it; what a loss keeps of these
+columns, or their gradient, travels with them and is back home after as many steps as there are
+ranks. Rows and what is kept of them stay. Forward is one round of reductions (two where the
+terms of a row need the sum over all of it first), backward one of score gradients.
+"""
+
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from fastsim.distributed import all_reduce_min
+from fastsim.engine.selection import hardest_columns
+from fastsim.operators import once_differentiable
+from fastsim.pairs import with_thresholds
+from fastsim.scores import without_autocast
+from fastsim.tile import margin_gradient
+
+
+def travel(batch, lent, home=()):
+    """One round of this rank's columns: yields (their slice among all columns, lent).
+
+    lent: tensors (M_rank, ...) that every rank reads. home: a list of such tensors that every rank
+    may replace; after the round it holds this rank's own again.
+    """
+    for step in range(batch.ranks):
+        source = (batch.rank + step) % batch.ranks
+        first = sum(batch.column_counts[:source])
+        # What is only read leaves while it is worked on; the last rank keeps it.
+        leaving = lent if step < batch.ranks - 1 else []
+        arrive = _pass_on(batch, leaving, source, tag=0)
+        yield slice(first, first + batch.column_counts[source]), lent
+        lent = arrive()
+        home[:] = _pass_on(batch, home, source, tag=len(leaving))()
+
+
+def _pass_on(batch, tensors, source, tag):
+    """Starts to send the columns of `source` on; a function that waits for the next ones."""
+    if batch.ranks == 1 or not tensors:
+        return lambda: list(tensors)
+    before, after = (
+        dist.get_global_rank(batch.group, (batch.rank + step) % batch.ranks) for step in (-1, 1)
+    )
+    count = batch.column_counts[(source + 1) % batch.ranks]
+    sent = [tensor.contiguous() for tensor in tensors]
+    received = [tensor.new_empty(count, *tensor.shape[1:]) for tensor in tensors]
+    operations = []
+    for number, (mine, theirs) in enumerate(zip(sent, received, strict=True), start=tag):
+        operations.append(dist.P2POp(dist.isend, mine, before, batch.group, number))
+        operations.append(dist.P2POp(dist.irecv, theirs, after, batch.group, number))
+    requests = dist.batch_isend_irecv(operations)
+
+    def arrive():
+        for request in requests:
+            request.wait()
+        sent.clear()  # was to live until here
+        return received
+
+    return arrive
+
+
+# ---- tile losses ----
+
+
+def ring_tile_loss(tile, x, y, scale, bias, weights, batch, backend):
+    """`fastsim.engine.tile_loss` where y (M_rank, D) travels; scale and bias are 0-d tensors."""
+    return _RingTile.apply(x, y, scale, bias, weights, tile, batch, backend)
+
+
+class _RingTile(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y, scale, bias, weights, tile, batch, backend):
+        tile = replace(tile, scale=backend.number(scale), bias=backend.number(bias))
+        with without_autocast(x.device.type):
+            state = _forward(tile, x, y, batch, backend)
+            loss = _own(tile, batch).finish(state)
+        ctx.save_for_backward(x, y, scale, weights, *state)
+        ctx.call = tile, batch, backend
+        return (loss if weights is None else (loss * weights).sum()).to(scale.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        x, y, scale, weights, *state = ctx.saved_tensors
+        tile, batch, backend = ctx.call
+        own = _own(tile, batch)
+        losses = tile.own_gradient(grad if weights is None else grad * weights).double()
+        loss_scale = backend.loss_scale(own, losses, x.dtype, batch.columns)
+        # One for all ranks: each adds to gradients that travel.
+        loss_scale = (
+            scale.new_ones(()) if loss_scale is None else all_reduce_min(loss_scale, batch.name)
+        )
+        coefficients = [
+            c if c is None else c.to(scale.dtype)
+            for c in own.coefficients(state, losses * loss_scale)
+        ]
+        wants = ctx.needs_input_grad
+        grads = [None] * len(wants)
+        with without_autocast(x.device.type):
+            unit_grads = _score_grads(tile, x, y, coefficients, wants[1], batch, backend)
+            found = [
+                backend.unit_rows_backward(
+                    along, values, backend.unit_rows(values)[1], 1 / loss_scale, values.dtype
+                )
+                for along, values in zip(unit_grads, (x, y), strict=False)
+            ]
+        for side, (grad_side, _) in enumerate(found):
+            grads[side] = grad_side
+        if wants[2]:
+            grads[2] = found[0][1].sum() / (loss_scale * scale)
+            if tile.margin:
+                grads[2] = grads[2] + margin_gradient(own, state, losses)
+            grads[2] = grads[2].to(scale.dtype)
+        if wants[3]:
+            grads[3] = (losses * state[1]).sum().to(scale.dtype)
+        return tuple(grads)
+
+
+def _own(tile, batch):
+    """The tile of the rank's rows with its own columns, whose state is complete."""
+    first = batch.first_column
+    own = slice(first, first + batch.column_counts[batch.rank])
+    return replace(tile, pairs=tile.pairs.of_columns(own), group="")
+
+
+def _guided(tile, unit_x, y, batch, backend):
+    """The tile with the thresholds of its rows, whose positives are among their own columns."""
+    if tile.pairs.above is None:
+        return tile
+    pairs = _own(tile, batch).pairs
+    guide = with_thresholds(pairs, unit_x, backend.unit_rows(y)[0], backend).guide
+    return replace(tile, pairs=replace(tile.pairs, guide=guide))
+
+
+def _forward(tile, x, y, batch, backend):
+    """The state of the rank's rows over all columns, and that of its columns over all rows."""
+    unit_x = backend.unit_rows(x)[0]
+    tile = _guided(tile, unit_x, y, batch, backend)
+    rows, of_columns = None, []
+    for columns, (visiting,) in travel(batch, [y], of_columns):
+        part = replace(tile, pairs=tile.pairs.of_columns(columns))
+        state = backend.forward(part, unit_x, backend.unit_rows(visiting)[0])
+        if rows is None:
+            rows, of_columns[:] = state[:4], state[4:]
+        else:
+            rows = _add(tile, rows, state[:4])
+            if of_columns:
+                of_columns[:] = _join(tile.scale, of_columns, state[4:])
+    if tile.whole_rows:
+        rows = _terms(tile, unit_x, y, rows[:2], batch, backend)
+    return tile.merge(rows) if tile.kind == "levels" else [*rows, *of_columns]
+
+
+def _terms(tile, unit_x, y, sums, batch, backend):
+    """The state of rows whose terms want the sums over all columns, which are known."""
+    terms = None
+    for columns, (visiting,) in travel(batch, [y], []):
+        part = replace(tile, pairs=tile.pairs.of_columns(columns))
+        found = backend.forward(part, unit_x, backend.unit_rows(visiting)[0], sums=sums)[2:]
+        terms = found if terms is None else _sums(terms, found)
+    return [*sums, *terms]
+
+
+def _add(tile, state, more):
+    """The state of rows (or of levels) over the columns of both."""
+    if tile.kind == "levels":
+        return _join(tile.scale, state, more)
+    if tile.kind in ("sigmoid", "squared_error"):
+        return _sums(state, more)
+    first = _join(tile.scale, state[:2], more[:2])
+    if tile.kind == "multi_similarity":
+        return [*first, *_join(tile.positive_scale, state[2:], more[2:])]
+    # A softmax's positive is among the rank's own columns, which came first.
+    return [*first, *(state[2:] if tile.pairs.one_positive else _sums(state[2:], more[2:]))]
+
+
+def _sums(state, more):
+    return [one + other for one, other in zip(state, more, strict=True)]
+
+
+def _join(scale, state, more):
+    """Maxima and sums of exponentials relative to them, of both."""
+    (top, total), (other_top, other_total) = state, more
+    both = torch.maximum(top, other_top)
+    grown = other_total * (scale * (other_top - both)).exp()
+    return [both, total * (scale * (top - both)).exp() + grown]
+
+
+def _score_grads(tile, x, y, coefficients, want_y, batch, backend):
+    """dL/dunit_x of the rank's rows, and with want_y dL/dunit_y of its columns."""
+    unit_x, inverse = backend.unit_rows(x)
+    tile = _guided(tile, unit_x, y, batch, backend)
+    grad_x = torch.zeros_like(unit_x, dtype=inverse.dtype)
+    home = [y.new_zeros(y.shape, dtype=inverse.dtype)] if want_y else []
+    of_columns = coefficients[3:] if tile.symmetric else []
+    for columns, (visiting, *visiting_columns) in travel(batch, [y, *of_columns], home):
+        part = replace(tile, pairs=tile.pairs.of_columns(columns))
+        unit_y = backend.unit_rows(visiting)[0]
+        if tile.symmetric:
+            coefficients = [*coefficients[:3], *visiting_columns]
+        workspace = backend.workspace(unit_x, unit_y)
+        for block in backend.blocks(unit_x.shape[0], unit_y.shape[0]):
+            panel = backend.score_grad(part, unit_x, unit_y, block, coefficients, workspace)
+            of_rows, within = block
+            backend.multiply(panel, unit_y[within], grad_x[of_rows], accumulate=True)
+            if home:
+                backend.multiply(panel.t(), unit_x[of_rows], home[0][within], accumulate=True)
+    return grad_x, *home
+
+
+# ---- selection, and the few scores that are then needed ----
+
+
+def ring_closest(unit_x, unit_y, dtype, semi_hard, pairs, batch, backend):
+    """`fastsim.engine.selection.closest_column` where unit_y travels: columns among those of all
+    ranks.
+    """
+    unit_x, unit_y = unit_x.detach(), unit_y.detach()
+    rows = backend.operand(unit_x, dtype)
+    ceilings = torch.linalg.vecdot(unit_x, unit_y[: len(unit_x)])
+    best, found = torch.full_like(ceilings, -torch.inf), torch.full_like(pairs.positives, -1)
+    for columns, (visiting,) in travel(batch, [unit_y], []):
+        part = pairs.of_columns(columns)
+        closest = backend.closest(part, semi_hard, rows, backend.operand(visiting, dtype), ceilings)
+        scores = torch.linalg.vecdot(unit_x, visiting[closest.clamp(min=0)])
+        best, found = _larger(best, found, scores, closest, columns)
+    return found
+
+
+def _larger(best, found, values, within, columns):
+    """By row the larger value and its column, the first among equals.
+
+    best, found: of the columns before. values, within: of those of a slice, counted within it, -1
+    for none.
+    """
+    place = within + columns.start
+    better = (within >= 0) & ((values > best) | ((values == best) & (place < found)))
+    return torch.where(better, values, best), torch.where(better, place, found)
+
+
+def ring_hardest(x, y, dtype, measure, pairs, batch, backend):
+    """`fastsim.engine.selection.hardest_columns` where y travels: columns among those of all ranks.
+
+    measure: a distance of `fastsim.losses.batch_hard_triplet`, by which the hardest of one rank's
+    columns is set against that of another's.
+    """
+    x, y = x.detach(), y.detach()
+    best = [x.new_full((len(x),), -torch.inf) for _ in range(2)]
+    found = [torch.full_like(pairs.row_groups, -1) for _ in range(2)]
+    for columns, (visiting,) in travel(batch, [y], []):
+        rows, others, offsets, kind, _ = measure.operands(x, visiting, dtype, backend)
+        part = pairs.of_columns(columns)
+        hardest = hardest_columns(rows, others, offsets, kind, part, backend)
+        for side, (sign, within) in enumerate(zip((1, -1), hardest, strict=True)):
+            distances = sign * measure.distances(x, visiting[within.clamp(min=0)])
+            merged = _larger(best[side], found[side], distances, within, columns)
+            best[side], found[side] = merged
+    return found
+
+
+def ring_sum(function, x, y, batch):
+    """sum over the blocks of y of function(x, block, slice of the block), y travelling.
+
+    function returns tensors that are differentiable in x (N, D) and the block (M_rank, D); they
+    are found again on the way back, one block at a time.
+    """
+    return _RingSum.apply(x, y, function, batch)
+
+
+class _RingSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y, function, batch):
+        ctx.save_for_backward(x, y)
+        ctx.call = function, batch
+        parts = [function(x, visiting, columns) for columns, (visiting,) in travel(batch, [y], [])]
+        return tuple(sum(part) for part in zip(*parts, strict=True))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *grads):
+        x, y = ctx.saved_tensors
+        function, batch = ctx.call
+        grad_x, home = torch.zeros_like(x), [torch.zeros_like(y)]
+        for columns, (visiting,) in travel(batch, [y], home):
+            with torch.enable_grad():
+                sides = x.detach().requires_grad_(), visiting.detach().requires_grad_()
+                parts = function(*sides, columns)
+            wanted = [(p, g) for p, g in zip(parts, grads, strict=True) if p.requires_grad]
+            outputs, above = zip(*wanted, strict=True)
+            of_rows, of_columns = torch.autograd.grad(outputs, sides, above)
+            grad_x += of_rows
+            home[0] += of_columns
+        return grad_x, home[0], None, None

@@ -1,0 +1,106 @@
+"""Selection over all pairs: the columns that count."""
+
+import torch
+
+from fastsim.backends import get
+from fastsim.operators import define
+from fastsim.pairs import Pairs
+from fastsim.scores import without_autocast
+
+
+def closest_column(unit_x, unit_y, dtype, semi_hard, pairs, backend):
+    """Column (N,) int64 of each row's largest admitted cosine but its positive's; -1: none.
+
+    unit_x (N, D), unit_y (M, D): unit rows in the compute type, of embeddings in `dtype`.
+    """
+    ids = pairs.row_ids, pairs.column_ids
+    return _closest(
+        unit_x.detach(), unit_y.detach(), dtype, pairs.positives, *ids, semi_hard, backend.name
+    )
+
+
+def _forward(unit_x, unit_y, dtype, positives, row_ids, column_ids, semi_hard, backend):
+    chosen = get(backend)
+    with without_autocast(unit_x.device.type):
+        pairs = Pairs(positives, row_ids, column_ids)
+        operands = chosen.operand(unit_x, dtype), chosen.operand(unit_y, dtype)
+        return chosen.closest(pairs, semi_hard, *operands)
+
+
+def _forward_fake(unit_x, unit_y, dtype, positives, row_ids, column_ids, semi_hard, backend):
+    return torch.empty_like(positives)
+
+
+_closest = define(
+    "closest",
+    "(Tensor unit_x, Tensor unit_y, ScalarType dtype, Tensor positives, Tensor? row_ids,"
+    " Tensor? column_ids, bool semi_hard, str backend) -> Tensor",
+    _forward,
+    _forward_fake,
+)
+
+
+# ---- the hardest pairs by group ----
+
+
+def hardest_columns(x, y, offsets, dtype, pairs, backend):
+    """Columns ((N,), (N,)) int64 of each row's hardest positive and hardest negative; -1: none.
+
+    x (N, D), y (M, D) or None for x itself, in the compute type; the lowest x_i . y_j - offsets_j
+    of the row's group and the highest of any other. dtype: of the operands (`Backend.operand`).
+    """
+    column_groups = None if pairs.column_groups is pairs.row_groups else pairs.column_groups
+    y = None if y is None else y.detach()
+    groups = pairs.row_groups, column_groups
+    return _hardest(x.detach(), y, offsets, dtype, *groups, pairs.skip, pairs.offset, backend.name)
+
+
+def _hardest_forward(x, y, offsets, dtype, row_groups, column_groups, skip, offset, backend):
+    chosen = get(backend)
+    column_groups = row_groups if column_groups is None else column_groups
+    pairs = Pairs(row_groups=row_groups, column_groups=column_groups, skip=skip, offset=offset)
+    with without_autocast(x.device.type):
+        left = chosen.operand(x, dtype)
+        right = left if y is None else chosen.operand(y, dtype)
+        return chosen.hardest(pairs, offsets, left, right)
+
+
+def _hardest_fake(x, y, offsets, dtype, row_groups, column_groups, skip, offset, backend):
+    return torch.empty_like(row_groups), torch.empty_like(row_groups)
+
+
+_hardest = define(
+    "hardest",
+    "(Tensor x, Tensor? y, Tensor? offsets, ScalarType dtype, Tensor row_groups,"
+    " Tensor? column_groups, str skip, int offset, str backend) -> (Tensor, Tensor)",
+    _hardest_forward,
+    _hardest_fake,
+)
+
+
+# ---- rows between which products tell the distances ----
+
+
+def centred_rows(x, y, backend):
+    """`Backend.centred` of x (N, D) and y (M, D) or None, without a gradient."""
+    rows, columns, *rest = _centred(x.detach(), None if y is None else y.detach(), backend.name)
+    return rows, None if y is None else columns, *rest
+
+
+def _centred_forward(x, y, backend):
+    rows, columns, *rest = get(backend).centred(x, y)
+    return rows, x.new_empty(0) if columns is None else columns, *rest
+
+
+def _centred_fake(x, y, backend):
+    columns = x.new_empty(0 if y is None else y.shape)
+    offsets = x.new_empty((x if y is None else y).shape[0])
+    return x.new_empty(x.shape), columns, offsets, x.new_empty(())
+
+
+_centred = define(
+    "centred",
+    "(Tensor x, Tensor? y, str backend) -> (Tensor, Tensor, Tensor, Tensor)",
+    _centred_forward,
+    _centred_fake,
+)

@@ -1,0 +1,323 @@
+"""Which pairs are positive, negative or left out, without an N x M matrix unless it was given.
+
+A tile loss looks at the score of row i and column j and asks: does the pair take part, and what
+is its target? `Pairs` holds the answer in its smallest form; every backend decides it per tile.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from fastsim.checks import (
+    FLOATING,
+    INTEGRAL,
+    check_alike,
+    check_choice,
+    check_embeddings,
+    check_integers,
+    check_range,
+    check_scores,
+    check_tensor,
+)
+
+SKIPS = ("nothing", "diagonal", "lower")
+
+
+@dataclass(frozen=True)
+class Guide:
+    """Other embeddings that decide: out with (i, j) where their cosine is above thresholds[i].
+
+    rows (N, E), columns (M, E): embeddings at the operators, their unit rows for a backend; None:
+    the scores themselves decide. thresholds (N,) in the compute type.
+    """
+
+    rows: torch.Tensor | None
+    columns: torch.Tensor | None
+    thresholds: torch.Tensor
+
+    def of_columns(self, part):
+        """The guide of a slice of the columns."""
+        return replace(self, columns=None if self.columns is None else self.columns[part])
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The target of each pair and the pairs that take no part.
+
+    At most one of `positives` alone, groups or `dense` gives the target t_ij; without any, a
+    softmax is asked for its log-sum-exps alone:
+    positives: 1 at column positives[i], else 0.
+    groups: 1 where row_groups[i] == column_groups[j], else `negative_target`.
+    dense: dense[i, j], in its own dtype.
+
+    Left out: `skip` "diagonal" (j == i) or "lower" (j <= i: each unordered pair once), where row
+    i counts as i + offset; pairs with row_ids[i] == column_ids[j] unless j == positives[i]; pairs
+    whose score is more than `above` over the positive's; and pairs that `guide` decides against.
+    """
+
+    positives: torch.Tensor | None = None
+    row_ids: torch.Tensor | None = None
+    column_ids: torch.Tensor | None = None
+    row_groups: torch.Tensor | None = None
+    column_groups: torch.Tensor | None = None
+    dense: torch.Tensor | None = None
+    negative_target: float = -1.0
+    skip: str = "nothing"
+    offset: int = 0
+    above: float | None = None
+    guide: Guide | None = None
+
+    def tensors(self):
+        """The tensors but the guide's, in the order of the registered operators' arguments."""
+        return (
+            self.positives,
+            self.row_ids,
+            self.column_ids,
+            self.row_groups,
+            self.column_groups,
+            self.dense,
+        )
+
+    @property
+    def one_positive(self):
+        """Whether each row's only target is its positive."""
+        return self.positives is not None and self.row_groups is None and self.dense is None
+
+    @property
+    def untargeted(self):
+        """Whether no pair has a target."""
+        return self.positives is None and self.row_groups is None and self.dense is None
+
+    @property
+    def plain(self):
+        """Whether every pair's part and target are known from its indices; some has a target."""
+        guided = self.guide is not None or self.above is not None
+        return not (guided or self.offset or self.untargeted)
+
+    @property
+    def each_once(self):
+        """Whether rows and columns are the same and every unordered pair counts once."""
+        return self.skip == "lower" and self.offset == 0
+
+    def of_columns(self, columns):
+        """The pairs with a slice of the columns, which then count from 0."""
+        positives, _, ids, _, groups, dense = self.block(slice(None), columns)
+        return replace(
+            self,
+            positives=None if positives is None else positives - columns.start,
+            column_ids=ids,
+            column_groups=groups,
+            dense=dense,
+            offset=self.offset - columns.start,
+            guide=self.guide and self.guide.of_columns(columns),
+        )
+
+    def block(self, rows, columns):
+        """`tensors` for the rows and columns of two slices; `positives` keeps global columns."""
+        dense = self.dense
+        return (
+            None if self.positives is None else self.positives[rows],
+            None if self.row_ids is None else self.row_ids[rows],
+            None if self.column_ids is None else self.column_ids[columns],
+            None if self.row_groups is None else self.row_groups[rows],
+            None if self.column_groups is None else self.column_groups[columns],
+            None if dense is None else dense[rows, columns],
+        )
+
+
+def parse_positives(positives, rows, columns, device):
+    """`positives` as (N,) int64 columns, `arange(N)` by default."""
+    if positives is None:
+        return torch.arange(rows, device=device)
+    check_integers("positives", positives, rows, device)
+    check_range("positives", positives, columns)
+    return positives.to(torch.int64)
+
+
+def parse_exclude(exclude, rows, columns, device):
+    """`exclude=(row_ids, column_ids)` as two int64 tensors, or two Nones."""
+    if exclude is None:
+        return None, None
+    row_ids, column_ids = _two("exclude", exclude, "row_ids, column_ids")
+    check_integers("exclude[0]", row_ids, rows, device)
+    check_integers("exclude[1]", column_ids, columns, device)
+    return row_ids.to(torch.int64), column_ids.to(torch.int64)
+
+
+def parse_targets(targets, rows, columns, device, *, skip="nothing"):
+    """A loss's `targets` argument as `Pairs`: a matrix, two group vectors, or None (diagonal)."""
+    if targets is None:
+        groups = torch.arange(max(rows, columns), device=device)
+        return Pairs(row_groups=groups[:rows], column_groups=groups[:columns], skip=skip)
+    if isinstance(targets, (tuple, list)):
+        row_groups, column_groups = _two("targets", targets, "row_groups, column_groups")
+        check_integers("targets[0]", row_groups, rows, device)
+        check_integers("targets[1]", column_groups, columns, device)
+        row_groups, column_groups = row_groups.to(torch.int64), column_groups.to(torch.int64)
+        return Pairs(row_groups=row_groups, column_groups=column_groups, skip=skip)
+    dtypes = (*FLOATING, *INTEGRAL)
+    check_tensor("targets", targets, ndim=2, dtypes=dtypes, what="a real or integer matrix")
+    if targets.shape != (rows, columns):
+        raise ValueError(
+            f"targets: wanted shape {(rows, columns)} as the scores, got {tuple(targets.shape)}"
+        )
+    if targets.device != device:
+        raise ValueError(f"targets: wanted device {device}, got {targets.device}")
+    if targets.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            "targets: wanted a tensor that asks for no gradient, since none reaches it,"
+            " got requires_grad=True (targets.detach() has it not)"
+        )
+    return Pairs(dense=targets, skip=skip)
+
+
+def parse_groups(embeddings, groups, references, reference_groups, own_first):
+    """Embeddings with groups against references with theirs, or against themselves, as `Pairs`.
+
+    Targets 1 for the same group, else 0. own_first: the first rows of the references are the
+    embeddings' own; row i leaves out column i, as it does where there are no references.
+    """
+    check_embeddings("embeddings", embeddings)
+    if (references is None) != (reference_groups is None):
+        raise ValueError("references: wanted together with reference_groups, got one of them")
+    columns = embeddings.shape[0]
+    if references is not None:
+        check_embeddings("references", references)
+        check_alike("references", references, "embeddings", embeddings)
+        columns = references.shape[0]
+    shape = embeddings.shape[0], columns
+    return _grouped(shape, groups, reference_groups, own_first, embeddings.device)
+
+
+def groups_of_scores(scores, groups, reference_groups, own_first):
+    """`parse_groups` for scores (N, M); without reference_groups (N, N)."""
+    check_scores("scores", scores)
+    rows, columns = scores.shape
+    if reference_groups is None and rows != columns:
+        raise ValueError(f"scores: wanted a square matrix, got shape {(rows, columns)}")
+    return _grouped(scores.shape, groups, reference_groups, own_first, scores.device)
+
+
+def _grouped(shape, groups, reference_groups, own_first, device):
+    rows, columns = shape
+    check_choice("own_first", own_first, (False, True))
+    check_integers("groups", groups, rows, device)
+    groups = column_groups = groups.to(torch.int64)
+    if reference_groups is not None:
+        check_integers("reference_groups", reference_groups, columns, device)
+        column_groups = reference_groups.to(torch.int64)
+        if own_first and columns < rows:
+            raise ValueError(
+                f"references: wanted at least {rows} rows with own_first, got {columns}"
+            )
+    skip = "diagonal" if own_first or reference_groups is None else "nothing"
+    return Pairs(row_groups=groups, column_groups=column_groups, negative_target=0.0, skip=skip)
+
+
+def positive_counts(pairs):
+    """(N,) int64: how many columns of its own group each row has, itself left out where skipped."""
+    groups = pairs.column_groups.sort().values
+    first = torch.searchsorted(groups, pairs.row_groups)
+    counts = torch.searchsorted(groups, pairs.row_groups, right=True) - first
+    if pairs.skip == "diagonal":
+        own = pairs.column_groups[pairs.offset :][: pairs.row_groups.shape[0]]
+        counts = counts - (own == pairs.row_groups).long()
+    return counts
+
+
+def global_positives(positives, batch, device):
+    """`positives` among the rank's own columns -> among the columns of all ranks."""
+    own = batch.column_counts[batch.rank]
+    positives = parse_positives(positives, batch.row_counts[batch.rank], own, device)
+    return positives if batch.group is None else positives + batch.first_column
+
+
+def global_exclude(exclude, batch, device):
+    """`exclude` of the rank's own rows and columns -> with the columns of all ranks."""
+    if exclude is None:
+        return None, None
+    own = batch.row_counts[batch.rank], batch.column_counts[batch.rank]
+    row_ids, column_ids = parse_exclude(exclude, *own, device)
+    return row_ids, batch.gather_columns(column_ids)
+
+
+def global_targets(targets, batch, device):
+    """A loss's `targets` of the rank's own rows and columns -> with the columns of all ranks."""
+    if batch.group is None:
+        return targets
+    rows, columns = batch.row_counts[batch.rank], batch.column_counts[batch.rank]
+    if targets is None:
+        # Groups of a row and its column, which no two ranks have in common.
+        groups = torch.arange(max(rows, columns), device=device) + (batch.rank << 40)
+        targets = groups[:rows], groups[:columns]
+    if isinstance(targets, torch.Tensor):
+        return targets
+    pairs = parse_targets(targets, rows, columns, device)
+    return pairs.row_groups, batch.gather_columns(pairs.column_groups)
+
+
+def global_groups(pairs, batch):
+    """`parse_groups` of the rank's own rows and columns -> with the columns of all ranks."""
+    if batch.group is None:
+        return pairs
+    groups = batch.gather_columns(pairs.column_groups)
+    return replace(pairs, column_groups=groups, offset=batch.first_column)
+
+
+def gather_targets(targets, batch):
+    """What `global_targets` returned -> with the rows of all ranks too."""
+    if isinstance(targets, tuple):
+        return batch.gather_rows(targets[0]), targets[1]
+    return batch.gather_rows(targets)
+
+
+def dense_targets(pairs, rows, columns, dtype, device):
+    """The (N, M) target matrix of `pairs`, for the dense specifications."""
+    if pairs.dense is not None:
+        return pairs.dense.to(dtype)
+    if pairs.row_groups is not None:
+        same = pairs.row_groups[:, None] == pairs.column_groups[None, :]
+        return torch.where(same, 1.0, pairs.negative_target).to(dtype)
+    targets = torch.zeros(rows, columns, dtype=dtype, device=device)
+    return targets.scatter(1, pairs.positives[:, None], 1.0)
+
+
+def pair_mask(pairs, rows, columns, device):
+    """The (N, M) bool matrix of pairs that take part, for the dense specifications."""
+    index = torch.arange(max(rows, columns), device=device)
+    row, column = index[:rows, None] + pairs.offset, index[None, :columns]
+    part = torch.ones(rows, columns, dtype=torch.bool, device=device)
+    if pairs.skip == "diagonal":
+        part = row != column
+    elif pairs.skip == "lower":
+        part = column > row
+    if pairs.row_ids is not None:
+        same = pairs.row_ids[:, None] == pairs.column_ids[None, :]
+        if pairs.positives is not None:
+            same = same & (column != pairs.positives[:, None])
+        part = part & ~same
+    if pairs.guide is not None:
+        # In double precision, so that a copy of the pair behind a threshold ties with it.
+        sides = (pairs.guide.rows, pairs.guide.columns)
+        rows_, columns_ = (torch.nn.functional.normalize(side.double(), dim=1) for side in sides)
+        guided = rows_ @ columns_.T
+        thresholds = pairs.guide.thresholds[:, None]
+        part = part & ~(guided.to(thresholds.dtype) > thresholds)
+    return part
+
+
+def with_thresholds(pairs, unit_x, unit_y, backend):
+    """Pairs whose `above` has become a guide: the highest score that takes part in each row."""
+    thresholds = backend.positive_scores(pairs, unit_x, unit_y) + pairs.above
+    return replace(pairs, guide=Guide(None, None, thresholds))
+
+
+def not_above(scores, positives, margin):
+    """The (N, M) bool matrix of scores at most `margin` above the row's positive."""
+    return scores <= scores.gather(1, positives[:, None]) + margin
+
+
+def _two(name, value, what):
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError(f"{name}: wanted ({what}), got {type(value).__name__} of {value!r:.60}")
+    return value

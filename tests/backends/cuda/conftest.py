@@ -1,0 +1,31 @@
+"""Tests of the CUDA kernels in an emulator, on CPU tensors.
+
+An emulated library stands in for the real one, so tests/test_cuda.py runs this folder in a process
+of its own with FASTSIM_EMULATED=<library>; elsewhere nothing here is collected.
+"""
+
+import os
+
+import pytest
+import torch
+
+from fastsim.backends.cuda import backend as cuda
+from fastsim.backends.cuda import passes as cuda_passes
+
+if library := os.environ.get("FASTSIM_EMULATED"):
+    torch.ops.load_library(library)
+    cuda.CudaBackend.unsupported_reason = lambda self, *tensors: None
+    cuda_passes.stream = lambda tensor: 0
+else:
+    collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """What the backend refuses in its own words is skipped with them."""
+    try:
+        return (yield)
+    except RuntimeError as error:
+        if str(error).startswith("backend 'cuda' cannot be used: "):
+            pytest.skip(str(error))
+        raise

@@ -1,0 +1,113 @@
+"""Every loss through the CUDA backend, its kernels emulated, against oracles and dense formulas."""
+
+import os
+
+import pytest
+import torch
+
+import fastsim
+from fastsim import losses
+from tests.cases import BY_NAME, CASES, call, inputs
+from tests.losses.test_losses import compare, names
+from tests.measure import assert_close
+
+# The engine for sm_90 takes 16-bit inputs alone; float32 is the other engine's.
+PORTABLE = os.environ.get("FASTSIM_EMULATED_ENGINE") != "hopper"
+DTYPES = (torch.float32, torch.float16) if PORTABLE else (torch.float16,)
+TILES = [case for case in CASES if case.tile]
+MANY = (150, 270, 70)  # two by three tiles, ragged, of two steps of depth
+
+
+@pytest.mark.skipif(not PORTABLE, reason="float32 operands have one engine")
+@pytest.mark.parametrize("case", TILES, ids=names)
+def test_equals_the_oracle(case):
+    shape = (26, 30, 34) if case.largest < 67 * 75 else (67, 75, 34)
+    compare(case, "cuda", torch.float32, shape, seed=11)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=names)
+@pytest.mark.parametrize("case", TILES, ids=names)
+def test_many_tiles_equal_the_formula(case, dtype):
+    if case.loss is fastsim.full_triplet and dtype == torch.float16:
+        pytest.skip("rounding to float16 may choose another of two close negatives")
+    tensors, others, options = inputs(case, MANY, dtype, seed=5)
+    # The dense formula of cosent_matrix compares every pair of scores with every other.
+    eager = options | {"backend": "cpu" if case.loss is fastsim.cosent_matrix else "eager"}
+    truth, exact = call(case.loss, [t if t is None else t.double() for t in tensors], others, eager)
+    formula = [t if t is None else t.float() for t in tensors]
+    dense, dense_grads = call(case.loss, formula, others, eager)
+    value, grads = call(case.loss, tensors, others, options | {"backend": "cuda"})
+    assert_close("value", value, truth, dense, dtype)
+    for grad, wanted, theirs in zip(grads, exact, dense_grads, strict=True):
+        assert_close("gradient", grad, wanted, theirs, dtype)
+
+
+@pytest.mark.skipif(not PORTABLE, reason="float32 operands have one engine")
+def test_tf32():
+    case = BY_NAME["info_nce-symmetric"]
+    tensors, others, options = inputs(case, (40, 150, 70), torch.float32, seed=7)
+    kept = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        value, _ = call(case.loss, tensors, others, options | {"backend": "cuda"})
+    finally:
+        torch.set_float32_matmul_precision(kept)
+    exact = [t.double() for t in tensors]
+    truth, _ = call(case.loss, exact, others, options | {"backend": "eager"})
+    # A cosine of operands rounded to 11 bits, times the scale of 20.
+    assert 0 < (value - truth).abs() <= 20 * 2 * 2.0**-11
+
+
+@pytest.mark.parametrize("mining", ["hard", "semi-hard"])
+def test_closest_negative(mining):
+    x, y = torch.randn(140, 24), torch.randn(300, 24)
+    y[280] = y[7]  # the smaller column among equals, in another tile
+    y[200:202] = y[140:142]
+    x, y = (t.half() for t in (x, y))
+    values, indices = losses.closest_negative(x, y, mining=mining, backend="cuda")
+    unit_x, unit_y = (torch.nn.functional.normalize(t.double()) for t in (x, y))
+    scores = unit_x @ unit_y.T
+    rounding = 4 * torch.finfo(torch.float16).eps
+    for i, (value, j) in enumerate(zip(values.tolist(), indices.tolist(), strict=True)):
+        ceiling = scores[i, i] if mining == "semi-hard" else 2.0
+        sure = [s for k, s in enumerate(scores[i].tolist()) if k != i and s <= ceiling - rounding]
+        if sure:
+            assert j != i
+            assert abs(value - scores[i, j]) <= rounding
+            assert max(sure) - rounding <= scores[i, j] <= ceiling + rounding
+        assert j not in (200, 201)
+        assert i == 7 or j != 280
+
+
+def test_a_copy_of_the_positive_is_semi_hard():
+    x = torch.randn(140, 40, dtype=torch.float16)
+    _, indices = losses.closest_negative(x, torch.cat([x, x]), mining="semi-hard", backend="cuda")
+    assert indices.tolist() == list(range(140, 280))
+
+
+@pytest.mark.parametrize("temperature", [0.001, 100.0])
+def test_any_temperature_is_finite(temperature):
+    x, y = (torch.randn(20, 12).half().requires_grad_() for _ in "xy")
+    for options in ({"symmetric": True}, {"symmetric": False}):
+        loss = losses.info_nce(x, y, temperature=temperature, backend="cuda", **options)
+        loss.backward()
+        assert loss.isfinite()
+        assert x.grad.isfinite().all()
+        assert y.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("case", TILES, ids=names)
+def test_nan_reaches_the_loss(case):
+    tensors, others, options = inputs(case, (20, 33, 12), torch.float16, seed=2)
+    tensors[0][3, 5] = torch.nan
+    assert not case.loss(*tensors, *others, **options, backend="cuda").isfinite()
+
+
+def test_the_same_bits_again():
+    for case in (BY_NAME["info_nce-everything"], BY_NAME["siglip-soft"]):
+        tensors, others, options = inputs(case, MANY, torch.float16, seed=3)
+        first, second = (
+            call(case.loss, tensors, others, options | {"backend": "cuda"}) for _ in "ab"
+        )
+        assert torch.equal(first[0], second[0])
+        assert all(map(torch.equal, first[1], second[1]))

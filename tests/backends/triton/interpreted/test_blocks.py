@@ -1,0 +1,155 @@
+"""How often and in which blocks the Triton backend looks at the scores, under the interpreter."""
+
+import pytest
+import torch
+
+from fastsim import losses
+from fastsim.backends import get
+from fastsim.pairs import Pairs
+from tests.backends.triton.interpreted.test_edges import tile_losses
+
+HALF, SINGLE = torch.float16, torch.float32
+
+
+@pytest.mark.parametrize("dtype", [SINGLE, HALF], ids=str)
+def test_several_blocks(dtype, monkeypatch):
+    """Panels and bands of partials far smaller than the matrix."""
+    from fastsim.backends.triton import backend
+    from fastsim.backends.triton.kernels import launches
+
+    x, y = torch.randn(40, 24).to(dtype), torch.randn(70, 24).to(dtype)
+
+    def run():
+        found = []
+        a, b = x.clone().requires_grad_(), y.clone().requires_grad_()
+        for loss in tile_losses(a, b):
+            loss.backward()
+            found.append(loss.detach())
+        return [*found, a.grad, b.grad]
+
+    whole = run()
+    monkeypatch.setattr(backend, "TALL", 16)
+    monkeypatch.setattr(backend, "PANEL", 1)
+    monkeypatch.setattr(backend, "WIDE", 32)
+    monkeypatch.setattr(launches, "PARTIALS", 1)
+    for once, parts in zip(whole, run(), strict=True):
+        assert (once - parts).abs().max() <= 8 * torch.finfo(once.dtype).eps * once.abs().max()
+    monkeypatch.setattr(backend, "WIDEST", 1)  # now the reduction first, then score gradients
+    for once, parts in zip(whole, run(), strict=True):
+        assert (once - parts).abs().max() <= 8 * torch.finfo(once.dtype).eps * once.abs().max()
+
+
+def kept_launch(x, y, pairs):
+    """A forward reduction over all of x and y that keeps the scores: (launch, what it kept,
+    panel).
+    """
+    from fastsim.backends.triton.kernels import epilogues
+    from fastsim.backends.triton.kernels.arguments import Numbers, SoftmaxPartials
+    from fastsim.backends.triton.kernels.launches import Launch
+
+    units = [get("triton").unit_rows(t)[0] for t in (x, y)]
+    run = Launch(pairs, Numbers(torch.tensor(20.0)), *units)
+    block = slice(0, len(x)), slice(0, len(y))
+    panel = torch.full((len(x), 64), torch.nan, dtype=HALF)[:, : len(y)]
+    kept = run.keeping(*block, panel)
+    wide = run.tiles(*block)[1]
+    partials = SoftmaxPartials(*torch.empty(2, wide, len(x)), torch.empty(len(x)))
+    run(*block, forward=epilogues.softmax_forward, partials=partials, kept=kept)
+    return run, kept, units
+
+
+def test_kept_scores():
+    """Within half a step of the score: range / 65,534 of the row of a tile, its maximum exact."""
+    x, y = torch.randn(21, 40, dtype=HALF), torch.randn(45, 40, dtype=HALF)
+    y[7] = x[5]
+    ids = torch.randint(0, 6, (21,)), torch.randint(0, 6, (45,))
+    pairs = Pairs(torch.arange(21), *ids)
+    run, kept, units = kept_launch(x, y, pairs)
+    true = units[0].double() @ units[1].double().T
+    apart = (ids[0][:, None] != ids[1]) | torch.eye(21, 45, dtype=torch.bool)
+    codes = kept.codes.int() + 32768
+    assert torch.equal(codes == 65535, ~apart)
+    width = run.sizes.columns // run.parts
+    for part, first in enumerate(range(0, 45, width)):
+        columns = slice(first, first + width)
+        for i in range(21):
+            wanted = true[i, columns][apart[i, columns]]
+            if not len(wanted):
+                continue
+            spread = wanted.max() - wanted.min()
+            top, step = kept.top[part, i].double(), kept.step[part, i].double()
+            found = top - step * codes[i, columns][apart[i, columns]]
+            rounding = 4 * torch.finfo(SINGLE).eps
+            assert (found - wanted).abs().max() <= spread / (2 * 65534) + rounding
+            assert (found.max() - wanted.max()).abs() <= rounding
+
+
+def test_one_product_where_scores_are_kept(monkeypatch):
+    """A fused pass multiplies once: one launch of the tile kernel a panel."""
+    from fastsim.backends.triton.kernels import launching
+
+    launched = []
+    run = launching.run
+    monkeypatch.setattr(
+        launching, "run", lambda kernel, *rest: (launched.append(kernel), run(kernel, *rest))
+    )
+
+    def products(loss):
+        launched.clear()
+        loss.backward()
+        return sum(kernel.fn.__name__ == "tile_kernel" for kernel in launched)
+
+    x, y = (torch.randn(20, 12, dtype=HALF, requires_grad=True) for _ in "xy")
+    for loss in (losses.info_nce, losses.siglip):
+        launched.clear()
+        value = loss(x, y, backend="triton")
+        forward = sum(kernel.fn.__name__ == "tile_kernel" for kernel in launched)
+        assert forward == 1
+        assert products(value) == 0
+    for value in (
+        losses.info_nce(x, y, symmetric=True, backend="triton"),
+        losses.cosent_matrix(x, y, None, backend="triton"),
+        losses.sup_con(x, torch.arange(20) // 2, backend="triton"),
+    ):
+        assert products(value) == 0
+    monkeypatch.setenv("FASTSIM_TRITON_PANEL", "1")
+    assert products(losses.info_nce(x, y, symmetric=True, backend="triton")) == 1
+    assert products(losses.info_nce(x, y, backend="triton")) == 0
+
+
+@pytest.mark.parametrize("rows", [33, 70])
+@pytest.mark.parametrize("dtype", [SINGLE, HALF], ids=str)
+def test_half_the_tiles_of_rows_with_themselves(dtype, rows, monkeypatch):
+    """Folded for rows and columns at once, or, where the partial results are too many, in full."""
+    from fastsim.backends.triton.kernels import launches
+
+    x, groups = torch.randn(rows, 40).to(dtype), torch.randint(0, rows // 3, (rows,))
+    matrix = torch.rand(rows, rows)
+    common = {"reduction": "none", "backend": "triton"}
+    found, mirror = [], launches.Launch.mirror
+    monkeypatch.setattr(
+        launches.Launch, "mirror", lambda *arguments: found.append(mirror(*arguments))
+    )
+
+    def values():
+        positives, ids = groups % 7, (groups, groups.flip(0))
+        return [
+            losses.sup_con(x, groups, **common),
+            losses.info_nce(x, x, positives, exclude=ids, **common),
+            losses.siglip(x, x, (groups, groups.flip(0)), **common),
+            losses.matrix_cross_entropy(x, x, matrix, **common),
+            losses.matrix_mse(x, x, matrix, **common),
+        ]
+
+    half = values()
+    monkeypatch.setattr(launches, "PARTIALS", 1)
+    full = values()
+    assert found == [True] * 5 + [False] * 5
+    for a, b in zip(half, full, strict=True):
+        assert (a - b).abs().max() <= 8 * torch.finfo(SINGLE).eps * b.abs().max()
+
+
+def test_panel_bytes_are_a_number(monkeypatch):
+    monkeypatch.setenv("FASTSIM_TRITON_PANEL", "8GB")
+    with pytest.raises(ValueError, match="FASTSIM_TRITON_PANEL: wanted a number of bytes"):
+        losses.info_nce(*(torch.randn(3, 4, requires_grad=True) for _ in "xy"), backend="triton")

@@ -1,0 +1,186 @@
+"""The scaling model, the parity report, the tables and figures: from rows and nothing else."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("matplotlib", reason="the figures need matplotlib")
+
+from bench import figures, parity, report
+from bench import results as kept
+from bench import tables as markdown
+from fastsim.backends.cpu import backend as cpu
+from fastsim.benchmark import model, results
+from fastsim.benchmark.baselines import BASELINES, ours
+from fastsim.benchmark.baselines.baseline import Baseline
+from fastsim.benchmark.cases import CASES
+from fastsim.benchmark.found import Found
+from fastsim.benchmark.run import run
+from fastsim.benchmark.settings import Settings
+
+RATES = model.Rates(product=1e11, exp=1e9, copy=1e10, call=1e-3, link=1e9)
+
+
+def ceilings(loss="info_nce"):
+    calls = {"measure": "ceiling", "name": "call", "loss": loss, "implementation": "fastsim cpu"}
+    return [
+        {"measure": "ceiling", "name": "products", "rows": 64, "width": 8, "GFLOP/s": 100.0},
+        {"measure": "ceiling", "name": "products", "rows": 8, "width": 8, "GFLOP/s": 10.0},
+        {"measure": "ceiling", "name": "exp", "G/s": 1.0},
+        {"measure": "ceiling", "name": "copy", "GB/s": 10.0},
+        calls | {"repeats ms": [1.5, 1.0]},
+    ]
+
+
+def about(**settings):
+    return {"device": "d", "kind": "cpu", "versions": {}, "commit": "c", "settings": settings}
+
+
+# ---- the model ----
+
+
+def test_the_model_adds_up():
+    # InfoNCE, N = 1000, D = 100: 6e8 operations, 1e6 exponentials, 4 bytes x 6 passes x 2e5.
+    alone = 1e-3 + 6e8 / 1e11 + 1e6 / 1e9 + 4.8e6 / 1e10
+    assert model.seconds("info_nce", 1000, 100, RATES) == pytest.approx(alone)
+    # Four processes: a quarter of the scores, own rows and all columns, 3/4 of them travelling.
+    four = 1e-3 + 1.5e8 / 1e11 + 2.5e5 / 1e9 + 4 * 6 * 1.25e5 / 1e10 + 2 * 0.75 * 4e5 / 1e9
+    assert model.seconds("info_nce", 1000, 100, RATES, processes=4) == pytest.approx(four)
+    # The symmetric loss: a fourth product and a second visit.
+    more = model.seconds("info_nce symmetric", 1000, 100, RATES) - alone
+    assert more == pytest.approx(2e8 / 1e11 + 1e6 / 1e9)
+    # Half of the fourth product, where half a million of the million scores are kept.
+    kept = replace(RATES, kept=500_000)
+    saved = model.seconds("info_nce symmetric", 1000, 100, RATES) - model.seconds(
+        "info_nce symmetric", 1000, 100, kept
+    )
+    assert saved == pytest.approx(1e8 / 1e11)
+    assert model.seconds("info_nce", 1000, 100, kept) == pytest.approx(alone)
+
+
+def test_the_model_takes_measured_ceilings():
+    assert model.rates_of(about(), ceilings(), link=1e9) == replace(RATES, kept=cpu.KEPT)
+    with pytest.raises(ValueError, match="rates: wanted measured ceilings"):
+        model.rates_of(about(), ceilings()[2:])
+    place = {"loss": "info_nce", "implementation": "fastsim cpu", "rows": 1000, "width": 100}
+    time = {"measure": "time", **place, "pass": "forward + backward", "repeats ms": [20.0, 10.0]}
+    ((*where, measured, predicted),) = model.errors(about(), [*ceilings(), time])
+    assert where == ["info_nce", 1000, 100]
+    assert measured == pytest.approx(10e-3)
+    assert predicted == model.seconds("info_nce", 1000, 100, RATES)
+
+
+# ---- parity ----
+
+
+def test_parity_of_a_formula_and_of_a_wrong_one():
+    case, same = CASES["info_nce"], BASELINES["eager torch"]
+    row = parity.compare(case, same, torch.float64, 5)
+    # Logits up to 100 of at most MOST_ROWS x MOST_WIDTH terms.
+    rounding = 100 * parity.MOST_ROWS * parity.MOST_WIDTH * torch.finfo(torch.float64).eps
+    assert row["cases"] == 5
+    assert 0 <= row["gradient median"] <= row["gradient worst"] < rounding
+
+    def doubled(problem):
+        call = ours("eager").call(problem)
+        return lambda *leaves: 2 * call(*leaves)
+
+    row = parity.compare(case, Baseline("wrong", "torch", {"info_nce": doubled}), torch.float64, 5)
+    assert row["value worst"] > 0.1
+    assert row["gradient worst"] == pytest.approx(0.5)
+    assert row["our error worst"] == pytest.approx(0.5)
+    assert row["their error worst"] < rounding
+
+
+def test_parity_says_what_a_peer_does_not_take():
+    def refusing(problem):
+        def call(*leaves):
+            raise NotImplementedError("no such dtype")
+
+        return call
+
+    peer = Baseline("refusing", "torch", {"info_nce": refusing})
+    row = parity.compare(CASES["info_nce"], peer, torch.float64, 5)
+    assert row["not measured"] == "NotImplementedError: no such dtype"
+    assert "value worst" not in row
+
+
+# ---- tables and figures ----
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A device's folder with the results of a small run."""
+    for module in (kept, figures, markdown):
+        monkeypatch.setattr(module, "FOLDER", tmp_path)
+    settings = Settings(
+        losses=(*figures.HEADLINES, "cosent"),
+        baselines=("eager torch",),
+        sizes=(8, 16),
+        dims=(figures.WIDTH,),
+        measures=("time",),
+        seconds=0.01,
+    )
+    environment, rows = run(settings, progress=False)
+    place = {"measure": "memory", "loss": "info_nce", "rows": 16, "width": figures.WIDTH}
+    rows.append(place | {"implementation": "fastsim cpu", "rise MB": 17.3})
+    rows.append(place | {"implementation": "eager torch", "not measured": "out of memory"})
+    for temperature in (0.1, 1.0):
+        error = {"measure": "error", "loss": "info_nce", "implementation": "fastsim cpu"}
+        error |= {"options": {"temperature": temperature}, "gradient error": 1e-7}
+        rows.append(error | {"loss error": 1e-8})
+    results.write(tmp_path / "here" / "losses.jsonl", environment, rows)
+    return tmp_path / "here"
+
+
+def test_figures_and_tables(folder):
+    from PIL import Image
+
+    drawn = figures.draw("here", kept.read("losses", "here"))
+    assert [name for name, _ in drawn] == [f"{name}.png" for name in figures.FIGURES]
+    for name, _ in drawn:
+        with Image.open(folder / name) as image:
+            assert image.text[figures.SOURCE] == figures.source("here")
+            assert image.size[0] > 300
+    _, rows = kept.read("losses", "here")
+    text = "\n".join(
+        report.TABLES[name]("here") for name in ("time", "memory", "spread", "scaling")
+    )
+    for row in rows:
+        if row.get("loss") in figures.HEADLINES and row.get("pass") == "forward + backward":
+            assert markdown.milliseconds(min(row["repeats ms"])) in text
+    assert "| info_nce | eager torch | out of memory |" in text
+    assert "| info_nce | fastsim cpu | 17 MB |" in text
+    assert "apart in the median" in text
+    shutil.copy(folder / "losses.jsonl", folder / "losses_again.jsonl")
+    same = "a later run puts 0 beyond the spread of the repeats; it differs by 0.0% in the median."
+    assert report.TABLES["repeated"]("here").endswith(same)
+    assert report.TABLES["times"]("cpu").startswith("here:\n\n| loss |")
+
+
+def test_where_a_baseline_is_faster():
+    place = {"measure": "time", "rows": 64, "width": 8, "pass": "forward + backward"}
+    times = {
+        ("siglip", "fastsim cpu"): 2.0,
+        ("siglip", "open_clip"): 1.0,
+        ("siglip", "eager torch"): 3.0,
+        ("angle", "fastsim cpu"): 1.0,
+        ("angle", "eager torch"): 1.5,
+    }
+    rows = [
+        place | {"loss": loss, "implementation": name, "repeats ms": [value]}
+        for (loss, name), value in times.items()
+    ]
+    wanted = "* forward and backward: 1 of 3 ratios: siglip 64 x 8 (open_clip 0.50 x)."
+    assert markdown.slower(Found(about(), rows)) == wanted
+    assert markdown.slower(Found(about(), rows[3:])) == "* forward and backward: 0 of 1 ratios."
+    assert markdown.slower(Found(about(), [])) == markdown.NOTHING
+
+
+def test_what_was_not_measured_says_so(folder):
+    assert report.TABLES["times"]("cuda") == markdown.NOTHING
+    assert report.TABLES["time"]("elsewhere") == markdown.NOTHING
+    assert report.TABLES["parity"]("here") == markdown.NOTHING
+    assert report.TABLES["repeated"]("here") == markdown.NOTHING

@@ -1,0 +1,150 @@
+"""The command line: what it prints, its exit codes, its one-line errors."""
+
+import json
+import os
+import stat
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("transformers")
+pytest.importorskip("datasets")
+from fastsim.cli import command
+from fastsim.cli import main as cli
+from fastsim.training import demo
+from tests import models
+
+KEPT, HELD = demo.situations()
+
+
+@pytest.fixture
+def data(tmp_path):
+    return demo.write_pairs(KEPT[:8], tmp_path / "train.jsonl")
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.main, [str(part) for part in arguments])
+
+
+def train(data, output, *more, loss="cosent"):
+    model = ("--model", models.tiny_bert(), "--max-length", 32, "--batch-size", 8, "--cpu")
+    files = ("--train", data, "--loss", loss, "--output", output, "--no-progress")
+    return run("train", *model, *files, *more)
+
+
+def test_help_has_an_example():
+    for name in cli.main.commands:
+        result = run(name, "--help")
+        assert result.exit_code == 0
+        assert f"Example: fastsim {name}" in result.output
+
+
+def test_train_evaluate_search(data, tmp_path):
+    output = tmp_path / "model"
+    result = train(data, output, "--eval", data, "--max-steps", 3)
+    assert result.exit_code == 0, result.output
+    assert "spearman_cosine" in result.output
+    assert (output / "pictures/similarity.png").read_bytes().startswith(b"\x89PNG")
+
+    result = run("evaluate", "--model", output, "--data", data, "--json", "--cpu")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    saved = json.loads((output / "fastsim_training.json").read_text())
+    assert found["spearman_cosine"] == pytest.approx(saved["after"]["spearman_cosine"], abs=1e-6)
+    result = run("evaluate", "--model", output, "--data", data, "--cpu")
+    assert "spearman_cosine" in result.output
+
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(models.texts(12)))
+    query = models.texts(12)[5]
+    result = run(
+        *("search", "--model", output, "--corpus", corpus, "--query", query, "--top-k", 3),
+        *("--json", "--cpu"),
+    )
+    hits = json.loads(result.stdout)[0]["hits"]
+    assert [hit["rank"] for hit in hits] == [1, 2, 3]
+    assert (hits[0]["text"], hits[0]["row"]) == (query, 5)
+    assert hits[0]["score"] == pytest.approx(1, abs=1e-5)
+    result = run("search", "--model", output, "--corpus", corpus, "--query", query)
+    assert query in result.output
+
+
+def one_line(result, code, *parts):
+    assert result.exit_code == code, result.output
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert result.stderr.startswith("Error: ")
+    for part in parts:
+        assert part in result.stderr
+
+
+def test_errors_are_one_line(data, tmp_path):
+    out = tmp_path / "out"
+    one_line(train(data, out, loss="cosend"), command.USAGE, "can train cosent, angle", "'cosend'")
+    one_line(train(data, out, loss="info_nce"), command.USAGE, "got 'info_nce'")
+    one_line(train(tmp_path / "no.csv", out), command.DATA, "no.csv: no such file")
+    broken = tmp_path / "broken.csv"
+    broken.write_text("sentence1,sentence2,score\na,b,1\na,b,c\n")
+    one_line(train(broken, out), command.DATA, "broken.csv, line 3: score: wanted a number")
+    (tmp_path / "empty").mkdir()
+    one_line(train(data, out, "--model", tmp_path / "empty"), command.MODEL, "neither modules.json")
+    file = tmp_path / "file"
+    file.touch()
+    one_line(train(data, file), command.OUTPUT, "wanted a folder")
+    one_line(train(data, file / "below"), command.OUTPUT, "output: ")
+    one_line(train(data, out, "--best-metric", "x"), command.USAGE, "best_metric: wanted with")
+    one_line(run("evaluate", "--model", tmp_path / "empty", "--data", data), command.MODEL)
+    assert not out.exists()
+    result = train(data, out, "--learning-rate", "-1")
+    assert result.exit_code == command.USAGE
+
+
+def test_an_unknown_model_name_is_one_line(data, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    def offline(*arguments, **options):
+        raise ConnectionError("no route\nto the hub")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    result = train(data, tmp_path / "out", "--model", "no/such-model")
+    one_line(result, command.MODEL, "'no/such-model' is no folder here", "ConnectionError")
+
+
+def test_a_full_disk(data, tmp_path, monkeypatch):
+    from safetensors import SafetensorError
+
+    def full(*arguments, **options):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    result = train(data, tmp_path / "out", "--max-steps", 1)
+    one_line(result, command.OUTPUT, "No space left on device")
+    assert not (tmp_path / "out/modules.json").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder(data, tmp_path):
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    one_line(train(data, folder / "out"), command.OUTPUT, "Permission denied")
+
+
+def test_debug_shows_the_traceback(data, tmp_path):
+    result = train(data, tmp_path / "out", "--debug", loss="cosend")
+    assert isinstance(result.exception, ValueError)
+
+
+def test_demo(tmp_path):
+    result = run("demo", "--model", models.tiny_bert(), "--output", tmp_path / "d", "--no-progress")
+    assert result.exit_code == 0, result.output
+    assert "before" in result.output
+    assert {path.name for path in (tmp_path / "d/pictures").iterdir()} == {
+        *("curves.png", "cosines.png", "similarity.png")
+    }
+
+
+def test_the_demos_sentences_are_ours_to_check():
+    rows = KEPT + HELD
+    texts = [text for row in rows for text in row]
+    assert len(set(texts)) == len(texts) == 4 * len(rows)
+    assert not {t for row in KEPT for t in row} & {t for row in HELD for t in row}

@@ -1,0 +1,82 @@
+"""`fastsim plan`: its arithmetic, and its memory against what was measured."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from fastsim.benchmark import results
+from fastsim.cli.plan import PRODUCTS, Plan, dense, memory, report, times
+
+SMALL = Plan(batch_size=1000, dim=64, ranks=4, micro_batch_size=8, columns=3)
+
+
+def size(plan, name):
+    return sum(count for part, count, _ in memory(plan) if part.startswith(name))
+
+
+def test_memory_of_the_parts():
+    # 250 anchors, 2000 candidates of which 500 are the rank's own.
+    assert size(SMALL, "embeddings") == 2 * (250 + 500) * 64 * 4
+    assert size(SMALL, "candidates") == 2 * 2000 * 64 * 4
+    assert dense(SMALL) == 3 * 4 * 250 * 2000
+    ring = dataclasses.replace(SMALL, exchange="ring")
+    assert size(ring, "candidates") == 2 * 1500 * 64 * 4
+    alone = dataclasses.replace(SMALL, ranks=1)
+    assert size(alone, "candidates") == 0
+    assert size(alone, "embeddings") == 4 * size(SMALL, "embeddings")
+    assert size(SMALL, "encoder") == size(SMALL, "micro-batch") == 0
+
+
+def test_only_the_micro_batch_grows_with_the_micro_batch():
+    asked = dataclasses.replace(SMALL, parameters=1000, layers=2, hidden=64, heads=4, tokens=16)
+    wide = dataclasses.replace(asked, micro_batch_size=16)
+    for (part, one, _), (_, two, _) in zip(memory(asked), memory(wide), strict=True):
+        assert two == (2 * one if part == "micro-batch" else one)
+
+
+@pytest.mark.parametrize("loss", PRODUCTS)
+def test_least_time(loss):
+    encoder = {"parameters": 1000, "looked_up": 400, "layers": 1, "hidden": 8, "heads": 2}
+    asked = dataclasses.replace(SMALL, loss=loss, tokens=16, **encoder)
+    found = {stage: seconds for stage, seconds, _ in times(asked, rate=1e6, bandwidth=1e9)}
+    gathered, ring = PRODUCTS[loss]
+    assert found["loss"] == pytest.approx(gathered * 2 * 250 * 2000 * 64 / 1e6)
+    around = dataclasses.replace(asked, exchange="ring")
+    found_ring = {stage: seconds for stage, seconds, _ in times(around, rate=1e6)}
+    assert found_ring["loss"] == pytest.approx(ring * 2 * 250 * 2000 * 64 / 1e6)
+    assert found["encode"] == pytest.approx(2 * 600 * 16 * 750 / 1e6)
+    assert found["encode again"] == pytest.approx(3 * found["encode"])
+    assert found["exchange"] == pytest.approx(1500 * 64 * 8 / 1e9)
+    assert "together" in report(asked, 1e6)
+
+
+def test_the_loss_takes_what_was_measured():
+    """Measured by `fastsim bench` beyond inputs and gradients; the plan says at most."""
+    files = (Path(__file__).parents[2] / "bench/results").glob("*/losses.jsonl")
+    rows = [row for file in files for row in results.read(file)[1] if "rise MB" in row]
+    rows = [
+        row for row in rows if row["implementation"] == "fastsim cpu" and row["loss"] in PRODUCTS
+    ]
+    if not rows:
+        pytest.skip("no results of fastsim bench")
+    for row in rows:
+        asked = Plan(batch_size=row["rows"], dim=row["width"], loss=row["loss"])
+        planned = (size(asked, "unit rows") + size(asked, "panel")) / 2**20
+        assert row["rise MB"] <= planned <= 4 * row["rise MB"], row
+
+
+def test_the_command():
+    pytest.importorskip("transformers")
+    pytest.importorskip("datasets")
+    from click.testing import CliRunner
+
+    from fastsim.cli import main as cli
+    from tests import models
+
+    arguments = ["plan", "--batch-size", "65536", "--ranks", "8", "--rate", "100", "--gpu"]
+    result = CliRunner().invoke(cli.main, [*arguments, "--model", str(models.tiny_bert())])
+    assert result.exit_code == 0, result.output
+    for part in ("65,536 candidates of width 32", "encoder", "micro-batch", "candidates (gather)"):
+        assert part in result.output
+    assert "at 100 TFLOP/s" in result.output

@@ -1,0 +1,346 @@
+"""What tests/test_distributed.py runs on four processes at once: every case on groups of them.
+
+Each process also has the whole batch and computes the loss of one process itself, so that it knows
+what its part has to be.
+"""
+
+import datetime
+import os
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+import fastsim
+from fastsim import losses
+from fastsim.backends.cpu import backend as cpu
+from fastsim.distributed import Ring
+from fastsim.grad_cache import GradCache
+from tests.cases import CASES, Case, embeddings, integers
+
+RANKS = (2, 3, 4)
+ROWS, MORE_COLUMNS = (13, 7, 10, 6), (20, 0, 9, 3)  # of each rank
+WIDTH = 8
+LEARNT = {"temperature": 0.3, "scale": 3.0, "bias": -1.0}
+
+
+def against(loss):
+    """A loss by groups of two sides, its references the second, and the groups of both."""
+
+    def call(x, y, groups, **options):
+        return loss(x, groups[0], y, groups[1], **options)
+
+    call.__wrapped__, call.__kwdefaults__ = loss, loss.__kwdefaults__
+    return call
+
+
+def selected(x, groups, references=None, reference_groups=None, **options):
+    """A number of every row that tells all of `hardest_pairs`."""
+    found = fastsim.hardest_pairs(x, groups, references, reference_groups, **options)
+    positive, negative = (d.masked_fill(d.isinf(), 0.0) for d in found[:2])
+    return positive + 3 * negative + found.positive_index + 0.3 * found.negative_index
+
+
+selected.__wrapped__ = fastsim.hardest_pairs
+selected.__kwdefaults__ = fastsim.hardest_pairs.__kwdefaults__
+
+
+def copies(n, d, generator):
+    """Rows of which there are few, the same on every rank: which is chosen is told by its place."""
+    few = embeddings(5, d, generator=torch.Generator().manual_seed(d))
+    return few[integers(5, n, generator=generator)]
+
+
+def grouped(name, loss, sides=2, points=embeddings, **options):
+    """A case of `loss` by groups; with two sides, of the losses `against` references."""
+
+    def make(n, m, d, generator):
+        counts = (n, m)[:sides]
+        groups = tuple(integers(max(2, n // 3), count, generator=generator) for count in counts)
+        tensors = [points(count, d, generator=generator) for count in counts]
+        return tensors, [groups if sides == 2 else groups[0]], dict(options)
+
+    return Case(name, against(loss) if sides == 2 else loss, None, make)
+
+
+REFERENCES = [
+    grouped(f"{loss.__name__}-{name}", loss, **options)
+    for loss in (fastsim.sup_con, fastsim.nt_xent, fastsim.multi_similarity)
+    for name, options in (("references", {}), ("own first", {"own_first": True}))
+]
+SELECTIONS = [
+    grouped(f"hardest_pairs-{distance}-{name}", selected, sides, points, distance=distance)
+    for distance in ("euclidean", "cosine")
+    for name, sides, points in (
+        ("alone", 1, embeddings),
+        ("references", 2, embeddings),
+        ("copies", 1, copies),
+    )
+]
+BATCHWISE = [c for c in CASES if "group" in c.loss.__kwdefaults__] + REFERENCES + SELECTIONS
+WAYS = (
+    ("gather", "cpu", torch.float32),
+    ("ring", "cpu", torch.float32),
+    ("gather", "cpu", torch.float64),
+    ("ring", "cpu", torch.float64),
+    ("gather", "eager", torch.float64),
+)
+
+
+def ways(case):
+    """Those of a case; in a library product the scores of copies may differ by rounding."""
+    return [way for way in WAYS if way[1] != "eager" or not case.name.endswith("-copies")]
+
+
+@dataclass
+class Part:
+    """A call of a loss: embeddings, other arguments, options, and which row or column is whose."""
+
+    tensors: list
+    others: list
+    options: dict
+
+
+def parts_of(case, ranks, seed, shrink=1):
+    """One `Part` per rank, the same on every process."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [
+        (max(1, rows // shrink), max(1, (rows + more) // shrink))
+        for rows, more in zip(ROWS[:ranks], MORE_COLUMNS, strict=False)
+    ]
+    found = [Part(*case.make(*size, WIDTH, generator)) for size in sizes]
+    if found[0].others and found[0].others[0] is not None:
+        everything = case.make(*map(sum, zip(*sizes, strict=True)), WIDTH, generator)[1][0]
+        if isinstance(everything, torch.Tensor) and everything.dim() == 2:
+            # A target matrix has the rank's rows and the columns of all.
+            for part, rows in zip(found, everything.split([n for n, _ in sizes]), strict=True):
+                part.others[0] = rows
+    return found
+
+
+def whole_of(case, parts):
+    """The `Part` of one process that has everything, and the order it has put the columns in."""
+    sides = [joined(column) for column in zip(*(part.tensors for part in parts), strict=True)]
+    counts = [[len(t) for t in part.tensors if t is not None] for part in parts]
+    starts = [sum(count[-1] for count in counts[:rank]) for rank in range(len(parts))]
+    options = dict(parts[0].options)
+    if "exclude" in options:
+        exclude = zip(*(part.options["exclude"] for part in parts), strict=True)
+        options["exclude"] = tuple(map(torch.cat, exclude))
+    others, order = [], None
+    own = [torch.arange(len(part.tensors[0])) for part in parts]
+    if case.loss is fastsim.full_triplet or "own_first" in options:
+        # The columns of the rows come first.
+        own = torch.cat([columns + start for columns, start in zip(own, starts, strict=True)])
+        rest = [j for j in range(len(sides[1])) if j not in own.tolist()]
+        order = torch.cat([own, torch.tensor(rest, dtype=torch.long)])
+        sides[1] = sides[1][order]
+        if "exclude" in options:
+            options["exclude"] = (options["exclude"][0], options["exclude"][1][order])
+    if case.loss is fastsim.info_nce:
+        places = [
+            (part.others[0] if part.others else columns) + start
+            for part, columns, start in zip(parts, own, starts, strict=True)
+        ]
+        others = [torch.cat(places)]
+    elif case.loss is not fastsim.full_triplet:
+        targets = [part.others[0] if part.others else None for part in parts]
+        if targets[0] is None:  # the diagonal: a group of its own for every row
+            rows = [torch.arange(n) + s for (n, *_), s in zip(counts, starts, strict=True)]
+            others = [(torch.cat(rows), torch.arange(len(sides[-1])))]
+        elif isinstance(targets[0], tuple):
+            of_rows, of_columns = map(torch.cat, zip(*targets, strict=True))
+            others = [(of_rows, of_columns if order is None else of_columns[order])]
+        else:
+            others = [torch.cat(targets)]
+    return Part(sides, others, options), order
+
+
+def reductions(case, way):
+    if "reduction" not in case.loss.__kwdefaults__:
+        return (None,)
+    return ("mean",) if way[2] == torch.float32 else ("mean", "sum", "none")
+
+
+def joined(tensors):
+    return None if tensors[0] is None else torch.cat(tensors)
+
+
+def run(case, part, dtype, reduction, **extra):
+    """(value, gradients of embeddings, gradients of the learnt numbers)."""
+    options = part.options | extra
+    learnt = {}
+    for name, value in LEARNT.items():
+        if name in case.loss.__kwdefaults__:
+            learnt[name] = torch.tensor(value, dtype=dtype, requires_grad=True)
+    leaves = [t if t is None else t.to(dtype).requires_grad_() for t in part.tensors]
+    if reduction:
+        options["reduction"] = reduction
+    value = case.loss(*leaves, *part.others, **(options | learnt))
+    if value.dim():
+        (value * (1 + value.detach().cos())).sum().backward()  # another weight for every row
+    else:
+        value.backward()
+    sides = [t.grad for t in leaves if t is not None]
+    return value.detach(), sides, [number.grad for number in learnt.values()]
+
+
+def compare(case, group, way, reduction, seed):
+    """The largest relative error of value and gradients on this rank."""
+    exchange, backend, dtype = way
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    parts = parts_of(case, ranks, seed, shrink=3 if backend == "eager" else 1)
+    whole, order = whole_of(case, parts)
+    truth, sides, numbers = run(case, whole, dtype, reduction, backend="cpu")
+    if order is not None:
+        sides[1] = sides[1][order.argsort()]
+    chosen = Ring(group) if exchange == "ring" else group
+    got, own_sides, own_numbers = run(
+        case, parts[rank], dtype, reduction, backend=backend, group=chosen
+    )
+    of_rows = truth.dim() == 1
+    share = 1 if of_rows or reduction == "sum" else ranks  # as DDP averages
+    errors = []
+    for mine, all_of_it, number in zip(own_sides, sides, range(2), strict=False):
+        counts = [len([t for t in part.tensors if t is not None][number]) for part in parts]
+        errors.append(relative(mine / share, all_of_it.split(counts)[rank], all_of_it))
+    summed = [got.clone(), *own_numbers]
+    if of_rows:
+        errors.append(relative(got, truth.split([len(p.tensors[0]) for p in parts])[rank], truth))
+        summed = own_numbers
+    wanted = numbers if of_rows else [truth, *numbers]
+    for mine, one in zip(summed, wanted, strict=True):
+        dist.all_reduce(mine, group=group)
+        # A sum of both signs may be anything; what it is a sum of is as large as the loss.
+        errors.append(relative(mine / share, one, one.abs() + truth.abs().mean()))
+    return max(errors)
+
+
+def relative(got, wanted, scale):
+    assert got.shape == wanted.shape
+    assert got.isfinite().all()
+    return ((got - wanted).abs().max() / scale.abs().max().clamp(min=1e-30)).item()
+
+
+def refusals(group):
+    """Error messages of calls whose options differ between the ranks."""
+    rank = dist.get_rank(group)
+    x = torch.randn(4, 6 + (rank == 1))
+    y = torch.randn(4, 6)
+    found = {}
+    for name, call in {
+        "width": lambda: fastsim.info_nce(x, x, group=group),
+        "temperature": lambda: fastsim.info_nce(y, y, temperature=0.1 + rank, group=group),
+        "learnt": lambda: fastsim.info_nce(y, y, temperature=torch.tensor(0.1 + rank), group=group),
+        "loss": lambda: (fastsim.siglip if rank else fastsim.info_nce)(y, y, group=group),
+        "symmetric": lambda: fastsim.info_nce(y, y, symmetric=rank == 0, group=group),
+        "dtype": lambda: fastsim.info_nce(
+            *[y.to([y.dtype, torch.half][rank % 2])] * 2, group=group
+        ),
+        "exchange": lambda: fastsim.info_nce(y, y, group=Ring(group) if rank else group),
+        "targets": lambda: fastsim.siglip(y, y, None if rank else (ids(), ids()), group=group),
+        "exclude": lambda: fastsim.info_nce(
+            y, y, exclude=(ids(), ids()) if rank else None, group=group
+        ),
+        "nt_xent": lambda: fastsim.nt_xent(y, ids(), temperature=0.1 + rank, group=group),
+        "multi_similarity": lambda: fastsim.multi_similarity(
+            y, ids(), beta=9.0 + rank, group=group
+        ),
+        "batch_hard_triplet": lambda: fastsim.batch_hard_triplet(
+            y, ids(), soft=rank == 0, group=group
+        ),
+        "hardest_pairs": lambda: fastsim.hardest_pairs(
+            y, ids(), distance="cosine" if rank else "euclidean", group=group
+        ),
+        "references": lambda: fastsim.sup_con(
+            y, ids(), *((y, ids()) if rank else (None, None)), group=group
+        ),
+        "own first": lambda: fastsim.nt_xent(y, ids(), y, ids(), own_first=rank == 0, group=group),
+        "gradient": lambda: fastsim.info_nce(y.requires_grad_(rank == 0), y, group=group),
+    }.items():
+        try:
+            call()
+            found[name] = "no error"
+        except ValueError as error:
+            found[name] = str(error)
+    y.requires_grad_(False)
+    found["after"] = fastsim.info_nce(y, y, group=group).isfinite().item()
+    return found
+
+
+def ids():
+    return torch.arange(4)
+
+
+def micro_batches(group, seed):
+    """(relative error, synchronisations) of a step of GradCache on unequal ranks under DDP."""
+    rank = dist.get_rank(group)
+    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    encode = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 5))
+    parts = [torch.randn(2, rows, 6, generator=generator) for rows in ROWS]
+    fastsim.siglip(*(encode(side) for side in torch.cat(parts, 1))).backward()
+    wanted = [p.grad for p in encode.parameters()]
+    encode.zero_grad()
+    together, count = torch.nn.parallel.DistributedDataParallel(encode, process_group=group), []
+
+    def hook(state, bucket):
+        count.append(len(bucket.gradients()))
+        return default_hooks.allreduce_hook(state, bucket)
+
+    together.register_comm_hook(group, hook)
+    cache = GradCache(together, losses.SigLIP(group=group), micro_batch_size=4)
+    cache.backward(*parts[rank])
+    pairs = zip(encode.parameters(), wanted, strict=True)
+    return max(relative(p.grad, w, w) for p, w in pairs), count
+
+
+def failure(group, seconds):
+    """What a call says, and after how long, when another rank does not answer."""
+    start = time.monotonic()
+    x = torch.randn(4, 6, requires_grad=True)
+    try:
+        fastsim.info_nce(x, x, group=group).backward()
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}", time.monotonic() - start
+    return "no error", time.monotonic() - start
+
+
+def work(rank, folder, seed):
+    """Everything on one of max(RANKS) processes; results in `folder`."""
+    torch.set_num_threads(1)
+    cpu.PANEL, cpu.FEWEST_ROWS, cpu.WIDEST = 1 << 9, 12, 64  # so that there are many panels
+    count = max(RANKS)
+    file = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=file, rank=rank, world_size=count)
+    errors = {}
+    for ranks in RANKS:
+        group = dist.new_group(range(ranks))
+        if rank >= ranks:
+            continue
+        for case in BATCHWISE:
+            for way in ways(case):
+                for reduction in reductions(case, way):
+                    key = case.name, ranks, *way, reduction
+                    try:
+                        errors[key] = compare(case, group, way, reduction, seed)
+                    except Exception as error:
+                        raise AssertionError(f"{key}: {error}") from error
+    found = {"errors": errors, "refusals": refusals(dist.group.WORLD)}
+    found["micro-batches"] = micro_batches(dist.group.WORLD, seed)
+    slow = dist.new_group(timeout=datetime.timedelta(seconds=2))
+    last = rank == count - 1
+    found["slow"] = time.sleep(4) if last else failure(slow, 2)
+    dead = dist.new_group(timeout=datetime.timedelta(seconds=20))
+    dist.barrier()
+    found["dead"] = None if last else failure(dead, 20)
+    torch.save(found, f"{folder}/{rank}.pt")
+    os._exit(0)  # nobody waits for the others
+
+
+if __name__ == "__main__":
+    import sys
+
+    work(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

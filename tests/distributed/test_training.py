@@ -1,0 +1,186 @@
+"""Training on two processes is training on one; micro-batches change nothing."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("datasets")
+from fastsim.encoders.encoder import Encoder
+from fastsim.training import demo
+from fastsim.training.run import Options, train
+from tests import models
+
+KEPT, HELD = demo.situations()
+TUPLES = [{"anchor": one, "positive": same, "negative": other} for one, same, other, _ in KEPT[:20]]
+LABELLED = [
+    {"text": text, "label": number}
+    for number, (one, same, other, too) in enumerate(KEPT[:8])
+    for text in (one, same, too)
+]
+# name -> (rows, loss, further options)
+RUNS = {
+    "info_nce": (TUPLES, "info_nce", {"learn": ("temperature",), "batch_size": 8}),
+    "micro-batches": (
+        TUPLES,
+        "info_nce",
+        {"learn": ("temperature",), "batch_size": 8, "micro_batch_size": 3},
+    ),
+    "regression": (None, "cosine_regression", {"batch_size": 7}),
+    "cosent": (None, "cosent", {"batch_size": 7, "accumulate": 2, "micro_batch_size": 2}),
+    "cross": (None, "regression", {"batch_size": 7, "architecture": "cross-encoder"}),
+    **{
+        loss: (LABELLED, loss, {"batch_size": 12, "micro_batch_size": 4, **more})
+        for loss, more in {
+            "nt_xent": {"learn": ("temperature",)},
+            "multi_similarity": {},
+            "batch_hard_triplet": {"loss_options": {"distance": "cosine", "soft": True}},
+        }.items()
+    },
+}
+
+WORK = """
+import sys, warnings
+warnings.simplefilter("ignore")
+from fastsim.training.run import Options, train
+for options in eval(open(sys.argv[1]).read()):
+    train(Options(**options))
+"""
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    """The tiny BERT without dropout: two processes draw other numbers than one."""
+    import shutil
+
+    folder = tmp_path_factory.mktemp("calm") / "bert"
+    shutil.copytree(models.tiny_bert(), folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(calm, tmp_path_factory):
+    """Folder of every run: by one process, by two, and by one without micro-batches."""
+    folder = tmp_path_factory.mktemp("runs")
+    files = {}
+    for number, rows in enumerate((TUPLES, LABELLED)):
+        files[id(rows)] = folder / f"{number}.jsonl"
+        files[id(rows)].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    scored = demo.write_pairs(KEPT[:12], folder / "scored.jsonl")
+
+    def options(name, kind, **changes):
+        rows, loss, more = RUNS[name]
+        return {
+            "model": str(calm),
+            "train": str(files[id(rows)] if rows else scored),
+            "loss": loss,
+            "output": str(folder / kind / name),
+            "learning_rate": 1e-3,
+            "max_length": 32,
+            "max_steps": 20,
+            "progress": False,
+            "cpu": True,
+            **more,
+            **changes,
+        }
+
+    for name in RUNS:
+        (folder / "one").mkdir(exist_ok=True)
+        (folder / "whole").mkdir(exist_ok=True)
+        train(Options(**options(name, "one")))
+        if "micro_batch_size" in RUNS[name][2]:
+            train(Options(**options(name, "whole", micro_batch_size=None)))
+    (folder / "two").mkdir()
+    work = folder / "work.py"
+    work.write_text(WORK)
+    asked = folder / "options"
+    asked.write_text(repr([options(name, "two") for name in RUNS]))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    command += [f"--master-port={port}", str(work), str(asked)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-6000:]
+    return folder
+
+
+def parameters(folder):
+    from safetensors.torch import load_file
+
+    files = sorted(folder.rglob("*.safetensors"))
+    files = [file for file in files if "checkpoints" not in file.parts]
+    assert files
+    return {(file.name, key): value for file in files for key, value in load_file(file).items()}
+
+
+def assert_same(one, two, start):
+    assert one.keys() == two.keys()
+    for key, value in one.items():
+        if "key.bias" in key[1]:
+            continue  # its gradient is 0 but for rounding, which AdamW makes steps of
+        moved = (value - start.get(key, 0)).abs().mean().item()
+        apart = (value - two[key]).abs().mean().item()
+        assert apart <= 1e-3 * moved + 1e-6, key
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_train_the_model_of_one(name, trained, calm):
+    start = parameters(calm)
+    one, two = (parameters(trained / kind / name) for kind in ("one", "two"))
+    assert_same(one, two, start)
+    history = [
+        json.loads((trained / kind / name / "fastsim_training.json").read_text())["history"]
+        for kind in ("one", "two")
+    ]
+    losses = [[e["loss"] for e in entries if "loss" in e] for entries in history]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", [n for n, run in RUNS.items() if "micro_batch_size" in run[2]])
+def test_micro_batches_train_the_same_model(name, trained, calm):
+    one, whole = (parameters(trained / kind / name) for kind in ("one", "whole"))
+    assert_same(one, whole, parameters(calm))
+
+
+def test_two_processes_leave_a_model_that_encodes(trained):
+    vectors = Encoder.from_pretrained(trained / "two" / "info_nce").encode(models.texts(6))
+    assert vectors.isfinite().all()
+    assert torch.linalg.matrix_rank(vectors) == 6
+
+
+def test_duplicates_are_excluded(tmp_path, calm, monkeypatch):
+    """Equal candidates share a batch and are nobody's negative."""
+    from fastsim.training.objectives import Objective
+
+    rows = [{"anchor": row["anchor"], "positive": KEPT[i // 5][1]} for i, row in enumerate(TUPLES)]
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    seen = []
+    forward = Objective.forward
+
+    def record(self, vectors, labels=None, exclude=None):
+        seen.append((vectors[1].detach(), *exclude))
+        return forward(self, vectors, labels, exclude)
+
+    monkeypatch.setattr(Objective, "forward", record)
+    settings = {"model": str(calm), "train": str(file), "loss": "info_nce", "progress": False}
+    settings |= {"batch_size": 20, "max_steps": 1, "cpu": True, "output": str(tmp_path / "out")}
+    train(Options(**settings, duplicates="exclude"))
+    ((vectors, row_ids, column_ids),) = seen
+    assert len(vectors) == 20  # apart they would be in five batches
+    assert torch.equal(row_ids, column_ids)
+    assert len(row_ids.unique()) == 4
+    same = (vectors[:, None] - vectors[None]).abs().amax(2) < 1e-5
+    assert torch.equal(same, row_ids[:, None] == column_ids[None, :])
+    with pytest.raises(ValueError, match="duplicates: info_nce and full_triplet can exclude"):
+        train(Options(**settings | {"loss": "siglip"}, duplicates="exclude"))

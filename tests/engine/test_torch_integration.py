@@ -1,0 +1,135 @@
+"""opcheck of the registered operators, torch.compile(fullgraph=True), autocast."""
+
+import contextlib
+
+import pytest
+import torch
+from torch.library import opcheck
+
+import fastsim
+from fastsim import scores
+from fastsim.backends import get
+from fastsim.engine import autograd as engine
+from fastsim.engine import chosen_rows, selection
+from fastsim.engine import cosent as ranking
+from tests.cases import BY_NAME, CASES, call, inputs, takes_backend
+
+COMPILED = tuple(name for name in fastsim.backends() if name != "eager")
+BACKENDS = tuple(fastsim.backends())
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Every call of an operator of ours while a loss runs: (operator, arguments)."""
+    calls = []
+
+    def record(module, name):
+        operator = getattr(module, name)
+
+        def wrapper(*arguments):
+            calls.append((operator.operator, arguments))
+            return operator(*arguments)
+
+        monkeypatch.setattr(module, name, wrapper)
+
+    for module, names in (
+        (engine, ("_tile", "_tile_backward")),
+        (scores, ("_unit_rows", "_unit_rows_backward")),
+        (scores, ("_paired_cosines", "_paired_cosines_backward")),
+        (selection, ("_closest", "_hardest", "_centred")),
+        (
+            chosen_rows,
+            ("_chosen_rows", "_chosen_rows_backward", "_row_terms", "_row_terms_backward"),
+        ),
+        (ranking, ("_cosent",)),
+    ):
+        for name in names:
+            record(module, name)
+    return calls
+
+
+@pytest.mark.parametrize("backend", COMPILED)
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_opcheck(case, backend, recorded, usable):
+    usable(backend)
+    if not takes_backend(case):
+        pytest.skip("plain torch")
+    tensors, others, options = inputs(case, (5, 7, 4), torch.float32, seed=21)
+    call(case.loss, tensors, others, options | {"backend": backend})
+    assert recorded
+    for operator, arguments in recorded:
+        plain = [a.detach() if isinstance(a, torch.Tensor) else a for a in arguments]
+        opcheck(operator, plain)
+
+
+def graph_free(case):
+    # The distinct values of a dense target matrix decide a shape, so they cannot be traced.
+    return case.name == "cosent_matrix-soft"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_compile(case, backend, usable):
+    usable(backend)
+    if graph_free(case) or (backend == "eager" and "cosent" in case.name):
+        pytest.skip("shapes that depend on the labels' values")
+    tensors, others, options = inputs(case, (5, 7, 4), torch.float32, seed=22)
+    options |= {"backend": backend} if takes_backend(case) else {}
+    torch._dynamo.reset()
+    compiled = torch.compile(case.loss, fullgraph=True, backend="aot_eager")
+    value, grads = call(compiled, tensors, others, options)
+    wanted, wanted_grads = call(case.loss, tensors, others, options)
+    torch.testing.assert_close(value, wanted)
+    for grad, other in zip(grads, wanted_grads, strict=True):
+        torch.testing.assert_close(grad, other)
+
+
+@pytest.mark.parametrize("within", [None, "cpu", "auto"])
+@pytest.mark.parametrize("name", ["info_nce", "full_triplet", "nt_xent", "cosent", "angle"])
+def test_compile_with_the_default_backend(name, within, usable):
+    """As most calls are: without `backend`, inside `use_backend` or not."""
+    usable("cpu")
+    case = BY_NAME[name]
+    tensors, others, options = inputs(case, (5, 7, 4), torch.float32, seed=25)
+    torch._dynamo.reset()
+    compiled = torch.compile(case.loss, fullgraph=True, backend="aot_eager")
+    with contextlib.nullcontext() if within is None else fastsim.use_backend(within):
+        value, grads = call(compiled, tensors, others, options)
+    wanted, wanted_grads = call(case.loss, tensors, others, options | {"backend": "cpu"})
+    assert torch.equal(value, wanted)
+    assert all(torch.equal(a, b) for a, b in zip(grads, wanted_grads, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_autocast_changes_nothing(case, backend, usable):
+    usable(backend)
+    tensors, others, options = inputs(case, (9, 11, 6), torch.float32, seed=23)
+    options |= {"backend": backend} if takes_backend(case) else {}
+    wanted, wanted_grads = call(case.loss, tensors, others, options)
+
+    def under_autocast(*arguments, **keywords):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return case.loss(*arguments, **keywords)
+
+    value, grads = call(under_autocast, tensors, others, options)
+    assert value.dtype == torch.float32
+    assert torch.equal(value, wanted)
+    assert all(torch.equal(a, b) for a, b in zip(grads, wanted_grads, strict=True))
+
+
+@pytest.mark.parametrize("backend", COMPILED)
+def test_no_gradient_work_without_need(backend, usable, monkeypatch):
+    usable(backend)
+    kind = type(get(backend))
+
+    def refuse(*arguments, **keywords):
+        raise AssertionError("gradient work that nobody asked for")
+
+    for name in ("fused", "score_grad", "multiply"):
+        monkeypatch.setattr(kind, name, refuse)
+    tensors, others, options = inputs(BY_NAME["info_nce"], (5, 7, 4), torch.float32, seed=24)
+    fastsim.info_nce(*tensors, *others, **options, backend=backend)
+    with torch.no_grad():
+        tensors[0].requires_grad_()
+        fastsim.info_nce(*tensors, *others, **options, backend=backend)

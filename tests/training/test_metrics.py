@@ -1,0 +1,181 @@
+"""Metrics against their definitions, losses against their columns."""
+
+import inspect
+import itertools
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("sklearn")
+from fastsim.cli import main as cli
+from fastsim.training import metrics
+from fastsim.training.formats import format_of
+from fastsim.training.objectives import LOSSES, Objective, check_loss, fitting
+
+SCORED = format_of(["sentence1", "sentence2", "score"])
+LABELLED = format_of(["sentence1", "sentence2", "label"])
+PAIRS = format_of(["anchor", "positive"])
+TRIPLETS = format_of(["anchor", "positive", "negative", "negative_2"])
+TEXTS = format_of(["text", "label"])
+
+
+def test_pair_correlations_against_pandas():
+    import pandas
+
+    u, v = torch.randn(2, 30, 6)
+    gold = torch.randint(0, 5, (30,)).double()
+    found = metrics.pair_correlations(u, v, gold.tolist())
+    scores = {
+        "cosine": [float(a @ b / (a.norm() * b.norm())) for a, b in zip(u, v, strict=True)],
+        "dot": [float(a @ b) for a, b in zip(u, v, strict=True)],
+        "euclidean": [-math.dist(a.tolist(), b.tolist()) for a, b in zip(u, v, strict=True)],
+        "manhattan": [-float((a - b).abs().sum()) for a, b in zip(u, v, strict=True)],
+    }
+    for name, values in scores.items():
+        frame = pandas.DataFrame({"s": values, "g": gold.numpy()})
+        for kind in ("pearson", "spearman"):
+            expected = frame.corr(kind)["s"]["g"]
+            assert found[f"{kind}_{name}"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_correlation_of_constants_is_nan():
+    assert math.isnan(metrics.correlations([1.0, 2.0], [3.0, 3.0])["spearman"])
+
+
+def test_binary_tries_every_threshold():
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.randint(0, 2, (40,), generator=generator).tolist()
+    scores = (torch.randn(40, generator=generator) + torch.tensor(labels)).tolist()
+    found = metrics.binary(scores, labels)
+    best_accuracy, best_f1 = 0, 0
+    for cut in [*scores, max(scores) + 1]:
+        chosen = [score >= cut for score in scores]
+        hits = sum(c and bool(label) for c, label in zip(chosen, labels, strict=True))
+        right = sum(c == bool(label) for c, label in zip(chosen, labels, strict=True))
+        best_accuracy = max(best_accuracy, right / 40)
+        best_f1 = max(best_f1, 2 * hits / (sum(chosen) + sum(labels)))
+    assert found["accuracy"] == pytest.approx(best_accuracy)
+    assert found["f1"] == pytest.approx(best_f1)
+    cut = found["accuracy_threshold"]
+    right = sum((s >= cut) == bool(label) for s, label in zip(scores, labels, strict=True))
+    assert right / 40 == pytest.approx(best_accuracy)
+    order = sorted(zip(scores, labels, strict=True), reverse=True)
+    precisions = [
+        sum(label for _, label in order[: i + 1]) / (i + 1)
+        for i, (_, label) in enumerate(order)
+        if label
+    ]
+    assert found["average_precision"] == pytest.approx(sum(precisions) / len(precisions))
+
+
+def test_retrieval_by_hand():
+    # query 0 finds its answers at ranks 1 and 3, query 1 (itself left out) at rank 2.
+    corpus = torch.eye(4)
+    queries = torch.tensor([[4.0, 3, 2, 1], [1, 2, 3, 9]])
+    found = metrics.retrieval(queries, corpus, [{0, 2}, {1}], left_out=[-1, 3])
+    assert found["recall@1"] == pytest.approx((1 / 2 + 0) / 2)
+    assert found["recall@5"] == 1.0
+    assert found["mrr@10"] == pytest.approx((1 + 1 / 2) / 2)
+    first = (1 + 1 / math.log2(4)) / (1 + 1 / math.log2(3))
+    assert found["ndcg@10"] == pytest.approx((first + 1 / math.log2(3)) / 2)
+
+
+def test_triplets_and_classes():
+    a, p, n = torch.tensor([[1.0, 0]]), torch.tensor([[1.0, 0.1]]), torch.tensor([[0.0, 1]])
+    assert set(metrics.triplets(a, p, n).values()) == {1.0}
+    assert set(metrics.triplets(a, n, p).values()) == {0.0}
+    found = metrics.classes(torch.tensor([[2.0, 1], [0, 1], [3, 1]]), [0, 1, 1])
+    assert found["accuracy"] == pytest.approx(2 / 3)
+
+
+# ---- losses and columns ----
+
+
+def test_fitting_is_the_table_of_the_documentation():
+    assert fitting(PAIRS) == fitting(TRIPLETS)[:-1]
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    said = " ".join(inspect.getdoc(cli.train.callback).split())
+    for columns, layout in {
+        "sentence1, sentence2, score": SCORED,
+        "anchor, positive[, negative, negative_2, ...]": TRIPLETS,
+        "sentence1, sentence2, label": LABELLED,
+        "text, label": TEXTS,
+    }.items():
+        names = ", ".join(fitting(layout))
+        line = re.search(
+            rf"^\| {re.escape(columns)} \| (.+?)(?: \(.+\))? \|$", readme, re.MULTILINE
+        )
+        assert line[1] == names
+        assert re.search(rf"\({re.escape(columns.replace(', negative_2', ''))}\) {names}[;.]", said)
+
+
+def test_a_loss_that_does_not_fit_names_those_that_do():
+    with pytest.raises(ValueError, match="can train info_nce, full_triplet, siglip, got 'cosent'"):
+        check_loss("cosent", PAIRS)
+    with pytest.raises(ValueError, match="got 'cosend'; all losses: cosent, angle"):
+        check_loss("cosend", SCORED)
+
+
+LAYOUTS = [SCORED, LABELLED, PAIRS, TRIPLETS, TEXTS]
+CASES = [(loss, layout) for layout in LAYOUTS for loss in fitting(layout)]
+
+
+@pytest.mark.parametrize(("loss", "layout"), CASES)
+def test_every_loss_trains_on_its_columns(loss, layout):
+    vectors = [torch.randn(8, 6, requires_grad=True) for _ in layout.texts]
+    labels = {
+        "scored pairs": torch.linspace(0, 1, 8),
+        "labelled pairs": torch.arange(8) % 3,
+        "labelled texts": torch.arange(8) // 2,
+    }.get(layout.name)
+    learn = LOSSES[loss].learnable
+    objective = Objective(loss, layout, learn=learn, dim=6, classes=("a", "b", "c"))
+    value = objective(vectors, labels)
+    value.backward()
+    assert torch.isfinite(value)
+    assert all(vector.grad.abs().sum() > 0 for vector in vectors)
+    for name, parameter in objective.named_parameters():
+        assert parameter.grad.abs().sum() > 0, name
+
+
+def test_labelled_texts_are_the_target_matrix():
+    vectors, groups = torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])
+    unit = vectors / vectors.norm(dim=1, keepdim=True)
+    wanted = torch.tensor([[1.0 if a == b else -1.0 for b in groups] for a in groups])
+    found = Objective("matrix_mse", TEXTS)([vectors], groups)
+    torch.testing.assert_close(found, ((unit @ unit.T - wanted) ** 2).mean())
+
+
+def test_learnt_options_start_at_their_value_and_stay_positive():
+    objective = Objective("siglip", PAIRS, options={"scale": 5.0}, learn=("scale", "bias"))
+    assert objective.values() == pytest.approx({"scale": 5.0, "bias": -10.0})
+    with torch.no_grad():
+        objective.learnt["scale"].sub_(100)
+    assert objective.values()["scale"] > 0
+    with pytest.raises(ValueError, match="learn: full_triplet can learn nothing, got 'margin'"):
+        Objective("full_triplet", PAIRS, learn=("margin",))
+    with pytest.raises(ValueError, match="wanted options temperature"):
+        Objective("info_nce", PAIRS, options={"tempurature": 1.0})
+
+
+def test_hard_negatives_are_candidates():
+    vectors = list(torch.randn(4, 5, 6))
+    found = Objective("info_nce", TRIPLETS)(vectors)
+    unit = [part / part.norm(dim=1, keepdim=True) for part in vectors]
+    logits = unit[0] @ torch.cat(unit[1:]).T / 0.05
+    expected = torch.nn.functional.cross_entropy(logits, torch.arange(5))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    margins = [
+        torch.relu((vectors[0] - vectors[1]).norm(dim=1) - (vectors[0] - n).norm(dim=1) + 1).mean()
+        for n in vectors[2:]
+    ]
+    found = Objective("triplet_margin", TRIPLETS)(vectors)
+    torch.testing.assert_close(found, sum(margins) / 2)
+
+
+def test_every_loss_of_the_table_has_a_case():
+    assert {loss for loss, _ in CASES} == set(LOSSES)
+    assert len(set(itertools.chain(CASES))) == len(CASES)

