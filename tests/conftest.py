@@ -10,6 +10,9 @@ import fastsim
 from fastsim.backends.cpu import backend as cpu
 
 
+pytest_plugins = ["tests.collection"]
+
+
 @pytest.fixture(autouse=True)
 def seeded():
     """Inputs differ from run to run, but not in CI; a failure says how to have them again."""
