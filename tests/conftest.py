@@ -9,7 +9,6 @@ import torch
 import fastsim
 from fastsim.backends.cpu import backend as cpu
 
-
 pytest_plugins = ["tests.collection"]
 
 
