@@ -9,6 +9,7 @@ from fastsim.kinds.contrast import MultiPositive, MultiSimilarity
 from fastsim.kinds.elementwise import Sigmoid, SquaredError
 from fastsim.kinds.levels import Levels
 from fastsim.kinds.softmax import Softmax
+from fastsim.kinds.triplet import Triplet
 
 KINDS = {
     kind.name: kind
@@ -19,6 +20,8 @@ KINDS = {
         MultiSimilarity(),
         MultiPositive(),
         Levels(),
+        Triplet("hard"),
+        Triplet("semi-hard"),
     )
 }
 

@@ -90,6 +90,7 @@ class Kind:
     coefficient_axes: of what each of the coefficients is: ROWS, COLUMNS or MATRIX.
     elementwise: whether the score gradient of a pair needs its score and its row's weight alone.
     whole_matrix: whether there is one loss of all scores rather than one of each row.
+    in_panels: whether it has a state and score gradients, so that panel after panel will do.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Kind:
     coefficient_axes: tuple[str, ...] = (ROWS,)
     elementwise = False
     whole_matrix = False
+    in_panels = True
 
     def parts(self, tile):
         """The parts of the state, in their order."""

@@ -15,6 +15,7 @@ from fastsim.tile import Tile
 
 BACKENDS = tuple(fastsim.backends())
 NAMES = (*KINDS, *SELECTIONS)
+IN_PANELS = [name for name, kind in KINDS.items() if kind.in_panels]
 
 
 def grouped(rows, columns):
@@ -90,7 +91,7 @@ def a_tile(kind, **options):
 
 
 TILES = {
-    **{kind: a_tile(kind) for kind in KINDS},
+    **{kind: a_tile(kind) for kind in IN_PANELS},
     "softmax positives": a_tile("softmax", pairs=Pairs(torch.arange(5))),
     "softmax symmetric": a_tile("softmax", pairs=Pairs(torch.arange(5)), symmetric=True),
     "log-sum-exps": a_tile("softmax", pairs=Pairs(), symmetric=True),
