@@ -1,4 +1,4 @@
-"""Full triplet: hinges on the mean negative and on the closest one (`full_triplet` has the formula)."""
+"""Full triplet: hinges on the mean negative and on the closest (the formula: `full_triplet`)."""
 
 from fastsim.kinds.kind import Kind
 
