@@ -7,7 +7,9 @@ two it is NT-Xent; `info_nce` is the case of one named positive.
 """
 
 import torch
+from torch import Tensor
 
+from fastsim.annotations import Group, Reduction, Scalar
 from fastsim.backends import pick
 from fastsim.checks import check_number, check_reduction
 from fastsim.distributed import join
@@ -27,17 +29,17 @@ from fastsim.tile import Tile
 
 
 def sup_con(
-    embeddings,
-    groups,
-    references=None,
-    reference_groups=None,
+    embeddings: Tensor,
+    groups: Tensor,
+    references: Tensor | None = None,
+    reference_groups: Tensor | None = None,
     *,
-    own_first=False,
-    temperature=0.1,
-    reduction="mean",
-    group=None,
-    backend=None,
-):
+    own_first: bool = False,
+    temperature: Scalar = 0.1,
+    reduction: Reduction = "mean",
+    group: Group = None,
+    backend: str | None = None,
+) -> Tensor:
     """Supervised contrastive loss of embeddings (N, D) with integer groups (N,).
 
     references (M, D), reference_groups (M,): what the embeddings are held against, by default
@@ -89,16 +91,27 @@ class SupCon(LossModule):
 
     function = staticmethod(sup_con)
 
+    def __init__(
+        self,
+        *,
+        own_first: bool = False,
+        temperature: Scalar = 0.1,
+        reduction: Reduction = "mean",
+        group: Group = None,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
+
 
 def sup_con_from_scores(
-    scores,
-    groups,
-    reference_groups=None,
+    scores: Tensor,
+    groups: Tensor,
+    reference_groups: Tensor | None = None,
     *,
-    own_first=False,
-    temperature=0.1,
-    reduction="mean",
-):
+    own_first: bool = False,
+    temperature: Scalar = 0.1,
+    reduction: Reduction = "mean",
+) -> Tensor:
     """The specification of `sup_con`: scores (N, M), the other parameters as there."""
     pairs = groups_of_scores(scores, groups, reference_groups, own_first)
     check_number("temperature", temperature, positive=True)
