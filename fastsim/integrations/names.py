@@ -1,5 +1,6 @@
 """A module in the place of a peer's: every name that it does not have is the peer's."""
 
+import contextlib
 import sys
 from types import ModuleType
 
@@ -8,14 +9,18 @@ def served(name, *theirs):
     """(__getattr__, __dir__, __all__) of the module `name`, which stands for the modules `theirs`.
 
     A name is looked up when it is asked for, in `theirs` in their order; a module may be given as a
-    function that imports it. Names with two underscores are the module's own: those of another
-    would tell Python that our files are theirs. `__all__` is what `import *` gave there, and what
-    the module has beyond it.
+    function that imports it, and is passed over where that fails. Names with two underscores are
+    the module's own: those of another would tell Python that our files are theirs. `__all__` is
+    what `import *` gave there.
     """
 
     def modules():
         for module in theirs:
-            yield module if isinstance(module, ModuleType) else module()
+            if isinstance(module, ModuleType):
+                yield module
+                continue
+            with contextlib.suppress(ImportError):
+                yield module()
 
     def __getattr__(attribute):  # noqa: N807
         if not (attribute.startswith("__") and attribute.endswith("__")):

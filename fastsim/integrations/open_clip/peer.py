@@ -5,7 +5,7 @@ import importlib
 import importlib.util
 import sys
 
-_LONE = "fastsim.integrations.open_clip._their_loss"
+_LONE = "_open_clip_loss"
 
 
 def package():
