@@ -84,7 +84,7 @@ class CoCaLoss(theirs.CoCaLoss, ClipLoss):
 def _cross_entropy(rows, columns, scale, *, first=0, symmetric=False):
     """Of each row (N, D) among the columns (M, D), its own being column `first` + i."""
     positives = torch.arange(first, first + rows.shape[0], device=rows.device)
-    backend = pick(None, rows)
+    backend = pick(None, rows, kind="softmax")
     if backend.name == "eager":
         options = {"temperature": inverse(scale, rows), "symmetric": symmetric}
         return info_nce_from_scores(rows @ columns.T, positives, **options)

@@ -66,7 +66,7 @@ class SigLipLoss(
             texts = gather(texts, self.rank)
             columns = torch.arange(texts.shape[0], device=texts.device)
             targets = columns[self.rank * rows : (self.rank + 1) * rows], columns
-        backend = pick(None, images)
+        backend = pick(None, images, kind="sigmoid")
         if backend.name == "eager":
             return siglip_from_scores(images @ texts.T, targets, scale=scale, bias=bias)
         pairs = parse_targets(targets, rows, texts.shape[0], texts.device)
