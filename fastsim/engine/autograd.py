@@ -84,7 +84,7 @@ def _plan(tile, x, y, weights, wanted, backend):
     if tile.group or not wanted or (weights is None and tile.kind != "levels"):
         return "recompute"
     pays = backend.keeps_scores or at_once(tile, x, y, backend)
-    return "fused" if pays and backend.whole_rows_fit(columns) else "recompute"
+    return "fused" if pays and backend.whole_rows_fit(columns, x.device) else "recompute"
 
 
 def _once(positives, row_ids, column_ids, row_groups, column_groups, dense):

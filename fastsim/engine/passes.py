@@ -96,7 +96,7 @@ class Call:
 
 def at_once(tile, x, y, backend):
     """Whether one fused pass of a block of whole rows gives its state and its score gradients."""
-    return tile.rows_alone or backend.whole_matrix_fits(x.shape[0], y.shape[0])
+    return tile.rows_alone or backend.whole_matrix_fits(x.shape[0], y.shape[0], x.device)
 
 
 class _Products:
@@ -109,7 +109,7 @@ class _Products:
         want_x, want_y = call.products
         self.wants = want_x, want_y or (want_x and call.together)
         # Unit rows of a band are not read again once its only panel is done: their place is free.
-        whole = call.backend.whole_rows_fit(unit_y.shape[0])
+        whole = call.backend.whole_rows_fit(unit_y.shape[0], unit_y.device)
         fits = unit_x.dtype == dtype and unit_x.is_contiguous()
         if want_x and whole and fits and not call.together:
             self.x = unit_x
@@ -167,12 +167,20 @@ def _fused_panels(call, unit_x, unit_y, dtype):
     workspace = call.backend.workspace(unit_x, unit_y, whole_rows=True)
     weights, _ = call.with_loss_scale(call.weights)
     states = []
-    for block in call.backend.blocks(unit_x.shape[0], unit_y.shape[0], whole_rows=True):
+    for block in _whole_rows(call, unit_x, unit_y):
         state, panel = call.backend.fused_pass(call.tile, unit_x, unit_y, block, weights, workspace)
         states.append(state)
         products.add(panel, block)
     state = states[0] if len(states) == 1 else list(map(torch.cat, zip(*states, strict=True)))
     return state, products.result()
+
+
+def _whole_rows(call, unit_x, unit_y):
+    """Blocks of whole rows; the whole matrix where a row alone does not decide."""
+    rows, columns = unit_x.shape[0], unit_y.shape[0]
+    if not call.tile.rows_alone:
+        return [(slice(0, rows), slice(0, columns))]
+    return call.backend.blocks(rows, columns, unit_x.device, whole_rows=True)
 
 
 def _forward_and_score_grad(call, unit_x, unit_y, dtype):
@@ -191,7 +199,8 @@ def _coefficients(tile, state, weights, dtype):
 def _score_grad_panels(call, unit_x, unit_y, coefficients, dtype, workspace):
     products = _Products(call, unit_x, unit_y, dtype)
     lower = call.tile.pairs.each_once
-    for block in call.backend.blocks(unit_x.shape[0], unit_y.shape[0], lower=lower):
+    shape = unit_x.shape[0], unit_y.shape[0]
+    for block in call.backend.blocks(*shape, unit_x.device, lower=lower):
         panel = call.backend.score_grad(call.tile, unit_x, unit_y, block, coefficients, workspace)
         products.add(panel, block)
     return products.result()

@@ -201,7 +201,7 @@ def _score_grads(tile, x, y, coefficients, want_y, batch, backend):
         if tile.symmetric:
             coefficients = [*coefficients[:3], *visiting_columns]
         workspace = backend.workspace(unit_x, unit_y)
-        for block in backend.blocks(unit_x.shape[0], unit_y.shape[0]):
+        for block in backend.blocks(unit_x.shape[0], unit_y.shape[0], unit_x.device):
             panel = backend.score_grad(part, unit_x, unit_y, block, coefficients, workspace)
             of_rows, within = block
             backend.multiply(panel, unit_y[within], grad_x[of_rows], accumulate=True)

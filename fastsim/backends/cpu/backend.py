@@ -148,10 +148,10 @@ class CpuBackend(Backend):
         )
         return loss, grad_x, grad_y, parameters
 
-    def whole_rows_fit(self, columns):
+    def whole_rows_fit(self, columns, device=None):
         return columns <= WIDEST
 
-    def blocks(self, rows, columns, *, whole_rows=False, lower=False):
+    def blocks(self, rows, columns, device=None, *, whole_rows=False, lower=False):
         tall, wide = _block_shape(rows, columns, whole_rows)
         for top in range(0, rows, tall):
             first = top // ALIGNED * ALIGNED if lower else 0
