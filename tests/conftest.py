@@ -9,6 +9,8 @@ import torch
 import fastsim
 from fastsim.backends.cpu import backend as cpu
 
+pytest_plugins = ["tests.collection"]
+
 
 @pytest.fixture(autouse=True)
 def seeded():

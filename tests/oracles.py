@@ -170,8 +170,7 @@ def batch_hard_triplet(x, groups, *, margin=1.0, distance="euclidean", soft=Fals
 def cosent(scores, labels, *, scale=20.0):
     terms = [torch.zeros(1, dtype=torch.float64)]
     for score, label in zip(scores, labels, strict=True):
-        lower = torch.tensor([bool(other < label) for other in labels])
-        terms.append(scale * (scores[lower] - score))
+        terms.append(scale * (scores[labels < label] - score))
     return log_sum_exp(torch.cat(terms))
 
 

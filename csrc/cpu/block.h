@@ -107,8 +107,8 @@ struct Kernels {
   void (*centred_rows)(const T* x, const T* centre, int64_t width, T* out, double* norms, int64_t,
                        int64_t);
   void (*chosen_rows)(const Partners<T>&, T* values, int64_t, int64_t);
-  void (*chosen_rows_of_rows)(const Partners<T>&, const T* score_grads, T* grad_x, int64_t, int64_t);
-  void (*chosen_rows_of_columns)(const Partners<T>&, const T* score_grads, const Naming&, T* grad_y,
+  void (*chosen_rows_of_rows)(const Partners<T>&, const double* score_grads, T* grad_x, int64_t, int64_t);
+  void (*chosen_rows_of_columns)(const Partners<T>&, const double* score_grads, const Naming&, T* grad_y,
                               int64_t, int64_t);
   int64_t panel_columns;
   void (*pack_panels)(const T* y, int64_t rows, int64_t width, T* packed, Range panels);

@@ -30,18 +30,19 @@ void chosen_rows(const Partners<T>& p, T* values, int64_t begin, int64_t end) {
 
 // Adds score gradient * d(pair) / d(own) to `grad`, where for a distance the score gradient has been divided by it.
 template <class T>
-void add_gradient(const T* own, const T* other, T score_grad, bool distances, int64_t width, T* grad) {
+void add_gradient(const T* own, const T* other, double score_grad, bool distances, int64_t width, T* grad) {
   if (distances) {
 #pragma omp simd
-    for (int64_t k = 0; k < width; ++k) grad[k] += score_grad * (own[k] - other[k]);
+    for (int64_t k = 0; k < width; ++k) grad[k] += T(score_grad * (own[k] - other[k]));
   } else {
+    const T factor = T(score_grad);
 #pragma omp simd
-    for (int64_t k = 0; k < width; ++k) grad[k] += score_grad * other[k];
+    for (int64_t k = 0; k < width; ++k) grad[k] += factor * other[k];
   }
 }
 
 template <class T>
-void chosen_rows_of_rows(const Partners<T>& p, const T* score_grads, T* grad_x, int64_t begin,
+void chosen_rows_of_rows(const Partners<T>& p, const double* score_grads, T* grad_x, int64_t begin,
                       int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     for (int64_t at = row; at < p.count * p.rows; at += p.rows) {
@@ -53,7 +54,7 @@ void chosen_rows_of_rows(const Partners<T>& p, const T* score_grads, T* grad_x, 
 }
 
 template <class T>
-void chosen_rows_of_columns(const Partners<T>& p, const T* score_grads, const Naming& naming, T* grad_y,
+void chosen_rows_of_columns(const Partners<T>& p, const double* score_grads, const Naming& naming, T* grad_y,
                          int64_t begin, int64_t end) {
   for (int64_t column = begin; column < end; ++column) {
     for (int64_t e = naming.first[column]; e < naming.first[column + 1]; ++e) {

@@ -25,7 +25,7 @@ constexpr int64_t kTileColumns = kVectors * kLanes<T>;
 
 // c[r][:] (+)= sum_k a[r * a_row + k * a_step] * b[k * b_step][:] for `rows` rows, one tile wide.
 template <class T, int rows>
-void tile(const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t b_step, int64_t depth,
+[[gnu::noinline]] void tile(const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t b_step, int64_t depth,
           T* c, int64_t c_row, bool add) {
   using V = Vector<T>;
   V sum[rows][kVectors] = {};
@@ -35,7 +35,7 @@ void tile(const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t b_step,
       right[v] = *reinterpret_cast<const V*>(b + v * kLanes<T>);
     }
     for (int r = 0; r < rows; ++r) {
-      const V left = V{} + a[r * a_row];
+      const T left = a[r * a_row];
       for (int v = 0; v < kVectors; ++v) sum[r][v] += left * right[v];
     }
     a += a_step;

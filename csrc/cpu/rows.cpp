@@ -32,12 +32,13 @@ Partners<T> take_chosen_rows(const Tensor& x, const Optional& y, const Tensor& c
   return p;
 }
 
-// What multiplies x_i - y_j or y_j; a distance 0 has gradient 0.
+// What multiplies x_i - y_j or y_j; a distance 0 has gradient 0. In double: one over a subnormal
+// distance is no float32.
 template <class T>
-std::vector<T> score_grads_of(const T* grad, const T* values, int64_t count) {
-  std::vector<T> score_grads(grad, grad + count);
+std::vector<double> score_grads_of(const T* grad, const T* values, int64_t count) {
+  std::vector<double> score_grads(grad, grad + count);
   if (!values) return score_grads;
-  for (int64_t at = 0; at < count; ++at) score_grads[at] = values[at] == 0 ? T(0) : grad[at] / values[at];
+  for (int64_t at = 0; at < count; ++at) score_grads[at] = values[at] == 0 ? 0 : score_grads[at] / values[at];
   return score_grads;
 }
 
@@ -124,7 +125,7 @@ void centred(Tensor x, Optional y, Tensor rows, Optional columns, Tensor offsets
     const auto scale_side = [&](const Tensor& out) {
       T* to = output<T>(out);
       over(out.size(0), width, [&](int64_t begin, int64_t end) {
-        for (int64_t at = begin * width; at < end * width; ++at) to[at] *= T(1 / unit);
+        for (int64_t at = begin * width; at < end * width; ++at) to[at] = T(to[at] / unit);
       });
     };
     scale_side(rows);
@@ -153,7 +154,7 @@ void chosen_rows_backward(Tensor grad, Optional values, Tensor x, Optional y, Te
   with_type(x, [&](auto type) {
     using T = decltype(type);
     const auto p = take_chosen_rows<T>(x, y, columns, values.has_value());
-    const std::vector<T> score_grads = score_grads_of(input<T>(grad), input<T>(values), p.count * p.rows);
+    const std::vector<double> score_grads = score_grads_of(input<T>(grad), input<T>(values), p.count * p.rows);
     if (grad_x) {
       T* out = output<T>(*grad_x);
       over(p.rows, p.count * p.width, [&](int64_t begin, int64_t end) {

@@ -13,9 +13,11 @@ def centred(x, y):
     norms = [torch.linalg.vector_norm(side, dim=1, dtype=torch.float64) for side in sides]
     largest = torch.cat(norms).amax()
     unit = torch.where(largest == 0, 1.0, largest)
+    # Twice the square root: one over a subnormal norm is no float32.
+    root = unit.rsqrt().to(x.dtype)
     for side in sides:
-        side.mul_((1 / unit).to(x.dtype))
-    offsets = (0.5 * (norms[-1] / unit).square()).to(x.dtype)
+        side.mul_(root).mul_(root)
+    offsets = (0.5 * (norms[-1] * root.double().square()).square()).to(x.dtype)
     return sides[0], None if y is None else sides[1], offsets, largest.to(x.dtype)
 
 
@@ -33,7 +35,9 @@ def chosen_rows_backward(grad, values, x, y, columns, distances, wants):
     """`Backend.chosen_rows_backward`."""
     score_grads = torch.where(columns >= 0, grad, 0.0)
     if distances:
-        score_grads = torch.where((columns >= 0) & (values != 0), grad / values, 0.0)
+        # In float64: one over a subnormal distance is no float32.
+        inverse = 1 / values.double()
+        score_grads = torch.where((columns >= 0) & (values != 0), grad * inverse, 0.0)
     other, columns = x if y is None else y, columns.clamp(min=0)
     grads = [torch.zeros_like(s) if want else None for s, want in zip((x, y), wants, strict=True)]
     to_rows, to_columns = grads if y is not None else grads[:1] * 2
@@ -97,7 +101,10 @@ def _pairs(x, y, columns, distances):
         # Not y[columns[rows]], which takes four times as long on a CPU.
         other = y[rows] if columns is None else y.index_select(0, columns[rows])
         if distances:
-            parts.append(torch.linalg.vector_norm(x[rows] - other, dim=1))
+            # In float64, where squares of small distances do not vanish.
+            gaps = x[rows] - other
+            norms = torch.linalg.vector_norm(gaps, dim=1, dtype=torch.float64)
+            parts.append(norms.to(x.dtype))
         else:
             parts.append(torch.linalg.vecdot(x[rows], other))
     return torch.cat(parts)

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 import fastsim
+from fastsim.backends.base import Backend
+from fastsim.backends.cpu.backend import CpuBackend
 
 BACKENDS = tuple(fastsim.backends())
 
@@ -81,16 +83,40 @@ def test_one_group_gives_zero(backend, distance, soft, usable):
         assert (torch.autograd.grad(loss, x)[0] == 0).all()
 
 
-@pytest.mark.parametrize("size", [1e-15, 1e15])
-def test_any_size_of_embeddings(size, usable):
-    """Squares of these leave the range of float32 or fall below every score left out."""
+@pytest.fixture(params=["kernels", "formulas"])
+def rows_by(request, monkeypatch, usable):
+    """The CPU backend with its own operators on rows, or with the formulas of those without."""
     usable("cpu")
-    x, groups = torch.randn(30, 7), torch.randint(0, 4, (30,))
-    wanted = fastsim.hardest_pairs(x, groups, backend="cpu")
-    got = fastsim.hardest_pairs(x * size, groups, backend="cpu")
-    assert torch.equal(got.positive_index, wanted.positive_index)
-    assert torch.equal(got.negative_index, wanted.negative_index)
-    torch.testing.assert_close(got.positive / size, wanted.positive)
+    if request.param == "formulas":
+        for name in ("centred", "chosen_rows", "chosen_rows_backward"):
+            monkeypatch.setattr(CpuBackend, name, getattr(Backend, name))
+
+
+@pytest.mark.parametrize("size", [1e-40, 1e-15, 1e15])
+def test_any_size_of_embeddings(size, rows_by):
+    """Squares of these leave the range of float32 or fall below every score left out; one over the
+    smallest is beyond it.
+    """
+    x, groups = torch.randn(30, 7) * size, torch.randint(0, 4, (30,))
+    exact = (x.double() / size).requires_grad_()
+    wanted = fastsim.hardest_pairs(exact, groups, backend="cpu")
+    x.requires_grad_()
+    got = fastsim.hardest_pairs(x, groups, backend="cpu")
+    kind, every = torch.finfo(torch.float32), torch.arange(30)
+    apart = torch.linalg.vector_norm(exact[:, None] - exact, dim=2).detach()
+    # A subnormal number has a step; both ends of a pair are rounded to it when they are centred.
+    step = kind.smallest_normal * kind.eps / size
+    for mine, truth, own, other in zip(got[:2], wanted[:2], got[2:], wanted[2:], strict=True):
+        truth_now = truth.detach()
+        rounding = 4 * kind.eps * truth_now + 2 * 7**0.5 * step
+        assert ((apart[every, own] - truth_now).abs() <= rounding).all()
+        assert ((mine.detach().double() / size - truth_now).abs() <= rounding).all()
+        # The gradient of a distance is a unit vector, whatever the size of the embeddings.
+        same = own == other
+        (grad,) = torch.autograd.grad(mine[same].sum(), x, retain_graph=True)
+        (direction,) = torch.autograd.grad(truth[same].sum(), exact, retain_graph=True)
+        limit = 30 * (rounding / truth_now).max()
+        assert ((grad.double() - direction).abs() <= limit).all()
 
 
 def test_errors():

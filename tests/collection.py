@@ -1,0 +1,66 @@
+"""Which of the collected tests run: those that this machine can, or the quick ones alone.
+
+A test of a backend that is not usable here is left out at collection, with one line that says why.
+`pytest -m quick` keeps every loss on every usable backend, each of them once a test function.
+"""
+
+from collections import Counter
+
+import pytest
+
+import fastsim
+
+# Folders of quick tests; the others start processes, train or compile.
+QUICK = ("losses", "engine")
+SLOW = ("test_memory", "test_gradients", "test_torch_integration", "test_seeds")
+
+
+def backend_of(item):
+    """The name of the backend that a collected test asks for, or None."""
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    name = parameters.get("backend")
+    return name if isinstance(name, str) else None
+
+
+def unusable(items, reasons):
+    """(tests to keep, tests to leave out) by the reasons {backend: None or a sentence}."""
+    kept, left_out = [], []
+    for item in items:
+        reason = reasons.get(backend_of(item))
+        (left_out if reason else kept).append(item)
+    return kept, left_out
+
+
+def mark_quick(items):
+    """Marks one test of every function, loss and backend as quick."""
+    seen = set()
+    # The order is arbitrary but fixed, so that shapes and dtypes alternate.
+    for item in sorted(items, key=lambda item: hash_of(item.nodeid)):
+        folder, stem = item.path.parent.name, item.path.stem
+        if folder not in QUICK or stem in SLOW or stem.startswith("test_compile"):
+            continue
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        key = item.path, item.originalname, repr(parameters.get("case")), backend_of(item)
+        if key not in seen:
+            seen.add(key)
+            item.add_marker(pytest.mark.quick)
+
+
+def hash_of(text):
+    """A number that is the same in every process."""
+    return sum((place + 1) * ord(letter) for place, letter in enumerate(text)) % 1009
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    reasons = fastsim.backends()
+    kept, left_out = unusable(items, reasons)
+    counts = Counter(map(backend_of, left_out))
+    config.left_out = [f"{name}: {count} tests, {reasons[name]}" for name, count in counts.items()]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
+    mark_quick(items)
+
+
+def pytest_report_collectionfinish(config):
+    return [f"left out: {line}" for line in getattr(config, "left_out", ())]
