@@ -15,6 +15,7 @@ from fastsim.backends.torch.block import Block
 from fastsim.backends.torch.epilogues import EPILOGUES
 from fastsim.backends.torch.states import States
 from fastsim.backends.triton.backend import TritonBackend
+from fastsim.kinds import SELECTIONS
 
 SQUARE = 128  # rows and columns of the products that paired scores are the diagonals of
 
@@ -24,8 +25,11 @@ class TorchBackend(Backend):
 
     name = "torch"
 
-    def unsupported_reason(self, *tensors):
-        return None
+    def unsupported_reason(self, *tensors, kind=None):
+        return self.unsupported_kind(kind)
+
+    def kinds(self):
+        return {*EPILOGUES, *SELECTIONS}
 
     def note(self):
         return ", on any device"
@@ -90,7 +94,7 @@ class TorchBackend(Backend):
         """The block of a loss, what takes no part left out."""
         block = self.block(tile.pairs, unit_x, unit_y, place, workspace)
         guide, guided = tile.pairs.guide, None
-        if guide is not None and guide.rows is not None:
+        if guide is not None:
             guided = self.scores(guide.rows, guide.columns, place, panels.Workspace())
         block.leave_out(guided)
         EPILOGUES[tile.kind].prepare(tile, block)
@@ -99,10 +103,11 @@ class TorchBackend(Backend):
     # ---- passes ----
 
     def forward(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
-        rows, columns = unit_x.shape[0], unit_y.shape[0]
+        columns = unit_y.shape[0]
         if sums is None and tile.whole_rows and not self.whole_rows_fit(columns, unit_x.device):
             # The sums over whole rows come first, then the terms that want them.
-            sums = self._reduced(tile, unit_x, unit_y, None)[:2]
+            count = sum(part.size for part in tile.parts if not part.needs_row)
+            sums = self._reduced(tile, unit_x, unit_y, None)[:count]
         return self._reduced(tile, unit_x, unit_y, sums)
 
     def _reduced(self, tile, unit_x, unit_y, sums):
@@ -123,7 +128,9 @@ class TorchBackend(Backend):
 
     def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
         prepared = self._prepared(tile, unit_x, unit_y, block, workspace)
-        EPILOGUES[tile.kind].score_grad(tile, prepared, _of_block(tile, coefficients, block))
+        EPILOGUES[tile.kind].score_grad(
+            tile, prepared, tile.coefficients_of_block(coefficients, block)
+        )
         return workspace.operand(prepared.panel, unit_x.dtype)
 
     def paired_scores(self, unit_x, unit_y):
@@ -147,14 +154,3 @@ class TorchBackend(Backend):
 
     def cosent(self, scores, labels, scale, want_score_grad):
         return cosent.cosent(scores, labels, scale, want_score_grad)
-
-
-def _of_block(tile, coefficients, place):
-    """The coefficients of the rows and columns of a block."""
-    if tile.kind == "levels":
-        return coefficients
-    rows, columns = place
-    parts = [None if c is None else c[rows] for c in coefficients[:3]]
-    if tile.kind == "softmax":
-        return [*parts, *(None if c is None else c[columns] for c in coefficients[3:])]
-    return [*parts, *(c[rows] for c in coefficients[3:])]

@@ -4,9 +4,11 @@ from functools import cached_property
 
 import torch
 
+from fastsim.kinds.kind import EMPTY
+
 # A pair that takes no part: far below every score, finite so that 0 * s stays 0. A maximum is
 # held above it, at LOWEST, so that its exponential is exactly 0 even where nothing takes part.
-LEFT_OUT, LOWEST = -1e30, -1e29
+LEFT_OUT, LOWEST = EMPTY, 0.1 * EMPTY
 # By what a score may be above its threshold and count as equal, in spacings of its type: products
 # of another shape add up in another order.
 SLACK = 8
@@ -81,21 +83,20 @@ class Block:
             if self.positives is not None:
                 self.set_at_positives(same, False)
             masks.append(same)
-        if pairs.guide is not None:
-            masks.append((panel if guided is None else guided) > self._thresholds(guided))
+        if pairs.thresholds is not None:
+            masks.append(panel > self._thresholds())
+        if guided is not None:
+            masks.append(guided > _above(pairs.guide.thresholds[self.place[0], None]))
         self.mask = None
         for mask in masks:
             self.mask = mask if self.mask is None else self.mask.logical_or_(mask)
         self.fill(panel, LEFT_OUT)
 
-    def _thresholds(self, guided):
-        """(R, 1) the highest guide's score that takes part."""
-        thresholds = self.pairs.guide.thresholds[self.place[0], None]
-        thresholds = thresholds + SLACK * torch.finfo(thresholds.dtype).eps
-        if guided is not None or self.pairs.above is None:
-            return thresholds
+    def _thresholds(self):
+        """(R, 1) the highest score that takes part."""
         # Of this very panel where they can be: a copy of the positive ties with it.
-        own = self.panel.gather(1, self.columns) + self.pairs.above
+        own = self.panel.gather(1, self.columns) + self.pairs.exclude_above
+        thresholds = _above(self.pairs.thresholds[self.place[0], None])
         return own if self.whole else torch.where(self.inside, own, thresholds)
 
     def fill(self, matrix, value):
@@ -128,3 +129,8 @@ class Block:
             self.set_at_positives(targets, 1.0)
         self.fill(targets, 0)
         return targets
+
+
+def _above(thresholds):
+    """Thresholds that were found by another product."""
+    return thresholds + SLACK * torch.finfo(thresholds.dtype).eps

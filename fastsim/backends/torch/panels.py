@@ -1,4 +1,4 @@
-"""What a device can do: the precision of its states, its 16-bit products, the size of its panels."""
+"""What a device can do: precision of states, 16-bit products, and the panels it holds."""
 
 import functools
 

@@ -58,5 +58,5 @@ def test_the_variable_sets_the_size(monkeypatch):
     assert panels.panel_scores(CPU) == 1 << 17
     monkeypatch.setenv("FASTSIM_PANEL_MB", "many")
     tensors, others, options = inputs(BY_NAME["siglip"], (5, 7, 4), torch.float32, seed=1)
-    with pytest.raises(ValueError, match="FASTSIM_PANEL_MB: wanted a positive number .* 'many'"):
+    with pytest.raises(ValueError, match=r"FASTSIM_PANEL_MB: wanted a positive number .* 'many'"):
         fastsim.siglip(*tensors, *others, **options, backend="torch")
