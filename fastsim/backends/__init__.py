@@ -12,11 +12,13 @@ from fastsim.backends.base import Backend
 from fastsim.backends.cpu.backend import CpuBackend
 from fastsim.backends.cuda.backend import CudaBackend
 from fastsim.backends.eager import EagerBackend
+from fastsim.backends.torch.backend import TorchBackend
 from fastsim.backends.triton.backend import TritonBackend
 
-# In the order of preference of `auto`; eager objects to nothing, so it comes last.
+# In the order of preference of `auto`.
 _BACKENDS: dict[str, Backend] = {
-    b.name: b for b in (CpuBackend(), TritonBackend(), CudaBackend(), EagerBackend())
+    b.name: b
+    for b in (CpuBackend(), TritonBackend(), CudaBackend(), TorchBackend(), EagerBackend())
 }
 
 # `name`: what `use_backend` asks for, by thread. torch.compile cannot trace a ContextVar.
