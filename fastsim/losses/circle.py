@@ -13,7 +13,9 @@ negative, where `multi_similarity` has one on the positives and one on the negat
 from functools import partial
 
 import torch
+from torch import Tensor
 
+from fastsim.annotations import Group, Reduction
 from fastsim.checks import check_number
 from fastsim.losses.grouped import grouped_from_scores, grouped_loss
 from fastsim.losses.module import LossModule
@@ -22,18 +24,18 @@ from fastsim.pairs import dense_targets, pair_mask
 
 
 def circle(
-    embeddings,
-    groups,
-    references=None,
-    reference_groups=None,
+    embeddings: Tensor,
+    groups: Tensor,
+    references: Tensor | None = None,
+    reference_groups: Tensor | None = None,
     *,
-    own_first=False,
-    gamma=80.0,
-    margin=0.4,
-    reduction="mean",
-    group=None,
-    backend=None,
-):
+    own_first: bool = False,
+    gamma: float = 80.0,
+    margin: float = 0.4,
+    reduction: Reduction = "mean",
+    group: Group = None,
+    backend: str | None = None,
+) -> Tensor:
     """Circle loss of embeddings (N, D) with integer groups (N,).
 
     Args:
@@ -83,17 +85,29 @@ class Circle(LossModule):
 
     function = staticmethod(circle)
 
+    def __init__(
+        self,
+        *,
+        own_first: bool = False,
+        gamma: float = 80.0,
+        margin: float = 0.4,
+        reduction: Reduction = "mean",
+        group: Group = None,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
+
 
 def circle_from_scores(
-    scores,
-    groups,
-    reference_groups=None,
+    scores: Tensor,
+    groups: Tensor,
+    reference_groups: Tensor | None = None,
     *,
-    own_first=False,
-    gamma=80.0,
-    margin=0.4,
-    reduction="mean",
-):
+    own_first: bool = False,
+    gamma: float = 80.0,
+    margin: float = 0.4,
+    reduction: Reduction = "mean",
+) -> Tensor:
     """The specification of `circle`: scores (N, M), the other parameters as there."""
     options = {"gamma": gamma, "margin": margin}
     _check_options(**options)
