@@ -14,6 +14,7 @@ from fastsim.backends.cuda.backend import CudaBackend
 from fastsim.backends.eager import EagerBackend
 from fastsim.backends.torch.backend import TorchBackend
 from fastsim.backends.triton.backend import TritonBackend
+from fastsim.verify.verdicts import fastest
 
 # In the order of preference of `auto`.
 _BACKENDS: dict[str, Backend] = {
@@ -46,8 +47,9 @@ def pick(name, *tensors, kind=None):
     """The backend for these tensors, and for that kind of loss or selection (see fastsim/kinds).
 
     A name given here, by `use_backend` or by FASTSIM_BACKEND is used or refused with every
-    backend's own reason (RuntimeError), never replaced. None or "auto" takes the first that has
-    no objection.
+    backend's own reason (RuntimeError), never replaced. None or "auto" takes, off the CPU, the
+    fastest kernels that a verdict of the device calls right (fastsim/verify), else the first
+    that has no objection.
     """
     name = name or getattr(_chosen, "name", None)
     if name:
@@ -65,11 +67,33 @@ def pick(name, *tensors, kind=None):
             if other is not named
         )
         raise RuntimeError(f"backend {name!r} cannot be used: {reason} ({others})")
+    if (verified := _verified(tensors, kind)) is not None:
+        return verified
     for backend in _BACKENDS.values():
         if backend.automatic and backend.unsupported_reason(*tensors, kind=kind) is None:
             return backend
     reasons = (f"{b.name}: {b.unsupported_reason(*tensors, kind=kind)}" for b in _BACKENDS.values())
     raise RuntimeError(f"no backend can be used ({'; '.join(reasons)})")
+
+
+def _verified(tensors, kind):
+    """The fastest backend that a verdict of this device calls right for the call, or None."""
+    if not tensors or kind is None or tensors[0].device.type == "cpu":
+        return None
+    names = [
+        name
+        for name, backend in _BACKENDS.items()
+        if backend.by_verdict and backend.unsupported_reason(*tensors, kind=kind) is None
+    ]
+    found = names and fastest(names, kind, tensors[0].dtype, tensors[0].device)
+    return _BACKENDS[found] if found else None
+
+
+def register(backend: Backend) -> None:
+    """Makes a backend from elsewhere known under its name; `auto` takes it after all others."""
+    if not isinstance(backend, Backend):
+        raise TypeError(f"backend: wanted a Backend, got {type(backend).__name__}")
+    _BACKENDS[backend.name] = backend
 
 
 def get(name):
