@@ -15,6 +15,7 @@ import warnings
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 PACKAGE = Path(__file__).parents[1]
 CACHE, ASK = "FASTSIM_CACHE", "FASTSIM_VERIFY"
@@ -155,6 +156,7 @@ _told = set()
 def forget():
     """Reads the files anew."""
     _known.clear()
+    _agreed.clear()
 
 
 def verdict(backend, kind, dtype, device):
@@ -177,6 +179,26 @@ def verdict(backend, kind, dtype, device):
 def _traced(device):
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     return capturing or torch.compiler.is_compiling()
+
+
+_agreed = {}  # (group, kind, dtype, device) -> what its ranks agreed on
+
+
+def agreed(names, kind, dtype, device, group):
+    """As `fastest`, of all ranks of a process group: right on each, by the slowest rank.
+
+    names: the same on every rank. The ranks wait for one another once for each kind and dtype.
+    """
+    place = group.group_name, kind, dtype, device
+    if place not in _agreed:
+        found = [verdict(name, kind, dtype, device) for name in names]
+        good = [v.served and (1.0 if v.ratio is None else v.ratio) if v else False for v in found]
+        slowest = torch.tensor([ratio or torch.inf for ratio in good], device=device)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX, group)
+        ratios = dict(zip(names, slowest.tolist(), strict=True))
+        best = min(ratios, key=ratios.get)
+        _agreed[place] = best if ratios[best] <= 1 else None
+    return _agreed[place]
 
 
 @torch.compiler.assume_constant_result
