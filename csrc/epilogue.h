@@ -60,8 +60,8 @@ FASTSIM_INLINE T exponential(T x) {
 #endif
   using F = Format<T>;
   using Bits = typename F::Bits;
-  const T clamped = x > F::exp_highest ? F::exp_highest : x;
-  const T n = nearest(clamped * T(1.4426950408889634));
+  const T clamped = x > F::exp_highest ? F::exp_highest : x;  // a NaN stays one, but not in n
+  const T n = nearest((clamped > F::exp_lowest ? clamped : F::exp_lowest) * T(1.4426950408889634));
   T r = fused(n, -F::ln2_high, clamped);
   r = fused(n, -F::ln2_low, r);
   T series = T(1);
