@@ -15,7 +15,7 @@ from tests.measure import assert_close
 PORTABLE = os.environ.get("FASTSIM_EMULATED_ENGINE") != "hopper"
 DTYPES = (torch.float32, torch.float16) if PORTABLE else (torch.float16,)
 TILES = [case for case in CASES if case.tile]
-MANY = (150, 270, 70)  # two by three tiles, ragged, of two steps of depth
+MANY = (150, 270, 70)  # two by three tiles, ragged
 DEEP = (300, 500, 330)  # four tiles for each of two clusters, ragged, of more steps than stages
 SHAPE = MANY if PORTABLE else DEEP
 
@@ -37,7 +37,7 @@ def orders(count):
 def test_many_tiles_equal_the_formula_in_every_order(case, dtype, monkeypatch):
     tensors, others, options = inputs(case, SHAPE, dtype, seed=5)
     value, grads = call(case.loss, tensors, others, options | {"backend": "cuda"})
-    for order in orders(3):
+    for order in orders(2):
         monkeypatch.setenv("FASTSIM_EMULATED_ORDER", str(order))
         again, grads_again = call(case.loss, tensors, others, options | {"backend": "cuda"})
         assert torch.equal(again, value), order

@@ -149,6 +149,7 @@ emulated::Transactions& at(emulated::Block& block, uint32_t barrier) {
 emulated::Transactions& remote(emulated::Block& block, uint32_t barrier) {
   emulated::Transactions& t = at(block, barrier);
   if (!t.fenced) fail("an mbarrier before fence.mbarrier_init");
+  if (!block.running) fail("an mbarrier of a block that has ended");
   return t;
 }
 

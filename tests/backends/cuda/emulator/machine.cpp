@@ -149,6 +149,7 @@ void run_cluster(Cluster& cluster, int threads, int blocks) {
       moved = true;
       resume(f);
       left -= f.done;
+      f.thread.block->running -= f.done;
       if (!cluster.copies.empty() && order.lands && order.chance(order.lands)) land(cluster.copies);
     }
     if (moved) {
@@ -213,7 +214,7 @@ void run(unsigned blocks, unsigned threads, unsigned shared, unsigned cluster,
       b.cluster = &group;
       b.index = static_cast<int>(first + rank);
       b.rank = static_cast<int>(rank);
-      b.threads = static_cast<int>(threads);
+      b.threads = b.running = static_cast<int>(threads);
       group.blocks.push_back(&b);
     }
     run_cluster(group, static_cast<int>(threads), static_cast<int>(blocks));

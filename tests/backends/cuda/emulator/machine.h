@@ -63,6 +63,7 @@ struct Block {
   int registers;                  // free
   Cluster* cluster;
   int index, rank, threads;
+  int running;  // threads that have not ended
 };
 
 struct AsyncCopy {
