@@ -27,6 +27,8 @@ class Case:
     largest: int = 10_000  # most scores that the oracle can afford
     tile: bool = True
     counted: Any = None  # of the other arguments, what the mean divides by; None: the rows
+    kind: str | None = None  # which a backend may have no kernels of
+    exact: bool = True  # the gradient is that of the value: no part of it is held constant
 
     def __repr__(self):
         return self.name
@@ -177,6 +179,13 @@ CASES = (
         symmetric=True,
         margin=0.1,
     ),
+    _case("decoupled_contrastive", fastsim.decoupled_contrastive),
+    _case(
+        "decoupled_contrastive-positives",
+        fastsim.decoupled_contrastive,
+        positives=_columns,
+        temperature=0.02,
+    ),
     Case("sup_con", fastsim.sup_con, oracles.sup_con, _sup_con, counted=rows_with_a_positive),
     _case("siglip", fastsim.siglip),
     _case("siglip-signs", fastsim.siglip, targets=_signs),
@@ -209,6 +218,15 @@ CASES = (
         fastsim.multi_similarity,
         oracles.multi_similarity,
         _grouped(alpha=7.0, beta=20.0, base=0.1),
+    ),
+    Case("circle", fastsim.circle, oracles.circle, _sup_con, kind="circle", exact=False),
+    Case(
+        "circle-options",
+        fastsim.circle,
+        oracles.circle,
+        _grouped(gamma=12.0, margin=-0.1),
+        kind="circle",
+        exact=False,
     ),
     *(
         Case(

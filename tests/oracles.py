@@ -57,6 +57,16 @@ def info_nce(
     return torch.stack(losses)
 
 
+def decoupled_contrastive(x, y, positives=None, *, temperature=0.1):
+    z = cosines(x, y) / temperature
+    losses = []
+    for i in range(len(z)):
+        p = i if positives is None else int(positives[i])
+        negatives = [j for j in range(len(y)) if j != p]
+        losses.append(log_sum_exp(z[i][negatives]) - z[i, p] if negatives else z[i, p] * 0.0)
+    return torch.stack(losses)
+
+
 def sup_con(x, groups, *, temperature=0.1):
     z = cosines(x, x) / temperature
     n = len(z)
@@ -145,6 +155,25 @@ def multi_similarity(x, groups, *, alpha=2.0, beta=50.0, base=0.5):
         pull = log_sum_exp(torch.cat([zero, -alpha * (s[i][mates] - base)])) / alpha
         push = log_sum_exp(torch.cat([zero, beta * (s[i][others] - base)])) / beta
         losses.append(pull + push)
+    return torch.stack(losses)
+
+
+def circle(x, groups, *, gamma=80.0, margin=0.4):
+    s = cosines(x, x)
+    n = len(s)
+    losses = []
+    for i in range(n):
+        mates = [j for j in range(n) if j != i and groups[j] == groups[i]]
+        others = [j for j in range(n) if groups[j] != groups[i]]
+        if not (mates and others):
+            losses.append(s[i, i] * 0.0)
+            continue
+        near, far = s[i][others], s[i][mates]
+        # The weights are numbers, not functions of the scores.
+        pull = gamma * (1 + margin - far.detach()).clamp(min=0) * (1 - margin - far)
+        push = gamma * (near.detach() + margin).clamp(min=0) * (near - margin)
+        total = log_sum_exp(pull) + log_sum_exp(push)
+        losses.append(log_sum_exp(torch.stack([total * 0, total])))
     return torch.stack(losses)
 
 

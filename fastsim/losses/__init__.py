@@ -18,9 +18,15 @@ from fastsim.losses.batch_triplets import (
     batch_all_triplet,
     batch_semi_hard_triplet,
 )
+from fastsim.losses.circle import Circle, circle, circle_from_scores
 from fastsim.losses.cosent import CoSENT, cosent, cosent_from_scores
 from fastsim.losses.cosent_matrix import CoSENTMatrix, cosent_matrix, cosent_matrix_from_scores
 from fastsim.losses.cosine_regression import CosineRegression, cosine_regression
+from fastsim.losses.decoupled_contrastive import (
+    DecoupledContrastive,
+    decoupled_contrastive,
+    decoupled_contrastive_from_scores,
+)
 from fastsim.losses.full_triplet import (
     FullTriplet,
     closest_negative,
@@ -52,9 +58,11 @@ from fastsim.losses.triplet_margin import TripletMargin, triplet_margin
 # Loss function -> its dense specification on a given score matrix (or list of scores).
 SPECIFICATIONS = {
     info_nce: info_nce_from_scores,
+    decoupled_contrastive: decoupled_contrastive_from_scores,
     sup_con: sup_con_from_scores,
     nt_xent: nt_xent_from_scores,
     multi_similarity: multi_similarity_from_scores,
+    circle: circle_from_scores,
     siglip: siglip_from_scores,
     matrix_cross_entropy: matrix_cross_entropy_from_scores,
     matrix_mse: matrix_mse_from_scores,
@@ -70,9 +78,11 @@ __all__ = [
     "BatchAllTriplet",
     "BatchHardTriplet",
     "BatchSemiHardTriplet",
+    "Circle",
     "CoSENT",
     "CoSENTMatrix",
     "CosineRegression",
+    "DecoupledContrastive",
     "FullTriplet",
     "HardestPairs",
     "InfoNCE",
@@ -91,6 +101,8 @@ __all__ = [
     "batch_hard_triplet",
     "batch_hard_triplet_from_scores",
     "batch_semi_hard_triplet",
+    "circle",
+    "circle_from_scores",
     "closest_negative",
     "closest_negative_from_scores",
     "cosent",
@@ -98,6 +110,8 @@ __all__ = [
     "cosent_matrix",
     "cosent_matrix_from_scores",
     "cosine_regression",
+    "decoupled_contrastive",
+    "decoupled_contrastive_from_scores",
     "full_triplet",
     "full_triplet_from_scores",
     "hardest_pairs",

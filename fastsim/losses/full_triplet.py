@@ -10,7 +10,9 @@ over N x M; the closest is one, forward only, and its gradient touches one candi
 """
 
 import torch
+from torch import Tensor
 
+from fastsim.annotations import Exclude, Group, Mining, Reduction
 from fastsim.backends import pick
 from fastsim.backends.rows import add_rows
 from fastsim.checks import (
@@ -43,16 +45,16 @@ MININGS = ("semi-hard", "hard")
 
 
 def full_triplet(
-    anchors,
-    positives,
+    anchors: Tensor,
+    positives: Tensor,
     *,
-    margin=0.25,
-    mining="semi-hard",
-    exclude=None,
-    reduction="mean",
-    group=None,
-    backend=None,
-):
+    margin: float = 0.25,
+    mining: Mining = "semi-hard",
+    exclude: Exclude = None,
+    reduction: Reduction = "mean",
+    group: Group = None,
+    backend: str | None = None,
+) -> Tensor:
     """Mean-negative and closest-negative triplet loss on cosines.
 
     anchors (N, D); positives (M, D), M >= N: row i's positive is column i, every other column a
@@ -65,7 +67,7 @@ def full_triplet(
     Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
     not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
     """
-    chosen = _check(anchors, positives, mining, backend)
+    chosen = _check(anchors, positives, mining, backend, group)
     check_reduction(reduction)
     check_number("margin", margin)
     options = {"margin": margin, "mining": mining}
@@ -90,7 +92,8 @@ def full_triplet(
         return batch.reduce(_hinges(*terms, margin), reduction)
     weights = batch.row_weights(reduction, anchors)
     kind, shape = f"{mining}_triplet", (anchors.shape[0], batch.columns, anchors.shape[1])
-    number = not isinstance(margin, torch.Tensor)
+    # A margin to learn, or sizes that are symbols of torch.export, go the way that takes any.
+    number = not isinstance(margin, torch.Tensor) and all(isinstance(n, int) for n in shape)
     if number and weights is not None and chosen.serves_whole(kind, *shape):
         tile = Tile(kind, pairs, margin=float(margin))
         return tile_loss(
@@ -102,7 +105,7 @@ def full_triplet(
     return batch.reduce(_hinges(*terms, margin), reduction)
 
 
-def mean_negative(anchors, positives, *, backend=None):
+def mean_negative(anchors: Tensor, positives: Tensor, *, backend: str | None = None) -> Tensor:
     """Mean cosine of each anchor with the other columns: (N, D), (M, D), M >= N -> (N,).
 
     Column i is row i's positive; -inf where there is no other column. Differentiable, O((N+M) D).
@@ -116,7 +119,9 @@ def mean_negative(anchors, positives, *, backend=None):
     return _terms(unit_x, unit_y, torch.full_like(pairs.positives, -1), pairs, chosen)[1]
 
 
-def closest_negative(anchors, positives, *, mining="semi-hard", backend=None):
+def closest_negative(
+    anchors: Tensor, positives: Tensor, *, mining: Mining = "semi-hard", backend: str | None = None
+) -> tuple[Tensor, Tensor]:
     """The closest negative of each anchor: (N, D), (M, D), M >= N -> (values (N,), indices (N,)).
 
     Column i is row i's positive. mining: "semi-hard", the largest cosine not above the
@@ -142,13 +147,29 @@ class FullTriplet(LossModule):
 
     function = staticmethod(full_triplet)
 
+    def __init__(
+        self,
+        *,
+        margin: float = 0.25,
+        mining: Mining = "semi-hard",
+        reduction: Reduction = "mean",
+        group: Group = None,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
+
 
 # ---- the specification on a given score matrix ----
 
 
 def full_triplet_from_scores(
-    scores, *, margin=0.25, mining="semi-hard", exclude=None, reduction="mean"
-):
+    scores: Tensor,
+    *,
+    margin: float = 0.25,
+    mining: Mining = "semi-hard",
+    exclude: Exclude = None,
+    reduction: Reduction = "mean",
+) -> Tensor:
     """The specification of `full_triplet`: scores (N, M), the other parameters as there."""
     check_number("margin", margin)
     check_choice("mining", mining, MININGS)
@@ -159,12 +180,14 @@ def full_triplet_from_scores(
     return reduce(_hinges(scores.diagonal(), mean, closest, margin), reduction)
 
 
-def mean_negative_from_scores(scores, *, exclude=None):
+def mean_negative_from_scores(scores: Tensor, *, exclude: Exclude = None) -> Tensor:
     """The specification of `mean_negative`: scores (N, M) -> (N,)."""
     return _mean_of(*_negatives(scores, exclude))
 
 
-def closest_negative_from_scores(scores, *, mining="semi-hard", exclude=None):
+def closest_negative_from_scores(
+    scores: Tensor, *, mining: Mining = "semi-hard", exclude: Exclude = None
+) -> tuple[Tensor, Tensor]:
     """The specification of `closest_negative`: scores (N, M) -> (values, indices), both (N,)."""
     check_choice("mining", mining, MININGS)
     values, indices = _largest_of(*_negatives(scores, exclude), mining)
@@ -294,10 +317,10 @@ def _pairs(exclude, rows, columns, device):
     return Pairs(torch.arange(rows, device=device), row_ids, column_ids)
 
 
-def _check(anchors, positives, mining, backend):
+def _check(anchors, positives, mining, backend, group=None):
     check_embeddings("anchors", anchors)
     check_embeddings("positives", positives)
     check_alike("positives", positives, "anchors", anchors)
     check_enough("positives", positives, "anchors", anchors)
     check_choice("mining", mining, MININGS)
-    return pick(backend, anchors, kind="closest")
+    return pick(backend, anchors, kind="closest", group=group)

@@ -2,11 +2,16 @@
 
     L_i = (1/M) sum_j (cos_ij - t_ij)^2;  the mean is torch.nn.MSELoss()(S, targets)
 
+Source: torch.nn.MSELoss, applied to (S, targets).
+
 Each pair's score gradient needs its own score and target alone, so one fused pass of the scores
 gives loss and gradient. Against +-1 every pair of different groups is pushed to cosine -1: it is
 for graded targets. `cosent_matrix` trains the order of the scores instead of their values.
 """
 
+from torch import Tensor
+
+from fastsim.annotations import Group, Reduction, Targets
 from fastsim.backends import pick
 from fastsim.checks import check_alike, check_embeddings, check_reduction, check_scores
 from fastsim.distributed import join
@@ -18,7 +23,15 @@ from fastsim.scores import dense_cosines
 from fastsim.tile import Tile
 
 
-def matrix_mse(x, y, targets, *, reduction="mean", group=None, backend=None):
+def matrix_mse(
+    x: Tensor,
+    y: Tensor,
+    targets: Targets,
+    *,
+    reduction: Reduction = "mean",
+    group: Group = None,
+    backend: str | None = None,
+) -> Tensor:
     """Mean squared error of the cosines of x (N, D) and y (M, D) against a target matrix.
 
     targets: (N, M) of any real or integer dtype; or (row_groups (N,), column_groups (M,))
@@ -33,7 +46,7 @@ def matrix_mse(x, y, targets, *, reduction="mean", group=None, backend=None):
     check_embeddings("y", y)
     check_alike("y", y, "x", x)
     check_reduction(reduction)
-    chosen = pick(backend, x, kind="squared_error")
+    chosen = pick(backend, x, kind="squared_error", group=group)
     batch = join(
         group, "matrix_mse", x, y, targets=targets, reduction=reduction, backend=chosen.name
     )
@@ -62,8 +75,19 @@ class MatrixMSE(LossModule):
 
     function = staticmethod(matrix_mse)
 
+    def __init__(
+        self,
+        *,
+        reduction: Reduction = "mean",
+        group: Group = None,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
 
-def matrix_mse_from_scores(scores, targets, *, reduction="mean"):
+
+def matrix_mse_from_scores(
+    scores: Tensor, targets: Targets, *, reduction: Reduction = "mean"
+) -> Tensor:
     """The specification of `matrix_mse`: scores (N, M), the other parameters as there."""
     check_scores("scores", scores)
     check_reduction(reduction)

@@ -5,6 +5,7 @@ what its part has to be.
 """
 
 import datetime
+import inspect
 import os
 import time
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ def grouped(name, loss, sides=2, points=embeddings, **options):
 
 REFERENCES = [
     grouped(f"{loss.__name__}-{name}", loss, **options)
-    for loss in (fastsim.sup_con, fastsim.nt_xent, fastsim.multi_similarity)
+    for loss in (fastsim.sup_con, fastsim.nt_xent, fastsim.multi_similarity, fastsim.circle)
     for name, options in (("references", {}), ("own first", {"own_first": True}))
 ]
 SELECTIONS = [
@@ -139,7 +140,7 @@ def whole_of(case, parts):
         sides[1] = sides[1][order]
         if "exclude" in options:
             options["exclude"] = (options["exclude"][0], options["exclude"][1][order])
-    if case.loss is fastsim.info_nce:
+    if "candidates" in inspect.signature(case.loss).parameters:
         places = [
             (part.others[0] if part.others else columns) + start
             for part, columns, start in zip(parts, own, starts, strict=True)

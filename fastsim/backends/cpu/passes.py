@@ -13,6 +13,10 @@ def _state(count, fill=0.0):
     return torch.full((count,), fill, dtype=torch.float64)
 
 
+def _in_type(panel, coefficients):
+    return [None if c is None else c.to(panel.dtype) for c in coefficients]
+
+
 class _SoftmaxForward:
     def __init__(self, tile, rows, columns):
         self.tile = tile
@@ -33,6 +37,12 @@ class _SoftmaxForward:
 
     def fused_pass(self, panel, pairs, weights):
         tile = self.tile
+        if tile.pairs.untargeted:
+            everything = slice(None), slice(None)
+            self.add(panel, pairs, everything)
+            coefficients = _in_type(panel, tile.coefficients(self.result(), weights.double()))
+            _softmax_score_grad(tile, panel, pairs, everything, coefficients)
+            return
         torch.ops.fastsim_cpu.softmax_fused(
             panel, *pairs, tile.scale, tile.margin, tile.normalise, weights, *self.rows
         )
@@ -77,7 +87,7 @@ class _SquaredErrorForward:
 
 
 class _ContrastForward:
-    """Multi-similarity and multi-positive: positives against negatives."""
+    """Positives against negatives: multi-similarity, multi-positive, circle."""
 
     def __init__(self, tile, rows, columns):
         self.tile = tile
@@ -94,14 +104,13 @@ class _ContrastForward:
 
     def fused_pass(self, panel, pairs, weights):
         self._run(panel, pairs, self.state)
-        coefficients = self.tile.coefficients(self.state, weights.double())
-        coefficients = [c.to(panel.dtype) for c in coefficients]
+        coefficients = _in_type(panel, self.tile.coefficients(self.state, weights.double()))
         _contrast_score_grad(self.tile, panel, pairs, (slice(None), None), coefficients)
 
     def _run(self, panel, pairs, state):
         forward = getattr(torch.ops.fastsim_cpu, f"{self.tile.kind}_forward")
         known = (self.known,) if self.tile.whole_rows else ()
-        forward(panel, *pairs, *_contrast_scales(self.tile), *known, *state)
+        forward(panel, *pairs, *_parameters(self.tile), *known, *state)
 
     def result(self):
         return self.state
@@ -159,14 +168,13 @@ def _squared_error_score_grad(tile, panel, pairs, block, coefficients):
     torch.ops.fastsim_cpu.squared_error(panel, *pairs, weights[block[0]], losses)
 
 
-def _contrast_scales(tile):
-    both = tile.scale, tile.positive_scale
-    return both if tile.kind == "multi_similarity" else both[:1]
+def _parameters(tile):
+    return [getattr(tile, name) for name in tile.record.parameters]
 
 
 def _contrast_score_grad(tile, panel, pairs, block, coefficients):
     score_grad = getattr(torch.ops.fastsim_cpu, f"{tile.kind}_score_grad")
-    score_grad(panel, *pairs, *_contrast_scales(tile), *(c[block[0]] for c in coefficients))
+    score_grad(panel, *pairs, *_parameters(tile), *(c[block[0]] for c in coefficients))
 
 
 def _levels_score_grad(tile, panel, pairs, block, coefficients):
@@ -179,6 +187,7 @@ FORWARDS = {
     "squared_error": _SquaredErrorForward,
     "multi_similarity": _ContrastForward,
     "multi_positive": _ContrastForward,
+    "circle": _ContrastForward,
     "levels": _LevelsForward,
 }
 SCORE_GRADS = {
@@ -187,5 +196,6 @@ SCORE_GRADS = {
     "squared_error": _squared_error_score_grad,
     "multi_similarity": _contrast_score_grad,
     "multi_positive": _contrast_score_grad,
+    "circle": _contrast_score_grad,
     "levels": _levels_score_grad,
 }
