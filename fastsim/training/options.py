@@ -33,7 +33,7 @@ class Options:
     ValueError for a number out of its range.
     """
 
-    train: str
+    train: str | list
     output: str
     loss: str
     model: str = EMBEDDED
@@ -41,6 +41,9 @@ class Options:
     columns: str | None = None
     eval_columns: str | None = None
     kind: str | None = None
+    delimiter: str | None = None
+    header: bool | None = None
+    skip_bad_rows: bool = False
     score_range: tuple | None = None
     architecture: str = "bi-encoder"
     pooling: str | None = None

@@ -42,7 +42,7 @@ def train(options, say=None):
     process = PartialState(cpu=options.cpu or not torch.cuda.is_available())
     several = process.num_processes > 1
     say = (say or _tell) if process.is_main_process else (lambda line: None)
-    task = prepare(options, group=torch.distributed.group.WORLD if several else None)
+    task = prepare(options, torch.distributed.group.WORLD if several else None, say)
     if process.is_main_process:
         check_writable(output)
     checkpoints = saved.checkpoint_folder(output, options.checkpoints)
@@ -124,7 +124,7 @@ def _begin(options, task, checkpoints, main, say):
     main: whether this is the process that writes; the others read what it wrote.
     """
     asked = {key: value for key, value in asdict(options).items() if key not in FREE}
-    asked = json.loads(json.dumps(asked)) | {"data": saved.fingerprint(options.train)}
+    asked = json.loads(json.dumps(asked)) | {"data": _fingerprints(options.train)}
     if options.resume:
         return _resume(options, task, asked, checkpoints, main, say)
     if not main:
@@ -139,6 +139,11 @@ def _begin(options, task, checkpoints, main, say):
     state = {"asked": asked, "before": _before(task), **task.sample()}
     _write_run(checkpoints, state)
     return state, None
+
+
+def _fingerprints(paths):
+    paths = [paths] if isinstance(paths, str) else paths
+    return [saved.fingerprint(path) for path in paths]
 
 
 def _resume(options, task, asked, checkpoints, main, say):
