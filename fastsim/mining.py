@@ -35,7 +35,8 @@ def mine_hard_negatives(
     """The negatives of each query that are hardest within limits: rows of the corpus.
 
     queries (N, D); corpus (M, D), M >= N unless `positives` says otherwise.
-    positives (N,) integers: the corpus row of each query's positive, `arange(N)` by default.
+    positives (N,) integers: the corpus row of each query's positive, `arange(N)` by default; or
+        (N, P): that one first, then further rows that are no negatives, -1 where there are fewer.
     count: negatives per query.
     ranks: (first, last), counted from 1 among the neighbours that are no positives: the first few
         are often positives that nobody marked.
@@ -59,10 +60,12 @@ def mine_hard_negatives(
         if columns < rows:
             raise ValueError(f"corpus: wanted at least {rows} rows, or positives, got {columns}")
         positives = torch.arange(rows, device=queries.device)
-    else:
-        check_integers("positives", positives, rows, queries.device)
-        if rows and not 0 <= int(positives.min()) <= int(positives.max()) < columns:
-            raise ValueError(f"positives: wanted rows of the corpus, 0 to {columns - 1}")
+    further = None
+    if positives.dim() == 2 and positives.shape[1]:
+        positives, further = positives[:, 0], positives[:, 1:]
+    check_integers("positives", positives, rows, queries.device)
+    if rows and not 0 <= int(positives.min()) <= int(positives.max()) < columns:
+        raise ValueError(f"positives: wanted rows of the corpus, 0 to {columns - 1}")
     if (query_ids is None) != (corpus_ids is None):
         raise ValueError("query_ids, corpus_ids: wanted both or neither")
     if query_ids is not None:
@@ -71,7 +74,8 @@ def mine_hard_negatives(
     generator = torch.Generator(device="cpu").manual_seed(seed)
     found = torch.full((rows, count), -1, dtype=torch.int64, device=queries.device)
     scores = None
-    depth = min(last + 1 + _room(query_ids, corpus_ids, positives), columns)
+    more = 0 if further is None else further.shape[1]
+    depth = min(last + 1 + more + _room(query_ids, corpus_ids, positives), columns)
     for start in range(0, rows, _QUERIES):
         part = slice(start, min(start + _QUERIES, rows))
         values, near = top_k(queries[part], corpus, depth, backend=backend)
@@ -81,6 +85,8 @@ def mine_hard_negatives(
             raise ValueError("queries, corpus: wanted finite embeddings, got NaN or infinity")
         own = positives[part]
         allowed = near != own[:, None]
+        for other in () if further is None else further[part].T:
+            allowed &= near != other[:, None]
         if query_ids is not None:
             ids = corpus_ids[near]
             allowed &= (ids != query_ids[part, None]) & (ids != corpus_ids[own][:, None])

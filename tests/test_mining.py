@@ -68,6 +68,14 @@ def test_mined_are_those_of_the_loops(backend, count, ranks, margin, relative, w
     assert (scores[~taken] == -torch.inf).all()
 
 
+def test_further_positives_are_no_negatives():
+    x = torch.randn(40, 8)
+    alone, _ = fastsim.mine_hard_negatives(x, x, count=5, ranks=(1, 20))
+    table = torch.stack([torch.arange(40), alone[:, 0], alone[:, 2], torch.full((40,), -1)], 1)
+    rows, _ = fastsim.mine_hard_negatives(x, x, table, count=3, ranks=(1, 20))
+    assert torch.equal(rows, alone[:, [1, 3, 4]])
+
+
 def test_drawn_negatives_lie_in_the_ranks():
     x = torch.randn(50, 8)
     top, _ = fastsim.mine_hard_negatives(x, x, count=10, ranks=(5, 14))

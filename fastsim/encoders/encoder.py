@@ -6,6 +6,7 @@ part has its folder. A plain transformers folder is read too.
 
 import copy
 import inspect
+import warnings
 from pathlib import Path
 
 import torch
@@ -154,7 +155,9 @@ class Encoder(nn.Module):
         config = peft.LoraConfig(
             task_type=kind, r=rank, lora_alpha=scale * rank, target_modules="all-linear"
         )
-        self.model = peft.get_peft_model(self.model, config)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft's use of transformers
+            self.model = peft.get_peft_model(self.model, config)
 
     def encode_query(self, texts, **options):
         """`encode` with the prompt named "query", if there is one."""

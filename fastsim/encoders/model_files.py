@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 from pathlib import Path
 
 import torch
@@ -63,7 +64,7 @@ def load_transformer(kind, folder, *, trust_remote_code=False, allow_pickle=Fals
         if kind == "AutoModel":
             config = transformers.AutoConfig.from_pretrained(folder, **trust)
             known = modeling_auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
-            if config.is_encoder_decoder and config.model_type in known:
+            if known.get(config.model_type, "").endswith("EncoderModel"):
                 kind = "AutoModelForTextEncoding"  # T5 and its kin: the encoder alone
         model = getattr(transformers, kind).from_pretrained(
             folder,
@@ -75,7 +76,9 @@ def load_transformer(kind, folder, *, trust_remote_code=False, allow_pickle=Fals
         if adapter is not None:
             import peft
 
-            model = peft.PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # peft's use of transformers
+                model = peft.PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
     except Exception as error:  # any fault of a file in the folder: JSON, weights, vocabulary
         reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise ModelError(

@@ -159,6 +159,25 @@ def _bi_encoder(options, layout, classes, group):
         trust_remote_code=options.trust_remote_code,
         allow_pickle=options.allow_pickle,
     )
+    encoder.prompts |= options.prompts or {}
+    if options.lora:
+        encoder.add_lora(options.lora)
+    if options.gradient_checkpointing:
+        names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+        enable = next(
+            getattr(encoder.model, name) for name in names if hasattr(encoder.model, name)
+        )
+        enable({"use_reentrant": False})
+        if options.lora:
+            encoder.model.enable_input_require_grads()
+    if options.weights == "bf16":
+        encoder.model.to(torch.bfloat16)
+    if options.compile:
+        encoder.model.compile()  # in place: the names of the weights stay
+    if options.matryoshka and max(options.matryoshka) > encoder.dim:
+        raise ValueError(
+            f"matryoshka: wanted widths of at most {encoder.dim}, got {max(options.matryoshka)}"
+        )
     objective = Objective(
         options.loss,
         layout,
@@ -167,6 +186,7 @@ def _bi_encoder(options, layout, classes, group):
         dim=encoder.dim,
         classes=classes or (),
         group=group,
+        widths=options.matryoshka,
     )
     return BiEncoderModel(encoder, objective), encoder
 
@@ -193,7 +213,8 @@ def _check_cross(options, layout):
     if options.loss not in CROSS_LOSSES:
         wanted = ", ".join(CROSS_LOSSES)
         raise ValueError(f"loss: a cross-encoder can train {wanted}, got {options.loss!r}")
-    for name in ("pooling", "dense", "loss_options", "learn", "micro_batch_size"):
+    for name in ("pooling", "dense", "loss_options", "learn", "micro_batch_size", "prompts", "lora",
+                 "matryoshka", "gradient_checkpointing", "compile"):  # fmt: skip
         if getattr(options, name):
             raise ValueError(f"{name}: a cross-encoder has none, got {getattr(options, name)!r}")
 
