@@ -9,6 +9,7 @@ often a positive that nobody marked. TopK-MarginPos is `margin`, TopK-PercPos `r
 import operator
 
 import torch
+from torch import Tensor
 
 from fastsim.checks import check_alike, check_embeddings, check_integers, check_number
 from fastsim.scores import paired_cosine_similarity, top_k
@@ -17,21 +18,21 @@ _QUERIES = 8192  # searched at once, so that what is held does not grow with N x
 
 
 def mine_hard_negatives(
-    queries,
-    corpus,
-    positives=None,
+    queries: Tensor,
+    corpus: Tensor,
+    positives: Tensor | None = None,
     *,
-    count=1,
-    ranks=(1, 30),
-    margin=None,
-    relative_margin=None,
-    score_range=(-1.0, 1.0),
-    query_ids=None,
-    corpus_ids=None,
-    sample=False,
-    seed=0,
-    backend=None,
-):
+    count: int = 1,
+    ranks: tuple[int, int] = (1, 30),
+    margin: float | None = None,
+    relative_margin: float | None = None,
+    score_range: tuple[float, float] = (-1.0, 1.0),
+    query_ids: Tensor | None = None,
+    corpus_ids: Tensor | None = None,
+    sample: bool = False,
+    seed: int = 0,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor]:
     """The negatives of each query that are hardest within limits: rows of the corpus.
 
     queries (N, D); corpus (M, D), M >= N unless `positives` says otherwise.
