@@ -115,7 +115,7 @@ def quiet():
         import datasets
         import transformers
     except ImportError as error:
-        text = f"{error.name} is not installed: pip install 'fastsim[train]'"
+        text = f"{error.name} is not installed: pip install 'fastsim-losses[train]'"
         raise click.ClickException(text) from error
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
