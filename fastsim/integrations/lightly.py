@@ -41,8 +41,10 @@ class _TwoViews(Hooked):
             return super().forward(out0, out1)
         rows = torch.arange(len(out0), device=out0.device).repeat(2)
         loss = self.fused(torch.cat([out0, out1]), rows, out0, out1)
-        few = out0.detach()[:2], out1.detach()[:2]
-        return as_theirs(loss, type(self), super().forward, *few)
+        theirs = super().forward
+        return as_theirs(
+            loss, type(self), lambda: theirs(out0.detach()[:2], out1.detach()[:2]), out0, out1
+        )
 
     def unfused_option(self):
         """The option without a fused form, or what has been replaced, or None."""

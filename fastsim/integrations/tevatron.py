@@ -13,7 +13,8 @@ from fastsim.integrations import names
 from fastsim.integrations.dtypes import as_theirs
 from fastsim.integrations.products import cross_entropy
 
-_their_call = theirs.SimpleContrastiveLoss.__call__
+_TheirLoss = theirs.SimpleContrastiveLoss
+_their_call = _TheirLoss.__call__
 
 
 class SimpleContrastiveLoss(theirs.SimpleContrastiveLoss):
@@ -31,10 +32,11 @@ class SimpleContrastiveLoss(theirs.SimpleContrastiveLoss):
             target = torch.arange(0, len(y), self.target_per_qry, device=x.device)
         loss = cross_entropy(x, y, target, 1.0, reduction=reduction)
 
-        def few(x, y):
-            return _their_call(theirs.SimpleContrastiveLoss(), x, y, torch.zeros_like(target[:2]))
+        def few():
+            sides = x.detach()[:2], y.detach()[:2]
+            return _their_call(_TheirLoss(), *sides, torch.zeros_like(target[:2]))
 
-        return as_theirs(loss, theirs, few, x.detach()[:2], y.detach()[:2])
+        return as_theirs(loss, _TheirLoss, few, x, y)
 
 
 class DistributedContrastiveLoss(theirs.DistributedContrastiveLoss, SimpleContrastiveLoss):

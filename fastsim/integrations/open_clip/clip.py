@@ -6,7 +6,7 @@ import torch
 
 from fastsim.integrations.dtypes import as_theirs
 from fastsim.integrations.open_clip import peer
-from fastsim.integrations.open_clip.features import checked, few
+from fastsim.integrations.open_clip.features import checked, on_few
 from fastsim.integrations.open_clip.gather import gather
 from fastsim.integrations.overrides import Hooked, say_once
 from fastsim.integrations.products import cross_entropy
@@ -50,7 +50,7 @@ class ClipLoss(Hooked, theirs.ClipLoss, hooks=("get_logits", "get_ground_truth")
         if reason is not None or len(image_features) == 0:
             return super().forward(*given, output_dict=output_dict)
         loss = self._fused(*given)
-        loss = as_theirs(loss, _Theirs, _Theirs(), *few(given))
+        loss = as_theirs(loss, _Theirs, lambda: on_few(_Theirs(), given), *given)
         return {"contrastive_loss": loss} if output_dict else loss
 
     def _fused(self, image_features, text_features, logit_scale, logit_bias):
