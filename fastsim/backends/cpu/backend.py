@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from fastsim.backends.base import Backend
+from fastsim.backends.cpu import amx
 from fastsim.backends.cpu.passes import EMPTY, FORWARDS, SCORE_GRADS
 
 LIBRARY = Path(__file__).parents[2] / "_lib" / "cpu.so"
@@ -76,7 +77,8 @@ class CpuBackend(Backend):
         return _UNAVAILABLE
 
     def note(self):
-        return f", {torch.ops.fastsim_cpu.instruction_set()} kernels"
+        products = f", products on {amx.name()}" if amx.name() else ""
+        return f", {torch.ops.fastsim_cpu.instruction_set()} kernels{products}"
 
     def number(self, scalar):
         return scalar.item()
@@ -169,7 +171,7 @@ class CpuBackend(Backend):
         """The score panel of a block, in the workspace; left out what the guide decides against."""
         rows, columns = block
         panel = workspace.panel(block)
-        torch.ops.fastsim_cpu.scores(unit_x[rows], workspace.packed[columns.start :], panel)
+        workspace.fill(panel, unit_x[rows], columns.start)
         if guide is not None:
             guided = panel
             if guide.rows is not None:
@@ -187,7 +189,10 @@ class CpuBackend(Backend):
     def multiply(self, left, right, out, *, accumulate):
         transposed = left.stride(1) != 1
         panel = left.t() if transposed else left
-        torch.ops.fastsim_cpu.multiply(panel, right, out, transposed, accumulate)
+        if parts := amx.parts(right.dtype):
+            amx.multiply(panel, right, out, transposed, accumulate, parts)
+        else:
+            torch.ops.fastsim_cpu.multiply(panel, right, out, transposed, accumulate)
 
     def forward(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
@@ -331,10 +336,10 @@ class _Workspace:
     """
 
     def __init__(self, unit_y, tall, wide, kept_rows=0):
-        columns, width = unit_y.shape
-        group = torch.ops.fastsim_cpu.panel_columns(unit_y.dtype == torch.float32)
-        self.packed = unit_y.new_empty(-(-columns // group) * group, width)
-        torch.ops.fastsim_cpu.pack_panels(unit_y, self.packed)
+        self.columns = unit_y
+        parts = amx.parts(unit_y.dtype)
+        self.tiles = amx.packed(unit_y, parts) if parts else None
+        self.packed = None if self.tiles is not None else self._packed()
         # Off a power of two, so that a column of the panel spreads over the cache's sets.
         self.stride = wide + ODD
         self.memory = unit_y.new_empty(max(tall, kept_rows) * self.stride)
@@ -342,6 +347,21 @@ class _Workspace:
         self.kept_rows = kept_rows
         self._kept = {}
         self._guided = None
+
+    def _packed(self):
+        columns, width = self.columns.shape
+        group = torch.ops.fastsim_cpu.panel_columns(self.columns.dtype == torch.float32)
+        packed = self.columns.new_empty(-(-columns // group) * group, width)
+        torch.ops.fastsim_cpu.pack_panels(self.columns, packed)
+        return packed
+
+    def fill(self, panel, rows, first):
+        """The scores of the rows against the columns from `first` on."""
+        if self.tiles is not None:
+            if amx.scores(rows, self.tiles[first:], panel):
+                return
+            self.tiles, self.packed = None, self._packed()
+        torch.ops.fastsim_cpu.scores(rows, self.packed[first:], panel)
 
     def guided(self, guide):
         """The workspace of the guide's panels."""

@@ -1,0 +1,60 @@
+// Products on the matrix unit of a processor (Intel AMX): bfloat16 operands, float32 sums. A
+// float32 operand is the sum of up to three bfloat16 parts of 8 bits each, which hold all of its
+// 24, so that a product of parts is as exact as it is asked to be. Plain data: shared by the
+// registrations (amx_ops.cpp) and the kernels (amx.cpp).
+#pragma once
+
+#include <cstdint>
+
+#include "block.h"
+
+namespace fastsim {
+
+constexpr int64_t kTileSide = 16;   // rows of an operand tile of 1 KB
+constexpr int64_t kTileDepth = 32;  // its depth: pairs of bfloat16 in each of 16 columns
+constexpr int64_t kTileElements = kTileSide * kTileDepth;
+constexpr int64_t kTileGroup = 2 * kTileSide;  // rows and columns of the output of one block
+
+// Which bit patterns an operand's tiles hold. `rows`: row r of the tile is row r of the matrix, 32
+// of its columns. `pairs`: row p of the tile is rows 2p and 2p + 1 of the matrix, their 16 columns
+// in turns. The transposed ones exchange the rows of a tile for its pairs.
+enum class Pack : int64_t { rows, rows_transposed, pairs, pairs_transposed };
+
+// A product's operand: strips of 16 rows (or columns) and `steps` tiles of depth, by part.
+// Tiles lie as (strip, part, step).
+struct Operand {
+  const uint16_t* tiles;
+  int64_t parts, steps;
+
+  int64_t part() const { return steps * kTileElements; }
+  int64_t strip() const { return parts * part(); }
+};
+
+struct AmxKernels {
+  const char* name;
+  // Packs the strips [strips) of a matrix, whose depth begins at `first` and has `depth` entries;
+  // false if one of them is not finite.
+  bool (*pack)(Pack, const float* from, int64_t stride, int64_t strip_count, int64_t first,
+               int64_t depth, int64_t parts, uint16_t* to, Range strips);
+  // scores = x y^T: all strips of x against the groups of columns [groups).
+  void (*scores)(const Operand& x, int64_t rows, const Operand& y, int64_t columns, float* scores,
+                 int64_t stride, Range groups);
+  // out (+)= panel right for the groups of 32 rows [groups). `right` (depth, width) is packed as
+  // pairs in blocks of kBlockDepth.
+  void (*multiply_rows)(const float* panel, int64_t stride, int64_t rows, int64_t depth,
+                        const uint16_t* right, int64_t parts, int64_t width, float* out, bool add,
+                        Range groups);
+  // out (+)= panel^T right for the groups of 32 columns [groups). `right` (depth, width) is packed
+  // as transposed pairs in blocks of kBlockDepth.
+  void (*multiply_columns)(const float* panel, int64_t stride, int64_t columns, int64_t depth,
+                           const uint16_t* right, int64_t parts, int64_t width, float* out,
+                           bool add, Range groups);
+};
+
+// Null where the processor has none, or FASTSIM_AMX=0 turns it off.
+const AmxKernels* amx_kernels();
+
+// Depth of a block of the gradient products: the other operand's share of it stays in cache.
+constexpr int64_t kBlockDepth = 256;
+
+}  // namespace fastsim
