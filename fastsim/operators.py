@@ -6,11 +6,32 @@ reason a call goes straight to the implementation unless something traces or int
 """
 
 import functools
+import typing
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 _library = torch.library.Library("fastsim", "DEF")
+
+
+_TYPES = {
+    Tensor: "Tensor",
+    Tensor | None: "Tensor?",
+    list[Tensor]: "Tensor[]",
+    bool: "bool",
+    list[bool]: "bool[]",
+    int: "int",
+    float: "float",
+    float | None: "float?",
+    str: "str",
+}
+
+
+def schema_of(record):
+    """The arguments of an operator, as `define` wants them, from the fields of a typed record."""
+    fields = typing.get_type_hints(record).items()
+    return ", ".join(f"{_TYPES[kind]} {name}" for name, kind in fields)
 
 
 def define(name, schema, implementation, fake):

@@ -179,7 +179,8 @@ void launch_merge(const float* tops, const float* sums, int64_t tiles, int64_t c
 int64_t scan_parts(int64_t count);
 void launch_scan(const float* logits, int64_t count, double* scratch, double* out, void* stream);
 
-// Makes a device the current one as long as it lives.
+// Makes a device the current one as long as it lives. Where it is already, nothing is set:
+// cudaSetDevice makes a context, even for the device that is current.
 class OnDevice {
  public:
   explicit OnDevice(int device);
@@ -188,7 +189,7 @@ class OnDevice {
   OnDevice& operator=(const OnDevice&) = delete;
 
  private:
-  int before_;
+  int device_, before_;
 };
 
 }  // namespace fastsim

@@ -29,11 +29,13 @@ PFN_cuTensorMapEncodeTiled_v12000 encoder() {
 
 }  // namespace
 
-OnDevice::OnDevice(int device) {
+OnDevice::OnDevice(int device) : device_(device) {
   check(cudaGetDevice(&before_), "current device");
-  check(cudaSetDevice(device), "device of the tensors");
+  if (device_ != before_) check(cudaSetDevice(device_), "device of the tensors");
 }
-OnDevice::~OnDevice() { cudaSetDevice(before_); }
+OnDevice::~OnDevice() {
+  if (device_ != before_) cudaSetDevice(before_);
+}
 
 int multiprocessors() { return attribute(cudaDevAttrMultiProcessorCount); }
 

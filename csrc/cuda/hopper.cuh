@@ -20,6 +20,8 @@ constexpr int kStaging = kStages * kStageBytes;
 constexpr int kScratchAt = kStaging + 2 * kStagingBytes;
 constexpr int kBarriers = kScratchAt + 2 * kScratch * static_cast<int>(sizeof(float));
 constexpr int kSharedBytes = kBarriers + 2 * kStages * 8;
+// Named barriers of a block, one for each group: its own threads meet; its turn to multiply.
+constexpr int kGroupBarrier = 1, kTurnBarrier = 3;
 
 // Boxes of the tensor maps: 128 bytes by so many rows.
 constexpr int kRowsOfX = kTile, kRowsOfY = kHalfTile, kRowsOfPanel = kTile / HopperShape::parts;
@@ -80,13 +82,22 @@ struct Pipeline {
   FASTSIM_DEVICE int parity(int step) const { return step / kStages % 2; }
 };
 
-// The work of this cluster: f(place of the pair of tiles, steps of its product), one by one.
+// A pair of tiles above one another. The groups of a block take the work in turns.
+struct Work {
+  Place place;
+  int steps;  // of its product
+  bool first, last;
+};
+
+// f(work) for the work of this cluster, one by one.
 template <class F>
-FASTSIM_DEVICE void for_places(const Grid& grid, int steps, const F& f) {
-  const int64_t count = grid.count(kCluster);
-  for (int64_t i = block_index() / kCluster; i < count; i += block_count() / kCluster) {
+FASTSIM_DEVICE void for_work(const Grid& grid, int steps, const F& f) {
+  const int64_t count = grid.count(kCluster), stride = block_count() / kCluster;
+  const int64_t begin = block_index() / kCluster;
+  for (int64_t i = begin; i < count; i += stride) {
     const Place place = grid.place(i, kCluster);
-    f(place, grid.has_product(place, kCluster) ? steps : 0);
+    const int own = grid.has_product(place, kCluster) ? steps : 0;
+    f(Work{place, own, i == begin, i + stride >= count});
   }
 }
 
@@ -94,10 +105,10 @@ FASTSIM_DEVICE void produce(const TensorMap& x, const TensorMap& y, const Grid& 
                             const Pipeline& pipe, int rank) {
   constexpr int depth = kRowBytes / sizeof(__half);
   int step = 0;
-  for_places(grid, steps, [&](const Place& place, int count) {
-    const int row = grid.row0 + (place.row * kCluster + rank) * kTile;
-    const int column = grid.column0 + place.column * kTile + rank * kHalfTile;
-    for (int k = 0; k < count; ++k, ++step) {
+  for_work(grid, steps, [&](const Work& work) {
+    const int row = grid.row0 + (work.place.row * kCluster + rank) * kTile;
+    const int column = grid.column0 + work.place.column * kTile + rank * kHalfTile;
+    for (int k = 0; k < work.steps; ++k, ++step) {
       barrier_wait(pipe.empty(step), pipe.parity(step) ^ 1);
       barrier_expect(pipe.full(step), kStageBytes);
       bulk_load(pipe.x(step), x, k * depth, row, pipe.full(step));
@@ -112,11 +123,23 @@ FASTSIM_DEVICE void release(const Pipeline& pipe, int step, int thread) {
   if (thread % kWarp < kCluster) barrier_arrive(pipe.empty(step), thread % kWarp);
 }
 
-FASTSIM_DEVICE void multiply(const Pipeline& pipe, int step, int count, int thread, Tile::Scores& s) {
+// The order of the groups: each begins its products once the other has seen all its stages full.
+// A wait tells a phase of a barrier from the one before it alone, and a group that came a phase
+// early would take the stage as full.
+FASTSIM_DEVICE void await_turn(int group, const Work& work) {
+  if (!work.first) group_sync(kTurnBarrier + group, 2 * kGroup);
+}
+FASTSIM_DEVICE void pass_turn(int group, const Work& work) {
+  if (!work.last) group_arrive(kTurnBarrier + (group ^ 1), 2 * kGroup);
+}
+
+// Begins the products of all steps; at the end only the last is under way.
+FASTSIM_DEVICE void begin_products(const Pipeline& pipe, int step, int count, int thread,
+                                   Tile::Scores& s) {
 #pragma unroll 1
-  for (int k = 0; k < count; ++k, ++step) {
-    barrier_wait(pipe.full(step), pipe.parity(step));
-    const uint64_t x = descriptor(pipe.x(step)), y = descriptor(pipe.y(step));
+  for (int k = 0; k < count; ++k) {
+    barrier_wait(pipe.full(step + k), pipe.parity(step + k));
+    const uint64_t x = descriptor(pipe.x(step + k)), y = descriptor(pipe.y(step + k));
     group_product_begin();
 #pragma unroll
     for (int piece = 0; piece < kRowBytes / 32; ++piece) {
@@ -128,10 +151,13 @@ FASTSIM_DEVICE void multiply(const Pipeline& pipe, int step, int count, int thre
     }
     group_product_commit();
     group_product_wait<1>();
-    if (k > 0) release(pipe, step - 1, thread);
+    if (k > 0) release(pipe, step + k - 1, thread);
   }
+}
+
+FASTSIM_DEVICE void end_products(const Pipeline& pipe, int step, int count, int thread) {
   group_product_wait<0>();
-  if (count > 0) release(pipe, step - 1, thread);
+  if (count > 0) release(pipe, step + count - 1, thread);
 }
 
 template <class Epilogue>
@@ -142,16 +168,19 @@ FASTSIM_DEVICE void consume(const TensorMap& panel, const Grid& grid, int steps,
   float* scratch = reinterpret_cast<float*>(memory + kScratchAt) + group * kScratch;
   const int thread = thread_index() % kGroup;
   int step = 0, turn = 0;
-  for_places(grid, steps, [&](const Place& place, int count) {
+  for_work(grid, steps, [&](const Work& work) {
     if (turn == group) {
-      Tile tile{{grid, thread, place.row * kCluster + rank, place.column, staging, scratch},
+      Tile tile{{grid, thread, work.place.row * kCluster + rank, work.place.column, staging, scratch},
                 panel,
-                1 + group};
+                kGroupBarrier + group};
       Tile::Scores s{};
-      multiply(pipe, step, count, thread, s);
+      await_turn(group, work);
+      begin_products(pipe, step, work.steps, thread, s);
+      pass_turn(group, work);
+      end_products(pipe, step, work.steps, thread);
       epilogue(tile, s);
     }
-    step += count;
+    step += work.steps;
     turn ^= 1;
   });
   if (thread == 0) bulk_store_wait();

@@ -1,5 +1,5 @@
 // The instructions that C++ has no word for, one function each. On the host (FASTSIM_EMULATED)
-// tests/cuda/emulated.h takes the place of this file, so that the kernels run without a GPU.
+// tests/backends/cuda/emulated.h takes the place of this file, so that the kernels run without a GPU.
 #pragma once
 
 #if defined(FASTSIM_EMULATED)
@@ -100,6 +100,10 @@ FASTSIM_DEVICE float round_to_tf32(float x) {
 // `threads` threads at the named barrier.
 FASTSIM_DEVICE void group_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+// Counts this thread among them, without waiting.
+FASTSIM_DEVICE void group_arrive(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 template <int N>

@@ -11,11 +11,13 @@ from fastsim.backends.base import Backend
 from fastsim.backends.cpu.backend import CpuBackend
 from fastsim.backends.cuda.backend import CudaBackend
 from fastsim.backends.eager import EagerBackend
+from fastsim.backends.torch.backend import TorchBackend
 from fastsim.backends.triton.backend import TritonBackend
 
-# In the order of preference of `auto`; eager objects to nothing, so it comes last.
+# In the order of preference of `auto`.
 _BACKENDS: dict[str, Backend] = {
-    b.name: b for b in (CpuBackend(), TritonBackend(), CudaBackend(), EagerBackend())
+    b.name: b
+    for b in (CpuBackend(), TritonBackend(), CudaBackend(), TorchBackend(), EagerBackend())
 }
 
 # `name`: what `use_backend` asks for, by thread. torch.compile cannot trace a ContextVar.
@@ -39,8 +41,8 @@ def use_backend(name):
         _chosen.name = before
 
 
-def pick(name, *tensors):
-    """The backend for these tensors.
+def pick(name, *tensors, kind=None):
+    """The backend for these tensors, and for that kind of loss or selection (see fastsim/kinds).
 
     A name given here, by `use_backend` or by FASTSIM_BACKEND is used or refused with every
     backend's own reason (RuntimeError), never replaced. None or "auto" takes the first that has
@@ -53,18 +55,20 @@ def pick(name, *tensors):
         name = os.environ.get("FASTSIM_BACKEND") or "auto"
         named = _find(name, "FASTSIM_BACKEND")
     if named is not None:
-        reason = named.unsupported_reason(*tensors)
+        reason = named.unsupported_reason(*tensors, kind=kind)
         if reason is None:
             return named
         others = "; ".join(
-            f"{other.name}: {other.unsupported_reason(*tensors) or 'usable'}"
+            f"{other.name}: {other.unsupported_reason(*tensors, kind=kind) or 'usable'}"
             for other in _BACKENDS.values()
             if other is not named
         )
         raise RuntimeError(f"backend {name!r} cannot be used: {reason} ({others})")
-    return next(
-        b for b in _BACKENDS.values() if b.automatic and b.unsupported_reason(*tensors) is None
-    )
+    for backend in _BACKENDS.values():
+        if backend.automatic and backend.unsupported_reason(*tensors, kind=kind) is None:
+            return backend
+    reasons = (f"{b.name}: {b.unsupported_reason(*tensors, kind=kind)}" for b in _BACKENDS.values())
+    raise RuntimeError(f"no backend can be used ({'; '.join(reasons)})")
 
 
 def get(name):

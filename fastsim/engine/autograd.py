@@ -21,7 +21,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fastsim.engine.passes import Call, at_once, backward, forward
+from fastsim.engine.arguments import SCHEMA, TENSORS, TileArguments, tile_arguments
+from fastsim.engine.passes import Call, backward, forward
 from fastsim.engine.ring import ring_tile_loss
 from fastsim.operators import define, once_differentiable
 from fastsim.scores import compute_dtype
@@ -47,61 +48,10 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, backend)
     y = None if y is x else y
     sides = (x, y, scale, bias)
     wants = [s is not None and s.requires_grad and torch.is_grad_enabled() for s in sides]
-    plan = _plan(tile, x, x if y is None else y, weights, any(wants), backend)
-    inputs = (
-        x,
-        y,
-        scale,
-        bias,
-        weights,
-        *_once(*tile.pairs.tensors()),
-        *_guide_tensors(tile.pairs.guide),
-        tile.levels,
-        tile.pairs.negative_target,
-        tile.pairs.skip,
-        tile.pairs.offset,
-        tile.pairs.above,
-        tile.kind,
-        tile.margin,
-        tile.normalise,
-        tile.symmetric,
-        tile.group,
-        tile.positive_scale,
-        tile.cosine,
-        wants,
-        plan,
-        backend.name,
-    )
-    return _TileLoss.apply(*inputs) if any(wants) else _tile(*inputs)[0]
-
-
-def _plan(tile, x, y, weights, wanted, backend):
-    """How the forward pass goes about it."""
-    rows, columns = x.shape[0], y.shape[0]
-    alone = tile.cosine and tile.pairs.plain and not tile.group and weights is not None
-    if alone and backend.serves_whole(tile.kind, rows, columns, x.shape[1]):
-        return "whole"
-    if tile.group or not wanted or (weights is None and tile.kind != "levels"):
-        return "recompute"
-    pays = backend.keeps_scores or at_once(tile, x, y, backend)
-    return "fused" if pays and backend.whole_rows_fit(columns) else "recompute"
-
-
-def _once(positives, row_ids, column_ids, row_groups, column_groups, dense):
-    """The tensors of the pairs, None for the columns' where they are the rows' own.
-
-    torch.compile does not trace a function that is given one tensor twice.
-    """
-    column_ids = None if column_ids is row_ids else column_ids
-    column_groups = None if column_groups is row_groups else column_groups
-    return positives, row_ids, column_ids, row_groups, column_groups, dense
-
-
-def _guide_tensors(guide):
-    """The tensors of a guide, None for the columns' where they are the rows' own."""
-    if guide is None:
-        return None, None, None
-    return guide.rows, None if guide.columns is guide.rows else guide.columns, guide.thresholds
+    learnt = zip(("scale", "bias"), wants[2:], strict=True)
+    assert all(name in tile.record.learns for name, want in learnt if want), tile.kind
+    arguments = tile_arguments(tile, *sides, weights, wants, backend)
+    return _TileLoss.apply(*arguments) if any(wants) else _tile(*arguments)[0]
 
 
 def as_scalar(value, dtype, device):
@@ -113,36 +63,24 @@ def as_scalar(value, dtype, device):
 
 # ---- the registered operators ----
 
-_TILE = (
-    "Tensor? weights, Tensor? positives, Tensor? row_ids, Tensor? column_ids, Tensor? row_groups, "
-    "Tensor? column_groups, Tensor? dense, Tensor? guide_rows, Tensor? guide_columns, "
-    "Tensor? thresholds, Tensor? levels, float negative_target, str skip, int offset, "
-    "float? above, str kind, float margin, bool normalise, bool symmetric, str group, "
-    "float positive_scale, bool cosine, bool[] wants, str plan, str backend"
-)
-_FORWARD = f"(Tensor x, Tensor? y, Tensor scale, Tensor bias, {_TILE}) -> Tensor[]"
-_BACKWARD = (
-    f"(Tensor grad, Tensor[] saved, Tensor x, Tensor? y, Tensor scale, Tensor bias, {_TILE})"
-    " -> Tensor[]"
-)
-
 
 def _forward_fake(*arguments):
-    call = Call(*arguments, fake=True)
+    arguments = TileArguments(*arguments)
+    call = Call(arguments, fake=True)
     rows, columns = call.x.shape[0], call.y.shape[0]
     dtype = compute_dtype(call.x)
     shape = call.tile.loss_shape(rows, columns) if call.weights is None else ()
     loss = call.x.new_empty(shape, dtype=call.tile.loss_dtype(dtype))
     if not any(call.wants):
         return [loss]
-    if call.plan == "recompute":
-        shapes = call.tile.state_shapes(rows, columns)
-        return [loss, *(loss.new_empty(shape, dtype=torch.float64) for shape in shapes)]
-    return [loss, *_gradients_fake(call, dtype)]
+    if arguments.finds_gradients:
+        return [loss, *_gradients_fake(call, dtype)]
+    shapes = call.tile.state_shapes(rows, columns)
+    return [loss, *(loss.new_empty(shape, dtype=torch.float64) for shape in shapes)]
 
 
 def _backward_fake(grad, state, *arguments):
-    call = Call(*arguments, fake=True)
+    call = Call(TileArguments(*arguments), fake=True)
     return _gradients_fake(call, call.x.dtype)
 
 
@@ -152,20 +90,24 @@ def _gradients_fake(call, dtype):
     return [*grads, call.x.new_empty(2, dtype=torch.float64)]
 
 
-_tile = define("tile", _FORWARD, forward, _forward_fake)
-_tile_backward = define("tile_backward", _BACKWARD, backward, _backward_fake)
-
-_TENSORS = 15  # x, y, scale, bias, weights, the tensors of the pairs and the guide, levels
+_tile = define("tile", f"({SCHEMA}) -> Tensor[]", forward, _forward_fake)
+_tile_backward = define(
+    "tile_backward",
+    f"(Tensor grad, Tensor[] saved, {SCHEMA}) -> Tensor[]",
+    backward,
+    _backward_fake,
+)
 
 
 class _TileLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, *inputs):
-        loss, *saved = _tile(*inputs)
-        ctx.options = inputs[_TENSORS:]
-        ctx.dtypes = inputs[0].dtype, inputs[2].dtype
-        ctx.found = inputs[-2] != "recompute"
-        ctx.save_for_backward(*(() if ctx.found else inputs[:_TENSORS]), *saved)
+    def forward(ctx, *arguments):
+        loss, *saved = _tile(*arguments)
+        arguments = TileArguments(*arguments)
+        ctx.options, ctx.wants = arguments.options, arguments.wants
+        ctx.dtypes = arguments.x.dtype, arguments.scale.dtype
+        ctx.found = arguments.finds_gradients
+        ctx.save_for_backward(*(() if ctx.found else arguments.tensors), *saved)
         return loss
 
     @staticmethod
@@ -175,9 +117,9 @@ class _TileLoss(torch.autograd.Function):
         if ctx.found:
             parts = [part * grad for part in saved]
         else:
-            tensors, state = saved[:_TENSORS], saved[_TENSORS:]
+            tensors, state = saved[:TENSORS], saved[TENSORS:]
             parts = _tile_backward(grad, state, *tensors, *ctx.options)
-        wants = ctx.options[-3]
+        wants = ctx.wants
         of_inputs, of_scalars = ctx.dtypes
         grad_x, grad_y, (grad_scale, grad_bias) = parts
         grads = (
@@ -186,4 +128,4 @@ class _TileLoss(torch.autograd.Function):
             grad_scale.to(of_scalars) if wants[2] else None,
             grad_bias.to(of_scalars) if wants[3] else None,
         )
-        return (*grads, *(None,) * (_TENSORS - 4 + len(ctx.options)))
+        return (*grads, *(None,) * (len(TileArguments._fields) - len(grads)))

@@ -72,7 +72,7 @@ def batch_hard_triplet(
     _check_options(margin, soft, reduction)
     check_choice("distance", distance, DISTANCES)
     pairs = parse_groups(embeddings, groups, None, None, False)
-    chosen = pick(backend, embeddings)
+    chosen = pick(backend, embeddings, kind="hardest")
     batch = join(
         group,
         "batch_hard_triplet",
@@ -114,7 +114,7 @@ def hardest_pairs(
     """
     check_choice("distance", distance, DISTANCES)
     pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
-    chosen = pick(backend, embeddings)
+    chosen = pick(backend, embeddings, kind="hardest")
     columns = embeddings if references is None else references
     batch = join(
         group,

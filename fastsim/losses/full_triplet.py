@@ -300,4 +300,4 @@ def _check(anchors, positives, mining, backend):
     check_alike("positives", positives, "anchors", anchors)
     check_enough("positives", positives, "anchors", anchors)
     check_choice("mining", mining, MININGS)
-    return pick(backend, anchors)
+    return pick(backend, anchors, kind="closest")

@@ -8,23 +8,14 @@ Learning", equation 15, without its mining. A positive's weight grows with its d
 others, a negative's with its nearness; `nt_xent` weighs negatives likewise, positives one by one.
 """
 
+from functools import partial
+
 import torch
 
-from fastsim.backends import pick
-from fastsim.checks import check_number, check_reduction
-from fastsim.distributed import join
-from fastsim.engine.autograd import tile_loss
+from fastsim.checks import check_number
+from fastsim.losses.grouped import grouped_from_scores, grouped_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, reduce
-from fastsim.pairs import (
-    dense_targets,
-    global_groups,
-    groups_of_scores,
-    pair_mask,
-    parse_groups,
-)
-from fastsim.scores import dense_cosines
-from fastsim.tile import Tile
+from fastsim.pairs import dense_targets, pair_mask
 
 
 def multi_similarity(
@@ -54,37 +45,24 @@ def multi_similarity(
     Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
     not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
     """
-    pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
-    _check_options(alpha, beta, base)
-    check_reduction(reduction)
-    chosen = pick(backend, embeddings)
-    columns = embeddings if references is None else references
-    batch = join(
-        group,
+    options = {"alpha": alpha, "beta": beta, "base": base}
+    _check_options(**options)
+    return grouped_loss(
         "multi_similarity",
         embeddings,
-        columns,
-        references=references,
+        groups,
+        references,
+        reference_groups,
         own_first=own_first,
-        alpha=alpha,
-        beta=beta,
-        base=base,
-        reduction=reduction,
-        backend=chosen.name,
-    )
-    pairs = global_groups(pairs, batch)
-    if chosen.name == "eager":
-        scores = dense_cosines(embeddings, batch.gather_columns(columns), chosen)
-        return batch.reduce(_losses(scores, pairs, alpha, beta, base), reduction)
-    options = {"positive_scale": float(alpha), "margin": float(base)}
-    return tile_loss(
-        Tile("multi_similarity", pairs, **options),
-        embeddings,
-        columns,
+        kind="multi_similarity",
         scale=float(beta),
-        weights=batch.row_weights(reduction, embeddings),
-        batch=batch,
-        backend=chosen,
+        positive_scale=float(alpha),
+        base=float(base),
+        formula=partial(_losses, **options),
+        options=options,
+        reduction=reduction,
+        group=group,
+        backend=backend,
     )
 
 
@@ -106,10 +84,16 @@ def multi_similarity_from_scores(
     reduction="mean",
 ):
     """The specification of `multi_similarity`: scores (N, M), the other parameters as there."""
-    pairs = groups_of_scores(scores, groups, reference_groups, own_first)
-    _check_options(alpha, beta, base)
-    check_reduction(reduction)
-    return reduce(_losses(as_float(scores), pairs, alpha, beta, base), reduction)
+    options = {"alpha": alpha, "beta": beta, "base": base}
+    _check_options(**options)
+    return grouped_from_scores(
+        scores,
+        groups,
+        reference_groups,
+        own_first=own_first,
+        formula=partial(_losses, **options),
+        reduction=reduction,
+    )
 
 
 def _losses(scores, pairs, alpha, beta, base):

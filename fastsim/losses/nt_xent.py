@@ -9,24 +9,15 @@ as Feeney and Hughes 2023, "SINCERE: Supervised Information Noise-Contrastive Es
 REvisited". `sup_con` keeps them there; with groups of two both are the same.
 """
 
+from functools import partial
+
 import torch
 
-from fastsim.backends import pick
-from fastsim.checks import check_number, check_reduction
-from fastsim.distributed import join
-from fastsim.engine.autograd import tile_loss
+from fastsim.checks import check_embeddings, check_number
+from fastsim.losses.grouped import grouped_from_scores, grouped_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, below_every_score, inverse, reduce
-from fastsim.pairs import (
-    dense_targets,
-    global_groups,
-    groups_of_scores,
-    pair_mask,
-    parse_groups,
-    positive_counts,
-)
-from fastsim.scores import dense_cosines
-from fastsim.tile import Tile
+from fastsim.losses.reduce import below_every_score, inverse
+from fastsim.pairs import dense_targets, pair_mask, positive_counts
 
 
 def nt_xent(
@@ -54,35 +45,23 @@ def nt_xent(
     the rows (N,). ValueError or TypeError for arguments that do not fit, RuntimeError for a
     backend that cannot serve them. Source: see the module.
     """
-    pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
+    check_embeddings("embeddings", embeddings)
     check_number("temperature", temperature, positive=True)
-    check_reduction(reduction)
-    chosen = pick(backend, embeddings)
-    columns = embeddings if references is None else references
-    batch = join(
-        group,
+    return grouped_loss(
         "nt_xent",
         embeddings,
-        columns,
-        references=references,
+        groups,
+        references,
+        reference_groups,
         own_first=own_first,
-        temperature=temperature,
-        reduction=reduction,
-        backend=chosen.name,
-    )
-    pairs = global_groups(pairs, batch)
-    count = positive_counts(pairs).sum() if reduction == "mean" else None
-    if chosen.name == "eager":
-        scores = dense_cosines(embeddings, batch.gather_columns(columns), chosen)
-        return batch.reduce(_losses(scores, pairs, temperature), reduction, count)
-    return tile_loss(
-        Tile("multi_positive", pairs),
-        embeddings,
-        columns,
+        kind="multi_positive",
         scale=inverse(temperature, embeddings),
-        weights=batch.row_weights(reduction, embeddings, count),
-        batch=batch,
-        backend=chosen,
+        formula=partial(_losses, temperature=temperature),
+        options={"temperature": temperature},
+        count=_count,
+        reduction=reduction,
+        group=group,
+        backend=backend,
     )
 
 
@@ -102,11 +81,16 @@ def nt_xent_from_scores(
     reduction="mean",
 ):
     """The specification of `nt_xent`: scores (N, M), the other parameters as there."""
-    pairs = groups_of_scores(scores, groups, reference_groups, own_first)
     check_number("temperature", temperature, positive=True)
-    check_reduction(reduction)
-    losses = _losses(as_float(scores), pairs, temperature)
-    return reduce(losses, reduction, positive_counts(pairs).sum())
+    return grouped_from_scores(
+        scores,
+        groups,
+        reference_groups,
+        own_first=own_first,
+        formula=partial(_losses, temperature=temperature),
+        count=_count,
+        reduction=reduction,
+    )
 
 
 def _losses(scores, pairs, temperature):
@@ -118,3 +102,8 @@ def _losses(scores, pairs, temperature):
     counted = part & own & negative.any(1, keepdim=True)
     terms = torch.nn.functional.softplus(lse - logits)
     return torch.where(counted, terms, 0.0).sum(1)
+
+
+def _count(pairs):
+    """Positive pairs."""
+    return positive_counts(pairs).sum()

@@ -6,24 +6,15 @@ Source: Khosla et al. 2020, "Supervised Contrastive Learning", equation 2 (L_out
 two it is NT-Xent; `info_nce` is the case of one named positive.
 """
 
+from functools import partial
+
 import torch
 
-from fastsim.backends import pick
-from fastsim.checks import check_number, check_reduction
-from fastsim.distributed import join
-from fastsim.engine.autograd import tile_loss
+from fastsim.checks import check_embeddings, check_number
+from fastsim.losses.grouped import grouped_from_scores, grouped_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, below_every_score, inverse, reduce
-from fastsim.pairs import (
-    dense_targets,
-    global_groups,
-    groups_of_scores,
-    pair_mask,
-    parse_groups,
-    positive_counts,
-)
-from fastsim.scores import dense_cosines
-from fastsim.tile import Tile
+from fastsim.losses.reduce import below_every_score, inverse
+from fastsim.pairs import dense_targets, pair_mask, positive_counts
 
 
 def sup_con(
@@ -52,35 +43,24 @@ def sup_con(
     Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
     not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
     """
-    pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
-    check_reduction(reduction)
+    check_embeddings("embeddings", embeddings)
     check_number("temperature", temperature, positive=True)
-    chosen = pick(backend, embeddings)
-    columns = embeddings if references is None else references
-    batch = join(
-        group,
+    return grouped_loss(
         "sup_con",
         embeddings,
-        columns,
-        references=references,
+        groups,
+        references,
+        reference_groups,
         own_first=own_first,
-        temperature=temperature,
-        reduction=reduction,
-        backend=chosen.name,
-    )
-    pairs = global_groups(pairs, batch)
-    count = _count(pairs) if reduction == "mean" else None
-    if chosen.name == "eager":
-        scores = dense_cosines(embeddings, batch.gather_columns(columns), chosen)
-        return batch.reduce(_losses(scores, pairs, temperature), reduction, count)
-    return tile_loss(
-        Tile("softmax", pairs, normalise=True),
-        embeddings,
-        columns,
+        kind="softmax",
+        normalise=True,
         scale=inverse(temperature, embeddings),
-        weights=batch.row_weights(reduction, embeddings, count),
-        batch=batch,
-        backend=chosen,
+        formula=partial(_losses, temperature=temperature),
+        options={"temperature": temperature},
+        count=_count,
+        reduction=reduction,
+        group=group,
+        backend=backend,
     )
 
 
@@ -100,10 +80,16 @@ def sup_con_from_scores(
     reduction="mean",
 ):
     """The specification of `sup_con`: scores (N, M), the other parameters as there."""
-    pairs = groups_of_scores(scores, groups, reference_groups, own_first)
     check_number("temperature", temperature, positive=True)
-    check_reduction(reduction)
-    return reduce(_losses(as_float(scores), pairs, temperature), reduction, _count(pairs))
+    return grouped_from_scores(
+        scores,
+        groups,
+        reference_groups,
+        own_first=own_first,
+        formula=partial(_losses, temperature=temperature),
+        count=_count,
+        reduction=reduction,
+    )
 
 
 def _losses(scores, pairs, temperature):

@@ -126,7 +126,7 @@ def test_no_gradient_work_without_need(backend, usable, monkeypatch):
     def refuse(*arguments, **keywords):
         raise AssertionError("gradient work that nobody asked for")
 
-    for name in ("fused", "score_grad", "multiply"):
+    for name in ("fused_pass", "score_grad", "multiply"):
         monkeypatch.setattr(kind, name, refuse)
     tensors, others, options = inputs(BY_NAME["info_nce"], (5, 7, 4), torch.float32, seed=24)
     fastsim.info_nce(*tensors, *others, **options, backend=backend)

@@ -8,6 +8,7 @@ import torch
 from fastsim.backends.base import Backend
 from fastsim.backends.cpu import amx
 from fastsim.backends.cpu.passes import EMPTY, FORWARDS, SCORE_GRADS
+from fastsim.kinds import SELECTIONS
 
 LIBRARY = Path(__file__).parents[2] / "_lib" / "cpu.so"
 
@@ -70,11 +71,14 @@ class CpuBackend(Backend):
     name = "cpu"
     keeps_scores = True
 
-    def unsupported_reason(self, *tensors):
+    def unsupported_reason(self, *tensors, kind=None):
         for tensor in tensors:
             if tensor.device.type != "cpu":
                 return f"it serves CPU tensors, got one on {tensor.device}"
-        return _UNAVAILABLE
+        return _UNAVAILABLE or self.unsupported_kind(kind)
+
+    def kinds(self):
+        return {*FORWARDS, *SELECTIONS}
 
     def note(self):
         products = f", products on {amx.name()}" if amx.name() else ""
@@ -150,10 +154,10 @@ class CpuBackend(Backend):
         )
         return loss, grad_x, grad_y, parameters
 
-    def whole_rows_fit(self, columns):
+    def whole_rows_fit(self, columns, device):
         return columns <= WIDEST
 
-    def blocks(self, rows, columns, *, whole_rows=False, lower=False):
+    def blocks(self, rows, columns, device, *, whole_rows=False, lower=False):
         tall, wide = _block_shape(rows, columns, whole_rows)
         for top in range(0, rows, tall):
             first = top // ALIGNED * ALIGNED if lower else 0
@@ -167,15 +171,20 @@ class CpuBackend(Backend):
         kept = KEPT // wide if keep and wide == columns else 0
         return _Workspace(unit_y, tall, wide, rows if kept >= rows else kept // tall * tall)
 
-    def scores(self, unit_x, unit_y, block, workspace, guide=None):
-        """The score panel of a block, in the workspace; left out what the guide decides against."""
+    def scores(self, unit_x, unit_y, block, workspace, pairs=None):
+        """The score panel of a block, in the workspace.
+
+        pairs: whose thresholds and guide are applied to it; pairs that they decide against get a
+        score below all others.
+        """
         rows, columns = block
         panel = workspace.panel(block)
         workspace.fill(panel, unit_x[rows], columns.start)
-        if guide is not None:
-            guided = panel
-            if guide.rows is not None:
-                guided = self.scores(guide.rows, guide.columns, block, workspace.guided(guide))
+        if pairs is not None and pairs.thresholds is not None:
+            torch.ops.fastsim_cpu.leave_out_above(panel, panel, pairs.thresholds[rows])
+        if pairs is not None and pairs.guide is not None:
+            guide = pairs.guide
+            guided = self.scores(guide.rows, guide.columns, block, workspace.guided(guide))
             torch.ops.fastsim_cpu.leave_out_above(panel, guided, guide.thresholds[rows])
         return panel
 
@@ -202,14 +211,15 @@ class CpuBackend(Backend):
         whole, lower = tile.whole_rows, tile.pairs.each_once
         workspace = workspace or self.workspace(unit_x, unit_y, whole_rows=whole)
         # The first blocks come last: the score gradients begin with what was kept of them.
-        for block in reversed(list(self.blocks(rows, columns, whole_rows=whole, lower=lower))):
-            panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs.guide)
+        blocks = self.blocks(rows, columns, unit_x.device, whole_rows=whole, lower=lower)
+        for block in reversed(list(blocks)):
+            panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs)
             state.add(panel, _pairs(tile.pairs, block), block)
             workspace.keep(block, panel)
         return state.result()
 
     def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
-        panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs.guide)
+        panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs)
         state = FORWARDS[tile.kind](tile, *panel.shape)
         pairs = _pairs(tile.pairs, block)
         state.fused_pass(panel, pairs, weights[block[0]])
@@ -218,7 +228,7 @@ class CpuBackend(Backend):
     def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
         panel = workspace.kept(block)
         if panel is None:
-            panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs.guide)
+            panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs)
         else:
             tile = replace(
                 tile, margin=0.0
@@ -236,7 +246,7 @@ class CpuBackend(Backend):
         values = torch.full((rows,), EMPTY, dtype=unit_x.dtype)
         indices = torch.full((rows,), -1)
         workspace = self.workspace(unit_x, unit_y)
-        for block in self.blocks(rows, columns):
+        for block in self.blocks(rows, columns, unit_x.device):
             part = block[0]
             torch.ops.fastsim_cpu.closest(
                 self.scores(unit_x, unit_y, block, workspace),
@@ -253,7 +263,7 @@ class CpuBackend(Backend):
         low, high = x.new_full((rows,), -EMPTY), x.new_full((rows,), EMPTY)
         lowest, highest = torch.full((rows,), -1), torch.full((rows,), -1)
         workspace = self.workspace(x, y)
-        for block in self.blocks(rows, y.shape[0]):
+        for block in self.blocks(rows, y.shape[0], x.device):
             part, columns = block
             torch.ops.fastsim_cpu.hardest(
                 self.scores(x, y, block, workspace),
@@ -309,7 +319,7 @@ class CpuBackend(Backend):
         values = torch.full(shape, -torch.inf, dtype=unit_x.dtype)
         indices = torch.full(shape, -1)
         workspace = self.workspace(unit_x, unit_y)
-        for block in self.blocks(shape[0], corpus.shape[0]):
+        for block in self.blocks(shape[0], corpus.shape[0], corpus.device):
             torch.ops.fastsim_cpu.top_k(
                 self.scores(unit_x, unit_y, block, workspace),
                 block[1].start,

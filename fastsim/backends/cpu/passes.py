@@ -6,11 +6,15 @@ gradients too (`fused_pass`).
 
 import torch
 
-EMPTY = -1e30  # the maximum of no scores, as kLeftOut in csrc/epilogue.h
+from fastsim.kinds.kind import EMPTY
 
 
 def _state(count, fill=0.0):
     return torch.full((count,), fill, dtype=torch.float64)
+
+
+def _in_type(panel, coefficients):
+    return [None if c is None else c.to(panel.dtype) for c in coefficients]
 
 
 class _SoftmaxForward:
@@ -33,6 +37,12 @@ class _SoftmaxForward:
 
     def fused_pass(self, panel, pairs, weights):
         tile = self.tile
+        if tile.pairs.untargeted:
+            everything = slice(None), slice(None)
+            self.add(panel, pairs, everything)
+            coefficients = _in_type(panel, tile.coefficients(self.result(), weights.double()))
+            _softmax_score_grad(tile, panel, pairs, everything, coefficients)
+            return
         torch.ops.fastsim_cpu.softmax_fused(
             panel, *pairs, tile.scale, tile.margin, tile.normalise, weights, *self.rows
         )
@@ -81,9 +91,7 @@ class _ContrastForward:
 
     def __init__(self, tile, rows, columns):
         self.tile = tile
-        tops = {"multi_similarity": (0, 2), "multi_positive": (0,)}[tile.kind]
-        count = len(tile.state_shapes(rows, columns))
-        self.state = [_state(rows, EMPTY if part in tops else 0.0) for part in range(count)]
+        self.state = [_state(rows, fill) for part in tile.parts for fill in part.fills]
         self.known = False
 
     def know(self, sums):
@@ -96,8 +104,7 @@ class _ContrastForward:
 
     def fused_pass(self, panel, pairs, weights):
         self._run(panel, pairs, self.state)
-        coefficients = self.tile.coefficients(self.state, weights.double())
-        coefficients = [c.to(panel.dtype) for c in coefficients]
+        coefficients = _in_type(panel, self.tile.coefficients(self.state, weights.double()))
         _contrast_score_grad(self.tile, panel, pairs, (slice(None), None), coefficients)
 
     def _run(self, panel, pairs, state):

@@ -116,9 +116,9 @@ void run(unsigned blocks, unsigned threads, unsigned shared, unsigned cluster,
 
 // ---- what device.cu and scan.cu are on a GPU ----
 
-OnDevice::OnDevice(int) : before_(0) {}
+OnDevice::OnDevice(int) : device_(0), before_(0) {}
 OnDevice::~OnDevice() {}
-int multiprocessors() { return 6; }
+int multiprocessors() { return 4; }
 bool on_hopper() {
   const char* engine = std::getenv("FASTSIM_EMULATED_ENGINE");
   return engine && std::string(engine) == "hopper";
@@ -139,13 +139,13 @@ void launch_scan(const float* logits, int64_t count, double*, double* out, void*
   for (int64_t i = count; i-- > 0;) out[count + i] = backward = add(backward, -logits[i]);
 }
 
-template void launch_tiles(const Launch&, const SoftmaxFold&);
-template void launch_tiles(const Launch&, const SoftmaxSlope&);
+template void launch_tiles(const Launch&, const SoftmaxForward&);
+template void launch_tiles(const Launch&, const SoftmaxScoreGrad&);
 template void launch_tiles(const Launch&, const SigmoidBoth&);
 template void launch_tiles(const Launch&, const SquaredErrorBoth&);
-template void launch_tiles(const Launch&, const LevelsFold&);
-template void launch_tiles(const Launch&, const LevelsSlope&);
-template void launch_tiles(const Launch&, const ClosestFold&);
+template void launch_tiles(const Launch&, const LevelsForward&);
+template void launch_tiles(const Launch&, const LevelsScoreGrad&);
+template void launch_tiles(const Launch&, const ClosestForward&);
 template void launch_tiles(const Launch&, const Diagonal&);
 
 }  // namespace fastsim

@@ -232,6 +232,10 @@ inline float round_to_tf32(float x) {
 inline void group_sync(int barrier, int threads) {
   emulated::meet(emulated::current->block->barriers[barrier], threads);
 }
+inline void group_arrive(int barrier, int threads) {
+  emulated::Barrier& b = emulated::current->block->barriers[barrier];
+  if (++b.arrived == threads) b.arrived = 0, ++b.phase;
+}
 template <int N>
 void more_registers() {}
 template <int N>

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from bench import cuda_report
+from fastsim.backends import get
 from fastsim.backends.cuda import backend as cuda
-from fastsim.backends.cuda import get
 from fastsim.backends.cuda import passes as cuda_passes
 from fastsim.backends.triton.backend import TritonBackend
 from fastsim.pairs import Pairs
@@ -126,7 +126,7 @@ def test_nothing_of_triton_runs_here():
 
 
 def test_an_unknown_loss_is_refused():
-    with pytest.raises(RuntimeError, match="'cuda' cannot be used: it has no loss of kind 'odd'"):
+    with pytest.raises(RuntimeError, match="'cuda' cannot be used: it has no kernels of kind"):
         cuda_passes.check_tile(Tile("odd", Pairs()))
 
 
@@ -176,7 +176,7 @@ def emulated(tmp_path_factory):
 @needs_compiler
 @pytest.mark.parametrize("engine", ["portable", "hopper"])
 def test_under_the_emulator(engine, emulated):
-    """tests/backends/cuda, which says why."""
+    """test_emulated.py in a process of its own: conftest.py says why."""
     command = [
         sys.executable,
         "-m",
@@ -184,7 +184,7 @@ def test_under_the_emulator(engine, emulated):
         "-q",
         "-p",
         "no:cacheprovider",
-        ROOT / "tests/backends/cuda",
+        ROOT / "tests/backends/cuda/test_emulated.py",
     ]
     environment = os.environ | {
         "FASTSIM_EMULATED": str(emulated),

@@ -16,6 +16,8 @@ PORTABLE = os.environ.get("FASTSIM_EMULATED_ENGINE") != "hopper"
 DTYPES = (torch.float32, torch.float16) if PORTABLE else (torch.float16,)
 TILES = [case for case in CASES if case.tile]
 MANY = (150, 270, 70)  # two by three tiles, ragged, of two steps of depth
+DEEP = (300, 500, 330)  # three tiles or more for a cluster, ragged, of more steps than stages
+SHAPES = (MANY,) if PORTABLE else (MANY, DEEP)
 
 
 @pytest.mark.skipif(not PORTABLE, reason="float32 operands have one engine")
@@ -27,10 +29,11 @@ def test_equals_the_oracle(case):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=names)
 @pytest.mark.parametrize("case", TILES, ids=names)
-def test_many_tiles_equal_the_formula(case, dtype):
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_many_tiles_equal_the_formula(case, dtype, shape):
     if case.loss is fastsim.full_triplet and dtype == torch.float16:
         pytest.skip("rounding to float16 may choose another of two close negatives")
-    tensors, others, options = inputs(case, MANY, dtype, seed=5)
+    tensors, others, options = inputs(case, shape, dtype, seed=5)
     # The dense formula of cosent_matrix compares every pair of scores with every other.
     eager = options | {"backend": "cpu" if case.loss is fastsim.cosent_matrix else "eager"}
     truth, exact = call(case.loss, [t if t is None else t.double() for t in tensors], others, eager)
