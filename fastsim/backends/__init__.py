@@ -6,6 +6,7 @@ To add a backend: subclass `Backend` in a file of its own and name it in `_BACKE
 import contextlib
 import os
 import threading
+from collections.abc import Iterator
 
 from fastsim.backends.base import Backend
 from fastsim.backends.cpu.backend import CpuBackend
@@ -24,13 +25,13 @@ _BACKENDS: dict[str, Backend] = {
 _chosen = threading.local()
 
 
-def backends():
+def backends() -> dict[str, str | None]:
     """Every backend: {name: None where it is usable on this machine, else a sentence why not}."""
     return {name: backend.unsupported_reason() for name, backend in _BACKENDS.items()}
 
 
 @contextlib.contextmanager
-def use_backend(name):
+def use_backend(name: str) -> Iterator[None]:
     """Within the block, calls without a `backend` argument use this one ("auto" chooses)."""
     _find(name)
     before = getattr(_chosen, "name", None)

@@ -13,7 +13,10 @@ in plain torch, from one sort of the row's negatives: neither N x N distances no
 anything is held, and the gradient of each band is finished while it is there.
 """
 
+from typing import Literal
+
 import torch
+from torch import Tensor
 
 from fastsim.backends import pick
 from fastsim.checks import check_choice, check_embeddings, check_integers, check_number
@@ -25,7 +28,14 @@ from fastsim.scores import compute_dtype, unit_rows, without_autocast
 BAND = 1 << 20  # distances of a band; about ten arrays of that size are alive
 
 
-def batch_semi_hard_triplet(embeddings, labels, *, margin=5.0, distance="euclidean", backend=None):
+def batch_semi_hard_triplet(
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    margin: float = 5.0,
+    distance: Literal["euclidean", "cosine"] = "euclidean",
+    backend: str | None = None,
+) -> Tensor:
     """Semi-hard triplet loss of embeddings (N, D) with integer labels (N,) -> scalar.
 
     distance: "euclidean" or "cosine" (1 - cosine). A batch without a positive pair or of one
@@ -35,7 +45,14 @@ def batch_semi_hard_triplet(embeddings, labels, *, margin=5.0, distance="euclide
     return total / pairs.clamp(min=1)
 
 
-def batch_all_triplet(embeddings, labels, *, margin=5.0, distance="euclidean", backend=None):
+def batch_all_triplet(
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    margin: float = 5.0,
+    distance: Literal["euclidean", "cosine"] = "euclidean",
+    backend: str | None = None,
+) -> Tensor:
     """Mean of the positive triplet losses of embeddings (N, D) with integer labels (N,) -> scalar.
 
     Parameters and errors as `batch_semi_hard_triplet`.
@@ -49,11 +66,29 @@ class BatchSemiHardTriplet(LossModule):
 
     function = staticmethod(batch_semi_hard_triplet)
 
+    def __init__(
+        self,
+        *,
+        margin: float = 5.0,
+        distance: Literal["euclidean", "cosine"] = "euclidean",
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
+
 
 class BatchAllTriplet(LossModule):
     """The module of `batch_all_triplet`."""
 
     function = staticmethod(batch_all_triplet)
+
+    def __init__(
+        self,
+        *,
+        margin: float = 5.0,
+        distance: Literal["euclidean", "cosine"] = "euclidean",
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
 
 
 def _over_bands(terms, embeddings, labels, margin, distance, backend):

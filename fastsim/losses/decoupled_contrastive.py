@@ -9,7 +9,9 @@ nearly as well as large ones. The loss has no lower bound.
 """
 
 import torch
+from torch import Tensor
 
+from fastsim.annotations import Group, Reduction, Scalar
 from fastsim.backends import pick
 from fastsim.checks import (
     check_alike,
@@ -29,15 +31,15 @@ from fastsim.tile import Tile
 
 
 def decoupled_contrastive(
-    anchors,
-    candidates,
-    positives=None,
+    anchors: Tensor,
+    candidates: Tensor,
+    positives: Tensor | None = None,
     *,
-    temperature=0.1,
-    reduction="mean",
-    group=None,
-    backend=None,
-):
+    temperature: Scalar = 0.1,
+    reduction: Reduction = "mean",
+    group: Group = None,
+    backend: str | None = None,
+) -> Tensor:
     """InfoNCE without the positive in the denominator: for small batches (see the module).
 
     For large batches, and for a loss that is bounded below, take `info_nce`.
@@ -107,8 +109,24 @@ class DecoupledContrastive(LossModule):
 
     function = staticmethod(decoupled_contrastive)
 
+    def __init__(
+        self,
+        *,
+        temperature: Scalar = 0.1,
+        reduction: Reduction = "mean",
+        group: Group = None,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
 
-def decoupled_contrastive_from_scores(scores, positives=None, *, temperature=0.1, reduction="mean"):
+
+def decoupled_contrastive_from_scores(
+    scores: Tensor,
+    positives: Tensor | None = None,
+    *,
+    temperature: Scalar = 0.1,
+    reduction: Reduction = "mean",
+) -> Tensor:
     """The specification of `decoupled_contrastive`: scores (N, M), the rest as there."""
     check_scores("scores", scores)
     check_number("temperature", temperature, positive=True)

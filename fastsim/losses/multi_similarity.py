@@ -11,7 +11,9 @@ others, a negative's with its nearness; `nt_xent` weighs negatives likewise, pos
 from functools import partial
 
 import torch
+from torch import Tensor
 
+from fastsim.annotations import Group, Reduction
 from fastsim.checks import check_number
 from fastsim.losses.grouped import grouped_from_scores, grouped_loss
 from fastsim.losses.module import LossModule
@@ -19,19 +21,19 @@ from fastsim.pairs import dense_targets, pair_mask
 
 
 def multi_similarity(
-    embeddings,
-    groups,
-    references=None,
-    reference_groups=None,
+    embeddings: Tensor,
+    groups: Tensor,
+    references: Tensor | None = None,
+    reference_groups: Tensor | None = None,
     *,
-    own_first=False,
-    alpha=2.0,
-    beta=50.0,
-    base=0.5,
-    reduction="mean",
-    group=None,
-    backend=None,
-):
+    own_first: bool = False,
+    alpha: float = 2.0,
+    beta: float = 50.0,
+    base: float = 0.5,
+    reduction: Reduction = "mean",
+    group: Group = None,
+    backend: str | None = None,
+) -> Tensor:
     """Multi-similarity loss of embeddings (N, D) with integer groups (N,).
 
     references (M, D), reference_groups (M,): what the embeddings are held against, by default
@@ -71,18 +73,31 @@ class MultiSimilarity(LossModule):
 
     function = staticmethod(multi_similarity)
 
+    def __init__(
+        self,
+        *,
+        own_first: bool = False,
+        alpha: float = 2.0,
+        beta: float = 50.0,
+        base: float = 0.5,
+        reduction: Reduction = "mean",
+        group: Group = None,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
+
 
 def multi_similarity_from_scores(
-    scores,
-    groups,
-    reference_groups=None,
+    scores: Tensor,
+    groups: Tensor,
+    reference_groups: Tensor | None = None,
     *,
-    own_first=False,
-    alpha=2.0,
-    beta=50.0,
-    base=0.5,
-    reduction="mean",
-):
+    own_first: bool = False,
+    alpha: float = 2.0,
+    beta: float = 50.0,
+    base: float = 0.5,
+    reduction: Reduction = "mean",
+) -> Tensor:
     """The specification of `multi_similarity`: scores (N, M), the other parameters as there."""
     options = {"alpha": alpha, "beta": beta, "base": base}
     _check_options(**options)

@@ -12,7 +12,9 @@ REvisited". `sup_con` keeps them there; with groups of two both are the same.
 from functools import partial
 
 import torch
+from torch import Tensor
 
+from fastsim.annotations import Group, Reduction, Scalar
 from fastsim.checks import check_embeddings, check_number
 from fastsim.losses.grouped import grouped_from_scores, grouped_loss
 from fastsim.losses.module import LossModule
@@ -21,17 +23,17 @@ from fastsim.pairs import dense_targets, pair_mask, positive_counts
 
 
 def nt_xent(
-    embeddings,
-    groups,
-    references=None,
-    reference_groups=None,
+    embeddings: Tensor,
+    groups: Tensor,
+    references: Tensor | None = None,
+    reference_groups: Tensor | None = None,
     *,
-    own_first=False,
-    temperature=0.07,
-    reduction="mean",
-    group=None,
-    backend=None,
-):
+    own_first: bool = False,
+    temperature: Scalar = 0.07,
+    reduction: Reduction = "mean",
+    group: Group = None,
+    backend: str | None = None,
+) -> Tensor:
     """Normalised temperature-scaled cross entropy of embeddings (N, D), integer groups (N,).
 
     references (M, D), reference_groups (M,): what the embeddings are held against, by default
@@ -70,16 +72,27 @@ class NTXent(LossModule):
 
     function = staticmethod(nt_xent)
 
+    def __init__(
+        self,
+        *,
+        own_first: bool = False,
+        temperature: Scalar = 0.07,
+        reduction: Reduction = "mean",
+        group: Group = None,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
+
 
 def nt_xent_from_scores(
-    scores,
-    groups,
-    reference_groups=None,
+    scores: Tensor,
+    groups: Tensor,
+    reference_groups: Tensor | None = None,
     *,
-    own_first=False,
-    temperature=0.07,
-    reduction="mean",
-):
+    own_first: bool = False,
+    temperature: Scalar = 0.07,
+    reduction: Reduction = "mean",
+) -> Tensor:
     """The specification of `nt_xent`: scores (N, M), the other parameters as there."""
     check_number("temperature", temperature, positive=True)
     return grouped_from_scores(

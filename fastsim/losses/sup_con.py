@@ -9,7 +9,9 @@ two it is NT-Xent; `info_nce` is the case of one named positive.
 from functools import partial
 
 import torch
+from torch import Tensor
 
+from fastsim.annotations import Group, Reduction, Scalar
 from fastsim.checks import check_embeddings, check_number
 from fastsim.losses.grouped import grouped_from_scores, grouped_loss
 from fastsim.losses.module import LossModule
@@ -18,17 +20,17 @@ from fastsim.pairs import dense_targets, pair_mask, positive_counts
 
 
 def sup_con(
-    embeddings,
-    groups,
-    references=None,
-    reference_groups=None,
+    embeddings: Tensor,
+    groups: Tensor,
+    references: Tensor | None = None,
+    reference_groups: Tensor | None = None,
     *,
-    own_first=False,
-    temperature=0.1,
-    reduction="mean",
-    group=None,
-    backend=None,
-):
+    own_first: bool = False,
+    temperature: Scalar = 0.1,
+    reduction: Reduction = "mean",
+    group: Group = None,
+    backend: str | None = None,
+) -> Tensor:
     """Supervised contrastive loss of embeddings (N, D) with integer groups (N,).
 
     references (M, D), reference_groups (M,): what the embeddings are held against, by default
@@ -69,16 +71,27 @@ class SupCon(LossModule):
 
     function = staticmethod(sup_con)
 
+    def __init__(
+        self,
+        *,
+        own_first: bool = False,
+        temperature: Scalar = 0.1,
+        reduction: Reduction = "mean",
+        group: Group = None,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
+
 
 def sup_con_from_scores(
-    scores,
-    groups,
-    reference_groups=None,
+    scores: Tensor,
+    groups: Tensor,
+    reference_groups: Tensor | None = None,
     *,
-    own_first=False,
-    temperature=0.1,
-    reduction="mean",
-):
+    own_first: bool = False,
+    temperature: Scalar = 0.1,
+    reduction: Reduction = "mean",
+) -> Tensor:
     """The specification of `sup_con`: scores (N, M), the other parameters as there."""
     check_number("temperature", temperature, positive=True)
     return grouped_from_scores(

@@ -117,7 +117,7 @@ def wrong(name, kind, pattern, call):
               lambda: losses.SoftmaxClassification(5, 3)(X, Y, GROUPS)),
         wrong("classifier labels", ValueError, "num_labels: wanted a positive int, got 0",
               lambda: losses.SoftmaxClassification(5, 0)),
-        wrong("module option", TypeError, "InfoNCE: wanted options temperature, .* got 'tau'",
+        wrong("module option", TypeError, "InfoNCE.* unexpected keyword argument 'tau'",
               lambda: losses.InfoNCE(tau=1)),
     ],
 )  # fmt: skip
