@@ -2,8 +2,10 @@
 // over a small emulation of them (FASTSIM_AMX_EMULATED), which the tests run on any processor.
 #include "amx.h"
 
+#include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
 
 #define FASTSIM_STRING2(x) #x
 #define FASTSIM_STRING(x) FASTSIM_STRING2(x)
@@ -79,22 +81,54 @@ void split_tile(float* values, int64_t parts, uint16_t* to, int64_t next) {
   }
 }
 
-// One operand tile of each part, `next` apart, of `rows` x `columns` entries, zeros beyond them;
-// false if one is not finite.
-template <bool pairs, bool transposed>
-bool pack_tile(const float* from, int64_t stride, int64_t rows, int64_t columns, int64_t parts,
-               uint16_t* to, int64_t next) {
+inline void load(const float* from, int64_t count, float* to) {
+  std::memcpy(to, from, count * sizeof(float));
+}
+
+inline void load(const _Float16* from, int64_t count, float* to) {
+#pragma omp simd
+  for (int64_t k = 0; k < count; ++k) to[k] = static_cast<float>(from[k]);
+}
+
+inline void load(const uint16_t* from, int64_t count, float* to) {
+#pragma omp simd
+  for (int64_t k = 0; k < count; ++k) {
+    const uint32_t bits = static_cast<uint32_t>(from[k]) << 16;
+    std::memcpy(to + k, &bits, sizeof bits);
+  }
+}
+
+inline void multiply(float* values, int64_t count, const float* row_scale,
+                     const float* column_scale) {
+  const float of_row = row_scale ? *row_scale : 1.0f;
+  if (column_scale) {
+#pragma omp simd
+    for (int64_t k = 0; k < count; ++k) values[k] *= of_row * column_scale[k];
+  } else if (row_scale) {
+#pragma omp simd
+    for (int64_t k = 0; k < count; ++k) values[k] *= of_row;
+  }
+}
+
+// One operand tile of each part, `next` apart, of `rows` x `columns` entries from `row`, `column`
+// on, zeros beyond them; false if one is not finite.
+template <class S, bool pairs, bool transposed>
+bool pack_tile(const Packed& from, int64_t row, int64_t column, int64_t rows, int64_t columns,
+               int64_t parts, uint16_t* to, int64_t next) {
   constexpr int64_t tall = pairs ? 32 : 16, wide = pairs ? 16 : 32;
   alignas(64) float values[tall * wide];
+  const S* corner = static_cast<const S*>(from.matrix.data) + row * from.matrix.row_stride + column;
+  const float* of_columns = from.column_scale ? from.column_scale + column : nullptr;
+  const auto take = [&](int64_t r, int64_t count) {
+    float* value = values + r * wide;
+    load(corner + r * from.matrix.row_stride, count, value);
+    multiply(value, count, from.row_scale ? from.row_scale + row + r : nullptr, of_columns);
+  };
   if (rows >= tall && columns >= wide) {
-    for (int64_t r = 0; r < tall; ++r) {
-      std::memcpy(values + r * wide, from + r * stride, wide * sizeof(float));
-    }
+    for (int64_t r = 0; r < tall; ++r) take(r, wide);
   } else {
     std::memset(values, 0, sizeof values);
-    for (int64_t r = 0; r < smaller(rows, tall); ++r) {
-      std::memcpy(values + r * wide, from + r * stride, smaller(columns, wide) * sizeof(float));
-    }
+    for (int64_t r = 0; r < smaller(rows, tall); ++r) take(r, smaller(columns, wide));
   }
   uint32_t largest = 0;
 #pragma omp simd reduction(max : largest)
@@ -111,47 +145,89 @@ bool pack_tile(const float* from, int64_t stride, int64_t rows, int64_t columns,
 }
 
 // Strips of a matrix of `strip_count` rows (`rows`) or columns (`pairs`).
-template <bool pairs, bool transposed>
-bool pack_strips(const float* from, int64_t stride, int64_t strip_count, int64_t first,
-                 int64_t depth, int64_t parts, uint16_t* to, Range strips) {
+template <class S, bool pairs, bool transposed>
+bool pack_strips(const Packed& from, int64_t strip_count, int64_t first, int64_t depth,
+                 int64_t parts, uint16_t* to, Range strips) {
   const int64_t steps = tiles(depth, kTileDepth), next = steps * kTileElements;
   bool finite = true;
   for (int64_t strip = strips.begin; strip < strips.end; ++strip) {
-    const int64_t at = strip * kTileSide;
+    const int64_t at = strip * kTileSide, count = strip_count - at;
     uint16_t* out = to + strip * parts * next;
-    const int64_t count = strip_count - at;
     if (count <= 0) {
       std::memset(out, 0, parts * next * sizeof *out);
       continue;
     }
     for (int64_t step = 0; step < steps; ++step) {
-      const int64_t k = step * kTileDepth;
-      const float* corner =
-          pairs ? from + (first + k) * stride + at : from + at * stride + first + k;
-      const int64_t rest = depth - k;
-      finite &= pack_tile<pairs, transposed>(corner, stride, pairs ? rest : count,
-                                             pairs ? count : rest, parts,
-                                             out + step * kTileElements, next);
+      const int64_t k = first + step * kTileDepth, rest = first + depth - k;
+      finite &= pack_tile<S, pairs, transposed>(from, pairs ? k : at, pairs ? at : k,
+                                                pairs ? rest : count, pairs ? count : rest, parts,
+                                                out + step * kTileElements, next);
     }
   }
   return finite;
 }
 
-bool pack(Pack form, const float* from, int64_t stride, int64_t strip_count, int64_t first,
-          int64_t depth, int64_t parts, uint16_t* to, Range strips) {
-  const auto run = form == Pack::rows              ? pack_strips<false, false>
-                   : form == Pack::rows_transposed ? pack_strips<false, true>
-                   : form == Pack::pairs           ? pack_strips<true, false>
-                                                   : pack_strips<true, true>;
-  return run(from, stride, strip_count, first, depth, parts, to, strips);
+template <class S>
+bool pack_from(Pack form, const Packed& from, int64_t strip_count, int64_t first, int64_t depth,
+               int64_t parts, uint16_t* to, Range strips) {
+  const auto run = form == Pack::rows              ? pack_strips<S, false, false>
+                   : form == Pack::rows_transposed ? pack_strips<S, false, true>
+                   : form == Pack::pairs           ? pack_strips<S, true, false>
+                                                   : pack_strips<S, true, true>;
+  return run(from, strip_count, first, depth, parts, to, strips);
+}
+
+bool pack(Pack form, const Packed& from, int64_t strip_count, int64_t first, int64_t depth,
+          int64_t parts, uint16_t* to, Range strips) {
+  const auto run = from.matrix.dtype == Dtype::float16    ? pack_from<_Float16>
+                   : from.matrix.dtype == Dtype::bfloat16 ? pack_from<uint16_t>
+                                                          : pack_from<float>;
+  return run(form, from, strip_count, first, depth, parts, to, strips);
+}
+
+template <class S>
+double square(const S* row, int64_t width) {
+  constexpr int64_t kChunk = 256;
+  float chunk[kChunk];
+  double sum = 0;
+  for (int64_t at = 0; at < width; at += kChunk) {
+    const int64_t count = smaller(kChunk, width - at);
+    load(row + at, count, chunk);
+#pragma omp simd reduction(+ : sum)
+    for (int64_t k = 0; k < count; ++k) sum += double(chunk[k]) * double(chunk[k]);
+  }
+  return sum;
+}
+
+void norms(const Matrix& x, int64_t width, float* inverse, float* powers, float* rest,
+           Range rows) {
+  for (int64_t row = rows.begin; row < rows.end; ++row) {
+    const int64_t at = row * x.row_stride;
+    const double norm = __builtin_sqrt(
+        x.dtype == Dtype::float16    ? square(static_cast<const _Float16*>(x.data) + at, width)
+        : x.dtype == Dtype::bfloat16 ? square(static_cast<const uint16_t*>(x.data) + at, width)
+                                     : square(static_cast<const float*>(x.data) + at, width));
+    inverse[row] = powers[row] = rest[row] = 0;
+    if (norm < double(std::numeric_limits<float>::min())) continue;  // as in unit_rows
+    inverse[row] = float(1 / norm);
+    powers[row] = 1;
+    rest[row] = std::numeric_limits<float>::quiet_NaN();
+    if (!(norm <= std::numeric_limits<double>::max())) continue;
+    int exponent;
+    const double fraction = std::frexp(norm, &exponent);  // in [0.5, 1)
+    powers[row] = float(std::ldexp(1.0, 1 - exponent));
+    rest[row] = float(0.5 / fraction);
+  }
 }
 
 // The products of parts that a sum takes: those whose indices add up to less than the number of
-// parts. The others are smaller than the rounding of what is kept. In an order in which one operand
+// parts, or with `exact` all of them. The others are smaller than the rounding of what is kept. In an order in which one operand
 // after the other stays in its tiles; the largest product comes last.
-template <int left_parts, int right_parts>
+template <int left_parts, int right_parts, bool exact = false>
 struct Terms {
-  static constexpr int kMost = left_parts > right_parts ? left_parts : right_parts;
+  static constexpr int kMost = exact                       ? left_parts + right_parts
+                               : left_parts > right_parts ? left_parts
+                                                           : right_parts;
   int count = 0;
   int left[9] = {}, right[9] = {};
 
@@ -172,10 +248,10 @@ struct Terms {
 };
 
 // c (32 x 32, rows c_row apart) = the product of two strips of each operand.
-template <int left_parts, int right_parts>
+template <int left_parts, int right_parts, bool exact = false>
 inline void multiply_block(const Operand& a, int64_t a_at, const Operand& b, int64_t b_at,
                            float* c, int64_t c_row) {
-  constexpr Terms<left_parts, right_parts> terms;
+  constexpr Terms<left_parts, right_parts, exact> terms;
   const int64_t bytes = c_row * sizeof(float);
   const int64_t a_part = a.part(), b_part = b.part(), a_strip = a.strip(), b_strip = b.strip();
   const uint16_t *left = a.tiles + a_at * a_strip, *right = b.tiles + b_at * b_strip;
@@ -208,13 +284,17 @@ inline void multiply_block(const Operand& a, int64_t a_at, const Operand& b, int
   tile_store(3, low + kTileSide, bytes);
 }
 
+using MultiplyBlock = void (*)(const Operand&, int64_t, const Operand&, int64_t, float*, int64_t);
+
 // The product for operands of so many parts.
-auto block_of(int64_t left_parts, int64_t right_parts) {
-  if (left_parts == 3) return multiply_block<3, 3>;
-  if (left_parts == 1) return multiply_block<1, 1>;
-  return right_parts == 1 ? multiply_block<2, 1> : multiply_block<2, 2>;
+MultiplyBlock block_of(int64_t left_parts, int64_t right_parts, bool exact = false) {
+  constexpr MultiplyBlock table[3][3] = {
+      {multiply_block<1, 1>, multiply_block<1, 2>, multiply_block<1, 3>},
+      {multiply_block<2, 1>, multiply_block<2, 2>, multiply_block<2, 3>},
+      {multiply_block<3, 1>, multiply_block<3, 2>, multiply_block<3, 3>}};
+  if (exact && left_parts == 2 && right_parts == 2) return multiply_block<2, 2, true>;
+  return table[left_parts - 1][right_parts - 1];
 }
-using MultiplyBlock = decltype(block_of(1, 1));
 
 // c (+)= the same, for the block's first `rows` x `columns`, whose memory ends there. A sum begins
 // at zero in any case: what it is added to may be large, and would round each of its terms.
@@ -237,22 +317,39 @@ void multiply_into(const Operand& a, int64_t a_at, const Operand& b, int64_t b_a
   columns >= kTileGroup ? take(kTileGroup) : take(columns);
 }
 
-// Columns whose share of the operand stays in the second-level cache beside the rows that pass by.
+// Bytes of an operand that stay in the second-level cache beside what passes by.
 constexpr int64_t kCachedBytes = 400 << 10;
 
-void scores(const Operand& x, int64_t rows, const Operand& y, int64_t columns, float* scores,
-            int64_t stride, Range groups) {
+void scale_block(float* scores, int64_t stride, int64_t rows, int64_t columns,
+                 const float* of_rows, const float* of_columns) {
+  for (int64_t r = 0; r < rows; ++r) {
+    float* row = scores + r * stride;
+    const float scale = of_rows[r];
+#pragma omp simd
+    for (int64_t j = 0; j < columns; ++j) row[j] *= scale * of_columns[j];
+  }
+}
+
+void scores(const Operand& x, int64_t rows, const Operand& y, int64_t columns, bool exact,
+            const ScoreScales& scales, float* scores, int64_t stride, Range groups) {
   const UsesTiles in_use;
-  const MultiplyBlock block_product = block_of(x.parts, y.parts);
+  const MultiplyBlock block_product = block_of(x.parts, y.parts, exact);
   const int64_t group_bytes = 2 * y.strip() * int64_t(sizeof(uint16_t));
   const int64_t cached = kCachedBytes > group_bytes ? kCachedBytes / group_bytes : 1;
   for (int64_t first = groups.begin; first < groups.end; first += cached) {
     const int64_t last = smaller(first + cached, groups.end);
     for (int64_t row = 0; row < rows; row += kTileGroup) {
+      float* band = scores + row * stride;
       for (int64_t group = first; group < last; ++group) {
         const int64_t column = group * kTileGroup;
-        multiply_into(x, row / kTileSide, y, 2 * group, block_product, scores + row * stride + column,
-                      stride, false, rows - row, columns - column);
+        multiply_into(x, row / kTileSide, y, 2 * group, block_product, band + column, stride, false,
+                      rows - row, columns - column);
+      }
+      if (scales.rows) {
+        const int64_t column = first * kTileGroup;
+        scale_block(band + column, stride, smaller(kTileGroup, rows - row),
+                    smaller(last * kTileGroup, columns) - column, scales.rows + row,
+                    scales.columns + column);
       }
     }
   }
@@ -267,23 +364,26 @@ inline int64_t block_elements(int64_t parts, int64_t width, int64_t depth) {
   return tiles(width, kTileGroup) * 2 * parts * tiles(depth, kTileDepth) * kTileElements;
 }
 
-void multiply_rows(const float* panel, int64_t stride, int64_t rows, int64_t depth,
-                   const uint16_t* right, int64_t parts, int64_t width, float* out, bool add,
-                   Range groups) {
+Matrix float_matrix(const float* data, int64_t stride) {
+  return {data, Dtype::float32, stride, 1};
+}
+
+void multiply_rows(const GradProduct& p, Range groups) {
   const UsesTiles in_use;
   static thread_local PanelBlock block;
-  const MultiplyBlock block_product = block_of(parts, parts);
-  const int64_t full = block_elements(parts, width, kBlockDepth);
-  for (int64_t k = 0; k < depth; k += kBlockDepth) {
-    const int64_t count = smaller(kBlockDepth, depth - k), steps = tiles(count, kTileDepth);
-    const Operand left{block.tiles, parts, steps}, other{right + k / kBlockDepth * full, parts, steps};
+  const MultiplyBlock block_product = block_of(p.panel_parts, p.parts);
+  const int64_t full = block_elements(p.parts, p.width, kBlockDepth);
+  for (int64_t k = 0; k < p.depth; k += kBlockDepth) {
+    const int64_t count = smaller(kBlockDepth, p.depth - k), steps = tiles(count, kTileDepth);
+    const Operand left{block.tiles, p.panel_parts, steps};
+    const Operand right{p.right + k / kBlockDepth * full, p.parts, steps};
     for (int64_t group = groups.begin; group < groups.end; ++group) {
       const int64_t row = group * kTileGroup;
-      pack(Pack::rows, panel + row * stride, stride, rows - row, k, count, parts, block.tiles,
-           {0, 2});
-      for (int64_t at = 0; at < width; at += kTileGroup) {
-        multiply_into(left, 0, other, at / kTileSide, block_product, out + row * width + at, width,
-                      add || k > 0, rows - row, width - at);
+      pack(Pack::rows, {float_matrix(p.panel + row * p.stride, p.stride), nullptr, p.depth_scale},
+           p.count - row, k, count, p.panel_parts, block.tiles, {0, 2});
+      for (int64_t at = 0; at < p.width; at += kTileGroup) {
+        multiply_into(left, 0, right, at / kTileSide, block_product, p.out + row * p.width + at,
+                      p.width, p.add || k > 0, p.count - row, p.width - at);
       }
     }
   }
@@ -307,45 +407,43 @@ void add_transposed(const float* sums, int64_t columns, int64_t width, float* ou
 // Groups of columns that share the other operand's block while it is in cache.
 constexpr int64_t kSharing = 8;
 
-void multiply_columns(const float* panel, int64_t stride, int64_t columns, int64_t depth,
-                      const uint16_t* right, int64_t parts, int64_t width, float* out, bool add,
-                      Range groups) {
+void multiply_columns(const GradProduct& p, Range groups) {
   const UsesTiles in_use;
   static thread_local PanelBlock block;
-  const MultiplyBlock block_product = block_of(parts, parts);
-  const int64_t full = block_elements(parts, width, kBlockDepth);
-  const int64_t area = tiles(width, kTileGroup) * kTileGroup * kTileGroup;
-  float* sums = new float[kSharing * area];
+  const MultiplyBlock block_product = block_of(p.parts, p.panel_parts);
+  const int64_t full = block_elements(p.parts, p.width, kBlockDepth);
+  const int64_t area = tiles(p.width, kTileGroup) * kTileGroup * kTileGroup;
+  const std::unique_ptr<float[]> sums(new float[kSharing * area]);
   for (int64_t first = groups.begin; first < groups.end; first += kSharing) {
     const int64_t last = smaller(first + kSharing, groups.end);
-    for (int64_t k = 0; k < depth; k += kBlockDepth) {
-      const int64_t count = smaller(kBlockDepth, depth - k), steps = tiles(count, kTileDepth);
-      const Operand other{right + k / kBlockDepth * full, parts, steps};
-      const Operand mine{block.tiles, parts, steps};
+    for (int64_t k = 0; k < p.depth; k += kBlockDepth) {
+      const int64_t count = smaller(kBlockDepth, p.depth - k), steps = tiles(count, kTileDepth);
+      const Operand right{p.right + k / kBlockDepth * full, p.parts, steps};
+      const Operand mine{block.tiles, p.panel_parts, steps};
       for (int64_t group = first; group < last; ++group) {
         const int64_t column = group * kTileGroup;
-        pack(Pack::pairs, panel + column, stride, columns - column, k, count, parts, block.tiles,
-             {0, 2});
-        float* to = sums + (group - first) * area;
-        for (int64_t at = 0; at < width; at += kTileGroup, to += kTileGroup * kTileGroup) {
-          multiply_into(other, at / kTileSide, mine, 0, block_product, to, kTileGroup, k > 0, kTileGroup,
-                        kTileGroup);
+        pack(Pack::pairs, {float_matrix(p.panel + column, p.stride), p.depth_scale, nullptr},
+             p.count - column, k, count, p.panel_parts, block.tiles, {0, 2});
+        float* to = sums.get() + (group - first) * area;
+        for (int64_t at = 0; at < p.width; at += kTileGroup, to += kTileGroup * kTileGroup) {
+          multiply_into(right, at / kTileSide, mine, 0, block_product, to, kTileGroup, k > 0,
+                        kTileGroup, kTileGroup);
         }
       }
     }
     for (int64_t group = first; group < last; ++group) {
       const int64_t column = group * kTileGroup;
-      add_transposed(sums + (group - first) * area, columns - column, width, out + column * width,
-                     add);
+      add_transposed(sums.get() + (group - first) * area, p.count - column, p.width,
+                     p.out + column * p.width, p.add);
     }
   }
-  delete[] sums;
 }
 
 }  // namespace
 
 extern const AmxKernels amx;
-const AmxKernels amx = {FASTSIM_STRING(FASTSIM_ISA), pack, scores, multiply_rows, multiply_columns};
+const AmxKernels amx = {FASTSIM_STRING(FASTSIM_ISA), norms, pack, scores, multiply_rows,
+                        multiply_columns};
 
 }  // namespace FASTSIM_ISA
 }  // namespace fastsim

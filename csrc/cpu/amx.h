@@ -30,25 +30,48 @@ struct Operand {
   int64_t strip() const { return parts * part(); }
 };
 
+// What is packed: row i of the matrix times row_scale[i], column j times column_scale[j]; null: 1.
+struct Packed {
+  Matrix matrix;  // float32, float16 or bfloat16, its columns side by side
+  const float *row_scale = nullptr, *column_scale = nullptr;
+};
+
+// What the scores of a block are multiplied by: null for 1.
+struct ScoreScales {
+  const float *rows = nullptr, *columns = nullptr;
+};
+
+// out (+)= panel right, or panel^T right: the panel (its own rows and columns), what its depth is
+// multiplied by (null: 1) and the parts it is taken in; `right` (depth, width) packed in `parts`
+// parts and blocks of kBlockDepth.
+struct GradProduct {
+  const float* panel;
+  int64_t stride, count, depth;
+  const float* depth_scale;
+  int64_t panel_parts;
+  const uint16_t* right;
+  int64_t parts, width;
+  float* out;
+  bool add;
+};
+
 struct AmxKernels {
   const char* name;
+  // For rows [begin, end): 1 / |x|; the power of two that brings |x| into [1, 2); what is then
+  // left of 1 / |x|. All 0 for a row of norm 0; a row that is not finite has NaN left.
+  void (*norms)(const Matrix& x, int64_t width, float* inverse, float* powers, float* rest, Range);
   // Packs the strips [strips) of a matrix, whose depth begins at `first` and has `depth` entries;
   // false if one of them is not finite.
-  bool (*pack)(Pack, const float* from, int64_t stride, int64_t strip_count, int64_t first,
-               int64_t depth, int64_t parts, uint16_t* to, Range strips);
-  // scores = x y^T: all strips of x against the groups of columns [groups).
-  void (*scores)(const Operand& x, int64_t rows, const Operand& y, int64_t columns, float* scores,
-                 int64_t stride, Range groups);
-  // out (+)= panel right for the groups of 32 rows [groups). `right` (depth, width) is packed as
-  // pairs in blocks of kBlockDepth.
-  void (*multiply_rows)(const float* panel, int64_t stride, int64_t rows, int64_t depth,
-                        const uint16_t* right, int64_t parts, int64_t width, float* out, bool add,
-                        Range groups);
-  // out (+)= panel^T right for the groups of 32 columns [groups). `right` (depth, width) is packed
-  // as transposed pairs in blocks of kBlockDepth.
-  void (*multiply_columns)(const float* panel, int64_t stride, int64_t columns, int64_t depth,
-                           const uint16_t* right, int64_t parts, int64_t width, float* out,
-                           bool add, Range groups);
+  bool (*pack)(Pack, const Packed& from, int64_t strip_count, int64_t first, int64_t depth,
+               int64_t parts, uint16_t* to, Range strips);
+  // scores = x y^T: all strips of x against the groups of columns [groups). `exact`: all products
+  // of parts.
+  void (*scores)(const Operand& x, int64_t rows, const Operand& y, int64_t columns, bool exact,
+                 const ScoreScales&, float* scores, int64_t stride, Range groups);
+  // The groups of 32 rows [groups); `right` packed as pairs.
+  void (*multiply_rows)(const GradProduct&, Range groups);
+  // The groups of 32 columns [groups); `right` packed as transposed pairs.
+  void (*multiply_columns)(const GradProduct&, Range groups);
 };
 
 // Null where the processor has none, or FASTSIM_AMX=0 turns it off.

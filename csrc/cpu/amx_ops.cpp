@@ -64,11 +64,11 @@ const AmxKernels& amx_in_use() {
 }
 
 // Packs all strips of (a block of) a matrix, shared out over the threads.
-bool pack_all(Pack form, const float* from, int64_t stride, int64_t count, int64_t first,
-              int64_t depth, int64_t parts, uint16_t* to) {
+bool pack_all(Pack form, const Packed& from, int64_t count, int64_t first, int64_t depth,
+              int64_t parts, uint16_t* to) {
   std::atomic<bool> finite{true};
   over(2 * tiles(count, kTileGroup), kTileSide * depth * parts, [&](int64_t begin, int64_t end) {
-    if (!amx_in_use().pack(form, from, stride, count, first, depth, parts, to, {begin, end})) {
+    if (!amx_in_use().pack(form, from, count, first, depth, parts, to, {begin, end})) {
       finite = false;
     }
   });
@@ -100,60 +100,95 @@ int64_t check_parts(int64_t parts) {
   return parts;
 }
 
+// The matrix and, where they are given, the powers of two of its rows.
+Packed packed_matrix(const Tensor& x, const Optional& powers) {
+  const Dtype dtype = dtype_of(x);
+  STD_TORCH_CHECK(x.stride(1) == 1 && (dtype == Dtype::float32 || dtype == Dtype::float16 ||
+                                       dtype == Dtype::bfloat16),
+                  "fastsim: row-major float32, float16 or bfloat16");
+  return {matrix(x), input<float>(powers), nullptr};
+}
+
+// inverse, powers, rest (N,): see AmxKernels.
+void amx_norms(Tensor x, Tensor inverse, Tensor powers, Tensor rest) {
+  const Matrix rows = packed_matrix(x, {}).matrix;
+  float *one = output<float>(inverse), *power = output<float>(powers), *left = output<float>(rest);
+  over(x.size(0), x.size(1), [&](int64_t begin, int64_t end) {
+    amx_in_use().norms(rows, x.size(1), one, power, left, {begin, end});
+  });
+}
+
 // y (M, D) -> packed (M to the next 32, parts * D to the next 32) int16; false if not finite.
-bool amx_pack(Tensor y, Tensor packed) {
+bool amx_pack(Tensor y, Optional powers, Tensor packed) {
   const int64_t depth = tiles(y.size(1), kTileDepth) * kTileDepth;
   const int64_t parts = depth ? check_parts(packed.size(1) / depth) : 1;
   STD_TORCH_CHECK(packed.size(0) == tiles(y.size(0), kTileGroup) * kTileGroup, "fastsim: packed");
-  return pack_all(Pack::rows_transposed, input<float>(y), y.size(1), y.size(0), 0, y.size(1),
-                  parts, static_cast<uint16_t*>(packed.mutable_data_ptr()));
+  return pack_all(Pack::rows_transposed, packed_matrix(y, powers), y.size(0), 0, y.size(1), parts,
+                  static_cast<uint16_t*>(packed.mutable_data_ptr()));
 }
 
-// panel = x y^T for the packed columns of y; false, and nothing done, if x is not finite.
-bool amx_scores(Tensor x, Tensor packed, Tensor panel) {
+// panel = x y^T for the packed columns of y, times what is left of both norms; false, and nothing
+// done, if x is float32 and not finite.
+bool amx_scores(Tensor x, Optional powers, Optional rest, Tensor packed, Optional column_rest,
+                Tensor panel) {
   Block<float> b{};
   take_panel(panel, b);
   const int64_t width = x.size(1), steps = tiles(width, kTileDepth);
   const int64_t parts = steps ? check_parts(packed.size(1) / (steps * kTileDepth)) : 1;
   Tiles rows(operand_elements(b.rows, width, parts));
-  if (!pack_all(Pack::rows, input<float>(x), width, b.rows, 0, width, parts, rows.data())) {
-    return false;
-  }
+  const bool finite =
+      pack_all(Pack::rows, packed_matrix(x, powers), b.rows, 0, width, parts, rows.data());
+  if (!finite && !rest) return false;
   const Operand left{rows.data(), parts, steps};
   const Operand right{static_cast<const uint16_t*>(packed.const_data_ptr()), parts, steps};
+  const ScoreScales scales{input<float>(rest), input<float>(column_rest)};
   const int64_t cost = kTileGroup * b.rows * width;
   torch::stable::parallel_for(
       0, tiles(b.columns, kTileGroup), 1 + kProductGrain / (cost + 1),
       [&](int64_t begin, int64_t end) {
-        amx_in_use().scores(left, b.rows, right, b.columns, b.scores, b.stride, {begin, end});
+        amx_in_use().scores(left, b.rows, right, b.columns, bool(rest), scales, b.scores, b.stride,
+                            {begin, end});
       });
   return true;
 }
 
-// out (+)= panel right, or with `transposed` panel^T right.
-void amx_multiply(Tensor panel, Tensor right, Tensor out, bool transposed, bool add,
-                  int64_t parts) {
+// int16 elements of `right` (depth, width) packed for amx_multiply.
+int64_t amx_right_size(int64_t depth, int64_t width, int64_t parts) {
+  return operand_elements(width, depth, check_parts(parts));
+}
+
+void amx_pack_right(Tensor right, Optional powers, bool transposed, int64_t parts, Tensor packed) {
+  const int64_t depth = right.size(0), width = right.size(1);
+  const int64_t full = operand_elements(width, kBlockDepth, check_parts(parts));
+  STD_TORCH_CHECK(packed.numel() == operand_elements(width, depth, parts), "fastsim: packed");
+  const Pack form = transposed ? Pack::pairs_transposed : Pack::pairs;
+  const Packed from = packed_matrix(right, powers);
+  uint16_t* to = static_cast<uint16_t*>(packed.mutable_data_ptr());
+  for (int64_t k = 0; k < depth; k += kBlockDepth) {
+    pack_all(form, from, width, k, std::min(kBlockDepth, depth - k), parts,
+             to + k / kBlockDepth * full);
+  }
+}
+
+// out (+)= panel right, or with `transposed` panel^T right, for `right` of amx_pack_right whose
+// rows still lack the factors `rest`.
+void amx_multiply(Tensor panel, Tensor right, Optional rest, Tensor out, bool transposed, bool add,
+                  int64_t panel_parts, int64_t parts) {
   Block<float> b{};
   take_panel(panel, b);
   check_parts(parts);
-  const float* from = input<float>(right);
-  float* to = output<float>(out);
-  const int64_t width = right.size(1), depth = transposed ? b.rows : b.columns;
+  check_parts(panel_parts);
+  const int64_t width = out.size(1), depth = transposed ? b.rows : b.columns;
   const int64_t count = transposed ? b.columns : b.rows;
-  Tiles packed(operand_elements(width, depth, parts));
-  const int64_t full = operand_elements(width, kBlockDepth, parts);
-  const Pack form = transposed ? Pack::pairs_transposed : Pack::pairs;
-  for (int64_t k = 0; k < depth; k += kBlockDepth) {
-    pack_all(form, from, width, width, k, std::min(kBlockDepth, depth - k), parts,
-             packed.data() + k / kBlockDepth * full);
-  }
+  STD_TORCH_CHECK(right.numel() == operand_elements(width, depth, parts) && out.size(0) == count,
+                  "fastsim: operands that fit");
+  const GradProduct product{b.scores, b.stride, count, depth, input<float>(rest), panel_parts,
+                            static_cast<const uint16_t*>(right.const_data_ptr()), parts, width,
+                            output<float>(out), add};
   const auto run = transposed ? amx_in_use().multiply_columns : amx_in_use().multiply_rows;
   const int64_t cost = kTileGroup * depth * width;
   torch::stable::parallel_for(0, tiles(count, kTileGroup), 1 + kProductGrain / (cost + 1),
-                              [&](int64_t begin, int64_t end) {
-                                run(b.scores, b.stride, count, depth, packed.data(), parts, width,
-                                    to, add, {begin, end});
-                              });
+                              [&](int64_t begin, int64_t end) { run(product, {begin, end}); });
 }
 
 }  // namespace
@@ -167,18 +202,27 @@ const AmxKernels* amx_kernels() {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fastsim_cpu, m) {
   m.def("amx_name() -> str");
-  m.def("amx_pack(Tensor y, Tensor(packed!) packed) -> bool");
-  m.def("amx_scores(Tensor x, Tensor packed, Tensor(panel!) panel) -> bool");
-  m.def("amx_multiply(Tensor panel, Tensor right, Tensor(out!) out, bool transposed, bool add, "
-        "int parts) -> ()");
+  m.def("amx_norms(Tensor x, Tensor(inverse!) inverse, Tensor(powers!) powers, "
+        "Tensor(rest!) rest) -> ()");
+  m.def("amx_pack(Tensor y, Tensor? powers, Tensor(packed!) packed) -> bool");
+  m.def("amx_scores(Tensor x, Tensor? powers, Tensor? rest, Tensor packed, Tensor? column_rest, "
+        "Tensor(panel!) panel) -> bool");
+  m.def("amx_right_size(int depth, int width, int parts) -> int");
+  m.def("amx_pack_right(Tensor right, Tensor? powers, bool transposed, int parts, "
+        "Tensor(packed!) packed) -> ()");
+  m.def("amx_multiply(Tensor panel, Tensor right, Tensor? rest, Tensor(out!) out, "
+        "bool transposed, bool add, int panel_parts, int parts) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fastsim_cpu, CompositeExplicitAutograd, m) {
   m.impl("amx_name", TORCH_BOX(&fastsim::amx_name));
+  m.impl("amx_right_size", TORCH_BOX(&fastsim::amx_right_size));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fastsim_cpu, CPU, m) {
+  m.impl("amx_norms", TORCH_BOX(&fastsim::amx_norms));
   m.impl("amx_pack", TORCH_BOX(&fastsim::amx_pack));
   m.impl("amx_scores", TORCH_BOX(&fastsim::amx_scores));
+  m.impl("amx_pack_right", TORCH_BOX(&fastsim::amx_pack_right));
   m.impl("amx_multiply", TORCH_BOX(&fastsim::amx_multiply));
 }

@@ -25,6 +25,7 @@ ODD = 16  # columns of padding
 WIDEST = 1 << 17  # columns of a block: 120 rows of them take 63 MB
 SKIP = {"nothing": 0, "diagonal": 1, "lower": 2}
 WHOLE = ("softmax", "sigmoid", "squared_error", "hard_triplet", "semi-hard_triplet")
+SMALL = 1 << 27  # multiply-adds of a product up to which one call is faster than a matrix unit
 CHEAP = 1 << 24  # multiply-adds of a product that cost less than the calls it saves
 
 
@@ -94,6 +95,9 @@ class CpuBackend(Backend):
         torch.ops.fastsim_cpu.unit_rows(x, unit, inverse)
         return unit, inverse
 
+    def tile_rows(self, x):
+        return amx.Rows.of(x) if amx.parts(x.dtype) else self.unit_rows(x)
+
     def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
         grad = torch.empty(x.shape, dtype=dtype)
         dots = torch.empty_like(inverse)
@@ -126,7 +130,9 @@ class CpuBackend(Backend):
         # Without the calls it saves, a triplet loss needs no product but the scores.
         pays = not kind.endswith("triplet") or rows * columns * width <= CHEAP
         fits = columns <= WIDEST and rows <= _block_shape(rows, columns, True)[0]
-        return kind in WHOLE and pays and fits
+        # Panels go through the matrix unit, which outweighs their calls.
+        large = rows * columns * width > SMALL and amx.name()
+        return kind in WHOLE and pays and fits and not large
 
     def whole(self, tile, x, y, weights, wants):
         want_x, want_y = wants
@@ -189,17 +195,19 @@ class CpuBackend(Backend):
         return panel
 
     def paired_scores(self, unit_x, unit_y):
-        parts = []
-        for x, y in zip(unit_x.split(FEWEST_ROWS), unit_y.split(FEWEST_ROWS), strict=True):
-            square = slice(0, len(x)), slice(0, len(x))
+        parts, rows = [], unit_x.shape[0]
+        for first in range(0, rows, FEWEST_ROWS):
+            part = slice(first, min(rows, first + FEWEST_ROWS))
+            x, y = unit_x[part], unit_y[part]
+            square = slice(0, part.stop - first), slice(0, part.stop - first)
             parts.append(self.scores(x, y, square, self.workspace(x, y)).diagonal().clone())
         return torch.cat(parts)
 
     def multiply(self, left, right, out, *, accumulate):
         transposed = left.stride(1) != 1
         panel = left.t() if transposed else left
-        if parts := amx.parts(right.dtype):
-            amx.multiply(panel, right, out, transposed, accumulate, parts)
+        if amx.parts(right.dtype):
+            amx.multiply(panel, right, out, transposed, accumulate)
         else:
             torch.ops.fastsim_cpu.multiply(panel, right, out, transposed, accumulate)
 
@@ -347,12 +355,12 @@ class _Workspace:
 
     def __init__(self, unit_y, tall, wide, kept_rows=0):
         self.columns = unit_y
-        parts = amx.parts(unit_y.dtype)
-        self.tiles = amx.packed(unit_y, parts) if parts else None
-        self.packed = None if self.tiles is not None else self._packed()
+        self.tiles = amx.Columns(unit_y) if amx.parts(unit_y.dtype) else None
+        self.packed = None if self.tiles and self.tiles.usable else self._packed()
         # Off a power of two, so that a column of the panel spreads over the cache's sets.
         self.stride = wide + ODD
-        self.memory = unit_y.new_empty(max(tall, kept_rows) * self.stride)
+        compute = torch.promote_types(unit_y.dtype, torch.float32)
+        self.memory = unit_y.new_empty(max(tall, kept_rows) * self.stride, dtype=compute)
         self.shape = tall, wide
         self.kept_rows = kept_rows
         self._kept = {}
@@ -367,10 +375,10 @@ class _Workspace:
 
     def fill(self, panel, rows, first):
         """The scores of the rows against the columns from `first` on."""
-        if self.tiles is not None:
-            if amx.scores(rows, self.tiles[first:], panel):
+        if self.packed is None:
+            if self.tiles.scores(rows, first, panel):
                 return
-            self.tiles, self.packed = None, self._packed()
+            self.packed = self._packed()
         torch.ops.fastsim_cpu.scores(rows, self.packed[first:], panel)
 
     def guided(self, guide):
