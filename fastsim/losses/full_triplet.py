@@ -67,7 +67,7 @@ def full_triplet(
     Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
     not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
     """
-    chosen = _check(anchors, positives, mining, backend)
+    chosen = _check(anchors, positives, mining, backend, group)
     check_reduction(reduction)
     check_number("margin", margin)
     options = {"margin": margin, "mining": mining}
@@ -92,7 +92,8 @@ def full_triplet(
         return batch.reduce(_hinges(*terms, margin), reduction)
     weights = batch.row_weights(reduction, anchors)
     kind, shape = f"{mining}_triplet", (anchors.shape[0], batch.columns, anchors.shape[1])
-    number = not isinstance(margin, torch.Tensor)
+    # A margin to learn, or sizes that are symbols of torch.export, go the way that takes any.
+    number = not isinstance(margin, torch.Tensor) and all(isinstance(n, int) for n in shape)
     if number and weights is not None and chosen.serves_whole(kind, *shape):
         tile = Tile(kind, pairs, margin=float(margin))
         return tile_loss(
@@ -316,10 +317,10 @@ def _pairs(exclude, rows, columns, device):
     return Pairs(torch.arange(rows, device=device), row_ids, column_ids)
 
 
-def _check(anchors, positives, mining, backend):
+def _check(anchors, positives, mining, backend, group=None):
     check_embeddings("anchors", anchors)
     check_embeddings("positives", positives)
     check_alike("positives", positives, "anchors", anchors)
     check_enough("positives", positives, "anchors", anchors)
     check_choice("mining", mining, MININGS)
-    return pick(backend, anchors, kind="closest")
+    return pick(backend, anchors, kind="closest", group=group)
