@@ -7,7 +7,7 @@ import torch
 
 from fastsim.backends import get, pick
 from fastsim.checks import check_alike, check_embeddings
-from fastsim.operators import define, once_differentiable
+from fastsim.operators import define, differentiable_again
 
 
 def compute_dtype(x):
@@ -26,6 +26,10 @@ def unit_rows(x, backend):
     """x / |x| by rows in the compute type, differentiable; a zero row stays zero, gradient 0."""
     if backend.name != "eager":
         return _UnitRows.apply(x, backend.name)
+    return _unit_formula(x)
+
+
+def _unit_formula(x):
     x = x.to(compute_dtype(x))
     norm = torch.linalg.vector_norm(x.double(), dim=-1, keepdim=True)
     zero = norm < torch.finfo(x.dtype).tiny
@@ -65,7 +69,7 @@ def cosine_similarity(x, y=None, *, backend=None):
     if y is not None:
         check_embeddings("y", y)
         check_alike("y", y, "x", x)
-    return dense_cosines(x, y, pick(backend, x))
+    return dense_cosines(x, y, pick(backend, x, y))
 
 
 def paired_cosine_similarity(x, y, *, backend=None):
@@ -76,7 +80,7 @@ def paired_cosine_similarity(x, y, *, backend=None):
     check_embeddings("x", x)
     check_embeddings("y", y)
     check_alike("y", y, "x", x, rows=True)
-    return paired_cosines(x, y, pick(backend, x))
+    return paired_cosines(x, y, pick(backend, x, y))
 
 
 def top_k(queries, corpus, k, *, backend=None):
@@ -95,7 +99,7 @@ def top_k(queries, corpus, k, *, backend=None):
         raise TypeError(f"k: wanted an int, got {type(k).__name__}") from None
     if not 1 <= k <= corpus.shape[0]:
         raise ValueError(f"k: wanted 1 to {corpus.shape[0]} (rows of corpus), got {k}")
-    chosen = pick(backend, queries)
+    chosen = pick(backend, queries, corpus)
     with torch.no_grad():
         if chosen.name == "eager":
             scores = dense_cosines(queries, corpus, chosen)
@@ -146,7 +150,7 @@ class _UnitRows(torch.autograd.Function):
         return unit
 
     @staticmethod
-    @once_differentiable
+    @differentiable_again(lambda ctx, x: _unit_formula(x), inputs=1)
     def backward(ctx, grad_unit):
         return _unit_rows_backward(grad_unit, *ctx.saved_tensors, ctx.backend), None
 
@@ -199,7 +203,7 @@ class _PairedCosines(torch.autograd.Function):
         return cosines
 
     @staticmethod
-    @once_differentiable
+    @differentiable_again(lambda ctx, x, y: paired(_unit_formula(x), _unit_formula(y)), inputs=2)
     def backward(ctx, grad):
         wants = list(ctx.needs_input_grad[:2])
         grads = _paired_cosines_backward(grad, *ctx.saved_tensors, wants, ctx.backend)

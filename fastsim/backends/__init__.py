@@ -12,6 +12,7 @@ from fastsim.backends.cpu.backend import CpuBackend
 from fastsim.backends.cuda.backend import CudaBackend
 from fastsim.backends.eager import EagerBackend
 from fastsim.backends.triton.backend import TritonBackend
+from fastsim.operators import transformed
 
 # In the order of preference of `auto`; eager objects to nothing, so it comes last.
 _BACKENDS: dict[str, Backend] = {
@@ -39,8 +40,14 @@ def use_backend(name):
         _chosen.name = before
 
 
-def pick(name, *tensors):
-    """The backend for these tensors.
+_TRANSFORMED = (
+    "it has no kernel for tensors inside torch.func (vmap, grad, jvp, ...) or forward-mode AD,"
+    ' which backend="eager" serves'
+)
+
+
+def pick(name, tensor, *others):
+    """The backend for this tensor; `others` are what else a derivative may be asked of.
 
     A name given here, by `use_backend` or by FASTSIM_BACKEND is used or refused with every
     backend's own reason (RuntimeError), never replaced. None or "auto" takes the first that has
@@ -53,18 +60,22 @@ def pick(name, *tensors):
         name = os.environ.get("FASTSIM_BACKEND") or "auto"
         named = _find(name, "FASTSIM_BACKEND")
     if named is not None:
-        reason = named.unsupported_reason(*tensors)
+        reason = _reason(named, tensor, others)
         if reason is None:
             return named
-        others = "; ".join(
-            f"{other.name}: {other.unsupported_reason(*tensors) or 'usable'}"
-            for other in _BACKENDS.values()
-            if other is not named
+        reasons = "; ".join(
+            f"{backend.name}: {_reason(backend, tensor, others) or 'usable'}"
+            for backend in _BACKENDS.values()
+            if backend is not named
         )
-        raise RuntimeError(f"backend {name!r} cannot be used: {reason} ({others})")
-    return next(
-        b for b in _BACKENDS.values() if b.automatic and b.unsupported_reason(*tensors) is None
-    )
+        raise RuntimeError(f"backend {name!r} cannot be used: {reason} ({reasons})")
+    return next(b for b in _BACKENDS.values() if b.automatic and not _reason(b, tensor, others))
+
+
+def _reason(backend, tensor, others):
+    if backend.name != "eager" and transformed(tensor, *others):
+        return _TRANSFORMED
+    return backend.unsupported_reason(tensor)
 
 
 def get(name):

@@ -21,18 +21,22 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fastsim.backends import get
 from fastsim.engine.passes import Call, at_once, backward, forward
 from fastsim.engine.ring import ring_tile_loss
-from fastsim.operators import define, once_differentiable
-from fastsim.scores import compute_dtype
+from fastsim.losses.reduce import as_float
+from fastsim.operators import ONCE, define, differentiable_again
+from fastsim.scores import compute_dtype, dense_cosines, without_autocast
 
 
-def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, backend):
+def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, formula, backend):
     """The loss `tile` over the scores of x (N, D) and y (M, D); y=None: x with itself.
 
     scale and bias are numbers or 0-d tensors; `weights` (N,) asks for sum_i weights_i loss_i,
     None for the losses (N,) themselves. `batch`: of which x and y are this process's part, the
     pairs of the tile being those of x with the columns of all processes; None: they are all of it.
+    formula: (scores (N, M), scale, bias) -> losses (N,) in plain torch, for derivatives of the
+    gradient.
     Returns the compute type: float64 for float64 inputs, else float32; log-sum-exps, which are to
     be merged with others, are float64.
     """
@@ -72,7 +76,11 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, backend)
         plan,
         backend.name,
     )
-    return _TileLoss.apply(*inputs) if any(wants) else _tile(*inputs)[0]
+    if not any(wants):
+        return _tile(*inputs)[0]
+    # Where there is a group the formula has no scores of its own.
+    traced = torch.compiler.is_compiling() or (batch is not None and batch.group is not None)
+    return _TileLoss.apply(*inputs, None if traced else formula)
 
 
 def _plan(tile, x, y, weights, wanted, backend):
@@ -155,28 +163,46 @@ def _gradients_fake(call, dtype):
 _tile = define("tile", _FORWARD, forward, _forward_fake)
 _tile_backward = define("tile_backward", _BACKWARD, backward, _backward_fake)
 
+
+def _formula(ctx, x, y, scale, bias):
+    """The loss in plain torch; y=None: of x with itself."""
+    if ctx.formula is None:
+        raise RuntimeError(ONCE)
+    if ctx.cosine:
+        scores = dense_cosines(x, y, get("eager"))
+    else:
+        with without_autocast(x.device.type):
+            scores = as_float(x) @ as_float(x if y is None else y).T
+    losses, weights = ctx.formula(scores, scale, bias), ctx.saved_tensors[4]
+    losses = losses if weights is None else (losses * weights).sum()
+    return losses
+
+
 _TENSORS = 15  # x, y, scale, bias, weights, the tensors of the pairs and the guide, levels
 
 
 class _TileLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *inputs):
+        *inputs, ctx.formula = inputs
         loss, *saved = _tile(*inputs)
         ctx.options = inputs[_TENSORS:]
         ctx.dtypes = inputs[0].dtype, inputs[2].dtype
         ctx.found = inputs[-2] != "recompute"
-        ctx.save_for_backward(*(() if ctx.found else inputs[:_TENSORS]), *saved)
+        ctx.cosine = inputs[-4]
+        # The inputs even where the gradients are found: for derivatives of these, and so that to
+        # change an input before the backward pass is an error, whatever the plan.
+        ctx.save_for_backward(*inputs[:_TENSORS], *saved)
         return loss
 
     @staticmethod
-    @once_differentiable
+    @differentiable_again(_formula, inputs=4)
     def backward(ctx, grad):
-        saved = ctx.saved_tensors
+        tensors, saved = ctx.saved_tensors[:_TENSORS], ctx.saved_tensors[_TENSORS:]
         if ctx.found:
             parts = [part * grad for part in saved]
         else:
-            tensors, state = saved[:_TENSORS], saved[_TENSORS:]
-            parts = _tile_backward(grad, state, *tensors, *ctx.options)
+            parts = _tile_backward(grad, saved, *tensors, *ctx.options)
         wants = ctx.options[-3]
         of_inputs, of_scalars = ctx.dtypes
         grad_x, grad_y, (grad_scale, grad_bias) = parts
@@ -186,4 +212,4 @@ class _TileLoss(torch.autograd.Function):
             grad_scale.to(of_scalars) if wants[2] else None,
             grad_bias.to(of_scalars) if wants[3] else None,
         )
-        return (*grads, *(None,) * (_TENSORS - 4 + len(ctx.options)))
+        return (*grads, *(None,) * (_TENSORS - 4 + len(ctx.options) + 1))

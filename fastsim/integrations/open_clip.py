@@ -113,31 +113,41 @@ class SigLipLoss(nn.Module):
         targets = columns[self.rank * rows : (self.rank + 1) * rows], columns
         if self.world_size == 1:
             targets = None
-        backend = pick(None, image_features)
+        backend = pick(None, image_features, texts, scale, bias)
         if backend.name == "eager":
             scores = image_features @ texts.T
             loss = siglip_from_scores(scores, targets, scale=scale, bias=bias)
         else:
             pairs = parse_targets(targets, rows, texts.shape[0], texts.device)
             tile = Tile("sigmoid", pairs, cosine=False)
-            loss = _mean(tile, image_features, texts, scale, backend, bias=bias)
+
+            def formula(scores, scale, bias):
+                return siglip_from_scores(scores, targets, scale=scale, bias=bias, reduction="none")
+
+            loss = _mean(tile, image_features, texts, scale, formula, backend, bias=bias)
         return {"contrastive_loss": loss} if output_dict else loss
 
 
 def _cross_entropy(rows, columns, scale, *, first=0, symmetric=False):
     """Of each row (N, D) among the columns (M, D), its own being column `first` + i."""
     positives = torch.arange(first, first + rows.shape[0], device=rows.device)
-    backend = pick(None, rows)
+    backend = pick(None, rows, columns, scale)
     if backend.name == "eager":
         options = {"temperature": inverse(scale, rows), "symmetric": symmetric}
         return info_nce_from_scores(rows @ columns.T, positives, **options)
     tile = Tile("softmax", Pairs(positives), symmetric=symmetric, cosine=False)
-    return _mean(tile, rows, columns, scale, backend)
+
+    def formula(scores, scale, _):
+        given = {"temperature": 1 / scale, "symmetric": symmetric, "reduction": "none"}
+        return info_nce_from_scores(scores, positives, **given)
+
+    return _mean(tile, rows, columns, scale, formula, backend)
 
 
-def _mean(tile, rows, columns, scale, backend, **rest):
+def _mean(tile, rows, columns, scale, formula, backend, **rest):
     weights = row_weights("mean", rows.shape[0], compute_dtype(rows), rows.device)
-    return tile_loss(tile, rows, columns, scale=scale, weights=weights, backend=backend, **rest)
+    given = {"weights": weights, "formula": formula, "backend": backend}
+    return tile_loss(tile, rows, columns, scale=scale, **given, **rest)
 
 
 def _check(image_features, text_features, logit_scale):

@@ -19,6 +19,7 @@ from fastsim.backends import pick
 from fastsim.checks import check_choice, check_number, check_reduction
 from fastsim.distributed import join
 from fastsim.engine.chosen_rows import partner_distances, partner_products
+from fastsim.engine.distances import all_distances
 from fastsim.engine.ring import ring_hardest, ring_sum
 from fastsim.engine.selection import centred_rows, hardest_columns
 from fastsim.losses.module import LossModule
@@ -72,7 +73,7 @@ def batch_hard_triplet(
     _check_options(margin, soft, reduction)
     check_choice("distance", distance, DISTANCES)
     pairs = parse_groups(embeddings, groups, None, None, False)
-    chosen = pick(backend, embeddings)
+    chosen = pick(backend, embeddings, margin)
     batch = join(
         group,
         "batch_hard_triplet",
@@ -114,7 +115,7 @@ def hardest_pairs(
     """
     check_choice("distance", distance, DISTANCES)
     pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
-    chosen = pick(backend, embeddings)
+    chosen = pick(backend, embeddings, references)
     columns = embeddings if references is None else references
     batch = join(
         group,
@@ -244,7 +245,7 @@ class _Euclidean:
 
     @staticmethod
     def all_distances(x, y):
-        return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+        return all_distances(x, y)
 
     chosen_rows = staticmethod(partner_distances)
 

@@ -57,7 +57,7 @@ def multi_similarity(
     pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
     _check_options(alpha, beta, base)
     check_reduction(reduction)
-    chosen = pick(backend, embeddings)
+    chosen = pick(backend, embeddings, references)
     columns = embeddings if references is None else references
     batch = join(
         group,
@@ -84,6 +84,7 @@ def multi_similarity(
         scale=float(beta),
         weights=batch.row_weights(reduction, embeddings),
         batch=batch,
+        formula=lambda scores, *_: _losses(scores, pairs, alpha, beta, base),
         backend=chosen,
     )
 

@@ -57,7 +57,7 @@ def nt_xent(
     pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
     check_number("temperature", temperature, positive=True)
     check_reduction(reduction)
-    chosen = pick(backend, embeddings)
+    chosen = pick(backend, embeddings, references, temperature)
     columns = embeddings if references is None else references
     batch = join(
         group,
@@ -82,6 +82,7 @@ def nt_xent(
         scale=inverse(temperature, embeddings),
         weights=batch.row_weights(reduction, embeddings, count),
         batch=batch,
+        formula=lambda scores, scale, _: _losses(scores, pairs, 1 / scale),
         backend=chosen,
     )
 

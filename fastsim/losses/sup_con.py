@@ -55,7 +55,7 @@ def sup_con(
     pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
     check_reduction(reduction)
     check_number("temperature", temperature, positive=True)
-    chosen = pick(backend, embeddings)
+    chosen = pick(backend, embeddings, references, temperature)
     columns = embeddings if references is None else references
     batch = join(
         group,
@@ -80,6 +80,7 @@ def sup_con(
         scale=inverse(temperature, embeddings),
         weights=batch.row_weights(reduction, embeddings, count),
         batch=batch,
+        formula=lambda scores, scale, _: _losses(scores, pairs, 1 / scale),
         backend=chosen,
     )
 

@@ -10,7 +10,7 @@ import fastsim
 from fastsim import scores
 from fastsim.backends import get
 from fastsim.engine import autograd as engine
-from fastsim.engine import chosen_rows, selection
+from fastsim.engine import chosen_rows, selection, triplets
 from fastsim.engine import cosent as ranking
 from tests.cases import BY_NAME, CASES, call, inputs, takes_backend
 
@@ -42,6 +42,7 @@ def recorded(monkeypatch):
             ("_chosen_rows", "_chosen_rows_backward", "_row_terms", "_row_terms_backward"),
         ),
         (ranking, ("_cosent",)),
+        (triplets, ("_triplets",)),
     ):
         for name in names:
             record(module, name)
@@ -126,7 +127,7 @@ def test_no_gradient_work_without_need(backend, usable, monkeypatch):
     def refuse(*arguments, **keywords):
         raise AssertionError("gradient work that nobody asked for")
 
-    for name in ("fused", "score_grad", "multiply"):
+    for name in ("fused_pass", "score_grad", "multiply"):
         monkeypatch.setattr(kind, name, refuse)
     tensors, others, options = inputs(BY_NAME["info_nce"], (5, 7, 4), torch.float32, seed=24)
     fastsim.info_nce(*tensors, *others, **options, backend=backend)
