@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
@@ -86,8 +87,16 @@ BUILDERS = {"cpu": build_cpu, "cuda": build_cuda}
 
 
 class Build(build_py):
+    def get_source_files(self):
+        """The sources of the libraries belong to a source distribution."""
+        found = sorted(p for p in (ROOT / "csrc").rglob("*") if p.is_file())
+        return [*super().get_source_files(), *(str(p.relative_to(ROOT)) for p in found)]
+
     def run(self):
         super().run()
+        if not (ROOT / "csrc").is_dir():
+            # Without a compiler the package works on plain torch; without sources it is broken.
+            raise SystemExit(f"csrc: wanted the sources of the native libraries in {ROOT}")
         folder = (ROOT if self.editable_mode else Path(self.build_lib)) / "fastsim/_lib"
         folder.mkdir(parents=True, exist_ok=True)
         wanted = os.environ.get("FASTSIM_BUILD", "auto").split(",")
@@ -103,9 +112,15 @@ class Build(build_py):
                 print(f"fastsim: leaving out {name}: {error}")
 
 
+class Wheel(bdist_wheel):
+    def get_tag(self):
+        """One wheel per platform: the libraries use torch's stable ABI and nothing of Python's."""
+        return "py3", "none", super().get_tag()[2]
+
+
 class Native(Distribution):
     def has_ext_modules(self):  # the wheel belongs to one platform
         return True
 
 
-setup(cmdclass={"build_py": Build}, distclass=Native)
+setup(cmdclass={"build_py": Build, "bdist_wheel": Wheel}, distclass=Native)

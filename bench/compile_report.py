@@ -175,7 +175,7 @@ def tiles():
         ("multi_positive", Tile("multi_positive", others, scale, bias)),
         (
             "multi_similarity",
-            Tile("multi_similarity", others, scale, bias, 0.5, positive_scale=2.0),
+            Tile("multi_similarity", others, scale, bias, base=0.5, positive_scale=2.0),
         ),
         ("sigmoid groups", Tile("sigmoid", groups, scale, bias)),
         ("sigmoid dense", Tile("sigmoid", dense, scale, bias)),

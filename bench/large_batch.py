@@ -172,7 +172,7 @@ def training(negatives, size, steps, pairs):
         file.write_text("\n".join(lines), encoding="utf-8")
         options = {"train": str(file), "output": f"{folder}/model", "loss": "info_nce"}
         options |= {"batch_size": negatives, "micro_batch_size": size, "max_steps": steps}
-        options |= {"duplicates": "exclude", "max_length": LENGTH, "logging_steps": 1}
+        options |= {"max_length": LENGTH, "logging_steps": 1}
         options |= {"progress": False, "cpu": True}
         command = [sys.executable, "-c", TRAIN, json.dumps(options)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -11,8 +11,10 @@ the call is left to the eager backend from the beginning.
 """
 
 import functools
+import typing
 
 import torch
+from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
@@ -23,6 +25,25 @@ ONCE = (
 
 _BATCHED = torch._C._parse_dispatch_key("Batched")  # of torch.autograd.grad, not of torch.func
 _library = torch.library.Library("fastsim", "DEF")
+
+
+_TYPES = {
+    Tensor: "Tensor",
+    Tensor | None: "Tensor?",
+    list[Tensor]: "Tensor[]",
+    bool: "bool",
+    list[bool]: "bool[]",
+    int: "int",
+    float: "float",
+    float | None: "float?",
+    str: "str",
+}
+
+
+def schema_of(record):
+    """The arguments of an operator, as `define` wants them, from the fields of a typed record."""
+    fields = typing.get_type_hints(record).items()
+    return ", ".join(f"{_TYPES[kind]} {name}" for name, kind in fields)
 
 
 def define(name, schema, implementation, fake):

@@ -27,17 +27,17 @@ SKIPS = ("nothing", "diagonal", "lower")
 class Guide:
     """Other embeddings that decide: out with (i, j) where their cosine is above thresholds[i].
 
-    rows (N, E), columns (M, E): embeddings at the operators, their unit rows for a backend; None:
-    the scores themselves decide. thresholds (N,) in the compute type.
+    rows (N, E), columns (M, E): embeddings at the operators, their unit rows for a backend.
+    thresholds (N,) in the compute type.
     """
 
-    rows: torch.Tensor | None
-    columns: torch.Tensor | None
+    rows: torch.Tensor
+    columns: torch.Tensor
     thresholds: torch.Tensor
 
     def of_columns(self, part):
         """The guide of a slice of the columns."""
-        return replace(self, columns=None if self.columns is None else self.columns[part])
+        return replace(self, columns=self.columns[part])
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,11 @@ class Pairs:
 
     Left out: `skip` "diagonal" (j == i) or "lower" (j <= i: each unordered pair once), where row
     i counts as i + offset; pairs with row_ids[i] == column_ids[j] unless j == positives[i]; pairs
-    whose score is more than `above` over the positive's; and pairs that `guide` decides against.
+    whose score is more than `exclude_above` over the positive's; and pairs that `guide` decides
+    against.
+
+    thresholds: (N,) in the compute type, what `exclude_above` comes to with the positives' scores
+        (`with_thresholds`): pairs of row i whose score is above thresholds[i] are out.
     """
 
     positives: torch.Tensor | None = None
@@ -64,11 +68,12 @@ class Pairs:
     negative_target: float = -1.0
     skip: str = "nothing"
     offset: int = 0
-    above: float | None = None
+    exclude_above: float | None = None
     guide: Guide | None = None
+    thresholds: torch.Tensor | None = None
 
     def tensors(self):
-        """The tensors but the guide's, in the order of the registered operators' arguments."""
+        """What decides targets and parts by index, in the order that every kernel takes it."""
         return (
             self.positives,
             self.row_ids,
@@ -91,7 +96,7 @@ class Pairs:
     @property
     def plain(self):
         """Whether every pair's part and target are known from its indices; some has a target."""
-        guided = self.guide is not None or self.above is not None
+        guided = self.guide is not None or self.exclude_above is not None
         return not (guided or self.offset or self.untargeted)
 
     @property
@@ -307,9 +312,9 @@ def pair_mask(pairs, rows, columns, device):
 
 
 def with_thresholds(pairs, unit_x, unit_y, backend):
-    """Pairs whose `above` has become a guide: the highest score that takes part in each row."""
-    thresholds = backend.positive_scores(pairs, unit_x, unit_y) + pairs.above
-    return replace(pairs, guide=Guide(None, None, thresholds))
+    """Pairs with the `thresholds` of `exclude_above`: what of each row is out lies above them."""
+    thresholds = backend.positive_scores(pairs, unit_x, unit_y) + pairs.exclude_above
+    return replace(pairs, thresholds=thresholds)
 
 
 def not_above(scores, positives, margin):

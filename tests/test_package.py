@@ -176,3 +176,18 @@ def test_instruction_sets_agree(usable, tmp_path):
     losses_, norms = zip(*((float(r[1]), float(r[2])) for r in results), strict=True)
     assert losses_ == pytest.approx([losses_[0]] * 3, rel=1e-6)
     assert norms == pytest.approx([norms[0]] * 3, rel=1e-6)
+
+
+def test_info_tells_of_the_other_project_of_this_name(monkeypatch):
+    from importlib import metadata
+
+    from fastsim.cli import info
+
+    real = metadata.version
+    monkeypatch.setattr(
+        metadata, "version", lambda name: "3.1.0" if name == "fastsim" else real(name)
+    )
+    assert "the distribution fastsim 3.1.0 is installed too" in info.report()
+    monkeypatch.undo()
+    if "fastsim" not in {d.metadata["Name"] for d in metadata.distributions()}:
+        assert "installed too" not in info.report()

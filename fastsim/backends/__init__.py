@@ -46,8 +46,11 @@ _TRANSFORMED = (
 )
 
 
-def pick(name, tensor, *others):
-    """The backend for this tensor; `others` are what else a derivative may be asked of.
+def pick(name, *tensors, kind=None):
+    """The backend for these tensors, and for that kind of loss or selection (see fastsim/kinds).
+
+    The first tensor is served, on whose device the others are; these are what else a derivative
+    may be asked of, numbers and None among them.
 
     A name given here, by `use_backend` or by FASTSIM_BACKEND is used or refused with every
     backend's own reason (RuntimeError), never replaced. None or "auto" takes the first that has
@@ -60,22 +63,26 @@ def pick(name, tensor, *others):
         name = os.environ.get("FASTSIM_BACKEND") or "auto"
         named = _find(name, "FASTSIM_BACKEND")
     if named is not None:
-        reason = _reason(named, tensor, others)
+        reason = _reason(named, tensors, kind)
         if reason is None:
             return named
-        reasons = "; ".join(
-            f"{backend.name}: {_reason(backend, tensor, others) or 'usable'}"
-            for backend in _BACKENDS.values()
-            if backend is not named
+        others = "; ".join(
+            f"{other.name}: {_reason(other, tensors, kind) or 'usable'}"
+            for other in _BACKENDS.values()
+            if other is not named
         )
-        raise RuntimeError(f"backend {name!r} cannot be used: {reason} ({reasons})")
-    return next(b for b in _BACKENDS.values() if b.automatic and not _reason(b, tensor, others))
+        raise RuntimeError(f"backend {name!r} cannot be used: {reason} ({others})")
+    for backend in _BACKENDS.values():
+        if backend.automatic and _reason(backend, tensors, kind) is None:
+            return backend
+    reasons = (f"{b.name}: {_reason(b, tensors, kind)}" for b in _BACKENDS.values())
+    raise RuntimeError(f"no backend can be used ({'; '.join(reasons)})")
 
 
-def _reason(backend, tensor, others):
-    if backend.name != "eager" and transformed(tensor, *others):
+def _reason(backend, tensors, kind):
+    if backend.name != "eager" and transformed(*tensors):
         return _TRANSFORMED
-    return backend.unsupported_reason(tensor)
+    return backend.unsupported_reason(*tensors[:1], kind=kind)
 
 
 def get(name):

@@ -16,9 +16,22 @@ class Backend:
     automatic = True  # whether `auto` may choose it
     keeps_scores = False  # whether `forward` leaves scores for the score gradients that follow it
 
-    def unsupported_reason(self, *tensors):
-        """None if these tensors can be served (no tensors: if the machine can), else a sentence."""
+    def unsupported_reason(self, *tensors, kind=None):
+        """None if these tensors can be served (no tensors: if the machine can), else a sentence.
+
+        kind: what is to be done with their scores, a name of `fastsim.kinds.KINDS` or `SELECTIONS`.
+        """
         raise NotImplementedError
+
+    def kinds(self):
+        """The names of `KINDS` and `SELECTIONS` that it has epilogues for."""
+        raise NotImplementedError
+
+    def unsupported_kind(self, kind):
+        """None if it serves that kind, or if None is asked for; else a sentence."""
+        if kind is None or kind in self.kinds():
+            return None
+        return f"it has no kernels of kind {kind!r}"
 
     def note(self):
         """What `fastsim info` adds to "usable"."""
@@ -38,7 +51,8 @@ class Backend:
     def loss_scale(self, tile, weights, dtype, columns):
         """A power of two () by which to multiply the weights of the losses, or None.
 
-        It brings the score gradients into the range of the panel's type, for inputs of `dtype`.
+        It brings the score gradients into the range of the panel's type, for inputs of `dtype`
+        (`Kind.largest_score_grad` bounds them).
         """
         return None
 
@@ -125,11 +139,11 @@ class Backend:
         return False
 
     def forward(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
-        """The state of `tile` over the whole matrix (see fastsim/tile.py for its parts).
+        """The state of `tile` over the whole matrix: the tensors of `tile.parts`, in their order.
 
         workspace: made to keep scores, of a backend that does; for each block to be handed to
         `score_grad` once. sums: where the terms of a row want the sum over all of it
-        (`tile.whole_rows`) and these columns are not all of it, the first two parts of the state
+        (`tile.whole_rows`) and these columns are not all of it, the parts of the state before them
         over all.
         """
         raise NotImplementedError
@@ -137,8 +151,8 @@ class Backend:
     def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
         """(state, score gradient panel) of a block of whole rows; `weights` (N,) weigh the losses.
 
-        A loss that looks at columns too comes with a block of the whole matrix only; one without
-        row losses ("levels") with weights None, or with its loss scale () alone.
+        A loss that looks at columns too comes with a block of the whole matrix only; one of the
+        whole matrix with weights None, or with its loss scale () alone.
         """
         raise NotImplementedError
 

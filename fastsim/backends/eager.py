@@ -4,6 +4,7 @@ It has no engine methods: each loss evaluates its own `_from_scores` on the full
 """
 
 from fastsim.backends.base import Backend
+from fastsim.kinds import KINDS, SELECTIONS
 
 
 class EagerBackend(Backend):
@@ -11,5 +12,8 @@ class EagerBackend(Backend):
 
     name = "eager"
 
-    def unsupported_reason(self, *tensors):
-        return None
+    def unsupported_reason(self, *tensors, kind=None):
+        return self.unsupported_kind(kind)
+
+    def kinds(self):
+        return {*KINDS, *SELECTIONS}

@@ -31,11 +31,14 @@ class Command(click.Command):
         except Exception as error:
             if debug:
                 raise
-            lines = str(error).strip().splitlines() or [""]
+            text = error.strerror if isinstance(error, _output_error()) else None
+            lines = (text or str(error)).strip().splitlines() or [""]
             named = isinstance(error, (ValueError, FloatingPointError, _output_error()))
+            named = named or getattr(error, "signal", None)
             text = lines[0] if named else f"{type(error).__name__}: {lines[0]}"
-            click.echo(f"Error: {text}", err=True)
-            sys.exit(_exit_code(error))
+            number = getattr(error, "signal", None)
+            click.echo(text if number else f"Error: {text}", err=True)
+            sys.exit(128 + number if number else _exit_code(error))
 
 
 class Range(click.ParamType):
@@ -78,15 +81,16 @@ def table(columns):
 
 
 def _output_error():
-    from fastsim.training.run import OutputError
+    from fastsim.training.folders import OutputError
 
     return OutputError
 
 
 def _exit_code(error):
     from fastsim.training.data import DataError
+    from fastsim.training.folders import is_full_disk
 
-    if "No space left" in str(error):  # also from safetensors, whose error is no OSError
+    if is_full_disk(error):
         return OUTPUT
     kinds = ((DataError, DATA), (ModelError, MODEL), (OSError, OUTPUT), (ValueError, USAGE))
     return next((code for kind, code in kinds if isinstance(error, kind)), FAILED)

@@ -74,15 +74,9 @@ CPU = click.option("--cpu", is_flag=True, help="Use the CPU though there is a GP
 @click.option("--learn", multiple=True, help="A loss option to learn: temperature, scale, bias.")
 @click.option("--loss-learning-rate", type=click.FloatRange(0), help="Of the loss's parameters.")
 @click.option("--epochs", type=click.FloatRange(0, min_open=True), default=1.0)
-@click.option("--max-steps", type=int, default=-1, help="Instead of --epochs.")
+@click.option("--max-steps", type=click.IntRange(1), help="Instead of --epochs.")
 @click.option("--batch-size", type=click.IntRange(1), default=32, help="Over all processes.")
 @click.option("--micro-batch-size", type=click.IntRange(1), help="Texts encoded at once; all.")
-@click.option(
-    "--duplicates",
-    type=click.Choice(["apart", "exclude"]),
-    default="apart",
-    help="Equal texts: in batches of their own, or together and never negatives.",
-)
 @click.option("--accumulate", type=click.IntRange(1), default=1, help="Batches per step.")
 @click.option("--learning-rate", type=click.FloatRange(0, min_open=True), default=5e-5)
 @click.option("--warmup", type=click.FloatRange(0), default=0.1, help="Share below 1, or steps.")
@@ -93,11 +87,25 @@ CPU = click.option("--cpu", is_flag=True, help="Use the CPU though there is a GP
 @click.option("--seed", type=click.IntRange(0), default=0)
 @click.option("--eval-steps", type=click.IntRange(1), help="Evaluate so often; each epoch.")
 @click.option("--checkpoint-steps", type=click.IntRange(1), help="Save so often; each epoch.")
+@click.option(
+    "--checkpoint-minutes",
+    type=click.FloatRange(0, min_open=True),
+    default=10.0,
+    metavar="MINUTES",
+    help="Write a checkpoint after so many minutes of training too.",
+)
+@click.option(
+    "--checkpoints",
+    metavar="DIR",
+    help="The checkpoints' folder. Default: OUTPUT-checkpoints beside the output; inside it where"
+    " nothing can be written beside it.",
+)
+@click.option("--keep-checkpoints", is_flag=True, help="Keep the checkpoints of a finished run.")
 @click.option("--logging-steps", type=click.IntRange(1), default=10)
 @click.option("--best-metric", help="Chooses the best model; by default the format's own.")
 @click.option("--early-stopping", type=click.IntRange(1), help="Evaluations without progress.")
 @click.option("--report-to", default="none", help="tensorboard, wandb, ..., all.")
-@click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --output.")
+@click.option("--resume", is_flag=True, help="Go on from the last whole checkpoint.")
 @click.option("--overwrite", is_flag=True, help="Begin anew over an earlier run's checkpoints.")
 @click.option("--progress/--no-progress", default=True)
 @CPU

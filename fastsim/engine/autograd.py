@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from fastsim.backends import get
-from fastsim.engine.passes import Call, at_once, backward, forward
+from fastsim.engine.arguments import SCHEMA, TENSORS, TileArguments, tile_arguments
+from fastsim.engine.passes import Call, backward, forward
 from fastsim.engine.ring import ring_tile_loss
 from fastsim.losses.reduce import as_float
 from fastsim.operators import ONCE, define, differentiable_again
@@ -51,65 +52,14 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, formula,
     y = None if y is x else y
     sides = (x, y, scale, bias)
     wants = [s is not None and s.requires_grad and torch.is_grad_enabled() for s in sides]
-    plan = _plan(tile, x, x if y is None else y, weights, any(wants), backend)
-    inputs = (
-        x,
-        y,
-        scale,
-        bias,
-        weights,
-        *_once(*tile.pairs.tensors()),
-        *_guide_tensors(tile.pairs.guide),
-        tile.levels,
-        tile.pairs.negative_target,
-        tile.pairs.skip,
-        tile.pairs.offset,
-        tile.pairs.above,
-        tile.kind,
-        tile.margin,
-        tile.normalise,
-        tile.symmetric,
-        tile.group,
-        tile.positive_scale,
-        tile.cosine,
-        wants,
-        plan,
-        backend.name,
-    )
+    learnt = zip(("scale", "bias"), wants[2:], strict=True)
+    assert all(name in tile.record.learns for name, want in learnt if want), tile.kind
+    arguments = tile_arguments(tile, *sides, weights, wants, backend)
     if not any(wants):
-        return _tile(*inputs)[0]
+        return _tile(*arguments)[0]
     # Where there is a group the formula has no scores of its own.
     traced = torch.compiler.is_compiling() or (batch is not None and batch.group is not None)
-    return _TileLoss.apply(*inputs, None if traced else formula)
-
-
-def _plan(tile, x, y, weights, wanted, backend):
-    """How the forward pass goes about it."""
-    rows, columns = x.shape[0], y.shape[0]
-    alone = tile.cosine and tile.pairs.plain and not tile.group and weights is not None
-    if alone and backend.serves_whole(tile.kind, rows, columns, x.shape[1]):
-        return "whole"
-    if tile.group or not wanted or (weights is None and tile.kind != "levels"):
-        return "recompute"
-    pays = backend.keeps_scores or at_once(tile, x, y, backend)
-    return "fused" if pays and backend.whole_rows_fit(columns) else "recompute"
-
-
-def _once(positives, row_ids, column_ids, row_groups, column_groups, dense):
-    """The tensors of the pairs, None for the columns' where they are the rows' own.
-
-    torch.compile does not trace a function that is given one tensor twice.
-    """
-    column_ids = None if column_ids is row_ids else column_ids
-    column_groups = None if column_groups is row_groups else column_groups
-    return positives, row_ids, column_ids, row_groups, column_groups, dense
-
-
-def _guide_tensors(guide):
-    """The tensors of a guide, None for the columns' where they are the rows' own."""
-    if guide is None:
-        return None, None, None
-    return guide.rows, None if guide.columns is guide.rows else guide.columns, guide.thresholds
+    return _TileLoss.apply(*arguments, None if traced else formula)
 
 
 def as_scalar(value, dtype, device):
@@ -121,36 +71,24 @@ def as_scalar(value, dtype, device):
 
 # ---- the registered operators ----
 
-_TILE = (
-    "Tensor? weights, Tensor? positives, Tensor? row_ids, Tensor? column_ids, Tensor? row_groups, "
-    "Tensor? column_groups, Tensor? dense, Tensor? guide_rows, Tensor? guide_columns, "
-    "Tensor? thresholds, Tensor? levels, float negative_target, str skip, int offset, "
-    "float? above, str kind, float margin, bool normalise, bool symmetric, str group, "
-    "float positive_scale, bool cosine, bool[] wants, str plan, str backend"
-)
-_FORWARD = f"(Tensor x, Tensor? y, Tensor scale, Tensor bias, {_TILE}) -> Tensor[]"
-_BACKWARD = (
-    f"(Tensor grad, Tensor[] saved, Tensor x, Tensor? y, Tensor scale, Tensor bias, {_TILE})"
-    " -> Tensor[]"
-)
-
 
 def _forward_fake(*arguments):
-    call = Call(*arguments, fake=True)
+    arguments = TileArguments(*arguments)
+    call = Call(arguments, fake=True)
     rows, columns = call.x.shape[0], call.y.shape[0]
     dtype = compute_dtype(call.x)
     shape = call.tile.loss_shape(rows, columns) if call.weights is None else ()
     loss = call.x.new_empty(shape, dtype=call.tile.loss_dtype(dtype))
     if not any(call.wants):
         return [loss]
-    if call.plan == "recompute":
-        shapes = call.tile.state_shapes(rows, columns)
-        return [loss, *(loss.new_empty(shape, dtype=torch.float64) for shape in shapes)]
-    return [loss, *_gradients_fake(call, dtype)]
+    if arguments.finds_gradients:
+        return [loss, *_gradients_fake(call, dtype)]
+    shapes = call.tile.state_shapes(rows, columns)
+    return [loss, *(loss.new_empty(shape, dtype=torch.float64) for shape in shapes)]
 
 
 def _backward_fake(grad, state, *arguments):
-    call = Call(*arguments, fake=True)
+    call = Call(TileArguments(*arguments), fake=True)
     return _gradients_fake(call, call.x.dtype)
 
 
@@ -160,8 +98,13 @@ def _gradients_fake(call, dtype):
     return [*grads, call.x.new_empty(2, dtype=torch.float64)]
 
 
-_tile = define("tile", _FORWARD, forward, _forward_fake)
-_tile_backward = define("tile_backward", _BACKWARD, backward, _backward_fake)
+_tile = define("tile", f"({SCHEMA}) -> Tensor[]", forward, _forward_fake)
+_tile_backward = define(
+    "tile_backward",
+    f"(Tensor grad, Tensor[] saved, {SCHEMA}) -> Tensor[]",
+    backward,
+    _backward_fake,
+)
 
 
 def _formula(ctx, x, y, scale, bias):
@@ -174,37 +117,32 @@ def _formula(ctx, x, y, scale, bias):
         with without_autocast(x.device.type):
             scores = as_float(x) @ as_float(x if y is None else y).T
     losses, weights = ctx.formula(scores, scale, bias), ctx.saved_tensors[4]
-    losses = losses if weights is None else (losses * weights).sum()
-    return losses
-
-
-_TENSORS = 15  # x, y, scale, bias, weights, the tensors of the pairs and the guide, levels
+    return losses if weights is None else (losses * weights).sum()
 
 
 class _TileLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, *inputs):
-        *inputs, ctx.formula = inputs
-        loss, *saved = _tile(*inputs)
-        ctx.options = inputs[_TENSORS:]
-        ctx.dtypes = inputs[0].dtype, inputs[2].dtype
-        ctx.found = inputs[-2] != "recompute"
-        ctx.cosine = inputs[-4]
+    def forward(ctx, *arguments):
+        *arguments, ctx.formula = arguments
+        loss, *saved = _tile(*arguments)
+        arguments = TileArguments(*arguments)
+        ctx.options, ctx.wants, ctx.cosine = arguments.options, arguments.wants, arguments.cosine
+        ctx.dtypes = arguments.x.dtype, arguments.scale.dtype
+        ctx.found = arguments.finds_gradients
         # The inputs even where the gradients are found: for derivatives of these, and so that to
-        # change an input before the backward pass is an error, whatever the plan.
-        ctx.save_for_backward(*inputs[:_TENSORS], *saved)
+        # change an input before the backward pass is an error whatever has been found.
+        ctx.save_for_backward(*arguments.tensors, *saved)
         return loss
 
     @staticmethod
     @differentiable_again(_formula, inputs=4)
     def backward(ctx, grad):
-        tensors, saved = ctx.saved_tensors[:_TENSORS], ctx.saved_tensors[_TENSORS:]
+        tensors, saved = ctx.saved_tensors[:TENSORS], ctx.saved_tensors[TENSORS:]
         if ctx.found:
             parts = [part * grad for part in saved]
         else:
             parts = _tile_backward(grad, saved, *tensors, *ctx.options)
-        wants = ctx.options[-3]
-        of_inputs, of_scalars = ctx.dtypes
+        wants, (of_inputs, of_scalars) = ctx.wants, ctx.dtypes
         grad_x, grad_y, (grad_scale, grad_bias) = parts
         grads = (
             grad_x.to(of_inputs) if wants[0] else None,
@@ -212,4 +150,4 @@ class _TileLoss(torch.autograd.Function):
             grad_scale.to(of_scalars) if wants[2] else None,
             grad_bias.to(of_scalars) if wants[3] else None,
         )
-        return (*grads, *(None,) * (_TENSORS - 4 + len(ctx.options) + 1))
+        return (*grads, *(None,) * (len(TileArguments._fields) + 1 - len(grads)))

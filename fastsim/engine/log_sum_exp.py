@@ -39,7 +39,7 @@ def log_sum_exp(x, y=None, *, scale, exclude=None, guide=None, columns=False, ba
     row_ids, column_ids = parse_exclude(exclude, rows, count, x.device)
     guide = None if guide is None else _guide(guide, rows, count, x)
     pairs = Pairs(row_ids=row_ids, column_ids=column_ids, guide=guide)
-    chosen = pick(backend, x, y, scale)
+    chosen = pick(backend, x, y, scale, kind="softmax")
     if chosen.name == "eager":
         scores = dense_cosines(x, y, chosen)
         return _from_scores(scores, pairs, scale, columns)

@@ -6,49 +6,22 @@ import torch
 
 from fastsim.backends import get
 from fastsim.distributed import all_reduce_min
-from fastsim.pairs import Guide, Pairs, with_thresholds
-from fastsim.scores import without_autocast
-from fastsim.tile import Tile, margin_gradient
+from fastsim.engine.arguments import TileArguments
+from fastsim.pairs import Guide, with_thresholds
+from fastsim.scores import compute_dtype, without_autocast
 
 
 class Call:
-    """The arguments of one operator call, by name; `fake`: the tensors hold no values."""
+    """One operator call; `fake`: the tensors of the `TileArguments` hold no values."""
 
-    def __init__(self, x, y, scale, bias, weights, *arguments, fake=False):
-        *tensors, levels, negative_target, skip, offset, above = arguments[:14]
-        kind, margin, normalise, symmetric, group, positive_scale, cosine = arguments[14:21]
-        self.wants, self.plan, name = arguments[21:]
-        positives, row_ids, column_ids, row_groups, column_groups, dense, *guide = tensors
-        self.together = y is None
-        self.x, self.y, self.weights = x, x if y is None else y, weights
-        self.backend = get(name)
-        self.scale = scale
-        number = self.backend.number if not fake else lambda scalar: scalar
-        self.tile = Tile(
-            kind,
-            Pairs(
-                positives,
-                row_ids,
-                row_ids if column_ids is None else column_ids,
-                row_groups,
-                row_groups if column_groups is None else column_groups,
-                dense,
-                negative_target,
-                skip,
-                offset,
-                above,
-                _guide(*guide),
-            ),
-            number(scale),
-            number(bias),
-            margin,
-            normalise,
-            symmetric,
-            levels,
-            group,
-            positive_scale,
-            cosine,
-        )
+    def __init__(self, arguments, *, fake=False):
+        self.arguments = arguments
+        self.x, self.weights, self.wants = arguments.x, arguments.weights, arguments.wants
+        self.together = arguments.y is None
+        self.y = self.x if self.together else arguments.y
+        self.scale = arguments.scale
+        self.backend = get(arguments.backend)
+        self.tile = arguments.tile((lambda scalar: scalar) if fake else self.backend.number)
 
     @property
     def products(self):
@@ -62,19 +35,18 @@ class Call:
     def with_loss_scale(self, weights):
         """(weights, the factor that takes their loss scale back out of the gradient)."""
         loss_scale = self.backend.loss_scale(self.tile, weights, self.x.dtype, self.y.shape[0])
-        if loss_scale is not None and self.tile.group:
-            loss_scale = all_reduce_min(
-                loss_scale, self.tile.group
-            )  # columns add up the weights of all ranks
         if loss_scale is None:
-            return weights, None
+            return weights, self.x.new_ones((), dtype=compute_dtype(self.x))
+        if self.tile.group:
+            # Columns add up the weights of all ranks.
+            loss_scale = all_reduce_min(loss_scale, self.tile.group)
         return loss_scale if weights is None else weights * loss_scale, 1 / loss_scale
 
     def units(self):
         """Unit rows and inverse norms of both sides; y's norms are empty where y is x.
 
         Where the scores are no cosines the rows are as they came, and the norms are not asked for.
-        The guide's embeddings become unit rows in any case, or thresholds of the scores a guide.
+        The guide's embeddings become unit rows in any case, and `exclude_above` thresholds.
         """
         prepare = self.backend.unit_rows if self.tile.cosine else self.backend.plain_rows
         unit_x, inverse_x = prepare(self.x)
@@ -88,7 +60,7 @@ class Call:
             same = guide.columns is guide.rows
             columns = rows if same else self.backend.unit_rows(guide.columns)[0]
             pairs = replace(pairs, guide=Guide(rows, columns, guide.thresholds))
-        elif pairs.above is not None:
+        if pairs.exclude_above is not None:
             pairs = with_thresholds(pairs, unit_x, unit_y, self.backend)
         self.tile = replace(self.tile, pairs=pairs)
         return unit_x, unit_y, inverse_x, inverse_y
@@ -100,61 +72,63 @@ def at_once(tile, x, y, backend):
 
 
 class _Products:
-    """dunit_x and dunit_y summed over score gradient panels; empty where not wanted."""
+    """dunit_x and dunit_y, summed over score gradient panels; empty where not wanted.
 
-    def __init__(self, call, unit_x, unit_y, dtype):
+    spent: whether a band's unit rows of x may be lost with its one panel; dunit_x then takes their
+    place, and N x D numbers less are alive.
+    """
+
+    def __init__(self, call, unit_x, unit_y, dtype, *, spent):
         self.multiply = call.backend.multiply
         self.together = call.together
-        self.units = unit_x, unit_y
+        self.unit_x, self.unit_y = unit_x, unit_y
         want_x, want_y = call.products
         self.wants = want_x, want_y or (want_x and call.together)
-        # Unit rows of a band are not read again once its only panel is done: their place is free.
-        whole = call.backend.whole_rows_fit(unit_y.shape[0])
         fits = unit_x.dtype == dtype and unit_x.is_contiguous()
-        if want_x and whole and fits and not call.together:
-            self.x = unit_x
+        if want_x and spent and fits and not call.together:
+            self.grad_x = unit_x
         else:
-            self.x = unit_x.new_empty(unit_x.shape if want_x else 0, dtype=dtype)
-        self.y = unit_y.new_empty(unit_y.shape if self.wants[1] else 0, dtype=dtype)
+            self.grad_x = unit_x.new_empty(unit_x.shape if want_x else 0, dtype=dtype)
+        self.grad_y = unit_y.new_empty(unit_y.shape if self.wants[1] else 0, dtype=dtype)
         self.row_begun = -1
 
     def add(self, panel, block):
         rows, columns = block
-        unit_x, unit_y = self.units
+        # That of y first: the other may write over the unit rows that it reads.
         if self.wants[1]:
+            out = self.grad_y[columns]
             # The first band of rows meets every column.
-            self.multiply(panel.t(), unit_x[rows], self.y[columns], accumulate=rows.start > 0)
+            self.multiply(panel.t(), self.unit_x[rows], out, accumulate=rows.start > 0)
         if self.wants[0]:
             begun = rows.start == self.row_begun
-            self.multiply(panel, unit_y[columns], self.x[rows], accumulate=begun)
+            self.multiply(panel, self.unit_y[columns], self.grad_x[rows], accumulate=begun)
             self.row_begun = rows.start
 
     def result(self):
         if self.together and self.wants[0]:
-            return self.x.add_(self.y), self.y.new_empty(0)
-        return self.x, self.y
+            return self.grad_x.add_(self.grad_y), self.grad_y.new_empty(0)
+        return self.grad_x, self.grad_y
 
 
 def forward(*arguments):
-    call = Call(*arguments)
+    """[loss, and if any gradient is wanted those of the inputs or the state]."""
+    call = Call(TileArguments(*arguments))
     with without_autocast(call.x.device.type):
-        if call.plan == "whole":
+        if _is_whole(call):
             y = None if call.together else call.y
             loss, *saved = call.backend.whole(call.tile, call.x, y, call.weights, call.products)
             return [loss, *(saved if any(call.wants) else ())]
         unit_x, unit_y, inverse_x, inverse_y = call.units()
-        if call.plan == "fused":
-            once = at_once(call.tile, call.x, call.y, call.backend)
-            fused_pass = _fused_panels if once else _forward_and_score_grad
-            state, grads = fused_pass(call, unit_x, unit_y, inverse_x.dtype)
+        if call.arguments.finds_gradients:
+            weights, factor = call.with_loss_scale(call.weights)
+            fused_pass = _fused_panels if _at_once(call) else _forward_and_score_grad
+            state, grads = fused_pass(call, unit_x, unit_y, weights, inverse_x.dtype)
             del unit_x, unit_y  # before the results are made of their gradients
-            _, shrink = call.with_loss_scale(call.weights)
-            factor = inverse_x.new_ones(()) if shrink is None else shrink
             saved = _input_gradients(
                 call, state, call.weights, grads, (inverse_x, inverse_y), factor, inverse_x.dtype
             )
         else:
-            saved = state = call.tile.merge(call.backend.forward(call.tile, unit_x, unit_y))
+            saved = state = call.tile.all_reduce(call.backend.forward(call.tile, unit_x, unit_y))
         loss = call.tile.finish(state)
         if call.weights is not None:
             loss = (loss * call.weights).sum()
@@ -162,10 +136,24 @@ def forward(*arguments):
         return [loss.to(dtype, copy=True), *(saved if any(call.wants) else ())]
 
 
-def _fused_panels(call, unit_x, unit_y, dtype):
-    products = _Products(call, unit_x, unit_y, dtype)
+def _is_whole(call):
+    """Whether one call of the backend does it all: loss, gradients, everything between."""
+    tile, (rows, width), columns = call.tile, call.x.shape, call.y.shape[0]
+    plain = tile.cosine and tile.pairs.plain and not tile.group and call.weights is not None
+    return plain and call.backend.serves_whole(tile.kind, rows, columns, width)
+
+
+def _at_once(call):
+    """Whether one fused pass of a block of whole rows gives its state and its score gradients."""
+    rows, columns = call.x.shape[0], call.y.shape[0]
+    if not call.backend.whole_rows_fit(columns):
+        return False
+    return call.tile.rows_alone or call.backend.whole_matrix_fits(rows, columns)
+
+
+def _fused_panels(call, unit_x, unit_y, weights, dtype):
+    products = _Products(call, unit_x, unit_y, dtype, spent=True)
     workspace = call.backend.workspace(unit_x, unit_y, whole_rows=True)
-    weights, _ = call.with_loss_scale(call.weights)
     states = []
     for block in call.backend.blocks(unit_x.shape[0], unit_y.shape[0], whole_rows=True):
         state, panel = call.backend.fused_pass(call.tile, unit_x, unit_y, block, weights, workspace)
@@ -175,12 +163,15 @@ def _fused_panels(call, unit_x, unit_y, dtype):
     return state, products.result()
 
 
-def _forward_and_score_grad(call, unit_x, unit_y, dtype):
-    workspace = call.backend.workspace(unit_x, unit_y, keep=True)
-    state = call.backend.forward(call.tile, unit_x, unit_y, workspace=workspace)
-    weights, _ = call.with_loss_scale(call.weights)
+def _forward_and_score_grad(call, unit_x, unit_y, weights, dtype):
+    backend, workspace = call.backend, None
+    if backend.keeps_scores and backend.whole_rows_fit(unit_y.shape[0]):
+        workspace = backend.workspace(unit_x, unit_y, keep=True)
+    state = backend.forward(call.tile, unit_x, unit_y, workspace=workspace)
     weights = 1.0 if weights is None else weights.double()
     coefficients = _coefficients(call.tile, state, weights, dtype)
+    if workspace is None:
+        workspace = backend.workspace(unit_x, unit_y)
     return state, _score_grad_panels(call, unit_x, unit_y, coefficients, dtype, workspace)
 
 
@@ -189,9 +180,11 @@ def _coefficients(tile, state, weights, dtype):
 
 
 def _score_grad_panels(call, unit_x, unit_y, coefficients, dtype, workspace):
-    products = _Products(call, unit_x, unit_y, dtype)
     lower = call.tile.pairs.each_once
-    for block in call.backend.blocks(unit_x.shape[0], unit_y.shape[0], lower=lower):
+    blocks = list(call.backend.blocks(unit_x.shape[0], unit_y.shape[0], lower=lower))
+    one_by_band = len({rows.start for rows, _ in blocks}) == len(blocks)
+    products = _Products(call, unit_x, unit_y, dtype, spent=one_by_band)
+    for block in blocks:
         panel = call.backend.score_grad(call.tile, unit_x, unit_y, block, coefficients, workspace)
         products.add(panel, block)
     return products.result()
@@ -215,24 +208,23 @@ def _input_gradients(call, state, grad_losses, unit_grads, inverses, factor, dty
     if call.wants[2]:
         # Together, dunit_x holds the rows' and the columns' share of the same sum.
         parameters[0] = along / ((1 + call.together) * call.scale)
-        if call.tile.margin:
-            parameters[0] += margin_gradient(call.tile, state, grad_losses.double())
+        doubled = None if grad_losses is None else grad_losses.double()
+        parameters[0] += call.tile.record.scale_gradient(call.tile, state, doubled)
     if call.wants[3]:
-        parameters[1] = (grad_losses * state[1]).sum()
+        parameters[1] = call.tile.record.bias_gradient(call.tile, state, grad_losses)
     return *grads, parameters
 
 
 def backward(grad, state, *arguments):
-    """The gradients of the inputs from the state of a forward pass that only folded."""
-    call = Call(*arguments)
+    """[dL/dx, dL/dy, dL/dscale and dL/dbias] from the state that the forward pass kept."""
+    call = Call(TileArguments(*arguments))
     with without_autocast(call.x.device.type):
         grad_losses = grad if call.weights is None else grad * call.weights
         grad_losses = call.tile.own_gradient(grad_losses)
         unit_x, unit_y, *inverses = call.units()
-        with_loss_scale, shrink = call.with_loss_scale(grad_losses.double())
-        factor = grad.new_ones(()) if shrink is None else shrink
+        weights, factor = call.with_loss_scale(grad_losses.double())
         dtype = inverses[0].dtype
-        coefficients = _coefficients(call.tile, state, with_loss_scale, dtype)
+        coefficients = _coefficients(call.tile, state, weights, dtype)
         # In the order of the forward reduction before it, so that the allocator finds its places
         # again.
         workspace = call.backend.workspace(unit_x, unit_y)
@@ -241,7 +233,3 @@ def backward(grad, state, *arguments):
         return list(
             _input_gradients(call, state, grad_losses, unit_grads, inverses, factor, call.x.dtype)
         )
-
-
-def _guide(rows, columns, thresholds):
-    return None if rows is None else Guide(rows, rows if columns is None else columns, thresholds)

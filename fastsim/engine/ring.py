@@ -13,10 +13,10 @@ import torch.distributed as dist
 
 from fastsim.distributed import all_reduce_min
 from fastsim.engine.selection import hardest_columns
+from fastsim.kinds.kind import COLUMNS, MATRIX
 from fastsim.operators import once_differentiable
 from fastsim.pairs import with_thresholds
 from fastsim.scores import without_autocast
-from fastsim.tile import margin_gradient
 
 
 def travel(batch, lent, home=()):
@@ -110,11 +110,10 @@ class _RingTile(torch.autograd.Function):
             grads[side] = grad_side
         if wants[2]:
             grads[2] = found[0][1].sum() / (loss_scale * scale)
-            if tile.margin:
-                grads[2] = grads[2] + margin_gradient(own, state, losses)
+            grads[2] = grads[2] + own.record.scale_gradient(own, state, losses)
             grads[2] = grads[2].to(scale.dtype)
         if wants[3]:
-            grads[3] = (losses * state[1]).sum().to(scale.dtype)
+            grads[3] = own.record.bias_gradient(own, state, losses).to(scale.dtype)
         return tuple(grads)
 
 
@@ -127,65 +126,43 @@ def _own(tile, batch):
 
 def _guided(tile, unit_x, y, batch, backend):
     """The tile with the thresholds of its rows, whose positives are among their own columns."""
-    if tile.pairs.above is None:
+    if tile.pairs.exclude_above is None:
         return tile
-    pairs = _own(tile, batch).pairs
-    guide = with_thresholds(pairs, unit_x, backend.unit_rows(y)[0], backend).guide
-    return replace(tile, pairs=replace(tile.pairs, guide=guide))
+    pairs = with_thresholds(_own(tile, batch).pairs, unit_x, backend.unit_rows(y)[0], backend)
+    return replace(tile, pairs=replace(tile.pairs, thresholds=pairs.thresholds))
 
 
 def _forward(tile, x, y, batch, backend):
     """The state of the rank's rows over all columns, and that of its columns over all rows."""
     unit_x = backend.unit_rows(x)[0]
     tile = _guided(tile, unit_x, y, batch, backend)
-    rows, of_columns = None, []
+    own_parts = [part for part in tile.parts if part.axis != COLUMNS]
+    column_parts = [part for part in tile.parts if part.axis == COLUMNS]
+    mine, of_columns = None, []
     for columns, (visiting,) in travel(batch, [y], of_columns):
         part = replace(tile, pairs=tile.pairs.of_columns(columns))
-        state = backend.forward(part, unit_x, backend.unit_rows(visiting)[0])
-        if rows is None:
-            rows, of_columns[:] = state[:4], state[4:]
+        found = tile.split(backend.forward(part, unit_x, backend.unit_rows(visiting)[0]))
+        if mine is None:
+            mine, of_columns[:] = found
         else:
-            rows = _add(tile, rows, state[:4])
-            if of_columns:
-                of_columns[:] = _join(tile.scale, of_columns, state[4:])
+            mine = tile.merge(own_parts, mine, found[0])
+            of_columns[:] = tile.merge(column_parts, of_columns, found[1])
     if tile.whole_rows:
-        rows = _terms(tile, unit_x, y, rows[:2], batch, backend)
-    return tile.merge(rows) if tile.kind == "levels" else [*rows, *of_columns]
+        mine = _terms(tile, unit_x, y, mine, batch, backend)
+    return tile.all_reduce([*mine, *of_columns], [MATRIX])
 
 
-def _terms(tile, unit_x, y, sums, batch, backend):
-    """The state of rows whose terms want the sums over all columns, which are known."""
+def _terms(tile, unit_x, y, state, batch, backend):
+    """The state of rows with the terms that want the sums over all columns, now known."""
+    later = [part for part in tile.parts if part.needs_row]
+    sums = state[: sum(part.size for part in tile.parts if not part.needs_row)]
     terms = None
     for columns, (visiting,) in travel(batch, [y], []):
         part = replace(tile, pairs=tile.pairs.of_columns(columns))
-        found = backend.forward(part, unit_x, backend.unit_rows(visiting)[0], sums=sums)[2:]
-        terms = found if terms is None else _sums(terms, found)
+        found = backend.forward(part, unit_x, backend.unit_rows(visiting)[0], sums=sums)
+        found = found[len(sums) :]
+        terms = found if terms is None else tile.merge(later, terms, found)
     return [*sums, *terms]
-
-
-def _add(tile, state, more):
-    """The state of rows (or of levels) over the columns of both."""
-    if tile.kind == "levels":
-        return _join(tile.scale, state, more)
-    if tile.kind in ("sigmoid", "squared_error"):
-        return _sums(state, more)
-    first = _join(tile.scale, state[:2], more[:2])
-    if tile.kind == "multi_similarity":
-        return [*first, *_join(tile.positive_scale, state[2:], more[2:])]
-    # A softmax's positive is among the rank's own columns, which came first.
-    return [*first, *(state[2:] if tile.pairs.one_positive else _sums(state[2:], more[2:]))]
-
-
-def _sums(state, more):
-    return [one + other for one, other in zip(state, more, strict=True)]
-
-
-def _join(scale, state, more):
-    """Maxima and sums of exponentials relative to them, of both."""
-    (top, total), (other_top, other_total) = state, more
-    both = torch.maximum(top, other_top)
-    grown = other_total * (scale * (other_top - both)).exp()
-    return [both, total * (scale * (top - both)).exp() + grown]
 
 
 def _score_grads(tile, x, y, coefficients, want_y, batch, backend):
@@ -194,12 +171,11 @@ def _score_grads(tile, x, y, coefficients, want_y, batch, backend):
     tile = _guided(tile, unit_x, y, batch, backend)
     grad_x = torch.zeros_like(unit_x, dtype=inverse.dtype)
     home = [y.new_zeros(y.shape, dtype=inverse.dtype)] if want_y else []
-    of_columns = coefficients[3:] if tile.symmetric else []
+    of_columns = tile.column_coefficients(coefficients)
     for columns, (visiting, *visiting_columns) in travel(batch, [y, *of_columns], home):
         part = replace(tile, pairs=tile.pairs.of_columns(columns))
         unit_y = backend.unit_rows(visiting)[0]
-        if tile.symmetric:
-            coefficients = [*coefficients[:3], *visiting_columns]
+        coefficients = tile.with_column_coefficients(coefficients, visiting_columns)
         workspace = backend.workspace(unit_x, unit_y)
         for block in backend.blocks(unit_x.shape[0], unit_y.shape[0]):
             panel = backend.score_grad(part, unit_x, unit_y, block, coefficients, workspace)

@@ -113,7 +113,7 @@ class SigLipLoss(nn.Module):
         targets = columns[self.rank * rows : (self.rank + 1) * rows], columns
         if self.world_size == 1:
             targets = None
-        backend = pick(None, image_features, texts, scale, bias)
+        backend = pick(None, image_features, texts, scale, bias, kind="sigmoid")
         if backend.name == "eager":
             scores = image_features @ texts.T
             loss = siglip_from_scores(scores, targets, scale=scale, bias=bias)
@@ -131,7 +131,7 @@ class SigLipLoss(nn.Module):
 def _cross_entropy(rows, columns, scale, *, first=0, symmetric=False):
     """Of each row (N, D) among the columns (M, D), its own being column `first` + i."""
     positives = torch.arange(first, first + rows.shape[0], device=rows.device)
-    backend = pick(None, rows, columns, scale)
+    backend = pick(None, rows, columns, scale, kind="softmax")
     if backend.name == "eager":
         options = {"temperature": inverse(scale, rows), "symmetric": symmetric}
         return info_nce_from_scores(rows @ columns.T, positives, **options)

@@ -52,7 +52,7 @@ def cosent_matrix(x, y, targets, *, scale=20.0, group=None, backend=None):
     if y is not None:
         check_embeddings("y", y)
         check_alike("y", y, "x", x)
-    chosen = pick(backend, x, y, scale)
+    chosen = pick(backend, x, y, scale, kind="levels")
     check_number("scale", scale, positive=True)
     skip = "lower" if y is None else "nothing"
     batch = join(

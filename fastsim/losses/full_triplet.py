@@ -311,4 +311,4 @@ def _check(anchors, positives, mining, backend, margin=None):
     check_alike("positives", positives, "anchors", anchors)
     check_enough("positives", positives, "anchors", anchors)
     check_choice("mining", mining, MININGS)
-    return pick(backend, anchors, positives, margin)
+    return pick(backend, anchors, positives, margin, kind="closest")

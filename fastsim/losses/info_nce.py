@@ -80,7 +80,7 @@ def info_nce(
     if positives is None:
         check_enough("candidates", candidates, "anchors", anchors)
     check_reduction(reduction)
-    chosen = pick(backend, anchors, candidates, temperature)
+    chosen = pick(backend, anchors, candidates, temperature, kind="softmax")
     options = {"temperature": temperature, "symmetric": symmetric, "margin": margin}
     options["exclude_above"] = exclude_above
     _check_options(**options)
@@ -105,7 +105,7 @@ def info_nce(
             reduction="none",
         )
         return batch.reduce(losses, reduction)
-    pairs = Pairs(positives, row_ids, column_ids, above=exclude_above)
+    pairs = Pairs(positives, row_ids, column_ids, exclude_above=exclude_above)
 
     def formula(scores, scale, _):
         exclude = None if row_ids is None else (row_ids, column_ids)

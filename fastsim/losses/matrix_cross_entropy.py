@@ -45,7 +45,7 @@ def matrix_cross_entropy(
     check_embeddings("y", y)
     check_alike("y", y, "x", x)
     check_reduction(reduction)
-    chosen = pick(backend, x, y, temperature)
+    chosen = pick(backend, x, y, temperature, kind="softmax")
     check_number("temperature", temperature, positive=True)
     options = {"temperature": temperature}
     batch = join(

@@ -33,7 +33,7 @@ def matrix_mse(x, y, targets, *, reduction="mean", group=None, backend=None):
     check_embeddings("y", y)
     check_alike("y", y, "x", x)
     check_reduction(reduction)
-    chosen = pick(backend, x, y)
+    chosen = pick(backend, x, y, kind="squared_error")
     batch = join(
         group, "matrix_mse", x, y, targets=targets, reduction=reduction, backend=chosen.name
     )

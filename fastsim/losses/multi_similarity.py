@@ -57,7 +57,7 @@ def multi_similarity(
     pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
     _check_options(alpha, beta, base)
     check_reduction(reduction)
-    chosen = pick(backend, embeddings, references)
+    chosen = pick(backend, embeddings, references, kind="multi_similarity")
     columns = embeddings if references is None else references
     batch = join(
         group,
@@ -76,7 +76,7 @@ def multi_similarity(
     if chosen.name == "eager":
         scores = dense_cosines(embeddings, batch.gather_columns(columns), chosen)
         return batch.reduce(_losses(scores, pairs, alpha, beta, base), reduction)
-    options = {"positive_scale": float(alpha), "margin": float(base)}
+    options = {"positive_scale": float(alpha), "base": float(base)}
     return tile_loss(
         Tile("multi_similarity", pairs, **options),
         embeddings,

@@ -57,7 +57,7 @@ def nt_xent(
     pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
     check_number("temperature", temperature, positive=True)
     check_reduction(reduction)
-    chosen = pick(backend, embeddings, references, temperature)
+    chosen = pick(backend, embeddings, references, temperature, kind="multi_positive")
     columns = embeddings if references is None else references
     batch = join(
         group,

@@ -48,7 +48,7 @@ def siglip(
     check_embeddings("y", y)
     check_alike("y", y, "x", x)
     check_reduction(reduction)
-    chosen = pick(backend, x, y, scale, bias)
+    chosen = pick(backend, x, y, scale, bias, kind="sigmoid")
     check_number("scale", scale)
     check_number("bias", bias)
     options = {"scale": scale, "bias": bias}

@@ -55,7 +55,7 @@ def sup_con(
     pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
     check_reduction(reduction)
     check_number("temperature", temperature, positive=True)
-    chosen = pick(backend, embeddings, references, temperature)
+    chosen = pick(backend, embeddings, references, temperature, kind="softmax")
     columns = embeddings if references is None else references
     batch = join(
         group,

@@ -1,45 +1,57 @@
-"""Batches without duplicate texts, the same for the same seed and epoch.
+"""Full batches that keep equal texts apart, the same for the same seed and epoch.
 
-In-batch negatives take every other row's text for a negative, so a text must not be twice in a
-batch. No row is dropped: rows are dealt, the ones with repeated texts first, each into the emptiest
-batch that holds none of its texts, and there are enough batches that one always exists.
+In-batch negatives take every other row's text for a negative, so a text should not be twice in a
+batch. Rows with repeated texts are dealt first, each to the emptiest batch that holds none of its
+texts; the others fill what is left. Every batch but the last is full and no row is left
+out. Where a text occurs more often than there are batches, some rows with it share a batch:
+`LinkedBatches` names them, and the loss leaves them out of each other's negatives.
 """
 
 import heapq
 import math
-from collections import Counter, defaultdict
+import random
+from collections import defaultdict
 
+import numpy as np
 import torch
+
+_TRIES = 64  # batches looked at for a row before it shares one with an equal text
+_EXCHANGES = 512  # rows looked at to change places with one that shares a batch
 
 
 class UniqueBatches:
-    """A batch sampler: lists of row numbers, no text twice among the rows of a batch.
+    """A batch sampler: lists of row numbers, equal texts apart.
 
-    texts: for each row the hashable texts it brings (those of one row may be equal). batch_size:
-    rows per batch, passed by one only where repeated texts leave no other place. groups: for each
-    row its group; rows of a group then come together, up to `together` of them, so that a batch
-    holds positives. topics: for each row its topic; rows of a topic come together, as many as a
-    batch holds, so that a batch holds hard negatives (Hofstätter et al. 2021, "Efficiently Teaching
-    an Effective Dense Retriever with Balanced Topic Aware Sampling"). `set_epoch` chooses the
-    epoch; the number of batches is the same in all.
+    texts: (N, T) integers, equal where texts are; or for each row a sequence of hashable texts.
+    batch_size: rows per batch; there are ceil(N / batch_size), all full but one. share: whether
+    rows of equal texts may share a batch where there are too many for batches of their own. With
+    share=False they never do: full batches come first, and rows that fit in none of them are left
+    for small ones. groups: for each row its group; rows of a group then come together, up to
+    `together` of them, so that a batch holds positives. topics: for each row its topic; rows of a
+    topic come together, as many as a batch holds, so that a batch holds hard negatives (Hofstätter
+    et al. 2021, "Efficiently Teaching an Effective Dense Retriever with Balanced Topic Aware
+    Sampling"). `set_epoch` chooses the epoch; the number of batches is the same in all.
     """
 
     drop_last = False
 
-    def __init__(self, texts, batch_size, *, seed=0, groups=None, together=4, topics=None):
-        if not texts:
+    def __init__(
+        self, texts, batch_size, *, seed=0, share=True, groups=None, together=4, topics=None
+    ):
+        if len(texts) == 0:
             raise ValueError("texts: wanted at least one row")
         if batch_size < 1:
             raise ValueError(f"batch_size: wanted at least 1, got {batch_size}")
-        numbers = {}
-        self._texts = [{numbers.setdefault(text, len(numbers)) for text in row} for row in texts]
-        uses = Counter(number for row in self._texts for number in row)
-        # A row's texts can be in at most this many batches by other rows.
-        self._clashes = [sum(uses[number] - 1 for number in row) for row in self._texts]
-        count = max(math.ceil(len(texts) / batch_size), 1 + max(self._clashes))
-        self._count = min(count, len(texts))
+        self.numbers = _numbers(texts)
+        self._repeated, self._clashes, self.most = _repeats(self.numbers)
+        self._rows = len(self.numbers)
         self.batch_size, self.seed, self.epoch = batch_size, seed, 0
         self._groups, self._together, self._topics = groups, together, topics
+        self._share, self._base = share, None
+        self._count = math.ceil(self._rows / batch_size)
+        if not share and self._clashes.any():
+            self._base = self._deal(torch.Generator().manual_seed(seed * 1_000_003))
+            self._count = len(self._base)
 
     def set_epoch(self, epoch):
         """Choose the epoch of the next iteration."""
@@ -50,69 +62,214 @@ class UniqueBatches:
 
     def __iter__(self):
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        chunks = self._chunks(torch.randperm(len(self._texts), generator=generator).tolist())
-        order = torch.randperm(len(chunks), generator=generator).tolist()
-        chunks = [chunks[i] for i in order]
-        # Hard ones first: with repeated texts, then those that need much room.
-        chunks.sort(key=lambda chunk: (-max(self._clashes[row] for row in chunk), -len(chunk)))
-        ties = torch.randperm(self._count, generator=generator).tolist()
-        heap = [(0, tie, batch) for batch, tie in enumerate(ties)]
-        heapq.heapify(heap)
-        batches = [[] for _ in range(self._count)]
-        seen = [set() for _ in range(self._count)]
-        for chunk in chunks:
-            self._deal(chunk, heap, batches, seen)
+        batches = self._deal(generator)
+        if len(batches) != self._count:
+            batches = self._base
         order = torch.randperm(self._count, generator=generator).tolist()
         yield from (batches[i] for i in order)
 
+    def small(self):
+        """How many batches hold fewer rows than asked, the rest of the division aside."""
+        return self._count - math.ceil(self._rows / self.batch_size)
+
+    # ---- dealing ----
+
+    def _deal(self, generator):
+        order = torch.randperm(self._rows, generator=generator).tolist()
+        chunks, free = self._chunks(order)
+        shuffle = torch.randperm(len(chunks), generator=generator).tolist()
+        chunks = [chunks[i] for i in shuffle]
+        # Hard ones first: with repeated texts, then those that need much room. Rows of one text
+        # follow each other, so that they go round the batches.
+        chunks.sort(key=self._hardness)
+        count = math.ceil(self._rows / self.batch_size)
+        table = _Table(self, count, generator)
+        for chunk in chunks:
+            table.deal(chunk)
+        table.fill(free)
+        shared = table.separate()
+        if self._share or not shared:
+            return table.batches()
+        return self._first_fit([row for chunk in chunks for row in chunk], free)
+
+    def _hardness(self, chunk):
+        clashes = max(self._clashes[row] for row in chunk)
+        text = max((t for row in chunk for t in self.texts_of(row)), default=-1)
+        return -clashes, -len(chunk), text if len(chunk) == 1 else -1
+
+    def texts_of(self, row):
+        """The repeated texts of a row, as numbers."""
+        return self._repeated.get(row, ())
+
     def _chunks(self, order):
-        """Rows that come together, by topic before group."""
+        """(rows that come together, rows that may go anywhere)."""
         if self._topics is not None:
             if self._groups is not None:  # a group in one place within its topic
                 order = [row for rows in _by(self._groups, order) for row in rows]
-            return self._cut(_by(self._topics, order), self.batch_size)
+            return self._cut(_by(self._topics, order), self.batch_size), []
         if self._groups is not None:
-            return self._cut(_by(self._groups, order), self._together)
-        return [[row] for row in order]
+            return self._cut(_by(self._groups, order), self._together), []
+        hard = [[row] for row in order if row in self._repeated]
+        return hard, [row for row in order if row not in self._repeated]
 
     def _cut(self, parts, most):
-        """Parts of up to `most` rows without a text twice, at least as many as batches."""
+        """Parts of up to `most` rows without a text twice."""
         chunks = []
         for rows in parts:
             chunk, texts = [], set()
             for row in rows:
-                if len(chunk) == most or texts & self._texts[row]:
+                if len(chunk) == most or not texts.isdisjoint(self.texts_of(row)):
                     chunks.append(chunk)
                     chunk, texts = [], set()
                 chunk.append(row)
-                texts |= self._texts[row]
+                texts.update(self.texts_of(row))
             chunks.append(chunk)
-        while len(chunks) < self._count:  # so that no batch stays empty
-            largest = max(range(len(chunks)), key=lambda i: len(chunks[i]))
-            chunk = chunks[largest]
-            chunks[largest : largest + 1] = [chunk[: len(chunk) // 2], chunk[len(chunk) // 2 :]]
         return chunks
 
-    def _deal(self, chunk, heap, batches, seen):
-        texts = set().union(*(self._texts[row] for row in chunk))
-        passed = []
-        while heap:
-            size, tie, batch = heap[0]
-            fits = size + len(chunk) <= self.batch_size
-            if not fits and len(chunk) > 1:
-                break  # the emptiest batch has no room for all: one by one
-            if not texts & seen[batch]:
-                heapq.heapreplace(heap, (size + len(chunk), tie, batch))
-                batches[batch] += chunk
-                seen[batch] |= texts
-                chunk = []
+    def _first_fit(self, hard, free):
+        """Batches without a text twice: the first are full, the last hold what fits nowhere."""
+        batches, holds, first = [], [], 0
+        after = defaultdict(int)  # text -> every batch before this one holds it or is full
+        for row in hard + free:
+            texts = self.texts_of(row)
+            place = max([first, *(after[text] for text in texts)])
+            while place < len(batches) and (
+                len(batches[place]) == self.batch_size or not holds[place].isdisjoint(texts)
+            ):
+                place += 1
+            if place == len(batches):
+                batches.append([])
+                holds.append(set())
+            batches[place].append(row)
+            holds[place].update(texts)
+            for text in texts:
+                if len(texts) == 1 or place <= max(first, after[text]):
+                    after[text] = place + 1
+            while first < len(batches) and len(batches[first]) == self.batch_size:
+                first += 1
+        return batches
+
+
+class _Table:
+    """The batches of one epoch while rows are dealt to them."""
+
+    def __init__(self, sampler, count, generator):
+        rows, size = len(sampler.numbers), sampler.batch_size
+        self._texts = sampler.texts_of
+        self._rooms = [size] * (count - 1) + [rows - size * (count - 1)]
+        self.most = self._rooms[0]
+        self._starts = np.cumsum([0, *self._rooms])
+        self._slots = np.full(rows, -1, dtype=np.int64)
+        self._used = [0] * count
+        self._holds = [defaultdict(int) for _ in range(count)]  # text -> how often
+        ties = torch.randperm(count, generator=generator).tolist()
+        self._heap = [(0, ties[batch], batch) for batch in range(count)]  # the emptiest first
+        heapq.heapify(self._heap)
+        self._shared = []  # (row, batch) that another row of an equal text is in
+        self._random = random.Random(ties[0] if count else 0)
+
+    def deal(self, chunk):
+        """Rows into the emptiest batch that has room and holds none of their texts."""
+        texts = [text for row in chunk for text in self._texts(row)]
+        passed, taken = [], None
+        while self._heap and len(passed) < _TRIES:
+            entry = heapq.heappop(self._heap)
+            passed.append(entry)
+            if self._rooms[entry[2]] - entry[0] < len(chunk):
+                if len(chunk) > self.most - entry[0]:
+                    break  # nor has any other batch room for all of them
+                continue
+            if not any(text in self._holds[entry[2]] for text in texts):
+                taken = len(passed) - 1
                 break
-            passed.append(heapq.heappop(heap))
-        for entry in passed:
-            heapq.heappush(heap, entry)
-        for row in chunk if len(chunk) > 1 else ():
-            self._deal([row], heap, batches, seen)
-        assert len(chunk) != 1, "a batch without the row's texts always exists"
+        if taken is None and len(chunk) == 1:
+            taken = 0
+            self._shared.append((chunk[0], passed[0][2]))
+        for number, (used, tie, batch) in enumerate(passed):
+            if number == taken:
+                for row in chunk:
+                    self._put(row, batch)
+                used += len(chunk)
+            if used < self._rooms[batch]:
+                heapq.heappush(self._heap, (used, tie, batch))
+        if taken is None:
+            for row in chunk:
+                self.deal([row])
+
+    def _put(self, row, batch):
+        self._slots[self._starts[batch] + self._used[batch]] = row
+        self._used[batch] += 1
+        for text in self._texts(row):
+            self._holds[batch][text] += 1
+
+    def fill(self, rows):
+        """Rows without repeated texts into the places that are left."""
+        self._slots[self._slots < 0] = rows
+
+    def separate(self):
+        """Exchange rows that share a batch for others; those that still do: (row, batch)."""
+        left = []
+        for row, batch in self._shared:
+            mine = self._texts(row)
+            if not any(self._holds[batch][text] > 1 for text in mine):
+                continue  # the other one is gone
+            if not self._exchange(row, batch, mine):
+                left.append((row, batch))
+        return left
+
+    def _exchange(self, row, batch, mine):
+        here = self._places(batch)
+        place = here.start + int(np.flatnonzero(self._slots[here] == row)[0])
+        for _ in range(_EXCHANGES):
+            there = self._random.randrange(len(self._slots))
+            other = int(np.searchsorted(self._starts, there, side="right")) - 1
+            partner = int(self._slots[there])
+            theirs = self._texts(partner)
+            if other == batch or not (
+                self._free(other, mine, theirs) and self._free(batch, theirs, mine)
+            ):
+                continue
+            self._slots[place], self._slots[there] = partner, row
+            for texts, old, new in ((mine, batch, other), (theirs, other, batch)):
+                for text in texts:
+                    self._holds[old][text] -= 1
+                    self._holds[new][text] += 1
+            return True
+        return False
+
+    def _free(self, batch, texts, leaving):
+        return not any(self._holds[batch].get(text, 0) > (text in leaving) for text in texts)
+
+    def _places(self, batch):
+        return slice(int(self._starts[batch]), int(self._starts[batch + 1]))
+
+    def batches(self):
+        return [self._slots[self._places(batch)].tolist() for batch in range(len(self._rooms))]
+
+
+def _numbers(texts):
+    """(N, T) integers, equal where texts are; a row of fewer texts repeats its first."""
+    if isinstance(texts, np.ndarray):
+        return texts
+    known, width = {}, max(map(len, texts))
+    rows = [[known.setdefault(text, len(known)) for text in row] for row in texts]
+    return np.array([row + row[:1] * (width - len(row)) for row in rows], dtype=np.int64)
+
+
+def _repeats(numbers):
+    """({row: its repeated texts}, clashes of each row (N,), uses of the most frequent text)."""
+    values, inverse = np.unique(numbers, return_inverse=True)
+    inverse = inverse.reshape(numbers.shape)
+    once = np.ones(numbers.shape, dtype=bool)  # a text twice in one row counts once
+    for column in range(1, numbers.shape[1]):
+        once[:, column] = (inverse[:, :column] != inverse[:, column : column + 1]).all(1)
+    uses = np.bincount(inverse[once], minlength=len(values))
+    again = once & (uses[inverse] > 1)
+    clashes = ((uses[inverse] - 1) * again).sum(1)
+    repeated = {
+        int(row): tuple(inverse[row][again[row]].tolist()) for row in np.flatnonzero(clashes)
+    }
+    return repeated, clashes, int(uses.max())
 
 
 def _by(keys, rows):
@@ -121,6 +278,56 @@ def _by(keys, rows):
     for row in rows:
         members[keys[row]].append(row)
     return members.values()
+
+
+class LinkedBatches:
+    """Batches as lists of (row, links), which say what is no negative of what.
+
+    batches: a batch sampler. numbers (N, T): the texts of each row as integers: anchor, positive,
+    negatives. Rows of a batch that share an anchor or a positive, directly or through further rows,
+    have one link; a negative has the link of the rows whose anchor or positive it is, else -1.
+    links: (the row's, those of its negatives), or None where nothing in the batch is repeated.
+    """
+
+    drop_last = False
+
+    def __init__(self, batches, numbers):
+        self.batches, self.numbers = batches, numbers
+        self.batch_size = batches.batch_size
+
+    def set_epoch(self, epoch):
+        """Choose the epoch of the next iteration."""
+        self.batches.set_epoch(epoch)
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        for batch in self.batches:
+            yield list(zip(batch, self._links(batch), strict=True))
+
+    def _links(self, batch):
+        texts = self.numbers[batch]
+        parent = {}
+
+        def root(text):
+            while parent.setdefault(text, text) != text:
+                parent[text] = parent[parent[text]]
+                text = parent[text]
+            return text
+
+        for anchor, positive in texts[:, :2].tolist():
+            parent[root(anchor)] = root(positive)
+        names, found = {}, []
+        for first, _, *negatives in texts.tolist():
+            link = names.setdefault(root(first), len(names))
+            found.append((link, negatives))
+        links = [
+            (link, *(names[root(text)] if text in parent else -1 for text in negatives))
+            for link, negatives in found
+        ]
+        apart = len(names) == len(batch) and all(max(link[1:], default=-1) < 0 for link in links)
+        return [None] * len(batch) if apart else links
 
 
 class SharedBatches:

@@ -6,7 +6,6 @@ and know no line numbers. Texts are held in memory once while a file is read.
 """
 
 import csv
-import hashlib
 import json
 import math
 from pathlib import Path
@@ -52,12 +51,6 @@ def read_data(path, *, columns=None, kind=None):
         return _collect(path, names, rows)
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: wanted UTF-8 text: {error.reason}") from error
-
-
-def fingerprint(path):
-    """SHA-256 of a file, to tell on resuming that the data is still the same."""
-    with open(path, "rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 # ---- columns ----

@@ -1,76 +1,179 @@
-"""Folders that are there whole or not at all."""
+"""Folders whose files are exchanged for new ones without touching what is the user's.
+
+A manifest in the folder names the files that an earlier writing made. Only these are ever removed;
+a file of the user's that is in the way of a new one is put aside under another name.
+"""
 
 import contextlib
-import ctypes
+import errno
+import json
 import os
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
-# Entries of an old model folder that a new model must not inherit.
-_OF_A_MODEL = (
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "pytorch_model*",
-    "modules.json",
-    "config.json",
-    "config_sentence_transformers.json",
-    "sentence_bert_config.json",
-    "tokenizer*",
-    "vocab.*",
-    "special_tokens_map.json",
-    "merges.txt",
-    "fastsim_*.json",
-    "[0-9]_*",
-)
+MANIFEST = "fastsim_manifest.json"
+_LAST = ("config.json", "modules.json", MANIFEST)  # without them a folder passes for no model
+
+
+class OutputError(OSError):
+    """A folder that cannot be written; the message says why, in one line."""
 
 
 @contextlib.contextmanager
 def replaced_folder(path):
-    """A new folder beside `path` that takes its place when the block ends without an error.
+    """A new folder whose files take their places in `path` when the block ends without an error.
 
-    What the old folder held beyond a model (checkpoints, logs, notes) is moved into the new one.
-    After an error nothing has changed. OSError where the folder cannot be made or moved.
+    Links are resolved. The new folder is made inside `path`, so that a mount point, a link to
+    another file system or a parent without permission to write are no hindrance; every file is on
+    the disk before the first is exchanged. Removed are the files that the manifest of an earlier
+    writing names, and no others; a file that is in the way and in no manifest is put aside under
+    its name with `.old`. After an error nothing has changed. OSError where the folder cannot be
+    written; `OutputError` where the disk is full.
     """
-    path = Path(os.path.abspath(path))
+    path = Path(os.path.realpath(path))
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(f"path: wanted a folder, {str(path)!r} is a file")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    stage = Path(tempfile.mkdtemp(prefix=f".{path.name}.new-", dir=path.parent))
+    made = not path.exists()
+    path.mkdir(parents=True, exist_ok=True)
+    stage = Path(tempfile.mkdtemp(prefix=".fastsim-new-", dir=path))
+    done = False
     try:
-        yield stage
-        stage.chmod(0o777 & ~_umask())  # mkdtemp's folders are the user's alone
-        for file in stage.rglob("*"):
-            if file.is_file():
-                _flush(file)
-        if not path.exists():
-            stage.rename(path)
-            return
-        _exchange(stage, path)
-        for entry in stage.iterdir():
-            inherits = not any(entry.match(pattern) for pattern in _OF_A_MODEL)
-            if inherits and not (path / entry.name).exists():
-                entry.rename(path / entry.name)
+        with full_disk_named(stage, path):
+            yield stage
+            names = sorted(str(f.relative_to(stage)) for f in stage.rglob("*") if f.is_file())
+            text = json.dumps({"files": names}, indent=1)
+            (stage / MANIFEST).write_text(text, encoding="utf-8")
+            for file in stage.rglob("*"):
+                if file.is_file():
+                    file.chmod(0o666 & ~_umask())
+                    _flush(file)
+            _exchange(stage, path, [*names, MANIFEST])
+        done = True
     finally:
         shutil.rmtree(stage, ignore_errors=True)
+        if made and not done:
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
 
-def _exchange(new, old):
-    """Swap two folders: in one step where the system can, else by two renames."""
-    if sys.platform == "linux":
-        rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-        at_cwd, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-        if rename and not rename(at_cwd, bytes(new), at_cwd, bytes(old), exchange):
-            return
-    aside = new.with_name(new.name + "-old")
-    old.rename(aside)
+def check_writable(path):
+    """Try what `replaced_folder` does at its end; `OutputError` where it cannot be done."""
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_dir():
+        raise OutputError(f"output: wanted a folder, {str(path)!r} is a file")
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
-        new.rename(old)
-    except OSError:
-        aside.rename(old)
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fastsim-new-", dir=path) as stage:
+            probe = Path(stage) / "probe"
+            probe.write_text("")
+            target = Path(tempfile.mktemp(prefix=".fastsim-probe-", dir=path))
+            os.rename(probe, target)
+            target.unlink()
+    except OSError as error:
+        raise OutputError(f"output: cannot write in {str(path)!r}: {error.strerror}") from error
+    finally:
+        for folder in made:  # nothing is left of a run that does not begin
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def files_of(path):
+    """The files that the manifest in a folder names, as relative paths; none without one."""
+    try:
+        names = json.loads((Path(path) / MANIFEST).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    inside = [
+        name for name in names if not Path(name).is_absolute() and ".." not in Path(name).parts
+    ]
+    return [*inside, MANIFEST]
+
+
+@contextlib.contextmanager
+def full_disk_named(folder, output=None):
+    """Turn the several errors of a full disk into an `OutputError` that says so and where."""
+    try:
+        yield
+    except OutputError:
         raise
-    aside.rename(new)
+    except Exception as error:
+        if not is_full_disk(error):
+            raise
+        name = getattr(error, "filename", None) or _newest(folder) or folder
+        kept = "" if output is None else f"; what was in {str(output)!r} is as it was"
+        raise OutputError(errno.ENOSPC, f"disk full: cannot write {str(name)!r}{kept}") from error
+
+
+def is_full_disk(error):
+    """Whether an error says that the disk is full, in the words of the libraries that write."""
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    text = str(error)  # safetensors and torch.save raise errors of their own
+    return any(
+        part in text for part in ("No space left", "PytorchStreamWriter failed", "os error 28")
+    )
+
+
+def _newest(folder):
+    files = [file for file in Path(folder).rglob("*") if file.is_file()]
+    return max(files, key=lambda file: file.stat().st_mtime_ns, default=None)
+
+
+def _exchange(stage, path, names):
+    """Move the staged files in and the old manifest's out; all of it or nothing."""
+    old = files_of(path)
+    aside = Path(tempfile.mkdtemp(prefix=".fastsim-old-", dir=path))
+    undo = []
+
+    def move(source, target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(source, target)
+        undo.append((target, source))
+
+    try:
+        # A folder without these is no model: so a process that is killed here leaves none by
+        # halves.
+        for name in sorted(old, key=lambda name: name not in _LAST):
+            if os.path.lexists(path / name):
+                move(path / name, aside / name)
+        for name in sorted(names, key=lambda name: (name in _LAST, name)):
+            target = path / name
+            blocked = next(
+                (p for p in (target, *target.parents) if _in_the_way(p, path, target)), None
+            )
+            if blocked is not None:
+                move(blocked, _unused(blocked))
+            move(stage / name, target)
+    except BaseException:
+        for target, source in reversed(undo):
+            source.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(target, source)
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+    for name in old:  # folders of the old model that hold nothing now
+        for folder in (path / name).parents:
+            if folder == path:
+                break
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _in_the_way(place, path, target):
+    """Whether an entry of the user's is where a file, or a folder above it, has to be."""
+    if place == path or not place.is_relative_to(path) or not os.path.lexists(place):
+        return False
+    return True if place == target else not place.is_dir()
+
+
+def _unused(place):
+    number, name = 1, place.with_name(place.name + ".old")
+    while os.path.lexists(name):
+        number += 1
+        name = place.with_name(f"{place.name}.old{number}")
+    return name
 
 
 def _flush(file):

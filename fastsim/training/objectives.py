@@ -46,33 +46,53 @@ def _groups(loss, vectors, labels):
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss that can be trained: its module, how it is applied per format, what it can learn."""
+    """A loss that can be trained: its module, how it is applied per format, what it can learn.
+
+    repeats: what becomes of equal texts in a batch of tuples: "exclude", the loss leaves them out
+    of each other's negatives; "apart", it cannot, so they must not meet; "ignore", it looks at no
+    other row. minimum: rows a batch needs. positives: whether rows of one label are wanted.
+    """
 
     module: type
     apply: dict
     learnable: tuple = ()
+    repeats: str = "apart"
+    minimum: int = 1
+    positives: bool = False
 
 
 LOSSES = {
-    "cosent": Loss(losses.CoSENT, {"scored pairs": _cosent}, ("scale",)),
-    "angle": Loss(losses.Angle, {"scored pairs": _pairs}, ("scale",)),
+    "cosent": Loss(losses.CoSENT, {"scored pairs": _cosent}, ("scale",), minimum=2),
+    "angle": Loss(losses.Angle, {"scored pairs": _pairs}, ("scale",), minimum=2),
     "cosine_regression": Loss(losses.CosineRegression, {"scored pairs": _pairs}),
-    "info_nce": Loss(losses.InfoNCE, {"tuples": _candidates}, ("temperature",)),
-    "full_triplet": Loss(losses.FullTriplet, {"tuples": _candidates}),
+    "info_nce": Loss(
+        losses.InfoNCE, {"tuples": _candidates}, ("temperature",), repeats="exclude", minimum=2
+    ),
+    "full_triplet": Loss(losses.FullTriplet, {"tuples": _candidates}, repeats="exclude", minimum=2),
     "siglip": Loss(
         losses.SigLIP, {"tuples": _candidates, "labelled texts": _matrix}, ("scale", "bias")
     ),
-    "triplet_margin": Loss(losses.TripletMargin, {"tuples": _triplets}),
+    "triplet_margin": Loss(losses.TripletMargin, {"tuples": _triplets}, repeats="ignore"),
     "classification": Loss(losses.SoftmaxClassification, {"labelled pairs": _pairs}),
     "matrix_mse": Loss(losses.MatrixMSE, {"labelled texts": _matrix}),
     "matrix_cross_entropy": Loss(
         losses.MatrixCrossEntropy, {"labelled texts": _matrix}, ("temperature",)
     ),
-    "cosent_matrix": Loss(losses.CoSENTMatrix, {"labelled texts": _each_pair}, ("scale",)),
-    "sup_con": Loss(losses.SupCon, {"labelled texts": _groups}, ("temperature",)),
-    "nt_xent": Loss(losses.NTXent, {"labelled texts": _groups}, ("temperature",)),
-    "multi_similarity": Loss(losses.MultiSimilarity, {"labelled texts": _groups}),
-    "batch_hard_triplet": Loss(losses.BatchHardTriplet, {"labelled texts": _groups}),
+    "cosent_matrix": Loss(
+        losses.CoSENTMatrix, {"labelled texts": _each_pair}, ("scale",), minimum=3, positives=True
+    ),
+    "sup_con": Loss(
+        losses.SupCon, {"labelled texts": _groups}, ("temperature",), minimum=3, positives=True
+    ),
+    "nt_xent": Loss(
+        losses.NTXent, {"labelled texts": _groups}, ("temperature",), minimum=3, positives=True
+    ),
+    "multi_similarity": Loss(
+        losses.MultiSimilarity, {"labelled texts": _groups}, minimum=3, positives=True
+    ),
+    "batch_hard_triplet": Loss(
+        losses.BatchHardTriplet, {"labelled texts": _groups}, minimum=3, positives=True
+    ),
 }
 _POSITIVE = ("scale", "temperature")  # learnt as logarithms, so that they stay above zero
 

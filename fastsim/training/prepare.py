@@ -7,7 +7,9 @@ import torch
 from fastsim.encoders.encoder import Encoder
 from fastsim.scores import cosine_similarity, paired_cosine_similarity
 from fastsim.training import evaluation
+from fastsim.training.batch_plan import batch_plan
 from fastsim.training.data import DataError, read_data
+from fastsim.training.learnable import check_learnable
 from fastsim.training.objectives import Objective, check_loss
 
 SHOWN = 16  # texts a side in the picture of cosines
@@ -27,6 +29,7 @@ class Task:
     metric: str | None
     cross: bool
     batch_size: int
+    batches: object = None
 
     def evaluate(self):
         """Metrics of the model as it is now on the evaluation data."""
@@ -85,6 +88,9 @@ def prepare(options, group=None):
     group: the process group that trains together, if there is one.
     """
     cross = options.architecture == "cross-encoder"
+    gpu = torch.cuda.is_available() and not options.cpu
+    if options.precision == "fp16" and not gpu:
+        raise ValueError("precision: fp16 wants a GPU; on a CPU wanted bf16 or fp32")
     if options.score_range is not None and not options.score_range[0] < options.score_range[1]:
         raise ValueError(f"score_range: wanted LOW,HIGH with LOW < HIGH, got {options.score_range}")
     train, layout = read_data(options.train, columns=options.columns, kind=options.kind)
@@ -92,11 +98,6 @@ def prepare(options, group=None):
         _check_cross(options, layout)
     else:
         check_loss(options.loss, layout)
-    excludes = options.loss in ("info_nce", "full_triplet")
-    if options.duplicates == "exclude" and (cross or not excludes):
-        raise ValueError(
-            f"duplicates: info_nce and full_triplet can exclude, got the loss {options.loss!r}"
-        )
     held, held_layout = None, None
     if options.eval is not None:
         held, held_layout = read_data(
@@ -110,6 +111,14 @@ def prepare(options, group=None):
     if held is not None:
         evaluation.check_evaluation(held, held_layout, cross_encoder=cross, classes=classes)
     train = _numbers(options, train, layout, classes, cross)
+    check_learnable(
+        options.loss,
+        None if layout.label is None else list(train[layout.label]),
+        lambda name: list(train[name]),
+        layout,
+        options.batch_size,
+        cross=cross,
+    )
     metric = held and evaluation.primary_metric(
         held, held_layout, cross_encoder=cross, classifier=classes is not None
     )
@@ -118,10 +127,15 @@ def prepare(options, group=None):
     set_seed(options.seed)  # new layers start the same
     make = _cross_encoder if cross else _bi_encoder
     model, encoder = make(options, layout, classes, group)
-    if torch.cuda.is_available() and not options.cpu:
+    if gpu:
         model.to("cuda")
     metric = options.best_metric or metric
-    return Task(model, encoder, train, layout, held, held_layout, metric, cross, options.batch_size)
+    batches = None
+    if not cross:
+        batches = batch_plan(train, layout, options.loss, options.batch_size, seed=options.seed)
+    return Task(
+        model, encoder, train, layout, held, held_layout, metric, cross, options.batch_size, batches
+    )
 
 
 def _eval_columns(options):

@@ -2,120 +2,84 @@
 
 import json
 import os
-import shutil
-import tempfile
-from dataclasses import asdict, dataclass
+import signal
+import sys
+from dataclasses import asdict
 from pathlib import Path
 
-from fastsim.encoders.encoder import EMBEDDED
-from fastsim.training import data
-from fastsim.training.folders import replaced_folder
+from fastsim.training import checkpoints as saved
+from fastsim.training.batch_plan import small_batches
+from fastsim.training.folders import (
+    OutputError,
+    check_writable,
+    full_disk_named,
+    replaced_folder,
+)
+from fastsim.training.options import FREE, GROWING, Options
 from fastsim.training.prepare import prepare
 
-CHECKPOINTS = "checkpoints"
-# Options that may change between a run and its resumption.
-_FREE = ("resume", "overwrite", "output", "progress", "report_to", "trust_remote_code")
+__all__ = ["Options", "OutputError", "train"]
 
 
-class OutputError(OSError):
-    """An output folder that cannot be used; the message says why, in one line."""
-
-
-@dataclass
-class Options:
-    """What `fastsim train` can be told; the command line's help explains each."""
-
-    train: str
-    output: str
-    loss: str
-    model: str = EMBEDDED
-    eval: str | None = None
-    columns: str | None = None
-    eval_columns: str | None = None
-    kind: str | None = None
-    score_range: tuple | None = None
-    architecture: str = "bi-encoder"
-    pooling: str | None = None
-    dense: int | None = None
-    loss_options: dict | None = None
-    learn: tuple = ()
-    loss_learning_rate: float | None = None
-    epochs: float = 1.0
-    max_steps: int = -1
-    batch_size: int = 32
-    micro_batch_size: int | None = None
-    duplicates: str = "apart"
-    accumulate: int = 1
-    learning_rate: float = 5e-5
-    warmup: float = 0.1
-    schedule: str = "linear"
-    weight_decay: float = 0.0
-    max_length: int | None = None
-    precision: str = "fp32"
-    seed: int = 0
-    eval_steps: int | None = None
-    checkpoint_steps: int | None = None
-    logging_steps: int = 10
-    best_metric: str | None = None
-    early_stopping: int | None = None
-    report_to: str = "none"
-    cpu: bool = False
-    resume: bool = False
-    overwrite: bool = False
-    progress: bool = True
-    trust_remote_code: bool = False
-    allow_pickle: bool = False
-
-
-def train(options):
+def train(options, say=None):
     """Run `Options`; the model, `fastsim_training.json` and `pictures/` end in `options.output`.
 
     Returns what `fastsim_training.json` holds: options, versions, metrics before and after, the
-    history of losses and metrics, seconds of training. The folder is complete or as it was before,
-    but for `checkpoints/`. ValueError (`DataError`, `ModelError` among them) for what does not fit,
-    `OutputError` for the folder.
+    history of losses and metrics, seconds of training. The folder is complete or as it was before;
+    checkpoints are beside it while the run lasts. say: a function that is told, a line at a time,
+    what the run will do; by default the error stream. ValueError (`DataError`, `ModelError` among
+    them) for what does not fit, `OutputError` for the folder, FloatingPointError for a model that
+    became NaN, `Stopped` after a signal, when a checkpoint is written.
     """
     import torch
     import transformers
     from accelerate import PartialState
 
+    from fastsim.training.stopping import Watch
     from fastsim.training.trainer import Collator, Trainer, freeze_idle
 
-    output = Path(os.path.abspath(options.output))
-    checkpoints = output / CHECKPOINTS
-    process = PartialState(cpu=options.cpu)
+    output = Path(os.path.realpath(options.output))
+    process = PartialState(cpu=options.cpu or not torch.cuda.is_available())
     several = process.num_processes > 1
+    say = (say or _tell) if process.is_main_process else (lambda line: None)
     task = prepare(options, group=torch.distributed.group.WORLD if several else None)
-    _check_output(output, options)
+    if process.is_main_process:
+        check_writable(output)
+    checkpoints = saved.checkpoint_folder(output, options.checkpoints)
     with process.main_process_first():
-        state, checkpoint = _begin(options, task, checkpoints, process.is_main_process)
+        state, checkpoint = _begin(options, task, checkpoints, process.is_main_process, say)
+    note = small_batches(task.batches, options.loss)
+    if note:
+        say(note)
     collator = Collator(
-        task.encoder,
-        task.layout,
-        cross=task.cross,
-        micro_batch_size=options.micro_batch_size,
-        exclude=options.duplicates == "exclude",
+        task.encoder, task.layout, cross=task.cross, micro_batch_size=options.micro_batch_size
     )
     if several:
         freeze_idle(task.encoder, task.features())
     transformers.set_seed(options.seed)
-    callbacks = []
+    watch = Watch(options.checkpoint_minutes, several)
+    callbacks = [watch]
     if options.early_stopping:
         callbacks.append(transformers.EarlyStoppingCallback(options.early_stopping))
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(output / "runs"))
     trainer = Trainer(
         model=task.model,
         args=_arguments(options, task, checkpoints, process.num_processes),
         data_collator=collator,
         train_dataset=task.train,
         eval_dataset=task.eval,
-        layout=task.layout,
+        batches=task.batches,
         batch_size=options.batch_size,
         micro_batch_size=options.micro_batch_size,
         evaluation=None if task.eval is None else task.evaluate,
         loss_learning_rate=options.loss_learning_rate,
         callbacks=callbacks,
     )
-    outcome = trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    with watch.listening():
+        outcome = trainer.resume(checkpoint)
+    if watch.signal and outcome.global_step < trainer.state.max_steps:
+        _stop(watch.signal, outcome.global_step, trainer.state.max_steps, checkpoints)
+    trainer.check_finite()
     after = None if task.eval is None else task.evaluate()
     result = {
         "options": asdict(options),
@@ -132,64 +96,94 @@ def train(options):
     }
     if trainer.is_world_process_zero():
         _save(task, result, state, output)
+        if not options.keep_checkpoints:
+            saved.remove_run(checkpoints)
     return result
 
 
-# ---- the folder ----
+def _tell(line):
+    print(line, file=sys.stderr, flush=True)
 
 
-def _check_output(output, options):
-    """Refuse an output that cannot be written before hours are spent on it."""
-    if output.exists() and not output.is_dir():
-        raise OutputError(f"output: wanted a folder, {options.output!r} is a file")
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        for folder in (output, output.parent):  # the new model is written beside the old
-            with tempfile.TemporaryDirectory(prefix=".fastsim-", dir=folder):
-                pass
-    except OSError as error:
-        raise OutputError(f"output: {options.output!r}: {error.strerror}") from error
+def _stop(number, step, steps, checkpoints):
+    from fastsim.training.stopping import Stopped
+
+    raise Stopped(
+        f"{signal.Signals(number).name} ended the run after step {step} of {steps}; its checkpoint"
+        f" is in {str(checkpoints)!r}. Go on with the same command and --resume",
+        number,
+    )
 
 
-def _begin(options, task, checkpoints, main):
+# ---- where a run begins ----
+
+
+def _begin(options, task, checkpoints, main, say):
     """(what is known of the untrained model, the checkpoint to go on from or None).
 
     main: whether this is the process that writes; the others read what it wrote.
     """
-    from fastsim.training.trainer import last_checkpoint
-
-    file = checkpoints / "run.json"
-    asked = {key: value for key, value in asdict(options).items() if key not in _FREE}
-    asked = json.loads(json.dumps(asked)) | {"data": data.fingerprint(options.train)}
+    asked = {key: value for key, value in asdict(options).items() if key not in FREE}
+    asked = json.loads(json.dumps(asked)) | {"data": saved.fingerprint(options.train)}
     if options.resume:
-        checkpoint = last_checkpoint(checkpoints)
-        if checkpoint is None or not file.is_file():
-            raise OutputError(f"resume: no complete checkpoint in {str(checkpoints)!r}")
-        state = json.loads(file.read_text(encoding="utf-8"))
-        changed = [key for key, value in asked.items() if state["asked"].get(key) != value]
-        if changed:
-            was, now = state["asked"].get(changed[0]), asked[changed[0]]
-            raise ValueError(f"resume: {changed[0]} was {was!r} in this run, now {now!r}")
-        for path in checkpoints.glob("checkpoint-*") if main else ():
-            if not (path / "trainer_state.json").is_file():
-                shutil.rmtree(path)  # its writing was cut off
-        return state, checkpoint
+        return _resume(options, task, asked, checkpoints, main, say)
     if not main:
-        return json.loads(file.read_text(encoding="utf-8")), None
-    if checkpoints.exists():
+        return saved.read_run(checkpoints), None
+    if (checkpoints / saved.RUN).exists() or any(checkpoints.glob("checkpoint-*")):
         if not options.overwrite:
             raise OutputError(
-                f"output: {options.output!r} holds checkpoints of an earlier run;"
+                f"output: {str(checkpoints)!r} holds checkpoints of an earlier run;"
                 " --resume goes on with it, --overwrite begins anew"
             )
-        shutil.rmtree(checkpoints)
+        saved.remove_run(checkpoints)
+    state = {"asked": asked, "before": _before(task), **task.sample()}
+    _write_run(checkpoints, state)
+    return state, None
+
+
+def _resume(options, task, asked, checkpoints, main, say):
+    checkpoint, passed = saved.newest_whole(checkpoints)
+    if checkpoint is None:
+        reason = f": {passed[0]}" if passed else ""
+        raise OutputError(f"resume: no complete checkpoint in {str(checkpoints)!r}{reason}")
+    state = saved.read_run(checkpoints)
+    for key, value in asked.items():
+        was = state["asked"].get(key)
+        longer = key in GROWING and was is not None and value is not None and value > was
+        if value != was and not longer:
+            least = f"{was} or more" if key in GROWING and was is not None else repr(was)
+            shown = "the file's content differs" if key == "data" else f"got {value!r}"
+            raise ValueError(f"resume: {key}: wanted {least}, as in this run, {shown}")
+    if passed:
+        say(f"{passed[0]}; going on from {checkpoint.name}")
+    if main:
+        saved.remove_unusable(checkpoints)
+        if state["before"] is None and task.eval is not None:
+            state["before"] = _before(task)
+        state["asked"] = asked
+        _write_run(checkpoints, state)
+    return saved.read_run(checkpoints), checkpoint
+
+
+def _before(task):
     before = None if task.eval is None else task.evaluate()
     if before is not None and task.metric not in before:
         raise ValueError(f"best_metric: wanted one of {', '.join(before)}, got {task.metric!r}")
-    state = {"asked": asked, "before": before, **task.sample()}
-    checkpoints.mkdir()
-    file.write_text(json.dumps(state), encoding="utf-8")
-    return state, None
+    return before
+
+
+def _write_run(checkpoints, state):
+    try:
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        with full_disk_named(checkpoints):
+            saved.write_whole(checkpoints / saved.RUN, json.dumps(state))
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(f"checkpoints: {str(checkpoints)!r}: {error.strerror}") from error
+
+
+# ---- where it ends ----
 
 
 def _save(task, result, state, output):
@@ -225,7 +219,7 @@ def _arguments(options, task, checkpoints, processes):
         per_device_train_batch_size=max(1, options.batch_size // processes),
         ddp_find_unused_parameters=False,  # there are none: `freeze_idle`
         num_train_epochs=options.epochs,
-        max_steps=options.max_steps,
+        max_steps=options.max_steps or -1,
         learning_rate=options.learning_rate,
         warmup_steps=options.warmup,
         lr_scheduler_type=options.schedule,
@@ -248,7 +242,7 @@ def _arguments(options, task, checkpoints, processes):
         greater_is_better=True if evaluates else None,
         report_to=options.report_to.split(","),
         remove_unused_columns=False,
-        use_cpu=options.cpu,
+        use_cpu=options.cpu or not torch.cuda.is_available(),
         dataloader_pin_memory=torch.cuda.is_available() and not options.cpu,
         disable_tqdm=not options.progress,
     )

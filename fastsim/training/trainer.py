@@ -1,18 +1,19 @@
 """transformers.Trainer around an encoder and a loss of fastsim."""
 
-import hashlib
-import json
-import math
+import shutil
 from pathlib import Path
 
 import torch
 import transformers
 from accelerate.data_loader import SeedableRandomSampler
 from torch import nn
+from transformers.trainer_utils import TrainOutput
 
 from fastsim.grad_cache import GradCache, MicroBatches
-from fastsim.training.batches import SharedBatches, UniqueBatches
-from fastsim.training.formats import DEALT
+from fastsim.training.batch_plan import LinkedRows
+from fastsim.training.batches import LinkedBatches, SharedBatches
+from fastsim.training.checkpoints import seal
+from fastsim.training.folders import full_disk_named
 
 
 class BiEncoderModel(nn.Module):
@@ -59,13 +60,13 @@ class Bound(nn.Module):
 class Collator:
     """Rows of a data set as the arguments of `BiEncoderModel` or `CrossEncoderModel`.
 
-    micro_batch_size: each text column as `MicroBatches`. exclude: whether a candidate with the text
-    of an anchor's positive is to be left out; ids made of the texts say which.
+    micro_batch_size: each text column as `MicroBatches`. Rows with `links` say which candidates are
+    no negatives: the ids of `exclude`.
     """
 
-    def __init__(self, encoder, layout, *, cross=False, micro_batch_size=None, exclude=False):
+    def __init__(self, encoder, layout, *, cross=False, micro_batch_size=None):
         self.encoder, self.layout, self.cross = encoder, layout, cross
-        self.micro_batch_size, self.exclude = micro_batch_size, exclude
+        self.micro_batch_size = micro_batch_size
 
     def __call__(self, rows):
         columns = [[row[name] for row in rows] for name in self.layout.texts]
@@ -75,9 +76,10 @@ class Collator:
             prompt = self.encoder.prompts.get(self.encoder.default_prompt, "")
             texts = [[prompt + text for text in column] for column in columns]
             batch = {"features": [self._tokenize(column) for column in texts]}
-        if self.exclude:
-            numbers = [torch.tensor(list(map(text_id, column))) for column in columns[1:]]
-            batch["exclude"] = numbers[0], torch.cat(numbers)
+        links = [row["links"] for row in rows if row.get("links")]
+        if links:
+            rows_own, *negatives = torch.tensor(links).T
+            batch["exclude"] = rows_own.clone(), torch.cat([rows_own, *negatives])
         if self.layout.label is not None:
             batch["labels"] = torch.tensor([row[self.layout.label] for row in rows])
         return batch
@@ -88,12 +90,6 @@ class Collator:
         # Each padded to its own longest text.
         parts = MicroBatches.of(texts, self.micro_batch_size)
         return MicroBatches(self.encoder.tokenize(part) for part in parts)
-
-
-def text_id(text):
-    """A number of 64 bits that is the same for the same text in every process."""
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big", signed=True)
 
 
 def freeze_idle(encoder, features):
@@ -117,18 +113,19 @@ class _Loader(torch.utils.data.DataLoader):
 
 
 class Trainer(transformers.Trainer):
-    """transformers.Trainer with batches free of duplicates and our evaluation.
+    """transformers.Trainer with batches of our own and our evaluation.
 
-    layout: the `Format` of train_dataset, whose labels are numbers. batch_size: rows of a batch
-    over all processes. micro_batch_size: rows that are encoded at once, by `GradCache`; None: all.
-    evaluation: None, or a function that returns metrics of the model being trained.
-    loss_learning_rate: for the loss's own parameters, by default that of the encoder.
+    batches: a batch sampler over all processes, or None: rows as transformers shuffles them.
+    batch_size: rows of a batch over all processes. micro_batch_size: rows that are encoded at
+    once, by `GradCache`; None: all. evaluation: None, or a function that returns metrics of the
+    model being trained. loss_learning_rate: for the loss's own parameters, by default that of the
+    encoder. A loss or a weight that is not finite ends the training before anything is saved.
     """
 
     def __init__(
         self,
         *,
-        layout,
+        batches,
         batch_size,
         micro_batch_size=None,
         evaluation=None,
@@ -136,27 +133,26 @@ class Trainer(transformers.Trainer):
         **options,
     ):
         super().__init__(**options)
-        self.layout, self.evaluation = layout, evaluation
+        self.batches, self.evaluation = batches, evaluation
+        self._bad = None  # on the device: whether a loss was not finite
         self.batch_size, self.micro_batch_size = batch_size, micro_batch_size
         self.loss_learning_rate = loss_learning_rate
 
     def get_train_dataloader(self):
-        """Tuples and labelled texts in `UniqueBatches`, the rest as transformers shuffles them.
-
-        Several processes share the batches that one would have.
-        """
+        """The batches of this process: its share of those that one process would have."""
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
-        if self.layout.name in DEALT:
-            batches = self._unique_batches()
-        elif ranks == 1:
-            return super().get_train_dataloader()
-        else:
-            rows = SeedableRandomSampler(self.train_dataset, data_seed=self.args.data_seed)
-            batches = torch.utils.data.BatchSampler(rows, self.batch_size, drop_last=False)
+        batches, rows = self.batches, self.train_dataset
+        if batches is None:
+            if ranks == 1:
+                return super().get_train_dataloader()
+            shuffled = SeedableRandomSampler(rows, data_seed=self.args.data_seed)
+            batches = torch.utils.data.BatchSampler(shuffled, self.batch_size, drop_last=False)
+        elif isinstance(batches, LinkedBatches):
+            rows = LinkedRows(rows)
         if ranks > 1:
             batches = SharedBatches(batches, rank, ranks)
         loader = _Loader(
-            self.train_dataset,
+            rows,
             batch_sampler=batches,
             collate_fn=self.data_collator,
             num_workers=self.args.dataloader_num_workers,
@@ -165,17 +161,14 @@ class Trainer(transformers.Trainer):
         # With several processes the batches are shared already; accelerate would do it again.
         return self.accelerator.prepare(loader) if ranks == 1 else loader
 
-    def _unique_batches(self):
-        columns = [list(self.train_dataset[name]) for name in self.layout.texts]
-        if self.data_collator.exclude:
-            columns = columns[:1]  # the others may be there twice
-        names = {"groups": self.layout.label, "topics": self.layout.together}
-        known = {key: list(self.train_dataset[name]) for key, name in names.items() if name}
-        texts = list(zip(*columns, strict=True))
-        return UniqueBatches(texts, self.batch_size, seed=self.args.seed, **known)
-
     def training_step(self, model, inputs, num_items_in_batch=None):
         """As in transformers, or with a micro_batch_size by `GradCache`."""
+        value = self._step(model, inputs, num_items_in_batch)
+        bad = ~value.detach().isfinite()
+        self._bad = bad if self._bad is None else self._bad | bad
+        return value
+
+    def _step(self, model, inputs, num_items_in_batch):
         if self.micro_batch_size is None:
             return super().training_step(model, inputs, num_items_in_batch)
         model.train()
@@ -202,13 +195,52 @@ class Trainer(transformers.Trainer):
 
     def log(self, logs, start_time=None):
         """As in transformers, but a loss that is not finite ends the training."""
-        loss = logs.get("loss", 0.0)
-        if not math.isfinite(loss):
-            raise FloatingPointError(
-                f"the loss became {loss} by step {self.state.global_step}:"
-                " try a smaller learning rate or --precision fp32"
-            )
+        self.check_finite(weights=False)
         super().log(logs, start_time)
+
+    def resume(self, checkpoint=None):
+        """Train from the start or a checkpoint; one that has all steps is only loaded."""
+        if checkpoint is None:
+            return self.train()
+        state = transformers.TrainerState.load_from_json(checkpoint / "trainer_state.json")
+        steps = self.set_initial_training_values(self.args, self.get_train_dataloader())[-1]
+        if state.global_step < steps:
+            return self.train(resume_from_checkpoint=str(checkpoint))
+        state.max_steps, self.state = steps, state
+        best = state.best_model_checkpoint if self.args.load_best_model_at_end else None
+        folder = Path(best) if best and Path(best).is_dir() else checkpoint
+        self._load_from_checkpoint(str(folder))
+        seconds = sum(entry.get("train_runtime", 0.0) for entry in state.log_history)
+        return TrainOutput(state.global_step, 0.0, {"train_runtime": seconds})
+
+    def check_finite(self, *, weights=True):
+        """FloatingPointError where a loss since the start, or a weight now, is not finite."""
+        hint = "try a smaller learning rate or --precision fp32"
+        step = self.state.global_step
+        if self._bad is not None and bool(self._bad):
+            raise FloatingPointError(f"the loss became NaN or infinite by step {step}: {hint}")
+        if not weights:
+            return
+        for name, parameter in self.model.named_parameters():
+            if not bool(parameter.isfinite().all()):
+                raise FloatingPointError(
+                    f"the weights {name} became NaN or infinite by step {step}: {hint}"
+                )
+
+    def _save_checkpoint(self, model, trial):
+        """As in transformers, but only what is finite, and sealed with sizes and hashes."""
+        self.check_finite()
+        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+        try:
+            with full_disk_named(folder):
+                super()._save_checkpoint(model, trial)
+                if self.accelerator.num_processes > 1:
+                    torch.distributed.barrier()  # every process writes its random state
+                if self.args.should_save and folder.is_dir():
+                    seal(folder)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)  # it is no use, and the disk is full
+            raise
 
     def get_decay_parameter_names(self, model):
         """As in transformers, without the loss's own numbers."""
@@ -231,19 +263,3 @@ class Trainer(transformers.Trainer):
                         {**kept, "params": ours, "lr": self.loss_learning_rate}
                     )
         return optimizer
-
-
-def last_checkpoint(folder):
-    """The newest complete checkpoint in a folder, or None.
-
-    `trainer_state.json` is the last file that transformers writes: without it the process ended
-    while the checkpoint was being written.
-    """
-    found = []
-    for path in Path(folder).glob("checkpoint-*"):
-        try:
-            state = json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        found.append((state["global_step"], path))
-    return max(found)[1] if found else None

@@ -117,7 +117,7 @@ def test_a_full_disk(data, tmp_path, monkeypatch):
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
     result = train(data, tmp_path / "out", "--max-steps", 1)
-    one_line(result, command.OUTPUT, "No space left on device")
+    one_line(result, command.OUTPUT, "disk full: cannot write", "checkpoint-1")
     assert not (tmp_path / "out/modules.json").exists()
 
 

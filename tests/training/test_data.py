@@ -1,13 +1,11 @@
-"""Reading data: every fault stops with file, line and reason; batches hold no text twice."""
+"""Reading data: every fault stops with file, line and reason."""
 
 import json
 from collections import Counter
 
 import pytest
-import torch
 
 pytest.importorskip("datasets")
-from fastsim.training.batches import SharedBatches, UniqueBatches
 from fastsim.training.data import DataError, read_corpus, read_data
 from fastsim.training.formats import format_of
 from tests import models
@@ -155,124 +153,6 @@ def test_read_corpus(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"title": "two"}\n')
     with pytest.raises(DataError, match="line 2: no column text"):
         read_corpus(tmp_path / "a.jsonl")
-
-
-# ---- batches ----
-
-
-def random_rows(seed, rows=300, vocabulary=150, width=2):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(vocabulary, (rows, width), generator=generator).tolist()
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("size", [2, 7, 32])
-def test_batches_hold_every_row_once_and_no_text_twice(seed, size):
-    rows = random_rows(seed)
-    batches = UniqueBatches(rows, size, seed=seed)
-    for epoch in range(3):
-        batches.set_epoch(epoch)
-        found = list(batches)
-        assert len(found) == len(batches)
-        assert sorted(row for batch in found for row in batch) == list(range(len(rows)))
-        for batch in found:
-            texts = Counter(text for row in batch for text in set(rows[row]))
-            assert max(texts.values()) == 1
-            assert 1 <= len(batch) <= size + 1
-
-
-def test_batches_without_repeats_are_full():
-    batches = UniqueBatches([(i,) for i in range(64)], 16)
-    assert [len(batch) for batch in batches] == [16] * 4
-
-
-def test_batches_depend_on_seed_and_epoch_alone():
-    rows = random_rows(0)
-    one, two = UniqueBatches(rows, 8, seed=3), UniqueBatches(rows, 8, seed=3)
-    one.set_epoch(5)
-    first = list(one)
-    two.set_epoch(4)
-    assert list(two) != first
-    two.set_epoch(5)
-    assert list(two) == first
-    other = UniqueBatches(rows, 8, seed=4)
-    other.set_epoch(5)
-    assert list(other) != first
-
-
-def test_batches_bring_groups_together():
-    groups = [row // 5 for row in range(200)]
-    batches = UniqueBatches([(row,) for row in range(200)], 16, groups=groups)
-    for batch in batches:
-        assert len(batch) <= 16
-        sizes = Counter(groups[row] for row in batch)
-        assert max(sizes.values()) >= 2
-    assert sorted(row for batch in batches for row in batch) == list(range(200))
-
-
-@pytest.mark.parametrize("size", [4, 5, 16])
-def test_batches_hold_a_topic(size):
-    topics = [row // 4 for row in range(198)]  # the last has two rows
-    batches = UniqueBatches([(row,) for row in range(198)], size, topics=topics)
-    found = list(batches)
-    assert sorted(row for batch in found for row in batch) == list(range(198))
-    whole = [
-        batch for batch in found for t, n in Counter(topics[r] for r in batch).items() if n > 3
-    ]
-    # Topics are taken apart only to fill what no whole one fits in.
-    assert len(whole) >= (198 // size) * (size // 4) * 0.9
-    if size == 4:
-        assert all(len({topics[row] for row in batch}) == 1 for batch in found)
-
-
-def test_large_topics_make_batches_of_their_own():
-    topics = ["a"] * 64 + ["b"] * 32
-    batches = UniqueBatches([(row,) for row in range(96)], 16, topics=topics)
-    assert (
-        sorted({topics[row] for row in batch} == {"a"} for batch in batches)
-        == [False] * 2 + [True] * 4
-    )
-
-
-def test_a_group_stays_together_within_its_topic():
-    topics = ["a"] * 48 + ["b"] * 48
-    groups = [row // 2 for row in range(96)]
-    batches = UniqueBatches([(row,) for row in range(96)], 16, topics=topics, groups=groups)
-    for batch in batches:
-        assert len({topics[row] for row in batch}) == 1
-        assert set(Counter(groups[row] for row in batch).values()) == {2}
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3, 9])
-def test_batches_of_few_rows_and_one_text(rows):
-    batches = UniqueBatches([("same", i) for i in range(rows)], 4)
-    assert sorted(map(len, batches)) == [1] * rows
-    groups = UniqueBatches([(i % 2,) for i in range(rows)], 4, groups=[0] * rows)
-    assert len(list(groups)) == len(groups)
-    assert all(groups)
-
-
-def test_batches_are_shared_by_processes():
-    rows = random_rows(2)
-    whole = UniqueBatches(rows, 16)
-    parts = [SharedBatches(UniqueBatches(rows, 16), rank, 3) for rank in range(3)]
-    for epoch in (0, 3):
-        for sampler in (whole, *parts):
-            sampler.set_epoch(epoch)
-        for batch, *shares in zip(whole, *parts, strict=True):
-            assert [row for share in shares for row in share] == batch
-            assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    few = [SharedBatches(UniqueBatches(rows[:2], 16), rank, 3) for rank in range(3)]
-    taken = [row for part in few for batch in part for row in batch]
-    assert set(taken) == {0, 1}
-    assert len(taken) == 3
-
-
-def test_batches_refuse_what_does_not_fit():
-    with pytest.raises(ValueError, match="batch_size: wanted at least 1, got 0"):
-        UniqueBatches([("a",)], 0)
-    with pytest.raises(ValueError, match="wanted at least one row"):
-        UniqueBatches([], 2)
 
 
 def test_real_files_read(tmp_path):

@@ -7,6 +7,7 @@ import torch
 
 from fastsim.backends.base import Backend
 from fastsim.backends.cpu.passes import EMPTY, FORWARDS, SCORE_GRADS
+from fastsim.kinds import SELECTIONS
 
 LIBRARY = Path(__file__).parents[2] / "_lib" / "cpu.so"
 
@@ -69,11 +70,14 @@ class CpuBackend(Backend):
     name = "cpu"
     keeps_scores = True
 
-    def unsupported_reason(self, *tensors):
+    def unsupported_reason(self, *tensors, kind=None):
         for tensor in tensors:
             if tensor.device.type != "cpu":
                 return f"it serves CPU tensors, got one on {tensor.device}"
-        return _UNAVAILABLE
+        return _UNAVAILABLE or self.unsupported_kind(kind)
+
+    def kinds(self):
+        return {*FORWARDS, *SELECTIONS}
 
     def note(self):
         return f", {torch.ops.fastsim_cpu.instruction_set()} kernels"
@@ -165,15 +169,20 @@ class CpuBackend(Backend):
         kept = KEPT // wide if keep and wide == columns else 0
         return _Workspace(unit_y, tall, wide, rows if kept >= rows else kept // tall * tall)
 
-    def scores(self, unit_x, unit_y, block, workspace, guide=None):
-        """The score panel of a block, in the workspace; left out what the guide decides against."""
+    def scores(self, unit_x, unit_y, block, workspace, pairs=None):
+        """The score panel of a block, in the workspace.
+
+        pairs: whose thresholds and guide are applied to it; pairs that they decide against get a
+        score below all others.
+        """
         rows, columns = block
         panel = workspace.panel(block)
         torch.ops.fastsim_cpu.scores(unit_x[rows], workspace.packed[columns.start :], panel)
-        if guide is not None:
-            guided = panel
-            if guide.rows is not None:
-                guided = self.scores(guide.rows, guide.columns, block, workspace.guided(guide))
+        if pairs is not None and pairs.thresholds is not None:
+            torch.ops.fastsim_cpu.leave_out_above(panel, panel, pairs.thresholds[rows])
+        if pairs is not None and pairs.guide is not None:
+            guide = pairs.guide
+            guided = self.scores(guide.rows, guide.columns, block, workspace.guided(guide))
             torch.ops.fastsim_cpu.leave_out_above(panel, guided, guide.thresholds[rows])
         return panel
 
@@ -198,13 +207,13 @@ class CpuBackend(Backend):
         workspace = workspace or self.workspace(unit_x, unit_y, whole_rows=whole)
         # The first blocks come last: the score gradients begin with what was kept of them.
         for block in reversed(list(self.blocks(rows, columns, whole_rows=whole, lower=lower))):
-            panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs.guide)
+            panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs)
             state.add(panel, _pairs(tile.pairs, block), block)
             workspace.keep(block, panel)
         return state.result()
 
     def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
-        panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs.guide)
+        panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs)
         state = FORWARDS[tile.kind](tile, *panel.shape)
         pairs = _pairs(tile.pairs, block)
         state.fused_pass(panel, pairs, weights[block[0]])
@@ -213,7 +222,7 @@ class CpuBackend(Backend):
     def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
         panel = workspace.kept(block)
         if panel is None:
-            panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs.guide)
+            panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs)
         else:
             tile = replace(
                 tile, margin=0.0

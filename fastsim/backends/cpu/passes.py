@@ -6,7 +6,7 @@ gradients too (`fused_pass`).
 
 import torch
 
-EMPTY = -1e30  # the maximum of no scores, as kLeftOut in csrc/epilogue.h
+from fastsim.kinds.kind import EMPTY
 
 
 def _state(count, fill=0.0):
@@ -81,9 +81,7 @@ class _ContrastForward:
 
     def __init__(self, tile, rows, columns):
         self.tile = tile
-        tops = {"multi_similarity": (0, 2), "multi_positive": (0,)}[tile.kind]
-        count = len(tile.state_shapes(rows, columns))
-        self.state = [_state(rows, EMPTY if part in tops else 0.0) for part in range(count)]
+        self.state = [_state(rows, fill) for part in tile.parts for fill in part.fills]
         self.known = False
 
     def know(self, sums):

@@ -38,7 +38,7 @@ class CudaBackend(TritonBackend):
     name = "cuda"
     automatic = False  # no kernel has run on a device yet
 
-    def unsupported_reason(self, *tensors):
+    def unsupported_reason(self, *tensors, kind=None):
         for tensor in tensors:
             if tensor.device.type != "cuda":
                 return f"it serves GPU tensors, got one on {tensor.device}"
@@ -50,7 +50,10 @@ class CudaBackend(TritonBackend):
             return "no NVIDIA GPU is visible"
         if torch.cuda.get_device_capability(tensors[0].device if tensors else None) < (8, 0):
             return "it needs a GPU of compute capability 8.0 or later"
-        return None
+        return self.unsupported_kind(kind)
+
+    def kinds(self):
+        return cuda_passes.KINDS
 
     def unit_rows(self, x, dtype=None):
         return cuda_passes.unit_rows(x, dtype)
@@ -72,7 +75,7 @@ class CudaBackend(TritonBackend):
 
     def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
         panel = _panel(workspace, block)
-        of_block = cuda_passes.of_block(tile, coefficients, block)
+        of_block = tile.coefficients_of_block(coefficients, block)
         cuda_passes.score_grad(tile, unit_x, unit_y, block, of_block, panel)
         return panel
 
@@ -86,7 +89,7 @@ class CudaBackend(TritonBackend):
         return cuda_passes.closest(pairs, semi_hard, unit_x, unit_y, ceilings)
 
     def hardest(self, pairs, offsets, x, y):
-        cuda_passes.refuse("it has no batch-hard selection")
+        cuda_passes.refuse("it has no kernels of kind 'hardest'")
 
     def cosent(self, scores, labels, scale, want_score_grad):
         return lists.cosent(cuda_passes.running_sums, scores, labels, scale, want_score_grad)

@@ -8,7 +8,8 @@ from dataclasses import fields
 
 import torch
 
-from fastsim.backends.cpu.backend import EMPTY, SKIP
+from fastsim.backends.cpu.backend import SKIP
+from fastsim.kinds.kind import EMPTY
 from fastsim.pairs import Pairs
 from fastsim.tile import Tile
 
@@ -41,7 +42,7 @@ def refuse(what):
 def check_tile(tile):
     """RuntimeError for a loss or an option that the kernels do not know."""
     if tile.kind not in _FORWARDS:
-        refuse(f"it has no loss of kind {tile.kind!r}")
+        refuse(f"it has no kernels of kind {tile.kind!r}")
     check_known(tile, f"{tile.kind} losses")
     check_known(tile.pairs, f"the pairs of {tile.kind} losses")
     if tile.pairs.untargeted:
@@ -166,7 +167,7 @@ def fused_pass(tile, unit_x, unit_y, block, weights, panel):
     """
     check_tile(tile)
     kept = _FORWARDS[tile.kind](tile, Launch(tile.pairs, unit_x, unit_y))
-    if tile.kind in _TOGETHER:
+    if tile.record.elementwise:
         kept.add(block, weights.float(), panel)
         return kept.result()
     kept.add(block)
@@ -182,15 +183,6 @@ def score_grad(tile, unit_x, unit_y, block, coefficients, panel):
     run = Launch(tile.pairs, unit_x, unit_y)
     coefficients = [None if c is None else c.float().contiguous() for c in coefficients]
     _SCORE_GRADS[tile.kind](tile, run, block, coefficients, panel)
-
-
-def of_block(tile, coefficients, block):
-    """The coefficients of the rows and columns of a block."""
-    if tile.kind == "levels":
-        return coefficients
-    rows, columns = block
-    of_rows = [c[rows] for c in coefficients[:3]]
-    return of_rows + [None if c is None else c[columns] for c in coefficients[3:]]
 
 
 class _SoftmaxForward:
@@ -289,7 +281,6 @@ def _levels_score_grad(tile, run, block, coefficients, panel):
     run(operators().levels_score_grad, block, tile.scale, levels, *coefficients, panel)
 
 
-_TOGETHER = ("sigmoid", "squared_error")  # whose score gradients need no state
 _FORWARDS = {
     "softmax": _SoftmaxForward,
     "sigmoid": _LossForward,
@@ -302,6 +293,8 @@ _SCORE_GRADS = {
     "squared_error": _elementwise_score_grad,
     "levels": _levels_score_grad,
 }
+
+KINDS = {*_FORWARDS, "closest"}
 
 
 # ---- selection and lists ----

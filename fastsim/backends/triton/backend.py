@@ -70,7 +70,7 @@ class TritonBackend(Backend):
     # No run on a GPU has verified the kernels yet, so they are used where they are asked for.
     automatic = False
 
-    def unsupported_reason(self, *tensors):
+    def unsupported_reason(self, *tensors, kind=None):
         if not _INSTALLED:
             return "Triton is not installed (pip install triton)"
         where = "cpu" if interpreting() else "cuda"
@@ -82,7 +82,12 @@ class TritonBackend(Backend):
                 return "it serves float16, bfloat16 and float32, got torch.float64"
         if where == "cuda" and not torch.cuda.is_available():
             return "no GPU is visible (TRITON_INTERPRET=1 runs the kernels on CPU tensors)"
-        return None
+        return self.unsupported_kind(kind)
+
+    def kinds(self):
+        from fastsim.backends.triton.kernels.passes import KINDS
+
+        return KINDS
 
     def note(self):
         if interpreting():
@@ -106,7 +111,8 @@ class TritonBackend(Backend):
         if dtype.itemsize != 2:
             return None
         # largest = m 2^e with m < 1, so 2^(15 - e) takes it below 2^15.
-        mantissa, exponent = torch.frexp(_largest_score_grad(tile, weights, columns))
+        size = tile.scale.new_ones(()) if weights is None else weights.abs().float()
+        mantissa, exponent = torch.frexp(tile.record.largest_score_grad(tile, size, columns))
         power = torch.ldexp(torch.ones_like(mantissa), (TOP_EXPONENT - exponent).clamp(-100, 100))
         # Nothing, infinity and NaN pass as they are.
         return torch.where((mantissa > 0) & mantissa.isfinite(), power, 1.0)
@@ -148,7 +154,7 @@ class TritonBackend(Backend):
     def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
         panel = _panel(workspace, block)
         passes = _passes()
-        of_block = passes.of_block(tile, coefficients, block)
+        of_block = tile.coefficients_of_block(coefficients, block)
         passes.score_grad(tile, unit_x, unit_y, block, of_block, panel)
         return panel
 
@@ -197,34 +203,3 @@ def _panel(workspace, block):
     rows, columns = (part.stop - part.start for part in block)
     stride = _padded(columns)
     return workspace[: rows * stride].view(rows, stride)[:, :columns]
-
-
-def _largest_score_grad(tile, weights, columns):
-    """A bound (), float32, on the score gradients of the losses weighted by `weights`."""
-    pairs = tile.pairs
-    size = tile.scale.new_ones(()) if weights is None else weights.abs().float()
-    largest, scale = size.amax(), tile.scale.abs()
-    target = 1.0 if pairs.dense is None else _LARGEST_TARGET.get(pairs.dense.dtype, 16.0)
-    if tile.kind == "sigmoid":
-        return largest * scale * (1 + target)
-    if tile.kind == "squared_error":
-        return largest * 2 * (1 + target)
-    if tile.kind == "multi_similarity":
-        return largest
-    if tile.kind == "multi_positive":
-        # Of a negative: a share of the score gradients of up to as many positives as there are
-        # columns.
-        return largest * scale * columns
-    if tile.kind == "softmax" and pairs.untargeted:
-        return largest * scale * (1 + tile.symmetric)
-    if tile.kind == "softmax" and tile.symmetric:
-        shared = size.new_zeros(columns).index_put_((pairs.positives,), size, accumulate=True)
-        return (largest + shared.amax()) * scale
-    if tile.kind == "softmax" and not tile.normalise and pairs.positives is None:
-        # The targets of a row may add up to as many as there are columns.
-        return largest * scale * (columns + 1)
-    return largest * scale
-
-
-# Values that a dense target may take; for other types room for more than the usual -1 to 1.
-_LARGEST_TARGET = {torch.bool: 1.0, torch.int8: 128.0, torch.uint8: 255.0}

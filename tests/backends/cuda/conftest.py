@@ -14,7 +14,7 @@ from fastsim.backends.cuda import passes as cuda_passes
 
 if library := os.environ.get("FASTSIM_EMULATED"):
     torch.ops.load_library(library)
-    cuda.CudaBackend.unsupported_reason = lambda self, *tensors: None
+    cuda.CudaBackend.unsupported_reason = lambda self, *tensors, kind=None: None
     cuda_passes.stream = lambda tensor: 0
 else:
     collect_ignore = ["test_emulated.py"]

@@ -126,7 +126,7 @@ def test_nothing_of_triton_runs_here():
 
 
 def test_an_unknown_loss_is_refused():
-    with pytest.raises(RuntimeError, match="'cuda' cannot be used: it has no loss of kind 'odd'"):
+    with pytest.raises(RuntimeError, match="'cuda' cannot be used: it has no kernels of kind"):
         cuda_passes.check_tile(Tile("odd", Pairs()))
 
 

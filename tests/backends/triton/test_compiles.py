@@ -45,7 +45,7 @@ def test_unsupported_reason_without_a_gpu():
 
 
 def test_info_says_that_a_gpu_is_unverified(monkeypatch):
-    monkeypatch.setattr(TritonBackend, "unsupported_reason", lambda self, *tensors: None)
+    monkeypatch.setattr(TritonBackend, "unsupported_reason", lambda self, *tensors, kind=None: None)
     monkeypatch.setattr(triton, "interpreting", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     line = next(line for line in report().splitlines() if "triton" in line)

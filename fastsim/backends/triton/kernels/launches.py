@@ -136,12 +136,12 @@ class Launch:
         self.sizes = block_sizes(architecture(self.device), kind, self.stride)
         self.guide = None
         if pairs.guide is not None:
-            guide = pairs.guide
-            stride = None if guide.rows is None else guide.rows.stride(0)
-            self.guide = GuideArguments(guide.rows, guide.columns, stride, guide.thresholds)
-            if guide.rows is not None:
-                # Its product has an accumulator of its own.
-                self.sizes = self.sizes._replace(columns=self.sizes.columns // 2)
+            rows, columns = pairs.guide.rows, pairs.guide.columns
+            self.guide = GuideArguments(rows, columns, rows.stride(0), pairs.guide.thresholds)
+            # Its product has an accumulator of its own.
+            self.sizes = self.sizes._replace(columns=self.sizes.columns // 2)
+        elif pairs.thresholds is not None:
+            self.guide = GuideArguments(None, None, None, pairs.thresholds)
         self.parts = self.sizes.parts * (2 if heavy else 1)
         self.spares = self.stride >= self.sizes.spare
         self.keeps = self.spares and kind == "float16"

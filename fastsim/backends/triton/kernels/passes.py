@@ -26,9 +26,9 @@ LEFT_OUT = pairs.LEFT_OUT.value
 
 def tile_launch(tile, unit_x, unit_y, *, score_grads):
     """The launches of a tile loss."""
-    margin = float(tile.margin) if tile.margin and tile.kind == "softmax" else None
+    margin = float(tile.margin) or None
     positive_scale = None
-    if tile.kind == "multi_similarity":
+    if "positive_scale" in tile.record.parameters:
         positive_scale = torch.full_like(tile.scale, tile.positive_scale)
     numbers = Numbers(tile.scale, tile.bias, margin, positive_scale)
     light = tile.kind in ("softmax", "squared_error") and tile.pairs.one_positive
@@ -57,7 +57,7 @@ def fused_pass(tile, unit_x, unit_y, block, weights, panel):
     kept.py). A panel of float32, or rows too short for it to pay, keep nothing, and the scores are
     multiplied again.
     """
-    together = tile.kind in ("sigmoid", "squared_error")
+    together = tile.record.elementwise
     run = tile_launch(tile, unit_x, unit_y, score_grads=together)
     forward = _FORWARDS[tile.kind](tile, run, unit_y.shape[0])
     epilogue = _SCORE_GRAD_EPILOGUES[tile.kind]
@@ -268,16 +268,6 @@ def _level_score_grad(tile, coefficients):
     return LevelScoreGrad(*(c.float() for c in coefficients), tile.levels, tile.levels.numel())
 
 
-def of_block(tile, coefficients, block):
-    """The coefficients of the rows and columns of a block."""
-    if tile.kind == "levels":
-        return coefficients
-    rows, columns = block
-    count = 3 if tile.kind == "softmax" else len(coefficients)
-    of_rows = [c[rows] for c in coefficients[:count]]
-    return of_rows + [None if c is None else c[columns] for c in coefficients[count:]]
-
-
 _FORWARDS = {
     "softmax": _SoftmaxForward,
     "sigmoid": _sigmoid_forward,
@@ -302,6 +292,8 @@ _SCORE_GRAD_EPILOGUES = {
     "multi_positive": epilogues.multi_positive_score_grad,
     "levels": epilogues.levels_score_grad,
 }
+
+KINDS = {*_FORWARDS, "closest", "hardest"}
 
 
 # ---- selection ----

@@ -1,0 +1,116 @@
+"""The arguments of the registered operators of a tile loss, by name."""
+
+from dataclasses import fields
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fastsim.kinds import KINDS
+from fastsim.operators import schema_of
+from fastsim.pairs import Guide, Pairs
+from fastsim.tile import Tile
+
+
+class TileArguments(NamedTuple):
+    """A tile loss over the scores of x and y; the schema of the operators is made of these fields.
+
+    Fields of the names of `Tile`, `Pairs` and `Guide` (`guide_...`) hold what those hold. Tensors
+    come first. y: None for x itself. weights: (N,) of the losses, or None for the losses
+    themselves. wants: which gradients, of x, y, scale and bias. backend: its name.
+    """
+
+    x: Tensor
+    y: Tensor | None
+    scale: Tensor
+    bias: Tensor
+    weights: Tensor | None
+    positives: Tensor | None
+    row_ids: Tensor | None
+    column_ids: Tensor | None
+    row_groups: Tensor | None
+    column_groups: Tensor | None
+    dense: Tensor | None
+    guide_rows: Tensor | None
+    guide_columns: Tensor | None
+    guide_thresholds: Tensor | None
+    levels: Tensor | None
+    negative_target: float
+    skip: str
+    offset: int
+    exclude_above: float | None
+    kind: str
+    margin: float
+    normalise: bool
+    symmetric: bool
+    group: str
+    positive_scale: float
+    cosine: bool
+    base: float
+    wants: list[bool]
+    backend: str
+
+    @property
+    def tensors(self):
+        """The fields that are tensors or None."""
+        return self[:TENSORS]
+
+    @property
+    def options(self):
+        """The other fields."""
+        return self[TENSORS:]
+
+    @property
+    def finds_gradients(self):
+        """Whether the forward pass finds the gradients of the inputs too, rather than a state.
+
+        It does where the weights of the losses are known and every score is this process's own.
+        The sizes have no say: what the operators return has to be known before they are.
+        """
+        known = self.weights is not None or KINDS[self.kind].whole_matrix
+        return any(self.wants) and known and not self.group
+
+    def tile(self, number):
+        """The `Tile`, its scale and bias as `number` makes them of 0-d tensors."""
+        named = {name: getattr(self, name) for name in _PAIRS}
+        for rows, columns in _SAME:
+            named[columns] = named[rows] if named[columns] is None else named[columns]
+        guide = None
+        if self.guide_rows is not None:
+            columns = self.guide_rows if self.guide_columns is None else self.guide_columns
+            guide = Guide(self.guide_rows, columns, self.guide_thresholds)
+        return Tile(
+            pairs=Pairs(**named, guide=guide),
+            scale=number(self.scale),
+            bias=number(self.bias),
+            **{name: getattr(self, name) for name in _TILE},
+        )
+
+
+TENSORS = sum(kind in (Tensor, Tensor | None) for kind in TileArguments.__annotations__.values())
+SCHEMA = schema_of(TileArguments)
+
+_PAIRS = tuple(f.name for f in fields(Pairs) if f.name in TileArguments._fields)
+_TILE = tuple(
+    f.name
+    for f in fields(Tile)
+    if f.name in TileArguments._fields and f.name not in ("scale", "bias")
+)
+# The tensors of columns are None where they are the rows' own: torch.compile does not trace a
+# function that is given one tensor twice.
+_SAME = (("row_ids", "column_ids"), ("row_groups", "column_groups"))
+
+
+def tile_arguments(tile, x, y, scale, bias, weights, wants, backend):
+    """The `TileArguments` of a tile, whose own scale and bias are left out."""
+    named = {name: getattr(tile.pairs, name) for name in _PAIRS}
+    for rows, columns in _SAME:
+        named[columns] = None if named[columns] is named[rows] else named[columns]
+    guide = tile.pairs.guide
+    if guide is None:
+        guide_tensors = None, None, None
+    else:
+        columns = None if guide.columns is guide.rows else guide.columns
+        guide_tensors = guide.rows, columns, guide.thresholds
+    named |= zip(("guide_rows", "guide_columns", "guide_thresholds"), guide_tensors, strict=True)
+    named |= {name: getattr(tile, name) for name in _TILE}
+    return TileArguments(x, y, scale, bias, weights, **named, wants=wants, backend=backend.name)

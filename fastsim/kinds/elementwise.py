@@ -1,0 +1,44 @@
+"""Losses that are sums of a term for each pair: SigLIP, and the squared error."""
+
+from fastsim.kinds.kind import Kind, Total, largest_target
+
+
+class Sigmoid(Kind):
+    """Binary cross entropy of z = scale s + bias against (t + 1) / 2.
+
+    State: sum_j loss, sum_j dloss/dz of each row.
+    """
+
+    name = "sigmoid"
+    parameters = learns = ("scale", "bias")
+    elementwise = True
+
+    def parts(self, tile):
+        return Total(), Total()
+
+    def finish(self, tile, state):
+        return state[0]
+
+    def largest_score_grad(self, tile, weights, columns):
+        # sigma(z) - (t + 1) / 2
+        return weights.amax() * tile.scale.abs() * (1 + largest_target(tile.pairs)) / 2
+
+    def bias_gradient(self, tile, state, grad):
+        return (grad * state[1]).sum()
+
+
+class SquaredError(Kind):
+    """(s - t)^2. State: sum_j loss of each row."""
+
+    name = "squared_error"
+    parameters = learns = ()
+    elementwise = True
+
+    def parts(self, tile):
+        return (Total(),)
+
+    def finish(self, tile, state):
+        return state[0]
+
+    def largest_score_grad(self, tile, weights, columns):
+        return weights.amax() * 2 * (1 + largest_target(tile.pairs))

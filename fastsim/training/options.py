@@ -1,0 +1,108 @@
+"""What a training run can be told, checked before anything is read."""
+
+import math
+from dataclasses import dataclass
+
+from fastsim.encoders.model_files import EMBEDDED
+
+# Options that may change between a run and its resumption.
+FREE = (
+    "resume",
+    "overwrite",
+    "output",
+    "progress",
+    "verbose",
+    "report_to",
+    "logging_steps",
+    "cpu",
+    "checkpoints",
+    "checkpoint_minutes",
+    "keep_checkpoints",
+    "trust_remote_code",
+    "push_to_hub",
+    "train",  # by its content instead
+    "eval",
+)
+GROWING = ("epochs", "max_steps")  # may grow: training longer is what people resume for
+
+
+@dataclass
+class Options:
+    """What `fastsim train` can be told; the command line's help explains each.
+
+    ValueError for a number out of its range.
+    """
+
+    train: str
+    output: str
+    loss: str
+    model: str = EMBEDDED
+    eval: str | None = None
+    columns: str | None = None
+    eval_columns: str | None = None
+    kind: str | None = None
+    score_range: tuple | None = None
+    architecture: str = "bi-encoder"
+    pooling: str | None = None
+    dense: int | None = None
+    loss_options: dict | None = None
+    learn: tuple = ()
+    loss_learning_rate: float | None = None
+    epochs: float = 1.0
+    max_steps: int | None = None
+    batch_size: int = 32
+    micro_batch_size: int | None = None
+    accumulate: int = 1
+    learning_rate: float = 5e-5
+    warmup: float = 0.1
+    schedule: str = "linear"
+    weight_decay: float = 0.0
+    max_length: int | None = None
+    precision: str = "fp32"
+    seed: int = 0
+    eval_steps: int | None = None
+    checkpoint_steps: int | None = None
+    checkpoint_minutes: float = 10.0
+    checkpoints: str | None = None
+    keep_checkpoints: bool = False
+    logging_steps: int = 10
+    best_metric: str | None = None
+    early_stopping: int | None = None
+    report_to: str = "none"
+    cpu: bool = False
+    resume: bool = False
+    overwrite: bool = False
+    progress: bool = True
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
+
+    def __post_init__(self):
+        for name in ("epochs", "learning_rate", "loss_learning_rate", "checkpoint_minutes"):
+            self._check_number(name, above=True)
+        for name in ("warmup", "weight_decay"):
+            self._check_number(name)
+        for name in ("max_steps", "batch_size", "micro_batch_size", "accumulate", "max_length",
+                     "eval_steps", "checkpoint_steps", "logging_steps", "early_stopping",
+                     "dense"):  # fmt: skip
+            self._check_count(name)
+        if self.precision not in ("fp32", "bf16", "fp16"):
+            raise ValueError(f"precision: wanted fp32, bf16 or fp16, got {self.precision!r}")
+        both = self.eval is not None and self.eval_steps and self.checkpoint_steps
+        if both and self.checkpoint_steps % self.eval_steps:
+            raise ValueError(
+                f"checkpoint_steps: wanted a multiple of eval_steps ({self.eval_steps}), so that"
+                f" the best model is among the saved, got {self.checkpoint_steps}"
+            )
+
+    def _check_number(self, name, *, above=False):
+        value = getattr(self, name)
+        if value is None:
+            return
+        if not math.isfinite(value) or value < 0 or (above and value == 0):
+            wanted = "above 0" if above else "of at least 0"
+            raise ValueError(f"{name}: wanted a finite number {wanted}, got {value}")
+
+    def _check_count(self, name):
+        value = getattr(self, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name}: wanted at least 1, got {value}")

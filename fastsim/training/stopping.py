@@ -1,0 +1,75 @@
+"""Ends of a run before its time: SIGTERM, Ctrl-C, and checkpoints by the clock."""
+
+import contextlib
+import signal
+import threading
+import time
+
+import torch
+import transformers
+
+
+class Stopped(RuntimeError):  # noqa: N818 - not an error: the run goes on another time
+    """A run that a signal ended; its checkpoint is written. `signal`: the signal's number."""
+
+    def __init__(self, message, number):
+        super().__init__(message)
+        self.signal = number
+
+
+class Watch(transformers.TrainerCallback):
+    """Ends the training after the step in which a signal came, and saves every few minutes.
+
+    minutes: of training between two checkpoints. several: whether other processes train with
+    this one; then all of them do the same after the same step.
+    """
+
+    def __init__(self, minutes, several=False):
+        self.seconds, self.several = 60 * minutes, several
+        self.signal, self._saved = 0, None
+
+    @contextlib.contextmanager
+    def listening(self):
+        """While this lasts a first SIGTERM or Ctrl-C waits for the step's end."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {}
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before[number] = signal.signal(number, self._remember)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _remember(self, number, frame):
+        if self.signal and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = number
+
+    def on_train_begin(self, args, state, control, **more):
+        # A resumed state brings the intervals of the run before.
+        state.compute_steps(args, state.max_steps)
+        self._saved = time.monotonic()
+
+    def on_step_end(self, args, state, control, **more):
+        late = time.monotonic() - self._saved > self.seconds
+        stop, save = self._agree(self.signal, int(late))
+        if stop:
+            self.signal = stop
+            control.should_training_stop = True
+        if stop or save:
+            control.should_save = True
+
+    def on_save(self, args, state, control, **more):
+        self._saved = time.monotonic()
+
+    def _agree(self, *numbers):
+        if not self.several:
+            return numbers
+        told = torch.tensor(numbers)
+        if torch.distributed.get_backend() == "nccl":
+            told = told.cuda()
+        torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MAX)
+        return told.tolist()

@@ -1,0 +1,82 @@
+"""What a user installs: the source distribution, the wheel made of it, and what it serves."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PARTS = ("csrc", "fastsim", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler"
+)
+
+
+def run(*command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A copy of the sources, so that nothing is built beside them."""
+    folder = tmp_path_factory.mktemp("tree")
+    ignored = shutil.ignore_patterns("_lib", "__pycache__", "*.egg-info")
+    for part in PARTS:
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, folder / part, ignore=ignored)
+        else:
+            shutil.copy(ROOT / part, folder / part)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sdist(tree):
+    code, said = run(sys.executable, "setup.py", "-q", "sdist", cwd=tree)
+    assert code == 0, said
+    (archive,) = (tree / "dist").glob("*.tar.gz")
+    return archive
+
+
+def test_an_sdist_carries_every_source(sdist):
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    sources = [p for p in (ROOT / "csrc").rglob("*") if p.is_file()]
+    assert len(sources) > 20
+    missing = {str(p.relative_to(ROOT)) for p in sources} - names
+    assert not missing
+    assert {"setup.py", "fastsim/py.typed", "fastsim/training/demo_sentences.tsv"} <= names
+
+
+def test_a_wheel_from_the_sdist_serves_the_cpu(sdist, tmp_path):
+    """One wheel for every Python of the platform, with the library in it."""
+    command = ["-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-w", tmp_path, sdist]
+    code, said = run(sys.executable, *command, env=os.environ | {"FASTSIM_BUILD": "cpu"})
+    assert code == 0, said[-4000:]
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.startswith("fastsim_losses-")
+    assert "-py3-none-" in wheel.name
+    assert not wheel.name.endswith("-any.whl")
+    site = tmp_path / "site"
+    code, said = run(
+        *(sys.executable, "-m", "pip", "install", "--no-deps", "--target", site, wheel)
+    )
+    assert code == 0, said[-4000:]
+    environment = os.environ | {"PYTHONPATH": str(site)}
+    code, said = run(sys.executable, "-m", "fastsim", "info", cwd=tmp_path, env=environment)
+    assert code == 0, said
+    (line,) = (line for line in said.splitlines() if line.split()[:1] == ["cpu"])
+    assert "usable" in line, said
+
+
+def test_missing_sources_are_an_error(tree, tmp_path):
+    """Not a package that silently has no kernels."""
+    bare = shutil.copytree(tree, tmp_path / "bare", ignore=shutil.ignore_patterns("csrc", "dist"))
+    code, said = run(sys.executable, "setup.py", "-q", "build_py", cwd=bare)
+    assert code != 0
+    assert "csrc: wanted the sources" in said

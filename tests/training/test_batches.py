@@ -1,0 +1,190 @@
+"""Batches: full, every row once, equal texts apart, the same for the same seed and epoch."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+pytest.importorskip("datasets")
+from fastsim.training.batches import LinkedBatches, SharedBatches, UniqueBatches
+from fastsim.training.data import read_data
+from tests import models
+
+
+def random_rows(seed, rows=300, vocabulary=150, width=2):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(vocabulary, (rows, width), generator=generator).tolist()
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("size", [2, 7, 32])
+def test_batches_hold_every_row_once(seed, size, share):
+    rows = random_rows(seed)
+    batches = UniqueBatches(rows, size, seed=seed, share=share)
+    for epoch in range(3):
+        batches.set_epoch(epoch)
+        found = list(batches)
+        assert len(found) == len(batches)
+        assert sorted(row for batch in found for row in batch) == list(range(len(rows)))
+        if share:
+            assert sorted(map(len, found))[1:] == [size] * (math.ceil(len(rows) / size) - 1)
+        if not share or size < 32:  # with 32 rows to a batch some texts cannot be dealt apart
+            assert twice(found, rows) == 0
+
+
+def twice(batches, rows):
+    """How many rows share a batch with an earlier row of an equal text."""
+    return sum(
+        count - 1
+        for batch in batches
+        for count in Counter(text for row in batch for text in set(rows[row])).values()
+    )
+
+
+def frequent_anchor():
+    return [("hub" if row < 500 else f"a{row}", f"p{row}") for row in range(2000)]
+
+
+def mined_hubs():
+    return [(f"a{row}", f"p{row}", f"h{row % 20}") for row in range(2000)]
+
+
+@pytest.mark.parametrize("rows", [frequent_anchor, mined_hubs])
+def test_a_frequent_text_costs_no_batch(rows):
+    rows = rows()
+    found = list(UniqueBatches(rows, 128))
+    assert sorted(map(len, found)) == [2000 - 15 * 128] + [128] * 15
+    hubs = [sum(rows[row][0] == "hub" for row in batch) for batch in found]
+    assert max(hubs) - min(hubs) <= 1  # dealt apart as far as it goes
+
+
+def test_sick_pairs_fill_their_batches():
+    folder = models.real_data() / "sick"
+    columns = "anchor=sentence_A,positive=sentence_B,together=entailment_judgment"
+    dataset, _ = read_data(folder / "SICK_train.txt", columns=columns, kind="tsv")
+    rows = [(a, b) for a, b, kind in (r.values() for r in dataset) if kind == "ENTAILMENT"]
+    assert len(rows) == 1299
+    assert sorted(map(len, UniqueBatches(rows, 1024))) == [275, 1024]
+    assert twice(UniqueBatches(rows, 32), rows) == 0
+
+
+def test_without_sharing_full_batches_come_first():
+    rows = frequent_anchor()
+    batches = UniqueBatches(rows, 100, share=False)
+    found = list(batches)
+    assert twice(found, rows) == 0
+    sizes = sorted(map(len, found), reverse=True)
+    assert sizes[:15] == [100] * 15
+    assert len(found) == 500
+    assert batches.small() == 480
+
+
+def test_links_name_what_is_no_negative():
+    rows = [("a", "p"), ("a", "q"), ("b", "q"), ("c", "r", "p"), ("d", "s", "x"), ("e", "e2", "c")]
+    rows = [(*row, *["x"] * (3 - len(row))) for row in rows]
+    sampler = UniqueBatches(rows, 6)
+    ((*batch,),) = LinkedBatches(sampler, sampler.numbers)
+    link = {row: links[0] for row, links in batch}
+    negative = {row: links[1] for row, links in batch}
+    assert link[0] == link[1] == link[2]
+    assert len({link[row] for row in (0, 3, 4, 5)}) == 4
+    assert negative == {0: -1, 1: -1, 2: -1, 3: link[0], 4: -1, 5: link[3]}
+    sampler = UniqueBatches(rows[3:5], 2)
+    assert [links for _, links in next(iter(LinkedBatches(sampler, sampler.numbers)))] == [None] * 2
+
+
+def test_batches_without_repeats_are_full():
+    batches = UniqueBatches([(i,) for i in range(64)], 16)
+    assert [len(batch) for batch in batches] == [16] * 4
+
+
+def test_batches_depend_on_seed_and_epoch_alone():
+    rows = random_rows(0)
+    one, two = UniqueBatches(rows, 8, seed=3), UniqueBatches(rows, 8, seed=3)
+    one.set_epoch(5)
+    first = list(one)
+    two.set_epoch(4)
+    assert list(two) != first
+    two.set_epoch(5)
+    assert list(two) == first
+    other = UniqueBatches(rows, 8, seed=4)
+    other.set_epoch(5)
+    assert list(other) != first
+
+
+def test_batches_bring_groups_together():
+    groups = [row // 5 for row in range(200)]
+    batches = UniqueBatches([(row,) for row in range(200)], 16, groups=groups)
+    for batch in batches:
+        assert len(batch) <= 16
+        sizes = Counter(groups[row] for row in batch)
+        assert max(sizes.values()) >= 2
+    assert sorted(row for batch in batches for row in batch) == list(range(200))
+
+
+@pytest.mark.parametrize("size", [4, 5, 16])
+def test_batches_hold_a_topic(size):
+    topics = [row // 4 for row in range(198)]  # the last has two rows
+    batches = UniqueBatches([(row,) for row in range(198)], size, topics=topics)
+    found = list(batches)
+    assert sorted(row for batch in found for row in batch) == list(range(198))
+    whole = [
+        batch for batch in found for t, n in Counter(topics[r] for r in batch).items() if n > 3
+    ]
+    # Topics are taken apart only to fill what no whole one fits in.
+    assert len(whole) >= (198 // size) * (size // 4) * 0.9
+    if size == 4:
+        assert all(len({topics[row] for row in batch}) == 1 for batch in found)
+
+
+def test_large_topics_make_batches_of_their_own():
+    topics = ["a"] * 64 + ["b"] * 32
+    batches = UniqueBatches([(row,) for row in range(96)], 16, topics=topics)
+    assert (
+        sorted({topics[row] for row in batch} == {"a"} for batch in batches)
+        == [False] * 2 + [True] * 4
+    )
+
+
+def test_a_group_stays_together_within_its_topic():
+    topics = ["a"] * 48 + ["b"] * 48
+    groups = [row // 2 for row in range(96)]
+    batches = UniqueBatches([(row,) for row in range(96)], 16, topics=topics, groups=groups)
+    for batch in batches:
+        assert len({topics[row] for row in batch}) == 1
+        assert set(Counter(groups[row] for row in batch).values()) == {2}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 9])
+def test_batches_of_few_rows_and_one_text(rows):
+    texts = [("same", i) for i in range(rows)]
+    assert sorted(map(len, UniqueBatches(texts, 4, share=False))) == [1] * rows
+    assert sum(map(len, UniqueBatches(texts, 4))) == rows
+    groups = UniqueBatches([(i % 2,) for i in range(rows)], 4, groups=[0] * rows)
+    assert len(list(groups)) == len(groups)
+    assert all(groups)
+
+
+def test_batches_are_shared_by_processes():
+    rows = random_rows(2)
+    whole = UniqueBatches(rows, 16)
+    parts = [SharedBatches(UniqueBatches(rows, 16), rank, 3) for rank in range(3)]
+    for epoch in (0, 3):
+        for sampler in (whole, *parts):
+            sampler.set_epoch(epoch)
+        for batch, *shares in zip(whole, *parts, strict=True):
+            assert [row for share in shares for row in share] == batch
+            assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    few = [SharedBatches(UniqueBatches(rows[:2], 16), rank, 3) for rank in range(3)]
+    taken = [row for part in few for batch in part for row in batch]
+    assert set(taken) == {0, 1}
+    assert len(taken) == 3
+
+
+def test_batches_refuse_what_does_not_fit():
+    with pytest.raises(ValueError, match="batch_size: wanted at least 1, got 0"):
+        UniqueBatches([("a",)], 0)
+    with pytest.raises(ValueError, match="wanted at least one row"):
+        UniqueBatches([], 2)

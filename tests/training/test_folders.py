@@ -1,0 +1,146 @@
+"""Output folders: the user's files stay, links and mounts work, a full disk changes nothing."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from fastsim.training.folders import MANIFEST, OutputError, check_writable, replaced_folder
+
+NAMES = ("pictures/holiday.jpg", "1_raw_data/a.csv", "2_todo.txt", "tokenizer_corpus/a",
+         "vocab.mine", "model-00001-of-00002.safetensors", "checkpoints/notes")  # fmt: skip
+
+
+def write(path, files):
+    with replaced_folder(path) as folder:
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+
+
+def content(path):
+    return {
+        str(file.relative_to(path)): file.read_text()
+        for file in path.rglob("*")
+        if file.is_file() and file.name != MANIFEST
+    }
+
+
+def test_only_files_of_a_manifest_are_removed(tmp_path):
+    out = tmp_path / "out"
+    mine = dict.fromkeys(NAMES, "mine")
+    for name in mine:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("mine")
+    (out / "config.json").write_text("mine")
+    write(out, {"config.json": "one", "2_Dense/model": "one", "pictures/curves.png": "one"})
+    mine["config.json.old"] = "mine"
+    one = {"config.json": "one", "2_Dense/model": "one", "pictures/curves.png": "one"}
+    assert content(out) == mine | one
+    write(out, {"config.json": "two", "2_Dense": "a file now"})
+    assert content(out) == mine | {"config.json": "two", "2_Dense": "a file now"}
+
+
+def test_an_error_in_the_exchange_changes_nothing(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    write(out, {"a": "one", "b/c": "one"})
+    (out / "mine").write_text("mine")
+    rename, calls = os.rename, []
+
+    def breaks(source, target):
+        calls.append(target)
+        if len(calls) == 5:
+            raise OSError(5, "Input/output error")
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", breaks)
+        with pytest.raises(OSError, match="Input/output"):
+            write(out, {"a": "two", "b/c": "two", "mine": "two"})
+    assert content(out) == {"a": "one", "b/c": "one", "mine": "mine"}
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
+
+
+def test_a_link_is_followed(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "real")
+    write(tmp_path / "out", {"a": "one"})
+    assert (tmp_path / "out").is_symlink()
+    assert content(tmp_path / "real") == {"a": "one"}
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError), replaced_folder(tmp_path / "file"):
+        pass
+    with pytest.raises(OutputError, match="is a file"):
+        check_writable(tmp_path / "file")
+    check_writable(tmp_path / "a/b")
+    assert not (tmp_path / "a").exists()
+
+
+def can_mount():
+    if sys.platform != "linux" or not shutil.which("unshare"):
+        return False
+    command = ["unshare", "-m", "sh", "-c", "mount -t tmpfs none /mnt"]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+MOUNTED = """
+import json, os, sys
+from pathlib import Path
+from fastsim.training.folders import OutputError, check_writable, replaced_folder
+from fastsim.training.checkpoints import checkpoint_folder
+root = Path(sys.argv[1])
+told = {}
+for name, size in (("volume", 10), ("link", 10), ("full", 10), ("full", 2_000_000)):
+    check_writable(root / name)
+    try:
+        with replaced_folder(root / name) as folder:
+            (folder / "weights").write_bytes(bytes([size % 251]) * size)
+        told[name] = checkpoint_folder(root / name).name
+    except OutputError as error:
+        told["error"] = error.strerror
+    (root / "volume/notes").write_text("mine")
+try:
+    check_writable(root / "locked/out")
+except OutputError as error:
+    told["locked"] = str(error)
+check_writable(root / "locked/writable")
+told["writable"] = checkpoint_folder(root / "locked/writable").name
+told["kept"] = (root / "full/weights").stat().st_size
+told["names"] = sorted(p.name for p in (root / "full").iterdir())
+told["volume"] = sorted(p.name for p in (root / "volume").iterdir())
+told["is link"] = (root / "link").is_symlink()
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.skipif(not can_mount(), reason="wants the right to mount file systems")
+def test_mount_points_links_to_them_a_full_disk_and_a_read_only_parent(tmp_path):
+    for name in ("volume", "other", "full", "locked"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "other/inside")
+    script = tmp_path / "script.py"
+    script.write_text(MOUNTED)
+    mounts = (
+        f"cd {tmp_path} && mount -t tmpfs none volume && mount -t tmpfs none other"
+        " && mount -t tmpfs -o size=1m none full && mount -t tmpfs none locked"
+        " && mkdir locked/writable other/inside && mount -t tmpfs none locked/writable"
+        f" && mount -o remount,ro locked && {sys.executable} {script} {tmp_path}"
+    )
+    done = subprocess.run(["unshare", "-m", "sh", "-c", mounts], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["volume"] == [MANIFEST, "notes", "weights"]
+    assert told["link"] == "inside-checkpoints"
+    assert told["is link"]
+    assert told["writable"] == "checkpoints"
+    assert told["error"].startswith("disk full: cannot write")
+    assert told["kept"] == 10
+    assert told["names"] == [MANIFEST, "weights"]
+    assert "locked/out" in told["locked"]
+    assert "Read-only file system" in told["locked"]

@@ -1,0 +1,248 @@
+"""Runs that are cut off and go on: SIGKILL, SIGTERM, damaged checkpoints, longer runs, NaN."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("datasets")
+from fastsim.encoders.encoder import Encoder
+from fastsim.training.run import Options, OutputError, train
+from tests import models
+from tests.training.test_run import files, losses, options  # noqa: F401
+
+RUN = """
+import sys
+from fastsim.training.run import Options, train
+train(Options(**eval(sys.argv[1])))
+"""
+
+
+def start(asked):
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN, repr(vars(asked))], stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(path, process):
+    end = time.monotonic() + 120
+    while not path.exists() and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_cut_off_and_resumed_is_the_unbroken_run(number, files, tmp_path, capsys):  # noqa: F811
+    killed = number == signal.SIGKILL
+    loss, kind = ("info_nce", "tuples") if killed else ("cosent", "scored pairs")
+    file, _ = files(kind)
+    more = {"loss": loss, "checkpoint_steps": 4, "max_steps": 40, "keep_checkpoints": True}
+    whole = train(options(tmp_path, file, output=str(tmp_path / "whole"), **more))
+    assert round(1 / whole["history"][0]["epoch"]) > 4  # so that the end is inside an epoch
+    asked = options(tmp_path, file, output=str(tmp_path / "cut"), **more)
+    process = start(asked)
+    checkpoints = tmp_path / "cut-checkpoints"
+    wait_for(checkpoints / "checkpoint-8/trainer_state.json", process)
+    os.kill(process.pid, number)
+    _, said = process.communicate()
+    assert not (tmp_path / "cut/modules.json").exists()  # nothing half-done passes for a model
+    if killed:
+        assert process.returncode == -number
+        broken = checkpoints / "checkpoint-99"  # cut off while it was being written
+        broken.mkdir()
+        (broken / "model.safetensors").write_bytes(b"x")
+    else:
+        assert "SIGTERM ended the run after step" in said
+        assert "Go on with the same command and --resume" in said
+    asked.resume = True
+    asked.logging_steps = 1
+    resumed = train(asked)
+    if killed:
+        assert "checkpoint-99 cannot be used: it was cut off" in capsys.readouterr().err
+    assert losses(resumed) == losses(whole)
+    texts = models.texts(10)
+    one, two = (Encoder.from_pretrained(tmp_path / name) for name in ("whole", "cut"))
+    assert torch.equal(one.encode(texts), two.encode(texts))
+
+
+def test_damage_falls_back_and_a_finished_run_stays(files, tmp_path, capsys):  # noqa: F811
+    file, held = files("tuples")
+    more = {"loss": "info_nce", "checkpoint_steps": 3, "keep_checkpoints": True}
+    asked = options(tmp_path, file, max_steps=6, **more)
+    whole = train(asked)
+    texts = models.texts(10)
+    vectors = Encoder.from_pretrained(asked.output).encode(texts)
+    checkpoints = tmp_path / "out-checkpoints"
+    asked.resume = True
+    again = train(asked)  # all steps are done: nothing is trained
+    assert again["steps"] == 6
+    assert torch.equal(Encoder.from_pretrained(asked.output).encode(texts), vectors)
+
+    newest = checkpoints / "checkpoint-6"
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "model.safetensors"):
+        kept = (newest / name).read_bytes()
+        (newest / name).write_bytes(kept[: len(kept) // 2])
+        from fastsim.training.checkpoints import damage
+
+        assert f"{name} has {len(kept) // 2} bytes instead of {len(kept)}" in damage(newest)
+        (newest / name).write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+        assert f"{name} is not what was written" in damage(newest)
+        (newest / name).unlink()
+        assert damage(newest) == f"{name} is missing"
+        if name != "model.safetensors":
+            (newest / name).write_bytes(kept)
+    resumed = train(asked)
+    said = capsys.readouterr().err
+    assert "checkpoint-6 cannot be used: model.safetensors is missing" in said
+    assert "going on from checkpoint-3" in said
+    assert losses(resumed) == losses(whole)
+
+    # Longer, with other logging, an evaluation and the same data at another path.
+    moved = tmp_path / "moved.jsonl"
+    moved.write_bytes(Path(file).read_bytes())
+    asked.max_steps, asked.logging_steps, asked.eval, asked.train = 8, 2, held, str(moved)
+    longer = train(asked)
+    assert longer["steps"] == 8
+    assert longer["before"] is not None
+
+    asked.max_steps = 7
+    with pytest.raises(ValueError, match="resume: max_steps: wanted 8 or more"):
+        train(asked)
+    asked.max_steps, asked.batch_size = 8, 4
+    with pytest.raises(ValueError, match="resume: batch_size: wanted 8, as in this run, got 4"):
+        train(asked)
+    asked.batch_size = 8
+    with open(moved, "a") as handle:
+        handle.write('{"anchor": "new", "positive": "row"}\n')
+    with pytest.raises(ValueError, match=r"resume: data: .* content differs"):
+        train(asked)
+    asked.train = file
+    (checkpoints / "run.json").write_text("")
+    with pytest.raises(OutputError, match=r"run.json' is damaged or empty"):
+        train(asked)
+    (checkpoints / "run.json").unlink()
+    with pytest.raises(OutputError, match=r"run.json' is missing"):
+        train(asked)
+    asked.resume = False
+    with pytest.raises(OutputError, match="--resume goes on with it, --overwrite begins anew"):
+        train(asked)
+    asked.overwrite, asked.keep_checkpoints, asked.max_steps, asked.eval = True, False, 1, None
+    assert train(asked)["steps"] == 1
+    assert not checkpoints.exists()
+    asked.resume = True
+    with pytest.raises(OutputError, match="resume: no complete checkpoint"):
+        train(asked)
+
+
+def test_the_clock_writes_checkpoints(files, tmp_path):  # noqa: F811
+    file, _ = files("tuples")
+    asked = options(tmp_path, file, loss="info_nce", max_steps=3, keep_checkpoints=True)
+    asked.checkpoint_minutes = 1e-9
+    train(asked)
+    names = {path.name for path in (tmp_path / "out-checkpoints").iterdir()}
+    assert {"checkpoint-2", "checkpoint-3"} <= names
+
+
+def test_nan_ends_a_run_and_the_old_model_stays(files, tmp_path):  # noqa: F811
+    file, _ = files("tuples")
+    asked = options(tmp_path, file, loss="info_nce", max_steps=2)
+    train(asked)
+    texts = models.texts(10)
+    before = Encoder.from_pretrained(asked.output).encode(texts)
+    asked.max_steps, asked.learning_rate, asked.logging_steps = 5, 1e30, 100
+    with pytest.raises(FloatingPointError, match="became NaN or infinite by step"):
+        train(asked)
+    # One step leaves a loss that is fine and weights that are not.
+    asked.overwrite, asked.max_steps, asked.logging_steps = True, 1, 1
+    asked.learning_rate, asked.warmup = 1e39, 0.0
+    with pytest.raises(FloatingPointError, match=r"weights .* became NaN or infinite by step 1"):
+        train(asked)
+    assert torch.equal(Encoder.from_pretrained(asked.output).encode(texts), before)
+
+
+FULL = """
+import sys
+from fastsim.cli.main import main
+main(sys.argv[1:])
+"""
+
+
+def test_a_full_disk_keeps_the_old_model(files, tmp_path):  # noqa: F811
+    from tests.training.test_folders import can_mount
+
+    if not can_mount():
+        pytest.skip("wants the right to mount file systems")
+    file, _ = files("tuples")
+    (tmp_path / "disk").mkdir()
+    arguments = f"train --model {models.tiny_bert()} --train {file} --loss info_nce --cpu"
+    arguments += " --output disk/out --max-steps 2 --no-progress --checkpoints "
+    run = f"{sys.executable} -m fastsim {arguments}"
+    script = (
+        f"cd {tmp_path} && mount -t tmpfs -o size=3m none disk && {run} elsewhere && "
+        "sha256sum disk/out/*.safetensors && head -c 100000 /dev/zero >disk/hole;"
+        " cat /dev/zero >disk/filler 2>&-; rm disk/hole; "
+        f"{run} disk/inside --overwrite; echo code $?; sha256sum disk/out/*.safetensors; ls disk"
+    )
+    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, env=environment
+    )
+    assert "Error: disk full: cannot write" in done.stderr, done.stderr
+    assert "disk/inside/checkpoint-2" in done.stderr
+    assert "code 5" in done.stdout
+    sums = [line for line in done.stdout.splitlines() if "safetensors" in line]
+    assert len(sums) == 2
+    assert len(set(sums)) == 1
+
+
+def test_options_out_of_range_are_refused(tmp_path):
+    for name, value in (
+        ("learning_rate", float("inf")),
+        ("learning_rate", float("nan")),
+        ("epochs", float("nan")),
+        ("warmup", -1.0),
+        ("max_steps", 0),
+        ("max_steps", -3),
+        ("checkpoint_minutes", 0.0),
+    ):
+        with pytest.raises(ValueError, match=f"{name}: wanted"):
+            Options(train="a", output="b", loss="cosent", **{name: value})
+    with pytest.raises(
+        ValueError, match=r"checkpoint_steps: wanted a multiple of eval_steps \(2\)"
+    ):
+        Options(train="a", output="b", loss="cosent", eval="c", eval_steps=2, checkpoint_steps=3)
+    from fastsim.training.prepare import prepare
+
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="fp16 wants a GPU"):
+            prepare(Options(train="a", output="b", loss="cosent", precision="fp16"))
+
+
+SCORED = [{"sentence1": "a", "sentence2": f"b{i}", "score": 1} for i in range(4)]
+LABELS = [{"text": f"t{i}", "label": i} for i in range(5)]
+PAIRS = [{"anchor": f"a{i}", "positive": f"p{i}"} for i in range(5)]
+CANNOT = {
+    "equal scores": ("cosent", SCORED, "all 4 rows have the score 1"),
+    "one row": ("angle", SCORED[:1], "rows: angle compares"),
+    "labels once": ("sup_con", LABELS, "every label has one text"),
+    "one label": ("siglip", [row | {"label": 1} for row in LABELS], "all rows have one label"),
+    "one text": ("info_nce", [row | {"anchor": "a"} for row in PAIRS], "no row has a negative"),
+    "no company": ("info_nce", PAIRS, "batch_size: info_nce compares"),
+}
+
+
+@pytest.mark.parametrize("case", CANNOT)
+def test_what_cannot_be_learnt_is_refused(case, tmp_path):
+    loss, rows, reason = CANNOT[case]
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    size = 1 if case == "no company" else 8
+    with pytest.raises(ValueError, match=reason):
+        train(options(tmp_path, str(file), loss=loss, batch_size=size))
+    assert not (tmp_path / "out").exists()
