@@ -98,7 +98,7 @@ def differentiable_again(formula, *, inputs):
                     return backward(ctx, *above)
             if torch.is_grad_enabled() or transformed(*above) or _batched(above):
                 return _of_formula(formula, inputs, ctx, above)
-            return backward(ctx, *above)
+            return backward(ctx, *map(_with_memory, above))
 
         return first_or_again
 
@@ -108,6 +108,11 @@ def differentiable_again(formula, *, inputs):
 def _batched(above):
     """Whether torch.autograd.grad runs the backward pass for several gradients at once."""
     return any(grad is not None and torch._C._dispatch_keys(grad).has(_BATCHED) for grad in above)
+
+
+def _with_memory(grad):
+    """The gradient as a kernel can read it: torch has tensors of zeros that have no memory."""
+    return grad if grad is None or not grad._is_zerotensor() else torch.zeros_like(grad)
 
 
 def _of_formula(formula, count, ctx, above):
