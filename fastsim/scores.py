@@ -4,6 +4,7 @@ import contextlib
 import operator
 
 import torch
+from torch import Tensor
 
 from fastsim.backends import get, pick
 from fastsim.checks import check_alike, check_embeddings
@@ -58,7 +59,7 @@ def dense_cosines(x, y, backend):
         return unit_x @ unit_y.T
 
 
-def cosine_similarity(x, y=None, *, backend=None):
+def cosine_similarity(x: Tensor, y: Tensor | None = None, *, backend: str | None = None) -> Tensor:
     """Cosines of every pair of rows: (N, D), (M, D) -> (N, M); y=None: x with itself.
 
     float32 for inputs of 32 bits or fewer, float64 for float64. A zero row has cosine 0 with
@@ -72,7 +73,7 @@ def cosine_similarity(x, y=None, *, backend=None):
     return dense_cosines(x, y, pick(backend, x, y))
 
 
-def paired_cosine_similarity(x, y, *, backend=None):
+def paired_cosine_similarity(x: Tensor, y: Tensor, *, backend: str | None = None) -> Tensor:
     """Cosine of row i of x with row i of y: (N, D), (N, D) -> (N,).
 
     Types, zero rows and errors as `cosine_similarity`, without an N x M matrix.
@@ -83,7 +84,9 @@ def paired_cosine_similarity(x, y, *, backend=None):
     return paired_cosines(x, y, pick(backend, x, y))
 
 
-def top_k(queries, corpus, k, *, backend=None):
+def top_k(
+    queries: Tensor, corpus: Tensor, k: int, *, backend: str | None = None
+) -> tuple[Tensor, Tensor]:
     """The k most similar rows of the corpus for each query, without the N x M matrix.
 
     queries (N, D), corpus (M, D), 1 <= k <= M. Returns (values (N, k) in descending order,

@@ -178,6 +178,13 @@ CASES = (
         symmetric=True,
         margin=0.1,
     ),
+    _case("decoupled_contrastive", fastsim.decoupled_contrastive),
+    _case(
+        "decoupled_contrastive-positives",
+        fastsim.decoupled_contrastive,
+        positives=_columns,
+        temperature=0.02,
+    ),
     Case("sup_con", fastsim.sup_con, oracles.sup_con, _sup_con, counted=rows_with_a_positive),
     _case("siglip", fastsim.siglip),
     _case("siglip-signs", fastsim.siglip, targets=_signs),

@@ -8,6 +8,7 @@ import torch
 
 import fastsim
 from fastsim.backends.cpu import backend as cpu
+from fastsim.backends.torch import panels
 
 pytest_plugins = ["tests.collection"]
 
@@ -23,7 +24,9 @@ def seeded():
 
 @pytest.fixture
 def small_panels(monkeypatch):
-    """The CPU engine with panels of a few rows and columns, so that small inputs need many."""
+    """The engines with panels of a few rows and columns, so that small inputs need many."""
+    monkeypatch.setattr(panels, "CPU_PANEL", 4 << 9)
+    monkeypatch.setattr(panels, "FEWEST_ROWS", 8)
     monkeypatch.setattr(cpu, "PANEL", 1 << 9)
     monkeypatch.setattr(cpu, "FEWEST_ROWS", 12)
     monkeypatch.setattr(cpu, "WIDEST", 64)

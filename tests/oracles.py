@@ -57,6 +57,16 @@ def info_nce(
     return torch.stack(losses)
 
 
+def decoupled_contrastive(x, y, positives=None, *, temperature=0.1):
+    z = cosines(x, y) / temperature
+    losses = []
+    for i in range(len(z)):
+        p = i if positives is None else int(positives[i])
+        negatives = [j for j in range(len(y)) if j != p]
+        losses.append(log_sum_exp(z[i][negatives]) - z[i, p] if negatives else z[i, p] * 0.0)
+    return torch.stack(losses)
+
+
 def sup_con(x, groups, *, temperature=0.1):
     z = cosines(x, x) / temperature
     n = len(z)

@@ -191,3 +191,18 @@ def test_info_tells_of_the_other_project_of_this_name(monkeypatch):
     monkeypatch.undo()
     if "fastsim" not in {d.metadata["Name"] for d in metadata.distributions()}:
         assert "installed too" not in info.report()
+
+
+def functions_of_the_public_surface():
+    public = {getattr(fastsim, name) for name in fastsim.__all__} | set(losses.SPECIFICATIONS)
+    public |= set(losses.SPECIFICATIONS.values())
+    return sorted(filter(inspect.isfunction, public), key=lambda function: function.__name__)
+
+
+@pytest.mark.parametrize("function", functions_of_the_public_surface(), ids=lambda f: f.__name__)
+def test_public_functions_are_annotated(function):
+    """Every argument and the result; that the types are right is for mypy and tests/typed."""
+    signature = inspect.signature(function)
+    bare = [p.name for p in signature.parameters.values() if p.annotation is p.empty]
+    assert not bare
+    assert signature.return_annotation is not signature.empty

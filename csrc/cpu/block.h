@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "epilogue.h"
 #include "matrix.h"
 
 namespace fastsim {
@@ -29,7 +30,7 @@ struct Block {
   Skip skip;
 
   // The positive's column within this block, or -1 where it lies elsewhere.
-  int64_t positive(int64_t row) const {
+  FASTSIM_INLINE int64_t positive(int64_t row) const {
     const int64_t column = positives[row] - column0;
     return column >= 0 && column < columns ? column : -1;
   }

@@ -1,6 +1,11 @@
 // Rows against the few columns chosen for each: distances or products, and their gradients.
-//
-// Included by kernels.cpp, inside the namespace of one instruction set.
+#pragma once
+
+#include "isa.h"
+#include "rows.h"
+
+namespace fastsim::FASTSIM_ISA {
+namespace {
 
 template <class T>
 double squared_distance(const T* a, const T* b, int64_t count) {
@@ -64,3 +69,6 @@ void chosen_rows_of_columns(const Partners<T>& p, const double* score_grads, con
     }
   }
 }
+
+}  // namespace
+}  // namespace fastsim::FASTSIM_ISA

@@ -1,7 +1,13 @@
 // Losses that set a row's positives against its negatives, each in sums of their own:
 // multi-similarity, and one term for each positive among the negatives.
-//
-// Included by kernels.cpp, inside the namespace of one instruction set.
+#pragma once
+
+#include "isa.h"
+#include "pairs.h"
+#include "softmax.h"
+
+namespace fastsim::FASTSIM_ISA {
+namespace {
 
 // A chunk of a row: the negatives' scores in place, kLeftOut elsewhere, and the positives, of which
 // there are few, closed up with their places.
@@ -126,3 +132,6 @@ void multi_positive_score_grad(const Block<T>& b, T scale, const ContrastScoreGr
     });
   }
 }
+
+}  // namespace
+}  // namespace fastsim::FASTSIM_ISA

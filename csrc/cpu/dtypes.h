@@ -1,6 +1,12 @@
 // Reading and writing the caller's dtypes.
-//
-// Included by kernels.cpp, inside the namespace of one instruction set.
+#pragma once
+
+#include <cstring>
+
+#include "isa.h"
+
+namespace fastsim::FASTSIM_ISA {
+namespace {
 
 template <class S>
 struct Convert {
@@ -73,3 +79,6 @@ void store(const T* from, int64_t count, void* to, Dtype dtype, int64_t at) {
     for (int64_t k = 0; k < count; ++k) out[k] = from[k];
   }
 }
+
+}  // namespace
+}  // namespace fastsim::FASTSIM_ISA

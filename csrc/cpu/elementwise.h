@@ -1,6 +1,11 @@
 // Elementwise losses: losses[row] += sum_j loss, and with weights the score gradient in place.
-//
-// Included by kernels.cpp, inside the namespace of one instruction set.
+#pragma once
+
+#include "isa.h"
+#include "pairs.h"
+
+namespace fastsim::FASTSIM_ISA {
+namespace {
 
 // One chunk; everything by value, so that no store into `s` can be thought to change it.
 template <bool with_score_grad, class T, class Epilogue>
@@ -55,3 +60,6 @@ void squared_error(const Block<T>& b, const T* weights, double* losses, int64_t 
   elementwise(b, SquaredError<T>{}, T(1), weights, losses, static_cast<double*>(nullptr), begin,
               end);
 }
+
+}  // namespace
+}  // namespace fastsim::FASTSIM_ISA

@@ -1,13 +1,18 @@
 // CoSENT over a matrix.
-//
-// Included by kernels.cpp, inside the namespace of one instruction set.
+#pragma once
+
+#include "isa.h"
+#include "pairs.h"
+
+namespace fastsim::FASTSIM_ISA {
+namespace {
 
 // First column of the row that takes part.
 template <class T>
 int64_t first_column(const Block<T>& b, int64_t row) {
   if (b.skip != Skip::lower) return 0;
   const int64_t after = b.row0 + row - b.column0 + 1;
-  return after < 0 ? 0 : all_reduce_min(after, b.columns);
+  return after < 0 ? 0 : smaller(after, b.columns);
 }
 
 // Levels of `count` pairs: the number of level values below the target.
@@ -98,3 +103,6 @@ void levels_score_grad(const Block<T>& b, T scale, const LevelScoreGrad<T>& scor
     });
   }
 }
+
+}  // namespace
+}  // namespace fastsim::FASTSIM_ISA

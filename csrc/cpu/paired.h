@@ -1,6 +1,11 @@
 // Cosines of paired rows and their gradient, without unit rows in memory.
-//
-// Included by kernels.cpp, inside the namespace of one instruction set.
+#pragma once
+
+#include "isa.h"
+#include "rows.h"
+
+namespace fastsim::FASTSIM_ISA {
+namespace {
 
 // x_i . y_i / (|x_i| |y_i|); `inverse_x` and `inverse_y` keep 1 / |x_i| and 1 / |y_i|, or 0.
 template <class T>
@@ -57,3 +62,6 @@ void paired_cosines_backward(const T* score_grads, const Matrix& x, const Matrix
     });
   }
 }
+
+}  // namespace
+}  // namespace fastsim::FASTSIM_ISA

@@ -1,6 +1,11 @@
 // Which pairs of a block take part, their targets, and running sums of exponentials.
-//
-// Included by kernels.cpp, inside the namespace of one instruction set.
+#pragma once
+
+#include "dtypes.h"
+#include "isa.h"
+
+namespace fastsim::FASTSIM_ISA {
+namespace {
 
 // Marks the row's pairs that take no part, and returns the positive's column in the block or -1.
 template <class T>
@@ -17,7 +22,7 @@ int64_t mark_left_out(const Block<T>& b, int64_t row) {
   const int64_t diagonal = b.row0 + row - b.column0;
   if (b.skip == Skip::diagonal && diagonal >= 0 && diagonal < b.columns) s[diagonal] = kLeftOut<T>;
   if (b.skip == Skip::lower) {
-    for (int64_t j = 0; j < all_reduce_min(diagonal + 1, b.columns); ++j) s[j] = kLeftOut<T>;
+    for (int64_t j = 0; j < smaller(diagonal + 1, b.columns); ++j) s[j] = kLeftOut<T>;
   }
   return positive;
 }
@@ -70,3 +75,6 @@ void merge(const MaxSum& state, int64_t at, double top, double sum, double scale
                   sum * exponential(scale * (top - both));
   state.max[at] = both;
 }
+
+}  // namespace
+}  // namespace fastsim::FASTSIM_ISA

@@ -2,18 +2,29 @@
 // double, for one thread's share of the output. A register tile of kTileRows x kTileColumns is
 // summed over the whole depth of a block before it touches memory, so every output has one fixed
 // order of summation whatever the threads.
-//
-// Included by kernels.cpp, inside the namespace of one instruction set.
+#pragma once
 
+#include "isa.h"
+
+namespace fastsim::FASTSIM_ISA {
+namespace {
+
+// The register tile: kTileRows x kVectors sums, kVectors of the right operand and one broadcast
+// scalar of the left fill 29 of 32 vector registers, or 15 of 16. Taller and narrower tiles would
+// load more a product: 12 x 2 vectors take 14 loads for 24 products, 6 x 4 take 10.
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64, kVectors = 4;
 #elif defined(__AVX__)
 constexpr int kVectorBytes = 32, kVectors = 2;
+#elif defined(__aarch64__)
+constexpr int kVectorBytes = 16, kVectors = 4;
 #else
 constexpr int kVectorBytes = 16, kVectors = 2;
 #endif
-constexpr int64_t kDepth = 512;         // of a block whose right operand stays in cache
-constexpr int64_t kColumnBlock = 96;    // columns of a panel that stay in cache, transposed product
+constexpr int64_t kDepth = 512;        // of a block whose right operand stays in cache
+constexpr int64_t kColumnBlock = 192;  // columns of a panel packed at a time, transposed product
+constexpr int64_t kLine = 64;          // bytes of a line of the cache
+constexpr int64_t kAhead = 8;          // steps of the depth between a prefetch and its use
 
 template <class T>
 using Vector __attribute__((vector_size(kVectorBytes), aligned(sizeof(T)), may_alias)) = T;
@@ -23,25 +34,48 @@ constexpr int64_t kLanes = kVectorBytes / sizeof(T);
 template <class T>
 constexpr int64_t kTileColumns = kVectors * kLanes<T>;
 
+template <int for_writing, class T>
+inline void prefetch_row(const T* row) {
+#pragma GCC unroll 4
+  for (int64_t at = 0; at < kTileColumns<T>; at += kLine / int64_t(sizeof(T))) {
+    __builtin_prefetch(row + at, for_writing);
+  }
+}
+
 // c[r][:] (+)= sum_k a[r * a_row + k * a_step] * b[k * b_step][:] for `rows` rows, one tile wide.
-template <class T, int rows>
-[[gnu::noinline]] void tile(const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t b_step, int64_t depth,
-          T* c, int64_t c_row, bool add) {
+// Everything is unrolled, or the sums would live in memory. Vector times scalar is a broadcast from
+// memory, which takes none of the multiplier's ports (V{} + a would be an addition: it changes -0).
+template <class T, int rows, bool add>
+[[gnu::noinline]] void tile(const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t b_step,
+                            int64_t depth, T* c, int64_t c_row) {
   using V = Vector<T>;
-  V sum[rows][kVectors] = {};
+  V sum[rows][kVectors];
+#pragma GCC unroll 6
+  for (int r = 0; r < rows; ++r) {
+    prefetch_row<1>(c + r * c_row);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) sum[r][v] = V{};
+  }
+#pragma GCC unroll 1
   for (int64_t k = 0; k < depth; ++k) {
     V right[kVectors];
+#pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       right[v] = *reinterpret_cast<const V*>(b + v * kLanes<T>);
     }
+    prefetch_row<0>(b + kAhead * b_step);
+#pragma GCC unroll 6
     for (int r = 0; r < rows; ++r) {
       const T left = a[r * a_row];
+#pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sum[r][v] += left * right[v];
     }
     a += a_step;
     b += b_step;
   }
+#pragma GCC unroll 6
   for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       V* out = reinterpret_cast<V*>(c + r * c_row + v * kLanes<T>);
       *out = add ? *out + sum[r][v] : sum[r][v];
@@ -50,24 +84,37 @@ template <class T, int rows>
 }
 
 template <class T>
-void tile_of(int64_t rows, const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t b_step,
-             int64_t depth, T* c, int64_t c_row, bool add) {
-  switch (rows) {
-    case 1: return tile<T, 1>(a, a_row, a_step, b, b_step, depth, c, c_row, add);
-    case 2: return tile<T, 2>(a, a_row, a_step, b, b_step, depth, c, c_row, add);
-    case 3: return tile<T, 3>(a, a_row, a_step, b, b_step, depth, c, c_row, add);
-    case 4: return tile<T, 4>(a, a_row, a_step, b, b_step, depth, c, c_row, add);
-    case 5: return tile<T, 5>(a, a_row, a_step, b, b_step, depth, c, c_row, add);
-    default: return tile<T, 6>(a, a_row, a_step, b, b_step, depth, c, c_row, add);
-  }
+using Tile = void (*)(const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t b_step,
+                      int64_t depth, T* c, int64_t c_row);
+
+template <class T, bool add>
+constexpr Tile<T> kTiles[kTileRows] = {tile<T, 1, add>, tile<T, 2, add>, tile<T, 3, add>,
+                                       tile<T, 4, add>, tile<T, 5, add>, tile<T, 6, add>};
+
+template <class T>
+Tile<T> tile_of(int64_t rows, bool add) {
+  return add ? kTiles<T, true>[rows - 1] : kTiles<T, false>[rows - 1];
+}
+
+// A left operand: element (r, k) of group g lies at data[g * group + r * row + k * step], a group
+// being kTileRows rows.
+template <class T>
+struct Left {
+  const T* data;
+  int64_t row, step, group;
+};
+
+// Rows of a row-major matrix.
+template <class T>
+Left<T> rows_of(const T* data, int64_t stride) {
+  return {data, stride, 1, kTileRows * stride};
 }
 
 // A column of tiles: all `rows` of a against `columns` <= kTileColumns of b. A narrower b is
 // padded with zeros in `padded` (depth, kTileColumns) unless it is wide enough to be read past.
 template <class T>
-void column_of_tiles(const T* a, int64_t a_row, int64_t a_step, int64_t rows, const T* b,
-                     int64_t b_step, int64_t columns, int64_t depth, T* c, int64_t c_row,
-                     bool add, T* padded) {
+void column_of_tiles(const Left<T>& a, int64_t rows, const T* b, int64_t b_step, int64_t columns,
+                     int64_t depth, T* c, int64_t c_row, bool add, T* padded) {
   constexpr int64_t wide = kTileColumns<T>;
   const bool whole = columns == wide;
   if (!whole && b_step != wide) {
@@ -77,16 +124,16 @@ void column_of_tiles(const T* a, int64_t a_row, int64_t a_step, int64_t rows, co
     b = padded;
     b_step = wide;
   }
-  for (int64_t top = 0; top < rows; top += kTileRows) {
-    const int64_t count = all_reduce_min(kTileRows, rows - top);
-    const T* left = a + top * a_row;
+  const T* left = a.data;
+  for (int64_t top = 0; top < rows; top += kTileRows, left += a.group) {
+    const int64_t count = smaller(kTileRows, rows - top);
     T* out = c + top * c_row;
     if (whole) {
-      tile_of(count, left, a_row, a_step, b, b_step, depth, out, c_row, add);
+      tile_of<T>(count, add)(left, a.row, a.step, b, b_step, depth, out, c_row);
       continue;
     }
     T scratch[kTileRows * wide];
-    tile_of(count, left, a_row, a_step, b, b_step, depth, scratch, wide, false);
+    tile_of<T>(count, false)(left, a.row, a.step, b, b_step, depth, scratch, wide);
     for (int64_t r = 0; r < count; ++r) {
       for (int64_t j = 0; j < columns; ++j) {
         T& to = out[r * c_row + j];
@@ -109,9 +156,9 @@ void pack_panels(const T* y, int64_t rows, int64_t width, T* packed, Range panel
   for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
     const T* from = y + panel * wide * width;
     T* to = packed + panel * wide * width;
-    const int64_t count = all_reduce_min(wide, rows - panel * wide);
+    const int64_t count = smaller(wide, rows - panel * wide);
     for (int64_t k0 = 0; k0 < width; k0 += 16) {
-      const int64_t k1 = all_reduce_min(k0 + 16, width);
+      const int64_t k1 = smaller(k0 + 16, width);
       for (int64_t j = 0; j < wide; ++j) {
         for (int64_t k = k0; k < k1; ++k) to[k * wide + j] = j < count ? from[j * width + k] : T(0);
       }
@@ -126,8 +173,8 @@ void score_panels(const T* x, int64_t width, const T* packed, int64_t columns, T
   constexpr int64_t wide = kTileColumns<T>;
   for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
     const int64_t at = panel * wide;
-    column_of_tiles(x + rows.begin * width, width, int64_t(1), rows.end - rows.begin,
-                    packed + at * width, wide, all_reduce_min(wide, columns - at), width,
+    column_of_tiles(rows_of(x + rows.begin * width, width), rows.end - rows.begin,
+                    packed + at * width, wide, smaller(wide, columns - at), width,
                     scores + rows.begin * stride + at, stride, false, static_cast<T*>(nullptr));
   }
 }
@@ -140,9 +187,32 @@ void multiply_rows(const T* panel, int64_t stride, int64_t depth, const T* y, in
   static thread_local Padded<T> padded;
   for (int64_t k = 0; k < depth; k += kDepth) {
     for (int64_t at = 0; at < width; at += wide) {
-      column_of_tiles(panel + rows.begin * stride + k, stride, int64_t(1), rows.end - rows.begin,
-                      y + k * width + at, width, all_reduce_min(wide, width - at),
-                      all_reduce_min(kDepth, depth - k), out + rows.begin * width + at, width, add || k > 0, padded.values);
+      column_of_tiles(rows_of(panel + rows.begin * stride + k, stride), rows.end - rows.begin,
+                      y + k * width + at, width, smaller(wide, width - at),
+                      smaller(kDepth, depth - k), out + rows.begin * width + at, width, add || k > 0, padded.values);
+    }
+  }
+}
+
+// The left operand of the transposed product: `columns` columns of a panel over `depth` of its rows,
+// in groups of kTileRows, each (depth, kTileRows). The rows of a panel lie pages apart.
+template <class T>
+void pack_columns(const T* panel, int64_t stride, int64_t columns, int64_t depth, T* packed) {
+  constexpr int64_t kRows = 16;  // read at a time: all their columns stay in cache
+  for (int64_t k0 = 0; k0 < depth; k0 += kRows) {
+    const int64_t k1 = smaller(k0 + kRows, depth);
+    for (int64_t at = 0; at < columns; at += kTileRows) {
+      const T* from = panel + at;
+      T* to = packed + at * depth;
+      if (columns - at >= kTileRows) {
+        for (int64_t k = k0; k < k1; ++k) {
+          __builtin_memcpy(to + k * kTileRows, from + k * stride, kTileRows * sizeof(T));
+        }
+      } else {
+        for (int64_t k = k0; k < k1; ++k) {
+          for (int64_t r = 0; r < columns - at; ++r) to[k * kTileRows + r] = from[k * stride + r];
+        }
+      }
     }
   }
 }
@@ -153,14 +223,21 @@ void multiply_columns(const T* panel, int64_t stride, int64_t depth, const T* x,
                       T* out, bool add, Range columns) {
   constexpr int64_t wide = kTileColumns<T>;
   static thread_local Padded<T> padded;
+  static thread_local T packed[kDepth * kColumnBlock];
   for (int64_t first = columns.begin; first < columns.end; first += kColumnBlock) {
-    const int64_t count = all_reduce_min(kColumnBlock, columns.end - first);
+    const int64_t count = smaller(kColumnBlock, columns.end - first);
     for (int64_t k = 0; k < depth; k += kDepth) {
+      const int64_t deep = smaller(kDepth, depth - k);
+      pack_columns(panel + k * stride + first, stride, count, deep, packed);
+      const Left<T> left{packed, 1, kTileRows, kTileRows * deep};
       for (int64_t at = 0; at < width; at += wide) {
-        column_of_tiles(panel + k * stride + first, int64_t(1), stride, count, x + k * width + at,
-                        width, all_reduce_min(wide, width - at), all_reduce_min(kDepth, depth - k),
-                        out + first * width + at, width, add || k > 0, padded.values);
+        column_of_tiles(left, count, x + k * width + at, width,
+                        smaller(wide, width - at), deep, out + first * width + at, width,
+                        add || k > 0, padded.values);
       }
     }
   }
 }
+
+}  // namespace
+}  // namespace fastsim::FASTSIM_ISA

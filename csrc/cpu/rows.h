@@ -1,6 +1,13 @@
 // Unit rows and the gradient through them; centred rows.
-//
-// Included by kernels.cpp, inside the namespace of one instruction set.
+#pragma once
+
+#include <limits>
+
+#include "dtypes.h"
+#include "isa.h"
+
+namespace fastsim::FASTSIM_ISA {
+namespace {
 
 template <class T>
 double dot(const T* a, const T* b, int64_t count) {
@@ -83,3 +90,6 @@ void centred_rows(const T* x, const T* centre, int64_t width, T* out, double* no
     norms[row] = __builtin_sqrt(dot(to, to, width));
   }
 }
+
+}  // namespace
+}  // namespace fastsim::FASTSIM_ISA

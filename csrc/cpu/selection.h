@@ -1,6 +1,11 @@
 // Selection: the closest negative, the hardest pairs by group, the k largest.
-//
-// Included by kernels.cpp, inside the namespace of one instruction set.
+#pragma once
+
+#include "isa.h"
+#include "pairs.h"
+
+namespace fastsim::FASTSIM_ISA {
+namespace {
 
 template <class T>
 T largest_admitted(const T* s, int64_t count, Closest<T> rule, T ceiling) {
@@ -115,7 +120,7 @@ void top_k(const Block<T>& b, int64_t k, T* values, int64_t* indices, int64_t be
     T* value = values + row * k;
     int64_t* index = indices + row * k;
     for (int64_t at = 0; at < b.columns; at += kStep) {
-      const int64_t n = all_reduce_min(kStep, b.columns - at);
+      const int64_t n = smaller(kStep, b.columns - at);
       int hits = 0;
       const T bar = value[k - 1];
 #pragma omp simd reduction(+ : hits)
@@ -135,3 +140,6 @@ void top_k(const Block<T>& b, int64_t k, T* values, int64_t* indices, int64_t be
     }
   }
 }
+
+}  // namespace
+}  // namespace fastsim::FASTSIM_ISA

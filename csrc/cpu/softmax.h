@@ -1,6 +1,11 @@
 // Normalised losses: InfoNCE, SupCon, matrix cross entropy.
-//
-// Included by kernels.cpp, inside the namespace of one instruction set.
+#pragma once
+
+#include "isa.h"
+#include "pairs.h"
+
+namespace fastsim::FASTSIM_ISA {
+namespace {
 
 template <class T>
 struct Row {
@@ -164,3 +169,6 @@ void softmax_score_grad(const Block<T>& b, T scale, T margin, const SoftmaxScore
     subtract_targets(b, row, r.positive, score_grad.target_weight[row], s);
   }
 }
+
+}  // namespace
+}  // namespace fastsim::FASTSIM_ISA

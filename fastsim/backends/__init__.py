@@ -6,30 +6,33 @@ To add a backend: subclass `Backend` in a file of its own and name it in `_BACKE
 import contextlib
 import os
 import threading
+from collections.abc import Iterator
 
 from fastsim.backends.base import Backend
 from fastsim.backends.cpu.backend import CpuBackend
 from fastsim.backends.cuda.backend import CudaBackend
 from fastsim.backends.eager import EagerBackend
+from fastsim.backends.torch.backend import TorchBackend
 from fastsim.backends.triton.backend import TritonBackend
 from fastsim.operators import transformed
 
-# In the order of preference of `auto`; eager objects to nothing, so it comes last.
+# In the order of preference of `auto`.
 _BACKENDS: dict[str, Backend] = {
-    b.name: b for b in (CpuBackend(), TritonBackend(), CudaBackend(), EagerBackend())
+    b.name: b
+    for b in (CpuBackend(), TritonBackend(), CudaBackend(), TorchBackend(), EagerBackend())
 }
 
 # `name`: what `use_backend` asks for, by thread. torch.compile cannot trace a ContextVar.
 _chosen = threading.local()
 
 
-def backends():
+def backends() -> dict[str, str | None]:
     """Every backend: {name: None where it is usable on this machine, else a sentence why not}."""
     return {name: backend.unsupported_reason() for name, backend in _BACKENDS.items()}
 
 
 @contextlib.contextmanager
-def use_backend(name):
+def use_backend(name: str) -> Iterator[None]:
     """Within the block, calls without a `backend` argument use this one ("auto" chooses)."""
     _find(name)
     before = getattr(_chosen, "name", None)

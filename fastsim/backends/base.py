@@ -113,8 +113,8 @@ class Backend:
         """(factor * dL/dx in `dtype`, x . grad_rows (N,)), as `unit_rows_backward`."""
         return (factor * grad_rows).to(dtype), (x * grad_rows).sum(1)
 
-    def blocks(self, rows, columns, *, whole_rows=False, lower=False):
-        """The (rows, columns) slices to visit; `whole_rows`: every block has all columns.
+    def blocks(self, rows, columns, device, *, whole_rows=False, lower=False):
+        """The (rows, columns) slices to visit on a device; `whole_rows`: each has all columns.
 
         `lower`: blocks may leave out columns up to their first row.
         """
@@ -128,13 +128,13 @@ class Backend:
         """
         return None
 
-    def whole_rows_fit(self, columns):
-        """Whether a block may hold whole rows of that many columns."""
+    def whole_rows_fit(self, columns, device):
+        """Whether a block on the device may hold whole rows of that many columns."""
         raise NotImplementedError
 
-    def whole_matrix_fits(self, rows, columns):
-        """Whether one block may hold the whole matrix, and `fused_pass` serve every kind of
-        loss.
+    def whole_matrix_fits(self, rows, columns, device):
+        """Whether one block on the device may hold the whole matrix, and `fused_pass` serve every
+        kind of loss.
         """
         return False
 

@@ -15,25 +15,34 @@ def cosent(scan, scores, labels, scale, want_score_grad):
     dL/dz_a = e^{z_a + lse_{labels_b > labels_a}(-z_b) - L} - e^{t_a - L}.
     """
     count = scores.shape[0]
-    if labels.dtype == torch.bool:
-        labels = labels.view(torch.uint8)
-    labels, order = labels.sort(stable=True)
-    logits = (scores.float() * scale.float())[order]
+    order, begin, end = runs(labels)
+    compute = torch.promote_types(scores.dtype, torch.float32)
+    logits = (scores.to(compute) * scale)[order]
     forward, backward = scan(logits)
     none = logits.new_full((1,), -torch.inf, dtype=torch.float64)
-    # Equal labels contribute nothing: what lies before and after the run of equals.
-    begin = torch.searchsorted(labels, labels)
-    end = torch.searchsorted(labels, labels, right=True)
     below = torch.cat([none, forward])[begin]
     above = torch.cat([backward, none])[end]
     logits = logits.double()
     terms = below - logits
-    loss = torch.logsumexp(torch.cat([terms, terms.new_zeros(1)]), 0)
+    # The 1 inside the logarithm; NaN or infinity in any score shows in it.
+    loss = torch.logsumexp(torch.cat([terms, (logits * 0).sum().reshape(1)]), 0)
     score_grad = None
     if want_score_grad:
         pushed = scale * ((above + logits - loss).exp() - (terms - loss).exp())
-        score_grad = scores.new_empty(count, dtype=torch.float32).scatter_(0, order, pushed.float())
-    return loss.float(), score_grad
+        score_grad = scores.new_empty(count, dtype=compute).scatter_(0, order, pushed.to(compute))
+    return loss.to(compute), score_grad
+
+
+def runs(labels):
+    """(order (M,) of the labels, where in it the run of equals of each begins and ends).
+
+    Equal labels contribute nothing: what counts lies before and after the run.
+    """
+    if labels.dtype == torch.bool:
+        labels = labels.view(torch.uint8)
+    labels, order = labels.sort(stable=True)
+    begin = torch.searchsorted(labels, labels)
+    return order, begin, torch.searchsorted(labels, labels, right=True)
 
 
 def top_k(backend, queries, corpus, k):

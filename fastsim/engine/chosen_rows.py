@@ -91,7 +91,8 @@ def _grads_fake(x, y, want_x, want_y):
 
 
 def _chosen_rows_forward(x, y, columns, distances, missing, backend):
-    return get(backend).chosen_rows(x, y, columns, distances, missing)
+    with without_autocast(x.device.type):
+        return get(backend).chosen_rows(x, y, columns, distances, missing)
 
 
 def _chosen_rows_fake(x, y, columns, distances, missing, backend):
@@ -100,7 +101,8 @@ def _chosen_rows_fake(x, y, columns, distances, missing, backend):
 
 def _chosen_rows_back(grad, values, x, y, columns, distances, want_x, want_y, backend):
     wants = want_x, want_y
-    grads = get(backend).chosen_rows_backward(grad, values, x, y, columns, distances, wants)
+    with without_autocast(x.device.type):
+        grads = get(backend).chosen_rows_backward(grad, values, x, y, columns, distances, wants)
     return _empty_for_none(x, grads)
 
 

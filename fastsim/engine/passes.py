@@ -66,11 +66,6 @@ class Call:
         return unit_x, unit_y, inverse_x, inverse_y
 
 
-def at_once(tile, x, y, backend):
-    """Whether one fused pass of a block of whole rows gives its state and its score gradients."""
-    return tile.rows_alone or backend.whole_matrix_fits(x.shape[0], y.shape[0])
-
-
 class _Products:
     """dunit_x and dunit_y, summed over score gradient panels; empty where not wanted.
 
@@ -145,17 +140,25 @@ def _is_whole(call):
 
 def _at_once(call):
     """Whether one fused pass of a block of whole rows gives its state and its score gradients."""
-    rows, columns = call.x.shape[0], call.y.shape[0]
-    if not call.backend.whole_rows_fit(columns):
+    rows, columns, device = call.x.shape[0], call.y.shape[0], call.x.device
+    if not call.backend.whole_rows_fit(columns, device):
         return False
-    return call.tile.rows_alone or call.backend.whole_matrix_fits(rows, columns)
+    return call.tile.rows_alone or call.backend.whole_matrix_fits(rows, columns, device)
+
+
+def _whole_rows(call):
+    """Blocks of whole rows; the whole matrix where a row alone does not decide."""
+    rows, columns = call.x.shape[0], call.y.shape[0]
+    if not call.tile.rows_alone:
+        return [(slice(0, rows), slice(0, columns))]
+    return call.backend.blocks(rows, columns, call.x.device, whole_rows=True)
 
 
 def _fused_panels(call, unit_x, unit_y, weights, dtype):
     products = _Products(call, unit_x, unit_y, dtype, spent=True)
     workspace = call.backend.workspace(unit_x, unit_y, whole_rows=True)
     states = []
-    for block in call.backend.blocks(unit_x.shape[0], unit_y.shape[0], whole_rows=True):
+    for block in _whole_rows(call):
         state, panel = call.backend.fused_pass(call.tile, unit_x, unit_y, block, weights, workspace)
         states.append(state)
         products.add(panel, block)
@@ -165,7 +168,7 @@ def _fused_panels(call, unit_x, unit_y, weights, dtype):
 
 def _forward_and_score_grad(call, unit_x, unit_y, weights, dtype):
     backend, workspace = call.backend, None
-    if backend.keeps_scores and backend.whole_rows_fit(unit_y.shape[0]):
+    if backend.keeps_scores and backend.whole_rows_fit(unit_y.shape[0], unit_y.device):
         workspace = backend.workspace(unit_x, unit_y, keep=True)
     state = backend.forward(call.tile, unit_x, unit_y, workspace=workspace)
     weights = 1.0 if weights is None else weights.double()
@@ -181,7 +184,8 @@ def _coefficients(tile, state, weights, dtype):
 
 def _score_grad_panels(call, unit_x, unit_y, coefficients, dtype, workspace):
     lower = call.tile.pairs.each_once
-    blocks = list(call.backend.blocks(unit_x.shape[0], unit_y.shape[0], lower=lower))
+    shape = unit_x.shape[0], unit_y.shape[0]
+    blocks = list(call.backend.blocks(*shape, unit_x.device, lower=lower))
     one_by_band = len({rows.start for rows, _ in blocks}) == len(blocks)
     products = _Products(call, unit_x, unit_y, dtype, spent=one_by_band)
     for block in blocks:

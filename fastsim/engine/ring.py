@@ -177,7 +177,7 @@ def _score_grads(tile, x, y, coefficients, want_y, batch, backend):
         unit_y = backend.unit_rows(visiting)[0]
         coefficients = tile.with_column_coefficients(coefficients, visiting_columns)
         workspace = backend.workspace(unit_x, unit_y)
-        for block in backend.blocks(unit_x.shape[0], unit_y.shape[0]):
+        for block in backend.blocks(unit_x.shape[0], unit_y.shape[0], unit_x.device):
             panel = backend.score_grad(part, unit_x, unit_y, block, coefficients, workspace)
             of_rows, within = block
             backend.multiply(panel, unit_y[within], grad_x[of_rows], accumulate=True)

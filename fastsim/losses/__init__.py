@@ -21,6 +21,11 @@ from fastsim.losses.batch_triplets import (
 from fastsim.losses.cosent import CoSENT, cosent, cosent_from_scores
 from fastsim.losses.cosent_matrix import CoSENTMatrix, cosent_matrix, cosent_matrix_from_scores
 from fastsim.losses.cosine_regression import CosineRegression, cosine_regression
+from fastsim.losses.decoupled_contrastive import (
+    DecoupledContrastive,
+    decoupled_contrastive,
+    decoupled_contrastive_from_scores,
+)
 from fastsim.losses.full_triplet import (
     FullTriplet,
     closest_negative,
@@ -52,6 +57,7 @@ from fastsim.losses.triplet_margin import TripletMargin, triplet_margin
 # Loss function -> its dense specification on a given score matrix (or list of scores).
 SPECIFICATIONS = {
     info_nce: info_nce_from_scores,
+    decoupled_contrastive: decoupled_contrastive_from_scores,
     sup_con: sup_con_from_scores,
     nt_xent: nt_xent_from_scores,
     multi_similarity: multi_similarity_from_scores,
@@ -73,6 +79,7 @@ __all__ = [
     "CoSENT",
     "CoSENTMatrix",
     "CosineRegression",
+    "DecoupledContrastive",
     "FullTriplet",
     "HardestPairs",
     "InfoNCE",
@@ -98,6 +105,8 @@ __all__ = [
     "cosent_matrix",
     "cosent_matrix_from_scores",
     "cosine_regression",
+    "decoupled_contrastive",
+    "decoupled_contrastive_from_scores",
     "full_triplet",
     "full_triplet_from_scores",
     "hardest_pairs",

@@ -9,7 +9,9 @@ Source: Li and Li 2023, "AnglE-optimized Text Embeddings", equations 5 to 8.
 """
 
 import torch
+from torch import Tensor
 
+from fastsim.annotations import Group, Scalar
 from fastsim.backends import pick
 from fastsim.checks import check_alike, check_embeddings, check_labels, check_number
 from fastsim.losses.cosent import cosent
@@ -17,7 +19,7 @@ from fastsim.losses.module import LossModule
 from fastsim.scores import compute_dtype, paired_cosines
 
 
-def angle_similarity(u, v, *, backend=None):
+def angle_similarity(u: Tensor, v: Tensor, *, backend: str | None = None) -> Tensor:
     """Angle score of paired rows: (N, D), (N, D), D even -> (N,) in [0, sqrt(2)]; v = 0 gives 0.
 
     ValueError or TypeError for arguments that do not fit. Source: see the module.
@@ -32,7 +34,15 @@ def angle_similarity(u, v, *, backend=None):
     return 2**0.5 * paired_cosines(torch.cat([a + b, b - a], 1), v, chosen).abs()
 
 
-def angle(u, v, labels, *, scale=20.0, group=None, backend=None):
+def angle(
+    u: Tensor,
+    v: Tensor,
+    labels: Tensor,
+    *,
+    scale: Scalar = 20.0,
+    group: Group = None,
+    backend: str | None = None,
+) -> Tensor:
     """CoSENT on the angle scores of paired rows u, v (N, D) against labels (N,).
 
     Parameters and errors as `cosent` and `angle_similarity`.
@@ -48,3 +58,12 @@ class Angle(LossModule):
     """The module of `angle`."""
 
     function = staticmethod(angle)
+
+    def __init__(
+        self,
+        *,
+        scale: Scalar = 20.0,
+        group: Group = None,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())

@@ -10,11 +10,12 @@ pairs themselves, so that they are as exact as the inputs, and the gradient touc
 For Euclidean d the order of the distances to x_i is that of x_i . x_j - |x_j|^2 / 2.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fastsim.annotations import Group, Reduction
 from fastsim.backends import pick
 from fastsim.checks import check_choice, check_number, check_reduction
 from fastsim.distributed import join
@@ -49,16 +50,16 @@ class HardestPairs(NamedTuple):
 
 
 def batch_hard_triplet(
-    embeddings,
-    groups,
+    embeddings: Tensor,
+    groups: Tensor,
     *,
-    margin=1.0,
-    distance="euclidean",
-    soft=False,
-    reduction="mean",
-    group=None,
-    backend=None,
-):
+    margin: float = 1.0,
+    distance: Literal["euclidean", "cosine"] = "euclidean",
+    soft: bool = False,
+    reduction: Reduction = "mean",
+    group: Group = None,
+    backend: str | None = None,
+) -> Tensor:
     """Batch-hard triplet loss of embeddings (N, D) with integer groups (N,).
 
     distance: "euclidean", or "cosine", which is 1 - cosine. soft: softplus in place of the hinge.
@@ -90,16 +91,16 @@ def batch_hard_triplet(
 
 
 def hardest_pairs(
-    embeddings,
-    groups,
-    references=None,
-    reference_groups=None,
+    embeddings: Tensor,
+    groups: Tensor,
+    references: Tensor | None = None,
+    reference_groups: Tensor | None = None,
     *,
-    own_first=False,
-    distance="euclidean",
-    group=None,
-    backend=None,
-):
+    own_first: bool = False,
+    distance: Literal["euclidean", "cosine"] = "euclidean",
+    group: Group = None,
+    backend: str | None = None,
+) -> HardestPairs:
     """Each row's farthest reference of its own group and nearest of any other.
 
     embeddings (N, D) and groups (N,) integers; references (M, D) and reference_groups (M,), by
@@ -135,10 +136,28 @@ class BatchHardTriplet(LossModule):
 
     function = staticmethod(batch_hard_triplet)
 
+    def __init__(
+        self,
+        *,
+        margin: float = 1.0,
+        distance: Literal["euclidean", "cosine"] = "euclidean",
+        soft: bool = False,
+        reduction: Reduction = "mean",
+        group: Group = None,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
+
 
 def batch_hard_triplet_from_scores(
-    scores, groups, *, margin=1.0, distance="euclidean", soft=False, reduction="mean"
-):
+    scores: Tensor,
+    groups: Tensor,
+    *,
+    margin: float = 1.0,
+    distance: Literal["euclidean", "cosine"] = "euclidean",
+    soft: bool = False,
+    reduction: Reduction = "mean",
+) -> Tensor:
     """The specification of `batch_hard_triplet`, the other parameters as there.
 
     scores (N, N): the cosines for distance "cosine", else the distances themselves.

@@ -11,7 +11,10 @@ of the Triplet Loss", section 2 (batch all). Each has a sum over as many triplet
 positive pairs, and more; the eager backend holds every triple.
 """
 
+from typing import Literal
+
 import torch
+from torch import Tensor
 
 from fastsim.backends import pick
 from fastsim.checks import check_choice, check_embeddings, check_integers, check_number
@@ -22,7 +25,14 @@ from fastsim.losses.reduce import as_float
 from fastsim.scores import unit_rows
 
 
-def batch_semi_hard_triplet(embeddings, labels, *, margin=5.0, distance="euclidean", backend=None):
+def batch_semi_hard_triplet(
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    margin: float = 5.0,
+    distance: Literal["euclidean", "cosine"] = "euclidean",
+    backend: str | None = None,
+) -> Tensor:
     """Semi-hard triplet loss of embeddings (N, D) with integer labels (N,) -> scalar.
 
     distance: "euclidean" or "cosine" (1 - cosine). A batch without a positive pair or of one
@@ -31,7 +41,14 @@ def batch_semi_hard_triplet(embeddings, labels, *, margin=5.0, distance="euclide
     return _mean("semi-hard", _semi_hard, embeddings, labels, margin, distance, backend)
 
 
-def batch_all_triplet(embeddings, labels, *, margin=5.0, distance="euclidean", backend=None):
+def batch_all_triplet(
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    margin: float = 5.0,
+    distance: Literal["euclidean", "cosine"] = "euclidean",
+    backend: str | None = None,
+) -> Tensor:
     """Mean of the positive triplet losses of embeddings (N, D) with integer labels (N,) -> scalar.
 
     Parameters and errors as `batch_semi_hard_triplet`.
@@ -44,11 +61,29 @@ class BatchSemiHardTriplet(LossModule):
 
     function = staticmethod(batch_semi_hard_triplet)
 
+    def __init__(
+        self,
+        *,
+        margin: float = 5.0,
+        distance: Literal["euclidean", "cosine"] = "euclidean",
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
+
 
 class BatchAllTriplet(LossModule):
     """The module of `batch_all_triplet`."""
 
     function = staticmethod(batch_all_triplet)
+
+    def __init__(
+        self,
+        *,
+        margin: float = 5.0,
+        distance: Literal["euclidean", "cosine"] = "euclidean",
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
 
 
 def _mean(triplets, formula, embeddings, labels, margin, distance, backend):

@@ -9,7 +9,9 @@ the same on every entry of an N x M matrix.
 """
 
 import torch
+from torch import Tensor
 
+from fastsim.annotations import Group, Scalar
 from fastsim.backends import pick
 from fastsim.checks import check_labels, check_number, check_scores
 from fastsim.distributed import join
@@ -18,7 +20,14 @@ from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float
 
 
-def cosent(scores, labels, *, scale=20.0, group=None, backend=None):
+def cosent(
+    scores: Tensor,
+    labels: Tensor,
+    *,
+    scale: Scalar = 20.0,
+    group: Group = None,
+    backend: str | None = None,
+) -> Tensor:
     """CoSENT of scores (M,) against labels (M,) of any real or integer dtype.
 
     Equal labels contribute nothing; one pair, or all labels equal, gives exactly 0 with zero
@@ -44,8 +53,17 @@ class CoSENT(LossModule):
 
     function = staticmethod(cosent)
 
+    def __init__(
+        self,
+        *,
+        scale: Scalar = 20.0,
+        group: Group = None,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
 
-def cosent_from_scores(scores, labels, *, scale=20.0):
+
+def cosent_from_scores(scores: Tensor, labels: Tensor, *, scale: Scalar = 20.0) -> Tensor:
     """The specification of `cosent`: all M^2 pairs at once."""
     check_scores("scores", scores, ndim=1)
     check_labels("labels", labels, scores.shape[0], scores.device)

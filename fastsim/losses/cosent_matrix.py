@@ -13,7 +13,9 @@ Source: Su Jianlin 2022 (see `cosent`), applied to all in-batch pairs.
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
+from fastsim.annotations import Group, Scalar, Targets
 from fastsim.backends import pick
 from fastsim.checks import check_alike, check_embeddings, check_number, check_scores
 from fastsim.distributed import join
@@ -34,7 +36,15 @@ from fastsim.tile import Tile
 MOST_LEVELS = 256
 
 
-def cosent_matrix(x, y, targets, *, scale=20.0, group=None, backend=None):
+def cosent_matrix(
+    x: Tensor,
+    y: Tensor | None,
+    targets: Targets,
+    *,
+    scale: Scalar = 20.0,
+    group: Group = None,
+    backend: str | None = None,
+) -> Tensor:
     """CoSENT over all entries of the cosines of x (N, D) and y (M, D) against a target matrix.
 
     y=None: x with itself, each unordered pair once, the diagonal left out.
@@ -93,8 +103,19 @@ class CoSENTMatrix(LossModule):
 
     function = staticmethod(cosent_matrix)
 
+    def __init__(
+        self,
+        *,
+        scale: Scalar = 20.0,
+        group: Group = None,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
 
-def cosent_matrix_from_scores(scores, targets, *, scale=20.0, each_pair_once=False):
+
+def cosent_matrix_from_scores(
+    scores: Tensor, targets: Targets, *, scale: Scalar = 20.0, each_pair_once: bool = False
+) -> Tensor:
     """The specification of `cosent_matrix`: scores (N, M), the other parameters as there.
 
     each_pair_once: the entries above the diagonal only, as `cosent_matrix` takes y=None.

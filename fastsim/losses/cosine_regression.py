@@ -7,14 +7,23 @@ cosines instead of their values.
 """
 
 import torch
+from torch import Tensor
 
+from fastsim.annotations import Reduction
 from fastsim.backends import pick
 from fastsim.checks import check_alike, check_embeddings, check_labels, check_reduction
 from fastsim.losses.module import LossModule
 from fastsim.scores import paired_cosines
 
 
-def cosine_regression(u, v, labels, *, reduction="mean", backend=None):
+def cosine_regression(
+    u: Tensor,
+    v: Tensor,
+    labels: Tensor,
+    *,
+    reduction: Reduction = "mean",
+    backend: str | None = None,
+) -> Tensor:
     """Squared error of the cosines of paired rows u, v (N, D) against labels (N,) in [-1, 1].
 
     Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
@@ -33,3 +42,11 @@ class CosineRegression(LossModule):
     """The module of `cosine_regression`."""
 
     function = staticmethod(cosine_regression)
+
+    def __init__(
+        self,
+        *,
+        reduction: Reduction = "mean",
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())

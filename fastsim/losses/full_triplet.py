@@ -10,7 +10,9 @@ over N x M; the closest is one, forward only, and its gradient touches one candi
 """
 
 import torch
+from torch import Tensor
 
+from fastsim.annotations import Exclude, Group, Mining, Reduction
 from fastsim.backends import pick
 from fastsim.backends.rows import add_rows
 from fastsim.checks import (
@@ -43,16 +45,16 @@ MININGS = ("semi-hard", "hard")
 
 
 def full_triplet(
-    anchors,
-    positives,
+    anchors: Tensor,
+    positives: Tensor,
     *,
-    margin=0.25,
-    mining="semi-hard",
-    exclude=None,
-    reduction="mean",
-    group=None,
-    backend=None,
-):
+    margin: float = 0.25,
+    mining: Mining = "semi-hard",
+    exclude: Exclude = None,
+    reduction: Reduction = "mean",
+    group: Group = None,
+    backend: str | None = None,
+) -> Tensor:
     """Mean-negative and closest-negative triplet loss on cosines.
 
     anchors (N, D); positives (M, D), M >= N: row i's positive is column i, every other column a
@@ -113,7 +115,7 @@ def full_triplet(
     return batch.reduce(_hinges(*terms, margin), reduction)
 
 
-def mean_negative(anchors, positives, *, backend=None):
+def mean_negative(anchors: Tensor, positives: Tensor, *, backend: str | None = None) -> Tensor:
     """Mean cosine of each anchor with the other columns: (N, D), (M, D), M >= N -> (N,).
 
     Column i is row i's positive; -inf where there is no other column. Differentiable, O((N+M) D).
@@ -127,7 +129,9 @@ def mean_negative(anchors, positives, *, backend=None):
     return _terms(unit_x, unit_y, torch.full_like(pairs.positives, -1), pairs, chosen)[1]
 
 
-def closest_negative(anchors, positives, *, mining="semi-hard", backend=None):
+def closest_negative(
+    anchors: Tensor, positives: Tensor, *, mining: Mining = "semi-hard", backend: str | None = None
+) -> tuple[Tensor, Tensor]:
     """The closest negative of each anchor: (N, D), (M, D), M >= N -> (values (N,), indices (N,)).
 
     Column i is row i's positive. mining: "semi-hard", the largest cosine not above the
@@ -153,13 +157,29 @@ class FullTriplet(LossModule):
 
     function = staticmethod(full_triplet)
 
+    def __init__(
+        self,
+        *,
+        margin: float = 0.25,
+        mining: Mining = "semi-hard",
+        reduction: Reduction = "mean",
+        group: Group = None,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
+
 
 # ---- the specification on a given score matrix ----
 
 
 def full_triplet_from_scores(
-    scores, *, margin=0.25, mining="semi-hard", exclude=None, reduction="mean"
-):
+    scores: Tensor,
+    *,
+    margin: float = 0.25,
+    mining: Mining = "semi-hard",
+    exclude: Exclude = None,
+    reduction: Reduction = "mean",
+) -> Tensor:
     """The specification of `full_triplet`: scores (N, M), the other parameters as there."""
     check_number("margin", margin)
     check_choice("mining", mining, MININGS)
@@ -170,12 +190,14 @@ def full_triplet_from_scores(
     return reduce(_hinges(scores.diagonal(), mean, closest, margin), reduction)
 
 
-def mean_negative_from_scores(scores, *, exclude=None):
+def mean_negative_from_scores(scores: Tensor, *, exclude: Exclude = None) -> Tensor:
     """The specification of `mean_negative`: scores (N, M) -> (N,)."""
     return _mean_of(*_negatives(scores, exclude))
 
 
-def closest_negative_from_scores(scores, *, mining="semi-hard", exclude=None):
+def closest_negative_from_scores(
+    scores: Tensor, *, mining: Mining = "semi-hard", exclude: Exclude = None
+) -> tuple[Tensor, Tensor]:
     """The specification of `closest_negative`: scores (N, M) -> (values, indices), both (N,)."""
     check_choice("mining", mining, MININGS)
     values, indices = _largest_of(*_negatives(scores, exclude), mining)

@@ -14,7 +14,9 @@ negatives. SupCon (`sup_con`) is the same with several positives.
 """
 
 import torch
+from torch import Tensor
 
+from fastsim.annotations import Exclude, Group, Reduction, Scalar
 from fastsim.backends import pick
 from fastsim.checks import (
     check_alike,
@@ -43,19 +45,19 @@ from fastsim.tile import Tile
 
 
 def info_nce(
-    anchors,
-    candidates,
-    positives=None,
+    anchors: Tensor,
+    candidates: Tensor,
+    positives: Tensor | None = None,
     *,
-    temperature=0.05,
-    symmetric=False,
-    exclude=None,
-    exclude_above=None,
-    margin=0.0,
-    reduction="mean",
-    group=None,
-    backend=None,
-):
+    temperature: Scalar = 0.05,
+    symmetric: bool = False,
+    exclude: Exclude = None,
+    exclude_above: float | None = None,
+    margin: float = 0.0,
+    reduction: Reduction = "mean",
+    group: Group = None,
+    backend: str | None = None,
+) -> Tensor:
     """InfoNCE with in-batch and hard negatives.
 
     anchors (N, D); candidates (M, D), M >= N unless `positives` says otherwise. Columns that are
@@ -129,18 +131,31 @@ class InfoNCE(LossModule):
 
     function = staticmethod(info_nce)
 
+    def __init__(
+        self,
+        *,
+        temperature: Scalar = 0.05,
+        symmetric: bool = False,
+        exclude_above: float | None = None,
+        margin: float = 0.0,
+        reduction: Reduction = "mean",
+        group: Group = None,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
+
 
 def info_nce_from_scores(
-    scores,
-    positives=None,
+    scores: Tensor,
+    positives: Tensor | None = None,
     *,
-    temperature=0.05,
-    symmetric=False,
-    exclude=None,
-    exclude_above=None,
-    margin=0.0,
-    reduction="mean",
-):
+    temperature: Scalar = 0.05,
+    symmetric: bool = False,
+    exclude: Exclude = None,
+    exclude_above: float | None = None,
+    margin: float = 0.0,
+    reduction: Reduction = "mean",
+) -> Tensor:
     """The specification of `info_nce`: scores (N, M), the other parameters as there."""
     check_scores("scores", scores)
     rows, columns = scores.shape

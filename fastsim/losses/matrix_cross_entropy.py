@@ -9,7 +9,9 @@ it is `info_nce`.
 """
 
 import torch
+from torch import Tensor
 
+from fastsim.annotations import Group, Reduction, Scalar, Targets
 from fastsim.backends import pick
 from fastsim.checks import (
     check_alike,
@@ -28,8 +30,15 @@ from fastsim.tile import Tile
 
 
 def matrix_cross_entropy(
-    x, y, targets, *, temperature=1.0, reduction="mean", group=None, backend=None
-):
+    x: Tensor,
+    y: Tensor,
+    targets: Targets,
+    *,
+    temperature: Scalar = 1.0,
+    reduction: Reduction = "mean",
+    group: Group = None,
+    backend: str | None = None,
+) -> Tensor:
     """Cross entropy of the cosines of x (N, D) and y (M, D) against a target matrix.
 
     targets: (N, M) of any real or integer dtype; or (row_groups (N,), column_groups (M,))
@@ -87,8 +96,20 @@ class MatrixCrossEntropy(LossModule):
 
     function = staticmethod(matrix_cross_entropy)
 
+    def __init__(
+        self,
+        *,
+        temperature: Scalar = 1.0,
+        reduction: Reduction = "mean",
+        group: Group = None,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
 
-def matrix_cross_entropy_from_scores(scores, targets, *, temperature=1.0, reduction="mean"):
+
+def matrix_cross_entropy_from_scores(
+    scores: Tensor, targets: Targets, *, temperature: Scalar = 1.0, reduction: Reduction = "mean"
+) -> Tensor:
     """The specification of `matrix_cross_entropy`: scores (N, M), the other parameters as there."""
     check_scores("scores", scores)
     check_number("temperature", temperature, positive=True)

@@ -7,6 +7,9 @@ gives loss and gradient. Against +-1 every pair of different groups is pushed to
 for graded targets. `cosent_matrix` trains the order of the scores instead of their values.
 """
 
+from torch import Tensor
+
+from fastsim.annotations import Group, Reduction, Targets
 from fastsim.backends import pick
 from fastsim.checks import check_alike, check_embeddings, check_reduction, check_scores
 from fastsim.distributed import join
@@ -18,7 +21,15 @@ from fastsim.scores import dense_cosines
 from fastsim.tile import Tile
 
 
-def matrix_mse(x, y, targets, *, reduction="mean", group=None, backend=None):
+def matrix_mse(
+    x: Tensor,
+    y: Tensor,
+    targets: Targets,
+    *,
+    reduction: Reduction = "mean",
+    group: Group = None,
+    backend: str | None = None,
+) -> Tensor:
     """Mean squared error of the cosines of x (N, D) and y (M, D) against a target matrix.
 
     targets: (N, M) of any real or integer dtype; or (row_groups (N,), column_groups (M,))
@@ -67,8 +78,19 @@ class MatrixMSE(LossModule):
 
     function = staticmethod(matrix_mse)
 
+    def __init__(
+        self,
+        *,
+        reduction: Reduction = "mean",
+        group: Group = None,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
 
-def matrix_mse_from_scores(scores, targets, *, reduction="mean"):
+
+def matrix_mse_from_scores(
+    scores: Tensor, targets: Targets, *, reduction: Reduction = "mean"
+) -> Tensor:
     """The specification of `matrix_mse`: scores (N, M), the other parameters as there."""
     check_scores("scores", scores)
     check_reduction(reduction)

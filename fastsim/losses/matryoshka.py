@@ -12,8 +12,11 @@ gathered by itself.
 """
 
 import inspect
+from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from fastsim.checks import FLOATING, check_number
 from fastsim.losses.module import LossModule
@@ -30,7 +33,12 @@ class Matryoshka(torch.nn.Module):
     ValueError or TypeError for arguments that do not fit.
     """
 
-    def __init__(self, loss, widths, weights=None):
+    def __init__(
+        self,
+        loss: torch.nn.Module,
+        widths: Sequence[int],
+        weights: Sequence[float] | None = None,
+    ) -> None:
         super().__init__()
         widths = tuple(widths)
         for width in widths:
@@ -47,7 +55,7 @@ class Matryoshka(torch.nn.Module):
         names = inspect.signature(loss.function).parameters if isinstance(loss, LossModule) else ()
         self._targets = list(names).index("targets") if "targets" in names else None
 
-    def forward(self, *arguments, **options):
+    def forward(self, *arguments: Any, **options: Any) -> Tensor:
         """The sum over the widths of the loss with these arguments."""
         given = {**dict(enumerate(arguments)), **options}
         embeddings = {

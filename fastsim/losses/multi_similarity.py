@@ -8,39 +8,32 @@ Learning", equation 15, without its mining. A positive's weight grows with its d
 others, a negative's with its nearness; `nt_xent` weighs negatives likewise, positives one by one.
 """
 
-import torch
+from functools import partial
 
-from fastsim.backends import pick
-from fastsim.checks import check_number, check_reduction
-from fastsim.distributed import join
-from fastsim.engine.autograd import tile_loss
+import torch
+from torch import Tensor
+
+from fastsim.annotations import Group, Reduction
+from fastsim.checks import check_number
+from fastsim.losses.grouped import grouped_from_scores, grouped_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, reduce
-from fastsim.pairs import (
-    dense_targets,
-    global_groups,
-    groups_of_scores,
-    pair_mask,
-    parse_groups,
-)
-from fastsim.scores import dense_cosines
-from fastsim.tile import Tile
+from fastsim.pairs import dense_targets, pair_mask
 
 
 def multi_similarity(
-    embeddings,
-    groups,
-    references=None,
-    reference_groups=None,
+    embeddings: Tensor,
+    groups: Tensor,
+    references: Tensor | None = None,
+    reference_groups: Tensor | None = None,
     *,
-    own_first=False,
-    alpha=2.0,
-    beta=50.0,
-    base=0.5,
-    reduction="mean",
-    group=None,
-    backend=None,
-):
+    own_first: bool = False,
+    alpha: float = 2.0,
+    beta: float = 50.0,
+    base: float = 0.5,
+    reduction: Reduction = "mean",
+    group: Group = None,
+    backend: str | None = None,
+) -> Tensor:
     """Multi-similarity loss of embeddings (N, D) with integer groups (N,).
 
     references (M, D), reference_groups (M,): what the embeddings are held against, by default
@@ -54,38 +47,24 @@ def multi_similarity(
     Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
     not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
     """
-    pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
-    _check_options(alpha, beta, base)
-    check_reduction(reduction)
-    chosen = pick(backend, embeddings, references, kind="multi_similarity")
-    columns = embeddings if references is None else references
-    batch = join(
-        group,
+    options = {"alpha": alpha, "beta": beta, "base": base}
+    _check_options(**options)
+    return grouped_loss(
         "multi_similarity",
         embeddings,
-        columns,
-        references=references,
+        groups,
+        references,
+        reference_groups,
         own_first=own_first,
-        alpha=alpha,
-        beta=beta,
-        base=base,
-        reduction=reduction,
-        backend=chosen.name,
-    )
-    pairs = global_groups(pairs, batch)
-    if chosen.name == "eager":
-        scores = dense_cosines(embeddings, batch.gather_columns(columns), chosen)
-        return batch.reduce(_losses(scores, pairs, alpha, beta, base), reduction)
-    options = {"positive_scale": float(alpha), "base": float(base)}
-    return tile_loss(
-        Tile("multi_similarity", pairs, **options),
-        embeddings,
-        columns,
+        kind="multi_similarity",
         scale=float(beta),
-        weights=batch.row_weights(reduction, embeddings),
-        batch=batch,
-        formula=lambda scores, *_: _losses(scores, pairs, alpha, beta, base),
-        backend=chosen,
+        positive_scale=float(alpha),
+        base=float(base),
+        formula=partial(_losses, **options),
+        options=options,
+        reduction=reduction,
+        group=group,
+        backend=backend,
     )
 
 
@@ -94,23 +73,42 @@ class MultiSimilarity(LossModule):
 
     function = staticmethod(multi_similarity)
 
+    def __init__(
+        self,
+        *,
+        own_first: bool = False,
+        alpha: float = 2.0,
+        beta: float = 50.0,
+        base: float = 0.5,
+        reduction: Reduction = "mean",
+        group: Group = None,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
+
 
 def multi_similarity_from_scores(
-    scores,
-    groups,
-    reference_groups=None,
+    scores: Tensor,
+    groups: Tensor,
+    reference_groups: Tensor | None = None,
     *,
-    own_first=False,
-    alpha=2.0,
-    beta=50.0,
-    base=0.5,
-    reduction="mean",
-):
+    own_first: bool = False,
+    alpha: float = 2.0,
+    beta: float = 50.0,
+    base: float = 0.5,
+    reduction: Reduction = "mean",
+) -> Tensor:
     """The specification of `multi_similarity`: scores (N, M), the other parameters as there."""
-    pairs = groups_of_scores(scores, groups, reference_groups, own_first)
-    _check_options(alpha, beta, base)
-    check_reduction(reduction)
-    return reduce(_losses(as_float(scores), pairs, alpha, beta, base), reduction)
+    options = {"alpha": alpha, "beta": beta, "base": base}
+    _check_options(**options)
+    return grouped_from_scores(
+        scores,
+        groups,
+        reference_groups,
+        own_first=own_first,
+        formula=partial(_losses, **options),
+        reduction=reduction,
+    )
 
 
 def _losses(scores, pairs, alpha, beta, base):

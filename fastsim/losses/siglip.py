@@ -10,7 +10,9 @@ leaves 0.27 to 0.73.
 """
 
 import torch
+from torch import Tensor
 
+from fastsim.annotations import Group, Reduction, Scalar, Targets
 from fastsim.backends import pick
 from fastsim.checks import (
     check_alike,
@@ -29,8 +31,16 @@ from fastsim.tile import Tile
 
 
 def siglip(
-    x, y, targets=None, *, scale=10.0, bias=-10.0, reduction="mean", group=None, backend=None
-):
+    x: Tensor,
+    y: Tensor,
+    targets: Targets = None,
+    *,
+    scale: Scalar = 10.0,
+    bias: Scalar = -10.0,
+    reduction: Reduction = "mean",
+    group: Group = None,
+    backend: str | None = None,
+) -> Tensor:
     """Pairwise sigmoid loss of x (N, D) and y (M, D) against any target matrix.
 
     targets: (N, M) of any real or integer dtype, 1 similar, -1 not, soft values between; or
@@ -85,6 +95,17 @@ class SigLIP(LossModule):
 
     function = staticmethod(siglip)
 
+    def __init__(
+        self,
+        *,
+        scale: Scalar = 10.0,
+        bias: Scalar = -10.0,
+        reduction: Reduction = "mean",
+        group: Group = None,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
+
 
 def _off_zero(scale, x):
     """A scale to learn, 1e-20 in place of 0: its gradient is found as a sum of score gradients over
@@ -98,7 +119,14 @@ def _off_zero(scale, x):
     return scale + 1e-20 * (scale == 0)
 
 
-def siglip_from_scores(scores, targets=None, *, scale=10.0, bias=-10.0, reduction="mean"):
+def siglip_from_scores(
+    scores: Tensor,
+    targets: Targets = None,
+    *,
+    scale: Scalar = 10.0,
+    bias: Scalar = -10.0,
+    reduction: Reduction = "mean",
+) -> Tensor:
     """The specification of `siglip`: scores (N, M), the other parameters as there."""
     check_scores("scores", scores)
     check_number("scale", scale)

@@ -6,7 +6,9 @@ Source: Reimers and Gurevych 2019, "Sentence-BERT", section 3, figure 1.
 """
 
 import torch
+from torch import Tensor
 
+from fastsim.annotations import Reduction
 from fastsim.checks import (
     check_alike,
     check_embeddings,
@@ -24,7 +26,7 @@ class SoftmaxClassification(torch.nn.Module):
     dim: width of the embeddings. num_labels: classes, labels are 0 ... num_labels - 1.
     """
 
-    def __init__(self, dim, num_labels, *, reduction="mean"):
+    def __init__(self, dim: int, num_labels: int, *, reduction: Reduction = "mean") -> None:
         super().__init__()
         for name, value in (("dim", dim), ("num_labels", num_labels)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -33,7 +35,7 @@ class SoftmaxClassification(torch.nn.Module):
         self.dim, self.num_labels, self.reduction = dim, num_labels, reduction
         self.classifier = torch.nn.Linear(3 * dim, num_labels, bias=False)
 
-    def logits(self, u, v):
+    def logits(self, u: Tensor, v: Tensor) -> Tensor:
         """Class logits (N, num_labels) of paired rows u, v (N, dim), in the compute type."""
         check_embeddings("u", u)
         check_embeddings("v", v)
@@ -45,7 +47,7 @@ class SoftmaxClassification(torch.nn.Module):
             features = torch.cat([u, v, (u - v).abs()], 1)
             return torch.nn.functional.linear(features, self.classifier.weight.to(u.dtype))
 
-    def forward(self, u, v, labels):
+    def forward(self, u: Tensor, v: Tensor, labels: Tensor) -> Tensor:
         """The loss of paired rows u, v (N, dim) and integer labels (N,)."""
         logits = self.logits(u, v)
         check_integers("labels", labels, u.shape[0], u.device)

@@ -6,38 +6,31 @@ Source: Khosla et al. 2020, "Supervised Contrastive Learning", equation 2 (L_out
 two it is NT-Xent; `info_nce` is the case of one named positive.
 """
 
-import torch
+from functools import partial
 
-from fastsim.backends import pick
-from fastsim.checks import check_number, check_reduction
-from fastsim.distributed import join
-from fastsim.engine.autograd import tile_loss
+import torch
+from torch import Tensor
+
+from fastsim.annotations import Group, Reduction, Scalar
+from fastsim.checks import check_embeddings, check_number
+from fastsim.losses.grouped import grouped_from_scores, grouped_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, below_every_score, inverse, reduce
-from fastsim.pairs import (
-    dense_targets,
-    global_groups,
-    groups_of_scores,
-    pair_mask,
-    parse_groups,
-    positive_counts,
-)
-from fastsim.scores import dense_cosines
-from fastsim.tile import Tile
+from fastsim.losses.reduce import below_every_score, inverse
+from fastsim.pairs import dense_targets, pair_mask, positive_counts
 
 
 def sup_con(
-    embeddings,
-    groups,
-    references=None,
-    reference_groups=None,
+    embeddings: Tensor,
+    groups: Tensor,
+    references: Tensor | None = None,
+    reference_groups: Tensor | None = None,
     *,
-    own_first=False,
-    temperature=0.1,
-    reduction="mean",
-    group=None,
-    backend=None,
-):
+    own_first: bool = False,
+    temperature: Scalar = 0.1,
+    reduction: Reduction = "mean",
+    group: Group = None,
+    backend: str | None = None,
+) -> Tensor:
     """Supervised contrastive loss of embeddings (N, D) with integer groups (N,).
 
     references (M, D), reference_groups (M,): what the embeddings are held against, by default
@@ -52,36 +45,24 @@ def sup_con(
     Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
     not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
     """
-    pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
-    check_reduction(reduction)
+    check_embeddings("embeddings", embeddings)
     check_number("temperature", temperature, positive=True)
-    chosen = pick(backend, embeddings, references, temperature, kind="softmax")
-    columns = embeddings if references is None else references
-    batch = join(
-        group,
+    return grouped_loss(
         "sup_con",
         embeddings,
-        columns,
-        references=references,
+        groups,
+        references,
+        reference_groups,
         own_first=own_first,
-        temperature=temperature,
-        reduction=reduction,
-        backend=chosen.name,
-    )
-    pairs = global_groups(pairs, batch)
-    count = _count(pairs) if reduction == "mean" else None
-    if chosen.name == "eager":
-        scores = dense_cosines(embeddings, batch.gather_columns(columns), chosen)
-        return batch.reduce(_losses(scores, pairs, temperature), reduction, count)
-    return tile_loss(
-        Tile("softmax", pairs, normalise=True),
-        embeddings,
-        columns,
+        kind="softmax",
+        normalise=True,
         scale=inverse(temperature, embeddings),
-        weights=batch.row_weights(reduction, embeddings, count),
-        batch=batch,
-        formula=lambda scores, scale, _: _losses(scores, pairs, 1 / scale),
-        backend=chosen,
+        formula=partial(_losses, temperature=temperature),
+        options={"temperature": temperature},
+        count=_count,
+        reduction=reduction,
+        group=group,
+        backend=backend,
     )
 
 
@@ -90,21 +71,38 @@ class SupCon(LossModule):
 
     function = staticmethod(sup_con)
 
+    def __init__(
+        self,
+        *,
+        own_first: bool = False,
+        temperature: Scalar = 0.1,
+        reduction: Reduction = "mean",
+        group: Group = None,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
+
 
 def sup_con_from_scores(
-    scores,
-    groups,
-    reference_groups=None,
+    scores: Tensor,
+    groups: Tensor,
+    reference_groups: Tensor | None = None,
     *,
-    own_first=False,
-    temperature=0.1,
-    reduction="mean",
-):
+    own_first: bool = False,
+    temperature: Scalar = 0.1,
+    reduction: Reduction = "mean",
+) -> Tensor:
     """The specification of `sup_con`: scores (N, M), the other parameters as there."""
-    pairs = groups_of_scores(scores, groups, reference_groups, own_first)
     check_number("temperature", temperature, positive=True)
-    check_reduction(reduction)
-    return reduce(_losses(as_float(scores), pairs, temperature), reduction, _count(pairs))
+    return grouped_from_scores(
+        scores,
+        groups,
+        reference_groups,
+        own_first=own_first,
+        formula=partial(_losses, temperature=temperature),
+        count=_count,
+        reduction=reduction,
+    )
 
 
 def _losses(scores, pairs, temperature):

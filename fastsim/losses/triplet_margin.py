@@ -8,7 +8,9 @@ all pairs: `full_triplet` is the one that looks at the whole batch.
 """
 
 import torch
+from torch import Tensor
 
+from fastsim.annotations import Reduction
 from fastsim.backends.rows import norms
 from fastsim.checks import check_alike, check_embeddings, check_number, check_reduction
 from fastsim.losses.module import LossModule
@@ -16,7 +18,14 @@ from fastsim.losses.reduce import as_float, reduce
 from fastsim.operators import differentiable_again, transformed
 
 
-def triplet_margin(anchors, positives, negatives, *, margin=1.0, reduction="mean"):
+def triplet_margin(
+    anchors: Tensor,
+    positives: Tensor,
+    negatives: Tensor,
+    *,
+    margin: float = 1.0,
+    reduction: Reduction = "mean",
+) -> Tensor:
     """Euclidean triplet loss of anchors, positives and negatives, each (N, D), row by row.
 
     Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
@@ -37,6 +46,14 @@ class TripletMargin(LossModule):
     """The module of `triplet_margin`."""
 
     function = staticmethod(triplet_margin)
+
+    def __init__(
+        self,
+        *,
+        margin: float = 1.0,
+        reduction: Reduction = "mean",
+    ) -> None:
+        super().__init__(locals())
 
 
 def _gap_formula(ctx, anchors, positives, negatives):

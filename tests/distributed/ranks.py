@@ -5,6 +5,7 @@ what its part has to be.
 """
 
 import datetime
+import inspect
 import os
 import time
 from dataclasses import dataclass
@@ -139,7 +140,7 @@ def whole_of(case, parts):
         sides[1] = sides[1][order]
         if "exclude" in options:
             options["exclude"] = (options["exclude"][0], options["exclude"][1][order])
-    if case.loss is fastsim.info_nce:
+    if "candidates" in inspect.signature(case.loss).parameters:
         places = [
             (part.others[0] if part.others else columns) + start
             for part, columns, start in zip(parts, own, starts, strict=True)

@@ -17,7 +17,8 @@ import pytorch_metric_learning.losses as their_losses
 import pytorch_metric_learning.miners as their_miners
 from pytorch_metric_learning import distances, reducers, regularizers
 
-from fastsim.integrations.pytorch_metric_learning import losses, miners, unsupported_reasons
+from fastsim.integrations import overrides
+from fastsim.integrations.pytorch_metric_learning import losses, miners
 from tests.measure import assert_close
 
 ROWS, REFERENCES, WIDTH, CLASSES = 33, 47, 12, 7
@@ -25,7 +26,7 @@ ROWS, REFERENCES, WIDTH, CLASSES = 33, 47, 12, 7
 
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch):
-    monkeypatch.setattr(unsupported_reasons, "_said", set())
+    monkeypatch.setattr(overrides, "_said", set())
 
 
 def batch(rows=ROWS, seed=3):

@@ -3,8 +3,12 @@
 Value and gradient over the grid of their arguments; truth: tests/sentence_transformers_peer.py.
 """
 
+import contextlib
+import copy
 import inspect
 import itertools
+import pickle
+import warnings
 
 import pytest
 import torch
@@ -94,7 +98,7 @@ def test_zero_rows_and_large_scales_stay_finite(regime):
 
 
 def test_other_similarities_are_theirs_and_say_so_once(monkeypatch):
-    monkeypatch.setattr("fastsim.integrations.sentence_transformers.fused._said", set())
+    monkeypatch.setattr("fastsim.integrations.overrides._said", set())
     columns = vectors(3)
     options = {"similarity_fct": util.dot_score, "scale": 1.0}
     for name in ("MultipleNegativesRankingLoss", "CachedMultipleNegativesRankingLoss"):
@@ -280,6 +284,7 @@ def test_learnt_scale_and_bias_of_siglip():
 # ---- interfaces ----
 
 
+@pytest.mark.filterwarnings("ignore:The .* is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", SHARED)
 def test_interface(name):
     mine, peer = getattr(ours, name), getattr(theirs, name)
@@ -299,6 +304,156 @@ def test_interface(name):
         getattr(losses[0], "calculate_loss" if cached else "compute_loss_from_embeddings")
     )
     assert inspect.getdoc(mine) != inspect.getdoc(peer)
+
+
+@pytest.mark.parametrize("name", [name for name in SHARED if "Symmetric" in name])
+def test_symmetric_ranking(name):
+    """Their deprecated names: the note is theirs, and the loss fused."""
+    columns = scaled(vectors(2))
+    for package in (ours, theirs):
+        with pytest.warns(DeprecationWarning, match=f"{name} is deprecated"):
+            getattr(package, name)(Given())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The .* is deprecated", DeprecationWarning)
+        same(name, {}, columns, features=padded)
+        assert getattr(ours, name)(Given()).unfused_option() is None
+
+
+# ---- what somebody has replaced ----
+
+MATRICES = {"GISTEmbedLoss": "forward", "CachedGISTEmbedLoss": "calculate_loss"}
+
+
+def guided(package, name, change, columns, guides):
+    loss = getattr(package, name)(Given(), Guided(), temperature=0.3)
+    change(loss)
+    batch = [
+        {"embeddings": column, "guide": guide, "input_ids": torch.zeros(len(column), 2)}
+        for column, guide in zip(columns, guides, strict=True)
+    ]
+    return loss(batch, None)
+
+
+def summed(loss):
+    loss.cross_entropy_loss = torch.nn.CrossEntropyLoss(reduction="sum")
+
+
+def halved(loss):
+    matrix = loss.sim_matrix
+    loss.sim_matrix = lambda x, y: matrix(x, y) / 2
+
+
+class Products(torch.nn.Module):
+    def forward(self, x, y):
+        return (x * y).sum(-1)
+
+
+def of_products(loss):
+    loss.similarity_fct = Products()
+
+
+@pytest.mark.parametrize("change", [summed, halved, of_products])
+@pytest.mark.parametrize("name", MATRICES)
+def test_guided_losses_run_what_was_replaced(name, change, monkeypatch):
+    monkeypatch.setattr("fastsim.integrations.overrides._said", set())
+    columns, guides = vectors(3), vectors(3, width=7)
+    plain = guided(ours, name, lambda loss: None, columns, guides)
+    with pytest.warns(UserWarning, match=f"{name}: .* has no fused form; sentence-transformers'"):
+        value = guided(ours, name, change, columns, guides)
+    assert torch.equal(value, guided(theirs, name, change, columns, guides))
+    assert abs(value - plain) > 1e-3
+    guided(ours, name, change, columns, guides)  # a second note would be an error
+
+
+def test_a_subclass_of_a_guided_loss(monkeypatch):
+    monkeypatch.setattr("fastsim.integrations.overrides._said", set())
+    columns, guides = vectors(2), vectors(2, width=7)
+    values = []
+    for package in (ours, theirs):
+
+        class Halved(package.GISTEmbedLoss):
+            def sim_matrix(self, *sides):
+                return super().sim_matrix(*sides) / 2
+
+        monkeypatch.setattr(package, "Halved", Halved, raising=False)
+        expected = pytest.warns(UserWarning, match="Halved: sim_matrix has no fused form")
+        with expected if package is ours else contextlib.nullcontext():
+            values.append(guided(package, "Halved", lambda loss: None, columns, guides))
+    assert torch.equal(*values)
+
+
+# ---- what a trainer gets ----
+
+PLAIN = ("CoSENTLoss", "MultipleNegativesRankingLoss", "BatchAllTripletLoss")
+
+
+def any_loss(package, name, model=None):
+    arguments = {"SoftmaxLoss": (WIDTH, 3), "GISTEmbedLoss": (Guided(),)}
+    arguments["CachedGISTEmbedLoss"] = arguments["GISTEmbedLoss"]
+    torch.manual_seed(5)
+    return getattr(package, name)(model or Given(), *arguments.get(name, ()))
+
+
+def any_batch(name, columns):
+    """(columns, labels) that the loss takes."""
+    classes = torch.randint(0, 3, (len(columns[0]),))
+    classes[:4] = torch.tensor([0, 0, 1, 1])
+    if name.startswith("Batch"):
+        return columns[:1], classes
+    if name == "TripletLoss":
+        return columns, None
+    if name in ("CoSENTLoss", "AnglELoss", "CosineSimilarityLoss"):
+        return columns[:2], classes / 2
+    return columns[:2], classes if name == "SoftmaxLoss" else None
+
+
+@pytest.mark.filterwarnings("ignore:The .* is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", SHARED)
+def test_dtype_of_the_loss(name, dtype, autocast):
+    """Theirs, whatever it comes from; the value within its rounding of the truth."""
+    columns = [column.to(dtype) for column in vectors(3)]
+    guides = vectors(3, width=7)
+    columns, labels = any_batch(name, columns)
+    found = []
+    for package, kind in ((ours, dtype), (theirs, dtype), (theirs, torch.float64)):
+        batch = [
+            {"embeddings": c.to(kind), "guide": g, "input_ids": torch.zeros(len(c), 2)}
+            for c, g in zip(columns, guides, strict=False)
+        ]
+        loss = any_loss(package, name)
+        low = torch.float16 if dtype == torch.float16 else torch.bfloat16
+        with torch.autocast("cpu", low, enabled=autocast and kind == dtype):
+            found.append(loss.to(kind)(batch, labels))
+    mine, theirs_, truth = found
+    assert mine.dtype == theirs_.dtype
+    if name != "SoftmaxLoss" or not autocast:  # its layer is autocast's
+        eps = max(torch.finfo(mine.dtype).eps, 1e-5)
+        assert abs(mine - truth) <= 2 * eps * max(1, abs(truth)) + abs(theirs_ - truth)
+
+
+@pytest.mark.filterwarnings("ignore:The .* is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("name", SHARED)
+def test_model_cards_link_the_documentation(name):
+    """The card links a class that is of the package; ours is found again by pickle."""
+    assert util.fullname(getattr(ours, name)) == util.fullname(getattr(theirs, name))
+    loss = any_loss(ours, name, torch.nn.Linear(2, 2)) if name in PLAIN else None
+    if loss is not None:
+        again = pickle.loads(pickle.dumps(loss))
+        assert type(again) is type(loss) is getattr(ours, name)
+        assert again.get_config_dict() == loss.get_config_dict()
+        assert torch.equal(again.model.weight, loss.model.weight)
+        assert type(copy.deepcopy(loss)) is type(loss)
+
+
+def test_a_subclass_keeps_its_own_name():
+    assert Own.__module__ == __name__
+    assert type(pickle.loads(pickle.dumps(Own(None)))) is Own
+
+
+class Own(ours.CoSENTLoss):
+    """Somebody's own loss made of ours."""
 
 
 def test_import_leaves_sentence_transformers_alone():

@@ -3,6 +3,7 @@
 Value and gradient over the grid of their arguments; truth: tests/sentence_transformers_peer.py.
 """
 
+import contextlib
 import itertools
 
 import pytest
@@ -85,7 +86,7 @@ def test_triplet(metric):
 
 
 def test_triplet_of_a_metric_of_its_own(monkeypatch):
-    monkeypatch.setattr("fastsim.integrations.sentence_transformers.fused._said", set())
+    monkeypatch.setattr("fastsim.integrations.overrides._said", set())
 
     def metric(x, y):
         return (x - y).square().sum(1)
@@ -122,22 +123,136 @@ def test_batch_triplets(name, metric, monkeypatch):
         same(name, options, columns, labels.double())
 
 
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.__name__)
+@pytest.mark.parametrize("rows", [1, 2, ROWS])
 @pytest.mark.parametrize("name", BATCH)
-def test_a_batch_of_one_class_teaches_nothing(name):
-    labels = torch.zeros(ROWS, dtype=torch.int64)
-    for metric in METRICS:
-        loss = getattr(ours, name)(Given(), distance_metric=metric)
-        value, grad = run(loss, vectors(1), labels, torch.float32)
-        assert value == 0
-        assert not grad.any()
+def test_a_batch_of_one_class(name, rows, metric):
+    columns, labels = vectors(1, rows), torch.zeros(rows, dtype=torch.int64)
+    same(name, {"distance_metric": metric}, columns, labels)
 
 
-def test_one_class_by_the_peer():
-    """What `test_a_batch_of_one_class_teaches_nothing` differs from: a pull, or a constant."""
-    labels = torch.zeros(ROWS, dtype=torch.int64)
-    value, grad = run(theirs.BatchSemiHardTripletLoss(Given()), vectors(1), labels, torch.float32)
-    assert value > 0
-    assert grad.any()
+@pytest.mark.parametrize("name", BATCH)
+def test_further_columns_are_ignored(name):
+    columns, labels = vectors(3), torch.arange(ROWS) % 3
+    losses = [getattr(package, name)(Given()) for package in (ours, theirs)]
+    values = [loss(features(columns), labels) for loss in losses]
+    torch.testing.assert_close(*values)
+    values = [loss.compute_loss_from_embeddings(columns, labels) for loss in losses]
+    torch.testing.assert_close(*values)
+
+
+HOOKS = {
+    "BatchHardTripletLoss": "batch_hard_triplet_loss",
+    "BatchHardSoftMarginTripletLoss": "batch_hard_triplet_soft_margin_loss",
+    "BatchSemiHardTripletLoss": "batch_semi_hard_triplet_loss",
+    "BatchAllTripletLoss": "batch_all_triplet_loss",
+}
+
+
+@pytest.mark.parametrize("how", ["object", "subclass"])
+@pytest.mark.parametrize("name", BATCH)
+def test_batch_losses_run_what_was_replaced(name, how, monkeypatch):
+    monkeypatch.setattr("fastsim.integrations.overrides._said", set())
+    columns, labels = vectors(1), torch.arange(ROWS) % 3
+    kind, hook = getattr(ours, name), HOOKS[name]
+
+    def replacement(*given):
+        labels, embeddings = given[-2:]
+        return embeddings.sum() + labels.sum()
+
+    if how == "subclass":
+        kind = type(name, (kind,), {hook: replacement})
+    loss = kind(Given())
+    if how == "object":
+        setattr(loss, hook, replacement)
+    with pytest.warns(UserWarning, match=f"{name}: {hook} has no fused form"):
+        assert loss(features(columns), labels) == columns[0].sum() + labels.sum()
+    loss(features(columns), labels)  # a second note would be an error
+
+
+@pytest.mark.parametrize("name", BATCH)
+def test_state_dicts_load_both_ways(name):
+    mine, peer, other = (
+        getattr(package, name)(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)))
+        for package in (ours, theirs, ours)
+    )
+    state = mine.state_dict()
+    assert list(state) == list(peer.state_dict())
+    assert list(state._metadata) == list(peer.state_dict()._metadata)
+    peer.load_state_dict(state)
+    other.load_state_dict(peer.state_dict())
+    for loaded in (peer.sentence_embedder, other.model):
+        assert torch.equal(loaded[0].weight, mine.model[0].weight)
+    earlier = {f"model.{key}": value for key, value in mine.model.state_dict().items()}
+    assert not other.load_state_dict(earlier).unexpected_keys
+    wrapped = [torch.nn.ModuleDict({"a": loss}) for loss in (mine, peer)]
+    assert list(wrapped[0].state_dict()) == list(wrapped[1].state_dict())
+    wrapped[0].load_state_dict(wrapped[1].state_dict())
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        mine.load_state_dict(state | {"other": torch.zeros(1)})
+
+
+def test_further_columns_of_pairs():
+    """Ignored where theirs ignores them, else refused with what was wanted."""
+    columns, labels = vectors(3), torch.rand(ROWS)
+    for name in ("CoSENTLoss", "CosineSimilarityLoss"):
+        values = [getattr(p, name)(Given())(features(columns), labels) for p in (ours, theirs)]
+        torch.testing.assert_close(*values)
+    with pytest.raises(ValueError, match="Expected 2 embeddings, got 3"):
+        ours.SoftmaxLoss(Given(), WIDTH, 3)(features(columns), labels.long())
+    with pytest.raises(ValueError, match="Expected 3 embeddings, got 2"):
+        ours.TripletLoss(Given())(features(columns[:2]), None)
+
+
+class Doubled(torch.nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def bent(layer):
+    layer.register_forward_hook(lambda module, given, out: out * 2)
+    return layer
+
+
+LAYERS = [
+    lambda: bent(torch.nn.Linear(3 * WIDTH, 3)),
+    lambda: torch.nn.Linear(3 * WIDTH, 3, bias=False),
+    lambda: Doubled(3 * WIDTH, 3),
+]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_classifier_of_another_kind(layer, monkeypatch):
+    monkeypatch.setattr("fastsim.integrations.overrides._said", set())
+    columns, labels, values = vectors(2), torch.randint(0, 3, (ROWS,)), []
+    layer = layer()
+    for package in (ours, theirs):
+        loss = package.SoftmaxLoss(Given(), WIDTH, 3)
+        loss.classifier = layer
+        said = pytest.warns(UserWarning, match="SoftmaxLoss: classifier has no fused form")
+        with said if package is ours else contextlib.nullcontext():
+            values.append(loss(features(columns), labels))
+    assert torch.equal(*values)
+
+
+NO_ROWS = ["MultipleNegativesRankingLoss", "CosineSimilarityLoss", "CoSENTLoss", "TripletLoss"]
+
+
+@pytest.mark.parametrize("name", [*NO_ROWS, "MegaBatchMarginLoss"])
+def test_no_rows(name):
+    """What theirs gives for an empty batch, or the error that it raises."""
+    columns, labels = [torch.zeros(0, WIDTH)] * (3 if name == "TripletLoss" else 2), torch.zeros(0)
+    found = []
+    for package in (ours, theirs):
+        options = {"use_mini_batched_version": False} if name.startswith("Mega") else {}
+        try:
+            found.append(getattr(package, name)(Given(), **options)(features(columns), labels))
+        except Exception as error:
+            found.append(type(error))
+    if isinstance(found[1], torch.Tensor):
+        torch.testing.assert_close(*found, equal_nan=True)
+    else:
+        assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("name", BATCH)

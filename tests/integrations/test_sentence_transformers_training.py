@@ -180,8 +180,9 @@ def test_losses_of_ours_train(name, tmp_path):
 PROCESS = """
     import itertools, os, sys
     import torch, torch.distributed as dist
-    from tests.integrations.sentence_transformers_peer import DIRECTIONS, HARDNESS, Given, Guided,
-    padded from fastsim.integrations import sentence_transformers as ours
+    from tests.integrations.sentence_transformers_peer import DIRECTIONS, HARDNESS
+    from tests.integrations.sentence_transformers_peer import Given, Guided, padded
+    from fastsim.integrations import sentence_transformers as ours
     from sentence_transformers.sentence_transformer import losses as theirs
 
     rank, path = int(sys.argv[1]), sys.argv[2]

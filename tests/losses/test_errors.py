@@ -117,7 +117,7 @@ def wrong(name, kind, pattern, call):
               lambda: losses.SoftmaxClassification(5, 3)(X, Y, GROUPS)),
         wrong("classifier labels", ValueError, "num_labels: wanted a positive int, got 0",
               lambda: losses.SoftmaxClassification(5, 0)),
-        wrong("module option", TypeError, "InfoNCE: wanted options temperature, .* got 'tau'",
+        wrong("module option", TypeError, "InfoNCE.* unexpected keyword argument 'tau'",
               lambda: losses.InfoNCE(tau=1)),
     ],
 )  # fmt: skip
@@ -126,7 +126,7 @@ def test_wrong_argument(call, kind, pattern):
         call()
 
 
-@pytest.mark.parametrize("backend", [n for n in fastsim.backends() if n != "eager"])
+@pytest.mark.parametrize("backend", [n for n in fastsim.backends() if n not in ("torch", "eager")])
 def test_a_backend_that_cannot_serve_is_refused_with_every_reason(backend):
     meta = torch.empty(4, 6, device="meta")
     with pytest.raises(RuntimeError, match=f"backend '{backend}' cannot be used: .*eager: usable"):

@@ -152,10 +152,10 @@ class CpuBackend(Backend):
         )
         return loss, grad_x, grad_y, parameters
 
-    def whole_rows_fit(self, columns):
+    def whole_rows_fit(self, columns, device):
         return columns <= WIDEST
 
-    def blocks(self, rows, columns, *, whole_rows=False, lower=False):
+    def blocks(self, rows, columns, device, *, whole_rows=False, lower=False):
         tall, wide = _block_shape(rows, columns, whole_rows)
         for top in range(0, rows, tall):
             first = top // ALIGNED * ALIGNED if lower else 0
@@ -206,7 +206,8 @@ class CpuBackend(Backend):
         whole, lower = tile.whole_rows, tile.pairs.each_once
         workspace = workspace or self.workspace(unit_x, unit_y, whole_rows=whole)
         # The first blocks come last: the score gradients begin with what was kept of them.
-        for block in reversed(list(self.blocks(rows, columns, whole_rows=whole, lower=lower))):
+        blocks = self.blocks(rows, columns, unit_x.device, whole_rows=whole, lower=lower)
+        for block in reversed(list(blocks)):
             panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs)
             state.add(panel, _pairs(tile.pairs, block), block)
             workspace.keep(block, panel)
@@ -240,7 +241,7 @@ class CpuBackend(Backend):
         values = torch.full((rows,), EMPTY, dtype=unit_x.dtype)
         indices = torch.full((rows,), -1)
         workspace = self.workspace(unit_x, unit_y)
-        for block in self.blocks(rows, columns):
+        for block in self.blocks(rows, columns, unit_x.device):
             part = block[0]
             torch.ops.fastsim_cpu.closest(
                 self.scores(unit_x, unit_y, block, workspace),
@@ -257,7 +258,7 @@ class CpuBackend(Backend):
         low, high = x.new_full((rows,), -EMPTY), x.new_full((rows,), EMPTY)
         lowest, highest = torch.full((rows,), -1), torch.full((rows,), -1)
         workspace = self.workspace(x, y)
-        for block in self.blocks(rows, y.shape[0]):
+        for block in self.blocks(rows, y.shape[0], x.device):
             part, columns = block
             torch.ops.fastsim_cpu.hardest(
                 self.scores(x, y, block, workspace),
@@ -313,7 +314,7 @@ class CpuBackend(Backend):
         values = torch.full(shape, -torch.inf, dtype=unit_x.dtype)
         indices = torch.full(shape, -1)
         workspace = self.workspace(unit_x, unit_y)
-        for block in self.blocks(shape[0], corpus.shape[0]):
+        for block in self.blocks(shape[0], corpus.shape[0], corpus.device):
             torch.ops.fastsim_cpu.top_k(
                 self.scores(unit_x, unit_y, block, workspace),
                 block[1].start,

@@ -13,6 +13,10 @@ def _state(count, fill=0.0):
     return torch.full((count,), fill, dtype=torch.float64)
 
 
+def _in_type(panel, coefficients):
+    return [None if c is None else c.to(panel.dtype) for c in coefficients]
+
+
 class _SoftmaxForward:
     def __init__(self, tile, rows, columns):
         self.tile = tile
@@ -33,6 +37,12 @@ class _SoftmaxForward:
 
     def fused_pass(self, panel, pairs, weights):
         tile = self.tile
+        if tile.pairs.untargeted:
+            everything = slice(None), slice(None)
+            self.add(panel, pairs, everything)
+            coefficients = _in_type(panel, tile.coefficients(self.result(), weights.double()))
+            _softmax_score_grad(tile, panel, pairs, everything, coefficients)
+            return
         torch.ops.fastsim_cpu.softmax_fused(
             panel, *pairs, tile.scale, tile.margin, tile.normalise, weights, *self.rows
         )
@@ -94,8 +104,7 @@ class _ContrastForward:
 
     def fused_pass(self, panel, pairs, weights):
         self._run(panel, pairs, self.state)
-        coefficients = self.tile.coefficients(self.state, weights.double())
-        coefficients = [c.to(panel.dtype) for c in coefficients]
+        coefficients = _in_type(panel, self.tile.coefficients(self.state, weights.double()))
         _contrast_score_grad(self.tile, panel, pairs, (slice(None), None), coefficients)
 
     def _run(self, panel, pairs, state):

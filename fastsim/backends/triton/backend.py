@@ -126,13 +126,13 @@ class TritonBackend(Backend):
     def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
         return _launches().unit_rows_backward(grad_unit, x, inverse, factor, dtype)
 
-    def whole_rows_fit(self, columns):
+    def whole_rows_fit(self, columns, device):
         return columns <= WIDEST
 
-    def whole_matrix_fits(self, rows, columns):
+    def whole_matrix_fits(self, rows, columns, device):
         return columns <= WIDEST and 2 * rows * _padded(columns) <= _panel_bytes()
 
-    def blocks(self, rows, columns, *, whole_rows=False, lower=False):
+    def blocks(self, rows, columns, device, *, whole_rows=False, lower=False):
         tall, wide = _block_shape(rows, columns, whole_rows)
         for top in range(0, rows, tall):
             for left in range(top if lower else 0, columns, wide):

@@ -1,26 +1,15 @@
 """open_clip's losses on normalised features."""
 
-import functools
-import importlib.util
-import sys
-
 import torch
 from torch.nn.functional import normalize
 
 from fastsim.benchmark.baselines.baseline import Baseline, made
 
 
-@functools.cache
 def theirs():
-    """open_clip.loss alone: its package imports torchvision, which the losses do not need."""
-    if "open_clip" in sys.modules:
-        return sys.modules["open_clip"].loss
-    folder = importlib.util.find_spec("open_clip").submodule_search_locations[0]
-    spec = importlib.util.spec_from_file_location("open_clip_loss", f"{folder}/loss.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    from fastsim.integrations.open_clip import peer
+
+    return peer.losses()
 
 
 def drop_in():

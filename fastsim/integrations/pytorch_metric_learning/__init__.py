@@ -3,11 +3,31 @@
     from fastsim.integrations.pytorch_metric_learning import losses, miners
 
 `losses` has NTXentLoss, SupConLoss, MultiSimilarityLoss, TripletMarginLoss and CrossBatchMemory,
-`miners` has BatchHardMiner; every other name of theirs is theirs. Arguments, defaults, reducers,
-regularizers and results are those of version 2.9, whose classes these are made of. Where an option
-has no fused form the answer is theirs, by their code, and a warning says so once.
+`miners` has BatchHardMiner; every other name of theirs is theirs, and so are `distances`,
+`reducers` and the rest of the package. Arguments, defaults, reducers, regularizers and results are
+those of version 2.9, whose classes these are made of. Where an option has no fused form, or a
+method of theirs was replaced, the answer is theirs, by their code, and a warning says so once.
 """
+
+import importlib
+
+import pytorch_metric_learning as theirs
 
 from fastsim.integrations.pytorch_metric_learning import losses, miners
 
+_SIBLINGS = ("datasets", "distances", "reducers", "regularizers", "samplers", "testers")
+_SIBLINGS += ("trainers", "utils")
+
 __all__ = ["losses", "miners"]
+
+
+def __getattr__(name):
+    if name in _SIBLINGS:
+        return importlib.import_module(f"pytorch_metric_learning.{name}")
+    if not name.startswith("__") and hasattr(theirs, name):
+        return getattr(theirs, name)
+    raise AttributeError(f"neither {__name__} nor {theirs.__name__} has {name!r}")
+
+
+def __dir__():
+    return sorted({*globals(), *_SIBLINGS})

@@ -1,5 +1,6 @@
 """The losses: subclasses of theirs that compute without the matrix wherever they can."""
 
+import copy
 from typing import NamedTuple
 
 import torch
@@ -8,16 +9,14 @@ from pytorch_metric_learning.utils import loss_and_miner_utils
 
 import fastsim
 from fastsim.backends import pick
+from fastsim.integrations import names, overrides
+from fastsim.integrations.dtypes import as_theirs
 from fastsim.integrations.pytorch_metric_learning import unsupported_reasons
 from fastsim.losses.reduce import as_float
 from fastsim.scores import paired, unit_rows
 
+HOOKS = ("_compute_loss", "mat_based_loss", "pair_based_loss", "_assert_either_pos_or_neg")
 FEW = 1 << 20  # numbers that are few enough to be gathered whatever the size of the matrix
-
-
-def __getattr__(name):
-    """Every name that is not here is theirs."""
-    return getattr(theirs, name)
 
 
 class _Memory(NamedTuple):
@@ -30,7 +29,24 @@ class _Memory(NamedTuple):
     start: int
 
 
-class _PairLoss:
+class _TheirDtype:
+    """forward with the dtype of their loss; of a reducer that gives no number, as it comes."""
+
+    def forward(self, embeddings, *given, **named):
+        """The loss of embeddings (N, D) with labels, pairs or triplets, and references."""
+        loss = super().forward(embeddings, *given, **named)
+        if not isinstance(loss, torch.Tensor):
+            return loss
+        kind = next(kind for kind in type(self).__mro__ if kind in vars(theirs).values())
+
+        def call(x):
+            return kind(distance=copy.copy(self.distance))(x, torch.arange(4, device=x.device) // 2)
+
+        few = embeddings.detach().new_ones(4, embeddings.shape[1])
+        return as_theirs(loss, (kind, type(self.distance)), call, few)
+
+
+class _PairLoss(_TheirDtype, overrides.Hooked):
     """compute_loss from embeddings and labels, without a list of pairs."""
 
     def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
@@ -54,16 +70,27 @@ class _PairLoss:
 
     def unsupported_reason(self, embeddings, labels, ref_emb, ref_labels):
         """Why these have no fused form, or None."""
-        given = unsupported_reasons.of_inputs(embeddings, labels, ref_emb, ref_labels)
-        return unsupported_reasons.of_cosine(self.distance) or given
+        return (
+            unsupported_reasons.of_hooks(self)
+            or unsupported_reasons.of_cosine(self.distance)
+            or unsupported_reasons.of_inputs(embeddings, labels, ref_emb, ref_labels)
+        )
+
+    def replaced_hook(self):
+        """As `Hooked`; loss_method too, which is the one of their two ways that a loss takes."""
+        method = getattr(self.loss_method, "__func__", None)
+        shipped = self._originals[self.way]
+        return super().replaced_hook() or (None if method is shipped else "loss_method")
 
     def fused(self, embeddings, labels, references):
         """The losses as a reducer takes them."""
         raise NotImplementedError
 
 
-class NTXentLoss(_PairLoss, theirs.NTXentLoss):
+class NTXentLoss(_PairLoss, theirs.NTXentLoss, hooks=HOOKS):
     """`fastsim.nt_xent`; fused with MeanReducer (the default) and SumReducer."""
+
+    way = "pair_based_loss"
 
     def unsupported_reason(self, *given):
         if unsupported_reasons.reduction(self) is None:
@@ -80,8 +107,10 @@ class NTXentLoss(_PairLoss, theirs.NTXentLoss):
         )
 
 
-class SupConLoss(_PairLoss, theirs.SupConLoss):
+class SupConLoss(_PairLoss, theirs.SupConLoss, hooks=HOOKS):
     """`fastsim.sup_con`, 0 where no row has a negative; fused with every reducer."""
+
+    way = "mat_based_loss"
 
     def fused(self, embeddings, labels, references):
         options = {"temperature": self.temperature, "reduction": "none"}
@@ -91,8 +120,10 @@ class SupConLoss(_PairLoss, theirs.SupConLoss):
         return unsupported_reasons.by_row(torch.where(negatives, losses, 0.0))
 
 
-class MultiSimilarityLoss(_PairLoss, theirs.MultiSimilarityLoss):
+class MultiSimilarityLoss(_PairLoss, theirs.MultiSimilarityLoss, hooks=HOOKS):
     """`fastsim.multi_similarity`; fused with every reducer, where its parameters are numbers."""
+
+    way = "mat_based_loss"
 
     def unsupported_reason(self, *given):
         if any(isinstance(value, torch.Tensor) for value in (self.alpha, self.beta, self.base)):
@@ -111,7 +142,7 @@ class MultiSimilarityLoss(_PairLoss, theirs.MultiSimilarityLoss):
         )
 
 
-class TripletMarginLoss(theirs.TripletMarginLoss):
+class TripletMarginLoss(_TheirDtype, theirs.TripletMarginLoss):
     """Distances of the triplets' own pairs; fused with every reducer.
 
     For batch-hard mining give it the triplets of `miners.BatchHardMiner`. All triplets of a batch,
@@ -201,3 +232,6 @@ class CrossBatchMemory(theirs.CrossBatchMemory):
         return super().create_indices_tuple(
             embeddings, labels, E_mem, L_mem, input_indices_tuple, do_remove_self_comparisons
         )
+
+
+__getattr__, __dir__, __all__ = names.served(__name__, theirs)

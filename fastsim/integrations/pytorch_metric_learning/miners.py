@@ -4,15 +4,14 @@ import torch
 from pytorch_metric_learning import miners as theirs
 
 import fastsim
+from fastsim.integrations import names, overrides
 from fastsim.integrations.pytorch_metric_learning import unsupported_reasons
 
-
-def __getattr__(name):
-    """Every name that is not here is theirs."""
-    return getattr(theirs, name)
+HOOKS = ("get_positives", "get_negatives", "get_mine_function", "get_max_per_row")
+HOOKS += ("get_min_per_row", "get_x_per_row", "set_stats")
 
 
-class BatchHardMiner(theirs.BatchHardMiner):
+class BatchHardMiner(overrides.Hooked, theirs.BatchHardMiner, hooks=HOOKS):
     """Each anchor's hardest positive and negative; fused without allowed ranges and statistics."""
 
     def mine(self, embeddings, labels, ref_emb, ref_labels):
@@ -40,5 +39,13 @@ class BatchHardMiner(theirs.BatchHardMiner):
             return "the statistics of a miner are taken of the matrix of distances"
         if self.allowed_pos_range is not None or self.allowed_neg_range is not None:
             return "no fused form of allowed ranges"
-        given = unsupported_reasons.of_inputs(embeddings, labels, ref_emb, ref_labels)
-        return unsupported_reasons.of_distance(self.distance) or given
+        if (self.pos_strategy, self.neg_strategy) != (self.HARD, self.HARD):
+            return "no fused form of other strategies than the hardest"
+        return (
+            unsupported_reasons.of_hooks(self)
+            or unsupported_reasons.of_distance(self.distance)
+            or unsupported_reasons.of_inputs(embeddings, labels, ref_emb, ref_labels)
+        )
+
+
+__getattr__, __dir__, __all__ = names.served(__name__, theirs)

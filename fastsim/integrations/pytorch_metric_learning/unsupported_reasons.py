@@ -1,25 +1,27 @@
 """What of pytorch-metric-learning has no fused form, as sentences, and saying so once."""
 
-import warnings
-
 import torch
 from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimilarity, LpDistance
 from pytorch_metric_learning.reducers import MeanReducer, MultipleReducers, SumReducer
 
 from fastsim.checks import FLOATING, INTEGRAL
+from fastsim.integrations import overrides
 
-_said = set()
+_DISTANCES = CosineSimilarity, DotProductSimilarity, LpDistance
+_METHODS = ("forward", "compute_mat", "pairwise_distance", "normalize", "maybe_normalize")
+_METHODS += ("margin", "smallest_dist", "largest_dist")
+_SHIPPED = {(kind, name): getattr(kind, name) for kind in _DISTANCES for name in _METHODS}
 
 
 def say_once(module, reason):
     """A warning that the answer is theirs, once for each class and reason."""
-    name = type(module).__name__
-    if (name, reason) not in _said:
-        _said.add((name, reason))
-        warnings.warn(
-            f"{name}: {reason}; computed by pytorch-metric-learning's own code, in its memory",
-            stacklevel=6,  # whoever called the module
-        )
+    overrides.say_once(module, reason, "pytorch-metric-learning", stacklevel=7)
+
+
+def of_hooks(module):
+    """Against a module of ours one of whose replaced methods theirs would call."""
+    hook = module.replaced_hook()
+    return hook and f"{hook} has been replaced"
 
 
 def is_cosine(distance):
@@ -32,6 +34,15 @@ def of_distance(distance):
     """Against a distance that is neither cosine nor Euclidean, or that keeps statistics."""
     if distance.collect_stats:
         return "the statistics of a distance are taken of its matrix"
+    changed = overrides.patched_attribute(distance)
+    kind = type(distance)
+    if changed is None and kind in _DISTANCES:
+        shipped = ((name, _SHIPPED[kind, name]) for name in _METHODS)
+        changed = next(
+            (name for name, method in shipped if getattr(kind, name) is not method), None
+        )
+    if changed is not None:
+        return f"{changed} of the distance has been replaced"
     if is_cosine(distance) or (type(distance) is LpDistance and distance.p == 2):
         return None
     return f"no fused form of {distance}"
@@ -62,7 +73,7 @@ def reduction(loss):
     reducer = loss.reducer
     if isinstance(reducer, MultipleReducers):
         reducer = dict(reducer.reducers).get("loss", reducer.default_reducer)
-    if reducer.collect_stats:
+    if reducer.collect_stats or overrides.patched_attribute(reducer) is not None:
         return None
     return {MeanReducer: "mean", SumReducer: "sum"}.get(type(reducer))
 

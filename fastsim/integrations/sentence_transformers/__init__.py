@@ -6,13 +6,17 @@
 
 Each is a subclass of the loss of that name, so trainers, MatryoshkaLoss, model cards and
 isinstance take it for what it replaces; the loss itself is computed without an N x N matrix. Where
-an option has no fused form the answer is theirs, by their code, and a warning says so once.
+an option has no fused form, or a method of theirs was replaced, the answer is theirs, by their
+code, and a warning says so once. Every other name of theirs is theirs.
 
 `scale` and `temperature` may be a torch.nn.Parameter, which the trainer then learns (with a rate
 of its own by `learning_rate_mapping`); `FullTripletLoss`, `SigLIPLoss` and `CoSENTMatrixLoss` have
 no counterpart there.
 """
 
+from sentence_transformers.sentence_transformer import losses as theirs
+
+from fastsim.integrations import names
 from fastsim.integrations.sentence_transformers.batch_triplets import (
     BatchAllTripletLoss,
     BatchHardSoftMarginTripletLoss,
@@ -34,7 +38,9 @@ from fastsim.integrations.sentence_transformers.pairs import (
 )
 from fastsim.integrations.sentence_transformers.ranking import (
     CachedMultipleNegativesRankingLoss,
+    CachedMultipleNegativesSymmetricRankingLoss,
     MultipleNegativesRankingLoss,
+    MultipleNegativesSymmetricRankingLoss,
 )
 
 __all__ = [
@@ -45,6 +51,7 @@ __all__ = [
     "BatchSemiHardTripletLoss",
     "CachedGISTEmbedLoss",
     "CachedMultipleNegativesRankingLoss",
+    "CachedMultipleNegativesSymmetricRankingLoss",
     "CoSENTLoss",
     "CoSENTMatrixLoss",
     "CosineSimilarityLoss",
@@ -52,7 +59,11 @@ __all__ = [
     "GISTEmbedLoss",
     "MegaBatchMarginLoss",
     "MultipleNegativesRankingLoss",
+    "MultipleNegativesSymmetricRankingLoss",
     "SigLIPLoss",
     "SoftmaxLoss",
     "TripletLoss",
 ]
+
+__getattr__, __dir__, _theirs = names.served(__name__, theirs)
+__all__ += [name for name in _theirs if name not in __all__]

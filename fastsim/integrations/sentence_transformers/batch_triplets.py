@@ -1,7 +1,6 @@
 """The four triplet losses over one labelled column (fastsim.losses.batch_hard_triplet and beside).
 
-As there, a row without a positive has the distance 0 to it. Where a batch has one class there is
-no triplet: the loss is 0 with zero gradient, not theirs.
+Of rows without a positive, and batches of one class, the value is theirs.
 """
 
 import torch
@@ -18,10 +17,11 @@ DISTANCES = {
 
 
 class _OneColumn(Fused):
-    """A loss of one column; `fused(embeddings, labels, distance)` computes it.
+    """A loss of one column; `of_column(embeddings, labels, distance)` computes it.
 
     The model is under `model`: under another name, as theirs, a trainer does not find it when it
-    wraps the model for several devices, whose gradients then are not synchronised.
+    wraps the model for several devices, whose gradients then are not synchronised. In state dicts
+    it has their name, and is read under both.
     """
 
     @property
@@ -31,54 +31,102 @@ class _OneColumn(Fused):
     def __setattr__(self, name, value):
         super().__setattr__("model" if name == "sentence_embedder" else name, value)
 
-    def forward(self, sentence_features, labels):
-        """The loss of one tokenized column with class labels."""
-        (feature,) = sentence_features
-        return self.compute_loss_from_embeddings(
-            [self.model(feature)["sentence_embedding"]], labels
-        )
+    def state_dict(self, *args, **options):
+        """As theirs: the model's entries begin with `sentence_embedder`."""
+        state = super().state_dict(*args, **options)
+        _rename(state, options.get("prefix", ""), "model", "sentence_embedder")
+        return state
 
-    def compute_loss_from_embeddings(self, embeddings, labels):
-        """The loss of the column [embeddings (N, D)] with N class labels -> scalar."""
-        distance = DISTANCES.get(self.distance_metric)
-        if distance is None:
-            self.unfused("distance_metric")
-            return super().compute_loss_from_embeddings(embeddings, labels)
-        (column,) = embeddings
-        return self.fused(column, class_labels(self, labels, len(column)), distance)
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        _rename(state_dict, prefix, "sentence_embedder", "model")
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def forward(self, sentence_features, labels):
+        """The loss of the first tokenized column, with class labels."""
+        first = next(iter(sentence_features))
+        return self.compute_loss_from_embeddings([self.model(first)["sentence_embedding"]], labels)
+
+    def unfused_option(self):
+        unknown = None if self.distance_metric in DISTANCES else "distance_metric"
+        return unknown or super().unfused_option()
+
+    def fused(self, embeddings, labels):
+        column = embeddings[0]
+        labels = class_labels(self, labels, len(column))
+        return self.of_column(column, labels, DISTANCES[self.distance_metric])
+
+
+def _rename(state, prefix, old, new):
+    """Entries of a state dict under prefix + old come under prefix + new, in their place."""
+    tables = state, getattr(state, "_metadata", {})
+    for table, dot in zip(tables, (".", ""), strict=True):
+        for key in list(table):
+            value = table.pop(key)
+            if key.startswith(f"{prefix}{old}{dot}"):
+                key = prefix + new + key[len(prefix + old) :]
+            table[key] = value
 
 
 def _hardest_gap(embeddings, labels, distance):
-    """How much farther each row's hardest positive is than its hardest negative (N,)."""
+    """How much farther each row's hardest positive is than its hardest negative (N,).
+
+    As theirs, a row without a positive has the distance 0 to it, and in a batch of one class both
+    are the farthest row, whose gradients cancel.
+    """
     hardest = hardest_pairs(embeddings, labels, distance=distance)
     positive = torch.where(hardest.positive_index >= 0, hardest.positive, 0.0)
-    return positive - hardest.negative  # -inf without a negative
+    return torch.where(hardest.negative_index >= 0, positive - hardest.negative, 0.0)
 
 
-class BatchHardTripletLoss(_OneColumn, theirs.BatchHardTripletLoss):
+class BatchHardTripletLoss(
+    _OneColumn,
+    theirs.BatchHardTripletLoss,
+    hooks=("batch_hard_triplet_loss",),
+    their_module=theirs.BatchHardTripletLoss.__module__,
+):
     """Farthest positive, nearest negative; arguments as sentence-transformers' loss."""
 
-    def fused(self, embeddings, labels, distance):
+    def of_column(self, embeddings, labels, distance):
         gap = _hardest_gap(embeddings, labels, distance)
         return torch.relu(gap + self.triplet_margin).mean()
 
 
-class BatchHardSoftMarginTripletLoss(_OneColumn, theirs.BatchHardSoftMarginTripletLoss):
+class BatchHardSoftMarginTripletLoss(
+    _OneColumn,
+    theirs.BatchHardSoftMarginTripletLoss,
+    hooks=("batch_hard_triplet_soft_margin_loss",),
+    their_module=theirs.BatchHardSoftMarginTripletLoss.__module__,
+):
     """The same with a soft margin; arguments as sentence-transformers' loss."""
 
-    def fused(self, embeddings, labels, distance):
+    def of_column(self, embeddings, labels, distance):
         return torch.nn.functional.softplus(_hardest_gap(embeddings, labels, distance)).mean()
 
 
-class BatchSemiHardTripletLoss(_OneColumn, theirs.BatchSemiHardTripletLoss):
-    """Semi-hard negatives; arguments as sentence-transformers' loss."""
+class BatchSemiHardTripletLoss(
+    _OneColumn,
+    theirs.BatchSemiHardTripletLoss,
+    hooks=("batch_semi_hard_triplet_loss",),
+    their_module=theirs.BatchSemiHardTripletLoss.__module__,
+):
+    """Semi-hard negatives; arguments as sentence-transformers' loss.
 
-    def fused(self, embeddings, labels, distance):
+    In a batch of one class the answer is theirs, which takes 0 for the missing distances.
+    """
+
+    def of_column(self, embeddings, labels, distance):
+        if (labels == labels[0]).all():
+            return self.batch_semi_hard_triplet_loss(labels, embeddings)
         return batch_semi_hard_triplet(embeddings, labels, margin=self.margin, distance=distance)
 
 
-class BatchAllTripletLoss(_OneColumn, theirs.BatchAllTripletLoss):
+class BatchAllTripletLoss(
+    _OneColumn,
+    theirs.BatchAllTripletLoss,
+    hooks=("batch_all_triplet_loss",),
+    their_module=theirs.BatchAllTripletLoss.__module__,
+):
     """All triplets; arguments as sentence-transformers' loss."""
 
-    def fused(self, embeddings, labels, distance):
+    def of_column(self, embeddings, labels, distance):
         return batch_all_triplet(embeddings, labels, margin=self.triplet_margin, distance=distance)

@@ -17,15 +17,15 @@ def _angles(u, v):
 FUSED = {pairwise_cos_sim: paired_cosine_similarity, pairwise_angle_sim: _angles}
 
 
-class CoSENTLoss(Fused, theirs.CoSENTLoss):
+class CoSENTLoss(Fused, theirs.CoSENTLoss, their_module=theirs.CoSENTLoss.__module__):
     """CoSENT; arguments as sentence-transformers' loss, scale may be a Parameter.
 
-    Any `similarity_fct` will do: the loss is one of its N scores.
+    Any `similarity_fct` will do: the loss is one of its N scores. Columns after two are ignored.
     """
 
-    def compute_loss_from_embeddings(self, embeddings, labels):
-        """The loss of the columns [u, v], each (N, D), with N labels -> scalar."""
-        check_columns(embeddings, most=2)
+    def fused(self, embeddings, labels):
+        embeddings = embeddings[:2]
+        check_columns(embeddings)
         labels = check_labels(self, labels, len(embeddings[0]))
         scores = FUSED.get(self.similarity_fct, self.similarity_fct)(*embeddings)
         if labels.shape != scores.shape:
@@ -36,7 +36,7 @@ class CoSENTLoss(Fused, theirs.CoSENTLoss):
         return cosent(scores, labels, scale=self.scale)
 
 
-class AnglELoss(theirs.AnglELoss, CoSENTLoss):
+class AnglELoss(theirs.AnglELoss, CoSENTLoss, their_module=theirs.AnglELoss.__module__):
     """CoSENT on angle scores; arguments as sentence-transformers' loss.
 
     Its treatment of tuples is theirs; the pairs made of them go to CoSENTLoss above.

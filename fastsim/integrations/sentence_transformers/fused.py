@@ -1,31 +1,77 @@
-"""What the drop-in losses share: the note of an unfused option, checks, numbers that are learnt."""
+"""What the drop-in losses share: whose code computes, checks, numbers that are learnt."""
 
-import warnings
+import importlib
 
 import torch
 from sentence_transformers.sentence_transformer.losses.matryoshka import CachedLossDecorator
 
-_said = set()
+from fastsim.integrations.dtypes import as_theirs
+from fastsim.integrations.overrides import Hooked, say_once
+
+_homes = {}  # class of ours -> the module that it is in
 
 
-class Fused:
-    """Mixed in before a loss of sentence-transformers."""
+class Fused(Hooked):
+    """Mixed in before a loss of sentence-transformers; `fused(embeddings, labels)` computes it.
 
-    def unfused(self, option):
+    `their_module`: where the loss is that it stands for. Model cards take its documentation from
+    there, so the class says that it is from there too.
+    """
+
+    def __init_subclass__(cls, their_module=None, **options):
+        super().__init_subclass__(**options)
+        if their_module is not None:
+            _homes[cls] = cls.__module__
+            cls.__module__ = their_module
+
+    def __reduce_ex__(self, protocol):
+        """Ours is found again where it is, not where its class says."""
+        home = _homes.get(type(self))
+        if home is None:
+            return super().__reduce_ex__(protocol)
+        _, _, *state = super().__reduce_ex__(max(protocol, 2))
+        return _blank, (home, type(self).__name__), *state
+
+    def compute_loss_from_embeddings(self, embeddings, labels=None):
+        """The loss of the columns, each (N, D), with the labels that it takes -> scalar."""
+        theirs = super().compute_loss_from_embeddings
+        if self.is_theirs(embeddings):
+            return theirs(embeddings, labels)
+        loss = self.fused(embeddings, labels)
+        few = None if labels is None else labels[:2]
+        return self.in_their_dtype(loss, lambda *rows: theirs(list(rows), few), embeddings)
+
+    def is_theirs(self, embeddings, *, stacklevel=4):
+        """Whether their code computes these, which is said unless there are no rows."""
+        option = self.unfused_option()
+        if option is not None:
+            self.say_unfused(option, stacklevel=stacklevel)
+        return option is not None or len(embeddings[0]) == 0
+
+    def unfused_option(self):
+        """The option without a fused form, or what has been replaced, or None."""
+        return self.replaced_hook()
+
+    def say_unfused(self, option, *, stacklevel=3):
         """Says once for each loss that `option` is computed by sentence-transformers' own code."""
-        name = type(self).__name__
-        if (name, option) not in _said:
-            _said.add((name, option))
-            warnings.warn(
-                f"{name}: {option} has no fused form; sentence-transformers' own code computes it,"
-                " with its memory",
-                stacklevel=3,
-            )
+        sentence = f"{option} has no fused form"
+        say_once(self, sentence, "sentence-transformers", stacklevel=stacklevel + 1)
+
+    def in_their_dtype(self, loss, theirs, embeddings):
+        """The loss in the dtype of theirs(*columns), of two rows of each column."""
+        kinds = (getattr(self, name, None) for name in ("distance_metric", "similarity_fct"))
+        owner = type(self), *kinds, type(getattr(self, "loss_fct", None))
+        return as_theirs(loss, owner, theirs, *(column.detach()[:2] for column in embeddings))
 
     def get_config_dict(self):
         """The options, a learnt number as its value."""
         config = super().get_config_dict()
         return {k: v.item() if isinstance(v, torch.Tensor) else v for k, v in config.items()}
+
+
+def _blank(home, name):
+    kind = getattr(importlib.import_module(home), name)
+    return kind.__new__(kind)
 
 
 class LearntInCache:
@@ -66,11 +112,12 @@ class LearntInCache:
         return loss
 
 
-def check_columns(embeddings, *, all_reduce_min=2, most=None):
+def check_columns(embeddings, *, fewest=2, most=None):
     """As many columns of embeddings as the loss takes, all of one shape."""
     count = len(embeddings)
-    if count < all_reduce_min or (most is not None and count > most):
-        wanted = f"at least {all_reduce_min}" if most is None else f"{all_reduce_min} to {most}"
+    if count < fewest or (most is not None and count > most):
+        wanted = f"at least {fewest}" if most is None else f"{fewest} to {most}"
+        wanted = str(most) if fewest == most else wanted
         raise ValueError(f"Expected {wanted} embeddings, got {count}")
     shapes = [tuple(column.shape) for column in embeddings]
     if len(set(shapes)) > 1:

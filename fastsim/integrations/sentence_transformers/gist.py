@@ -10,6 +10,7 @@ Source: Solatorio 2024, "GISTEmbed". The guide's scores are made beside the loss
 time, and gone with it.
 """
 
+import types
 from itertools import pairwise
 
 import torch
@@ -18,17 +19,40 @@ from sentence_transformers.sentence_transformer import losses as theirs
 from sentence_transformers.util import all_gather_with_grad, batch_to_device, get_rank
 
 from fastsim.engine.log_sum_exp import guide_cosines, log_sum_exp
+from fastsim.integrations.overrides import is_plain
 from fastsim.integrations.sentence_transformers.fused import Fused, LearntInCache, check_columns
 from fastsim.losses.reduce import inverse
 from fastsim.scores import compute_dtype, paired_cosine_similarity
 
+_COSINE, _CROSS_ENTROPY = torch.nn.CosineSimilarity(dim=-1), torch.nn.CrossEntropyLoss()
 
-class GISTEmbedLoss(Fused, theirs.GISTEmbedLoss):
+
+class _Guided(Fused):
+    """The two of them; their matrices and the softmax over those are hooks of theirs."""
+
+    def unfused_option(self):
+        if not is_plain(self.similarity_fct, _COSINE):
+            return "similarity_fct"
+        if not is_plain(self.cross_entropy_loss, _CROSS_ENTROPY):
+            return "cross_entropy_loss"
+        return super().unfused_option()
+
+
+class GISTEmbedLoss(
+    _Guided,
+    theirs.GISTEmbedLoss,
+    hooks=("sim_matrix",),
+    their_module=theirs.GISTEmbedLoss.__module__,
+):
     """Guided InfoNCE; arguments as sentence-transformers' loss, temperature may be a Parameter."""
 
     def forward(self, sentence_features, labels):
         """The loss of two or three tokenized columns."""
         sentence_features = list(sentence_features)
+        option = self.unfused_option()
+        if option is not None:
+            self.say_unfused(option, stacklevel=4)
+            return super().forward(sentence_features, labels)
         # The guide gets its own dicts: a model writes what it makes into those it is given.
         copies = [dict(feature) for feature in sentence_features]
         embeddings = embed_columns(self.model, sentence_features)
@@ -40,10 +64,28 @@ class GISTEmbedLoss(Fused, theirs.GISTEmbedLoss):
 
     def compute_loss_from_embeddings(self, embeddings, labels=None, guide_embeddings=None):
         """The loss of the columns [anchors, positives[, negatives]] and the guide's of the same."""
-        check_columns(embeddings, most=3)
         if guide_embeddings is None:
             raise ValueError("guide_embeddings: wanted the guide's embeddings of the same columns")
-        return _gist(self, embeddings, guide_embeddings, self.temperature)
+        if self.is_theirs(embeddings):
+            return self._theirs(*embeddings, guides=guide_embeddings)
+        check_columns(embeddings, most=3)
+        loss = _gist(self, embeddings, guide_embeddings, self.temperature)
+        return self.in_their_dtype(loss, self._theirs, embeddings)
+
+    def _theirs(self, *embeddings, guides=None):
+        """Their loss of embeddings at hand; without guides they are the embeddings."""
+        columns = [{"sentence_embedding": column} for column in embeddings]
+        guides = iter(embeddings if guides is None else guides)
+        options = dict.fromkeys(self.get_config_dict())
+        given = types.SimpleNamespace(
+            **{name: getattr(self, name) for name in options},
+            sim_matrix=self.sim_matrix,
+            cross_entropy_loss=self.cross_entropy_loss,
+            must_retokenize=False,
+            model=lambda feature: feature,
+        )
+        given.guide = lambda feature: {"sentence_embedding": next(guides)}
+        return theirs.GISTEmbedLoss.forward(given, columns, None)
 
     def _retokenized(self, feature):
         """The texts of a tokenized column, tokenized for the guide."""
@@ -55,7 +97,13 @@ class GISTEmbedLoss(Fused, theirs.GISTEmbedLoss):
         return batch_to_device(self.guide.preprocess(texts), self.guide.device)
 
 
-class CachedGISTEmbedLoss(LearntInCache, Fused, theirs.CachedGISTEmbedLoss):
+class CachedGISTEmbedLoss(
+    LearntInCache,
+    _Guided,
+    theirs.CachedGISTEmbedLoss,
+    hooks=("sim_matrix",),
+    their_module=theirs.CachedGISTEmbedLoss.__module__,
+):
     """The same with embeddings made in mini-batches (GradCache) and any number of negatives.
 
     Arguments as sentence-transformers' loss, temperature may be a Parameter; the loss stage is one
@@ -66,17 +114,25 @@ class CachedGISTEmbedLoss(LearntInCache, Fused, theirs.CachedGISTEmbedLoss):
 
     def calculate_loss(self, reps, reps_guided, *, with_backward=False):
         """The loss of columns and guide columns given as lists of mini-batches."""
+        theirs = super().calculate_loss
         if len(reps) != len(reps_guided):
             raise ValueError("reps and reps_guided must have the same length")
         embeddings, guides = ([torch.cat(c) for c in columns] for columns in (reps, reps_guided))
+        if self.is_theirs(embeddings):
+            return theirs(reps, reps_guided, with_backward=with_backward)
         check_columns(embeddings)
-        return self.loss_stage(
+        loss = self.loss_stage(
             with_backward, lambda temperature: _gist(self, embeddings, guides, temperature)
         )
 
+        def few(*rows):
+            return theirs([[row] for row in rows], [[guide[:2]] for guide in guides])
+
+        return self.in_their_dtype(loss, few, embeddings)
+
 
 def _gist(options, embeddings, guides, temperature):
-    check_columns(guides, all_reduce_min=len(embeddings), most=len(embeddings))
+    check_columns(guides, fewest=len(embeddings), most=len(embeddings))
     (anchors, positives, *_), (anchor_guides, positive_guides, *_) = embeddings, guides
     candidates, candidate_guides, offset = embeddings[1:], guides[1:], 0
     if options.gather_across_devices:

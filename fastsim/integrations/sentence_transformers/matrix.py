@@ -125,6 +125,6 @@ def _matrix(loss, embeddings, labels):
     if labels is None:
         check_columns(embeddings)
         return embeddings[0], torch.cat(embeddings[1:]), None
-    check_columns(embeddings, all_reduce_min=1, most=2)
+    check_columns(embeddings, fewest=1, most=2)
     groups = class_labels(loss, labels, len(embeddings[0]))
     return embeddings[0], embeddings[1] if len(embeddings) == 2 else None, (groups, groups)

@@ -14,12 +14,18 @@ from fastsim.scores import dense_cosines, paired_cosine_similarity
 SMALL = 1 << 14  # scores: of fewer, a matrix costs less than the calls that avoid it
 
 
-class MegaBatchMarginLoss(Fused, theirs.MegaBatchMarginLoss):
+class MegaBatchMarginLoss(
+    Fused, theirs.MegaBatchMarginLoss, their_module=theirs.MegaBatchMarginLoss.__module__
+):
     """Hardest-negative margin loss; arguments as sentence-transformers' loss."""
 
     def compute_loss_from_embeddings(self, embeddings, labels=None):
         """The loss of the columns [anchors, positives], each (N, D) -> scalar."""
-        check_columns(embeddings, most=2)
+        return self.calculate_loss([[column] for column in embeddings])
+
+    def fused(self, embeddings, labels):
+        embeddings = embeddings[:2]
+        check_columns(embeddings)
         anchors, positives = embeddings
         if len(anchors) ** 2 <= SMALL:
             scores = dense_cosines(anchors, positives, pick(None, anchors))
@@ -34,8 +40,12 @@ class MegaBatchMarginLoss(Fused, theirs.MegaBatchMarginLoss):
 
     def calculate_loss(self, reps, labels=None, *, with_backward=False):
         """The loss of columns given as lists of mini-batches; detached after its own backward."""
-        loss = self.compute_loss_from_embeddings([torch.cat(column) for column in reps])
-        if not with_backward:
-            return loss
-        loss.backward()
-        return loss.detach()
+        theirs = super().calculate_loss
+        embeddings = [torch.cat(column) for column in reps]
+        if self.is_theirs(embeddings):
+            return theirs(reps, labels, with_backward=with_backward)
+        loss = self.fused(embeddings, labels)
+        if with_backward:
+            loss.backward()
+            loss = loss.detach()
+        return self.in_their_dtype(loss, lambda *rows: theirs([[row] for row in rows]), embeddings)

@@ -11,9 +11,12 @@ all others are log-sum-exps of the engine, so a hardness of in-batch negatives i
 with the gradient of the smaller.
 """
 
+import warnings
+
 import torch
 from sentence_transformers.sentence_transformer import losses as theirs
 from sentence_transformers.util import all_gather_with_grad, cos_sim, get_rank, pytorch_cos_sim
+from typing_extensions import deprecated
 
 from fastsim.backends import pick
 from fastsim.engine.log_sum_exp import log_sum_exp
@@ -31,23 +34,29 @@ COSINES = (cos_sim, pytorch_cos_sim)
 SMALL = 1 << 16  # scores: of fewer, a matrix costs less than the calls that avoid it
 
 
-class MultipleNegativesRankingLoss(Fused, theirs.MultipleNegativesRankingLoss):
+class MultipleNegativesRankingLoss(
+    Fused,
+    theirs.MultipleNegativesRankingLoss,
+    their_module=theirs.MultipleNegativesRankingLoss.__module__,
+):
     """InfoNCE with in-batch and hard negatives; arguments as sentence-transformers' loss.
 
     scale may be a Parameter. A `similarity_fct` other than the cosine has no fused form.
     """
 
-    def compute_loss_from_embeddings(self, embeddings, labels=None):
-        """The loss of the columns [anchors, positives, *negatives], each (N, D) -> scalar."""
+    def unfused_option(self):
+        return None if self.similarity_fct in COSINES else "similarity_fct"
+
+    def fused(self, embeddings, labels):
         check_columns(embeddings)
-        if self.similarity_fct not in COSINES:
-            self.unfused("similarity_fct")
-            return super().compute_loss_from_embeddings(embeddings, labels)
         return _ranking(self, embeddings, self.scale)
 
 
 class CachedMultipleNegativesRankingLoss(
-    LearntInCache, Fused, theirs.CachedMultipleNegativesRankingLoss
+    LearntInCache,
+    Fused,
+    theirs.CachedMultipleNegativesRankingLoss,
+    their_module=theirs.CachedMultipleNegativesRankingLoss.__module__,
 ):
     """The same with embeddings made in mini-batches (GradCache), the loss stage in one call.
 
@@ -55,15 +64,37 @@ class CachedMultipleNegativesRankingLoss(
     """
 
     learnt = "scale"
+    unfused_option = MultipleNegativesRankingLoss.unfused_option
 
     def calculate_loss(self, reps, labels=None, *, with_backward=False):
         """The loss of columns given as lists of mini-batches; detached after its own backward."""
-        if self.similarity_fct not in COSINES:
-            self.unfused("similarity_fct")
-            return super().calculate_loss(reps, labels, with_backward=with_backward)
+        theirs = super().calculate_loss
         embeddings = [torch.cat(column) for column in reps]
+        if self.is_theirs(embeddings):
+            return theirs(reps, labels, with_backward=with_backward)
         check_columns(embeddings)
-        return self.loss_stage(with_backward, lambda scale: _ranking(self, embeddings, scale))
+        loss = self.loss_stage(with_backward, lambda scale: _ranking(self, embeddings, scale))
+        return self.in_their_dtype(loss, lambda *rows: theirs([[row] for row in rows]), embeddings)
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # that there is a subclass of them
+
+    @deprecated(theirs.MultipleNegativesSymmetricRankingLoss.__deprecated__)
+    class MultipleNegativesSymmetricRankingLoss(
+        theirs.MultipleNegativesSymmetricRankingLoss,
+        MultipleNegativesRankingLoss,
+        their_module=theirs.MultipleNegativesSymmetricRankingLoss.__module__,
+    ):
+        """MultipleNegativesRankingLoss in both directions; arguments as there."""
+
+    @deprecated(theirs.CachedMultipleNegativesSymmetricRankingLoss.__deprecated__)
+    class CachedMultipleNegativesSymmetricRankingLoss(
+        theirs.CachedMultipleNegativesSymmetricRankingLoss,
+        CachedMultipleNegativesRankingLoss,
+        their_module=theirs.CachedMultipleNegativesSymmetricRankingLoss.__module__,
+    ):
+        """CachedMultipleNegativesRankingLoss in both directions; arguments as there."""
 
 
 def _ranking(options, embeddings, scale):

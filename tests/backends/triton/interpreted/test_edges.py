@@ -5,6 +5,7 @@ import torch
 
 from fastsim import losses
 from fastsim.backends import get, pick
+from tests.measure import assert_close
 
 HALF, SINGLE = torch.float16, torch.float32
 
@@ -127,3 +128,45 @@ def test_unsupported_reasons():
     assert "CPU tensors" in triton.unsupported_reason(torch.zeros(2, 2, device="meta"))
     assert not triton.automatic
     assert pick(None, torch.zeros(2, 2)).name != "triton"
+
+
+def gradients(loss, x, y, targets, backend):
+    x, y = (side.clone().requires_grad_() for side in (x, y))
+    loss(x, y, targets, backend=backend).backward()
+    return x.grad, y.grad
+
+
+@pytest.mark.parametrize("loss", [losses.matrix_mse, losses.matrix_cross_entropy])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float32], ids=str)
+@pytest.mark.parametrize("largest", [1e-4, 1, 100, 30_000])
+def test_targets_of_any_size(loss, dtype, largest):
+    """The loss scale of float16 score gradients measures them."""
+    if dtype == torch.int8 and not 1 <= largest <= 127:
+        pytest.skip("int8 does not hold it")
+    x, y = torch.randn(20, 12).half(), torch.randn(33, 12).half()
+    targets = (largest * (2 * torch.rand(20, 33) - 1)).to(dtype)
+    targets[0, 0] = largest
+    truth = gradients(loss, x.double(), y.double(), targets, "eager")
+    dense = gradients(loss, x, y, targets, "eager")
+    found = gradients(loss, x, y, targets, "triton")
+    for got, wanted, plain in zip(found, truth, dense, strict=True):
+        assert_close("gradient", got, wanted, plain, HALF)
+
+
+def test_single_precision_over_several_blocks_of_columns(monkeypatch):
+    """Unit rows of a width without padding, which another block of columns reads again."""
+    from fastsim.backends.triton import backend
+
+    monkeypatch.setattr(backend, "PANEL", 1)
+    monkeypatch.setattr(backend, "TALL", 16)
+    monkeypatch.setattr(backend, "WIDE", 32)
+    x, y = torch.randn(40, 32), torch.randn(70, 32)
+
+    def found(dtype, name):
+        sides = [side.to(dtype, copy=True).requires_grad_() for side in (x, y)]
+        losses.info_nce(*sides, symmetric=True, backend=name).backward()
+        return [side.grad for side in sides]
+
+    truth, dense = found(torch.float64, "eager"), found(SINGLE, "eager")
+    for got, wanted, plain in zip(found(SINGLE, "triton"), truth, dense, strict=True):
+        assert_close("gradient", got, wanted, plain, SINGLE)

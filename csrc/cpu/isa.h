@@ -1,0 +1,28 @@
+// What the kernel headers share. Each opens the namespace of the instruction set that it is
+// compiled for, fastsim::FASTSIM_ISA, and an unnamed one in it: no function is shared between sets,
+// so that none is run on a processor that lacks its instructions.
+#pragma once
+
+#include "block.h"
+#include "epilogue.h"
+
+#ifndef FASTSIM_ISA
+#define FASTSIM_ISA generic
+#endif
+
+namespace fastsim::FASTSIM_ISA {
+namespace {
+
+// Scores handled between two additions to a double: enough to vectorise, few enough that the
+// chunk stays in the first-level cache and float rounding does not build up.
+constexpr int64_t kChunk = 1024;
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+template <class F>
+inline void for_chunks(int64_t begin, int64_t end, const F& f) {
+  for (int64_t at = begin; at < end; at += kChunk) f(at, smaller(kChunk, end - at));
+}
+
+}  // namespace
+}  // namespace fastsim::FASTSIM_ISA

@@ -1,0 +1,21 @@
+"""The types of arguments that several public functions share."""
+
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from fastsim.distributed import Ring
+
+# A number, or a 0-d tensor that may ask for a gradient.
+Scalar: TypeAlias = "float | Tensor"
+Reduction: TypeAlias = Literal["mean", "sum", "none"]
+Mining: TypeAlias = Literal["semi-hard", "hard"]
+# (row_ids (N,), column_ids (M,)) integers.
+Exclude: TypeAlias = "tuple[Tensor, Tensor] | None"
+# A matrix (N, M), (row_groups (N,), column_groups (M,)) integers, or None for the diagonal.
+Targets: TypeAlias = "Tensor | tuple[Tensor, Tensor] | None"
+# A process group whose ranks each give their part of the batch, or one around which columns travel.
+Group: TypeAlias = "ProcessGroup | Ring | None"

@@ -1,0 +1,156 @@
+"""The backend in plain torch: library products, one panel of scores alive, on any device.
+
+It serves what no kernel of ours does: GPUs on which none has been verified, other accelerators,
+a CPU without a compiler. A panel is written by a library product, reduced and turned into score
+gradients in place by torch operations (epilogues.py), and multiplied again. 16-bit inputs become
+float16 unit rows where the device multiplies those into float32 scores, else float32 rows. Nothing
+waits for the device.
+"""
+
+import torch
+
+from fastsim.backends.base import Backend
+from fastsim.backends.torch import cosent, panels, rows, selection
+from fastsim.backends.torch.block import Block
+from fastsim.backends.torch.epilogues import EPILOGUES
+from fastsim.backends.torch.states import States
+from fastsim.backends.triton.backend import TritonBackend
+from fastsim.kinds import SELECTIONS
+
+SQUARE = 128  # rows and columns of the products that paired scores are the diagonals of
+
+
+class TorchBackend(Backend):
+    """Every floating-point tensor on every device."""
+
+    name = "torch"
+
+    def unsupported_reason(self, *tensors, kind=None):
+        return self.unsupported_kind(kind)
+
+    def kinds(self):
+        return {*EPILOGUES, *SELECTIONS}
+
+    def note(self):
+        return ", on any device"
+
+    def number(self, scalar):
+        return scalar.item() if scalar.device.type == "cpu" else scalar
+
+    def multiply(self, left, right, out, *, accumulate):
+        panels.multiply(left, right, out, accumulate=accumulate)
+
+    def loss_scale(self, tile, weights, dtype, columns):
+        half = isinstance(tile.scale, torch.Tensor) and self._half(tile.scale.device, dtype)
+        return TritonBackend.loss_scale(self, tile, weights, dtype, columns) if half else None
+
+    @staticmethod
+    def _half(where, dtype):
+        return dtype.itemsize == 2 and panels.half_products(where)
+
+    def unit_rows(self, x, dtype=None):
+        if dtype is None:
+            half = self._half(x.device, x.dtype)
+            dtype = torch.float16 if half else torch.promote_types(x.dtype, torch.float32)
+        return rows.unit_rows(x, dtype)
+
+    def operand(self, unit, dtype):
+        return unit.to(torch.float16) if self._half(unit.device, dtype) else unit
+
+    def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
+        return rows.unit_rows_backward(grad_unit, x, inverse, factor, dtype)
+
+    # ---- panels ----
+
+    def whole_rows_fit(self, columns, device):
+        return columns <= panels.widest(device)
+
+    def whole_matrix_fits(self, rows, columns, device):
+        return rows * columns <= panels.matrix_scores(device)
+
+    def blocks(self, rows, columns, device, *, whole_rows=False, lower=False):
+        tall, wide = panels.block_shape(rows, columns, device, whole_rows)
+        for top in range(0, rows, tall):
+            for left in range(top if lower else 0, columns, wide):
+                yield slice(top, min(rows, top + tall)), slice(left, min(columns, left + wide))
+
+    def workspace(self, unit_x, unit_y, *, whole_rows=False, keep=False):
+        return panels.Workspace()
+
+    def scores(self, unit_x, unit_y, place, workspace):
+        """The score panel of a block, in the workspace."""
+        rows, columns = place
+        left, right = unit_x[rows], unit_y[columns]
+        panel = workspace.panel(left, right)
+        panels.multiply(left, right.t(), panel)
+        return panel
+
+    def block(self, pairs, unit_x, unit_y, place, workspace):
+        """A `Block` with its scores."""
+        whole = place[1] == slice(0, unit_y.shape[0])
+        return Block(pairs, place, self.scores(unit_x, unit_y, place, workspace), whole)
+
+    def _prepared(self, tile, unit_x, unit_y, place, workspace):
+        """The block of a loss, what takes no part left out."""
+        block = self.block(tile.pairs, unit_x, unit_y, place, workspace)
+        guide, guided = tile.pairs.guide, None
+        if guide is not None:
+            guided = self.scores(guide.rows, guide.columns, place, panels.Workspace())
+        block.leave_out(guided)
+        EPILOGUES[tile.kind].prepare(tile, block)
+        return block
+
+    # ---- passes ----
+
+    def forward(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
+        columns = unit_y.shape[0]
+        if sums is None and tile.whole_rows and not self.whole_rows_fit(columns, unit_x.device):
+            # The sums over whole rows come first, then the terms that want them.
+            count = sum(part.size for part in tile.parts if not part.needs_row)
+            sums = self._reduced(tile, unit_x, unit_y, None)[:count]
+        return self._reduced(tile, unit_x, unit_y, sums)
+
+    def _reduced(self, tile, unit_x, unit_y, sums):
+        rows, columns, where = unit_x.shape[0], unit_y.shape[0], unit_x.device
+        states, workspace = States(tile, sums), panels.Workspace()
+        for place in self.blocks(rows, columns, where, lower=tile.pairs.each_once):
+            block = self._prepared(tile, unit_x, unit_y, place, workspace)
+            of_rows = None if sums is None else [part[place[0]] for part in sums]
+            states.add(EPILOGUES[tile.kind].forward(tile, block, of_rows), place)
+        return states.result()
+
+    def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
+        prepared = self._prepared(tile, unit_x, unit_y, block, workspace)
+        if weights is not None and weights.ndim:
+            weights = weights[block[0]]
+        state = EPILOGUES[tile.kind].fused(tile, prepared, weights)
+        return state, workspace.operand(prepared.panel, unit_x.dtype)
+
+    def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
+        prepared = self._prepared(tile, unit_x, unit_y, block, workspace)
+        EPILOGUES[tile.kind].score_grad(
+            tile, prepared, tile.coefficients_of_block(coefficients, block)
+        )
+        return workspace.operand(prepared.panel, unit_x.dtype)
+
+    def paired_scores(self, unit_x, unit_y):
+        workspace, parts = panels.Workspace(), []
+        for x, y in zip(unit_x.split(SQUARE), unit_y.split(SQUARE), strict=True):
+            panel = workspace.panel(x, y)
+            panels.multiply(x, y.t(), panel)
+            parts.append(panel.diagonal().clone())
+        return torch.cat(parts)
+
+    # ---- selection and lists ----
+
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
+        return selection.closest(self, pairs, semi_hard, unit_x, unit_y, ceilings)
+
+    def hardest(self, pairs, offsets, x, y):
+        return selection.hardest(self, pairs, offsets, x, y)
+
+    def top_k(self, queries, corpus, k):
+        return selection.top_k(self, queries, corpus, k)
+
+    def cosent(self, scores, labels, scale, want_score_grad):
+        return cosent.cosent(scores, labels, scale, want_score_grad)

@@ -1,0 +1,305 @@
+"""What each kind of loss does with a panel of scores, in plain torch (csrc/epilogue.h).
+
+`forward` leaves the panel as it is and returns the state of its rows and columns (fastsim/tile.py);
+`score_grad` turns the scores into score gradients, in place. Both take a `Block`, whose left-out
+scores are at LEFT_OUT, and hold one or two matrices of the panel's size beside it.
+"""
+
+import torch
+from torch.nn.functional import softplus
+
+from fastsim.backends.torch.block import LEFT_OUT, LOWEST
+from fastsim.backends.torch.panels import state_dtype
+
+FEW = 8  # levels that are looked at one after another; more are scattered
+SOFTPLUS_LINEAR = 50.0  # from here on softplus(x) is x, in double precision too
+
+
+class Epilogue:
+    """One kind of loss."""
+
+    def prepare(self, tile, block):
+        """Changes the scores before anything looks at them."""
+
+    def forward(self, tile, block, sums=None):
+        """The state of the panel: of its rows, then of its columns.
+
+        sums: the first two parts over all columns, where they are known already.
+        """
+        raise NotImplementedError
+
+    def score_grad(self, tile, block, coefficients):
+        """The panel's scores become dL/dS; coefficients: those of its rows and columns."""
+        raise NotImplementedError
+
+    def fused(self, tile, block, weights):
+        """(state, dL/dS in the panel) of a panel of whole rows, or of the whole matrix."""
+        state = self.forward(tile, block)
+        weights = 1.0 if weights is None else weights.to(state[0].dtype)
+        self.score_grad(tile, block, narrowed(tile.coefficients(state, weights), block.panel))
+        return state
+
+
+def narrowed(coefficients, panel):
+    """Coefficients in the panel's type."""
+    return [c if c is None else c.to(panel.dtype) for c in coefficients]
+
+
+def _wide(*parts):
+    return [part.to(state_dtype(part.device)) for part in parts]
+
+
+def _shares(scores, top, scale, out=None):
+    """exp(scale (s - top)) for a `top` that broadcasts."""
+    return torch.sub(scores, top, out=out).mul_(scale).exp_()
+
+
+def _extremes(scores, dim):
+    return scores.amax(dim, keepdim=True).clamp_(min=LOWEST)
+
+
+def _exponentials(scores, scale, dim, out=None):
+    """(maxima, sums of exponentials relative to them) along a dimension."""
+    top = _extremes(scores, dim)
+    return top.squeeze(dim), _shares(scores, top, scale, out).sum(dim)
+
+
+class Softmax(Epilogue):
+    def prepare(self, tile, block):
+        if tile.margin:
+            block.add_at_positives(block.panel.new_full((block.panel.shape[0], 1), -tile.margin))
+
+    def forward(self, tile, block, sums=None):
+        panel, scale = block.panel, tile.scale
+        rows = _wide(*_exponentials(panel, scale, 1))
+        columns = _wide(*_exponentials(panel, scale, 0)) if tile.symmetric else []
+        return [*rows, *self._of_targets(tile, block, None), *columns]
+
+    def fused(self, tile, block, weights):
+        if not tile.rows_alone:
+            return super().fused(tile, block, weights)
+        panel = block.panel
+        targets = None if tile.pairs.one_positive or tile.pairs.untargeted else block.targets()
+        of_targets = self._of_targets(tile, block, targets)
+        state = [*_wide(*_exponentials(panel, tile.scale, 1, out=panel)), *of_targets]
+        weights = weights.to(state[0].dtype)
+        _, of_row, of_target, *_ = narrowed(tile.coefficients(state, weights), panel)
+        panel.mul_(of_row[:, None])
+        self._take_targets(tile, block, of_target, targets)
+        return state
+
+    def _of_targets(self, tile, block, targets):
+        """(sum_j t z, sum_j t) by rows."""
+        rows = block.panel.shape[0]
+        if tile.pairs.untargeted:
+            return [block.panel.new_zeros(rows, dtype=state_dtype(block.panel.device))] * 2
+        if tile.pairs.one_positive:
+            (scores,) = _wide(block.at_positives()[:, 0])
+            count = torch.ones_like(scores)
+            if not block.whole:
+                count = torch.where(block.inside[:, 0], count, 0.0)
+            return [tile.scale * scores, count]
+        targets = block.targets() if targets is None else targets
+        products, count = _wide((targets * block.panel).sum(1), targets.sum(1))
+        return [tile.scale * products, count]
+
+    def score_grad(self, tile, block, coefficients):
+        panel, scale = block.panel, tile.scale
+        top, of_row, of_target, column_top, of_column = coefficients
+        of_columns = None
+        if column_top is not None:
+            of_columns = _shares(panel, column_top, scale).mul_(of_column)
+        _shares(panel, top[:, None], scale, out=panel).mul_(of_row[:, None])
+        if of_columns is not None:
+            panel.add_(of_columns)
+            del of_columns
+        self._take_targets(tile, block, of_target, None)
+
+    def _take_targets(self, tile, block, weights, targets):
+        """Takes weights (R,) times the targets from the score gradients."""
+        if tile.pairs.untargeted:
+            return
+        if tile.pairs.one_positive:
+            block.add_at_positives(-weights[:, None])
+            return
+        targets = block.targets() if targets is None else targets
+        block.panel.addcmul_(targets, weights[:, None], value=-1)
+
+
+class Sigmoid(Epilogue):
+    def forward(self, tile, block, sums=None):
+        logits, wanted = self._logits(tile, block, out=None)
+        losses = self._losses(block, logits, wanted)
+        score_grads = block_zero(block, logits.sigmoid_().sub_(wanted))
+        return _wide(losses, score_grads.sum(1))
+
+    def score_grad(self, tile, block, coefficients):
+        logits, wanted = self._logits(tile, block, out=block.panel)
+        block_zero(block, logits.sigmoid_().sub_(wanted))
+        block.panel.mul_((coefficients[0] * tile.scale)[:, None])
+
+    def fused(self, tile, block, weights):
+        logits, wanted = self._logits(tile, block, out=block.panel)
+        losses = self._losses(block, logits, wanted)
+        score_grads = block_zero(block, logits.sigmoid_().sub_(wanted))
+        state = _wide(losses, score_grads.sum(1))
+        score_grads.mul_((weights.to(score_grads.dtype) * tile.scale)[:, None])
+        return state
+
+    @staticmethod
+    def _logits(tile, block, out):
+        logits = torch.mul(block.panel, tile.scale, out=out).add_(tile.bias)
+        return logits, block.targets().add_(1).mul_(0.5)
+
+    @staticmethod
+    def _losses(block, logits, wanted):
+        """sum_j max(z, 0) - wanted z + log(1 + e^-|z|) by rows, in which nothing cancels."""
+        losses = softplus(logits.abs().neg_()).addcmul_(wanted, logits, value=-1)
+        losses.add_(logits.clamp(min=0))
+        return block_zero(block, losses).sum(1)
+
+
+def block_zero(block, matrix):
+    """The matrix with 0 where pairs take no part."""
+    block.fill(matrix, 0)
+    return matrix
+
+
+class SquaredError(Epilogue):
+    def forward(self, tile, block, sums=None):
+        return self._losses(self._differences(block, None))
+
+    def score_grad(self, tile, block, coefficients):
+        self._differences(block, block.panel).mul_(2 * coefficients[0][:, None])
+
+    def fused(self, tile, block, weights):
+        state = self._losses(self._differences(block, block.panel))
+        block.panel.mul_(2 * weights.to(block.panel.dtype)[:, None])
+        return state
+
+    @staticmethod
+    def _differences(block, out):
+        return block_zero(block, torch.sub(block.panel, block.targets(), out=out))
+
+    @staticmethod
+    def _losses(differences):
+        return _wide(differences.square().sum(1))
+
+
+class MultiSimilarity(Epilogue):
+    def forward(self, tile, block, sums=None):
+        panel, same = block.panel, block.same
+        scores = panel.masked_fill(same, LEFT_OUT)
+        negatives = _exponentials(scores, tile.scale, 1, out=scores)
+        torch.neg(panel, out=scores).masked_fill_(~same, LEFT_OUT)
+        return _wide(*negatives, *_exponentials(scores, tile.positive_scale, 1, out=scores))
+
+    def score_grad(self, tile, block, coefficients):
+        panel = block.panel
+        top, weight, positive_top, positive_weight = (c[:, None] for c in coefficients)
+        positives = _shares(panel.neg(), positive_top, tile.positive_scale).mul_(-positive_weight)
+        _shares(panel, top, tile.scale, out=panel).mul_(weight)
+        torch.where(block.same, positives, panel, out=panel)
+
+
+class MultiPositive(Epilogue):
+    def forward(self, tile, block, sums=None):
+        panel, same = block.panel, block.same
+        if sums is None:
+            scores = panel.masked_fill(same, LEFT_OUT)
+            sums = _wide(*_exponentials(scores, tile.scale, 1, out=scores))
+        top, total = sums
+        terms = self._terms(tile, panel, top, total.log())
+        losses = softplus(terms, threshold=SOFTPLUS_LINEAR).masked_fill_(~same, 0).sum(1)
+        score_grads = terms.sigmoid_().masked_fill_(~same, 0).sum(1)
+        return [*sums, *_wide(losses, score_grads)]
+
+    def score_grad(self, tile, block, coefficients):
+        panel = block.panel
+        top, weight, log_total, positive_weight = coefficients
+        positives = self._terms(tile, panel, top, log_total).sigmoid_()
+        positives.mul_(-positive_weight[:, None])
+        _shares(panel, top[:, None], tile.scale, out=panel).mul_(weight[:, None])
+        torch.where(block.same, positives, panel, out=panel)
+
+    @staticmethod
+    def _terms(tile, panel, top, log_total):
+        """scale (top - s) + log_total."""
+        top, log_total = (part.to(panel.dtype)[:, None] for part in (top, log_total))
+        return torch.sub(top, panel).mul_(tile.scale).add_(log_total)
+
+
+class Levels(Epilogue):
+    def forward(self, tile, block, sums=None):
+        panel, levels = block.panel, tile.levels
+        if block.dense is None:
+            others = ~block.same
+            block.fill(others, False)
+            return self._one_by_one(tile, panel, (others, block.same))
+        if len(levels) <= FEW:
+            targets = block.dense.to(panel.dtype)
+            masks = (block_zero(block, targets == level) for level in levels)
+            return self._one_by_one(tile, panel, masks)
+        return self._scattered(tile, block)
+
+    @staticmethod
+    def _one_by_one(tile, panel, masks):
+        tops, totals = [], []
+        for mask in masks:
+            for side in (panel, panel.neg()):
+                scores = side.masked_fill(~mask, LEFT_OUT)
+                top = scores.amax().clamp_(min=LOWEST)
+                tops.append(top)
+                totals.append(*_wide(_shares(scores, top, tile.scale, out=scores).sum(1)))
+        top = torch.stack(tops).view(-1, 2).t()
+        total = torch.stack(totals).sum(1).view(-1, 2).t()
+        return [*_wide(top), total]
+
+    def _scattered(self, tile, block):
+        count = len(tile.levels)
+        index = self._index(tile, block).long()
+        found = []
+        for side in (block.panel, block.panel.neg()):
+            block.fill(side, LEFT_OUT)
+            scores = side.reshape(-1)
+            top = scores.new_full((count,), LOWEST)
+            top.scatter_reduce_(0, index, scores, "amax")
+            shares = scores.sub(top[index]).mul_(tile.scale).exp_()
+            (shares,) = _wide(shares)
+            total = shares.new_zeros(count)
+            if total.device.type == "cpu":
+                total.index_add_(0, index, shares)
+            else:  # the same sums added up in one order
+                total.index_put_((index,), shares, accumulate=True)
+            found.append((*_wide(top), total))
+        return list(map(torch.stack, zip(*found, strict=True)))
+
+    @staticmethod
+    def _index(tile, block):
+        """(R C,) the level of each pair."""
+        if block.dense is None:
+            return block.same.reshape(-1).to(torch.int32)
+        targets = block.dense.to(block.panel.dtype).reshape(-1)
+        index = torch.searchsorted(tile.levels, targets, out_int32=True)
+        return index.clamp_(max=len(tile.levels) - 1)
+
+    def score_grad(self, tile, block, coefficients):
+        panel, index = block.panel, self._index(tile, block)
+
+        def of_pairs(values):
+            return values.index_select(0, index).view(panel.shape)
+
+        high, up, low, down = coefficients
+        pull = _shares(panel.neg(), of_pairs(low), tile.scale).mul_(of_pairs(down))
+        _shares(panel, of_pairs(high), tile.scale, out=panel).mul_(of_pairs(up)).sub_(pull)
+        block.fill(panel, 0)
+
+
+EPILOGUES = {
+    "softmax": Softmax(),
+    "sigmoid": Sigmoid(),
+    "squared_error": SquaredError(),
+    "multi_similarity": MultiSimilarity(),
+    "multi_positive": MultiPositive(),
+    "levels": Levels(),
+}

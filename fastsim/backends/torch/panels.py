@@ -1,0 +1,122 @@
+"""What a device can do: precision of states, 16-bit products, and the panels it holds."""
+
+import functools
+
+import torch
+
+from fastsim.backends.panel import panel_bytes
+
+# Bytes of a panel of scores. On a CPU about what a last-level cache holds; elsewhere a share of
+# the device's memory, so that products are large and the kernels between them few. Of all its
+# memory, not of what happens to be free: the size of the panels decides in which order numbers
+# are added, and the same input is to give the same bits.
+CPU_PANEL = 16 << 20
+SMALLEST_PANEL, LARGEST_PANEL, SHARE = 64 << 20, 256 << 20, 64
+FEWEST_ROWS = 64  # of a block of whole rows: fewer would starve the products
+
+
+def state_dtype(device):
+    """The type of sums over many scores: float64 where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+@functools.cache
+def half_products(device):
+    """Whether the device multiplies float16 rows into a float32 matrix."""
+    if device.type in ("cpu", "mps"):
+        return False
+    try:
+        rows = torch.zeros(16, 16, dtype=torch.float16, device=device)
+        out = torch.mm(rows, rows, out_dtype=torch.float32)
+    except (RuntimeError, TypeError):
+        return False
+    return out.dtype == torch.float32
+
+
+def multiply(left, right, out, *, accumulate=False):
+    """out = left @ right, or added to it; 16-bit operands into a float32 `out`."""
+    if left.dtype == out.dtype:
+        if accumulate:
+            out.addmm_(left, right)
+        else:
+            torch.mm(left, right, out=out)
+    elif out.device.type == "cpu":
+        multiply(left.to(out.dtype), right.to(out.dtype), out, accumulate=accumulate)
+    elif accumulate:
+        torch.ops.aten.addmm.dtype_out(out, left, right, out.dtype, out=out)
+    else:
+        torch.ops.aten.mm.dtype_out(left, right, out.dtype, out=out)
+
+
+# ---- the size of panels ----
+
+
+def panel_scores(device):
+    """How many float32 scores a panel on the device holds."""
+    return panel_bytes(_panel(device)) // 4
+
+
+def matrix_scores(device):
+    """How many scores a matrix may have to be worked on as one panel, though it leaves caches.
+
+    A loss that looks at columns too saves a product of all scores by it.
+    """
+    return panel_scores(device) * (4 if device.type == "cpu" else 1)
+
+
+def widest(device):
+    """Columns of a block of whole rows."""
+    return max(FEWEST_ROWS, panel_scores(device) // FEWEST_ROWS)
+
+
+def block_shape(rows, columns, device, whole_rows):
+    """(rows, columns) of a block."""
+    wide = columns if whole_rows else min(columns, widest(device))
+    tall = max(1, panel_scores(device) // wide)
+    # Blocks of one height: a last one of few rows would starve its products.
+    bands = -(-rows // tall)
+    return -(-rows // bands), wide
+
+
+class Workspace:
+    """The memory of panels, which follow one another in it."""
+
+    def __init__(self):
+        self._memory = {}
+
+    def panel(self, left, right):
+        """An empty panel for the products of rows `left` and `right`."""
+        dtype = torch.promote_types(left.dtype, torch.float32)
+        return self._empty(left, (left.shape[0], right.shape[0]), dtype)
+
+    def operand(self, panel, dtype):
+        """Score gradients as operands for products with rows in `dtype`."""
+        if panel.dtype == dtype:
+            return panel
+        return self._empty(panel, panel.shape, dtype).copy_(panel)
+
+    def _empty(self, like, shape, dtype):
+        count = shape[0] * shape[1]
+        memory = self._memory.get(dtype)
+        if memory is None or memory.numel() < count:
+            memory = self._memory[dtype] = like.new_empty(count, dtype=dtype)
+        return memory[:count].view(shape)
+
+
+def _panel(device):
+    return CPU_PANEL if device.type == "cpu" else _share(device)
+
+
+@torch.compiler.assume_constant_result
+def _share(device):
+    return min(LARGEST_PANEL, max(SMALLEST_PANEL, _memory(device) // SHARE))
+
+
+@functools.cache
+def _memory(device):
+    """Bytes of the device's memory; 0 where it does not say."""
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory()
+    module = getattr(torch, device.type, None)
+    properties = getattr(module, "get_device_properties", None)
+    return 0 if properties is None else getattr(properties(device), "total_memory", 0)

@@ -1,0 +1,32 @@
+"""The dtype in which a peer returns its loss, asked of the peer itself on a few rows.
+
+Ours are computed in float32 and more; what a trainer gets back has the dtype that it had before.
+Which that is depends on the peer's operations, on autocast's lists and on the torch at hand.
+"""
+
+import torch
+from torch import Tensor
+
+_known = {}
+_WIDE = (torch.float32, torch.float64)
+
+
+def as_theirs(loss, owner, call, *given):
+    """`loss` in the dtype that call(*given) returns; where that raises, as it is.
+
+    owner: what names the computation, kept with the dtypes for the next time. given: a few rows.
+    """
+    tensors = [value for value in given if isinstance(value, Tensor)]
+    device = loss.device.type
+    autocast = torch.is_autocast_enabled(device)
+    if not autocast and all(t.dtype in _WIDE for t in tensors if t.is_floating_point()):
+        return loss
+    key = owner, device, autocast and torch.get_autocast_dtype(device)
+    key += tuple((t.dtype, t.dim()) for t in tensors)
+    if key not in _known:
+        with torch.no_grad():
+            try:
+                _known[key] = call(*given).dtype
+            except RuntimeError:  # a mixture of dtypes that theirs does not take
+                _known[key] = loss.dtype
+    return loss.to(_known[key])

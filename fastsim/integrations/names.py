@@ -1,0 +1,44 @@
+"""A module in the place of a peer's: every name that it does not have is the peer's."""
+
+import contextlib
+import sys
+from types import ModuleType
+
+
+def served(name, *theirs):
+    """(__getattr__, __dir__, __all__) of the module `name`, which stands for the modules `theirs`.
+
+    A name is looked up when it is asked for, in `theirs` in their order; a module may be given as a
+    function that imports it, and is passed over where that fails. Names with two underscores are
+    the module's own: those of another would tell Python that our files are theirs. `__all__` is
+    what `import *` gave there.
+    """
+
+    def modules():
+        for module in theirs:
+            if isinstance(module, ModuleType):
+                yield module
+                continue
+            with contextlib.suppress(ImportError):
+                yield module()
+
+    def __getattr__(attribute):  # noqa: N807
+        if not (attribute.startswith("__") and attribute.endswith("__")):
+            for module in modules():
+                if hasattr(module, attribute):
+                    return getattr(module, attribute)
+        names = " or ".join(module.__name__ for module in modules())
+        raise AttributeError(f"module {name!r} has no attribute {attribute!r}, nor has {names}")
+
+    def __dir__():  # noqa: N807
+        known = set(vars(sys.modules[name]))
+        for module in modules():
+            known.update(n for n in dir(module) if not n.startswith("__"))
+        return sorted(known)
+
+    exported = []
+    for module in theirs:
+        if isinstance(module, ModuleType):
+            public = (n for n in vars(module) if not n.startswith("_"))
+            exported.extend(getattr(module, "__all__", public))
+    return __getattr__, __dir__, exported

@@ -1,0 +1,52 @@
+"""Features and logit scales as open_clip's losses get them."""
+
+import torch
+from torch import Tensor
+
+from fastsim.checks import check_alike, check_embeddings, check_number
+from fastsim.engine.autograd import tile_loss
+from fastsim.losses.reduce import as_float, row_weights
+from fastsim.scores import compute_dtype
+
+
+def checked(image_features, text_features, logit_scale):
+    """(image features, text features, scale): everything looked at, the scale positive.
+
+    A scale of 0 or less is multiplied into the image features, and 1 is left. Off the CPU a tensor
+    is not looked at, as that would wait for the device: trainers give exp of what they learn.
+    """
+    check_embeddings("image_features", image_features)
+    check_embeddings("text_features", text_features)
+    check_alike("text_features", text_features, "image_features", image_features, rows=True)
+    scale = scalar("logit_scale", logit_scale)
+    check_number("logit_scale", scale)
+    if _is_read(scale) and scale <= 0:
+        return as_float(image_features) * scale, as_float(text_features), 1.0
+    return image_features, text_features, scale
+
+
+def _is_read(scale):
+    on_cpu = not isinstance(scale, Tensor) or scale.device.type == "cpu"
+    return on_cpu and not torch.compiler.is_compiling()
+
+
+def few(given):
+    """Two rows of the features, the numbers as they are."""
+    features, numbers = given[:2], given[2:]
+    return *(f[:2].detach() for f in features), *numbers
+
+
+def scalar(name, value):
+    """A number or a tensor of one element, whatever its shape."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"{name}: wanted one element, got shape {tuple(value.shape)}")
+        return value.reshape(())
+    return value
+
+
+def mean(tile, rows, columns, scale, formula, backend, **rest):
+    """The mean over the rows of a tile loss; `formula` as for `tile_loss`."""
+    weights = row_weights("mean", rows.shape[0], compute_dtype(rows), rows.device)
+    given = {"weights": weights, "formula": formula, "backend": backend}
+    return tile_loss(tile, rows, columns, scale=scale, **given, **rest)

@@ -1,0 +1,153 @@
+"""Decoupled contrastive learning: InfoNCE without the positive in the denominator.
+
+    L_i = log sum_{j != pos_i} exp(z_ij) - z_{i, pos_i},   z = cos / temperature
+
+Source: Yeh et al. 2022, "Decoupled Contrastive Learning", equation 6 (L_DC). The gradient of
+InfoNCE is that of this loss times 1 - p, p the probability of the positive: where a batch is small
+and its positives are found easily, little is left of it. Without the factor small batches learn
+nearly as well as large ones. The loss has no lower bound.
+"""
+
+import torch
+from torch import Tensor
+
+from fastsim.annotations import Group, Reduction, Scalar
+from fastsim.backends import pick
+from fastsim.checks import (
+    check_alike,
+    check_embeddings,
+    check_enough,
+    check_number,
+    check_reduction,
+    check_scores,
+)
+from fastsim.distributed import join
+from fastsim.engine.autograd import tile_loss
+from fastsim.losses.module import LossModule
+from fastsim.losses.reduce import as_float, inverse, reduce
+from fastsim.pairs import Pairs, parse_positives
+from fastsim.scores import compute_dtype, dense_cosines, paired_cosines
+from fastsim.tile import Tile
+
+
+def decoupled_contrastive(
+    anchors: Tensor,
+    candidates: Tensor,
+    positives: Tensor | None = None,
+    *,
+    temperature: Scalar = 0.1,
+    reduction: Reduction = "mean",
+    group: Group = None,
+    backend: str | None = None,
+) -> Tensor:
+    """InfoNCE without the positive in the denominator: for small batches (see the module).
+
+    For large batches, and for a loss that is bounded below, take `info_nce`.
+
+    Args:
+        anchors: (N, D).
+        candidates: (M, D); all but an anchor's own positive are its negatives.
+        positives: (N,) integers, the column of each anchor's positive; by default `arange(N)`.
+        temperature: a positive number or 0-d tensor, with a gradient if it wants one.
+        reduction: "mean", "sum" or "none".
+        group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+            `fastsim.distributed`.
+        backend: its name; None chooses.
+
+    Returns:
+        A scalar, or (N,) for reduction "none". An anchor without a negative has loss 0.
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+    """
+    check_embeddings("anchors", anchors)
+    check_embeddings("candidates", candidates)
+    check_alike("candidates", candidates, "anchors", anchors)
+    if positives is None:
+        check_enough("candidates", candidates, "anchors", anchors)
+    check_number("temperature", temperature, positive=True)
+    check_reduction(reduction)
+    chosen = pick(backend, anchors, candidates, temperature, kind="softmax")
+    batch = join(
+        group,
+        "decoupled_contrastive",
+        anchors,
+        candidates,
+        temperature=temperature,
+        reduction=reduction,
+        backend=chosen.name,
+    )
+    own = parse_positives(positives, anchors.shape[0], candidates.shape[0], anchors.device)
+    if chosen.name == "eager":
+        scores = dense_cosines(anchors, batch.gather_columns(candidates), chosen)
+        losses = _losses(scores, own + batch.first_column, temperature)
+        return batch.reduce(losses, reduction)
+    dtype, scale = compute_dtype(anchors), inverse(temperature, anchors)
+    positive = scale * paired_cosines(anchors.to(dtype), candidates[own].to(dtype), chosen)
+    if batch.columns == 1:
+        return batch.reduce(0 * positive, reduction)
+    # The columns are numbered, and a row's id is the number of its positive: what has the row's id
+    # takes no part.
+    columns = torch.arange(batch.columns, device=anchors.device)
+    weights = batch.row_weights(reduction, anchors)
+
+    def formula(scores, scale, _):
+        negatives = (scores * scale).scatter(1, own[:, None], -torch.inf)
+        return torch.logsumexp(negatives, 1).double()
+
+    sums = tile_loss(
+        Tile("softmax", Pairs(row_ids=own + batch.first_column, column_ids=columns)),
+        anchors,
+        candidates,
+        scale=scale,
+        weights=weights,
+        batch=batch,
+        formula=formula,
+        backend=chosen,
+    )
+    positive = positive.double()
+    return (sums - (positive if weights is None else (positive * weights).sum())).to(dtype)
+
+
+class DecoupledContrastive(LossModule):
+    """The module of `decoupled_contrastive`."""
+
+    function = staticmethod(decoupled_contrastive)
+
+    def __init__(
+        self,
+        *,
+        temperature: Scalar = 0.1,
+        reduction: Reduction = "mean",
+        group: Group = None,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
+
+
+def decoupled_contrastive_from_scores(
+    scores: Tensor,
+    positives: Tensor | None = None,
+    *,
+    temperature: Scalar = 0.1,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """The specification of `decoupled_contrastive`: scores (N, M), the rest as there."""
+    check_scores("scores", scores)
+    check_number("temperature", temperature, positive=True)
+    check_reduction(reduction)
+    rows, columns = scores.shape
+    if positives is None and columns < rows:
+        raise ValueError(f"scores: wanted at least as many columns as rows, got {rows, columns}")
+    positives = parse_positives(positives, rows, columns, scores.device)
+    return reduce(_losses(as_float(scores), positives, temperature), reduction)
+
+
+def _losses(scores, positives, temperature):
+    logits = scores / temperature
+    place = positives[:, None]
+    positive = logits.gather(1, place)[:, 0]
+    if scores.shape[1] == 1:
+        return 0 * positive
+    return torch.logsumexp(logits.scatter(1, place, -torch.inf), 1) - positive

@@ -1,0 +1,85 @@
+"""The body of a loss over groups, where the columns of a row's own group are its positives.
+
+Rows are embeddings, columns are references or the embeddings themselves, a row left out of its own.
+"""
+
+from fastsim.backends import pick
+from fastsim.checks import check_reduction
+from fastsim.distributed import join
+from fastsim.engine.autograd import tile_loss
+from fastsim.losses.reduce import as_float, reduce
+from fastsim.pairs import global_groups, groups_of_scores, parse_groups
+from fastsim.scores import dense_cosines
+from fastsim.tile import Tile
+
+
+def grouped_loss(
+    loss,
+    embeddings,
+    groups,
+    references,
+    reference_groups,
+    *,
+    own_first,
+    kind,
+    scale,
+    formula,
+    options,
+    count=None,
+    reduction,
+    group,
+    backend,
+    **parameters,
+):
+    """The loss of that name over groups; what the user calls the same is said in `sup_con`.
+
+    kind, scale, parameters: those of the `Tile`. formula: (scores (N, M), pairs) -> losses (N,) in
+    plain torch. options: what has to be the same on every rank. count: of the pairs, what the mean
+    is over; None: the rows.
+    """
+    pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
+    check_reduction(reduction)
+    chosen = pick(backend, embeddings, references, *options.values(), kind=kind)
+    columns = embeddings if references is None else references
+    batch = join(
+        group,
+        loss,
+        embeddings,
+        columns,
+        references=references,
+        own_first=own_first,
+        **options,
+        reduction=reduction,
+        backend=chosen.name,
+    )
+    pairs = global_groups(pairs, batch)
+    counted = count(pairs) if count is not None and reduction == "mean" else None
+    if chosen.name == "eager":
+        scores = dense_cosines(embeddings, batch.gather_columns(columns), chosen)
+        return batch.reduce(formula(scores, pairs), reduction, counted)
+
+    def of_scale(scores, scale, _):
+        # What may be learnt of a loss over groups is its temperature.
+        learnt = {"temperature": 1 / scale} if "temperature" in options else {}
+        return formula(scores, pairs, **learnt)
+
+    return tile_loss(
+        Tile(kind, pairs, **parameters),
+        embeddings,
+        columns,
+        scale=scale,
+        weights=batch.row_weights(reduction, embeddings, counted),
+        batch=batch,
+        formula=of_scale,
+        backend=chosen,
+    )
+
+
+def grouped_from_scores(
+    scores, groups, reference_groups, *, own_first, formula, count=None, reduction
+):
+    """The specification of a loss over groups: scores (N, M), the rest as in `grouped_loss`."""
+    pairs = groups_of_scores(scores, groups, reference_groups, own_first)
+    check_reduction(reduction)
+    losses = formula(as_float(scores), pairs)
+    return reduce(losses, reduction, None if count is None else count(pairs))

@@ -1,0 +1,62 @@
+"""Losses over many panels, of whole rows and of columns too, and what decides their size."""
+
+import pytest
+import torch
+
+import fastsim
+from fastsim.backends import get
+from fastsim.backends.torch import panels
+from tests.cases import BY_NAME, CASES, call, inputs
+from tests.losses.test_losses import compare
+
+CPU = torch.device("cpu")
+TILES = [case for case in CASES if case.tile]
+FEWEST = {"whole rows": 1, "columns too": 16}  # rows of a block of whole rows
+
+
+@pytest.fixture(params=FEWEST)
+def many_panels(request, monkeypatch):
+    """Panels of 64 scores, of whole rows or of at most 4 columns."""
+    monkeypatch.setattr(panels, "CPU_PANEL", 256)
+    monkeypatch.setattr(panels, "FEWEST_ROWS", FEWEST[request.param])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("case", TILES, ids=repr)
+def test_equals_the_oracle(case, reduction, many_panels):
+    shape = (13, 29, 18) if case.largest < 10_000 else (26, 41, 18)
+    extra = {"reduction": reduction} if case.reduces else {}
+    compare(case, "torch", torch.float64, shape, seed=9, **extra)
+
+
+@pytest.mark.parametrize("columns", [29, 65])
+def test_blocks_cover_the_matrix_once(columns, many_panels):
+    seen = torch.zeros(26, columns)
+    backend = get("torch")
+    for rows, part in backend.blocks(26, columns, CPU):
+        seen[rows, part] += 1
+        assert seen[rows, part].numel() <= 64
+    assert (seen == 1).all()
+    whole = list(backend.blocks(26, columns, CPU, whole_rows=True))
+    assert all(part == slice(0, columns) for _, part in whole)
+
+
+def test_more_levels_than_are_looked_at_one_by_one(small_panels):
+    x, y = (torch.randn(12, 6, dtype=torch.float64) for _ in range(2))
+    targets = torch.randint(0, 40, (12, 12))
+    results = [
+        call(fastsim.cosent_matrix, [x, y], [targets], {"backend": name})
+        for name in ("torch", "eager")
+    ]
+    (value, grads), (wanted, wanted_grads) = results
+    torch.testing.assert_close(value, wanted)
+    torch.testing.assert_close(grads, wanted_grads)
+
+
+def test_the_variable_sets_the_size(monkeypatch):
+    monkeypatch.setenv("FASTSIM_PANEL_MB", "0.5")
+    assert panels.panel_scores(CPU) == 1 << 17
+    monkeypatch.setenv("FASTSIM_PANEL_MB", "many")
+    tensors, others, options = inputs(BY_NAME["siglip"], (5, 7, 4), torch.float32, seed=1)
+    with pytest.raises(ValueError, match=r"FASTSIM_PANEL_MB: wanted a positive number .* 'many'"):
+        fastsim.siglip(*tensors, *others, **options, backend="torch")

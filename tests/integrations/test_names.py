@@ -1,0 +1,102 @@
+"""Modules in the place of a peer's: every name of theirs, and none that tells Python otherwise."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+# module of theirs, whether it is written out or imported whole -> module of ours in its place
+PLACES = {
+    "sentence_transformers.sentence_transformer.losses": "sentence_transformers",
+    "pytorch_metric_learning.losses": "pytorch_metric_learning.losses",
+    "pytorch_metric_learning.miners": "pytorch_metric_learning.miners",
+    "open_clip.loss": "open_clip",
+}
+DUNDER = ("__path__", "__file__", "__spec__", "__loader__", "__package__", "__name__", "__doc__")
+
+
+def both(name):
+    """(theirs, ours); skipped where theirs is not installed."""
+    ours = f"fastsim.integrations.{PLACES[name]}"
+    if name == "open_clip.loss":  # its package may not be importable whole
+        mine = pytest.importorskip(ours, reason="it is not installed", exc_type=ImportError)
+        return mine.peer.losses(), mine
+    theirs = pytest.importorskip(name, reason="it is not installed")
+    return theirs, importlib.import_module(ours)
+
+
+def shown(module):
+    return [name for name in dir(module) if not name.startswith("__")]
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_every_name_of_theirs(name):
+    theirs, ours = both(name)
+    for attribute in shown(theirs):
+        found, wanted = getattr(ours, attribute), getattr(theirs, attribute)
+        replaced = isinstance(found, type) and issubclass(found, wanted)
+        module = sys.modules.get(f"{ours.__name__}.{attribute}")
+        assert found is wanted or replaced or found is module, attribute
+    assert set(shown(theirs)) <= set(dir(ours))
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_import_of_everything(name):
+    theirs, ours = both(name)
+    wanted, found = {}, {}
+    exec(f"from {theirs.__name__} import *", wanted)
+    exec(f"from {ours.__name__} import *", found)
+    assert set(wanted) <= set(found)
+    beyond = set(found) - set(wanted)
+    assert all(getattr(found[n], "__module__", "").startswith("fastsim.") for n in beyond), beyond
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_what_python_asks_of_a_module_is_ours(name):
+    theirs, ours = both(name)
+    for attribute in DUNDER:
+        own = vars(ours).get(attribute)
+        assert getattr(ours, attribute, None) is own
+        assert own is None or own != vars(theirs).get(attribute), attribute
+    with pytest.raises(AttributeError, match=rf"{ours.__name__}.*NoSuchLoss.*{theirs.__name__}"):
+        _ = ours.NoSuchLoss
+    with pytest.raises(ImportError):
+        importlib.import_module(f"{ours.__name__}.no_such_module")
+
+
+def test_their_files_are_not_run_under_our_name():
+    pytest.importorskip("pytorch_metric_learning", reason="it is not installed")
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("fastsim.integrations.pytorch_metric_learning.losses.angular_loss")
+
+
+@pytest.mark.parametrize("name", ["distances", "reducers", "regularizers", "samplers", "utils"])
+def test_siblings(name):
+    theirs = pytest.importorskip(f"pytorch_metric_learning.{name}", reason="it is not installed")
+    from fastsim.integrations import pytorch_metric_learning as ours
+
+    assert getattr(ours, name) is theirs
+    assert name in dir(ours)
+
+
+def test_siblings_are_imported_when_they_are_asked_for():
+    pytest.importorskip("pytorch_metric_learning", reason="it is not installed")
+    code = (
+        "import sys\nfrom fastsim.integrations import pytorch_metric_learning as ours\n"
+        "assert 'pytorch_metric_learning.testers' not in sys.modules\n"
+        "assert not hasattr(ours, 'no_such_module')\n"
+        "assert ours.__version__ == __import__('pytorch_metric_learning').__version__"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    # The package's version is a dunder name: it is not passed on.
+    assert "has no attribute '__version__'" in done.stderr or "__version__" in done.stderr
+
+
+def test_options_of_our_own_losses():
+    """The names with which they are written, from the module itself."""
+    theirs, ours = both("sentence_transformers.sentence_transformer.losses")
+    for name in ("TripletDistanceMetric", "BatchHardTripletLossDistanceFunction"):
+        assert getattr(ours, name) is getattr(theirs, name)
+    for name in ("MatryoshkaLoss", "ContrastiveLoss", "SiameseDistanceMetric", "MarginMSELoss"):
+        assert getattr(ours, name) is getattr(theirs, name)
