@@ -57,7 +57,7 @@ def pick(name, *tensors, kind=None):
 
     A name given here, by `use_backend` or by FASTSIM_BACKEND is used or refused with every
     backend's own reason (RuntimeError), never replaced. None or "auto" takes the first that has
-    no objection.
+    no objection; inside torch.func or forward-mode AD, "eager", which is never taken otherwise.
     """
     name = name or getattr(_chosen, "name", None)
     if name:
@@ -75,8 +75,9 @@ def pick(name, *tensors, kind=None):
             if other is not named
         )
         raise RuntimeError(f"backend {name!r} cannot be used: {reason} ({others})")
+    dense = transformed(*tensors)
     for backend in _BACKENDS.values():
-        if backend.automatic and _reason(backend, tensors, kind) is None:
+        if (dense or backend.automatic) and _reason(backend, tensors, kind) is None:
             return backend
     reasons = (f"{b.name}: {_reason(b, tensors, kind)}" for b in _BACKENDS.values())
     raise RuntimeError(f"no backend can be used ({'; '.join(reasons)})")
