@@ -5,6 +5,7 @@ positives.
 import torch
 
 from fastsim.kinds.kind import ROWS, Exponentials, Kind, Total, over
+from fastsim.losses.reduce import softplus
 
 
 class MultiSimilarity(Kind):
@@ -24,7 +25,7 @@ class MultiSimilarity(Kind):
 
     def finish(self, tile, state):
         return sum(
-            torch.where(total == 0, 0.0, torch.nn.functional.softplus(lse) / scale)
+            torch.where(total == 0, 0.0, softplus(lse) / scale)
             for _, total, lse, scale in self._sums(tile, state)
         )
 

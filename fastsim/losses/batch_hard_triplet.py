@@ -24,7 +24,7 @@ from fastsim.engine.distances import all_distances
 from fastsim.engine.ring import ring_hardest, ring_sum
 from fastsim.engine.selection import centred_rows, hardest_columns
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, reduce
+from fastsim.losses.reduce import as_float, reduce, softplus
 from fastsim.pairs import (
     dense_targets,
     global_groups,
@@ -233,7 +233,7 @@ def _hardest_of(distances, pairs):
 
 def _losses(hardest, margin, soft):
     gap = hardest.positive - hardest.negative + margin
-    return torch.nn.functional.softplus(gap) if soft else torch.relu(gap)
+    return softplus(gap) if soft else torch.relu(gap)
 
 
 def _count(hardest, reduction):
