@@ -143,6 +143,18 @@ struct MultiPositive {
   }
 };
 
+// Circle loss has two sums of exponentials of what it makes of the scores: `value` is that, and
+// `weight` the factor whose gradient is not taken, of a negative and of a positive.
+template <class T>
+struct Circle {
+  T margin;
+
+  FASTSIM_INLINE T negative_weight(T s) const { return s > -margin ? s + margin : T(0); }
+  FASTSIM_INLINE T positive_weight(T s) const { return s < 1 + margin ? 1 + margin - s : T(0); }
+  FASTSIM_INLINE T negative_value(T s) const { return negative_weight(s) * (s - margin); }
+  FASTSIM_INLINE T positive_value(T s) const { return positive_weight(s) * (1 - margin - s); }
+};
+
 // ---- CoSENT over a matrix ----
 // Level l keeps A_l = lse z and B_l = lse -z, each as maximum and sum. The score gradient in level l, in
 // units of dL/dz, is e^{z + lse_{m>l} B_m - L} - e^{-z + lse_{m<l} A_m - L}; both exponentials are

@@ -139,6 +139,10 @@ struct Kernels {
                               const PositiveSums&, int64_t, int64_t);
   void (*multi_positive_score_grad)(const Block<T>&, T scale, const ContrastScoreGrad<T>&, int64_t,
                                int64_t);
+  void (*circle_forward)(const Block<T>&, T scale, T margin, const MaxSum& negatives,
+                         const MaxSum& positives, int64_t, int64_t);
+  void (*circle_score_grad)(const Block<T>&, T scale, T margin, const ContrastScoreGrad<T>&,
+                            int64_t, int64_t);
   void (*levels_forward)(const Block<T>&, T scale, const T* values, int64_t count, double* partial,
                       int64_t, int64_t);
   void (*levels_score_grad)(const Block<T>&, T scale, const LevelScoreGrad<T>&, int64_t, int64_t);

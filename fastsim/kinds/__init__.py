@@ -5,7 +5,7 @@ a kind has an epilogue in each backend that serves it, under its name; no other 
 by name.
 """
 
-from fastsim.kinds.contrast import MultiPositive, MultiSimilarity
+from fastsim.kinds.contrast import Circle, MultiPositive, MultiSimilarity
 from fastsim.kinds.elementwise import Sigmoid, SquaredError
 from fastsim.kinds.levels import Levels
 from fastsim.kinds.softmax import Softmax
@@ -19,6 +19,7 @@ KINDS = {
         SquaredError(),
         MultiSimilarity(),
         MultiPositive(),
+        Circle(),
         Levels(),
         Triplet("hard"),
         Triplet("semi-hard"),
