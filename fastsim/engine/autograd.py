@@ -65,7 +65,8 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, formula,
 def as_scalar(value, dtype, device):
     """A number or 0-d tensor as a 0-d tensor."""
     if isinstance(value, Tensor):
-        return value.to(device=device, dtype=dtype)
+        # What leaves a CPU is copied at once or kept until it is: nothing waits.
+        return value.to(device=device, dtype=dtype, non_blocking=value.device.type == "cpu")
     return torch.full((), value, dtype=dtype, device=device)
 
 

@@ -58,22 +58,30 @@ class _AllDistances(torch.autograd.Function):
 class Distances(NamedTuple):
     """The distances (R, N) of a slice of rows x to all of them, and their pairs that are close.
 
-    centred: x less its mean, whose products round less. close: rows within the slice and columns.
+    centred: x less its mean, whose products round less. close: rows within the slice and columns;
+    None where to list them would mean to wait for the device.
     """
 
     x: torch.Tensor
     centred: torch.Tensor
     rows: slice
     values: torch.Tensor
-    close: tuple
+    close: tuple | None
 
     def add_gradient(self, grad, score_grad):
         """Adds dL/dx to `grad` from dL/dvalues (R, N), which is overwritten."""
         # dd_ij / dx_i = (x_i - x_j) / d_ij, 0 at distance 0.
         pull = torch.where(self.values > 0, score_grad.div_(self.values), 0.0)
+        rows = self.rows
+        if self.close is None:
+            # In float64, where the products of close rows do not vanish in rounding.
+            pull, x = pull.double(), self.x.double()
+            grad[rows] += (pull.sum(1, keepdim=True) * x[rows] - pull @ x).to(grad.dtype)
+            grad += (pull.sum(0)[:, None] * x - pull.T @ x[rows]).to(grad.dtype)
+            return
         of_close = pull[self.close]
         pull[self.close] = 0.0
-        x, rows = self.centred, self.rows
+        x = self.centred
         grad[rows].addcmul_(pull.sum(1, keepdim=True), x[rows]).addmm_(pull, x, alpha=-1)
         grad.addcmul_(pull.sum(0)[:, None], x).addmm_(pull.T, x[rows], alpha=-1)
         some = of_close.nonzero()[:, 0]
@@ -87,6 +95,9 @@ class Distances(NamedTuple):
 
 def distances_by_products(x, centred, rows):
     """`Distances` of the slice `rows` of x (N, D)."""
+    if not _listable(x):
+        values = torch.cdist(x[rows], x, compute_mode=EXACT)
+        return Distances(x, centred, rows, values, None)
     squares = centred.square().sum(1)
     both = squares[rows, None] + squares
     values = torch.addmm(both, centred[rows], centred.T, alpha=-2)
@@ -97,6 +108,11 @@ def distances_by_products(x, centred, rows):
         gaps = _gaps(x, mine + rows.start, theirs)
         values[mine, theirs] = torch.linalg.vector_norm(gaps, dim=1)
     return Distances(x, centred, rows, values, close)
+
+
+def _listable(x):
+    """Whether pairs can be listed without waiting for a device."""
+    return x.device.type == "cpu"
 
 
 def _gaps(x, one, other):

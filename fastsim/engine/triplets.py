@@ -14,14 +14,15 @@ from fastsim.scores import without_autocast
 BAND = 1 << 20  # distances of a band; about ten arrays of that size are alive
 
 
-def triplet_sum(x, labels, margin, distance, triplets, formula):
+def triplet_sum(x, labels, margin, distance, triplets, largest, formula):
     """(sum () of the terms, their number ()) over the triplets of rows x (N, D).
 
     distance: "euclidean", or "cosine" of unit rows. triplets: "all" or "semi-hard".
+    largest: rows that no class has more of, or None; if one has, the sum is NaN.
     formula: (distances (N, N), labels, margin) -> the same in plain torch, for derivatives of the
     gradient.
     """
-    return _TripletSum.apply(x, labels, margin, distance, triplets, formula)
+    return _TripletSum.apply(x, labels, margin, distance, triplets, largest, formula)
 
 
 def distances_of(x, distance):
@@ -39,9 +40,9 @@ def _formula(ctx, x):
 
 class _TripletSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, labels, margin, distance, triplets, formula):
+    def forward(ctx, x, labels, margin, distance, triplets, largest, formula):
         want = ctx.needs_input_grad[0]
-        total, number, grad = _triplets(x, labels, margin, distance, triplets, want)
+        total, number, grad = _triplets(x, labels, margin, distance, triplets, largest, want)
         ctx.save_for_backward(x, labels, grad)
         ctx.call = margin, distance, formula
         ctx.mark_non_differentiable(number)
@@ -50,13 +51,13 @@ class _TripletSum(torch.autograd.Function):
     @staticmethod
     @differentiable_again(_formula, inputs=1)
     def backward(ctx, grad_total, _):
-        return grad_total * ctx.saved_tensors[2], None, None, None, None, None
+        return grad_total * ctx.saved_tensors[2], *(None,) * 6
 
 
-def _forward(x, labels, margin, distance, triplets, want_grad):
-    classes, terms = _Classes(labels), _TERMS[triplets]
+def _forward(x, labels, margin, distance, triplets, largest, want_grad):
+    classes, terms = _Classes(labels, largest), _TERMS[triplets]
     grad = torch.zeros_like(x) if want_grad else x.new_empty(0)
-    total, number = x.new_zeros((), dtype=torch.float64), labels.new_zeros(())
+    total, number = classes.unlisted(), labels.new_zeros(())
     tall = max(1, BAND // len(x))
     # In float64: the mean of large numbers would round what it is to make small.
     centred = None if distance == "cosine" else x - x.mean(0, dtype=torch.float64).to(x.dtype)
@@ -81,14 +82,15 @@ def _forward(x, labels, margin, distance, triplets, want_grad):
     return total.to(x.dtype), number, grad
 
 
-def _fake(x, labels, margin, distance, triplets, want_grad):
+def _fake(x, labels, margin, distance, triplets, largest, want_grad):
     grad = x.new_empty(x.shape if want_grad else 0)
     return x.new_empty(()), labels.new_empty(()), grad
 
 
 _triplets = define(
     "triplets",
-    "(Tensor x, Tensor labels, float margin, str distance, str triplets, bool want_grad)"
+    "(Tensor x, Tensor labels, float margin, str distance, str triplets, int? largest,"
+    " bool want_grad)"
     " -> (Tensor, Tensor, Tensor)",
     _forward,
     _fake,
@@ -98,13 +100,19 @@ _triplets = define(
 class _Classes:
     """The members of each row's class, as a padded list of columns."""
 
-    def __init__(self, labels):
+    def __init__(self, labels, largest):
         self.labels = labels
         self.order = labels.argsort(stable=True)
         ordered = labels[self.order]
         self.first = torch.searchsorted(ordered, labels)
         self.size = torch.searchsorted(ordered, labels, right=True) - self.first
-        self.most = torch.arange(int(self.size.max()), device=labels.device)
+        largest = int(self.size.max()) if largest is None else min(largest, len(labels))
+        self.most = torch.arange(largest, device=labels.device)
+
+    def unlisted(self):
+        """() float64: 0, or NaN where a class has more members than are listed."""
+        more = self.size.max() > len(self.most)
+        return torch.zeros_like(more, dtype=torch.float64).masked_fill_(more, torch.nan)
 
     def of(self, rows):
         """(columns (R, K), which of them are positives, which columns (R, N) are negatives)."""
@@ -128,7 +136,7 @@ def _semi_hard(distances, columns, positive, negative, margin):
     ones = active.to(distances.dtype)
     score_grad = torch.zeros_like(distances).scatter_add_(1, columns, ones)
     score_grad.scatter_add_(1, chosen, -ones)
-    return losses[active].sum(dtype=torch.float64), positive.sum(), score_grad
+    return torch.where(active, losses, 0.0).sum(dtype=torch.float64), positive.sum(), score_grad
 
 
 def _all(distances, columns, positive, negative, margin):
@@ -138,7 +146,7 @@ def _all(distances, columns, positive, negative, margin):
     count = torch.searchsorted(ordered, bounds) * positive
     sums = ordered.masked_fill(ordered.isinf(), 0.0).cumsum(1, dtype=torch.float64)
     below = torch.where(count > 0, sums.gather(1, (count - 1).clamp(min=0)), 0.0)
-    total = (count * bounds.double() - below)[positive].sum()
+    total = torch.where(positive, count * bounds.double() - below, 0.0).sum()
     # How many positives' bounds exceed each negative.
     ascending = bounds.masked_fill(~positive, -torch.inf).sort(1).values
     above = bounds.shape[1] - torch.searchsorted(ascending, distances, right=True)

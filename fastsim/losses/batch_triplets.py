@@ -31,14 +31,20 @@ def batch_semi_hard_triplet(
     *,
     margin: float = 5.0,
     distance: Literal["euclidean", "cosine"] = "euclidean",
+    largest_class: int | None = None,
     backend: str | None = None,
 ) -> Tensor:
     """Semi-hard triplet loss of embeddings (N, D) with integer labels (N,) -> scalar.
 
     distance: "euclidean" or "cosine" (1 - cosine). A batch without a positive pair or of one
-    class gives 0 with zero gradient. ValueError or TypeError for arguments that do not fit.
+    class gives 0 with zero gradient.
+    largest_class: rows that no class has more of. Without it a GPU is waited for once, to say how
+        many its largest class has; if a class has more, the loss is NaN.
+
+    ValueError or TypeError for arguments that do not fit.
     """
-    return _mean("semi-hard", _semi_hard, embeddings, labels, margin, distance, backend)
+    options = margin, distance, largest_class, backend
+    return _mean("semi-hard", _semi_hard, embeddings, labels, *options)
 
 
 def batch_all_triplet(
@@ -47,13 +53,15 @@ def batch_all_triplet(
     *,
     margin: float = 5.0,
     distance: Literal["euclidean", "cosine"] = "euclidean",
+    largest_class: int | None = None,
     backend: str | None = None,
 ) -> Tensor:
     """Mean of the positive triplet losses of embeddings (N, D) with integer labels (N,) -> scalar.
 
     Parameters and errors as `batch_semi_hard_triplet`.
     """
-    return _mean("all", _all, embeddings, labels, margin, distance, backend)
+    options = margin, distance, largest_class, backend
+    return _mean("all", _all, embeddings, labels, *options)
 
 
 class BatchSemiHardTriplet(LossModule):
@@ -66,6 +74,7 @@ class BatchSemiHardTriplet(LossModule):
         *,
         margin: float = 5.0,
         distance: Literal["euclidean", "cosine"] = "euclidean",
+        largest_class: int | None = None,
         backend: str | None = None,
     ) -> None:
         super().__init__(locals())
@@ -81,23 +90,27 @@ class BatchAllTriplet(LossModule):
         *,
         margin: float = 5.0,
         distance: Literal["euclidean", "cosine"] = "euclidean",
+        largest_class: int | None = None,
         backend: str | None = None,
     ) -> None:
         super().__init__(locals())
 
 
-def _mean(triplets, formula, embeddings, labels, margin, distance, backend):
+def _mean(triplets, formula, embeddings, labels, margin, distance, largest_class, backend):
     check_embeddings("embeddings", embeddings)
     check_integers("labels", labels, embeddings.shape[0], embeddings.device)
     check_choice("distance", distance, DISTANCES)
     check_number("margin", margin, tensor=False)
+    if largest_class is not None:
+        check_number("largest_class", largest_class, positive=True, tensor=False)
     chosen = pick(backend, embeddings, labels)
     x = unit_rows(embeddings, chosen) if distance == "cosine" else as_float(embeddings)
     labels = labels.to(torch.int64)
     if chosen.name == "eager":
         total, number = formula(distances_of(x, distance), labels, margin)
     else:
-        total, number = triplet_sum(x, labels, float(margin), distance, triplets, formula)
+        options = float(margin), distance, triplets, largest_class
+        total, number = triplet_sum(x, labels, *options, formula)
     # A number that is not finite may be part of no triplet, but it has to show.
     return total / number.clamp(min=1) + 0 * x.detach().abs().amax()
 

@@ -16,6 +16,7 @@ from fastsim.pairs import Pairs
 from fastsim.tile import Tile
 
 theirs = peer.losses()
+_Theirs = theirs.ClipLoss  # whatever is under that name later
 
 
 class ClipLoss(Hooked, theirs.ClipLoss, hooks=("get_logits", "get_ground_truth")):
@@ -53,7 +54,7 @@ class ClipLoss(Hooked, theirs.ClipLoss, hooks=("get_logits", "get_ground_truth")
         if reason is not None or len(image_features) == 0:
             return super().forward(*given, output_dict=output_dict)
         loss = self._fused(*given)
-        loss = as_theirs(loss, theirs.ClipLoss, theirs.ClipLoss(), *few(given))
+        loss = as_theirs(loss, _Theirs, _Theirs(), *few(given))
         return {"contrastive_loss": loss} if output_dict else loss
 
     def _fused(self, image_features, text_features, logit_scale, logit_bias):
