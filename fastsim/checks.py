@@ -82,7 +82,8 @@ def check_reduction(value):
 def check_number(name, value, *, positive=False, tensor=True):
     """A finite number, or with `tensor` a 0-d floating one; `positive`: greater than zero.
 
-    A tensor's value is looked at on a CPU only: elsewhere that would wait for the device.
+    A tensor's value is looked at on a CPU only: elsewhere that would wait for the device. While
+    torch.compile traces, a number stands for all that may come, and its value is not looked at.
     """
     wanted = "a number or a 0-d tensor" if tensor else "a number"
     if tensor and isinstance(value, torch.Tensor):
@@ -96,6 +97,8 @@ def check_number(name, value, *, positive=False, tensor=True):
         value = value.item()
     elif isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}: wanted {wanted}, got {type(value).__name__}")
+    if torch.compiler.is_compiling():
+        return
     if not math.isfinite(value) or (positive and value <= 0):
         raise ValueError(
             f"{name}: wanted a {'positive ' if positive else ''}finite number, got {value}"

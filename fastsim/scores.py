@@ -108,8 +108,29 @@ def top_k(
             scores = dense_cosines(queries, corpus, chosen)
             values, indices = scores.sort(dim=1, descending=True, stable=True)
             return values[:, :k].contiguous(), indices[:, :k].contiguous()
-        with without_autocast(queries.device.type):
-            return chosen.top_k(queries, corpus, k)
+        return _top_k(queries, corpus, k, chosen.name)
+
+
+# ---- the best k as a registered operator ----
+
+
+def _top_k_forward(queries, corpus, k, backend):
+    with without_autocast(queries.device.type):
+        return get(backend).top_k(queries, corpus, k)
+
+
+def _top_k_fake(queries, corpus, k, backend):
+    shape = queries.shape[0], k
+    values = queries.new_empty(shape, dtype=compute_dtype(queries))
+    return values, queries.new_empty(shape, dtype=torch.int64)
+
+
+_top_k = define(
+    "top_k",
+    "(Tensor queries, Tensor corpus, int k, str backend) -> (Tensor, Tensor)",
+    _top_k_forward,
+    _top_k_fake,
+)
 
 
 # ---- unit rows of a compiled backend as a registered operator ----
