@@ -17,6 +17,9 @@ struct Range {
 // Rows of the register tile of a product; threads take whole tiles.
 constexpr int64_t kTileRows = 6;
 
+// Distinct targets that CoSENT over a matrix keeps sums of.
+constexpr int64_t kMostLevels = 256;
+
 // Rows [row0, row0 + rows) against columns [column0, column0 + columns) of the score matrix.
 // `scores` is row-major, `stride` apart. Pointers index the block's own rows and columns;
 // `positives` holds columns of the whole matrix. Null: not given.

@@ -36,8 +36,7 @@ template <class T>
 void forward_chunk(T* values, int64_t count, Softmax<T> softmax, const MaxSum& state, int64_t row) {
   const T top = maximum(values, count);
   const double sum = sum_exponentials<false>(values, count, top, softmax);
-  // A NaN loses every comparison of maxima but shows in the sum.
-  if (top > kLeftOut<T> || sum != sum) merge(state, row, top, sum, softmax.scale);
+  if (any_pair(top, sum)) merge(state, row, top, sum, softmax.scale);
 }
 
 template <class T>

@@ -239,6 +239,7 @@ void levels_forward(PAIRS, double scale, Tensor values, Tensor partial) {
     using T = decltype(type);
     const Block<T> b = BLOCK;
     const T* level = input<T>(values);
+    STD_TORCH_CHECK(values.numel() <= kMostLevels, "fastsim: at most ", kMostLevels, " levels");
     double* out = output<double>(partial);
     over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
       kernels().of<T>().levels_forward(b, T(scale), level, values.numel(), out, begin, end);

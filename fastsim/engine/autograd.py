@@ -1,19 +1,14 @@
-"""The engine: a loss over all scores of x and y, and its gradient, one panel of scores at a time.
+"""A tile loss as one differentiable operation (the engine's terms: fastsim/engine/__init__.py).
 
-    prepare      x, y -> unit rows, inverse norms
-    forward      score panels -> state of rows and columns
-    finish       state -> losses                              (fastsim/tile.py)
-    score_grad   score panel -> G = dL/dS for that panel
-    product      dunit_x = G unit_y,  dunit_y += G^T unit_x   library products
-    backward     dx = r (dunit_x - (unit_x . dunit_x) unit_x)
+What the forward pass returns beside the loss depends on what is asked for, never on sizes. So
+torch.compile and torch.export know the shapes where sizes are symbols.
 
-Three plans. "fused": where the weights of the losses are known (reduction "mean" or "sum"), the
-forward pass also finds the gradients of the inputs; the backward pass multiplies them by the
-gradient from above. Where a block of whole rows gives both state and score gradient, each panel is
-computed once. Otherwise all panels are reduced first, and the score gradients follow, from the
-scores that the backend has kept or from new ones. "whole": the same in one call of the backend, for
-small batches. "recompute": the forward pass keeps only the state, and the backward pass computes
-the panels again.
+Gradients: where the weights of the losses are known (reduction "mean" or "sum") and all scores are
+this process's own. The forward pass finds the gradients of the inputs too, and the backward pass
+multiplies them by the gradient from above.
+
+State: otherwise. The forward pass keeps a few numbers of each row, column or matrix, and the
+backward pass computes the scores again.
 """
 
 from dataclasses import replace

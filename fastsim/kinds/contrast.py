@@ -113,3 +113,6 @@ class Circle(Kind):
         """The sum of both log-sum-exps, -inf where one of them has no terms."""
         top, total, positive_top, positive_total = state
         return tile.scale * (top + positive_top) + total.log() + positive_total.log()
+
+
+KINDS = (MultiSimilarity(), MultiPositive(), Circle())

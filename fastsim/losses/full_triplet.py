@@ -92,7 +92,8 @@ def full_triplet(
         return batch.reduce(_hinges(*terms, margin), reduction)
     weights = batch.row_weights(reduction, anchors)
     kind, shape = f"{mining}_triplet", (anchors.shape[0], batch.columns, anchors.shape[1])
-    number = not isinstance(margin, torch.Tensor)
+    # A margin to learn, or sizes that are symbols of torch.export, go the way that takes any.
+    number = not isinstance(margin, torch.Tensor) and all(isinstance(n, int) for n in shape)
     if number and weights is not None and chosen.serves_whole(kind, *shape):
 
         def formula(scores, *_):

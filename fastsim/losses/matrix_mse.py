@@ -2,6 +2,8 @@
 
     L_i = (1/M) sum_j (cos_ij - t_ij)^2;  the mean is torch.nn.MSELoss()(S, targets)
 
+Source: torch.nn.MSELoss, applied to (S, targets).
+
 Each pair's score gradient needs its own score and target alone, so one fused pass of the scores
 gives loss and gradient. Against +-1 every pair of different groups is pushed to cosine -1: it is
 for graded targets. `cosent_matrix` trains the order of the scores instead of their values.
