@@ -23,7 +23,6 @@ ONCE = (
     " loss of a process group, which is differentiated once"
 )
 
-_BATCHED = torch._C._parse_dispatch_key("Batched")  # of torch.autograd.grad, not of torch.func
 _library = torch.library.Library("fastsim", "DEF")
 
 
@@ -107,7 +106,8 @@ def differentiable_again(formula, *, inputs):
 
 def _batched(above):
     """Whether torch.autograd.grad runs the backward pass for several gradients at once."""
-    return any(grad is not None and torch._C._dispatch_keys(grad).has(_BATCHED) for grad in above)
+    legacy = torch._C._functorch.is_legacy_batchedtensor
+    return any(grad is not None and legacy(grad) for grad in above)
 
 
 def _with_memory(grad):
