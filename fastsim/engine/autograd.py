@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fastsim.backends import get
 from fastsim.engine.arguments import SCHEMA, TENSORS, TileArguments, tile_arguments
-from fastsim.engine.passes import Call, backward, forward
+from fastsim.engine.passes import Call, backward, forward, loss_in_one_call
 from fastsim.engine.ring import ring_tile_loss
 from fastsim.losses.reduce import as_float
 from fastsim.operators import ONCE, define, differentiable_again
@@ -36,6 +36,13 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, formula,
     Returns the compute type: float64 for float64 inputs, else float32; log-sum-exps, which are to
     be merged with others, are float64.
     """
+    alone = batch is None or batch.group is None
+    wanted = torch.is_grad_enabled() and any(_wants_grad(side) for side in (x, y, scale, bias))
+    if alone and not wanted:
+        other = None if y is x else y
+        loss = loss_in_one_call(tile, x, other, scale, bias, weights, backend)
+        if loss is not None:
+            return loss
     dtype = compute_dtype(x)
     scale, bias = as_scalar(scale, dtype, x.device), as_scalar(bias, dtype, x.device)
     if batch is not None and batch.group is not None:
@@ -55,6 +62,10 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, formula,
     # Where there is a group the formula has no scores of its own.
     traced = torch.compiler.is_compiling() or (batch is not None and batch.group is not None)
     return _TileLoss.apply(*arguments, None if traced else formula)
+
+
+def _wants_grad(side):
+    return isinstance(side, Tensor) and side.requires_grad
 
 
 def as_scalar(value, dtype, device):

@@ -75,7 +75,7 @@ def cosent_matrix(
     if y is not None:
         check_embeddings("y", y)
         check_alike("y", y, "x", x)
-    chosen = pick(backend, x, y, scale, kind="levels")
+    chosen = pick(backend, x, y, scale, kind="levels", group=group)
     check_number("scale", scale, positive=True)
     skip = "lower" if y is None else "nothing"
     batch = join(
