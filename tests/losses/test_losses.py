@@ -69,6 +69,8 @@ def compare(case, backend, dtype, shape, seed, reduction=None):
     got, grads = call(case.loss, tensors, others, reduced | chosen)
     assert got.dtype == compute
     eps = torch.finfo(compute).eps
+    if dtype == torch.float64:
+        size = max(size, 1.0)  # the truth has rounded the 1 inside its logarithms as well
     moved, *moved_grads = (eps * move for move in moves(case.name, shape, seed, reduction))
     assert_close("value", got, truth, dense, compute, size, moved)
     for index, parts in enumerate(zip(grads, truth_grads, dense_grads, moved_grads, strict=True)):
