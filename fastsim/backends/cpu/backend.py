@@ -42,6 +42,7 @@ def _load():
 
 
 _UNAVAILABLE = _load()
+_KINDS = {*FORWARDS, *SELECTIONS}
 
 
 def _pairs(pairs, block):
@@ -77,7 +78,7 @@ class CpuBackend(Backend):
         return _UNAVAILABLE or self.unsupported_kind(kind)
 
     def kinds(self):
-        return {*FORWARDS, *SELECTIONS}
+        return _KINDS
 
     def note(self):
         return f", {torch.ops.fastsim_cpu.instruction_set()} kernels"
