@@ -14,6 +14,7 @@ class Backend:
 
     name: str
     automatic = True  # whether `auto` may choose it
+    by_verdict = False  # whether `auto` may where a verdict calls it right (fastsim/verify)
     keeps_scores = False  # whether `forward` leaves scores for the score gradients that follow it
 
     def unsupported_reason(self, *tensors, kind=None):

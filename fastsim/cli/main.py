@@ -6,7 +6,7 @@ import click
 
 from fastsim.benchmark.options import options as bench_options
 from fastsim.cli.command import Command, Range, Setting, table
-from fastsim.cli.info import report
+from fastsim.cli.info import as_json, report
 from fastsim.cli.plan import PRODUCTS
 from fastsim.encoders.encoder import EMBEDDED, POOLINGS
 
@@ -20,12 +20,32 @@ main.command_class = Command
 
 
 @main.command()
-def info():
-    """Show versions and backends, and why a backend is not usable here.
+@click.option("--json", "json_wanted", is_flag=True, help="For bug reports.")
+def info(json_wanted):
+    """Show versions, backends and devices, and what verify found on them.
 
     Example: fastsim info
     """
-    click.echo(report())
+    click.echo(as_json() if json_wanted else report())
+
+
+@main.command()
+@click.option("--device", default="cuda:0", help="As torch names it.")
+@click.option(
+    "--backend", multiple=True, type=click.Choice(["triton", "cuda"]), help="Both, if not given."
+)
+def verify(device, backend):
+    """Check the GPU kernels on this machine's own device, and time them.
+
+    Each backend, kind of loss and dtype in a process of its own. What is right and faster than
+    plain torch is from then on taken by default; everything else is not.
+
+    Example: fastsim verify --device cuda:0
+    """
+    from fastsim.cli.verify import lines
+
+    for line in lines(device, backend):
+        click.echo(line)
 
 
 @main.command()

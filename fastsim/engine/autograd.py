@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fastsim.engine.arguments import SCHEMA, TENSORS, TileArguments, tile_arguments
-from fastsim.engine.passes import Call, backward, forward
+from fastsim.engine.passes import Call, backward, forward, loss_in_one_call
 from fastsim.engine.ring import ring_tile_loss
 from fastsim.operators import define, once_differentiable
 from fastsim.scores import compute_dtype
@@ -32,6 +32,13 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, backend)
     Returns the compute type: float64 for float64 inputs, else float32; log-sum-exps, which are to
     be merged with others, are float64.
     """
+    alone = batch is None or batch.group is None
+    wanted = torch.is_grad_enabled() and any(_wants_grad(side) for side in (x, y, scale, bias))
+    if alone and not wanted:
+        other = None if y is x else y
+        loss = loss_in_one_call(tile, x, other, scale, bias, weights, backend)
+        if loss is not None:
+            return loss
     dtype = compute_dtype(x)
     scale, bias = as_scalar(scale, dtype, x.device), as_scalar(bias, dtype, x.device)
     if batch is not None and batch.group is not None:
@@ -47,6 +54,10 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, backend)
     assert all(name in tile.record.learns for name, want in learnt if want), tile.kind
     arguments = tile_arguments(tile, *sides, weights, wants, backend)
     return _TileLoss.apply(*arguments) if any(wants) else _tile(*arguments)[0]
+
+
+def _wants_grad(side):
+    return isinstance(side, Tensor) and side.requires_grad
 
 
 def as_scalar(value, dtype, device):

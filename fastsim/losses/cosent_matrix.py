@@ -76,7 +76,7 @@ def cosent_matrix(
     if y is not None:
         check_embeddings("y", y)
         check_alike("y", y, "x", x)
-    chosen = pick(backend, x, kind="levels")
+    chosen = pick(backend, x, kind="levels", group=group)
     check_number("scale", scale, positive=True)
     skip = "lower" if y is None else "nothing"
     batch = join(

@@ -67,7 +67,7 @@ def full_triplet(
     Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
     not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
     """
-    chosen = _check(anchors, positives, mining, backend)
+    chosen = _check(anchors, positives, mining, backend, group)
     check_reduction(reduction)
     check_number("margin", margin)
     options = {"margin": margin, "mining": mining}
@@ -317,10 +317,10 @@ def _pairs(exclude, rows, columns, device):
     return Pairs(torch.arange(rows, device=device), row_ids, column_ids)
 
 
-def _check(anchors, positives, mining, backend):
+def _check(anchors, positives, mining, backend, group=None):
     check_embeddings("anchors", anchors)
     check_embeddings("positives", positives)
     check_alike("positives", positives, "anchors", anchors)
     check_enough("positives", positives, "anchors", anchors)
     check_choice("mining", mining, MININGS)
-    return pick(backend, anchors, kind="closest")
+    return pick(backend, anchors, kind="closest", group=group)

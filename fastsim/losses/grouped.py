@@ -39,7 +39,7 @@ def grouped_loss(
     """
     pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
     check_reduction(reduction)
-    chosen = pick(backend, embeddings, kind=kind)
+    chosen = pick(backend, embeddings, kind=kind, group=group)
     columns = embeddings if references is None else references
     batch = join(
         group,

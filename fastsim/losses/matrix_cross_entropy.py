@@ -54,7 +54,7 @@ def matrix_cross_entropy(
     check_embeddings("y", y)
     check_alike("y", y, "x", x)
     check_reduction(reduction)
-    chosen = pick(backend, x, kind="softmax")
+    chosen = pick(backend, x, kind="softmax", group=group)
     check_number("temperature", temperature, positive=True)
     options = {"temperature": temperature}
     batch = join(

@@ -46,7 +46,7 @@ def matrix_mse(
     check_embeddings("y", y)
     check_alike("y", y, "x", x)
     check_reduction(reduction)
-    chosen = pick(backend, x, kind="squared_error")
+    chosen = pick(backend, x, kind="squared_error", group=group)
     batch = join(
         group, "matrix_mse", x, y, targets=targets, reduction=reduction, backend=chosen.name
     )

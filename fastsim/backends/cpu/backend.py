@@ -7,6 +7,7 @@ import torch
 
 from fastsim.backends.base import Backend
 from fastsim.backends.cpu.passes import EMPTY, FORWARDS, SCORE_GRADS
+from fastsim.backends.panel import panel_bytes
 from fastsim.kinds import SELECTIONS
 
 LIBRARY = Path(__file__).parents[2] / "_lib" / "cpu.so"
@@ -58,7 +59,7 @@ def _with_positives(columns, first):
 
 def _block_shape(rows, columns, whole_rows):
     wide = columns if whole_rows else min(columns, WIDEST)
-    tall = PANEL // wide // TILE_ROWS * TILE_ROWS
+    tall = panel_bytes(4 * PANEL) // 4 // wide // TILE_ROWS * TILE_ROWS
     tall = min(MOST_ROWS, max(FEWEST_ROWS, tall))
     # Blocks of one height: a last one of few rows would starve its products.
     even = -(-rows // -(-rows // tall))
