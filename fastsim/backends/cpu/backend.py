@@ -45,6 +45,7 @@ def _load():
 
 
 _UNAVAILABLE = _load()
+_KINDS = {*FORWARDS, *SELECTIONS}
 
 
 def _pairs(pairs, block):
@@ -80,7 +81,7 @@ class CpuBackend(Backend):
         return _UNAVAILABLE or self.unsupported_kind(kind)
 
     def kinds(self):
-        return {*FORWARDS, *SELECTIONS}
+        return _KINDS
 
     def note(self):
         products = f", products on {amx.name()}" if amx.name() else ""
