@@ -61,7 +61,7 @@ class Call:
         Where the scores are no cosines the rows are as they came, and the norms are not asked for.
         The guide's embeddings become unit rows in any case, and `exclude_above` thresholds.
         """
-        prepare = self.backend.unit_rows if self.tile.cosine else self.backend.plain_rows
+        prepare = self.backend.tile_rows if self.tile.cosine else self.backend.plain_rows
         unit_x, inverse_x = prepare(self.x)
         if self.together:
             unit_y, inverse_y = unit_x, inverse_x.new_empty(0)

@@ -15,12 +15,10 @@ class MultiSimilarity(Kind):
     """
 
     name = "multi_similarity"
+    state = Exponentials(), Exponentials(scale="positive_scale")
     parameters = ("scale", "positive_scale")
     learns = ()
     coefficient_axes = (ROWS, ROWS, ROWS, ROWS)
-
-    def parts(self, tile):
-        return Exponentials(), Exponentials(scale="positive_scale")
 
     def finish(self, tile, state):
         return sum(
@@ -56,10 +54,8 @@ class MultiPositive(Kind):
     """
 
     name = "multi_positive"
+    state = Exponentials(), Total(needs_row=True), Total(needs_row=True)
     coefficient_axes = (ROWS, ROWS, ROWS, ROWS)
-
-    def parts(self, tile):
-        return Exponentials(), Total(needs_row=True), Total(needs_row=True)
 
     def finish(self, tile, state):
         return state[2]
@@ -88,12 +84,10 @@ class Circle(Kind):
     """
 
     name = "circle"
+    state = Exponentials(), Exponentials()
     parameters = ("scale", "margin")
     learns = ()
     coefficient_axes = (ROWS, ROWS, ROWS, ROWS)
-
-    def parts(self, tile):
-        return Exponentials(), Exponentials()
 
     def finish(self, tile, state):
         return torch.nn.functional.softplus(self._sum(tile, state))
