@@ -1,4 +1,4 @@
-"""The figures of the README, made from result files and nothing else.
+"""The figures of README.md and bench/README.md, made from result files and nothing else.
 
 Each PNG carries the hash of the file that it was drawn from, so that a test can tell a stale one.
 """

@@ -1,4 +1,5 @@
-"""python -m bench.report: the README's tables and figures, made from the result files.
+"""python -m bench.report: the tables and figures of README.md and bench/README.md, made from the
+result files.
 
 A table stands between `<!-- table: NAME OF -->` and `<!-- end -->`, OF a device's folder below
 bench/results or a kind of device; tests/test_readme.py checks that what stands there is what the
@@ -16,6 +17,8 @@ from bench.results import folders, read
 from bench.training.tables import crossed_table, improved_table
 
 README = Path(__file__).parent.parent / "README.md"
+RESULTS = Path(__file__).parent / "README.md"
+PAGES = (README, RESULTS)
 MARKED = re.compile(r"(<!-- table: (\w+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 TABLES = {
@@ -46,12 +49,13 @@ def filled(text):
 
 @click.command()
 def main():
-    """Draw the figures and fill the README's tables."""
+    """Draw the figures and fill the tables of every page."""
     for kind in ("cpu", "cuda"):
         for folder in folders(kind):
             for name, _ in draw(folder, read("losses", folder)):
                 click.echo(f"bench/results/{folder}/{name}")
-    README.write_text(filled(README.read_text()))
+    for page in PAGES:
+        page.write_text(filled(page.read_text()))
 
 
 if __name__ == "__main__":

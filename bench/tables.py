@@ -1,4 +1,4 @@
-"""The README's tables of the losses, made from result files and nothing else."""
+"""The tables of the losses in bench/README.md, made from result files and nothing else."""
 
 import statistics
 
@@ -201,9 +201,9 @@ def scaling(found):
 
 
 def pictures(folder):
-    """The figures of a device, but for the first, which opens the README."""
+    """The figures of a device but the first, which opens README.md; paths from bench/README.md."""
     there = [name for name in list(FIGURES)[1:] if (FOLDER / folder / f"{name}.png").is_file()]
-    parts = [f"![{FIGURES[n][1]}](bench/results/{folder}/{n}.png)" for n in there]
+    parts = [f"![{FIGURES[n][1]}](results/{folder}/{n}.png)" for n in there]
     return "\n\n".join(parts) or NOTHING
 
 

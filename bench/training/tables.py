@@ -1,4 +1,4 @@
-"""The README's tables of training, made from bench/results/training/ (see bench/report.py)."""
+"""The tables of training in bench/README.md, from bench/results/training (bench/report.py)."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A loss is named wherever a reader or a test looks for it (README, "Add a loss")."""
+"""A loss is named wherever a reader or a test looks for it (fastsim/README.md, "Add a loss")."""
 
 import inspect
 from pathlib import Path
