@@ -37,7 +37,7 @@ from fastsim.benchmark.settings import Settings
 HEADLINES = ("info_nce", "info_nce symmetric", "siglip", "full_triplet")
 BASELINES = (
     *("eager torch", "torch.compile", "sentence-transformers"),
-    *("open_clip", "siglip-kernel", "inf-cl", "cut-cross-entropy"),
+    *("open_clip", "siglip-kernel", "memeff", "inf-cl", "cut-cross-entropy"),
 )
 COMPILER = "torch.compile"
 CHECKS = ("error", "repeats", "captures")

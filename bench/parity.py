@@ -4,7 +4,8 @@ A thousand random cases over shapes, temperatures and dtypes, of the drop-in mod
 one, else of the function. Of each the difference to the peer on the same embeddings, of the value
 relative to 1 + |value|, of the gradient relative to its norm (the worst leaf counts); where they
 differ by more than rounding, the errors of both against the peer in float64 say whose it is.
-Writes bench/results/<device>/parity.jsonl.
+Writes bench/results/<device>/parity.jsonl, of kernels under Triton's interpreter
+parity_kernels.jsonl.
 """
 
 import random
@@ -16,7 +17,11 @@ from bench.drop_in_cases import DROP_INS
 from bench.results import write
 from fastsim.benchmark.accuracy import relative
 from fastsim.benchmark.baselines import BASELINES, ours
-from fastsim.benchmark.baselines.baseline import UnavailableError
+from fastsim.benchmark.baselines.baseline import (
+    UnavailableError,
+    gpu_or_interpreted,
+    interpreted,
+)
 from fastsim.benchmark.calls import reason, step
 from fastsim.benchmark.cases import CASES, MEMBERS
 from fastsim.benchmark.results import environment
@@ -27,11 +32,18 @@ FEWEST_ROWS, MOST_ROWS, MOST_WIDTH = MEMBERS + 1, 96, 128
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # What a user imports, as against a formula written out.
 PEERS = [baseline for baseline in BASELINES.values() if baseline.drop_in]
+# Of other packages their kernels, where Triton's interpreter runs them: TRITON_INTERPRET=1.
+KERNELS = [
+    baseline for baseline in BASELINES.values() if baseline.unsupported_reason is gpu_or_interpreted
+]
+INTERPRETED_CASES = 40
 
 
 def drawn(case, dtype, chance):
     """One random problem of a case: shape, temperature or scale or margin."""
     rows, width = chance.randint(FEWEST_ROWS, MOST_ROWS), 2 * chance.randint(1, MOST_WIDTH // 2)
+    if interpreted():
+        width = 2 ** chance.randint(4, 6)  # what every kernel takes
     options = {}
     if "temperature" in case.options:
         options["temperature"] = 10 ** chance.uniform(-2, 1)
@@ -47,7 +59,7 @@ def replaced(case, peer):
     """(name, make(problem)) of what stands in the peer's place, or None where nothing does."""
     try:
         make = peer.drop_in[case.name]
-        make(case.problem(FEWEST_ROWS, 2))
+        make(case.problem(FEWEST_ROWS, 16))
     except (ImportError, AttributeError, KeyError):  # no drop-in of this package, or of this loss
         if case.function is None:
             return None
@@ -77,7 +89,8 @@ def difference(case, peer, make, dtype, chance):
     except Exception as error:  # of any kind: a dtype that it does not take
         raise UnavailableError(reason(error)) from error
     mine = outputs(make, problem)
-    truth = outputs(peer.call, problem.to(torch.float64))
+    exact = BASELINES["eager torch"] if peer in KERNELS else peer  # kernels have no float64
+    truth = outputs(exact.call, problem.to(torch.float64))
     return *apart(mine, theirs), apart(mine, truth)[1], apart(theirs, truth)[1]
 
 
@@ -105,10 +118,11 @@ def compare(case, peer, dtype, count, seed=0):
 
 def pairs():
     """(case, peer) of every loss of a peer that is here and that something stands in for."""
-    known = [(CASES[name], peer) for peer in PEERS for name in peer.losses]
-    for case, peer in (*known, *DROP_INS):
+    peers = KERNELS if interpreted() else PEERS
+    known = [(CASES[name], peer) for peer in peers for name in peer.losses]
+    for case, peer in (*known, *(() if interpreted() else DROP_INS)):
         try:
-            peer.call(case.problem(FEWEST_ROWS, 2))
+            peer.call(case.problem(FEWEST_ROWS, 16))
         except UnavailableError:
             continue
         if replaced(case, peer):
@@ -116,9 +130,10 @@ def pairs():
 
 
 @click.command()
-@click.option("--cases", default=CASE_COUNT, show_default=True)
+@click.option("--cases", type=int, help=f"{CASE_COUNT}, of kernels {INTERPRETED_CASES} by default")
 def main(cases):
-    """Compare, print and write."""
+    """Compare, print and write; under TRITON_INTERPRET=1 the kernels of GPU packages."""
+    cases = cases or (INTERPRETED_CASES if interpreted() else CASE_COUNT)
     about, rows = environment("cpu", {"cases": cases}), []
     torch.set_num_threads(1)  # small tensors: threads would wait for each other
     for case, peer in pairs():
@@ -126,7 +141,8 @@ def main(cases):
             rows.append(compare(case, peer, dtype, cases // len(DTYPES)))
             cells = (f"{v:.1e}" if isinstance(v, float) else str(v) for v in rows[-1].values())
             click.echo(" ".join(cells))
-    click.echo(f"wrote {write('parity', rows, about)}")
+    name = "parity_kernels" if interpreted() else "parity"
+    click.echo(f"wrote {write(name, rows, about)}")
 
 
 if __name__ == "__main__":

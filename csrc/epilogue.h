@@ -60,8 +60,8 @@ FASTSIM_INLINE T exponential(T x) {
 #endif
   using F = Format<T>;
   using Bits = typename F::Bits;
-  const T clamped = x > F::exp_highest ? F::exp_highest : x;
-  const T n = nearest(clamped * T(1.4426950408889634));
+  const T clamped = x > F::exp_highest ? F::exp_highest : x;  // a NaN stays one, but not in n
+  const T n = nearest((clamped > F::exp_lowest ? clamped : F::exp_lowest) * T(1.4426950408889634));
   T r = fused(n, -F::ln2_high, clamped);
   r = fused(n, -F::ln2_low, r);
   T series = T(1);
@@ -106,18 +106,32 @@ struct Sigmoid {
   T scale, bias;
 
   FASTSIM_INLINE void operator()(T s, T t, T& loss, T& score_grad) const {
+    T e;
+    loss = without_logarithm(s, t, e, score_grad);
+    loss += log_one_plus(e);
+  }
+
+  // The loss less log(1 + e), for sums that take one logarithm of a product.
+  FASTSIM_INLINE T without_logarithm(T s, T t, T& e, T& score_grad) const {
     const T z = fused(scale, s, bias);
-    const T e = exponential(-magnitude(z));
+    e = exponential(-magnitude(z));
     const T wanted = fused(T(0.5), t, T(0.5));
     const T positive = T(0.5) * (z + magnitude(z));
-    loss = fused(-wanted, z, positive) + log_one_plus(e);
     score_grad = (z < T(0) ? e : T(1)) / (T(1) + e) - wanted;
+    return fused(-wanted, z, positive);
   }
 };
 
 // Squared error (s - t)^2; the score gradient is dL/ds.
 template <class T>
 struct SquaredError {
+  FASTSIM_INLINE T without_logarithm(T s, T t, T& e, T& score_grad) const {
+    T loss;
+    (*this)(s, t, loss, score_grad);
+    e = T(0);
+    return loss;
+  }
+
   FASTSIM_INLINE void operator()(T s, T t, T& loss, T& score_grad) const {
     const T difference = s - t;
     loss = difference * difference;
@@ -141,6 +155,18 @@ struct MultiPositive {
     loss = T(0.5) * (x + magnitude(x)) + log_one_plus(e);
     score_grad = (x < T(0) ? e : T(1)) / (T(1) + e);
   }
+};
+
+// Circle loss has two sums of exponentials of what it makes of the scores: `value` is that, and
+// `weight` the factor whose gradient is not taken, of a negative and of a positive.
+template <class T>
+struct Circle {
+  T margin;
+
+  FASTSIM_INLINE T negative_weight(T s) const { return s > -margin ? s + margin : T(0); }
+  FASTSIM_INLINE T positive_weight(T s) const { return s < 1 + margin ? 1 + margin - s : T(0); }
+  FASTSIM_INLINE T negative_value(T s) const { return negative_weight(s) * (s - margin); }
+  FASTSIM_INLINE T positive_value(T s) const { return positive_weight(s) * (1 - margin - s); }
 };
 
 // ---- CoSENT over a matrix ----

@@ -7,7 +7,8 @@ whole matrix (symmetric `info_nce`, `cosent_matrix`) is merged over the ranks; `
 gather their scores alone. `positives` counts within the rank's own candidates; a target matrix
 holds the rank's own rows against the columns of all ranks, rank after rank. `references` of a loss
 by groups are columns too: each rank gives its own, with `own_first` beginning with its own
-embeddings, and its rows are held against those of all. What two ranks give is there twice.
+embeddings, and its rows are held against those of all. A row that
+two ranks give counts twice.
 
 A rank may have no rows, as at the end of an epoch (not in a ring, `batch_hard_triplet` and
 `cosent`). An error on one rank is raised on all of them (fastsim/agreement.py), so that nobody

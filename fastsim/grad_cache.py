@@ -31,7 +31,8 @@ class GradCache:
     """A training step in micro-batches.
 
     encode: micro-batch -> embeddings (n, D); a module, perhaps in DistributedDataParallel, or any
-        function; or a list of them, one per column. What it draws of torch's default generators
+        function; or a list of them, one per column. An `Encoder` or a SentenceTransformer takes
+        lists of texts. What it draws of torch's default generators
         (dropout) it draws again.
     loss: embeddings of each column (N, D) -> scalar; a module's parameters (a learnt temperature)
         get their gradient too. With `group=` in it, all processes take one step together.
@@ -53,8 +54,9 @@ class GradCache:
             raise TypeError(f"micro_batch_size: wanted an int, got {kind}")
         if micro_batch_size < 1:
             raise ValueError(f"micro_batch_size: wanted at least 1, got {micro_batch_size}")
-        self.encode, self.loss, self.micro_batch_size = encode, loss, micro_batch_size
-        self.module = module
+        several = isinstance(encode, (list, tuple))
+        self.encode = [_of_texts(one) for one in encode] if several else _of_texts(encode)
+        self.loss, self.micro_batch_size, self.module = loss, micro_batch_size, module
 
     def backward(self, *columns, scale=None):
         """The loss of a batch, detached; its gradient is then in the parameters' `grad`.
@@ -106,10 +108,7 @@ class GradCache:
             with torch.no_grad():
                 for encode, part, number, used in work:
                     states.append(_random_state())
-                    encoded = encode(part)
-                    if not isinstance(encoded, torch.Tensor) or encoded.dtype not in FLOATING:
-                        kind = getattr(encoded, "dtype", type(encoded).__name__)
-                        raise TypeError(f"encode: wanted floating-point embeddings, got {kind}")
+                    encoded = _encoded(encode, part, number)
                     vectors[number].append(encoded if used else encoded[:0])
         except Exception as error:
             if group is None:
@@ -152,6 +151,45 @@ def _work(encoders, parts, counts):
         work += [(encode, part, number, True) for part in column]
         work += [(encode, part, number, False) for part in more]
     return work
+
+
+def _encoded(encode, part, number):
+    """The embeddings of a micro-batch of a column."""
+    texts = isinstance(part, (list, tuple)) and part and isinstance(part[0], str)
+    if texts and isinstance(encode, torch.nn.Module):
+        raise TypeError(
+            f"columns[{number}]: {type(encode).__name__} takes no texts; wanted what its forward"
+            " takes, or for `encode` an Encoder, a SentenceTransformer or a function of texts"
+        )
+    encoded = encode(part)
+    if not isinstance(encoded, torch.Tensor) or encoded.dtype not in FLOATING:
+        kind = getattr(encoded, "dtype", type(encoded).__name__)
+        raise TypeError(f"encode: wanted floating-point embeddings, got {kind}")
+    return encoded
+
+
+class _OfTexts:
+    """A model of texts as a function: a list of texts, or what its `forward` takes -> (n, D)."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __call__(self, part):
+        if isinstance(part, (list, tuple)):
+            tokenize = getattr(self.model, "preprocess", None) or self.model.tokenize
+            device = next(self.model.parameters()).device
+            part = {
+                name: value.to(device) if isinstance(value, torch.Tensor) else value
+                for name, value in tokenize(list(part)).items()
+            }
+        found = self.model(part)
+        return found["sentence_embedding"] if isinstance(found, Mapping) else found
+
+
+def _of_texts(encode):
+    """`encode`, or for an Encoder and a SentenceTransformer, which tokenize, a function."""
+    named = type(encode).__name__ in ("Encoder", "SentenceTransformer")
+    return _OfTexts(encode) if named and hasattr(encode, "tokenize") else encode
 
 
 class MicroBatches(list):

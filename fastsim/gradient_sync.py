@@ -41,6 +41,8 @@ def _modules(function):
     found = []
     if isinstance(getattr(function, "__self__", None), torch.nn.Module):
         found.append(function.__self__)
+    held = getattr(function, "__dict__", {}).values()  # of an object that is called
+    found += [value for value in held if isinstance(value, torch.nn.Module)]
     if inspect.isfunction(function):
         seen = inspect.getclosurevars(function)
         values = [*seen.nonlocals.values(), *seen.globals.values()]

@@ -27,6 +27,8 @@ class Case:
     largest: int = 10_000  # most scores that the oracle can afford
     tile: bool = True
     counted: Any = None  # of the other arguments, what the mean divides by; None: the rows
+    kind: str | None = None  # which a backend may have no kernels of
+    exact: bool = True  # the gradient is that of the value: no part of it is held constant
 
     def __repr__(self):
         return self.name
@@ -216,6 +218,15 @@ CASES = (
         fastsim.multi_similarity,
         oracles.multi_similarity,
         _grouped(alpha=7.0, beta=20.0, base=0.1),
+    ),
+    Case("circle", fastsim.circle, oracles.circle, _sup_con, kind="circle", exact=False),
+    Case(
+        "circle-options",
+        fastsim.circle,
+        oracles.circle,
+        _grouped(gamma=12.0, margin=-0.1),
+        kind="circle",
+        exact=False,
     ),
     *(
         Case(

@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 
 import fastsim
+from fastsim.backends import get
 
 # Folders of quick tests; the others start processes, train or compile.
 QUICK = ("losses", "engine")
@@ -26,9 +27,16 @@ def unusable(items, reasons):
     """(tests to keep, tests to leave out) by the reasons {backend: None or a sentence}."""
     kept, left_out = [], []
     for item in items:
-        reason = reasons.get(backend_of(item))
+        reason = reasons.get(backend_of(item)) or without_kernels(item)
         (left_out if reason else kept).append(item)
     return kept, left_out
+
+
+def without_kernels(item):
+    """Why the backend of a collected test cannot serve its case's kind of loss, or None."""
+    case = getattr(getattr(item, "callspec", None), "params", {}).get("case")
+    name, kind = backend_of(item), getattr(case, "kind", None)
+    return get(name).unsupported_kind(kind) if name in fastsim.backends() and kind else None
 
 
 def mark_quick(items):
@@ -56,7 +64,10 @@ def pytest_collection_modifyitems(config, items):
     reasons = fastsim.backends()
     kept, left_out = unusable(items, reasons)
     counts = Counter(map(backend_of, left_out))
-    config.left_out = [f"{name}: {count} tests, {reasons[name]}" for name, count in counts.items()]
+    config.left_out = [
+        f"{name}: {count} tests, {reasons[name] or 'of kinds that it has no kernels of'}"
+        for name, count in counts.items()
+    ]
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
     mark_quick(items)

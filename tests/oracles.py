@@ -158,6 +158,25 @@ def multi_similarity(x, groups, *, alpha=2.0, beta=50.0, base=0.5):
     return torch.stack(losses)
 
 
+def circle(x, groups, *, gamma=80.0, margin=0.4):
+    s = cosines(x, x)
+    n = len(s)
+    losses = []
+    for i in range(n):
+        mates = [j for j in range(n) if j != i and groups[j] == groups[i]]
+        others = [j for j in range(n) if groups[j] != groups[i]]
+        if not (mates and others):
+            losses.append(s[i, i] * 0.0)
+            continue
+        near, far = s[i][others], s[i][mates]
+        # The weights are numbers, not functions of the scores.
+        pull = gamma * (1 + margin - far.detach()).clamp(min=0) * (1 - margin - far)
+        push = gamma * (near.detach() + margin).clamp(min=0) * (near - margin)
+        total = log_sum_exp(pull) + log_sum_exp(push)
+        losses.append(log_sum_exp(torch.stack([total * 0, total])))
+    return torch.stack(losses)
+
+
 def batch_hard_triplet(x, groups, *, margin=1.0, distance="euclidean", soft=False):
     if distance == "cosine":
         d = 1 - cosines(x, x)

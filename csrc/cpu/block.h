@@ -17,6 +17,9 @@ struct Range {
 // Rows of the register tile of a product; threads take whole tiles.
 constexpr int64_t kTileRows = 6;
 
+// Distinct targets that CoSENT over a matrix keeps sums of.
+constexpr int64_t kMostLevels = 256;
+
 // Rows [row0, row0 + rows) against columns [column0, column0 + columns) of the score matrix.
 // `scores` is row-major, `stride` apart. Pointers index the block's own rows and columns;
 // `positives` holds columns of the whole matrix. Null: not given.
@@ -139,6 +142,10 @@ struct Kernels {
                               const PositiveSums&, int64_t, int64_t);
   void (*multi_positive_score_grad)(const Block<T>&, T scale, const ContrastScoreGrad<T>&, int64_t,
                                int64_t);
+  void (*circle_forward)(const Block<T>&, T scale, T margin, const MaxSum& negatives,
+                         const MaxSum& positives, int64_t, int64_t);
+  void (*circle_score_grad)(const Block<T>&, T scale, T margin, const ContrastScoreGrad<T>&,
+                            int64_t, int64_t);
   void (*levels_forward)(const Block<T>&, T scale, const T* values, int64_t count, double* partial,
                       int64_t, int64_t);
   void (*levels_score_grad)(const Block<T>&, T scale, const LevelScoreGrad<T>&, int64_t, int64_t);

@@ -36,8 +36,7 @@ template <class T>
 void forward_chunk(T* values, int64_t count, Softmax<T> softmax, const MaxSum& state, int64_t row) {
   const T top = maximum(values, count);
   const double sum = sum_exponentials<false>(values, count, top, softmax);
-  // A NaN loses every comparison of maxima but shows in the sum.
-  if (top > kLeftOut<T> || sum != sum) merge(state, row, top, sum, softmax.scale);
+  if (any_pair(top, sum)) merge(state, row, top, sum, softmax.scale);
 }
 
 template <class T>
@@ -128,6 +127,65 @@ void multi_positive_score_grad(const Block<T>& b, T scale, const ContrastScoreGr
         T loss, share;
         term(sides.positives[k], top, log_sum, loss, share);
         chunk[sides.places[k]] = -down * share;
+      }
+    });
+  }
+}
+
+// The negatives' scores and the positives', each where the other is not, become their values.
+template <class T>
+void take_values(Sides<T>& sides, int64_t n, Circle<T> circle) {
+#pragma omp simd
+  for (int64_t j = 0; j < n; ++j) {
+    const T s = sides.negatives[j], value = circle.negative_value(s);
+    sides.negatives[j] = s <= kLeftOut<T> ? kLeftOut<T> : value;
+  }
+  for (int64_t k = 0; k < sides.count; ++k) {
+    sides.positives[k] = circle.positive_value(sides.positives[k]);
+  }
+}
+
+template <class T>
+void circle_forward(const Block<T>& b, T scale, T margin, const MaxSum& negatives,
+                    const MaxSum& positives, int64_t begin, int64_t end) {
+  const Softmax<T> softmax{scale};
+  Sides<T> sides;
+  for (int64_t row = begin; row < end; ++row) {
+    mark_left_out(b, row);
+    for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
+      sides.split(b, row, at, n);
+      take_values(sides, n, Circle<T>{margin});
+      forward_chunk(sides.negatives, n, softmax, negatives, row);
+      forward_chunk(sides.positives, sides.count, softmax, positives, row);
+    });
+  }
+}
+
+template <class T>
+void circle_score_grad(const Block<T>& b, T scale, T margin,
+                       const ContrastScoreGrad<T>& score_grad, int64_t begin, int64_t end) {
+  const Circle<T> circle{margin};
+  const Softmax<T> softmax{scale};
+  Sides<T> sides;
+  for (int64_t row = begin; row < end; ++row) {
+    mark_left_out(b, row);
+    const T high = score_grad.negative_top[row], up = score_grad.negative_weight[row];
+    const T low = score_grad.positive_top[row], down = score_grad.positive_weight[row];
+    for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
+      sides.split(b, row, at, n);
+      T* chunk = b.scores + row * b.stride + at;
+      T weights[kChunk];
+      for (int64_t k = 0; k < sides.count; ++k) {
+        weights[k] = circle.positive_weight(sides.positives[k]);
+      }
+      take_values(sides, n, circle);
+      // A pair that takes no part has weight 0 for its score and share 0 for its value.
+#pragma omp simd
+      for (int64_t j = 0; j < n; ++j) {
+        chunk[j] = up * circle.negative_weight(chunk[j]) * softmax.share(sides.negatives[j], high);
+      }
+      for (int64_t k = 0; k < sides.count; ++k) {
+        chunk[sides.places[k]] = -down * weights[k] * softmax.share(sides.positives[k], low);
       }
     });
   }

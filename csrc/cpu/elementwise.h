@@ -7,21 +7,44 @@
 namespace fastsim::FASTSIM_ISA {
 namespace {
 
+// Sums of a chunk in lanes. What the losses lack are logarithms of 1 + e with e in [0, 1]: `product`
+// is the product of these, less 1, which keeps the digits of small e; a lane takes kChunk / kSums.
+template <class T>
+struct LaneSums {
+  static constexpr int64_t kSums = 64;
+  T losses[kSums] = {}, score_grads[kSums] = {}, product[kSums] = {};
+
+  void add_to(double& loss, double& score_grad) const {
+    double half[2] = {0, 0};  // a product of 2^1024 would be infinite
+    for (int64_t l = 0; l < kSums; ++l) {
+      loss += losses[l];
+      score_grad += score_grads[l];
+      const double one = product[l];
+      half[l % 2] += one + half[l % 2] * one;
+    }
+    loss += __builtin_log1p(half[0]) + __builtin_log1p(half[1]);
+  }
+};
+
 // One chunk; everything by value, so that no store into `s` can be thought to change it.
 template <bool with_score_grad, class T, class Epilogue>
 void elementwise_chunk(T* s, const T* targets, int64_t count, Epilogue epilogue, T weight,
                        double& losses, double& score_grads) {
-  T losses_part = 0, score_grads_part = 0;
-#pragma omp simd reduction(+ : losses_part, score_grads_part)
-  for (int64_t j = 0; j < count; ++j) {
-    T loss, score_grad;
-    epilogue(s[j], targets[j], loss, score_grad);
-    losses_part += loss;
-    score_grads_part += score_grad;
-    if constexpr (with_score_grad) s[j] = weight * score_grad;
+  constexpr int64_t kSums = LaneSums<T>::kSums;
+  static_assert(kChunk / kSums * kSums == kChunk && kChunk <= 1024);
+  LaneSums<T> sums;
+  for (int64_t at = 0; at < count; at += kSums) {
+    const int64_t n = smaller(kSums, count - at);
+#pragma omp simd
+    for (int64_t j = 0; j < n; ++j) {
+      T e, score_grad;
+      sums.losses[j] += epilogue.without_logarithm(s[at + j], targets[at + j], e, score_grad);
+      sums.score_grads[j] += score_grad;
+      sums.product[j] = fused(sums.product[j], e, sums.product[j] + e);
+      if constexpr (with_score_grad) s[at + j] = weight * score_grad;
+    }
   }
-  losses += losses_part;
-  score_grads += score_grads_part;
+  sums.add_to(losses, score_grads);
 }
 
 template <bool with_score_grad, class T, class Epilogue>

@@ -51,6 +51,8 @@ constexpr Kernels<T> kernels() {
       multi_similarity_score_grad<T>,
       multi_positive_forward<T>,
       multi_positive_score_grad<T>,
+      circle_forward<T>,
+      circle_score_grad<T>,
       levels_forward<T>,
       levels_score_grad<T>,
       closest<T>,

@@ -15,6 +15,11 @@ int64_t first_column(const Block<T>& b, int64_t row) {
   return after < 0 ? 0 : smaller(after, b.columns);
 }
 
+// Levels up to which each has a vectorised pass of its own; with more, a pair's value goes to its
+// level's place.
+constexpr int64_t kFewLevels = 8;
+constexpr int64_t kLanesOfLevels = 4;  // places of a level, so that one need not wait for the last
+
 // Levels of `count` pairs: the number of level values below the target.
 template <class T>
 void load_levels(const Block<T>& b, const T* values, int64_t levels, int64_t row, int64_t column,
@@ -22,48 +27,105 @@ void load_levels(const Block<T>& b, const T* values, int64_t levels, int64_t row
   T targets[kChunk];
   load_targets(b, row, column, count, targets);
   for (int64_t j = 0; j < count; ++j) out[j] = 0;
-  for (int64_t l = 0; l + 1 < levels; ++l) {
-    const T value = values[l];
+  if (levels <= kFewLevels) {
+    for (int64_t l = 0; l + 1 < levels; ++l) {
+      const T value = values[l];
 #pragma omp simd
-    for (int64_t j = 0; j < count; ++j) out[j] += targets[j] > value ? 1 : 0;
+      for (int64_t j = 0; j < count; ++j) out[j] += targets[j] > value ? 1 : 0;
+    }
+    return;
+  }
+  int32_t step = 1;  // a binary search, of all pairs at once
+  while (2 * int64_t(step) < levels) step *= 2;
+  for (; step > 0; step /= 2) {
+    const int32_t last = static_cast<int32_t>(levels) - 1;
+#pragma omp simd
+    for (int64_t j = 0; j < count; ++j) {
+      const int32_t next = out[j] + step, at = next > last ? last : next;
+      out[j] = next <= last && targets[j] > values[at - 1] ? next : out[j];
+    }
   }
 }
 
-// The largest s and the largest -s among the pairs of one level.
+// Of each level of a chunk: the largest s and -s, then the sums of exponentials relative to them.
 template <class T>
-void level_extremes(const T* s, const int32_t* level, int32_t wanted, int64_t count, T& high,
-                    T& low) {
-  T top = kLeftOut<T>, bottom = kLeftOut<T>;
+struct LevelSums {
+  int64_t count;
+  T *high, *low;         // (count,)
+  double *above, *below;  // (count,)
+};
+
+template <class T>
+void level_extremes(const T* s, const int32_t* level, int64_t n, const LevelSums<T>& sums) {
+  if (sums.count > kFewLevels) {
+    for (int64_t l = 0; l < sums.count; ++l) sums.high[l] = sums.low[l] = kLeftOut<T>;
+    for (int64_t j = 0; j < n; ++j) {
+      T &high = sums.high[level[j]], &low = sums.low[level[j]];
+      high = s[j] > high ? s[j] : high;
+      low = -s[j] > low ? -s[j] : low;
+    }
+    return;
+  }
+  for (int32_t l = 0; l < sums.count; ++l) {
+    T top = kLeftOut<T>, bottom = kLeftOut<T>;
 #pragma omp simd reduction(max : top, bottom)
-  for (int64_t j = 0; j < count; ++j) {
-    const T up = level[j] == wanted ? s[j] : kLeftOut<T>;
-    const T down = level[j] == wanted ? -s[j] : kLeftOut<T>;
-    top = up > top ? up : top;
-    bottom = down > bottom ? down : bottom;
+    for (int64_t j = 0; j < n; ++j) {
+      const T up = level[j] == l ? s[j] : kLeftOut<T>;
+      const T down = level[j] == l ? -s[j] : kLeftOut<T>;
+      top = up > top ? up : top;
+      bottom = down > bottom ? down : bottom;
+    }
+    sums.high[l] = top;
+    sums.low[l] = bottom;
   }
-  high = top;
-  low = bottom;
 }
 
+// Each score is exponentiated once each way, whatever the number of levels.
 template <class T>
-void level_sums(const T* s, const int32_t* level, int32_t wanted, int64_t count,
-                Softmax<T> softmax, T high, T low, T& above, T& below) {
-  T up = 0, down = 0;
-#pragma omp simd reduction(+ : up, down)
-  for (int64_t j = 0; j < count; ++j) {
-    const T of_s = softmax.share(s[j], high), of_minus = softmax.share(-s[j], low);
-    up += level[j] == wanted ? of_s : T(0);
-    down += level[j] == wanted ? of_minus : T(0);
+void level_sums(const T* s, const int32_t* level, int64_t n, Softmax<T> softmax,
+                const LevelSums<T>& sums) {
+  T up[kChunk], down[kChunk];
+  const T *high = sums.high, *low = sums.low;
+#pragma omp simd
+  for (int64_t j = 0; j < n; ++j) {
+    up[j] = softmax.share(s[j], high[level[j]]);
+    down[j] = softmax.share(-s[j], low[level[j]]);
   }
-  above = up;
-  below = down;
+  if (sums.count > kFewLevels) {
+    double above[kLanesOfLevels][kMostLevels], below[kLanesOfLevels][kMostLevels];
+    for (int64_t lane = 0; lane < kLanesOfLevels; ++lane) {
+      for (int64_t l = 0; l < sums.count; ++l) above[lane][l] = below[lane][l] = 0;
+    }
+    for (int64_t j = 0; j < n; ++j) {
+      above[j % kLanesOfLevels][level[j]] += up[j];
+      below[j % kLanesOfLevels][level[j]] += down[j];
+    }
+    for (int64_t l = 0; l < sums.count; ++l) {
+      sums.above[l] = (above[0][l] + above[1][l]) + (above[2][l] + above[3][l]);
+      sums.below[l] = (below[0][l] + below[1][l]) + (below[2][l] + below[3][l]);
+    }
+    return;
+  }
+  for (int32_t l = 0; l < sums.count; ++l) {
+    T above = 0, below = 0;
+#pragma omp simd reduction(+ : above, below)
+    for (int64_t j = 0; j < n; ++j) {
+      above += level[j] == l ? up[j] : T(0);
+      below += level[j] == l ? down[j] : T(0);
+    }
+    sums.above[l] = above;
+    sums.below[l] = below;
+  }
 }
 
 // partial: (rows, 4, levels) of maximum of s, its sum, maximum of -s, its sum.
 template <class T>
 void levels_forward(const Block<T>& b, T scale, const T* values, int64_t count, double* partial,
-                 int64_t begin, int64_t end) {
+                    int64_t begin, int64_t end) {
   const Softmax<T> softmax{scale};
+  T high[kMostLevels], low[kMostLevels];
+  double above[kMostLevels], below[kMostLevels];
+  const LevelSums<T> sums{count, high, low, above, below};
   for (int64_t row = begin; row < end; ++row) {
     const T* s = b.scores + row * b.stride;
     double* out = partial + row * 4 * count;
@@ -71,13 +133,11 @@ void levels_forward(const Block<T>& b, T scale, const T* values, int64_t count, 
     for_chunks(first_column(b, row), b.columns, [&](int64_t at, int64_t n) {
       int32_t level[kChunk];
       load_levels(b, values, count, row, at, n, level);
+      level_extremes(s + at, level, n, sums);
+      level_sums(s + at, level, n, softmax, sums);
       for (int64_t l = 0; l < count; ++l) {
-        T high, low, above, below;
-        level_extremes(s + at, level, static_cast<int32_t>(l), n, high, low);
-        level_sums(s + at, level, static_cast<int32_t>(l), n, softmax, high, low, above, below);
-        // A NaN loses every comparison of maxima but shows in the sums.
-        if (above != T(0)) merge(up, l, high, above, scale);
-        if (below != T(0)) merge(down, l, low, below, scale);
+        if (any_pair(high[l], above[l])) merge(up, l, high[l], above[l], scale);
+        if (any_pair(low[l], below[l])) merge(down, l, low[l], below[l], scale);
       }
     });
   }

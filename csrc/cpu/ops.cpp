@@ -208,11 +208,38 @@ void multi_positive_score_grad(PAIRS, double scale, Tensor negative_top, Tensor 
   });
 }
 
+void circle_forward(PAIRS, double scale, double margin, Tensor negative_max, Tensor negative_sum,
+                    Tensor positive_max, Tensor positive_sum) {
+  with_type(panel, [&](auto type) {
+    using T = decltype(type);
+    const Block<T> b = BLOCK;
+    const MaxSum negatives = max_sum(negative_max, negative_sum);
+    const MaxSum positives = max_sum(positive_max, positive_sum);
+    over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().circle_forward(b, T(scale), T(margin), negatives, positives, begin, end);
+    });
+  });
+}
+
+void circle_score_grad(PAIRS, double scale, double margin, Tensor negative_top,
+                       Tensor negative_weight, Tensor positive_top, Tensor positive_weight) {
+  with_type(panel, [&](auto type) {
+    using T = decltype(type);
+    const Block<T> b = BLOCK;
+    const ContrastScoreGrad<T> score_grad{input<T>(negative_top), input<T>(negative_weight),
+                                          input<T>(positive_top), input<T>(positive_weight)};
+    over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().circle_score_grad(b, T(scale), T(margin), score_grad, begin, end);
+    });
+  });
+}
+
 void levels_forward(PAIRS, double scale, Tensor values, Tensor partial) {
   with_type(panel, [&](auto type) {
     using T = decltype(type);
     const Block<T> b = BLOCK;
     const T* level = input<T>(values);
+    STD_TORCH_CHECK(values.numel() <= kMostLevels, "fastsim: at most ", kMostLevels, " levels");
     double* out = output<double>(partial);
     over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
       kernels().of<T>().levels_forward(b, T(scale), level, values.numel(), out, begin, end);
@@ -325,6 +352,13 @@ STABLE_TORCH_LIBRARY(fastsim_cpu, m) {
   m.def("multi_positive_score_grad" PAIRS_SCHEMA
         "float scale, Tensor negative_top, Tensor negative_weight, Tensor log_sum, "
         "Tensor positive_weight) -> ()");
+  m.def("circle_forward" PAIRS_SCHEMA
+        "float scale, float margin, Tensor(negative_max!) negative_max, "
+        "Tensor(negative_sum!) negative_sum, Tensor(positive_max!) positive_max, "
+        "Tensor(positive_sum!) positive_sum) -> ()");
+  m.def("circle_score_grad" PAIRS_SCHEMA
+        "float scale, float margin, Tensor negative_top, Tensor negative_weight, "
+        "Tensor positive_top, Tensor positive_weight) -> ()");
   m.def("levels_forward" PAIRS_SCHEMA
         "float scale, Tensor values, Tensor(partial!) partial) -> ()");
   m.def("levels_score_grad" PAIRS_SCHEMA
@@ -368,6 +402,8 @@ STABLE_TORCH_LIBRARY_IMPL(fastsim_cpu, CPU, m) {
   m.impl("multi_similarity_score_grad", TORCH_BOX(&fastsim::multi_similarity_score_grad));
   m.impl("multi_positive_forward", TORCH_BOX(&fastsim::multi_positive_forward));
   m.impl("multi_positive_score_grad", TORCH_BOX(&fastsim::multi_positive_score_grad));
+  m.impl("circle_forward", TORCH_BOX(&fastsim::circle_forward));
+  m.impl("circle_score_grad", TORCH_BOX(&fastsim::circle_score_grad));
   m.impl("levels_forward", TORCH_BOX(&fastsim::levels_forward));
   m.impl("levels_score_grad", TORCH_BOX(&fastsim::levels_score_grad));
   m.impl("closest", TORCH_BOX(&fastsim::closest));

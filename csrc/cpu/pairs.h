@@ -67,8 +67,15 @@ T maximum(const T* s, int64_t count) {
   return top;
 }
 
+// Whether a maximum and the sum of exponentials relative to it are those of any pair. A NaN loses
+// every comparison of maxima but shows in the sum: a row that holds nothing else is not empty.
+template <class T>
+bool any_pair(T top, double sum) {
+  return top > kLeftOut<T> || sum != sum;
+}
+
 // Forward reduction (top, sum) into the running state at `at`; the exponents are in units of `scale`.
-void merge(const MaxSum& state, int64_t at, double top, double sum, double scale) {
+inline void merge(const MaxSum& state, int64_t at, double top, double sum, double scale) {
   const double old = state.max[at];
   const double both = top > old ? top : old;
   state.sum[at] = state.sum[at] * exponential(scale * (old - both)) +

@@ -18,9 +18,17 @@ T largest_admitted(const T* s, int64_t count, Closest<T> rule, T ceiling) {
   return top;
 }
 
+// Index of the first of the values equal to one that is among them.
 template <class T>
-int64_t first_of(const T* s, T value) {
+int64_t first_of(const T* s, int64_t count, T value) {
+  constexpr int64_t kStep = 256;
   int64_t at = 0;
+  for (; at + kStep <= count; at += kStep) {
+    int found = 0;
+#pragma omp simd reduction(| : found)
+    for (int64_t j = 0; j < kStep; ++j) found |= s[at + j] == value;
+    if (found) break;
+  }
   while (s[at] != value) ++at;
   return at;
 }
@@ -38,7 +46,7 @@ void closest(const Block<T>& b, bool semi_hard, const T* ceilings, T* values, in
     const T top = largest_admitted(s, b.columns, Closest<T>{semi_hard}, ceiling);
     if (top > kLeftOut<T> && top > values[row]) {
       values[row] = top;
-      indices[row] = b.column0 + first_of(s, top);
+      indices[row] = b.column0 + first_of(s, b.columns, top);
     }
   }
 }
@@ -100,7 +108,7 @@ void triplet(const Block<T>& b, bool semi_hard, T margin, const T* weights, doub
     const double from_mean = count > 0 ? hinge(double(sum) / count - own + margin) : 0;
     const double from_closest = top > kLeftOut<T> ? hinge(double(top) - own + margin) : 0;
     losses[row] = from_mean + from_closest;
-    const int64_t at = from_closest == 0 ? -1 : first_of(s, top);
+    const int64_t at = from_closest == 0 ? -1 : first_of(s, b.columns, top);
     const T each = from_mean == 0 ? T(0) : weights[row] / count;
 #pragma omp simd
     for (int64_t j = 0; j < b.columns; ++j) s[j] = s[j] <= kLeftOut<T> ? T(0) : each;

@@ -97,7 +97,7 @@ void softmax_fused(const Block<T>& b, T scale, T margin, bool normalise, const T
     state.target_logits[row] = state.target_sums[row] = 0;
     add_targets(b, r, scale, state, row);
     const double sum = sum_exponentials<true>(r.scores, b.columns, r.top, softmax);
-    const bool none = r.top <= kLeftOut<T>;  // every pair is left out
+    const bool none = !any_pair(r.top, sum);
     state.rows.sum[row] = none ? 0 : sum;
     const double targets = state.target_sums[row];
     const double unit = normalise && targets != 0 ? 1 / targets : normalise ? 0 : 1;
@@ -117,9 +117,8 @@ void softmax_forward_rows(const Block<T>& b, T scale, T margin, const SoftmaxSta
   for (int64_t row = begin; row < end; ++row) {
     const Row<T> r = open_row(b, margin, row);
     add_targets(b, r, scale, state, row);
-    if (r.top <= kLeftOut<T>) continue;
     const double sum = sum_exponentials<false>(r.scores, b.columns, r.top, softmax);
-    merge(state.rows, row, r.top, sum, scale);
+    if (any_pair(r.top, sum)) merge(state.rows, row, r.top, sum, scale);
   }
 }
 
@@ -144,7 +143,9 @@ void softmax_forward_columns(const Block<T>& b, T scale, const MaxSum& state, in
 #pragma omp simd
       for (int64_t j = 0; j < n; ++j) sum[j] += softmax.share(s[j], top[j]);
     }
-    for (int64_t j = 0; j < n; ++j) merge(state, at + j, top[j], sum[j], scale);
+    for (int64_t j = 0; j < n; ++j) {
+      if (any_pair(top[j], sum[j])) merge(state, at + j, top[j], sum[j], scale);
+    }
   });
 }
 

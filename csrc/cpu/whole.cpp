@@ -24,10 +24,27 @@ struct Loss {
   bool normalise, symmetric;
 };
 
-// The loss, and what the panel of score gradients does not show of its derivatives. Summed over the rows
-// in more than double precision: a row's term may already be one.
+// A sum that keeps what each addition rounds away (Neumaier 1974): a row's term may already be a
+// double, and long double is no wider than that on some platforms.
+class Sum {
+ public:
+  void operator+=(double term) {
+    const double next = sum_ + term;
+    const bool larger = std::abs(sum_) >= std::abs(term);
+    lost_ += larger ? (sum_ - next) + term : (term - next) + sum_;
+    sum_ = next;
+  }
+  void operator-=(double term) { *this += -term; }
+  // Of a sum that is not finite, what was lost is not a number.
+  operator double() const { return std::isfinite(lost_) ? sum_ + lost_ : sum_; }
+
+ private:
+  double sum_ = 0, lost_ = 0;
+};
+
+// The loss, and what the panel of score gradients does not show of its derivatives.
 struct Result {
-  long double loss = 0, scale_score_grad = 0, bias_score_grad = 0;
+  Sum loss, scale_score_grad, bias_score_grad;
 };
 
 constexpr int64_t kAligned = 64;  // bytes: a vector, a line of the cache
@@ -144,7 +161,7 @@ Result row_by_row(const Block<T>& b, const Loss& loss, const T* weights) {
   });
   Result result;
   for (int64_t i = 0; i < b.rows; ++i) {
-    result.loss += static_cast<long double>(weights[i]) * losses[i];
+    result.loss += weights[i] * losses[i];
     result.bias_score_grad += weights[i] * score_grads[i];
   }
   return result;
@@ -164,9 +181,9 @@ double finish_side(const Tensor& x, const T* inverse, T* grad) {
   Scratch<T> dots(rows);
   const Dtype dtype = sizeof(T) == sizeof(float) ? Dtype::float32 : Dtype::float64;
   through_unit_rows<T>(grad, matrix(x), rows, x.size(1), inverse, T(1), grad, dtype, dots);
-  long double sum = 0;
+  Sum sum;
   for (int64_t i = 0; i < rows; ++i) sum += dots[i];
-  return double(sum);
+  return sum;
 }
 
 }  // namespace

@@ -142,14 +142,20 @@ FASTSIM_DEVICE void SigmoidBoth::operator()(Tile& tile, typename Tile::Scores& s
   PerRow<float, Tile> losses{}, score_grads{};
   with_targets(tile, pairs, [&](int block, auto target) {
     Two<float> weight = load_rows(tile, block, of_rows(weights, tile), 0.0f);
+    // All 1 + e of the thread's part of a row multiplied, less 1: below 2^32 for 32 scores. Its
+    // logarithm is the sum of theirs, and small numbers keep all their digits.
+    Two<float> product{};
     for_block(tile, s, block, [&](float& value, int i, int j, int e) {
-      float l, d;
-      sigmoid(value, target(value, j, e), l, d);
+      float share, d;
+      const float l = sigmoid.without_logarithm(value, target(value, j, e), share, d);
       const bool out = value <= kLeftOut<float>;
       losses(i, e) += out ? 0.0f : l;
       score_grads(i, e) += out ? 0.0f : d;
+      product(e) = out ? product(e) : fused(product(e), share, product(e) + share);
       value = out ? 0.0f : weight(e) * sigmoid.scale * d;
     });
+    losses(block, 0) += log1pf(product(0));
+    losses(block, 2) += log1pf(product(2));
   });
   if (loss) {
     reduce_rows(tile, losses, Sum{});

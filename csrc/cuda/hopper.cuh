@@ -1,7 +1,8 @@
-// The engine for float16 operands on sm_90a: persistent clusters of two blocks; in each block one producer, which
-// brings operands by bulk copies in four stages, and two groups of consumers, which take whole
-// tiles in turns, so that the epilogue of one runs under the products of the other. The blocks of
-// a cluster take tiles above one another: each brings half of the columns' operand to both.
+// The engine for float16 operands on sm_90a: persistent clusters of two blocks; in each block one
+// producer, which brings operands by bulk copies in four stages, and two groups of consumers,
+// which take whole tiles in turns, so that the epilogue of one runs under the products of the
+// other. The blocks of a cluster take tiles above one another: each brings half of the columns'
+// operand to both.
 #pragma once
 
 #include "tile.cuh"
@@ -71,6 +72,17 @@ struct Tile : TileBase<HopperShape, __half> {
   }
 };
 
+// The protocol. Step n is in stage n % kStages and belongs to phase n / kStages of its barriers.
+// * Of each stage a barrier `full` (1 arrival, its producer's, and the bytes of a stage) and a
+//   barrier `empty` (1 arrival from each consumer warp of both blocks).
+// * The producer of a block issues step n once n - kStages is given back by both blocks, as it
+//   writes to both. Bytes of the other block may come before its own arrival, never a phase early.
+// * A group takes step n once it is full, and gives it back once its product has read it.
+// * A wait by parity is right if its phase is the barrier's present one or the one before. For a
+//   producer it is: it waits for every phase in order. For the groups it is if steps are taken in
+//   order, so each begins its tile only when the other has seen all steps of its own full.
+// tests/backends/cuda/pipeline.py searches every interleaving of this.
+
 // The stages as both sides count them: `step` runs over all tiles of the block.
 struct Pipeline {
   uint32_t memory;
@@ -123,9 +135,8 @@ FASTSIM_DEVICE void release(const Pipeline& pipe, int step, int thread) {
   if (thread % kWarp < kCluster) barrier_arrive(pipe.empty(step), thread % kWarp);
 }
 
-// The order of the groups: each begins its products once the other has seen all its stages full.
-// A wait tells a phase of a barrier from the one before it alone, and a group that came a phase
-// early would take the stage as full.
+// The order of the groups, who hand the tensor cores over: each begins its products when the
+// other has begun all of its own, and has seen their stages full.
 FASTSIM_DEVICE void await_turn(int group, const Work& work) {
   if (!work.first) group_sync(kTurnBarrier + group, 2 * kGroup);
 }
@@ -170,7 +181,8 @@ FASTSIM_DEVICE void consume(const TensorMap& panel, const Grid& grid, int steps,
   int step = 0, turn = 0;
   for_work(grid, steps, [&](const Work& work) {
     if (turn == group) {
-      Tile tile{{grid, thread, work.place.row * kCluster + rank, work.place.column, staging, scratch},
+      const int row = work.place.row * kCluster + rank;
+      Tile tile{{grid, thread, row, work.place.column, staging, scratch},
                 panel,
                 kGroupBarrier + group};
       Tile::Scores s{};

@@ -1,5 +1,6 @@
 // The instructions that C++ has no word for, one function each. On the host (FASTSIM_EMULATED)
-// tests/backends/cuda/emulated.h takes the place of this file, so that the kernels run without a GPU.
+// tests/backends/cuda/emulator/emulated.h takes the place of this file, so that the kernels run
+// without a GPU.
 #pragma once
 
 #if defined(FASTSIM_EMULATED)
@@ -21,12 +22,13 @@ using TensorMap = CUtensorMap;
 FASTSIM_DEVICE int thread_index() { return threadIdx.x; }
 FASTSIM_DEVICE int block_index() { return blockIdx.x; }
 FASTSIM_DEVICE int block_count() { return gridDim.x; }
-FASTSIM_DEVICE void block_sync() { __syncthreads(); }
+FASTSIM_DEVICE void block_sync() { __syncthreads(); }  // bar.sync 0
 
-// A number of which the compiler may assume nothing.
+// A number of which the compiler may assume nothing: an empty asm, no instruction.
 FASTSIM_DEVICE void conceal(int& value) { asm volatile("" : "+r"(value)); }
 FASTSIM_DEVICE void conceal(float& value) { asm volatile("" : "+f"(value)); }
 
+// shfl.sync.bfly
 template <class T>
 FASTSIM_DEVICE T lane_exchange(T value, int mask) {
   return __shfl_xor_sync(0xffffffffu, value, mask);
@@ -37,32 +39,34 @@ FASTSIM_DEVICE char* shared_memory() {
   return memory;
 }
 
-// Shared memory as the instructions address it.
+// cvta.to.shared: shared memory as the instructions address it.
 FASTSIM_DEVICE uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
 // ---- sm_80: copies in the background, products of a warp ----
 
-// 16 bytes; zeros where not `inside`.
+// cp.async: 16 bytes; zeros where not `inside`.
 FASTSIM_DEVICE void copy_async(uint32_t to, const void* from, bool inside) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(inside ? 16 : 0));
 }
+// cp.async.commit_group
 FASTSIM_DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;"); }
-// Until at most N groups are under way.
+// cp.async.wait_group: until at most N groups are under way.
 template <int N>
 FASTSIM_DEVICE void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// Four 8 x 16-byte matrices; lane l gives the address of row l % 8 of matrix l / 8.
+// ldmatrix.x4: four 8 x 16-byte matrices; lane l gives the address of row l % 8 of matrix l / 8.
 FASTSIM_DEVICE void load_matrices(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address));
 }
 
+// mma.sync.m16n8k16, mma.sync.m16n8k8
 FASTSIM_DEVICE void multiply_half(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -85,7 +89,7 @@ FASTSIM_DEVICE void store_two(float* to, float a, float b) {
   *reinterpret_cast<float2*>(to) = make_float2(a, b);
 }
 
-// To tf32, to nearest.
+// cvt.rna.tf32: to nearest.
 FASTSIM_DEVICE float round_to_tf32(float x) {
   uint32_t bits;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
@@ -97,15 +101,16 @@ FASTSIM_DEVICE float round_to_tf32(float x) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define FASTSIM_HOPPER_CODE 1
 
-// `threads` threads at the named barrier.
+// bar.sync: `threads` threads at the named barrier.
 FASTSIM_DEVICE void group_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
-// Counts this thread among them, without waiting.
+// bar.arrive: counts this thread among them, without waiting.
 FASTSIM_DEVICE void group_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// setmaxnreg.inc, setmaxnreg.dec
 template <int N>
 FASTSIM_DEVICE void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
@@ -115,29 +120,32 @@ FASTSIM_DEVICE void fewer_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
+// %cluster_ctarank
 FASTSIM_DEVICE int cluster_rank() {
   uint32_t rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return static_cast<int>(rank);
 }
+// barrier.cluster.arrive and wait
 FASTSIM_DEVICE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
+// mbarrier.init
 FASTSIM_DEVICE void barrier_init(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
-// Makes initialised barriers known to the cluster and to bulk copies.
+// fence.mbarrier_init: makes initialised barriers known to the cluster and to bulk copies.
 FASTSIM_DEVICE void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-// Arrives, and says how many bytes the phase waits for.
+// mbarrier.arrive.expect_tx: arrives, and says how many bytes the phase waits for.
 FASTSIM_DEVICE void barrier_expect(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-// Arrives at the same barrier of another block of the cluster (or of this one).
+// mapa, mbarrier.arrive: at the same barrier of another block of the cluster (or of this one).
 FASTSIM_DEVICE void barrier_arrive(uint32_t barrier, int rank) {
   asm volatile(
       "{\n.reg .b32 remote;\n"
@@ -146,7 +154,8 @@ FASTSIM_DEVICE void barrier_arrive(uint32_t barrier, int rank) {
       "r"(rank)
       : "memory");
 }
-// Until the phase of this parity is over.
+// mbarrier.try_wait.parity: until the present phase is not of this parity, so that it tells a
+// phase from the one before it alone.
 FASTSIM_DEVICE void barrier_wait(uint32_t barrier, int parity) {
   asm volatile(
       "{\n.reg .pred done;\n"
@@ -159,7 +168,7 @@ FASTSIM_DEVICE void barrier_wait(uint32_t barrier, int parity) {
       : "memory");
 }
 
-// The box of the map at (column, row) to this block's memory.
+// cp.async.bulk.tensor: the box of the map at (column, row) to this block's memory.
 FASTSIM_DEVICE void bulk_load(uint32_t to, const TensorMap& map, int column, int row,
                               uint32_t barrier) {
   asm volatile(
@@ -168,7 +177,8 @@ FASTSIM_DEVICE void bulk_load(uint32_t to, const TensorMap& map, int column, int
       "l"(&map), "r"(column), "r"(row), "r"(barrier)
       : "memory");
 }
-// The same to every block of the cluster whose bit is in `blocks`, at the same address.
+// cp.async.bulk.tensor.multicast: the same to every block of the cluster whose bit is in `blocks`,
+// at the same address.
 FASTSIM_DEVICE void bulk_load_shared(uint32_t to, const TensorMap& map, int column, int row,
                                      uint32_t barrier, uint16_t blocks) {
   asm volatile(
@@ -177,21 +187,25 @@ FASTSIM_DEVICE void bulk_load_shared(uint32_t to, const TensorMap& map, int colu
       "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"(blocks)
       : "memory");
 }
+// cp.async.bulk.tensor, from shared memory
 FASTSIM_DEVICE void bulk_store(const TensorMap& map, int column, int row, uint32_t from) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(
                    &map),
                "r"(column), "r"(row), "r"(from)
                : "memory");
 }
+// cp.async.bulk.commit_group
 FASTSIM_DEVICE void bulk_store_commit() { asm volatile("cp.async.bulk.commit_group;"); }
-// Until the stores of this thread have read their memory.
+// cp.async.bulk.wait_group.read: until the stores of this thread have read their memory.
 FASTSIM_DEVICE void bulk_store_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
+// cp.async.bulk.wait_group: until they are done
 FASTSIM_DEVICE void bulk_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-// Makes this thread's writes to shared memory known to bulk copies.
+// fence.proxy.async: makes this thread's writes to shared memory known to bulk copies.
 FASTSIM_DEVICE void bulk_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// wgmma.fence, wgmma.commit_group, wgmma.wait_group
 FASTSIM_DEVICE void group_product_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 FASTSIM_DEVICE void group_product_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -212,7 +226,8 @@ FASTSIM_DEVICE void group_product_wait() {
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-// d += a b^T for 64 rows of a, 128 of b and 32 bytes of depth, all rows of 128 bytes.
+// wgmma.mma_async: d += a b^T for 64 rows of a, 128 of b and 32 bytes of depth, all rows of 128
+// bytes.
 FASTSIM_DEVICE void group_multiply(float (&d)[16][4], uint64_t a, uint64_t b) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " FASTSIM_REGISTERS
                "%64, %65, 1, 1, 1, 0, 0;"

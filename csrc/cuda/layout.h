@@ -1,5 +1,5 @@
 // Where things lie: tiles in the matrix, scores in the registers of threads, bytes in shared
-// memory. Constant functions for host and device, so that tests/cuda/layout.cpp can check each
+// memory. Constant functions for host and device, so that tests/backends/cuda/layout.cpp can check each
 // against its definition.
 #pragma once
 

@@ -176,8 +176,7 @@ FASTSIM_DEVICE void multiply(const Operands& o, int row0, int column0, int steps
     const char* stage = stages + step % kStages * kStageBytes;
     multiply_stage(Product{}, stage, stage + kOperandBytes, thread, s);
   }
-  copy_async_wait<0>();
-  block_sync();
+  // No copy is under way; acquire_staging waits until all have read the last stage.
 }
 
 template <class Product, class Epilogue>

@@ -138,7 +138,7 @@ FASTSIM_DEVICE void leave_out(Tile& tile, const Pairs& pairs, typename Tile::Sco
   }
   if (!pairs.row_ids) return;
   tile.forget();
-  tile.sync();
+  // Scratch memory is free: this comes first, and a group's turn was waited for by all of it.
   const int64_t* held = stage_columns<Tile, int64_t>(tile, 0, pairs.column_ids, 0);
   tile.sync();
 #pragma unroll

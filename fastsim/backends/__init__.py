@@ -8,12 +8,15 @@ import os
 import threading
 from collections.abc import Iterator
 
+import torch.distributed as dist
+
 from fastsim.backends.base import Backend
 from fastsim.backends.cpu.backend import CpuBackend
 from fastsim.backends.cuda.backend import CudaBackend
 from fastsim.backends.eager import EagerBackend
 from fastsim.backends.torch.backend import TorchBackend
 from fastsim.backends.triton.backend import TritonBackend
+from fastsim.verify.verdicts import agreed, fastest
 
 # In the order of preference of `auto`.
 _BACKENDS: dict[str, Backend] = {
@@ -42,12 +45,13 @@ def use_backend(name: str) -> Iterator[None]:
         _chosen.name = before
 
 
-def pick(name, *tensors, kind=None):
+def pick(name, *tensors, kind=None, group=None):
     """The backend for these tensors, and for that kind of loss or selection (see fastsim/kinds).
 
     A name given here, by `use_backend` or by FASTSIM_BACKEND is used or refused with every
-    backend's own reason (RuntimeError), never replaced. None or "auto" takes the first that has
-    no objection.
+    backend's own reason (RuntimeError), never replaced. None or "auto" takes, off the CPU, the
+    fastest kernels that a verdict of the device calls right (fastsim/verify), else the first
+    that has no objection. group: a process group, or None, whose ranks agree on these kernels.
     """
     name = name or getattr(_chosen, "name", None)
     if name:
@@ -65,11 +69,37 @@ def pick(name, *tensors, kind=None):
             if other is not named
         )
         raise RuntimeError(f"backend {name!r} cannot be used: {reason} ({others})")
+    if (verified := _verified(tensors, kind, group)) is not None:
+        return verified
     for backend in _BACKENDS.values():
         if backend.automatic and backend.unsupported_reason(*tensors, kind=kind) is None:
             return backend
     reasons = (f"{b.name}: {b.unsupported_reason(*tensors, kind=kind)}" for b in _BACKENDS.values())
     raise RuntimeError(f"no backend can be used ({'; '.join(reasons)})")
+
+
+def _verified(tensors, kind, group):
+    """The fastest backend that a verdict of this device calls right for the call, or None."""
+    if not tensors or kind is None or tensors[0].device.type == "cpu":
+        return None
+    place = kind, tensors[0].dtype, tensors[0].device
+    by_verdict = [name for name, backend in _BACKENDS.items() if backend.by_verdict]
+    group = getattr(group, "group", group)  # of a Ring
+    if isinstance(group, getattr(dist, "ProcessGroup", ())):
+        found = agreed(by_verdict, *place, group)
+    else:
+        able = [
+            n for n in by_verdict if _BACKENDS[n].unsupported_reason(*tensors, kind=kind) is None
+        ]
+        found = able and fastest(able, *place)
+    return _BACKENDS[found] if found else None
+
+
+def register(backend: Backend) -> None:
+    """Makes a backend from elsewhere known under its name; `auto` takes it after all others."""
+    if not isinstance(backend, Backend):
+        raise TypeError(f"backend: wanted a Backend, got {type(backend).__name__}")
+    _BACKENDS[backend.name] = backend
 
 
 def get(name):

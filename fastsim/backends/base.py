@@ -14,6 +14,7 @@ class Backend:
 
     name: str
     automatic = True  # whether `auto` may choose it
+    by_verdict = False  # whether `auto` may where a verdict calls it right (fastsim/verify)
     keeps_scores = False  # whether `forward` leaves scores for the score gradients that follow it
 
     def unsupported_reason(self, *tensors, kind=None):
@@ -62,6 +63,13 @@ class Backend:
         `dtype` of the unit rows: None for the backend's operand precision.
         """
         raise NotImplementedError
+
+    def tile_rows(self, x):
+        """`unit_rows` for the passes over panels alone, which hand them back to the backend.
+
+        They need a shape, a dtype, a device, `new_empty` and slices of rows, no more.
+        """
+        return self.unit_rows(x)
 
     def operand(self, unit, dtype):
         """Unit rows of the compute type in the operand precision for inputs of `dtype`."""

@@ -145,6 +145,7 @@ CASES = {
             SIZES,
         ),
         Case("siglip", fastsim.siglip, _pairs, {"scale": 10.0, "bias": -10.0}, (1, 3), SIZES),
+        Case("siglip groups", fastsim.siglip, _grouped, {"scale": 10.0, "bias": -10.0}, (1, 3)),
         Case("full_triplet", fastsim.full_triplet, _pairs, {"margin": 0.25}, (1, 1), SIZES),
         Case("sup_con", fastsim.sup_con, _one_side, {"temperature": 0.1}, (1, 3)),
         Case("nt_xent", fastsim.nt_xent, _one_side, {"temperature": 0.1}, (1, 3)),

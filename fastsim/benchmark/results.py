@@ -14,7 +14,7 @@ import torch
 
 PACKAGES = (
     *("torch", "fastsim", "triton", "sentence-transformers", "open_clip_torch"),
-    *("pytorch-metric-learning", "siglip-kernel", "inf-cl", "cut-cross-entropy"),
+    *("pytorch-metric-learning", "siglip-kernel", "memeff", "inf-cl", "cut-cross-entropy"),
     *("transformers", "accelerate"),
 )
 

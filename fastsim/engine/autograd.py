@@ -1,19 +1,14 @@
-"""The engine: a loss over all scores of x and y, and its gradient, one panel of scores at a time.
+"""A tile loss as one differentiable operation (the engine's terms: fastsim/engine/__init__.py).
 
-    prepare      x, y -> unit rows, inverse norms
-    forward      score panels -> state of rows and columns
-    finish       state -> losses                              (fastsim/tile.py)
-    score_grad   score panel -> G = dL/dS for that panel
-    product      dunit_x = G unit_y,  dunit_y += G^T unit_x   library products
-    backward     dx = r (dunit_x - (unit_x . dunit_x) unit_x)
+What the forward pass returns beside the loss depends on what is asked for, never on sizes. So
+torch.compile and torch.export know the shapes where sizes are symbols.
 
-Three plans. "fused": where the weights of the losses are known (reduction "mean" or "sum"), the
-forward pass also finds the gradients of the inputs; the backward pass multiplies them by the
-gradient from above. Where a block of whole rows gives both state and score gradient, each panel is
-computed once. Otherwise all panels are reduced first, and the score gradients follow, from the
-scores that the backend has kept or from new ones. "whole": the same in one call of the backend, for
-small batches. "recompute": the forward pass keeps only the state, and the backward pass computes
-the panels again.
+Gradients: where the weights of the losses are known (reduction "mean" or "sum") and all scores are
+this process's own. The forward pass finds the gradients of the inputs too, and the backward pass
+multiplies them by the gradient from above.
+
+State: otherwise. The forward pass keeps a few numbers of each row, column or matrix, and the
+backward pass computes the scores again.
 """
 
 from dataclasses import replace
@@ -22,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fastsim.engine.arguments import SCHEMA, TENSORS, TileArguments, tile_arguments
-from fastsim.engine.passes import Call, backward, forward
+from fastsim.engine.passes import Call, backward, forward, loss_in_one_call
 from fastsim.engine.ring import ring_tile_loss
 from fastsim.operators import define, once_differentiable
 from fastsim.scores import compute_dtype
@@ -37,6 +32,13 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, backend)
     Returns the compute type: float64 for float64 inputs, else float32; log-sum-exps, which are to
     be merged with others, are float64.
     """
+    alone = batch is None or batch.group is None
+    wanted = torch.is_grad_enabled() and any(_wants_grad(side) for side in (x, y, scale, bias))
+    if alone and not wanted:
+        other = None if y is x else y
+        loss = loss_in_one_call(tile, x, other, scale, bias, weights, backend)
+        if loss is not None:
+            return loss
     dtype = compute_dtype(x)
     scale, bias = as_scalar(scale, dtype, x.device), as_scalar(bias, dtype, x.device)
     if batch is not None and batch.group is not None:
@@ -57,10 +59,15 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, backend)
     return _TileLoss.apply(*arguments) if any(wants) else _tile(*arguments)[0]
 
 
+def _wants_grad(side):
+    return isinstance(side, Tensor) and side.requires_grad
+
+
 def as_scalar(value, dtype, device):
     """A number or 0-d tensor as a 0-d tensor."""
     if isinstance(value, Tensor):
-        return value.to(device=device, dtype=dtype)
+        # What leaves a CPU is copied at once or kept until it is: nothing waits.
+        return value.to(device=device, dtype=dtype, non_blocking=value.device.type == "cpu")
     return torch.full((), value, dtype=dtype, device=device)
 
 

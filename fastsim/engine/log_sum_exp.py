@@ -57,7 +57,7 @@ def guide_cosines(rows, columns, *, backend=None):
     check_embeddings("rows", rows)
     check_embeddings("columns", columns)
     check_alike("columns", columns, "rows", rows, rows=True)
-    chosen = pick(backend, rows)
+    chosen = pick(backend, rows, kind="softmax")
     with torch.no_grad():
         if chosen.name == "eager":
             sides = (torch.nn.functional.normalize(s.double(), dim=1) for s in (rows, columns))

@@ -1,8 +1,21 @@
-"""The passes of one operator call: panels of scores in, loss and gradients out (see engine.py)."""
+"""What one operator call does: scores in, one block at a time; loss and gradients out.
 
+The terms are those of fastsim/engine/__init__.py. To find loss and gradients in one call there are
+three ways, chosen here, where the sizes are known:
+
+whole: the backend does everything in one call of its own, for small batches.
+fused: a block of whole rows has all that its state and its score gradients need, so each panel of
+    scores is computed once. A loss that looks at columns, or at the matrix, goes this way where one
+    block holds the whole matrix.
+two passes: first the state, of all blocks; then the score gradients, of all blocks, from scores
+    that the backend has kept or computes again.
+"""
+
+import ctypes
 from dataclasses import replace
 
 import torch
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fastsim.backends import get
 from fastsim.distributed import all_reduce_min
@@ -48,7 +61,7 @@ class Call:
         Where the scores are no cosines the rows are as they came, and the norms are not asked for.
         The guide's embeddings become unit rows in any case, and `exclude_above` thresholds.
         """
-        prepare = self.backend.unit_rows if self.tile.cosine else self.backend.plain_rows
+        prepare = self.backend.tile_rows if self.tile.cosine else self.backend.plain_rows
         unit_x, inverse_x = prepare(self.x)
         if self.together:
             unit_y, inverse_y = unit_x, inverse_x.new_empty(0)
@@ -106,6 +119,26 @@ class _Products:
         return self.grad_x, self.grad_y
 
 
+def loss_in_one_call(tile, x, y, scale, bias, weights, backend):
+    """The loss where no gradient is wanted and one call of the backend makes it, else None.
+
+    Of a small batch the operator's arguments would take longer than the loss.
+    """
+    if torch.compiler.is_compiling() or not _plain(tile, weights) or is_in_torch_dispatch_mode():
+        return None
+    other = x if y is None else y
+    if not backend.serves_whole(tile.kind, x.shape[0], other.shape[0], x.shape[1]):
+        return None
+    tile = replace(tile, scale=_rounded(scale, x.dtype), bias=_rounded(bias, x.dtype))
+    return backend.whole(tile, x, y, weights, (False, False))[0]
+
+
+def _rounded(value, dtype):
+    """A number or 0-d tensor on the CPU as a number of the compute type."""
+    value = value.item() if isinstance(value, torch.Tensor) else value
+    return value if dtype == torch.float64 else ctypes.c_float(value).value
+
+
 def forward(*arguments):
     """[loss, and if any gradient is wanted those of the inputs or the state]."""
     call = Call(TileArguments(*arguments))
@@ -135,8 +168,12 @@ def forward(*arguments):
 def _is_whole(call):
     """Whether one call of the backend does it all: loss, gradients, everything between."""
     tile, (rows, width), columns = call.tile, call.x.shape, call.y.shape[0]
-    plain = tile.cosine and tile.pairs.plain and not tile.group and call.weights is not None
-    return plain and call.backend.serves_whole(tile.kind, rows, columns, width)
+    return _plain(tile, call.weights) and call.backend.serves_whole(tile.kind, rows, columns, width)
+
+
+def _plain(tile, weights):
+    """Whether a loss is one that `whole` may serve, for its kind and its size."""
+    return tile.cosine and tile.pairs.plain and not tile.group and weights is not None
 
 
 def _at_once(call):

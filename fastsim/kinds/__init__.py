@@ -2,27 +2,15 @@
 
 What stands in a record (kind.py) is said there alone: state, merging, gradients, bounds. Beside it
 a kind has an epilogue in each backend that serves it, under its name; no other file asks for a kind
-by name.
+by name. To add one: a subclass of `Kind` in the file that it fits best, named in the file's KINDS.
 """
 
-from fastsim.kinds.contrast import MultiPositive, MultiSimilarity
-from fastsim.kinds.elementwise import Sigmoid, SquaredError
-from fastsim.kinds.levels import Levels
-from fastsim.kinds.softmax import Softmax
-from fastsim.kinds.triplet import Triplet
+from fastsim.kinds import contrast, elementwise, levels, softmax, triplet
 
 KINDS = {
     kind.name: kind
-    for kind in (
-        Softmax(),
-        Sigmoid(),
-        SquaredError(),
-        MultiSimilarity(),
-        MultiPositive(),
-        Levels(),
-        Triplet("hard"),
-        Triplet("semi-hard"),
-    )
+    for family in (softmax, elementwise, contrast, levels, triplet)
+    for kind in family.KINDS
 }
 
 # What a backend finds by comparing scores, without a state: `Backend.closest`, `Backend.hardest`.

@@ -1,5 +1,5 @@
-"""Positives against negatives by groups: multi-similarity, and NT-Xent with any number of
-positives.
+"""Positives against negatives by groups: multi-similarity, NT-Xent with any number of positives,
+and circle loss.
 """
 
 import torch
@@ -78,3 +78,40 @@ class MultiPositive(Kind):
     def largest_score_grad(self, tile, weights, columns):
         # Of a negative: a share of the score gradients of as many positives as there are columns.
         return weights.amax() * tile.scale.abs() * columns
+
+
+class Circle(Kind):
+    """softplus(lse_p scale v_p + lse_n scale u_n) with u = relu(s + margin) (s - margin).
+
+    v = relu(1 + margin - s) (1 - margin - s); the gradient takes the two relus for constants.
+    State: top and sum of exponentials of the negatives' u, and of the positives' v.
+    """
+
+    name = "circle"
+    parameters = ("scale", "margin")
+    learns = ()
+    coefficient_axes = (ROWS, ROWS, ROWS, ROWS)
+
+    def parts(self, tile):
+        return Exponentials(), Exponentials()
+
+    def finish(self, tile, state):
+        return torch.nn.functional.softplus(self._sum(tile, state))
+
+    def coefficients(self, tile, state, grad):
+        """Per row: top and weight of exp(scale (u - top)) of the negatives, of the positives' v."""
+        top, total, positive_top, positive_total = state
+        weight = grad * tile.scale * self._sum(tile, state).sigmoid()
+        return top, over(weight, total), positive_top, over(weight, positive_total)
+
+    def largest_score_grad(self, tile, weights, columns):
+        # A share of scale times one of the relus, which for a cosine is at most 2 + margin.
+        return weights.amax() * abs(tile.scale) * (2 + abs(tile.margin))
+
+    def _sum(self, tile, state):
+        """The sum of both log-sum-exps, -inf where one of them has no terms."""
+        top, total, positive_top, positive_total = state
+        return tile.scale * (top + positive_top) + total.log() + positive_total.log()
+
+
+KINDS = (MultiSimilarity(), MultiPositive(), Circle())

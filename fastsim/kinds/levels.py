@@ -54,3 +54,6 @@ def _sums(tile, state):
     up, down = sums
     pairs = torch.logsumexp(down[1:] + torch.logcumsumexp(up, 0)[:-1], 0)
     return sums, shift, pairs, tile.scale * most.sum()
+
+
+KINDS = (Levels(),)

@@ -105,3 +105,6 @@ def _column_weight(tile, state, grad):
     weight = torch.zeros_like(state[4])
     weight.index_put_((tile.pairs.positives,), 0.5 * grad, accumulate=True)
     return all_reduce_sum(weight, tile.group) if tile.group else weight
+
+
+KINDS = (Softmax(),)

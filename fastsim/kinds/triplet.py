@@ -18,3 +18,6 @@ class Triplet(Kind):
 
     def parts(self, tile):
         return ()
+
+
+KINDS = (Triplet("hard"), Triplet("semi-hard"))

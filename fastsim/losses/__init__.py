@@ -18,6 +18,7 @@ from fastsim.losses.batch_triplets import (
     batch_all_triplet,
     batch_semi_hard_triplet,
 )
+from fastsim.losses.circle import Circle, circle, circle_from_scores
 from fastsim.losses.cosent import CoSENT, cosent, cosent_from_scores
 from fastsim.losses.cosent_matrix import CoSENTMatrix, cosent_matrix, cosent_matrix_from_scores
 from fastsim.losses.cosine_regression import CosineRegression, cosine_regression
@@ -61,6 +62,7 @@ SPECIFICATIONS = {
     sup_con: sup_con_from_scores,
     nt_xent: nt_xent_from_scores,
     multi_similarity: multi_similarity_from_scores,
+    circle: circle_from_scores,
     siglip: siglip_from_scores,
     matrix_cross_entropy: matrix_cross_entropy_from_scores,
     matrix_mse: matrix_mse_from_scores,
@@ -76,6 +78,7 @@ __all__ = [
     "BatchAllTriplet",
     "BatchHardTriplet",
     "BatchSemiHardTriplet",
+    "Circle",
     "CoSENT",
     "CoSENTMatrix",
     "CosineRegression",
@@ -98,6 +101,8 @@ __all__ = [
     "batch_hard_triplet",
     "batch_hard_triplet_from_scores",
     "batch_semi_hard_triplet",
+    "circle",
+    "circle_from_scores",
     "closest_negative",
     "closest_negative_from_scores",
     "cosent",

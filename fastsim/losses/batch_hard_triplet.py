@@ -74,7 +74,7 @@ def batch_hard_triplet(
     _check_options(margin, soft, reduction)
     check_choice("distance", distance, DISTANCES)
     pairs = parse_groups(embeddings, groups, None, None, False)
-    chosen = pick(backend, embeddings, kind="hardest")
+    chosen = pick(backend, embeddings, kind="hardest", group=group)
     batch = join(
         group,
         "batch_hard_triplet",
@@ -117,7 +117,7 @@ def hardest_pairs(
     """
     check_choice("distance", distance, DISTANCES)
     pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
-    chosen = pick(backend, embeddings, kind="hardest")
+    chosen = pick(backend, embeddings, kind="hardest", group=group)
     columns = embeddings if references is None else references
     batch = join(
         group,

@@ -34,14 +34,21 @@ def batch_semi_hard_triplet(
     *,
     margin: float = 5.0,
     distance: Literal["euclidean", "cosine"] = "euclidean",
+    largest_class: int | None = None,
     backend: str | None = None,
 ) -> Tensor:
     """Semi-hard triplet loss of embeddings (N, D) with integer labels (N,) -> scalar.
 
     distance: "euclidean" or "cosine" (1 - cosine). A batch without a positive pair or of one
-    class gives 0 with zero gradient. ValueError or TypeError for arguments that do not fit.
+    class gives 0 with zero gradient.
+    largest_class: rows that no class has more of. Without it a GPU is waited for once, to say how
+        many its largest class has; if a class has more, the loss is NaN.
+
+    ValueError or TypeError for arguments that do not fit.
     """
-    total, pairs = _over_bands(_semi_hard, embeddings, labels, margin, distance, backend)
+    total, pairs = _over_bands(
+        _semi_hard, embeddings, labels, margin, distance, largest_class, backend
+    )
     return total / pairs.clamp(min=1)
 
 
@@ -51,13 +58,16 @@ def batch_all_triplet(
     *,
     margin: float = 5.0,
     distance: Literal["euclidean", "cosine"] = "euclidean",
+    largest_class: int | None = None,
     backend: str | None = None,
 ) -> Tensor:
     """Mean of the positive triplet losses of embeddings (N, D) with integer labels (N,) -> scalar.
 
     Parameters and errors as `batch_semi_hard_triplet`.
     """
-    total, triplets = _over_bands(_all, embeddings, labels, margin, distance, backend)
+    total, triplets = _over_bands(
+        _all, embeddings, labels, margin, distance, largest_class, backend
+    )
     return total / triplets.clamp(min=1)
 
 
@@ -71,6 +81,7 @@ class BatchSemiHardTriplet(LossModule):
         *,
         margin: float = 5.0,
         distance: Literal["euclidean", "cosine"] = "euclidean",
+        largest_class: int | None = None,
         backend: str | None = None,
     ) -> None:
         super().__init__(locals())
@@ -86,18 +97,22 @@ class BatchAllTriplet(LossModule):
         *,
         margin: float = 5.0,
         distance: Literal["euclidean", "cosine"] = "euclidean",
+        largest_class: int | None = None,
         backend: str | None = None,
     ) -> None:
         super().__init__(locals())
 
 
-def _over_bands(terms, embeddings, labels, margin, distance, backend):
+def _over_bands(terms, embeddings, labels, margin, distance, largest_class, backend):
     check_embeddings("embeddings", embeddings)
     check_integers("labels", labels, embeddings.shape[0], embeddings.device)
     check_choice("distance", distance, DISTANCES)
     check_number("margin", margin, tensor=False)
+    if largest_class is not None:
+        check_number("largest_class", largest_class, positive=True, tensor=False)
     x = _places(embeddings, distance, pick(backend, embeddings))
-    return _Bands.apply(terms, x, labels.to(torch.int64), float(margin), distance)
+    classes = _Classes(labels.to(torch.int64), largest_class)
+    return _Bands.apply(terms, x, classes, float(margin), distance)
 
 
 def _places(embeddings, distance, backend):
@@ -118,10 +133,9 @@ class _Bands(torch.autograd.Function):
     """(sum of terms, their number) of all bands; the forward pass keeps the gradient of the sum."""
 
     @staticmethod
-    def forward(ctx, terms, x, labels, margin, distance):
-        classes = _Classes(labels)
+    def forward(ctx, terms, x, classes, margin, distance):
         grad = torch.zeros_like(x) if ctx.needs_input_grad[1] else None
-        total, number = x.new_zeros((), dtype=torch.float64), labels.new_zeros(())
+        total, number = classes.unlisted(), classes.first.new_zeros(())
         tall = max(1, BAND // len(x))
         with without_autocast(x.device.type):
             for top in range(0, len(x), tall):
@@ -157,13 +171,19 @@ def _add_gradient(grad, x, rows, distances, score_grad, distance):
 class _Classes:
     """The members of each row's class, as a padded list of columns."""
 
-    def __init__(self, labels):
+    def __init__(self, labels, largest):
         self.labels = labels
         self.order = labels.argsort(stable=True)
         ordered = labels[self.order]
         self.first = torch.searchsorted(ordered, labels)
         self.size = torch.searchsorted(ordered, labels, right=True) - self.first
-        self.most = torch.arange(int(self.size.max()), device=labels.device)
+        largest = int(self.size.max()) if largest is None else min(largest, len(labels))
+        self.most = torch.arange(largest, device=labels.device)
+
+    def unlisted(self):
+        """() float64: 0, or NaN where a class has more members than are listed."""
+        more = self.size.max() > len(self.most)
+        return torch.zeros_like(more, dtype=torch.float64).masked_fill_(more, torch.nan)
 
     def of(self, rows):
         """(columns (R, K), which of them are positives, which columns (R, N) are negatives)."""
@@ -187,7 +207,7 @@ def _semi_hard(distances, columns, positive, negative, margin):
     ones = active.to(distances.dtype)
     score_grad = torch.zeros_like(distances).scatter_add_(1, columns, ones)
     score_grad.scatter_add_(1, chosen, -ones)
-    return losses[active].sum(dtype=torch.float64), positive.sum(), score_grad
+    return torch.where(active, losses, 0.0).sum(dtype=torch.float64), positive.sum(), score_grad
 
 
 def _all(distances, columns, positive, negative, margin):
@@ -197,7 +217,7 @@ def _all(distances, columns, positive, negative, margin):
     count = torch.searchsorted(ordered, bounds) * positive
     sums = ordered.masked_fill(ordered.isinf(), 0.0).cumsum(1, dtype=torch.float64)
     below = torch.where(count > 0, sums.gather(1, (count - 1).clamp(min=0)), 0.0)
-    total = (count * bounds.double() - below)[positive].sum()
+    total = torch.where(positive, count * bounds.double() - below, 0.0).sum()
     # How many positives' bounds exceed each negative.
     ascending = bounds.masked_fill(~positive, -torch.inf).sort(1).values
     above = bounds.shape[1] - torch.searchsorted(ascending, distances, right=True)

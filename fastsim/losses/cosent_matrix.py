@@ -17,7 +17,15 @@ from torch import Tensor
 
 from fastsim.annotations import Group, Scalar, Targets
 from fastsim.backends import pick
-from fastsim.checks import check_alike, check_embeddings, check_number, check_scores
+from fastsim.checks import (
+    FLOATING,
+    check_alike,
+    check_device,
+    check_embeddings,
+    check_number,
+    check_scores,
+    check_tensor,
+)
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.cosent import cosent
@@ -36,6 +44,7 @@ from fastsim.tile import Tile
 
 # Past this many distinct targets a sort of all entries is cheaper than running sums per level.
 MOST_LEVELS = 256
+BAND = 1 << 20  # targets that are looked at at once
 
 
 @batchwise
@@ -45,6 +54,7 @@ def cosent_matrix(
     targets: Targets,
     *,
     scale: Scalar = 20.0,
+    levels: Tensor | None = None,
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
@@ -54,6 +64,9 @@ def cosent_matrix(
     targets: (N, M) of any real or integer dtype, none of them NaN; or (row_groups (N,),
         column_groups (M,)) integers, the same group 1, else -1; or None: the diagonal.
     scale: a positive number or 0-d tensor, with a gradient if it wants one.
+    levels: (K,) the distinct values of a target matrix in ascending order, as floating-point
+        numbers; None: they are looked for, for which a GPU is waited for. A target that is none
+        of them makes the loss NaN.
     group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
         `fastsim.distributed`.
 
@@ -65,7 +78,7 @@ def cosent_matrix(
     if y is not None:
         check_embeddings("y", y, empty=group is not None)
         check_alike("y", y, "x", x)
-    chosen = pick(backend, x, kind="levels")
+    chosen = pick(backend, x, kind="levels", group=group)
     check_number("scale", scale, positive=True)
     skip = "lower" if y is None else "nothing"
     check_own_targets(targets, x, x if y is None else y, group)
@@ -81,16 +94,27 @@ def cosent_matrix(
     )
     targets = global_targets(targets, batch, x.device)
     pairs = parse_targets(targets, x.shape[0], batch.columns, x.device, skip=skip)
-    levels = _levels(pairs, compute_dtype(x), x.device)
-    if pairs.dense is not None:
-        levels = batch.gather_values(levels).unique()
+    dtype, unknown = compute_dtype(x), None
+    if levels is not None and pairs.dense is not None:
+        check_tensor("levels", levels, ndim=1, dtypes=FLOATING, what="floating-point values (K,)")
+        check_device("levels", levels, "x", x)
+        levels = levels.to(dtype)
+        unknown = _unknown(pairs.dense, levels)
+    else:
+        levels = _levels(pairs, dtype, x.device)
+        if pairs.dense is not None:
+            levels = batch.gather_values(levels).unique()
     if chosen.name != "eager" and levels.numel() <= MOST_LEVELS:
         pairs = replace(pairs, offset=batch.first_column)
         tile = Tile("levels", pairs, levels=levels)
-        return tile_loss(tile, x, y, scale=scale, weights=None, batch=batch, backend=chosen)
-    scores = dense_cosines(*batch.gather_both(x, x if y is None else y), chosen)
-    pairs = parse_targets(gather_targets(targets, batch), *scores.shape, x.device, skip=skip)
-    return _over_entries(scores, pairs, scale, chosen.name)
+        loss = tile_loss(tile, x, y, scale=scale, weights=None, batch=batch, backend=chosen)
+    else:
+        scores = dense_cosines(*batch.gather_both(x, x if y is None else y), chosen)
+        pairs = parse_targets(gather_targets(targets, batch), *scores.shape, x.device, skip=skip)
+        loss = _over_entries(scores, pairs, scale, chosen.name)
+    if unknown is None:
+        return loss
+    return loss + torch.zeros_like(loss).masked_fill_(batch.total(unknown) > 0, torch.nan)
 
 
 class CoSENTMatrix(LossModule):
@@ -102,6 +126,7 @@ class CoSENTMatrix(LossModule):
         self,
         *,
         scale: Scalar = 20.0,
+        levels: Tensor | None = None,
         group: Group = None,
         backend: str | None = None,
     ) -> None:
@@ -131,16 +156,28 @@ def _over_entries(scores, pairs, scale, backend):
     return cosent(scores[part], wanted[part], scale=scale, backend=backend)
 
 
+def _bands(dense):
+    """The matrix in bands of rows: what is made of one stays small."""
+    return dense.split(max(1, BAND // dense.shape[1]))
+
+
+def _unknown(dense, levels):
+    """() int64: how many targets are none of the levels; nothing is waited for."""
+    count = torch.zeros((), dtype=torch.int64, device=dense.device)
+    for band in _bands(dense):
+        targets = band.to(levels.dtype)
+        place = torch.searchsorted(levels, targets).clamp_(max=len(levels) - 1)
+        count += (levels[place] != targets).sum()
+    return count
+
+
 def _levels(pairs, dtype, device):
     """The distinct targets in ascending order, a band of rows at a time."""
     if pairs.dense is None:
         # Made on the device: a copy from here would wait for it.
         return torch.linspace(pairs.negative_target, 1.0, 2, dtype=dtype, device=device)
     dense = pairs.dense
-    band = max(1, (1 << 20) // dense.shape[1])
-    found = dense.new_empty(0)
-    for top in range(0, dense.shape[0], band):
-        found = torch.cat([found, dense[top : top + band].unique()]).unique()
+    found = torch.cat([band.unique() for band in _bands(dense)]).unique()
     if found.isnan().any():
         raise ValueError("targets: wanted targets that can be ordered, got NaN")
     return found.to(dtype).unique()

@@ -69,7 +69,7 @@ def decoupled_contrastive(
         check_enough("candidates", candidates, "anchors", anchors)
     check_number("temperature", temperature, positive=True)
     check_reduction(reduction)
-    chosen = pick(backend, anchors, kind="softmax")
+    chosen = pick(backend, anchors, kind="softmax", group=group)
     batch = join(
         group,
         "decoupled_contrastive",

@@ -69,7 +69,7 @@ def full_triplet(
     Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
     not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
     """
-    chosen = _check(anchors, positives, mining, backend, empty=group is not None)
+    chosen = _check(anchors, positives, mining, backend, group)
     check_reduction(reduction)
     check_number("margin", margin)
     options = {"margin": margin, "mining": mining}
@@ -95,7 +95,8 @@ def full_triplet(
         return batch.reduce(_hinges(*terms, margin), reduction)
     weights = batch.row_weights(reduction, anchors)
     kind, shape = f"{mining}_triplet", (anchors.shape[0], batch.columns, anchors.shape[1])
-    number = not isinstance(margin, torch.Tensor)
+    # A margin to learn, or sizes that are symbols of torch.export, go the way that takes any.
+    number = not isinstance(margin, torch.Tensor) and all(isinstance(n, int) for n in shape)
     if number and weights is not None and chosen.serves_whole(kind, *shape):
         tile = Tile(kind, pairs, margin=float(margin))
         return tile_loss(
@@ -319,10 +320,10 @@ def _pairs(exclude, rows, columns, device):
     return Pairs(torch.arange(rows, device=device), row_ids, column_ids)
 
 
-def _check(anchors, positives, mining, backend, *, empty=False):
-    check_embeddings("anchors", anchors, empty=empty)
-    check_embeddings("positives", positives, empty=empty)
+def _check(anchors, positives, mining, backend, group=None):
+    check_embeddings("anchors", anchors, empty=group is not None)
+    check_embeddings("positives", positives, empty=group is not None)
     check_alike("positives", positives, "anchors", anchors)
     check_enough("positives", positives, "anchors", anchors)
     check_choice("mining", mining, MININGS)
-    return pick(backend, anchors, kind="closest")
+    return pick(backend, anchors, kind="closest", group=group)

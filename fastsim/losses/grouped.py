@@ -41,7 +41,7 @@ def grouped_loss(
         embeddings, groups, references, reference_groups, own_first, empty=group is not None
     )
     check_reduction(reduction)
-    chosen = pick(backend, embeddings, kind=kind)
+    chosen = pick(backend, embeddings, kind=kind, group=group)
     columns = embeddings if references is None else references
     batch = join(
         group,

@@ -83,7 +83,7 @@ def info_nce(
     if positives is None:
         check_enough("candidates", candidates, "anchors", anchors)
     check_reduction(reduction)
-    chosen = pick(backend, anchors, kind="softmax")
+    chosen = pick(backend, anchors, kind="softmax", group=group)
     options = {"temperature": temperature, "symmetric": symmetric, "margin": margin}
     options["exclude_above"] = exclude_above
     _check_options(**options)

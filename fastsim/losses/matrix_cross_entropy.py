@@ -61,7 +61,7 @@ def matrix_cross_entropy(
     check_embeddings("y", y, empty=group is not None)
     check_alike("y", y, "x", x)
     check_reduction(reduction)
-    chosen = pick(backend, x, kind="softmax")
+    chosen = pick(backend, x, kind="softmax", group=group)
     check_number("temperature", temperature, positive=True)
     options = {"temperature": temperature}
     check_own_targets(targets, x, y, group)

@@ -2,6 +2,8 @@
 
     L_i = (1/M) sum_j (cos_ij - t_ij)^2;  the mean is torch.nn.MSELoss()(S, targets)
 
+Source: torch.nn.MSELoss, applied to (S, targets).
+
 Each pair's score gradient needs its own score and target alone, so one fused pass of the scores
 gives loss and gradient. Against +-1 every pair of different groups is pushed to cosine -1: it is
 for graded targets. `cosent_matrix` trains the order of the scores instead of their values.
@@ -51,7 +53,7 @@ def matrix_mse(
     check_embeddings("y", y, empty=group is not None)
     check_alike("y", y, "x", x)
     check_reduction(reduction)
-    chosen = pick(backend, x, kind="squared_error")
+    chosen = pick(backend, x, kind="squared_error", group=group)
     check_own_targets(targets, x, y, group)
     batch = join(
         group, "matrix_mse", x, y, targets=targets, reduction=reduction, backend=chosen.name

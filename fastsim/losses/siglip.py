@@ -65,7 +65,7 @@ def siglip(
     check_embeddings("y", y, empty=group is not None)
     check_alike("y", y, "x", x)
     check_reduction(reduction)
-    chosen = pick(backend, x, kind="sigmoid")
+    chosen = pick(backend, x, kind="sigmoid", group=group)
     check_number("scale", scale)
     check_number("bias", bias)
     options = {"scale": scale, "bias": bias}

@@ -68,7 +68,7 @@ def grouped(name, loss, sides=2, points=embeddings, **options):
 
 REFERENCES = [
     grouped(f"{loss.__name__}-{name}", loss, **options)
-    for loss in (fastsim.sup_con, fastsim.nt_xent, fastsim.multi_similarity)
+    for loss in (fastsim.sup_con, fastsim.nt_xent, fastsim.multi_similarity, fastsim.circle)
     for name, options in (("references", {}), ("own first", {"own_first": True}))
 ]
 SELECTIONS = [

@@ -141,3 +141,18 @@ def test_paired_scores_are_the_panels(usable):
     block = slice(0, 300), slice(0, 300)
     panel = backend.scores(x, y, block, backend.workspace(x, y))
     assert torch.equal(backend.paired_scores(x, y), panel.diagonal())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_row_of_nans_is_not_empty(backend, usable):
+    """-inf is the log-sum-exp of nothing; that of NaNs is NaN, along rows and columns."""
+    usable(backend)
+    x, y = torch.randn(5, 4), torch.randn(7, 4)
+    x[2] = torch.nan
+    rows, columns = log_sum_exp(x, y, scale=3.0, columns=True, backend=backend)
+    assert rows.isnan().tolist() == [False, False, True, False, False]
+    assert columns.isnan().all()
+    y[:] = torch.nan
+    rows, columns = log_sum_exp(x, y, scale=3.0, columns=True, backend=backend)
+    assert rows.isnan().all()
+    assert columns.isnan().all()

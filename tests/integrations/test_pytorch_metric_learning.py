@@ -185,6 +185,107 @@ def test_other_names_are_theirs():
     torch.testing.assert_close(wrapped(x, x.flip(1)), theirs(x, x.flip(1)))
 
 
+# ---- what somebody has replaced ----
+
+
+def harsher(kind):
+    """A subclass whose loss of the pairs is twice theirs."""
+
+    class Harsher(kind):
+        def _compute_loss(self, *given):
+            found = super()._compute_loss(*given)
+            found["loss"]["losses"] = 2 * found["loss"]["losses"]
+            return found
+
+    return Harsher()
+
+
+def other_method(kind):
+    loss = kind()
+    method = loss.mat_based_loss
+    loss.loss_method = lambda mat, pairs: method(mat / 2, pairs)
+    return loss
+
+
+def own_method(kind):
+    loss = kind()
+    method = loss._compute_loss
+    loss._compute_loss = lambda *given: method(*given)
+    return loss
+
+
+def own_products(kind):
+    loss = kind()
+    products = loss.distance.compute_mat
+    loss.distance.compute_mat = lambda x, y: products(x, y) / 2
+    return loss
+
+
+def watched(kind):
+    loss = kind()
+    loss.distance.register_forward_hook(lambda module, given, out: out / 2)
+    return loss
+
+
+@pytest.mark.parametrize("change", [harsher, other_method, own_method, own_products, watched])
+@pytest.mark.parametrize("name", PAIR_LOSSES)
+def test_what_was_replaced_runs(name, change):
+    if (name, change) == ("NTXentLoss", other_method):
+        pytest.skip("its loss of a matrix takes lists")
+    x, labels = batch()
+    ours, theirs = (change(getattr(kind, name)) for kind in (losses, their_losses))
+    with pytest.warns(UserWarning, match="replaced; pytorch-metric-learning's own code"):
+        value = ours(x, labels)
+    assert torch.equal(value, theirs(x, labels))
+    if change is not own_method:
+        assert abs(value - getattr(losses, name)()(x, labels)) > 1e-3
+
+
+def test_a_patch_of_their_distance(monkeypatch):
+    x, labels = batch()
+    products = distances.CosineSimilarity.compute_mat
+    monkeypatch.setattr(
+        distances.CosineSimilarity, "compute_mat", lambda self, x, y: products(self, x, y) / 2
+    )
+    with pytest.warns(UserWarning, match="compute_mat of the distance has been replaced"):
+        value = losses.SupConLoss()(x, labels)
+    assert torch.equal(value, their_losses.SupConLoss()(x, labels))
+
+
+def test_a_miner_that_was_changed():
+    x, labels = batch()
+    found = []
+    for kind in (miners, their_miners):
+        miner = kind.BatchHardMiner()
+        miner.neg_strategy = miner.EASY
+        found.append(miner)
+    with pytest.warns(UserWarning, match="other strategies than the hardest"):
+        mined = found[0](x, labels)
+    assert all(map(torch.equal, mined, found[1](x, labels)))
+
+    class Nearest(miners.BatchHardMiner):
+        def get_positives(self, mat, *given):
+            return super().get_positives(-mat, *given)
+
+    with pytest.warns(UserWarning, match="get_positives has been replaced"):
+        assert not torch.equal(Nearest()(x, labels)[1], miners.BatchHardMiner()(x, labels)[1])
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", PAIR_LOSSES)
+def test_dtype_of_the_loss(name, dtype, autocast):
+    x, labels = batch()
+    x = x.to(dtype)
+    low = torch.float16 if dtype == torch.float16 else torch.bfloat16
+    with torch.autocast("cpu", low, enabled=autocast):
+        ours, theirs = (getattr(kind, name)()(x, labels) for kind in (losses, their_losses))
+    truth = getattr(their_losses, name)()(x.double(), labels)
+    assert ours.dtype == theirs.dtype
+    eps = max(torch.finfo(ours.dtype).eps, 1e-6)
+    assert abs(ours - truth) <= 2 * eps * abs(truth)
+
+
 # ---- triplets ----
 
 DISTANCES = {

@@ -21,7 +21,7 @@ def scalars(case):
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize("case", [case for case in CASES if case.exact], ids=repr)
 def test_gradcheck(case, backend, reduction, usable):
     usable(backend)
     if reduction == "none" and not case.reduces:

@@ -8,7 +8,7 @@ from fastsim.losses import SPECIFICATIONS
 from tests.oracles import cosines
 
 BACKENDS = tuple(fastsim.backends())
-LOSSES = (fastsim.sup_con, fastsim.nt_xent, fastsim.multi_similarity)
+LOSSES = (fastsim.sup_con, fastsim.nt_xent, fastsim.multi_similarity, fastsim.circle)
 
 
 def gradients(loss, *leaves):

@@ -6,7 +6,9 @@ from pathlib import Path
 import torch
 
 from fastsim.backends.base import Backend
+from fastsim.backends.cpu import amx
 from fastsim.backends.cpu.passes import EMPTY, FORWARDS, SCORE_GRADS
+from fastsim.backends.panel import panel_bytes
 from fastsim.kinds import SELECTIONS
 
 LIBRARY = Path(__file__).parents[2] / "_lib" / "cpu.so"
@@ -24,6 +26,7 @@ ODD = 16  # columns of padding
 WIDEST = 1 << 17  # columns of a block: 120 rows of them take 63 MB
 SKIP = {"nothing": 0, "diagonal": 1, "lower": 2}
 WHOLE = ("softmax", "sigmoid", "squared_error", "hard_triplet", "semi-hard_triplet")
+SMALL = 1 << 27  # multiply-adds of a product up to which one call is faster than a matrix unit
 CHEAP = 1 << 24  # multiply-adds of a product that cost less than the calls it saves
 
 
@@ -59,7 +62,7 @@ def _block_shape(rows, columns, whole_rows):
     if 0 in (rows, columns):  # one rank of a group may have none
         return TILE_ROWS, ALIGNED
     wide = columns if whole_rows else min(columns, WIDEST)
-    tall = PANEL // wide // TILE_ROWS * TILE_ROWS
+    tall = panel_bytes(4 * PANEL) // 4 // wide // TILE_ROWS * TILE_ROWS
     tall = min(MOST_ROWS, max(FEWEST_ROWS, tall))
     # Blocks of one height: a last one of few rows would starve its products.
     even = -(-rows // -(-rows // tall))
@@ -82,7 +85,8 @@ class CpuBackend(Backend):
         return {*FORWARDS, *SELECTIONS}
 
     def note(self):
-        return f", {torch.ops.fastsim_cpu.instruction_set()} kernels"
+        products = f", products on {amx.name()}" if amx.name() else ""
+        return f", {torch.ops.fastsim_cpu.instruction_set()} kernels{products}"
 
     def number(self, scalar):
         return scalar.item()
@@ -93,6 +97,9 @@ class CpuBackend(Backend):
         inverse = torch.empty(x.shape[0], dtype=dtype)
         torch.ops.fastsim_cpu.unit_rows(x, unit, inverse)
         return unit, inverse
+
+    def tile_rows(self, x):
+        return amx.Rows.of(x) if amx.parts(x.dtype) else self.unit_rows(x)
 
     def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
         grad = torch.empty(x.shape, dtype=dtype)
@@ -126,7 +133,9 @@ class CpuBackend(Backend):
         # Without the calls it saves, a triplet loss needs no product but the scores.
         pays = not kind.endswith("triplet") or rows * columns * width <= CHEAP
         fits = columns <= WIDEST and rows <= _block_shape(rows, columns, True)[0]
-        return kind in WHOLE and pays and fits
+        # Panels go through the matrix unit, which outweighs their calls.
+        large = rows * columns * width > SMALL and amx.name()
+        return kind in WHOLE and pays and fits and not large
 
     def whole(self, tile, x, y, weights, wants):
         want_x, want_y = wants
@@ -179,7 +188,7 @@ class CpuBackend(Backend):
         """
         rows, columns = block
         panel = workspace.panel(block)
-        torch.ops.fastsim_cpu.scores(unit_x[rows], workspace.packed[columns.start :], panel)
+        workspace.fill(panel, unit_x[rows], columns.start)
         if pairs is not None and pairs.thresholds is not None:
             torch.ops.fastsim_cpu.leave_out_above(panel, panel, pairs.thresholds[rows])
         if pairs is not None and pairs.guide is not None:
@@ -189,16 +198,21 @@ class CpuBackend(Backend):
         return panel
 
     def paired_scores(self, unit_x, unit_y):
-        parts = []
-        for x, y in zip(unit_x.split(FEWEST_ROWS), unit_y.split(FEWEST_ROWS), strict=True):
-            square = slice(0, len(x)), slice(0, len(x))
+        parts, rows = [], unit_x.shape[0]
+        for first in range(0, rows, FEWEST_ROWS):
+            part = slice(first, min(rows, first + FEWEST_ROWS))
+            x, y = unit_x[part], unit_y[part]
+            square = slice(0, part.stop - first), slice(0, part.stop - first)
             parts.append(self.scores(x, y, square, self.workspace(x, y)).diagonal().clone())
         return torch.cat(parts)
 
     def multiply(self, left, right, out, *, accumulate):
         transposed = left.stride(1) != 1
         panel = left.t() if transposed else left
-        torch.ops.fastsim_cpu.multiply(panel, right, out, transposed, accumulate)
+        if amx.parts(right.dtype):
+            amx.multiply(panel, right, out, transposed, accumulate)
+        else:
+            torch.ops.fastsim_cpu.multiply(panel, right, out, transposed, accumulate)
 
     def forward(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
@@ -343,17 +357,32 @@ class _Workspace:
     """
 
     def __init__(self, unit_y, tall, wide, kept_rows=0):
-        columns, width = unit_y.shape
-        group = torch.ops.fastsim_cpu.panel_columns(unit_y.dtype == torch.float32)
-        self.packed = unit_y.new_empty(-(-columns // group) * group, width)
-        torch.ops.fastsim_cpu.pack_panels(unit_y, self.packed)
+        self.columns = unit_y
+        self.tiles = amx.Columns(unit_y) if amx.parts(unit_y.dtype) else None
+        self.packed = None if self.tiles and self.tiles.usable else self._packed()
         # Off a power of two, so that a column of the panel spreads over the cache's sets.
         self.stride = wide + ODD
-        self.memory = unit_y.new_empty(max(tall, kept_rows) * self.stride)
+        compute = torch.promote_types(unit_y.dtype, torch.float32)
+        self.memory = unit_y.new_empty(max(tall, kept_rows) * self.stride, dtype=compute)
         self.shape = tall, wide
         self.kept_rows = kept_rows
         self._kept = {}
         self._guided = None
+
+    def _packed(self):
+        columns, width = self.columns.shape
+        group = torch.ops.fastsim_cpu.panel_columns(self.columns.dtype == torch.float32)
+        packed = self.columns.new_empty(-(-columns // group) * group, width)
+        torch.ops.fastsim_cpu.pack_panels(self.columns, packed)
+        return packed
+
+    def fill(self, panel, rows, first):
+        """The scores of the rows against the columns from `first` on."""
+        if self.packed is None:
+            if self.tiles.scores(rows, first, panel):
+                return
+            self.packed = self._packed()
+        torch.ops.fastsim_cpu.scores(rows, self.packed[first:], panel)
 
     def guided(self, guide):
         """The workspace of the guide's panels."""

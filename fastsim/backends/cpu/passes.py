@@ -87,7 +87,7 @@ class _SquaredErrorForward:
 
 
 class _ContrastForward:
-    """Multi-similarity and multi-positive: positives against negatives."""
+    """Positives against negatives: multi-similarity, multi-positive, circle."""
 
     def __init__(self, tile, rows, columns):
         self.tile = tile
@@ -110,7 +110,7 @@ class _ContrastForward:
     def _run(self, panel, pairs, state):
         forward = getattr(torch.ops.fastsim_cpu, f"{self.tile.kind}_forward")
         known = (self.known,) if self.tile.whole_rows else ()
-        forward(panel, *pairs, *_contrast_scales(self.tile), *known, *state)
+        forward(panel, *pairs, *_parameters(self.tile), *known, *state)
 
     def result(self):
         return self.state
@@ -168,14 +168,13 @@ def _squared_error_score_grad(tile, panel, pairs, block, coefficients):
     torch.ops.fastsim_cpu.squared_error(panel, *pairs, weights[block[0]], losses)
 
 
-def _contrast_scales(tile):
-    both = tile.scale, tile.positive_scale
-    return both if tile.kind == "multi_similarity" else both[:1]
+def _parameters(tile):
+    return [getattr(tile, name) for name in tile.record.parameters]
 
 
 def _contrast_score_grad(tile, panel, pairs, block, coefficients):
     score_grad = getattr(torch.ops.fastsim_cpu, f"{tile.kind}_score_grad")
-    score_grad(panel, *pairs, *_contrast_scales(tile), *(c[block[0]] for c in coefficients))
+    score_grad(panel, *pairs, *_parameters(tile), *(c[block[0]] for c in coefficients))
 
 
 def _levels_score_grad(tile, panel, pairs, block, coefficients):
@@ -188,6 +187,7 @@ FORWARDS = {
     "squared_error": _SquaredErrorForward,
     "multi_similarity": _ContrastForward,
     "multi_positive": _ContrastForward,
+    "circle": _ContrastForward,
     "levels": _LevelsForward,
 }
 SCORE_GRADS = {
@@ -196,5 +196,6 @@ SCORE_GRADS = {
     "squared_error": _squared_error_score_grad,
     "multi_similarity": _contrast_score_grad,
     "multi_positive": _contrast_score_grad,
+    "circle": _contrast_score_grad,
     "levels": _levels_score_grad,
 }

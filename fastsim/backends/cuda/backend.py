@@ -36,7 +36,6 @@ class CudaBackend(TritonBackend):
     """float16, bfloat16 and float32 tensors on an NVIDIA GPU."""
 
     name = "cuda"
-    automatic = False  # no kernel has run on a device yet
 
     def unsupported_reason(self, *tensors, kind=None):
         for tensor in tensors:

@@ -202,6 +202,38 @@ class MultiSimilarity(Epilogue):
         torch.where(block.same, positives, panel, out=panel)
 
 
+class Circle(Epilogue):
+    def forward(self, tile, block, sums=None):
+        panel, same, margin = block.panel, block.same, tile.margin
+        rising = _raised(panel, margin).mul_(panel - margin).masked_fill_(same, LEFT_OUT)
+        block.fill(rising, LEFT_OUT)
+        negatives = _exponentials(rising, tile.scale, 1, out=rising)
+        falling = _lowered(panel, margin).mul_(1 - margin - panel).masked_fill_(~same, LEFT_OUT)
+        return _wide(*negatives, *_exponentials(falling, tile.scale, 1, out=falling))
+
+    def score_grad(self, tile, block, coefficients):
+        panel, margin = block.panel, tile.margin
+        top, weight, positive_top, positive_weight = (c[:, None] for c in coefficients)
+        lowered, raised = _lowered(panel, margin), _raised(panel, margin)
+        falling = lowered * (1 - margin - panel)
+        positives = _shares(falling, positive_top, tile.scale, out=falling)
+        positives.mul_(lowered).mul_(-positive_weight)
+        rising = panel.sub_(margin).mul_(raised)
+        _shares(rising, top, tile.scale, out=rising).mul_(raised).mul_(weight)
+        torch.where(block.same, positives, panel, out=panel)
+        block.fill(panel, 0)
+
+
+def _raised(scores, margin):
+    """The weight of a negative."""
+    return (scores + margin).relu_()
+
+
+def _lowered(scores, margin):
+    """The weight of a positive."""
+    return (1 + margin - scores).relu_()
+
+
 class MultiPositive(Epilogue):
     def forward(self, tile, block, sums=None):
         panel, same = block.panel, block.same
@@ -301,5 +333,6 @@ EPILOGUES = {
     "squared_error": SquaredError(),
     "multi_similarity": MultiSimilarity(),
     "multi_positive": MultiPositive(),
+    "circle": Circle(),
     "levels": Levels(),
 }

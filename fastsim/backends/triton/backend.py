@@ -9,7 +9,7 @@ fastsim/backends/triton/kernels, imported on first use.
 Forward and backward take 6u, u = N M D, where a panel is visited once: elementwise losses write
 loss and score gradient from one product, others keep the scores in 16 bits for the score gradients
 (kept.py). Losses that look at columns or the whole matrix can do so where the matrix fits the panel
-(13,500 rows and columns; more by FASTSIM_TRITON_PANEL), else they take 8u, as float32 operands do.
+(13,500 rows and columns; more by FASTSIM_PANEL_MB), else they take 8u, as float32 operands do.
 """
 
 import functools
@@ -20,10 +20,11 @@ import torch
 
 from fastsim.backends import lists
 from fastsim.backends.base import Backend
+from fastsim.backends.panel import panel_bytes
 from fastsim.pairs import Pairs
 
-# Bytes of float16 score gradients alive, twice that of float32; FASTSIM_TRITON_PANEL sets another
-# number, and with 8,600,000,000 a matrix of 65,536 x 65,536 is one panel. As it stands a panel of
+# Bytes of float16 score gradients alive, twice that of float32; FASTSIM_PANEL_MB sets another
+# number, and with 8,200 a matrix of 65,536 x 65,536 is one panel. As it stands a panel of
 # 65,536 columns has 2816 rows, 132 tiles of the product with 768 features: one for each
 # multiprocessor of an H200.
 PANEL = 352 << 20
@@ -67,8 +68,8 @@ class TritonBackend(Backend):
 
     name = "triton"
 
-    # No run on a GPU has verified the kernels yet, so they are used where they are asked for.
     automatic = False
+    by_verdict = True
 
     def unsupported_reason(self, *tensors, kind=None):
         if not _INSTALLED:
@@ -183,11 +184,7 @@ def _padded(columns):
 
 
 def _panel_bytes():
-    value = os.environ.get("FASTSIM_TRITON_PANEL", PANEL)
-    try:
-        return int(value)
-    except ValueError:
-        raise ValueError(f"FASTSIM_TRITON_PANEL: wanted a number of bytes, got {value!r}") from None
+    return panel_bytes(PANEL)
 
 
 def _block_shape(rows, columns, whole_rows):

@@ -11,6 +11,7 @@ from fastsim.benchmark.baselines import (
     eager,
     inf_cl,
     linear_cross_entropy,
+    memeff,
     open_clip,
     pytorch_metric_learning,
     sentence_transformers,
@@ -29,6 +30,7 @@ _BASELINES = (
     pytorch_metric_learning.BASELINE,
     pytorch_metric_learning.NT_XENT,
     siglip_kernel.BASELINE,
+    memeff.BASELINE,
     inf_cl.BASELINE,
     cut_cross_entropy.BASELINE,
 )

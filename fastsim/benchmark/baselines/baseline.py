@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -18,6 +19,16 @@ def anywhere(problem):
 def gpu_only(problem):
     """The objection of a baseline whose kernels are a GPU's."""
     return None if problem.leaves[0].is_cuda else "it serves a GPU only"
+
+
+def interpreted():
+    """Whether Triton's interpreter runs kernels, on the processor, in this process."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def gpu_or_interpreted(problem):
+    """The objection of a baseline in Triton that its interpreter runs too."""
+    return None if interpreted() else gpu_only(problem)
 
 
 @dataclass(frozen=True)

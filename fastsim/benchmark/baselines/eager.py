@@ -31,6 +31,11 @@ def siglip(x, y, scale, bias):
     return -functional.logsigmoid(signs * logits).sum() / len(x)
 
 
+def grouped_siglip(x, y, groups, scale, bias):
+    logits = cosines(x, y) * scale + bias
+    return -functional.logsigmoid(signs(groups, x) * logits).sum() / len(x)
+
+
 def full_triplet(x, y, margin):
     scores = cosines(x, y)
     positive = scores.diagonal()
@@ -124,6 +129,7 @@ FORMULAS = {
     "info_nce": info_nce,
     "info_nce symmetric": symmetric_info_nce,
     "siglip": siglip,
+    "siglip groups": grouped_siglip,
     "full_triplet": full_triplet,
     "sup_con": sup_con,
     "nt_xent": nt_xent,

@@ -1,20 +1,56 @@
-"""siglip-kernel: SigLIP on a GPU without the N x N matrix."""
+"""siglip-kernel: SigLIP on a GPU without the N x N matrix, of pairs and of groups."""
 
 import math
 
 import torch
 from torch.nn.functional import normalize
 
-from fastsim.benchmark.baselines.baseline import Baseline, gpu_only
+from fastsim.benchmark.baselines.baseline import Baseline, gpu_or_interpreted, interpreted
+
+
+def _package():
+    if interpreted():  # the generation of the GPU, which it asks for when it is imported
+        torch.cuda.get_device_capability = lambda device=None: (9, 0)
+    import siglip_kernel
+
+    return siglip_kernel
+
+
+def _numbers(problem):
+    device = problem.leaves[0].device
+    log_scale = torch.tensor(math.log(problem.options["scale"]), device=device)
+    return log_scale, torch.tensor(problem.options["bias"], device=device)
 
 
 def siglip(problem):
-    from siglip_kernel import fused_siglip_loss
-
-    device = problem.leaves[0].device
-    log_scale = torch.tensor(math.log(problem.options["scale"]), device=device)
-    bias = torch.tensor(problem.options["bias"], device=device)
-    return lambda x, y: fused_siglip_loss(normalize(x, dim=1), normalize(y, dim=1), log_scale, bias)
+    # By itself it takes kernels that the interpreter does not run.
+    options = {"backend": "chunked_bf16"} if interpreted() else {}
+    loss, numbers = _package().fused_siglip_loss, _numbers(problem)
+    return lambda x, y: loss(normalize(x, dim=1), normalize(y, dim=1), *numbers, **options)
 
 
-BASELINE = Baseline("siglip-kernel", "siglip_kernel", {"siglip": siglip}, gpu_only)
+def grouped_siglip(problem):
+    """Its kernel of groups with a weight of 1 for every pair; by itself it weighs positives less.
+
+    The sum is divided by N.
+    """
+    _package()
+    from siglip_kernel.fused_siglip_plus import FusedSigLIPPlus
+
+    numbers, ((rows, columns),) = _numbers(problem), problem.given
+    ones = torch.ones(problem.rows, device=rows.device)
+    share, soft_label, chunk_size = 0.5, False, 0
+    rest = rows, columns, ones, ones, share, share, soft_label, chunk_size, 1 / problem.rows
+
+    def call(x, y):
+        return FusedSigLIPPlus.apply(normalize(x, dim=1), normalize(y, dim=1), *numbers, *rest)
+
+    return call
+
+
+BASELINE = Baseline(
+    "siglip-kernel",
+    "siglip_kernel",
+    {"siglip": siglip, "siglip groups": grouped_siglip},
+    gpu_or_interpreted,
+)

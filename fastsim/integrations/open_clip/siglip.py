@@ -8,7 +8,7 @@ from fastsim.backends import pick
 from fastsim.checks import check_choice
 from fastsim.integrations.dtypes import as_theirs
 from fastsim.integrations.open_clip import peer
-from fastsim.integrations.open_clip.features import checked, few, mean, scalar
+from fastsim.integrations.open_clip.features import checked, mean, on_few, scalar
 from fastsim.integrations.open_clip.gather import gather
 from fastsim.integrations.overrides import Hooked, say_once
 from fastsim.losses import siglip_from_scores
@@ -16,6 +16,7 @@ from fastsim.pairs import parse_targets
 from fastsim.tile import Tile
 
 theirs = peer.losses()
+_Theirs = theirs.SigLipLoss  # whatever is under that name later
 DISTRIBUTIONS = ("bidir", "shift", "reduce", "gather")
 _CHUNKS = "chunk_size" in inspect.signature(theirs.SigLipLoss.__init__).parameters  # version 4
 
@@ -55,7 +56,7 @@ class SigLipLoss(
         if hook is not None or len(image_features) == 0:
             return super().forward(*given, output_dict=output_dict)
         loss = self._fused(*given)
-        loss = as_theirs(loss, theirs.SigLipLoss, theirs.SigLipLoss(), *few(given))
+        loss = as_theirs(loss, _Theirs, lambda: on_few(_Theirs(), given), *given)
         return {"contrastive_loss": loss} if output_dict else loss
 
     def _fused(self, image_features, text_features, logit_scale, logit_bias):

@@ -16,6 +16,7 @@ from fastsim.losses.reduce import as_float
 from fastsim.scores import paired, unit_rows
 
 HOOKS = ("_compute_loss", "mat_based_loss", "pair_based_loss", "_assert_either_pos_or_neg")
+_PACKAGE = "pytorch_metric_learning."
 FEW = 1 << 20  # numbers that are few enough to be gathered whatever the size of the matrix
 
 
@@ -37,13 +38,14 @@ class _TheirDtype:
         loss = super().forward(embeddings, *given, **named)
         if not isinstance(loss, torch.Tensor):
             return loss
-        kind = next(kind for kind in type(self).__mro__ if kind in vars(theirs).values())
+        kind = next(k for k in type(self).__mro__ if k.__module__.startswith(_PACKAGE))
 
-        def call(x):
-            return kind(distance=copy.copy(self.distance))(x, torch.arange(4, device=x.device) // 2)
+        def call():
+            few = embeddings.detach().new_ones(4, embeddings.shape[1])
+            classes = torch.arange(4, device=few.device) // 2
+            return kind(distance=copy.copy(self.distance))(few, classes)
 
-        few = embeddings.detach().new_ones(4, embeddings.shape[1])
-        return as_theirs(loss, (kind, type(self.distance)), call, few)
+        return as_theirs(loss, (kind, type(self.distance)), call, embeddings)
 
 
 class _PairLoss(_TheirDtype, overrides.Hooked):

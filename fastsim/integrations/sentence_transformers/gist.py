@@ -24,6 +24,7 @@ from fastsim.integrations.sentence_transformers.fused import Fused, LearntInCach
 from fastsim.losses.reduce import inverse
 from fastsim.scores import compute_dtype, paired_cosine_similarity
 
+_their_forward = theirs.GISTEmbedLoss.forward
 _COSINE, _CROSS_ENTROPY = torch.nn.CosineSimilarity(dim=-1), torch.nn.CrossEntropyLoss()
 
 
@@ -85,7 +86,7 @@ class GISTEmbedLoss(
             model=lambda feature: feature,
         )
         given.guide = lambda feature: {"sentence_embedding": next(guides)}
-        return theirs.GISTEmbedLoss.forward(given, columns, None)
+        return _their_forward(given, columns, None)
 
     def _retokenized(self, feature):
         """The texts of a tokenized column, tokenized for the guide."""

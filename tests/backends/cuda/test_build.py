@@ -1,4 +1,4 @@
-"""The CUDA extension without a GPU: what was built, what it refuses, and its kernels emulated."""
+"""The CUDA extension without a GPU: what was built, what it refuses, and its layout."""
 
 import inspect
 import os
@@ -152,44 +152,3 @@ def test_layout(tmp_path):
     done = subprocess.run([program], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert done.stdout == ""
-
-
-@pytest.fixture(scope="session")
-def emulated(tmp_path_factory):
-    """The operators with their kernels emulated, for CPU tensors: emulated.h."""
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        pytest.skip("no nvcc, so no CUDA headers")
-    done = subprocess.run([nvcc, "--dryrun", "-c", "x.cu"], capture_output=True, text=True)
-    top = next(line.split("=", 1)[1] for line in done.stderr.splitlines() if " TOP=" in line)
-    folder, torch_root = tmp_path_factory.mktemp("emulated"), Path(torch.__file__).parent
-    options = f"""-std=c++20 -O2 -march=native -fPIC -w -DFASTSIM_EMULATED -shared
-        -DTORCH_TARGET_VERSION=0x020a000000000000 -I{ROOT}/csrc -I{ROOT}/csrc/cuda
-        -I{ROOT}/tests/backends/cuda -I{top.strip()}/include -isystem {torch_root}/include"""
-    sources = [ROOT / "tests/backends/cuda/emulated.cpp", ROOT / "csrc/cuda/ops.cpp"]
-    link = [f"-L{torch_root}/lib", "-ltorch_cpu", "-lc10"]
-    library = folder / "emulated.so"
-    subprocess.run(["g++", *options.split(), *sources, "-o", library, *link], check=True)
-    return library
-
-
-@needs_compiler
-@pytest.mark.parametrize("engine", ["portable", "hopper"])
-def test_under_the_emulator(engine, emulated):
-    """test_emulated.py in a process of its own: conftest.py says why."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        ROOT / "tests/backends/cuda/test_emulated.py",
-    ]
-    environment = os.environ | {
-        "FASTSIM_EMULATED": str(emulated),
-        "FASTSIM_EMULATED_ENGINE": engine,
-    }
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout

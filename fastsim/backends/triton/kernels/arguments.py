@@ -143,6 +143,15 @@ class ContrastScoreGrad(NamedTuple):
     positive_weight: Any
 
 
+class PositiveScoreGrad(NamedTuple):
+    """The coefficients of multi_positive: of the negatives, and the weight of a positive."""
+
+    negative_top: Any
+    negative_weight: Any
+    log_sum: Any
+    positive_weight: Any
+
+
 class LevelPartials(NamedTuple):
     """(tiles, 4, K): maximum of s, its sum of exponentials, the same of -s; `levels` (K,).
 

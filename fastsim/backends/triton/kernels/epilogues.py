@@ -240,9 +240,8 @@ def multi_positive_score_grad(scores, row, column, block, pairs, numbers, score_
     up = _weighted_share(
         rising, scale, score_grad.negative_top, score_grad.negative_weight, row, block
     )
-    # positive_top holds the logarithms of the negatives' sums.
     _, pull = _positive_term(
-        falling, scale, score_grad.negative_top, score_grad.positive_top, row, block
+        falling, scale, score_grad.negative_top, score_grad.log_sum, row, block
     )
     at, in_rows = row - block.row0, row < block.row1
     weight = tl.load(score_grad.positive_weight + at, mask=in_rows, other=0.0)

@@ -15,6 +15,7 @@ from fastsim.backends.triton.kernels.arguments import (
     LossPartials,
     Numbers,
     PositivePartials,
+    PositiveScoreGrad,
     SoftmaxPartials,
     SoftmaxScoreGrad,
     Weights,
@@ -264,6 +265,10 @@ def _contrast_score_grad(tile, coefficients):
     return ContrastScoreGrad(*(c.float() for c in coefficients))
 
 
+def _positive_score_grad(tile, coefficients):
+    return PositiveScoreGrad(*(c.float() for c in coefficients))
+
+
 def _level_score_grad(tile, coefficients):
     return LevelScoreGrad(*(c.float() for c in coefficients), tile.levels, tile.levels.numel())
 
@@ -281,7 +286,7 @@ _SCORE_GRADS = {
     "sigmoid": _weights,
     "squared_error": _weights,
     "multi_similarity": _contrast_score_grad,
-    "multi_positive": _contrast_score_grad,
+    "multi_positive": _positive_score_grad,
     "levels": _level_score_grad,
 }
 _SCORE_GRAD_EPILOGUES = {

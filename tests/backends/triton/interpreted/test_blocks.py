@@ -112,7 +112,7 @@ def test_one_product_where_scores_are_kept(monkeypatch):
         losses.sup_con(x, torch.arange(20) // 2, backend="triton"),
     ):
         assert products(value) == 0
-    monkeypatch.setenv("FASTSIM_TRITON_PANEL", "1")
+    monkeypatch.setenv("FASTSIM_PANEL_MB", "0.000001")
     assert products(losses.info_nce(x, y, symmetric=True, backend="triton")) == 1
     assert products(losses.info_nce(x, y, backend="triton")) == 0
 
@@ -150,6 +150,6 @@ def test_half_the_tiles_of_rows_with_themselves(dtype, rows, monkeypatch):
 
 
 def test_panel_bytes_are_a_number(monkeypatch):
-    monkeypatch.setenv("FASTSIM_TRITON_PANEL", "8GB")
-    with pytest.raises(ValueError, match="FASTSIM_TRITON_PANEL: wanted a number of bytes"):
+    monkeypatch.setenv("FASTSIM_PANEL_MB", "8GB")
+    with pytest.raises(ValueError, match="FASTSIM_PANEL_MB: wanted a positive number of megabytes"):
         losses.info_nce(*(torch.randn(3, 4, requires_grad=True) for _ in "xy"), backend="triton")

@@ -1,0 +1,46 @@
+"""memeff: the CLIP loss, and Qwen3-Embedding's InfoNCE, on a GPU without the N x N matrix.
+
+Its gradient is rescaled by default (`stable`): here it is that of the loss. The margin is so wide
+that no negative is taken for a false one.
+"""
+
+from fastsim.benchmark.baselines.baseline import Baseline, gpu_or_interpreted, interpreted
+
+NO_MARGIN = 3.0  # cosines differ by 2 at most
+
+
+def _package():
+    if not interpreted():
+        import memeff
+
+        return memeff
+    # What it asks of the device: whether there is one, and its generation, for the size of tiles.
+    import torch
+
+    torch.cuda.get_device_capability = lambda device=None: (9, 0)
+    import memeff
+    from memeff import clip_loss, clip_qwen3_loss
+
+    for module in (clip_loss, clip_qwen3_loss):
+        module._validate_features = lambda x, y: None
+    return memeff
+
+
+def symmetric_info_nce(problem):
+    temperature = problem.options["temperature"]
+    return _package().MemoryEfficientCLIPLoss(temperature=temperature, stable=False)
+
+
+def info_nce(problem):
+    temperature = problem.options["temperature"]
+    return _package().MemoryEfficientQwen3Loss(
+        temperature=temperature, margin=NO_MARGIN, stable=False
+    )
+
+
+BASELINE = Baseline(
+    "memeff",
+    "memeff",
+    {"info_nce": info_nce, "info_nce symmetric": symmetric_info_nce},
+    gpu_or_interpreted,
+)

@@ -1,0 +1,34 @@
+"""`fastsim verify`: which kernels are right on a device, and how fast."""
+
+import torch
+
+from fastsim.backends import backends, get
+from fastsim.verify import run
+
+
+def candidates(device, wanted):
+    """(names of the backends to be checked on the device, sentences why others are not)."""
+    names, reasons = [], []
+    for name in backends():
+        if not get(name).by_verdict or (wanted and name not in wanted):
+            continue
+        try:
+            reason = get(name).unsupported_reason(torch.empty(1, device=device))
+        except (RuntimeError, AssertionError) as error:  # torch sees no such device
+            reason = str(error).splitlines()[0]
+        if reason is None:
+            names.append(name)
+        else:
+            reasons.append(f"{name}: {reason}")
+    return names, reasons
+
+
+def lines(device, wanted=()):
+    """What is said while everything is checked."""
+    device = torch.device(device)
+    names, reasons = candidates(device, wanted)
+    yield from (f"not checked: {reason}" for reason in reasons)
+    for verdict in run.everything(device, names):
+        of = verdict.key
+        precision = f" ({of['precision']})" if of["precision"] else ""
+        yield f"{of['backend']:<7} {of['kind']:<17} {of['dtype']}{precision}: {verdict.sentence}"

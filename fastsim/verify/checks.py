@@ -1,0 +1,168 @@
+"""One backend, kind and dtype on one device: right, the same every time, and how fast.
+
+Value and every gradient against float64; the error may be twice that of the torch backend at the
+same precision, and a rounding of the largest entry.
+"""
+
+import contextlib
+import os
+import statistics
+import time
+
+import torch
+
+from fastsim.backends import get
+from fastsim.backends.panel import VARIABLE
+from fastsim.verify.canaries import canaries
+from fastsim.verify.cases import problems
+
+REPEATS = 20
+SMALL = ((16, 32, 64), (21, 45, 40))  # what an interpreter can do: aligned, ragged
+DEPTHS = (64, 256, 320, 768, 832)  # 1, 4, 5, 12 and 13 steps of a product of 64
+TIMED = (1024, 4096, 16384)
+WIDTH = 768
+
+
+def shapes(device):
+    """(rows, columns, width) to be checked on a device."""
+    if device.type == "cpu":
+        return SMALL
+    tiles = 2 * torch.cuda.get_device_properties(device).multi_processor_count + 1
+    side = 128 * (int(tiles**0.5) + 1)  # more tiles of 128 x 128 than two for each multiprocessor
+    deep = [(129, 260, depth) for depth in DEPTHS]
+    return (*SMALL, (512, 1024, 256), (333, 517, 200), *deep, (side, side + 7, 96))
+
+
+def faults(backend, kind, dtype, device):
+    """Sentences: the first thing that is wrong, or none."""
+    for shape in shapes(device):
+        for problem in problems(kind, shape, dtype):
+            fault = _fault(backend, problem, dtype, device)
+            if fault:
+                return [f"{problem.name} at {' x '.join(map(str, shape))}: {fault}"]
+    return _faults_of_calls(backend, problems(kind, shapes(device)[1], dtype), device)
+
+
+def _fault(backend, problem, dtype, device):
+    got = outputs(problem, backend, device)
+    if not problem.finite:
+        return None if not got[0].isfinite().all() else "a NaN did not reach the loss"
+    exact = "torch" if problem.loss.__name__ in ("cosent_matrix", "_alone") else "eager"
+    truth = outputs(problem, exact, device, torch.float64)
+    theirs = outputs(problem, "torch", device)
+    names = ["the value", *(f"gradient {i}" for i in range(len(problem.leaves))), *problem.learnt]
+    for name, mine, other, right in zip(names, got, theirs, truth, strict=True):
+        if not mine.isfinite().all():
+            return f"{name} is not finite"
+        error, allowed = ((each.double() - right).abs().max().item() for each in (mine, other))
+        kind = dtype if name.startswith("gradient") else torch.float32
+        spacing = torch.finfo(kind).eps * max(1.0, right.abs().max().item())
+        if dtype.itemsize == 2 or name not in ("the value",):
+            spacing = torch.finfo(kind).eps * right.abs().max().item()
+        if error > 2 * (allowed + spacing):
+            return f"{name} is off by {error:.3g}, the torch backend by {allowed:.3g}"
+    return None
+
+
+def _faults_of_calls(backend, made, device):
+    """What shows in how often, where and into what a call is made."""
+    problem = made[0]
+    first = outputs(problem, backend, device)
+    for _ in range(REPEATS if device.type != "cpu" else 3):
+        if not _equal(first, outputs(problem, backend, device)):
+            return ["two calls with the same inputs gave different bits"]
+    with canaries() as broken:
+        outputs(problem, backend, device)
+        if count := broken():
+            return [f"it wrote outside {count} of its tensors"]
+    with _panels("0.02"):  # several panels, of another order of sums
+        fault = _fault(backend, problem, problem.leaves[0].dtype, device)
+    if fault:
+        return [f"over several panels: {fault}"]
+    if device.type == "cuda":
+        stream = torch.cuda.Stream(device)
+        with torch.cuda.stream(stream):
+            again = outputs(problem, backend, device)
+        stream.synchronize()
+        if not _equal(first, again):
+            return ["on a second stream it gave different bits"]
+        if torch.cuda.device_count() > 1:
+            other = torch.device("cuda", (device.index or 0) - 1 % torch.cuda.device_count())
+            same = torch.cuda.get_device_name(other) == torch.cuda.get_device_name(device)
+            there = [part.to(device) for part in outputs(problem, backend, other)]
+            if same and not _equal(first, there):
+                return ["on a second device it gave different bits"]
+    return []
+
+
+def _equal(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@contextlib.contextmanager
+def _panels(megabytes):
+    kept = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = megabytes
+    try:
+        yield
+    finally:
+        os.environ.pop(VARIABLE)
+        if kept is not None:
+            os.environ[VARIABLE] = kept
+
+
+def outputs(problem, backend, device, dtype=None):
+    """[value, gradients of the leaves, gradients of the learnt options]."""
+
+    def there(value):
+        if isinstance(value, torch.Tensor):
+            wide = dtype is not None and value.is_floating_point()
+            return value.to(device, dtype if wide else value.dtype)
+        return tuple(map(there, value)) if isinstance(value, tuple) else value
+
+    leaves = [there(leaf).detach().clone().requires_grad_() for leaf in problem.leaves]
+    compute = torch.promote_types(leaves[0].dtype, torch.float32)
+    learnt = {
+        name: torch.full((), value, dtype=compute, device=device, requires_grad=True)
+        for name, value in problem.learnt.items()
+    }
+    given, options = map(there, problem.given), {k: there(v) for k, v in problem.options.items()}
+    value = problem.loss(*leaves, *given, **options, **learnt, backend=backend)
+    weights = torch.linspace(0.5, 1.5, value.numel(), dtype=value.dtype, device=device)
+    (value * weights.view(value.shape)).sum().backward()
+    return [value.detach(), *(t.grad for t in (*leaves, *learnt.values()))]
+
+
+def ratio(backend, kind, dtype, device):
+    """Time of forward and backward over that of the torch backend, the mean over the sizes."""
+    if device.type == "cpu":  # interpreted kernels have no speed
+        return None
+    ratios = []
+    for rows in TIMED:
+        problem = problems(kind, (rows, rows, WIDTH), dtype)[0]
+        ratios.append(_time(problem, backend, device) / _time(problem, "torch", device))
+    return statistics.geometric_mean(ratios)
+
+
+def _time(problem, backend, device, rounds=7):
+    times = []
+    for _ in range(rounds + 2):
+        torch.cuda.synchronize(device)
+        begin = time.perf_counter()
+        outputs(problem, backend, device)
+        torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[2:])
+
+
+def verdict(backend, kind, dtype, device):
+    """(served, reason, ratio) of one backend, kind and dtype on one device."""
+    reason = get(backend).unsupported_reason(
+        torch.empty(1, 1, dtype=dtype, device=device), kind=kind
+    )
+    if reason is not None:
+        return False, reason, None
+    found = faults(backend, kind, dtype, device)
+    if found:
+        return False, found[0], None
+    return True, None, ratio(backend, kind, dtype, device)

@@ -1,0 +1,29 @@
+"""python -m fastsim.verify.child BACKEND KIND DTYPE DEVICE [MODULE]: one check, in this process.
+
+MODULE is imported first: a backend from elsewhere registers itself there. The last line of the
+output is [served, reason, ratio] as JSON.
+"""
+
+import importlib
+import json
+import sys
+
+import torch
+
+from fastsim.verify import checks
+
+
+def main(backend, kind, dtype, device, module=None):
+    """Checks and prints."""
+    if module is not None:
+        importlib.import_module(module)
+    try:
+        found = checks.verdict(backend, kind, getattr(torch, dtype), torch.device(device))
+    except Exception as error:  # of any kind: a backend that raises is not right
+        lines = str(error).strip().splitlines() or [""]
+        found = False, f"{type(error).__name__}: {lines[0]}"[:300], None
+    print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,92 @@
+"""The kernels in the emulator: the losses through the backend, and mutants that it has to catch."""
+
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.backends.cuda.emulator import build
+from tests.backends.cuda.emulator.mutants import MUTANTS
+
+ORDERS = [str(order) for order in range(1, 7)]  # of emulator/machine.h: late, then random
+ENGINES = ("portable", "hopper")
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory):
+    """A folder that all processes of this run have in common."""
+    return tmp_path_factory.getbasetemp().parent
+
+
+def test_losses(shared):
+    """test_emulated.py in processes of its own, one an engine: conftest.py says why."""
+    library = build.once(shared, "emulated", build.library) / "emulated.so"
+    tests = build.ROOT / "tests/backends/cuda/test_emulated.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests]
+
+    def run(engine):
+        emulated = {"FASTSIM_EMULATED": str(library), "FASTSIM_EMULATED_ENGINE": engine}
+        return subprocess.run(command, env=os.environ | emulated, capture_output=True, text=True)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done in pool.map(run, ENGINES):
+            assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
+            assert " passed" in done.stdout
+
+
+@pytest.fixture(scope="session")
+def parts(shared):
+    return build.once(shared, "suite", build.suite_parts)
+
+
+@pytest.fixture(scope="session")
+def right(parts, shared):
+    """{engine: what its suite prints without a mutant, in every order}."""
+    lines = {}
+    for engine in ENGINES:
+        program = build.suite(parts, parts / "right", engine)
+        done = subprocess.run([program, "", "0", *ORDERS], capture_output=True, text=True)
+        (lines[engine],) = set(done.stdout.split("\n")[:-1])
+        assert lines[engine].isdigit()
+    return lines
+
+
+def test_every_mutant_is_caught(parts, right, tmp_path):
+    def survives(place):
+        mutant = MUTANTS[place]
+        for engine in ENGINES if mutant.engine == "either" else (mutant.engine,):
+            program = build.suite(parts, tmp_path / f"{place}", engine, mutant)
+            try:
+                done = subprocess.run([program, right[engine], *ORDERS], timeout=120)
+            except subprocess.TimeoutExpired:
+                return None
+            if done.returncode != 1:
+                return None
+        return mutant
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        survivors = [mutant for mutant in pool.map(survives, range(len(MUTANTS))) if mutant]
+    assert not survivors
+
+
+# What orders threads, copies and products.
+CALLS = r"""(?x) \b(barrier_(wait|expect|init_fence)|bulk_(fence|store_(commit|read|wait))
+    |group_product_(begin|commit|wait<\d>)|group_(sync|arrive)|cluster_sync|copy_async_(wait|commit)
+    |block_sync|sync|acquire_staging|release|await_turn|pass_turn)\([^{]*?;"""
+
+
+@pytest.mark.parametrize("file", build.MUTABLE)
+def test_every_call_has_a_mutant(file):
+    text = (build.KERNELS / file).read_text()
+    changed = set()
+    for mutant in MUTANTS:
+        if mutant.file == file:
+            start = len(mutant.old.join(text.split(mutant.old)[: mutant.nth + 1]))
+            changed |= set(range(start, start + len(mutant.old)))
+    code = re.sub(r"//.*", lambda comment: " " * len(comment[0]), text)
+    calls = list(re.finditer(CALLS, code))
+    assert calls
+    assert [match[0] for match in calls if match.start() not in changed] == []

@@ -1,0 +1,121 @@
+"""No loss waits for its device between the call and the end of backward.
+
+Shown on tensors of the `meta` device, which hold no values: `.item()`, `.tolist()`, `nonzero` and
+`bool()` raise there, and so does a tensor on another device.
+"""
+
+import inspect
+
+import pytest
+import torch
+
+import fastsim
+from fastsim import losses
+from tests.cases import CASES, inputs, takes_backend
+
+REDUCTIONS = ("mean", "none")
+# The levels of a target matrix are looked for, and waited for, unless they are given.
+LEVELS = {"cosent_matrix-soft": [-1.0, -0.5, 0.0, 0.5, 1.0]}
+
+
+def on_meta(value):
+    """Tensors, in tuples too, without their values."""
+    if isinstance(value, torch.Tensor):
+        return value.to("meta")
+    return tuple(map(on_meta, value)) if isinstance(value, tuple) else value
+
+
+def prepared(case, dtype):
+    """(embeddings, other arguments, options) on the meta device."""
+    tensors, others, options = inputs(case, (13, 29, 18), dtype, seed=3)
+    tensors = [None if t is None else t.to("meta").requires_grad_() for t in tensors]
+    options = {name: on_meta(value) for name, value in options.items()}
+    if case.name in LEVELS:
+        options["levels"] = torch.tensor(LEVELS[case.name], device="meta")
+    return tensors, [on_meta(other) for other in others], options
+
+
+def run(loss, tensors, others, options):
+    value = loss(*tensors, *others, **options)
+    value.sum().backward()
+    for tensor in tensors:
+        assert tensor is None or tensor.grad.device.type == "meta"
+    return value
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_every_loss(case, reduction, dtype):
+    tensors, others, options = prepared(case, dtype)
+    options |= {"backend": "torch"} if takes_backend(case) else {}
+    if case.reduces:
+        options["reduction"] = reduction
+    run(case.loss, tensors, others, options)
+
+
+@pytest.mark.parametrize("name", ["temperature", "scale", "bias"])
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_learnt_numbers(case, name):
+    if name not in inspect.signature(case.loss).parameters:
+        return
+    tensors, others, options = prepared(case, torch.float32)
+    options[name] = torch.ones((), device="meta", requires_grad=True)
+    options |= {"backend": "torch"}
+    run(case.loss, tensors, others, options)
+    assert options[name].grad.device.type == "meta"
+
+
+@pytest.mark.parametrize("name", ["cosine_similarity", "paired_cosine_similarity", "mean_negative"])
+def test_scores(name):
+    x, y = (torch.empty(7, 6, device="meta", requires_grad=True) for _ in range(2))
+    getattr(fastsim, name)(x, y, backend="torch").sum().backward()
+
+
+@pytest.mark.parametrize("mining", ["hard", "semi-hard"])
+def test_selection(mining):
+    x, y = (torch.empty(7, 6, device="meta", requires_grad=True) for _ in range(2))
+    fastsim.closest_negative(x, y, mining=mining, backend="torch")[0].sum().backward()
+    fastsim.top_k(x, y, 3, backend="torch")
+
+
+@pytest.mark.parametrize("distance", ["euclidean", "cosine"])
+@pytest.mark.parametrize("loss", [losses.batch_semi_hard_triplet, losses.batch_all_triplet])
+def test_batch_triplets(loss, distance):
+    x = torch.empty(7, 6, device="meta", requires_grad=True)
+    labels = torch.zeros(7, dtype=torch.int64, device="meta")
+    run(loss, [x], [labels], {"distance": distance, "largest_class": 7, "backend": "torch"})
+
+
+@pytest.mark.parametrize("loss", ["sup_con", "nt_xent", "multi_similarity"])
+def test_references(loss):
+    x, y = (torch.empty(n, 6, device="meta", requires_grad=True) for n in (7, 9))
+    groups = [torch.zeros(n, dtype=torch.int64, device="meta") for n in (7, 9)]
+    run(getattr(fastsim, loss), [x], [groups[0], y, groups[1]], {"backend": "torch"})
+
+
+def test_a_wait_would_show():
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        torch.empty((), device="meta").item()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch", "eager"])
+def test_levels_that_are_given(backend, usable):
+    usable(backend)
+    x, y = torch.randn(7, 6), torch.randn(9, 6)
+    targets = torch.tensor([-1.0, 0.0, 2.0])[torch.randint(0, 3, (7, 9))]
+    given = torch.tensor([-1.0, 0.0, 1.0, 2.0])
+    wanted = fastsim.cosent_matrix(x, y, targets, backend=backend)
+    got = fastsim.cosent_matrix(x, y, targets, levels=given, backend=backend)
+    torch.testing.assert_close(got, wanted)
+    targets[0, 0] = 0.5
+    assert fastsim.cosent_matrix(x, y, targets, levels=given, backend=backend).isnan()
+
+
+@pytest.mark.parametrize("loss", [losses.batch_semi_hard_triplet, losses.batch_all_triplet])
+def test_a_largest_class_that_is_given(loss):
+    x, labels = torch.randn(9, 6), torch.tensor([0, 0, 0, 1, 1, 2, 3, 3, 3])
+    wanted = loss(x, labels)
+    assert torch.equal(loss(x, labels, largest_class=3), wanted)
+    torch.testing.assert_close(loss(x, labels, largest_class=5), wanted)
+    assert loss(x, labels, largest_class=2).isnan()

@@ -1,0 +1,174 @@
+"""Verdicts: what is wrong is refused with a sentence, what is right may be taken."""
+
+import dataclasses
+import json
+import warnings
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import fastsim
+from fastsim.backends import get, pick
+from fastsim.cli.main import main
+from fastsim.verify import cases, checks, run, verdicts
+from tests.verify import fakes
+
+CPU = torch.device("cpu")
+META = torch.device("meta")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """An empty cache, and nothing remembered of another."""
+    monkeypatch.setenv("FASTSIM_CACHE", str(tmp_path))
+    monkeypatch.setattr(verdicts, "_known", {})
+    monkeypatch.setattr(verdicts, "_told", set())
+    return tmp_path
+
+
+def checked(name, kind="sigmoid", limit=60.0):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return run.verify(
+            name, kind, torch.float32, CPU, limit=limit, module="tests.verify.registered"
+        )
+
+
+WRONG = {
+    "lying": "is off by",
+    "hanging": "did not finish within 4 s",
+    "crashing": "ended by SIGABRT",
+    "raising": "illegal memory access",
+    "wavering": "different bits",
+    "spilling": "wrote outside",
+    "deaf": "a NaN did not reach the loss",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_refused(name):
+    verdict = checked(name, limit=4.0 if name == "hanging" else 60.0)
+    assert not verdict.served
+    assert WRONG[name] in verdict.reason
+    assert verdicts.read(verdict.key) == verdict
+    assert WRONG[name] in verdict.sentence
+
+
+def test_what_is_right_is_served():
+    verdict = checked("fake")
+    assert verdict.served, verdict.reason
+    assert verdict.reason is None
+
+
+@pytest.mark.parametrize("kind", cases.KINDS)
+def test_the_cases_of_every_kind(kind):
+    """The torch backend is right by its own checks, in this process."""
+    assert checks.faults("torch", kind, torch.float32, CPU) == []
+
+
+def test_every_kind_with_kernels_has_cases():
+    kernels = {kind for name in ("triton", "cuda") for kind in _kinds(name)}
+    assert kernels <= set(cases.KINDS)
+
+
+def _kinds(name):
+    try:
+        return get(name).kinds()
+    except ImportError:
+        return ()
+
+
+def kept(name, *, served=True, ratio=0.5, kind="sigmoid", dtype=torch.float32):
+    of = verdicts.key(name, kind, dtype, META)
+    verdict = verdicts.now(served, None if served else "it lies", ratio, of)
+    verdicts.write(verdict)
+    return verdict
+
+
+def taken(kind="sigmoid", dtype=torch.float32):
+    return pick(None, torch.empty(2, 2, device="meta", dtype=dtype), kind=kind).name
+
+
+@pytest.fixture
+def two_kernels(monkeypatch):
+    """Two backends that serve meta tensors, as triton and cuda serve a GPU's."""
+    known = dict(fastsim.backends.__globals__["_BACKENDS"])
+    known |= {"fake": fakes.Fake(), "lying": fakes.Lying()}
+    monkeypatch.setitem(fastsim.backends.__globals__, "_BACKENDS", known)
+
+
+def test_auto_takes_the_fastest_that_is_right(two_kernels):
+    kept("fake", ratio=0.5)
+    kept("lying", ratio=0.4)
+    assert taken() == "lying"
+    kept("lying", served=False, ratio=None)
+    assert taken() == "fake"
+    kept("fake", ratio=1.5)
+    with pytest.warns(UserWarning, match="it lies"):
+        assert taken() == "torch"
+
+
+@pytest.mark.parametrize("other", [{"kind": "levels"}, {"dtype": torch.float16}])
+def test_a_verdict_is_of_one_kind_and_dtype(two_kernels, other):
+    kept("fake")
+    assert taken() == "fake"
+    with pytest.warns(UserWarning, match="fastsim verify --device meta"):
+        assert taken(**other) == "torch"
+
+
+def test_without_a_verdict_it_is_said_once(two_kernels):
+    with pytest.warns(UserWarning, match="takes the torch backend on meta"):
+        assert taken() == "torch"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert taken("levels") == "torch"
+
+
+def test_a_verdict_of_other_kernels_does_not_count(two_kernels, monkeypatch):
+    kept("fake")
+    monkeypatch.setattr(verdicts, "_kernels", lambda backend: "changed")
+    verdicts.forget()
+    with pytest.warns(UserWarning, match="fastsim verify"):
+        assert taken() == "torch"
+
+
+def test_the_variable_verifies_at_first_use(two_kernels, monkeypatch):
+    asked = []
+
+    def verify(*place):
+        asked.append(place)
+        return verdicts.now(True, None, 0.5, verdicts.key(*place))
+
+    monkeypatch.setattr(run, "verify", verify)
+    monkeypatch.setenv("FASTSIM_VERIFY", "1")
+    assert taken() == "fake"
+    assert taken() == "fake"
+    assert [place[0] for place in asked] == ["fake", "lying"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"served": true}'])
+def test_a_broken_file_is_no_verdict(text):
+    verdict = kept("fake")
+    next(verdicts.folder().glob("*.json")).write_text(text)
+    assert verdicts.read(verdict.key) is None
+    assert verdicts.everything() == []
+
+
+def test_nothing_is_left_beside_the_verdict():
+    kept("fake")
+    kept("fake", ratio=0.7)
+    assert [path.suffix for path in verdicts.folder().iterdir()] == [".json"]
+
+
+def test_info_shows_verdicts():
+    of = verdicts.key("triton", "sigmoid", torch.float32, CPU)
+    verdicts.write(verdicts.now(False, "it lies", None, of))
+    stale = dataclasses.replace(verdicts.now(True, None, 0.5, of | {"torch": "1.0"}))
+    verdicts.write(stale)
+    text = CliRunner().invoke(main, ["info"]).output
+    assert "refused: it lies" in text
+    assert "of other versions: not used" in text
+    found = json.loads(CliRunner().invoke(main, ["info", "--json"]).output)
+    said = {v["says"]: v["current"] for v in found["devices"][0]["verdicts"]}
+    assert said == {"refused: it lies": True, "right, 0.50 times the torch backend's time": False}
