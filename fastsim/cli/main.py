@@ -225,11 +225,16 @@ def demo(model, output, seed, progress, cpu):
 @click.option("--exchange", type=click.Choice(["gather", "ring"]), default="gather")
 @click.option("--bits", type=click.Choice(["16", "32"]), default="32", help="Of an embedding.")
 @click.option("--tokens", type=click.IntRange(1), default=128, help="Per text.")
-@click.option("--gpu", is_flag=True, help="Panels as on a GPU.")
+@click.option("--gpu", is_flag=True, help="Panels as the torch backend has them on a GPU.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="TFLOP/s; measured here.")
 @click.option("--bandwidth", type=click.FloatRange(0, min_open=True), help="GB/s between ranks.")
+@click.option(
+    "--memory-rate",
+    type=click.FloatRange(0, min_open=True),
+    help="TB/s of the device's memory, for an estimate of the loss by backend.",
+)
 @MODEL_OPTION
-def plan(model, dim, bits, rate, bandwidth, **options):
+def plan(model, dim, bits, rate, bandwidth, memory_rate, **options):
     """Show what a step with a large batch takes: memory by part, and the least time.
 
     Example: fastsim plan --batch-size 65536 --ranks 8 --gpu --bits 16 --rate 400
@@ -240,4 +245,8 @@ def plan(model, dim, bits, rate, bandwidth, **options):
     shape = planning.encoder_shape(model)
     asked = planning.Plan(**options, dim=dim or shape["hidden"], bytes_each=int(bits) // 8, **shape)
     rate = rate * 1e12 if rate else planning.measured_rate("cpu")
-    click.echo(planning.report(asked, rate, bandwidth and bandwidth * 1e9))
+    click.echo(
+        planning.report(
+            asked, rate, bandwidth and bandwidth * 1e9, memory_rate and memory_rate * 1e12
+        )
+    )

@@ -15,11 +15,17 @@ def cross_entropy(rows, columns, positives, scale, *, symmetric=False, reduction
     scale: a positive number or 0-d tensor. symmetric: the mean of that and of the columns among the
     rows. reduction: "mean", "sum" or "none".
     """
-    backend = pick(None, rows, kind="softmax")
+    backend = pick(None, rows, columns, scale, kind="softmax")
     if backend.name == "eager":
         options = {"symmetric": symmetric, "reduction": reduction}
         scores = as_float(rows) @ as_float(columns).T
         return info_nce_from_scores(scores, positives, temperature=inverse(scale, rows), **options)
     tile = Tile("softmax", Pairs(positives), symmetric=symmetric, cosine=False)
     weights = row_weights(reduction, rows.shape[0], compute_dtype(rows), rows.device)
-    return tile_loss(tile, rows, columns, scale=scale, weights=weights, backend=backend)
+
+    def formula(scores, scale, _):
+        given = {"temperature": 1 / scale, "symmetric": symmetric, "reduction": "none"}
+        return info_nce_from_scores(scores, positives, **given)
+
+    given = {"weights": weights, "formula": formula, "backend": backend}
+    return tile_loss(tile, rows, columns, scale=scale, **given)

@@ -30,7 +30,7 @@ def angle_similarity(u: Tensor, v: Tensor, *, backend: str | None = None) -> Ten
     check_alike("v", v, "u", u, rows=True)
     if u.shape[1] % 2:
         raise ValueError(f"u: wanted an even width (two halves), got {u.shape[1]}")
-    chosen = pick(backend, u)
+    chosen = pick(backend, u, v)
     a, b = u.to(compute_dtype(u)).chunk(2, 1)
     return 2**0.5 * paired_cosines(torch.cat([a + b, b - a], 1), v, chosen).abs()
 

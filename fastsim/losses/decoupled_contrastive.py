@@ -69,7 +69,7 @@ def decoupled_contrastive(
         check_enough("candidates", candidates, "anchors", anchors)
     check_number("temperature", temperature, positive=True)
     check_reduction(reduction)
-    chosen = pick(backend, anchors, kind="softmax", group=group)
+    chosen = pick(backend, anchors, candidates, temperature, kind="softmax", group=group)
     batch = join(
         group,
         "decoupled_contrastive",
@@ -92,6 +92,11 @@ def decoupled_contrastive(
     # takes no part.
     columns = torch.arange(batch.columns, device=anchors.device)
     weights = batch.row_weights(reduction, anchors)
+
+    def formula(scores, scale, _):
+        negatives = (scores * scale).scatter(1, own[:, None], -torch.inf)
+        return torch.logsumexp(negatives, 1).double()
+
     sums = tile_loss(
         Tile("softmax", Pairs(row_ids=own + batch.first_column, column_ids=columns)),
         anchors,
@@ -99,6 +104,7 @@ def decoupled_contrastive(
         scale=scale,
         weights=weights,
         batch=batch,
+        formula=formula,
         backend=chosen,
     )
     positive = positive.double()

@@ -69,7 +69,7 @@ def full_triplet(
     Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
     not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
     """
-    chosen = _check(anchors, positives, mining, backend, group)
+    chosen = _check(anchors, positives, mining, backend, margin, group)
     check_reduction(reduction)
     check_number("margin", margin)
     options = {"margin": margin, "mining": mining}
@@ -98,9 +98,20 @@ def full_triplet(
     # A margin to learn, or sizes that are symbols of torch.export, go the way that takes any.
     number = not isinstance(margin, torch.Tensor) and all(isinstance(n, int) for n in shape)
     if number and weights is not None and chosen.serves_whole(kind, *shape):
-        tile = Tile(kind, pairs, margin=float(margin))
+
+        def formula(scores, *_):
+            given = options | {"exclude": exclude, "reduction": "none"}
+            return full_triplet_from_scores(scores, **given)
+
         return tile_loss(
-            tile, anchors, positives, scale=1, weights=weights, batch=batch, backend=chosen
+            Tile(kind, pairs, margin=float(margin)),
+            anchors,
+            positives,
+            scale=1,
+            weights=weights,
+            batch=batch,
+            formula=formula,
+            backend=chosen,
         )
     unit_x, unit_y = _units(anchors, batch.gather_columns(positives), chosen)
     indices = closest_column(unit_x, unit_y, anchors.dtype, mining == "semi-hard", pairs, chosen)
@@ -320,10 +331,10 @@ def _pairs(exclude, rows, columns, device):
     return Pairs(torch.arange(rows, device=device), row_ids, column_ids)
 
 
-def _check(anchors, positives, mining, backend, group=None):
+def _check(anchors, positives, mining, backend, margin=None, group=None):
     check_embeddings("anchors", anchors, empty=group is not None)
     check_embeddings("positives", positives, empty=group is not None)
     check_alike("positives", positives, "anchors", anchors)
     check_enough("positives", positives, "anchors", anchors)
     check_choice("mining", mining, MININGS)
-    return pick(backend, anchors, kind="closest", group=group)
+    return pick(backend, anchors, positives, margin, kind="closest", group=group)

@@ -83,7 +83,7 @@ def info_nce(
     if positives is None:
         check_enough("candidates", candidates, "anchors", anchors)
     check_reduction(reduction)
-    chosen = pick(backend, anchors, kind="softmax", group=group)
+    chosen = pick(backend, anchors, candidates, temperature, kind="softmax", group=group)
     options = {"temperature": temperature, "symmetric": symmetric, "margin": margin}
     options["exclude_above"] = exclude_above
     _check_options(**options)
@@ -111,6 +111,12 @@ def info_nce(
         )
         return batch.reduce(losses, reduction)
     pairs = Pairs(positives, row_ids, column_ids, exclude_above=exclude_above)
+
+    def formula(scores, scale, _):
+        exclude = None if row_ids is None else (row_ids, column_ids)
+        given = options | {"temperature": 1 / scale, "exclude": exclude, "reduction": "none"}
+        return info_nce_from_scores(scores, positives, **given)
+
     return tile_loss(
         Tile("softmax", pairs, margin=float(margin), symmetric=symmetric),
         anchors,
@@ -118,6 +124,7 @@ def info_nce(
         scale=inverse(temperature, anchors),
         weights=batch.row_weights(reduction, anchors),
         batch=batch,
+        formula=formula,
         backend=chosen,
     )
 

@@ -61,7 +61,7 @@ def matrix_cross_entropy(
     check_embeddings("y", y, empty=group is not None)
     check_alike("y", y, "x", x)
     check_reduction(reduction)
-    chosen = pick(backend, x, kind="softmax", group=group)
+    chosen = pick(backend, x, y, temperature, kind="softmax", group=group)
     check_number("temperature", temperature, positive=True)
     options = {"temperature": temperature}
     check_own_targets(targets, x, y, group)
@@ -82,6 +82,11 @@ def matrix_cross_entropy(
         losses = matrix_cross_entropy_from_scores(scores, targets, **options, reduction="none")
         return batch.reduce(losses, reduction)
     pairs = parse_targets(targets, x.shape[0], batch.columns, x.device)
+
+    def formula(scores, scale, _):
+        given = {"temperature": 1 / scale, "reduction": "none"}
+        return matrix_cross_entropy_from_scores(scores, targets, **given)
+
     return tile_loss(
         Tile("softmax", pairs),
         x,
@@ -89,6 +94,7 @@ def matrix_cross_entropy(
         scale=inverse(temperature, x),
         weights=batch.row_weights(reduction, x),
         batch=batch,
+        formula=formula,
         backend=chosen,
     )
 

@@ -53,7 +53,7 @@ def matrix_mse(
     check_embeddings("y", y, empty=group is not None)
     check_alike("y", y, "x", x)
     check_reduction(reduction)
-    chosen = pick(backend, x, kind="squared_error", group=group)
+    chosen = pick(backend, x, y, kind="squared_error", group=group)
     check_own_targets(targets, x, y, group)
     batch = join(
         group, "matrix_mse", x, y, targets=targets, reduction=reduction, backend=chosen.name
@@ -66,6 +66,10 @@ def matrix_mse(
     columns = batch.columns
     pairs = parse_targets(targets, x.shape[0], columns, x.device)
     weights = batch.row_weights(reduction, x)
+
+    def formula(scores, *_):
+        return columns * matrix_mse_from_scores(scores, targets, reduction="none")
+
     losses = tile_loss(
         Tile("squared_error", pairs),
         x,
@@ -73,6 +77,7 @@ def matrix_mse(
         scale=1.0,
         weights=None if weights is None else weights / columns,
         batch=batch,
+        formula=formula,
         backend=chosen,
     )
     return losses / columns if weights is None else losses

@@ -65,7 +65,7 @@ def siglip(
     check_embeddings("y", y, empty=group is not None)
     check_alike("y", y, "x", x)
     check_reduction(reduction)
-    chosen = pick(backend, x, kind="sigmoid", group=group)
+    chosen = pick(backend, x, y, scale, bias, kind="sigmoid", group=group)
     check_number("scale", scale)
     check_number("bias", bias)
     options = {"scale": scale, "bias": bias}
@@ -81,6 +81,10 @@ def siglip(
             siglip_from_scores(scores, targets, **options, reduction="none"), reduction
         )
     pairs = parse_targets(targets, x.shape[0], batch.columns, x.device)
+
+    def formula(scores, scale, bias):
+        return siglip_from_scores(scores, targets, scale=scale, bias=bias, reduction="none")
+
     return tile_loss(
         Tile("sigmoid", pairs),
         x,
@@ -89,6 +93,7 @@ def siglip(
         bias=bias,
         weights=batch.row_weights(reduction, x),
         batch=batch,
+        formula=formula,
         backend=chosen,
     )
 

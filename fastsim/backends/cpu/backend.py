@@ -19,6 +19,7 @@ PANEL = 4 << 20  # scores: 16 MB in float32, which a last-level cache holds
 # it is memory that bounds them: no more than other losses take at 16,384 x 384, where gradients
 # outweigh panels.
 KEPT = 8 << 20
+WORTH_KEEPING = 16  # to keep less than one row in so many saves less than 2 % of the products
 FEWEST_ROWS, MOST_ROWS = 120, 1008  # fewer starve the products, more gain nothing
 TILE_ROWS = 12  # rows of a panel are a multiple: whole register tiles for two threads
 ALIGNED = 64  # a block's first column is a multiple of every kernel's column panel
@@ -45,6 +46,7 @@ def _load():
 
 
 _UNAVAILABLE = _load()
+_KINDS = {*FORWARDS, *SELECTIONS}
 
 
 def _pairs(pairs, block):
@@ -82,7 +84,7 @@ class CpuBackend(Backend):
         return _UNAVAILABLE or self.unsupported_kind(kind)
 
     def kinds(self):
-        return {*FORWARDS, *SELECTIONS}
+        return _KINDS
 
     def note(self):
         products = f", products on {amx.name()}" if amx.name() else ""
@@ -178,6 +180,7 @@ class CpuBackend(Backend):
         tall, wide = _block_shape(rows, columns, whole_rows)
         # Whole blocks of whole rows.
         kept = KEPT // wide if keep and wide == columns else 0
+        kept = kept if kept * WORTH_KEEPING >= rows else 0
         return _Workspace(unit_y, tall, wide, rows if kept >= rows else kept // tall * tall)
 
     def scores(self, unit_x, unit_y, block, workspace, pairs=None):

@@ -45,7 +45,8 @@ def scalar(name, value):
     return value
 
 
-def mean(tile, rows, columns, scale, backend, **rest):
-    """The mean over the rows of a tile loss."""
+def mean(tile, rows, columns, scale, formula, backend, **rest):
+    """The mean over the rows of a tile loss; `formula` as for `tile_loss`."""
     weights = row_weights("mean", rows.shape[0], compute_dtype(rows), rows.device)
-    return tile_loss(tile, rows, columns, scale=scale, weights=weights, backend=backend, **rest)
+    given = {"weights": weights, "formula": formula, "backend": backend}
+    return tile_loss(tile, rows, columns, scale=scale, **given, **rest)

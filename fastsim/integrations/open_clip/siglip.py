@@ -67,9 +67,13 @@ class SigLipLoss(
             texts = gather(texts, self.rank)
             columns = torch.arange(texts.shape[0], device=texts.device)
             targets = columns[self.rank * rows : (self.rank + 1) * rows], columns
-        backend = pick(None, images, kind="sigmoid")
+        backend = pick(None, images, texts, scale, bias, kind="sigmoid")
         if backend.name == "eager":
             return siglip_from_scores(images @ texts.T, targets, scale=scale, bias=bias)
         pairs = parse_targets(targets, rows, texts.shape[0], texts.device)
         tile = Tile("sigmoid", pairs, cosine=False)
-        return mean(tile, images, texts, scale, backend, bias=bias)
+
+        def formula(scores, scale, bias):
+            return siglip_from_scores(scores, targets, scale=scale, bias=bias, reduction="none")
+
+        return mean(tile, images, texts, scale, formula, backend, bias=bias)
