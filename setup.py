@@ -31,6 +31,11 @@ if platform.machine() in ("x86_64", "AMD64"):
     INSTRUCTION_SETS["avx2"] = "-mavx2 -mfma -mf16c"
     INSTRUCTION_SETS["avx512"] = """-mavx512f -mavx512dq -mavx512bw -mavx512vl -mfma -mf16c
         -mprefer-vector-width=512"""
+# The products on a matrix unit, and the same over an emulation of its instructions for tests.
+AMX = {"amx_emulated": "-DFASTSIM_AMX_EMULATED"}
+if "avx512" in INSTRUCTION_SETS:
+    AMX["amx"] = f"{INSTRUCTION_SETS['avx512']} -mamx-tile -mamx-bf16"
+CPU_STEMS = ("choose", "ops", "amx_ops", "cosent", "rows", "whole")
 
 
 def compile_all(units, scratch):
@@ -59,10 +64,11 @@ def torch_flags():
 def build_cpu(target, scratch):
     command, link = torch_flags()
     units = [
-        ([*command, f"-DFASTSIM_ISA={name}", *flags.split()], "cpu/kernels.cpp")
-        for name, flags in INSTRUCTION_SETS.items()
+        ([*command, f"-DFASTSIM_ISA={name}", *flags.split()], f"cpu/{source}.cpp")
+        for source, sets in (("kernels", INSTRUCTION_SETS), ("amx", AMX))
+        for name, flags in sets.items()
     ]
-    units += [(command, f"cpu/{stem}.cpp") for stem in ("choose", "ops", "cosent", "rows", "whole")]
+    units += [(command, f"cpu/{stem}.cpp") for stem in CPU_STEMS]
     objects = compile_all(units, scratch)
     subprocess.run([command[0], "-shared", *objects, "-o", target, *link], check=True)
 

@@ -40,17 +40,18 @@ def peak(loss, rows, width):
 @click.command()
 @click.option("--loss", "losses", multiple=True, type=click.Choice(TILES), default=TILES)
 @click.option("--rows", multiple=True, type=int, default=(64, 8192), help="Of either side.")
+@click.option("--times/--no-times", "timed", default=True, help="Or the memory alone.")
 @click.option("--memory-rows", multiple=True, type=int, default=(16384,), help="For the memory.")
 @click.option("--width", default=384)
 @click.option("--seconds", default=0.5, help="For the rounds of one loss at one size.")
-def main(losses, rows, memory_rows, width, seconds):
+def main(losses, rows, timed, memory_rows, width, seconds):
     """Measure and write."""
     about = results.environment()
     path = FOLDER / about["device"] / f"{NAME}.jsonl"
     kept = results.read(path)[1] if path.is_file() else []
     rows_found = {tuple(row[key] for key in KEY): row for row in kept}
     for loss in losses:
-        found = [row for count in rows for row in times(loss, count, width, seconds)]
+        found = [row for count in rows * timed for row in times(loss, count, width, seconds)]
         found += [peak(loss, count, width) for count in memory_rows]
         for row in found:
             rows_found[tuple(row[key] for key in KEY)] = row

@@ -28,6 +28,7 @@ from fastsim.losses import (
     sup_con,
     triplet_margin,
 )
+from fastsim.mining import mine_hard_negatives
 from fastsim.scores import cosine_similarity, paired_cosine_similarity, top_k
 
 __version__ = "0.1.0"
@@ -52,6 +53,7 @@ __all__ = [
     "matrix_cross_entropy",
     "matrix_mse",
     "mean_negative",
+    "mine_hard_negatives",
     "multi_similarity",
     "nt_xent",
     "paired_cosine_similarity",

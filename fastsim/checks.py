@@ -4,26 +4,35 @@ import math
 
 import torch
 
+from fastsim.operators import transformed
+
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGRAL = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 REDUCTIONS = ("mean", "sum", "none")
 
 
-def check_tensor(name, value, *, ndim, dtypes, what):
-    """`value` is a non-empty tensor of `ndim` dimensions with one of `dtypes`, called `what`."""
+def check_tensor(name, value, *, ndim, dtypes, what, empty=False):
+    """`value` is a tensor of `ndim` dimensions with one of `dtypes`, called `what`.
+
+    empty: whether it may have no rows, as that of one rank of a group.
+    """
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{name}: wanted a torch.Tensor, got {type(value).__name__}")
     if value.dtype not in dtypes:
         raise TypeError(f"{name}: wanted {what}, got {value.dtype}")
+    if value.layout is not torch.strided or value.is_nested:
+        layout = "a nested tensor" if value.is_nested else f"layout {value.layout}"
+        raise TypeError(f"{name}: wanted a dense tensor (layout torch.strided), got {layout}")
     if value.dim() != ndim:
         raise ValueError(f"{name}: wanted {ndim} dimension(s), got shape {tuple(value.shape)}")
-    if value.numel() == 0:
+    if value.numel() == 0 and not (empty and value.shape[0] == 0 and value.shape[1:].numel()):
         raise ValueError(f"{name}: wanted at least one element, got shape {tuple(value.shape)}")
 
 
-def check_embeddings(name, value):
-    """(N, D) embeddings of a floating dtype."""
-    check_tensor(name, value, ndim=2, dtypes=FLOATING, what="floating-point embeddings (N, D)")
+def check_embeddings(name, value, *, empty=False):
+    """(N, D) embeddings of a floating dtype; empty: N = 0 will do, as on one rank of a group."""
+    what = "floating-point embeddings (N, D)"
+    check_tensor(name, value, ndim=2, dtypes=FLOATING, what=what, empty=empty)
 
 
 def check_scores(name, value, ndim=2):
@@ -77,7 +86,8 @@ def check_reduction(value):
 def check_number(name, value, *, positive=False, tensor=True):
     """A finite number, or with `tensor` a 0-d floating one; `positive`: greater than zero.
 
-    A tensor's value is looked at on a CPU only: elsewhere that would wait for the device.
+    A tensor's value is looked at on a CPU only: elsewhere that would wait for the device. While
+    torch.compile traces, a number stands for all that may come, and its value is not looked at.
     """
     wanted = "a number or a 0-d tensor" if tensor else "a number"
     if tensor and isinstance(value, torch.Tensor):
@@ -86,11 +96,13 @@ def check_number(name, value, *, positive=False, tensor=True):
                 f"{name}: wanted a number or a 0-d floating tensor,"
                 f" got shape {tuple(value.shape)} of {value.dtype}"
             )
-        if torch.compiler.is_compiling() or value.device.type != "cpu":
+        if not _can_be_read(value):
             return
         value = value.item()
     elif isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}: wanted {wanted}, got {type(value).__name__}")
+    if torch.compiler.is_compiling():
+        return
     if not math.isfinite(value) or (positive and value <= 0):
         raise ValueError(
             f"{name}: wanted a {'positive ' if positive else ''}finite number, got {value}"
@@ -99,7 +111,7 @@ def check_number(name, value, *, positive=False, tensor=True):
 
 def check_integers(name, value, count, device):
     """(count,) integers on `device`."""
-    check_tensor(name, value, ndim=1, dtypes=INTEGRAL, what="integers")
+    check_tensor(name, value, ndim=1, dtypes=INTEGRAL, what="integers", empty=count == 0)
     if value.shape[0] != count:
         raise ValueError(f"{name}: wanted {count} entries, got {value.shape[0]}")
     if value.device != device:
@@ -108,7 +120,7 @@ def check_integers(name, value, count, device):
 
 def check_range(name, value, end):
     """Every integer lies in [0, end); read on a CPU at once, asserted on the device elsewhere."""
-    if torch.compiler.is_compiling():
+    if _traced(value):
         return
     if value.device.type != "cpu":
         torch._assert_async(((value >= 0) & (value < end)).all())
@@ -126,9 +138,19 @@ def check_labels(name, value, count, device):
         raise ValueError(f"{name}: wanted {count} entries, one per score, got {value.shape[0]}")
     if value.device != device:
         raise ValueError(f"{name}: wanted device {device}, got {value.device}")
-    if value.is_floating_point() and not torch.compiler.is_compiling():
+    if value.is_floating_point() and not _traced(value):
         nan = value.isnan().any()
         if value.device.type != "cpu":
             torch._assert_async(~nan)
         elif nan:
             raise ValueError(f"{name}: wanted labels that can be ordered, got NaN")
+
+
+def _traced(value):
+    """Whether the tensor stands for others, so that it has no values to look at."""
+    return torch.compiler.is_compiling() or transformed(value)
+
+
+def _can_be_read(value):
+    """Whether the values of the tensor are at hand."""
+    return value.device.type == "cpu" and not _traced(value)

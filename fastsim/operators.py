@@ -3,6 +3,11 @@
 Gradients are in torch.autograd.Functions around them rather than registered with them: the
 generic wrapper of torch.library.custom_op costs more than a small batch's whole loss. For the same
 reason a call goes straight to the implementation unless something traces or intercepts it.
+
+A kernel gives a first derivative. Further ones are those of a plain torch formula:
+`differentiable_again` takes the formula where the gradient itself is to be differentiated, and
+`transformed` tells where torch.func or forward-mode AD asks for more than a kernel has, so that
+the call is left to the eager backend from the beginning.
 """
 
 import functools
@@ -10,7 +15,13 @@ import typing
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+ONCE = (
+    "wanted a gradient that can be differentiated again (create_graph=True), got that of a fastsim"
+    " loss of a process group, which is differentiated once"
+)
 
 _library = torch.library.Library("fastsim", "DEF")
 
@@ -54,34 +65,93 @@ def define(name, schema, implementation, fake):
     return call
 
 
+def transformed(*values):
+    """Whether one of the values is a tensor that torch.func (vmap, grad, jvp, ...) has wrapped, or
+    that has a tangent of forward-mode AD.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    wrapped = torch._C._are_functorch_transforms_active()
+    if not wrapped and torch.autograd.forward_ad._current_level < 0:
+        return False
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if wrapped and any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors)):
+        return True
+    return any(unpack_dual(tensor).tangent is not None for tensor in tensors)
+
+
+def differentiable_again(formula, *, inputs):
+    """A decorator of the `backward` of an autograd.Function: its gradients are differentiable.
+
+    formula(ctx, *inputs) gives the Function's outputs in plain torch. Where a gradient of the
+    gradient may be asked for (create_graph=True), or several at once (is_grads_batched=True), the
+    gradient is that of the formula. inputs: how many of the Function's inputs have gradients; they
+    are its first ones, and the first that it has saved.
+    """
+
+    def decorate(backward):
+        @functools.wraps(backward)
+        def first_or_again(ctx, *above):
+            if torch.compiler.is_compiling():
+                with torch.no_grad():
+                    return backward(ctx, *above)
+            if torch.is_grad_enabled() or transformed(*above) or _batched(above):
+                return _of_formula(formula, inputs, ctx, above)
+            return backward(ctx, *map(_with_memory, above))
+
+        return first_or_again
+
+    return decorate
+
+
+def _batched(above):
+    """Whether torch.autograd.grad runs the backward pass for several gradients at once."""
+    legacy = torch._C._functorch.is_legacy_batchedtensor
+    return any(grad is not None and legacy(grad) for grad in above)
+
+
+def _with_memory(grad):
+    """The gradient as a kernel can read it: torch has tensors of zeros that have no memory."""
+    return grad if grad is None or not grad._is_zerotensor() else torch.zeros_like(grad)
+
+
+def _of_formula(formula, count, ctx, above):
+    wants = ctx.needs_input_grad[:count]
+    grads = [None] * len(ctx.needs_input_grad)
+    with torch.enable_grad():
+        # Views, so that an input that is made of another one is not differentiated through.
+        inputs = [
+            value.view_as(value) if want else value
+            for value, want in zip(ctx.saved_tensors, wants, strict=False)
+        ]
+        outputs = formula(ctx, *inputs)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        pairs = [(o, a) for o, a in zip(outputs, above, strict=False) if o.requires_grad]
+        places = [place for place, want in enumerate(wants) if want]
+        found = torch.autograd.grad(
+            [output for output, _ in pairs],
+            [inputs[place] for place in places],
+            [grad for _, grad in pairs],
+            create_graph=True,
+            materialize_grads=True,
+        )
+    for place, grad in zip(places, found, strict=True):
+        grads[place] = grad
+    return tuple(grads)
+
+
 def once_differentiable(backward):
     """A `backward` whose gradients have none of their own: a RuntimeError where one is wanted.
 
-    torch's decorator of that name lets them pass as constants where what comes from above has no
-    gradient itself, so that a gradient penalty on a plain loss would silently count for nothing.
+    torch's decorator of that name lets them pass as constants, so that a gradient penalty would
+    silently count for nothing.
     """
 
     @functools.wraps(backward)
     def once(ctx, *above):
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError(ONCE)
         with torch.no_grad():
-            found = backward(ctx, *above)
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return found
-        found = found if isinstance(found, tuple) else (found,)
-        leaves = [None if part is None else part.detach().requires_grad_() for part in found]
-        return _NoSecondDerivative.apply(*leaves)
+            return backward(ctx, *above)
 
     return once
-
-
-class _NoSecondDerivative(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, *gradients):
-        return tuple(part if part is None else part.view_as(part) for part in gradients)
-
-    @staticmethod
-    def backward(ctx, *above):
-        raise RuntimeError(
-            "wanted the gradient of a gradient (create_graph=True), got one of a fastsim loss,"
-            ' which is differentiated once; with backend="eager" most losses are twice'
-        )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fastsim.backends import get, pick
 from fastsim.checks import check_alike, check_embeddings
-from fastsim.operators import define, once_differentiable
+from fastsim.operators import define, differentiable_again
 
 
 def compute_dtype(x):
@@ -27,6 +27,10 @@ def unit_rows(x, backend):
     """x / |x| by rows in the compute type, differentiable; a zero row stays zero, gradient 0."""
     if backend.name != "eager":
         return _UnitRows.apply(x, backend.name)
+    return _unit_formula(x)
+
+
+def _unit_formula(x):
     x = x.to(compute_dtype(x))
     norm = torch.linalg.vector_norm(x.double(), dim=-1, keepdim=True)
     zero = norm < torch.finfo(x.dtype).tiny
@@ -66,7 +70,7 @@ def cosine_similarity(x: Tensor, y: Tensor | None = None, *, backend: str | None
     if y is not None:
         check_embeddings("y", y)
         check_alike("y", y, "x", x)
-    return dense_cosines(x, y, pick(backend, x))
+    return dense_cosines(x, y, pick(backend, x, y))
 
 
 def paired_cosine_similarity(x: Tensor, y: Tensor, *, backend: str | None = None) -> Tensor:
@@ -77,7 +81,7 @@ def paired_cosine_similarity(x: Tensor, y: Tensor, *, backend: str | None = None
     check_embeddings("x", x)
     check_embeddings("y", y)
     check_alike("y", y, "x", x, rows=True)
-    return paired_cosines(x, y, pick(backend, x))
+    return paired_cosines(x, y, pick(backend, x, y))
 
 
 def top_k(
@@ -98,14 +102,35 @@ def top_k(
         raise TypeError(f"k: wanted an int, got {type(k).__name__}") from None
     if not 1 <= k <= corpus.shape[0]:
         raise ValueError(f"k: wanted 1 to {corpus.shape[0]} (rows of corpus), got {k}")
-    chosen = pick(backend, queries)
+    chosen = pick(backend, queries, corpus)
     with torch.no_grad():
         if chosen.name == "eager":
             scores = dense_cosines(queries, corpus, chosen)
             values, indices = scores.sort(dim=1, descending=True, stable=True)
             return values[:, :k].contiguous(), indices[:, :k].contiguous()
-        with without_autocast(queries.device.type):
-            return chosen.top_k(queries, corpus, k)
+        return _top_k(queries, corpus, k, chosen.name)
+
+
+# ---- the best k as a registered operator ----
+
+
+def _top_k_forward(queries, corpus, k, backend):
+    with without_autocast(queries.device.type):
+        return get(backend).top_k(queries, corpus, k)
+
+
+def _top_k_fake(queries, corpus, k, backend):
+    shape = queries.shape[0], k
+    values = queries.new_empty(shape, dtype=compute_dtype(queries))
+    return values, queries.new_empty(shape, dtype=torch.int64)
+
+
+_top_k = define(
+    "top_k",
+    "(Tensor queries, Tensor corpus, int k, str backend) -> (Tensor, Tensor)",
+    _top_k_forward,
+    _top_k_fake,
+)
 
 
 # ---- unit rows of a compiled backend as a registered operator ----
@@ -149,7 +174,7 @@ class _UnitRows(torch.autograd.Function):
         return unit
 
     @staticmethod
-    @once_differentiable
+    @differentiable_again(lambda ctx, x: _unit_formula(x), inputs=1)
     def backward(ctx, grad_unit):
         return _unit_rows_backward(grad_unit, *ctx.saved_tensors, ctx.backend), None
 
@@ -202,7 +227,7 @@ class _PairedCosines(torch.autograd.Function):
         return cosines
 
     @staticmethod
-    @once_differentiable
+    @differentiable_again(lambda ctx, x, y: paired(_unit_formula(x), _unit_formula(y)), inputs=2)
     def backward(ctx, grad):
         wants = list(ctx.needs_input_grad[:2])
         grads = _paired_cosines_backward(grad, *ctx.saved_tensors, wants, ctx.backend)

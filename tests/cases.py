@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import fastsim
+from fastsim import losses
 from tests import oracles
 
 # (rows, columns, width): alone, tiny, ragged against every vector, tile and panel width.
@@ -243,6 +244,19 @@ CASES = (
             "cosine-soft": {"distance": "cosine", "soft": True},
         }.items()
     ),
+    *(
+        Case(
+            f"{loss.__name__}-{distance}",
+            loss,
+            getattr(oracles, loss.__name__),
+            _grouped(distance=distance, margin=margin),
+            reduces=False,
+            tile=False,
+            largest=800,  # of many triplets one is next to the margin, or to another negative
+        )
+        for loss in (losses.batch_semi_hard_triplet, losses.batch_all_triplet)
+        for distance, margin in (("euclidean", 0.5), ("cosine", 0.2))
+    ),
     _case("cosent_matrix-soft", fastsim.cosent_matrix, targets=_soft),
     _case("cosent_matrix-groups", fastsim.cosent_matrix, targets=_groups, scale=5.0),
     _case("cosent_matrix-self", fastsim.cosent_matrix, targets=_square_groups, make=_one_side),
@@ -277,8 +291,8 @@ BY_NAME = {case.name: case for case in CASES}
 
 def is_euclidean(case):
     """Whether a zero vector is a point like others."""
-    batch_hard = case.loss is fastsim.batch_hard_triplet and "cosine" not in case.name
-    return batch_hard or case.loss is fastsim.triplet_margin
+    batch = case.loss.__name__.startswith("batch_") and "cosine" not in case.name
+    return batch or case.loss is fastsim.triplet_margin
 
 
 def takes_backend(case):

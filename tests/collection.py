@@ -13,7 +13,14 @@ from fastsim.backends import get
 
 # Folders of quick tests; the others start processes, train or compile.
 QUICK = ("losses", "engine")
-SLOW = ("test_memory", "test_gradients", "test_torch_integration", "test_seeds")
+SLOW = (
+    "test_memory",
+    "test_gradients",
+    "test_derivatives",
+    "test_export",
+    "test_torch_integration",
+    "test_seeds",
+)
 
 
 def backend_of(item):

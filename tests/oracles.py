@@ -177,13 +177,16 @@ def circle(x, groups, *, gamma=80.0, margin=0.4):
     return torch.stack(losses)
 
 
-def batch_hard_triplet(x, groups, *, margin=1.0, distance="euclidean", soft=False):
+def distances(x, distance):
     if distance == "cosine":
-        d = 1 - cosines(x, x)
-    else:
-        square = ((x[:, None] - x[None]) ** 2).sum(2)
-        some = square > 0  # the square root has no gradient at 0
-        d = torch.where(some, torch.where(some, square, 1.0).sqrt(), square * 0.0)
+        return 1 - cosines(x, x)
+    square = ((x[:, None] - x[None]) ** 2).sum(2)
+    some = square > 0  # the square root has no gradient at 0
+    return torch.where(some, torch.where(some, square, 1.0).sqrt(), square * 0.0)
+
+
+def batch_hard_triplet(x, groups, *, margin=1.0, distance="euclidean", soft=False):
+    d = distances(x, distance)
     losses = []
     for i in range(len(x)):
         mates = [j for j in range(len(x)) if j != i and groups[j] == groups[i]]
@@ -194,6 +197,35 @@ def batch_hard_triplet(x, groups, *, margin=1.0, distance="euclidean", soft=Fals
         else:
             losses.append(d[i, i] * 0.0)
     return torch.stack(losses)
+
+
+def positive_pairs(groups):
+    n = len(groups)
+    return [(i, p) for i in range(n) for p in range(n) if p != i and groups[p] == groups[i]]
+
+
+def batch_semi_hard_triplet(x, groups, *, margin=5.0, distance="euclidean"):
+    d = distances(x, distance)
+    terms = []
+    for i, p in positive_pairs(groups):
+        others = [j for j in range(len(x)) if groups[j] != groups[i]]
+        farther = [j for j in others if d[i, j] > d[i, p]]
+        if others:
+            negative = d[i][farther].min() if farther else d[i][others].max()
+            terms.append(torch.relu(d[i, p] - negative + margin))
+        else:
+            terms.append(d[i, p] * 0.0)
+    return sum(terms, d.sum() * 0.0) / max(len(terms), 1)
+
+
+def batch_all_triplet(x, groups, *, margin=5.0, distance="euclidean"):
+    d = distances(x, distance)
+    total, count = d.sum() * 0.0, 0
+    for i, p in positive_pairs(groups):
+        others = [j for j in range(len(x)) if groups[j] != groups[i]]
+        terms = d[i, p] - d[i][others] + margin
+        total, count = total + terms[terms > 0].sum(), count + int((terms > 0).sum())
+    return total / max(count, 1)
 
 
 def cosent(scores, labels, *, scale=20.0):

@@ -16,6 +16,13 @@ struct Convert {
   }
 };
 
+// GCC before 13 has the type on arm64, but not by this name.
+#if defined(__aarch64__) && !defined(__clang__) && __GNUC__ < 13
+using Float16 = __fp16;
+#else
+using Float16 = _Float16;
+#endif
+
 struct BFloat16 {
   uint16_t bits;
 };
@@ -59,7 +66,7 @@ void load(const Matrix& m, int64_t row, int64_t column, int64_t count, T* out) {
     case Dtype::int16: return convert<int16_t>(m, row, column, count, out);
     case Dtype::int32: return convert<int32_t>(m, row, column, count, out);
     case Dtype::int64: return convert<int64_t>(m, row, column, count, out);
-    case Dtype::float16: return convert<_Float16>(m, row, column, count, out);
+    case Dtype::float16: return convert<Float16>(m, row, column, count, out);
     case Dtype::bfloat16: return convert<BFloat16>(m, row, column, count, out);
     case Dtype::float32: return convert<float>(m, row, column, count, out);
     case Dtype::float64: return convert<double>(m, row, column, count, out);
@@ -69,8 +76,8 @@ void load(const Matrix& m, int64_t row, int64_t column, int64_t count, T* out) {
 template <class T>
 void store(const T* from, int64_t count, void* to, Dtype dtype, int64_t at) {
   if (dtype == Dtype::float16) {
-    _Float16* out = static_cast<_Float16*>(to) + at;
-    for (int64_t k = 0; k < count; ++k) out[k] = static_cast<_Float16>(from[k]);
+    Float16* out = static_cast<Float16*>(to) + at;
+    for (int64_t k = 0; k < count; ++k) out[k] = static_cast<Float16>(from[k]);
   } else if (dtype == Dtype::bfloat16) {
     BFloat16* out = static_cast<BFloat16*>(to) + at;
     for (int64_t k = 0; k < count; ++k) out[k] = round_to_bfloat16(static_cast<float>(from[k]));

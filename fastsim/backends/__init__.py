@@ -16,6 +16,7 @@ from fastsim.backends.cuda.backend import CudaBackend
 from fastsim.backends.eager import EagerBackend
 from fastsim.backends.torch.backend import TorchBackend
 from fastsim.backends.triton.backend import TritonBackend
+from fastsim.operators import transformed
 from fastsim.verify.verdicts import agreed, fastest
 
 # In the order of preference of `auto`.
@@ -45,13 +46,23 @@ def use_backend(name: str) -> Iterator[None]:
         _chosen.name = before
 
 
+_TRANSFORMED = (
+    "it has no kernel for tensors inside torch.func (vmap, grad, jvp, ...) or forward-mode AD,"
+    ' which backend="eager" serves'
+)
+
+
 def pick(name, *tensors, kind=None, group=None):
     """The backend for these tensors, and for that kind of loss or selection (see fastsim/kinds).
+
+    The first tensor is served, on whose device the others are; these are what else a derivative
+    may be asked of, numbers and None among them.
 
     A name given here, by `use_backend` or by FASTSIM_BACKEND is used or refused with every
     backend's own reason (RuntimeError), never replaced. None or "auto" takes, off the CPU, the
     fastest kernels that a verdict of the device calls right (fastsim/verify), else the first
-    that has no objection. group: a process group, or None, whose ranks agree on these kernels.
+    that has no objection; inside torch.func or forward-mode AD, "eager", which is never taken
+    otherwise. group: a process group, or None, whose ranks agree on these kernels.
     """
     name = name or getattr(_chosen, "name", None)
     if name:
@@ -60,22 +71,29 @@ def pick(name, *tensors, kind=None, group=None):
         name = os.environ.get("FASTSIM_BACKEND") or "auto"
         named = _find(name, "FASTSIM_BACKEND")
     if named is not None:
-        reason = named.unsupported_reason(*tensors, kind=kind)
+        reason = _reason(named, tensors, kind)
         if reason is None:
             return named
         others = "; ".join(
-            f"{other.name}: {other.unsupported_reason(*tensors, kind=kind) or 'usable'}"
+            f"{other.name}: {_reason(other, tensors, kind) or 'usable'}"
             for other in _BACKENDS.values()
             if other is not named
         )
         raise RuntimeError(f"backend {name!r} cannot be used: {reason} ({others})")
-    if (verified := _verified(tensors, kind, group)) is not None:
+    dense = transformed(*tensors)
+    if not dense and (verified := _verified(tensors[:1], kind, group)) is not None:
         return verified
     for backend in _BACKENDS.values():
-        if backend.automatic and backend.unsupported_reason(*tensors, kind=kind) is None:
+        if (dense or backend.automatic) and _reason(backend, tensors, kind) is None:
             return backend
-    reasons = (f"{b.name}: {b.unsupported_reason(*tensors, kind=kind)}" for b in _BACKENDS.values())
+    reasons = (f"{b.name}: {_reason(b, tensors, kind)}" for b in _BACKENDS.values())
     raise RuntimeError(f"no backend can be used ({'; '.join(reasons)})")
+
+
+def _reason(backend, tensors, kind):
+    if backend.name != "eager" and transformed(*tensors):
+        return _TRANSFORMED
+    return backend.unsupported_reason(*tensors[:1], kind=kind)
 
 
 def _verified(tensors, kind, group):

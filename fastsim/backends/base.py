@@ -64,6 +64,13 @@ class Backend:
         """
         raise NotImplementedError
 
+    def tile_rows(self, x):
+        """`unit_rows` for the passes over panels alone, which hand them back to the backend.
+
+        They need a shape, a dtype, a device, `new_empty` and slices of rows, no more.
+        """
+        return self.unit_rows(x)
+
     def operand(self, unit, dtype):
         """Unit rows of the compute type in the operand precision for inputs of `dtype`."""
         return unit

@@ -48,7 +48,9 @@ def environment(device="cpu", settings=None):
 def _versions():
     for package in PACKAGES:
         try:
-            yield package, metadata.version(package)
+            found = metadata.version(package)
+            # Its own name says which build it is, which the distribution's may leave out.
+            yield package, str(torch.__version__) if package == "torch" else found
         except metadata.PackageNotFoundError:
             continue
 

@@ -68,6 +68,35 @@ class Setting(click.ParamType):
         return name, text
 
 
+class Prompt(click.ParamType):
+    """NAME=TEXT; the text as it stands, with its spaces."""
+
+    name = "NAME=TEXT"
+
+    def convert(self, value, param, ctx):
+        name, sign, text = value.partition("=")
+        if not (name and sign):
+            self.fail(f"wanted NAME=TEXT, got {value!r}", param, ctx)
+        return name, text
+
+
+class Widths(click.ParamType):
+    """W,W,... as ints."""
+
+    name = "W,W,..."
+
+    def convert(self, value, param, ctx):
+        if isinstance(value, tuple):
+            return value
+        try:
+            widths = tuple(int(part) for part in value.split(","))
+        except ValueError:
+            widths = ()
+        if not widths or min(widths) < 1 or len(set(widths)) < len(widths):
+            self.fail(f"wanted different whole numbers W,W,..., got {value!r}", param, ctx)
+        return widths
+
+
 def table(columns):
     """A table of metrics: one row per metric, one column per entry."""
     rows = list(next(iter(columns.values())))
@@ -78,6 +107,19 @@ def table(columns):
         cells = "".join(f"  {columns[name][row]:>{width}.4f}" for name, width in heads.items())
         lines.append(f"{row:<{wide}}{cells}")
     return "\n".join(lines)
+
+
+def quiet():
+    """No chatter of libraries beside our own lines; a missing extra is named."""
+    try:
+        import datasets
+        import transformers
+    except ImportError as error:
+        text = f"{error.name} is not installed: pip install 'fastsim-losses[train]'"
+        raise click.ClickException(text) from error
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
 
 
 def _output_error():

@@ -4,14 +4,18 @@ import json
 
 import click
 
+from fastsim import __version__
 from fastsim.benchmark.options import options as bench_options
-from fastsim.cli.command import Command, Range, Setting, table
+from fastsim.cli.command import Command, quiet, table
 from fastsim.cli.info import as_json, report
+from fastsim.cli.mine import mine
+from fastsim.cli.options import COLUMNS_HELP, CPU, FORMAT, MODEL_OPTION, PICKLE, PROMPT, TRUST
 from fastsim.cli.plan import PRODUCTS
-from fastsim.encoders.encoder import EMBEDDED, POOLINGS
+from fastsim.cli.train import train
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.version_option(__version__, prog_name="fastsim")
 def main():
     """fastsim: losses of embedding models, fast, exact and small in memory."""
 
@@ -60,130 +64,76 @@ def bench(**options):
     run(**options)
 
 
-MODEL_OPTION = click.option(
-    "--model", default=EMBEDDED, help="Folder, hub name, or the embedded model."
-)
-COLUMNS_HELP = "Roles in the file's order, or role=name,... for a header of other names."
-FORMAT = click.option(
-    "--format",
-    "kind",
-    type=click.Choice(["csv", "tsv", "jsonl", "parquet"]),
-    help="Of the data files, where their suffix does not say.",
-)
-TRUST = click.option("--trust-remote-code", is_flag=True, help="Run code from the model's folder.")
-PICKLE = click.option("--allow-pickle", is_flag=True, help="Read weights that are no safetensors.")
-CPU = click.option("--cpu", is_flag=True, help="Use the CPU though there is a GPU.")
+main.add_command(train)
+main.add_command(mine)
 
 
 @main.command()
 @MODEL_OPTION
-@click.option("--train", required=True, metavar="FILE", help="CSV, TSV, JSON lines or Parquet.")
-@click.option("--eval", metavar="FILE", help="Data for the metrics and the choice of the best.")
-@click.option("--loss", required=True, help="A wrong name lists those that fit the columns.")
-@click.option("--output", required=True, metavar="DIR", help="The model's folder.")
-@click.option("--columns", help=COLUMNS_HELP)
-@click.option("--eval-columns", help="The same for --eval; as --columns by default.")
-@FORMAT
-@click.option("--score-range", type=Range(), help="Scores in LOW..HIGH become 0..1.")
+@click.option("--data", metavar="FILE", help="CSV, TSV, JSON, JSON lines or Parquet.")
 @click.option(
-    "--architecture", type=click.Choice(["bi-encoder", "cross-encoder"]), default="bi-encoder"
-)
-@click.option("--pooling", type=click.Choice(list(POOLINGS)), help="Instead of the model's.")
-@click.option("--dense", type=click.IntRange(1), help="Width of a new layer after the pooling.")
-@click.option("--loss-option", "loss_options", type=Setting(), multiple=True, help="Of the loss.")
-@click.option("--learn", multiple=True, help="A loss option to learn: temperature, scale, bias.")
-@click.option("--loss-learning-rate", type=click.FloatRange(0), help="Of the loss's parameters.")
-@click.option("--epochs", type=click.FloatRange(0, min_open=True), default=1.0)
-@click.option("--max-steps", type=click.IntRange(1), help="Instead of --epochs.")
-@click.option("--batch-size", type=click.IntRange(1), default=32, help="Over all processes.")
-@click.option("--micro-batch-size", type=click.IntRange(1), help="Texts encoded at once; all.")
-@click.option("--accumulate", type=click.IntRange(1), default=1, help="Batches per step.")
-@click.option("--learning-rate", type=click.FloatRange(0, min_open=True), default=5e-5)
-@click.option("--warmup", type=click.FloatRange(0), default=0.1, help="Share below 1, or steps.")
-@click.option("--schedule", default="linear", help="Of transformers: linear, cosine, constant...")
-@click.option("--weight-decay", type=click.FloatRange(0), default=0.0)
-@click.option("--max-length", type=click.IntRange(1), help="Tokens per text.")
-@click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), default="fp32")
-@click.option("--seed", type=click.IntRange(0), default=0)
-@click.option("--eval-steps", type=click.IntRange(1), help="Evaluate so often; each epoch.")
-@click.option("--checkpoint-steps", type=click.IntRange(1), help="Save so often; each epoch.")
-@click.option(
-    "--checkpoint-minutes",
-    type=click.FloatRange(0, min_open=True),
-    default=10.0,
-    metavar="MINUTES",
-    help="Write a checkpoint after so many minutes of training too.",
-)
-@click.option(
-    "--checkpoints",
+    "--retrieval",
     metavar="DIR",
-    help="The checkpoints' folder. Default: OUTPUT-checkpoints beside the output; inside it where"
-    " nothing can be written beside it.",
+    help="Measure a search instead: a folder with corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv,"
+    " as BEIR's.",
 )
-@click.option("--keep-checkpoints", is_flag=True, help="Keep the checkpoints of a finished run.")
-@click.option("--logging-steps", type=click.IntRange(1), default=10)
-@click.option("--best-metric", help="Chooses the best model; by default the format's own.")
-@click.option("--early-stopping", type=click.IntRange(1), help="Evaluations without progress.")
-@click.option("--report-to", default="none", help="tensorboard, wandb, ..., all.")
-@click.option("--resume", is_flag=True, help="Go on from the last whole checkpoint.")
-@click.option("--overwrite", is_flag=True, help="Begin anew over an earlier run's checkpoints.")
-@click.option("--progress/--no-progress", default=True)
-@CPU
-@TRUST
-@PICKLE
-def train(**options):
-    """Train an encoder on a file of sentences.
-
-    The columns decide the losses: (sentence1, sentence2, score) cosent, angle, cosine_regression;
-    (anchor, positive[, negative, ...]) info_nce, full_triplet, siglip, triplet_margin; (sentence1,
-    sentence2, label) classification; (text, label) siglip, matrix_mse, matrix_cross_entropy,
-    cosent_matrix, sup_con, nt_xent, multi_similarity, batch_hard_triplet. A cross-encoder takes
-    pairs: cosent, cross_entropy, regression. Rows with equal values in a column `together` come
-    into one batch.
-
-    Example: fastsim train --train train.csv --eval dev.csv --loss cosent --output model
-    --columns sentence1,sentence2,score
-    """
-    _quiet()
-    from accelerate import PartialState
-
-    from fastsim.training.run import Options
-    from fastsim.training.run import train as run
-
-    options["loss_options"] = dict(options["loss_options"])
-    result = run(Options(**options))
-    if not PartialState().is_main_process:
-        return
-    if result["after"]:
-        columns = {"before": result["before"], "after": result["after"]}
-        click.echo(table(columns))
-    click.echo(f"{result['steps']} steps in {result['seconds']:.0f} s: {options['output']}")
-
-
-@main.command()
-@MODEL_OPTION
-@click.option("--data", required=True, metavar="FILE", help="CSV, TSV, JSON lines or Parquet.")
-@click.option("--columns", help=COLUMNS_HELP)
+@click.option("--split", default="test", metavar="NAME", help="Which qrels of --retrieval.")
+@click.option("--columns", metavar="NAMES", help=COLUMNS_HELP)
 @FORMAT
-@click.option("--batch-size", type=click.IntRange(1), default=32)
-@click.option("--max-length", type=click.IntRange(1), help="Tokens per text.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option(
+    "--batch-size", type=click.IntRange(1), default=32, metavar="TEXTS", help="Encoded at once."
+)
+@click.option(
+    "--max-length", type=click.IntRange(1), metavar="TOKENS", help="Cut texts to so many tokens."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@PROMPT
 @CPU
 @TRUST
 @PICKLE
-def evaluate(model, data, columns, kind, batch_size, max_length, as_json, cpu, **trust):
-    """Measure a model on a file; the columns decide the metrics.
+def evaluate(
+    model,
+    data,
+    retrieval,
+    split,
+    columns,
+    kind,
+    batch_size,
+    max_length,
+    as_json,
+    cpu,
+    prompts,
+    **trust,
+):
+    """Measure a model on a file, whose columns decide the metrics, or on a retrieval set.
 
     Example: fastsim evaluate --model model --data test.csv --columns sentence1,sentence2,score
     """
-    _quiet()
+    quiet()
+    if (data is None) == (retrieval is None):
+        raise click.UsageError("wanted --data or --retrieval, one of them")
+    if retrieval is not None:
+        from fastsim.training.beir import evaluate_retrieval
+        from fastsim.training.load import load_encoder
+
+        encoder = load_encoder(model, cpu=cpu, max_length=max_length, **trust)
+        encoder.prompts |= dict(prompts)
+        found = evaluate_retrieval(encoder, retrieval, split=split, batch_size=batch_size)
+        if as_json:
+            click.echo(
+                json.dumps({"model": model, "retrieval": retrieval, "split": split, **found})
+            )
+        else:
+            click.echo(table({split: found}))
+        return
     from fastsim.training.data import read_data
     from fastsim.training.load import evaluate_model
 
     dataset, layout = read_data(data, columns=columns, kind=kind)
     found = evaluate_model(
-        model, dataset, layout, batch_size=batch_size, max_length=max_length, cpu=cpu, **trust
-    )
+        model, dataset, layout, batch_size=batch_size, max_length=max_length, cpu=cpu,
+        prompts=dict(prompts), **trust,
+    )  # fmt: skip
     if as_json:
         click.echo(json.dumps({"model": model, "data": data, "rows": len(dataset), **found}))
     else:
@@ -195,24 +145,40 @@ def evaluate(model, data, columns, kind, batch_size, max_length, as_json, cpu, *
 @click.option("--corpus", required=True, metavar="FILE", help="A text per line, or column text.")
 @click.option("--query", required=True, multiple=True, metavar="TEXT", help="May be repeated.")
 @click.option("--top-k", type=click.IntRange(1), default=5)
-@click.option("--batch-size", type=click.IntRange(1), default=32)
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option(
+    "--index",
+    metavar="FILE",
+    help="Keep the corpus's embeddings in this file and use them again, while the texts and the"
+    " model are the same.",
+)
+@click.option(
+    "--batch-size", type=click.IntRange(1), default=32, metavar="TEXTS", help="Encoded at once."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: the same as --format json.")
+@click.option("--format", "shown", type=click.Choice(["text", "json"]), default="text")
+@PROMPT
 @CPU
 @TRUST
 @PICKLE
-def search(model, corpus, query, top_k, batch_size, as_json, cpu, **trust):
+def search(model, corpus, query, top_k, index, batch_size, as_json, shown, prompts, cpu, **trust):
     """Find the texts of a file that are most similar to a query.
 
     Example: fastsim search --corpus notes.txt --query "how do I reset it" --top-k 5
     """
-    _quiet()
+    quiet()
     from fastsim.training.data import read_corpus
     from fastsim.training.load import load_encoder, search_texts
 
     texts = read_corpus(corpus)
     encoder = load_encoder(model, cpu=cpu, **trust)
-    answers = search_texts(encoder, list(query), texts, top_k, batch_size=batch_size)
-    if as_json:
+    encoder.prompts |= dict(prompts)
+    known = None
+    if index is not None:
+        from fastsim.training.index import indexed
+
+        known = indexed(encoder, texts, index, batch_size=batch_size)
+    answers = search_texts(encoder, list(query), texts, top_k, batch_size=batch_size, corpus=known)
+    if as_json or shown == "json":
         click.echo(json.dumps(answers))
         return
     for answer in answers:
@@ -234,7 +200,7 @@ def demo(model, output, seed, progress, cpu):
 
     Example: fastsim demo
     """
-    _quiet()
+    quiet()
     from fastsim.training import demo as show
 
     result, answers, seconds = show.run(
@@ -259,32 +225,28 @@ def demo(model, output, seed, progress, cpu):
 @click.option("--exchange", type=click.Choice(["gather", "ring"]), default="gather")
 @click.option("--bits", type=click.Choice(["16", "32"]), default="32", help="Of an embedding.")
 @click.option("--tokens", type=click.IntRange(1), default=128, help="Per text.")
-@click.option("--gpu", is_flag=True, help="Panels as on a GPU.")
+@click.option("--gpu", is_flag=True, help="Panels as the torch backend has them on a GPU.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="TFLOP/s; measured here.")
 @click.option("--bandwidth", type=click.FloatRange(0, min_open=True), help="GB/s between ranks.")
+@click.option(
+    "--memory-rate",
+    type=click.FloatRange(0, min_open=True),
+    help="TB/s of the device's memory, for an estimate of the loss by backend.",
+)
 @MODEL_OPTION
-def plan(model, dim, bits, rate, bandwidth, **options):
+def plan(model, dim, bits, rate, bandwidth, memory_rate, **options):
     """Show what a step with a large batch takes: memory by part, and the least time.
 
     Example: fastsim plan --batch-size 65536 --ranks 8 --gpu --bits 16 --rate 400
     """
-    _quiet()
+    quiet()
     from fastsim.cli import plan as planning
 
     shape = planning.encoder_shape(model)
     asked = planning.Plan(**options, dim=dim or shape["hidden"], bytes_each=int(bits) // 8, **shape)
     rate = rate * 1e12 if rate else planning.measured_rate("cpu")
-    click.echo(planning.report(asked, rate, bandwidth and bandwidth * 1e9))
-
-
-def _quiet():
-    """No chatter of libraries beside our own lines; a missing extra is named."""
-    try:
-        import datasets
-        import transformers
-    except ImportError as error:
-        text = f"{error.name} is not installed: pip install 'fastsim[train]'"
-        raise click.ClickException(text) from error
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    datasets.disable_progress_bars()
+    click.echo(
+        planning.report(
+            asked, rate, bandwidth and bandwidth * 1e9, memory_rate and memory_rate * 1e12
+        )
+    )

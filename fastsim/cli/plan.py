@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from fastsim.backends.cpu import backend as cpu
-from fastsim.backends.triton import backend as triton
+from fastsim.backends.torch import panels
 
 # Products of N x M x D that a loss makes of the scores, forward and backward
 # (fastsim/engine/autograd.py): four where the score gradients look at columns, one of them less for
@@ -102,10 +102,10 @@ def memory(plan):
     sums = plan.alive_candidates * plan.dim * number
     parts.append(("unit rows", units + sums, "of anchors and candidates, and a gradient"))
     if plan.gpu:
-        panel = triton.PANEL * (1 if operand == 2 else 2)
-        parts.append(
-            ("panel", min(panel, operand * plan.rows * plan.alive_candidates), "score_grads")
-        )
+        # Scores and one matrix beside them in float32, score gradients in the operands' type.
+        scores = min(panels.LARGEST_PANEL // number, plan.rows * plan.alive_candidates)
+        how = "scores and score gradients, of the torch backend"
+        parts.append(("panel", (2 * number + operand) * scores, how))
     else:
         columns = plan.alive_candidates
         kept = cpu.KEPT if PRODUCTS[plan.loss][0] == 4 and plan.ranks == 1 else 0
@@ -139,6 +139,30 @@ def times(plan, rate, bandwidth=None):
             2 * plan.bytes_each if plan.exchange == GATHER else 2 * plan.bytes_each + 4
         )
         found.append(("exchange", sent / bandwidth, f"{sent / 1e9:,.2f} GB to and from a rank"))
+    return found
+
+
+# Bytes of device memory that a score costs beside the products, forward and backward of a loss
+# over rows, each read or write of 4 bytes in float32 and 2 in float16. Counted, not measured.
+# torch: the product writes the panel; maximum and sum read it; subtract, scale, exponential and
+# weight read and write it; it becomes float16, which two products read.
+# kernels: the product's epilogue writes float16 score gradients, which two products read.
+PANEL_BYTES = {"torch": 4 + 2 * 4 + 4 * 8 + 6 + 2 * 2, "triton, cuda": 2 + 2 * 2}
+
+
+def estimates(plan, rate, memory_rate):
+    """[(backend, seconds of a loss over rows, how)] on paper, nothing of it measured.
+
+    memory_rate: bytes a second of the device's memory. Products and the passes between them take
+    turns in torch; in a kernel the epilogue hides under the product.
+    """
+    products = next(seconds for stage, seconds, _ in times(plan, rate) if stage == "loss")
+    scores = plan.rows * plan.candidates
+    found = []
+    for name, each in PANEL_BYTES.items():
+        panels_ = scores * each / memory_rate
+        how = f"products {products:.3g} s, {each} bytes a score {panels_:.3g} s"
+        found.append((name, products + panels_, how))
     return found
 
 
@@ -177,7 +201,7 @@ def encoder_shape(name):
     }
 
 
-def report(plan, rate, bandwidth=None):
+def report(plan, rate, bandwidth=None, memory_rate=None):
     """The plan as text."""
     lines = [
         f"batch of {plan.batch_size:,}, {plan.candidates:,} candidates of width {plan.dim:,},"
@@ -192,6 +216,14 @@ def report(plan, rate, bandwidth=None):
     stages.append(("together", sum(seconds for _, seconds, _ in stages), ""))
     lines += [f"  {stage:<20}{seconds:>10.3g} s  {how}" for stage, seconds, how in stages]
     lines.append(f"  at {rate / 1e12:.3g} TFLOP/s, nothing but the arithmetic: a floor")
+    if plan.gpu:
+        lines.append(
+            "  memory as of the torch backend, which is what a GPU without a verdict takes"
+        )
+    if memory_rate:
+        lines += ["", "  the loss by backend, an estimate on paper: no device has measured it"]
+        for backend, seconds, how in estimates(plan, rate, memory_rate):
+            lines.append(f"  {backend:<20}{seconds:>10.3g} s  {how}")
     return "\n".join(line.rstrip() for line in lines)
 
 

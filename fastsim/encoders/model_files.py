@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 from pathlib import Path
 
 import torch
@@ -54,14 +55,17 @@ def model_folder(name, *, trust_remote_code=False, allow_pickle=False):
 def load_transformer(kind, folder, *, trust_remote_code=False, allow_pickle=False, **options):
     """(model, tokenizer) of a folder by transformers' Auto class `kind`, or `ModelError`."""
     import transformers
+    from transformers.models.auto import modeling_auto
 
+    folder, adapter = _adapted(Path(folder))
     trust = {"trust_remote_code": trust_remote_code}
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trust)
         if kind == "AutoModel":
             config = transformers.AutoConfig.from_pretrained(folder, **trust)
-            if config.is_encoder_decoder:  # T5 and its kin: the encoder alone
-                kind = "AutoModelForTextEncoding"
+            known = modeling_auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
+            if known.get(config.model_type, "").endswith("EncoderModel"):
+                kind = "AutoModelForTextEncoding"  # T5 and its kin: the encoder alone
         model = getattr(transformers, kind).from_pretrained(
             folder,
             use_safetensors=None if allow_pickle else True,
@@ -69,12 +73,38 @@ def load_transformer(kind, folder, *, trust_remote_code=False, allow_pickle=Fals
             **trust,
             **options,
         )
+        if adapter is not None:
+            import peft
+
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # peft's use of transformers
+                model = peft.PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
     except Exception as error:  # any fault of a file in the folder: JSON, weights, vocabulary
         reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise ModelError(
             f"model: {str(folder)!r} cannot be loaded: {type(error).__name__}: {reason}"
         ) from error
     return model, tokenizer
+
+
+def _adapted(folder):
+    """(the folder of the weights, that of a LoRA adapter on them or None)."""
+    if not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
+        return folder, None
+    base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+    if not base:
+        raise ModelError(f"model: {str(folder)!r} is an adapter that names no base model")
+    return model_folder(base), folder
+
+
+def is_decoder(config):
+    """Whether a model reads from left to right, so that its last token has seen the text."""
+    from transformers.models.auto import modeling_auto
+
+    kind = config.model_type
+    causal = kind in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    both = kind in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES or kind == "xlnet"
+    return causal and not both and not getattr(config, "use_bidirectional_attention", False)
 
 
 def read_parts(folder):
@@ -96,7 +126,7 @@ def read_parts(folder):
                 parts["max_length"] = limits.get("max_seq_length")
                 parts["lower_case"] = bool(limits.get("do_lower_case"))
         elif kind == "Pooling":
-            parts["pooling"] = _read_pooling(place)
+            parts["pooling"], parts["include_prompt"] = _read_pooling(place)
         elif kind == "Dense":
             parts["head"].append(_read_dense(place))
         else:
@@ -124,9 +154,7 @@ def _read_pooling(place):
         known = len(theirs) == len(names) == 1
     if not known:
         raise ModelError(f"model: {str(place)!r} pools by {on}, wanted one of {list(POOLINGS)}")
-    if config.get("include_prompt") is False:
-        raise ModelError(f"model: {str(place)!r} leaves prompts out of pooling: not supported")
-    return names[0]
+    return names[0], config.get("include_prompt") is not False
 
 
 def _read_dense(place):
@@ -158,11 +186,14 @@ def _read_dense(place):
 
 def write_parts(encoder, folder):
     """The files of an `Encoder`'s folder beside those of transformer and tokenizer."""
-    width = encoder.model.config.hidden_size
+    width = encoder.width
     flags = {flag: name == encoder.pooling for name, flag in _FLAGS.items()}
     flags["pooling_mode_mean_sqrt_len_tokens"] = False
     modules = [("Transformer", ""), ("Pooling", "1_Pooling")]
-    _write_json(folder / "1_Pooling/config.json", {"word_embedding_dimension": width, **flags})
+    _write_json(
+        folder / "1_Pooling/config.json",
+        {"word_embedding_dimension": width, **flags, "include_prompt": encoder.include_prompt},
+    )
     for place, part in enumerate(encoder.head, start=2):
         modules.append((type(part).__name__, f"{place}_{type(part).__name__}"))
         if isinstance(part, Dense):

@@ -1,6 +1,7 @@
 """The arguments of the registered operators of a tile loss, by name."""
 
 from dataclasses import fields
+from operator import attrgetter
 from typing import NamedTuple
 
 from torch import Tensor
@@ -71,7 +72,7 @@ class TileArguments(NamedTuple):
 
     def tile(self, number):
         """The `Tile`, its scale and bias as `number` makes them of 0-d tensors."""
-        named = {name: getattr(self, name) for name in _PAIRS}
+        named = dict(zip(_PAIRS, _pairs_of(self), strict=True))
         for rows, columns in _SAME:
             named[columns] = named[rows] if named[columns] is None else named[columns]
         guide = None
@@ -82,7 +83,7 @@ class TileArguments(NamedTuple):
             pairs=Pairs(**named, guide=guide),
             scale=number(self.scale),
             bias=number(self.bias),
-            **{name: getattr(self, name) for name in _TILE},
+            **dict(zip(_TILE, _tile_of(self), strict=True)),
         )
 
 
@@ -95,6 +96,7 @@ _TILE = tuple(
     for f in fields(Tile)
     if f.name in TileArguments._fields and f.name not in ("scale", "bias")
 )
+_pairs_of, _tile_of = attrgetter(*_PAIRS), attrgetter(*_TILE)
 # The tensors of columns are None where they are the rows' own: torch.compile does not trace a
 # function that is given one tensor twice.
 _SAME = (("row_ids", "column_ids"), ("row_groups", "column_groups"))

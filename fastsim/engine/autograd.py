@@ -16,19 +16,23 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fastsim.backends import get
 from fastsim.engine.arguments import SCHEMA, TENSORS, TileArguments, tile_arguments
 from fastsim.engine.passes import Call, backward, forward, loss_in_one_call
 from fastsim.engine.ring import ring_tile_loss
-from fastsim.operators import define, once_differentiable
-from fastsim.scores import compute_dtype
+from fastsim.losses.reduce import as_float
+from fastsim.operators import ONCE, define, differentiable_again
+from fastsim.scores import compute_dtype, dense_cosines, without_autocast
 
 
-def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, backend):
+def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, formula, backend):
     """The loss `tile` over the scores of x (N, D) and y (M, D); y=None: x with itself.
 
     scale and bias are numbers or 0-d tensors; `weights` (N,) asks for sum_i weights_i loss_i,
     None for the losses (N,) themselves. `batch`: of which x and y are this process's part, the
     pairs of the tile being those of x with the columns of all processes; None: they are all of it.
+    formula: (scores (N, M), scale, bias) -> losses (N,) in plain torch, for derivatives of the
+    gradient.
     Returns the compute type: float64 for float64 inputs, else float32; log-sum-exps, which are to
     be merged with others, are float64.
     """
@@ -47,13 +51,20 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, backend)
         if batch.ring:
             return ring_tile_loss(tile, x, y, scale, bias, weights, batch, backend)
         y = batch.gather_columns(y)
+        if not len(x) and tile.rows_alone and weights is not None:
+            # This rank has no row: it adds nothing, and its columns get their share all the same.
+            return 0.0 * (x.sum() + y.sum() + scale + bias).to(dtype)
     y = None if y is x else y
     sides = (x, y, scale, bias)
     wants = [s is not None and s.requires_grad and torch.is_grad_enabled() for s in sides]
     learnt = zip(("scale", "bias"), wants[2:], strict=True)
     assert all(name in tile.record.learns for name, want in learnt if want), tile.kind
     arguments = tile_arguments(tile, *sides, weights, wants, backend)
-    return _TileLoss.apply(*arguments) if any(wants) else _tile(*arguments)[0]
+    if not any(wants):
+        return _tile(*arguments)[0]
+    # Where there is a group the formula has no scores of its own.
+    traced = torch.compiler.is_compiling() or (batch is not None and batch.group is not None)
+    return _TileLoss.apply(*arguments, None if traced else formula)
 
 
 def _wants_grad(side):
@@ -106,28 +117,42 @@ _tile_backward = define(
 )
 
 
+def _formula(ctx, x, y, scale, bias):
+    """The loss in plain torch; y=None: of x with itself."""
+    if ctx.formula is None:
+        raise RuntimeError(ONCE)
+    if ctx.cosine:
+        scores = dense_cosines(x, y, get("eager"))
+    else:
+        with without_autocast(x.device.type):
+            scores = as_float(x) @ as_float(x if y is None else y).T
+    losses, weights = ctx.formula(scores, scale, bias), ctx.saved_tensors[4]
+    return losses if weights is None else (losses * weights).sum()
+
+
 class _TileLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *arguments):
+        *arguments, ctx.formula = arguments
         loss, *saved = _tile(*arguments)
         arguments = TileArguments(*arguments)
-        ctx.options, ctx.wants = arguments.options, arguments.wants
+        ctx.options, ctx.wants, ctx.cosine = arguments.options, arguments.wants, arguments.cosine
         ctx.dtypes = arguments.x.dtype, arguments.scale.dtype
         ctx.found = arguments.finds_gradients
-        ctx.save_for_backward(*(() if ctx.found else arguments.tensors), *saved)
+        # The inputs even where the gradients are found: for derivatives of these, and so that to
+        # change an input before the backward pass is an error whatever has been found.
+        ctx.save_for_backward(*arguments.tensors, *saved)
         return loss
 
     @staticmethod
-    @once_differentiable
+    @differentiable_again(_formula, inputs=4)
     def backward(ctx, grad):
-        saved = ctx.saved_tensors
+        tensors, saved = ctx.saved_tensors[:TENSORS], ctx.saved_tensors[TENSORS:]
         if ctx.found:
             parts = [part * grad for part in saved]
         else:
-            tensors, state = saved[:TENSORS], saved[TENSORS:]
-            parts = _tile_backward(grad, state, *tensors, *ctx.options)
-        wants = ctx.wants
-        of_inputs, of_scalars = ctx.dtypes
+            parts = _tile_backward(grad, saved, *tensors, *ctx.options)
+        wants, (of_inputs, of_scalars) = ctx.wants, ctx.dtypes
         grad_x, grad_y, (grad_scale, grad_bias) = parts
         grads = (
             grad_x.to(of_inputs) if wants[0] else None,
@@ -135,4 +160,4 @@ class _TileLoss(torch.autograd.Function):
             grad_scale.to(of_scalars) if wants[2] else None,
             grad_bias.to(of_scalars) if wants[3] else None,
         )
-        return (*grads, *(None,) * (len(TileArguments._fields) - len(grads)))
+        return (*grads, *(None,) * (len(TileArguments._fields) + 1 - len(grads)))

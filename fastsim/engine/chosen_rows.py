@@ -3,7 +3,8 @@
 import torch
 
 from fastsim.backends import get
-from fastsim.operators import define, once_differentiable
+from fastsim.backends import rows as formulas
+from fastsim.operators import define, differentiable_again
 from fastsim.scores import without_autocast
 
 
@@ -36,10 +37,16 @@ class _Partners(torch.autograd.Function):
         values = _chosen_rows(x, y, columns, distances, missing, backend)
         ctx.save_for_backward(x, y, columns, values)
         ctx.call = distances, backend
+        ctx.missing = missing
         return values
 
     @staticmethod
-    @once_differentiable
+    @differentiable_again(
+        lambda ctx, x, y: formulas.chosen_rows(
+            x, y, ctx.saved_tensors[2], ctx.call[0], ctx.missing
+        ),
+        inputs=2,
+    )
     def backward(ctx, grad):
         wants = ctx.needs_input_grad[:2]
         distances, backend = ctx.call
@@ -56,7 +63,10 @@ class _RowTerms(torch.autograd.Function):
         return _row_terms(x, y, columns, first, backend)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_again(
+        lambda ctx, x, y: formulas.row_terms(x, y, ctx.saved_tensors[2], ctx.call[0]),
+        inputs=2,
+    )
     def backward(ctx, grad_pairs, grad_sums):
         wants = ctx.needs_input_grad[:2]
         first, backend = ctx.call

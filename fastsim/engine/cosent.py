@@ -7,15 +7,18 @@ import torch
 from torch import Tensor
 
 from fastsim.backends import get
-from fastsim.operators import define, once_differentiable
+from fastsim.operators import define, differentiable_again
 from fastsim.scores import compute_dtype
 
 
-def rank_loss(scores, labels, scale, backend):
-    """CoSENT of scores (M,) and labels (M,), `scale` a number or 0-d tensor -> scalar."""
+def rank_loss(scores, labels, scale, backend, formula):
+    """CoSENT of scores (M,) and labels (M,), `scale` a number or 0-d tensor -> scalar.
+
+    formula: the same in plain torch, for derivatives of the gradient.
+    """
     if not isinstance(scale, Tensor):
         scale = torch.full((), scale, dtype=compute_dtype(scores), device=scores.device)
-    return _RankLoss.apply(scores, labels, scale, backend.name)
+    return _RankLoss.apply(scores, scale, labels, backend.name, formula)
 
 
 def _forward(scores, labels, scale, want_score_grad, backend):
@@ -41,22 +44,26 @@ _cosent = define(
 
 class _RankLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, scores, labels, scale, backend):
-        want = ctx.needs_input_grad[0] or ctx.needs_input_grad[2]
+    def forward(ctx, scores, scale, labels, backend, formula):
+        want = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         loss, score_grad = _cosent(scores, labels, scale, want, backend)
-        ctx.save_for_backward(scores, scale, score_grad)
+        ctx.save_for_backward(scores, scale, labels, score_grad)
+        ctx.formula = formula
         return loss
 
     @staticmethod
-    @once_differentiable
+    @differentiable_again(
+        lambda ctx, scores, scale: ctx.formula(scores, ctx.saved_tensors[2], scale=scale),
+        inputs=2,
+    )
     def backward(ctx, grad):
-        scores, scale, score_grad = ctx.saved_tensors
+        scores, scale, _, score_grad = ctx.saved_tensors
         grad_scores = grad_scale = None
         if ctx.needs_input_grad[0]:
             grad_scores = (grad * score_grad).to(scores.dtype)
-        if ctx.needs_input_grad[2]:
+        if ctx.needs_input_grad[1]:
             # z = scale * score: dL/dscale = sum score dL/dscore / scale.
             grad_scale = (grad * torch.dot(score_grad, scores.to(score_grad.dtype)) / scale).to(
                 scale.dtype
             )
-        return grad_scores, None, grad_scale, None
+        return grad_scores, grad_scale, None, None, None

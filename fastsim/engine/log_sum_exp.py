@@ -39,12 +39,17 @@ def log_sum_exp(x, y=None, *, scale, exclude=None, guide=None, columns=False, ba
     row_ids, column_ids = parse_exclude(exclude, rows, count, x.device)
     guide = None if guide is None else _guide(guide, rows, count, x)
     pairs = Pairs(row_ids=row_ids, column_ids=column_ids, guide=guide)
-    chosen = pick(backend, x, kind="softmax")
+    chosen = pick(backend, x, y, scale, kind="softmax")
     if chosen.name == "eager":
         scores = dense_cosines(x, y, chosen)
         return _from_scores(scores, pairs, scale, columns)
     tile = Tile("softmax", pairs, symmetric=columns)
-    both = tile_loss(tile, x, y, scale=scale, weights=None, backend=chosen)
+
+    def formula(scores, scale, _):
+        found = _from_scores(scores, pairs, scale, columns)
+        return torch.cat(found) if columns else found
+
+    both = tile_loss(tile, x, y, scale=scale, formula=formula, backend=chosen)
     return both.split([rows, count]) if columns else both
 
 

@@ -12,9 +12,10 @@ _WIDE = (torch.float32, torch.float64)
 
 
 def as_theirs(loss, owner, call, *given):
-    """`loss` in the dtype that call(*given) returns; where that raises, as it is.
+    """`loss` in the dtype of call(), theirs on a few rows; where that raises, as it is.
 
-    owner: what names the computation, kept with the dtypes for the next time. given: a few rows.
+    owner: what names the computation; kept with the dtypes of `given`, what the loss is made of,
+    for the next time.
     """
     tensors = [value for value in given if isinstance(value, Tensor)]
     device = loss.device.type
@@ -26,7 +27,7 @@ def as_theirs(loss, owner, call, *given):
     if key not in _known:
         with torch.no_grad():
             try:
-                _known[key] = call(*given).dtype
+                _known[key] = call().dtype
             except RuntimeError:  # a mixture of dtypes that theirs does not take
                 _known[key] = loss.dtype
     return loss.to(_known[key])

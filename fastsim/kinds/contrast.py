@@ -5,6 +5,7 @@ and circle loss.
 import torch
 
 from fastsim.kinds.kind import ROWS, Exponentials, Kind, Total, over
+from fastsim.losses.reduce import softplus
 
 
 class MultiSimilarity(Kind):
@@ -15,16 +16,14 @@ class MultiSimilarity(Kind):
     """
 
     name = "multi_similarity"
+    state = Exponentials(), Exponentials(scale="positive_scale")
     parameters = ("scale", "positive_scale")
     learns = ()
     coefficient_axes = (ROWS, ROWS, ROWS, ROWS)
 
-    def parts(self, tile):
-        return Exponentials(), Exponentials(scale="positive_scale")
-
     def finish(self, tile, state):
         return sum(
-            torch.where(total == 0, 0.0, torch.nn.functional.softplus(lse) / scale)
+            torch.where(total == 0, 0.0, softplus(lse) / scale)
             for _, total, lse, scale in self._sums(tile, state)
         )
 
@@ -56,10 +55,8 @@ class MultiPositive(Kind):
     """
 
     name = "multi_positive"
+    state = Exponentials(), Total(needs_row=True), Total(needs_row=True)
     coefficient_axes = (ROWS, ROWS, ROWS, ROWS)
-
-    def parts(self, tile):
-        return Exponentials(), Total(needs_row=True), Total(needs_row=True)
 
     def finish(self, tile, state):
         return state[2]
@@ -88,12 +85,10 @@ class Circle(Kind):
     """
 
     name = "circle"
+    state = Exponentials(), Exponentials()
     parameters = ("scale", "margin")
     learns = ()
     coefficient_axes = (ROWS, ROWS, ROWS, ROWS)
-
-    def parts(self, tile):
-        return Exponentials(), Exponentials()
 
     def finish(self, tile, state):
         return torch.nn.functional.softplus(self._sum(tile, state))

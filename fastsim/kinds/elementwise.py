@@ -10,11 +10,9 @@ class Sigmoid(Kind):
     """
 
     name = "sigmoid"
+    state = Total(), Total()
     parameters = learns = ("scale", "bias")
     elementwise = True
-
-    def parts(self, tile):
-        return Total(), Total()
 
     def finish(self, tile, state):
         return state[0]
@@ -31,11 +29,9 @@ class SquaredError(Kind):
     """(s - t)^2. State: sum_j loss of each row."""
 
     name = "squared_error"
+    state = (Total(),)
     parameters = learns = ()
     elementwise = True
-
-    def parts(self, tile):
-        return (Total(),)
 
     def finish(self, tile, state):
         return state[0]

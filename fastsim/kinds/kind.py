@@ -85,6 +85,7 @@ class Kind:
     """A kind of tile loss. A subclass is its record, and an instance of it stands in `KINDS`.
 
     name: by which `Tile.kind` and every backend's table of epilogues call it.
+    state: the parts of the state, in their order.
     parameters: the fields of `Tile` that an epilogue takes beside the pairs, all of them numbers.
     learns: those that may want a gradient, of "scale" and "bias".
     coefficient_axes: of what each of the coefficients is: ROWS, COLUMNS or MATRIX.
@@ -94,6 +95,7 @@ class Kind:
     """
 
     name: str
+    state: tuple[Part, ...] = ()
     parameters: tuple[str, ...] = ("scale",)
     learns: tuple[str, ...] = ("scale",)
     coefficient_axes: tuple[str, ...] = (ROWS,)
@@ -102,8 +104,8 @@ class Kind:
     in_panels = True
 
     def parts(self, tile):
-        """The parts of the state, in their order."""
-        raise NotImplementedError
+        """The parts of the state of this tile, in their order."""
+        return self.state
 
     def finish(self, tile, state):
         """The losses (N,) of the rows, or () of the whole matrix, from the state."""

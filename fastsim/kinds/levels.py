@@ -14,11 +14,9 @@ class Levels(Kind):
     """
 
     name = "levels"
+    state = (Exponentials(MATRIX),)
     coefficient_axes = (MATRIX, MATRIX, MATRIX, MATRIX)
     whole_matrix = True
-
-    def parts(self, tile):
-        return (Exponentials(MATRIX),)
 
     def finish(self, tile, state):
         _, _, pairs, reach = _sums(tile, state)

@@ -21,13 +21,15 @@ class Softmax(Kind):
     """
 
     name = "softmax"
+    state = Exponentials(), Total(), Total()
+    state_of_positives = Exponentials(), OfPositive(), OfPositive()
+    state_of_columns = (Exponentials(COLUMNS),)
     parameters = ("scale", "margin")
     coefficient_axes = (ROWS, ROWS, ROWS, COLUMNS, COLUMNS)
 
     def parts(self, tile):
-        of_target = OfPositive() if tile.pairs.one_positive else Total()
-        columns = (Exponentials(COLUMNS),) if tile.symmetric else ()
-        return Exponentials(), of_target, of_target, *columns
+        rows = self.state_of_positives if tile.pairs.one_positive else self.state
+        return rows + self.state_of_columns if tile.symmetric else rows
 
     def finish(self, tile, state):
         top, total, target_logits, target_sums = state[:4]

@@ -16,8 +16,5 @@ class Triplet(Kind):
     def __init__(self, mining):
         self.name = f"{mining}_triplet"
 
-    def parts(self, tile):
-        return ()
-
 
 KINDS = (Triplet("hard"), Triplet("semi-hard"))

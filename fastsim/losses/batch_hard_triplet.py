@@ -18,12 +18,13 @@ from torch import Tensor
 from fastsim.annotations import Group, Reduction
 from fastsim.backends import pick
 from fastsim.checks import check_choice, check_number, check_reduction
-from fastsim.distributed import join
+from fastsim.distributed import batchwise, join
 from fastsim.engine.chosen_rows import partner_distances, partner_products
+from fastsim.engine.distances import all_distances
 from fastsim.engine.ring import ring_hardest, ring_sum
 from fastsim.engine.selection import centred_rows, hardest_columns
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, reduce
+from fastsim.losses.reduce import as_float, reduce, softplus
 from fastsim.pairs import (
     dense_targets,
     global_groups,
@@ -48,6 +49,7 @@ class HardestPairs(NamedTuple):
     negative_index: Tensor
 
 
+@batchwise
 def batch_hard_triplet(
     embeddings: Tensor,
     groups: Tensor,
@@ -73,7 +75,7 @@ def batch_hard_triplet(
     _check_options(margin, soft, reduction)
     check_choice("distance", distance, DISTANCES)
     pairs = parse_groups(embeddings, groups, None, None, False)
-    chosen = pick(backend, embeddings, kind="hardest", group=group)
+    chosen = pick(backend, embeddings, margin, kind="hardest", group=group)
     batch = join(
         group,
         "batch_hard_triplet",
@@ -89,6 +91,7 @@ def batch_hard_triplet(
     return batch.reduce(_losses(hardest, margin, soft), reduction, _count(hardest, reduction))
 
 
+@batchwise
 def hardest_pairs(
     embeddings: Tensor,
     groups: Tensor,
@@ -115,7 +118,7 @@ def hardest_pairs(
     """
     check_choice("distance", distance, DISTANCES)
     pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
-    chosen = pick(backend, embeddings, kind="hardest", group=group)
+    chosen = pick(backend, embeddings, references, kind="hardest", group=group)
     columns = embeddings if references is None else references
     batch = join(
         group,
@@ -232,7 +235,7 @@ def _hardest_of(distances, pairs):
 
 def _losses(hardest, margin, soft):
     gap = hardest.positive - hardest.negative + margin
-    return torch.nn.functional.softplus(gap) if soft else torch.relu(gap)
+    return softplus(gap) if soft else torch.relu(gap)
 
 
 def _count(hardest, reduction):
@@ -263,7 +266,7 @@ class _Euclidean:
 
     @staticmethod
     def all_distances(x, y):
-        return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+        return all_distances(x, y)
 
     chosen_rows = staticmethod(partner_distances)
 

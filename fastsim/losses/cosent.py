@@ -14,12 +14,13 @@ from torch import Tensor
 from fastsim.annotations import Group, Scalar
 from fastsim.backends import pick
 from fastsim.checks import check_labels, check_number, check_scores
-from fastsim.distributed import join
+from fastsim.distributed import batchwise, join
 from fastsim.engine.cosent import rank_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float
 
 
+@batchwise
 def cosent(
     scores: Tensor,
     labels: Tensor,
@@ -38,14 +39,14 @@ def cosent(
     module.
     """
     check_scores("scores", scores, ndim=1)
-    chosen = pick(backend, scores)
+    chosen = pick(backend, scores, scale)
     check_labels("labels", labels, scores.shape[0], scores.device)
     check_number("scale", scale, positive=True)
     batch = join(group, "cosent", scores, labels, scale=scale, backend=chosen.name)
     scores, labels = batch.gather_both(scores, labels)
     if chosen.name == "eager":
         return cosent_from_scores(scores, labels, scale=scale)
-    return rank_loss(scores, labels, scale, chosen)
+    return rank_loss(scores, labels, scale, chosen, cosent_from_scores)
 
 
 class CoSENT(LossModule):
@@ -69,7 +70,7 @@ def cosent_from_scores(scores: Tensor, labels: Tensor, *, scale: Scalar = 20.0) 
     check_labels("labels", labels, scores.shape[0], scores.device)
     check_number("scale", scale, positive=True)
     logits = as_float(scores) * scale
-    counts = labels[:, None] > labels[None, :]
-    terms = (logits[None, :] - logits[:, None])[counts]
+    # Masked rather than picked: how many pairs count depends on values, which nothing can trace.
+    terms = (logits - logits[:, None]).masked_fill(labels[:, None] <= labels, -torch.inf)
     # The 1 inside the logarithm; NaN or Inf in any score shows in it.
-    return torch.logsumexp(torch.cat([terms, (logits * 0).sum().reshape(1)]), 0)
+    return torch.logsumexp(torch.cat([terms.flatten(), (logits * 0).sum().reshape(1)]), 0)

@@ -26,16 +26,16 @@ from fastsim.checks import (
     check_scores,
     check_tensor,
 )
-from fastsim.distributed import join
+from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.cosent import cosent
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float
 from fastsim.pairs import (
+    check_own_targets,
     dense_targets,
     gather_targets,
     global_targets,
-    pair_mask,
     parse_targets,
 )
 from fastsim.scores import compute_dtype, dense_cosines
@@ -46,6 +46,7 @@ MOST_LEVELS = 256
 BAND = 1 << 20  # targets that are looked at at once
 
 
+@batchwise
 def cosent_matrix(
     x: Tensor,
     y: Tensor | None,
@@ -72,13 +73,14 @@ def cosent_matrix(
     entries are sorted, which takes O(N M) memory. Returns a scalar. ValueError or TypeError for
     arguments that do not fit, RuntimeError for a backend that cannot serve them.
     """
-    check_embeddings("x", x)
+    check_embeddings("x", x, empty=group is not None)
     if y is not None:
-        check_embeddings("y", y)
+        check_embeddings("y", y, empty=group is not None)
         check_alike("y", y, "x", x)
-    chosen = pick(backend, x, kind="levels", group=group)
+    chosen = pick(backend, x, y, scale, kind="levels", group=group)
     check_number("scale", scale, positive=True)
     skip = "lower" if y is None else "nothing"
+    check_own_targets(targets, x, x if y is None else y, group)
     batch = join(
         group,
         "cosent_matrix",
@@ -104,7 +106,16 @@ def cosent_matrix(
     if chosen.name != "eager" and levels.numel() <= MOST_LEVELS:
         pairs = replace(pairs, offset=batch.first_column)
         tile = Tile("levels", pairs, levels=levels)
-        loss = tile_loss(tile, x, y, scale=scale, weights=None, batch=batch, backend=chosen)
+        loss = tile_loss(
+            tile,
+            x,
+            y,
+            scale=scale,
+            weights=None,
+            batch=batch,
+            formula=lambda scores, scale, _: _over_entries(scores, pairs, scale, "eager"),
+            backend=chosen,
+        )
     else:
         scores = dense_cosines(*batch.gather_both(x, x if y is None else y), chosen)
         pairs = parse_targets(gather_targets(targets, batch), *scores.shape, x.device, skip=skip)
@@ -145,12 +156,19 @@ def cosent_matrix_from_scores(
 
 
 def _over_entries(scores, pairs, scale, backend):
-    scores = as_float(scores)
-    wanted = dense_targets(pairs, *scores.shape, scores.dtype, scores.device)
-    part = pair_mask(pairs, *scores.shape, scores.device)
-    if not part.any():
-        return scores.sum() * 0.0
-    return cosent(scores[part], wanted[part], scale=scale, backend=backend)
+    wanted = dense_targets(pairs, *scores.shape, compute_dtype(scores), scores.device)
+    scores = _entries(as_float(scores), pairs)
+    if not scores.numel():
+        return scores.sum()
+    return cosent(scores, _entries(wanted, pairs), scale=scale, backend=backend)
+
+
+def _entries(matrix, pairs):
+    """The entries (M,) that count. Their number follows from the shape, so it can be traced."""
+    if pairs.skip == "nothing":
+        return matrix.flatten()
+    rows, columns = torch.triu_indices(*matrix.shape, 1, device=matrix.device)
+    return matrix[rows, columns]
 
 
 def _bands(dense):

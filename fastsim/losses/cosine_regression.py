@@ -34,7 +34,7 @@ def cosine_regression(
     check_alike("v", v, "u", u, rows=True)
     check_labels("labels", labels, u.shape[0], u.device)
     check_reduction(reduction)
-    cosines = paired_cosines(u, v, pick(backend, u))
+    cosines = paired_cosines(u, v, pick(backend, u, v))
     return torch.nn.functional.mse_loss(cosines, labels.to(cosines.dtype), reduction=reduction)
 
 

@@ -21,7 +21,7 @@ from fastsim.checks import (
     check_reduction,
     check_scores,
 )
-from fastsim.distributed import join
+from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, inverse, reduce
@@ -30,6 +30,7 @@ from fastsim.scores import compute_dtype, dense_cosines, paired_cosines
 from fastsim.tile import Tile
 
 
+@batchwise
 def decoupled_contrastive(
     anchors: Tensor,
     candidates: Tensor,
@@ -61,14 +62,14 @@ def decoupled_contrastive(
         ValueError, TypeError: for arguments that do not fit.
         RuntimeError: for a backend that cannot serve them.
     """
-    check_embeddings("anchors", anchors)
-    check_embeddings("candidates", candidates)
+    check_embeddings("anchors", anchors, empty=group is not None)
+    check_embeddings("candidates", candidates, empty=group is not None)
     check_alike("candidates", candidates, "anchors", anchors)
     if positives is None:
         check_enough("candidates", candidates, "anchors", anchors)
     check_number("temperature", temperature, positive=True)
     check_reduction(reduction)
-    chosen = pick(backend, anchors, kind="softmax", group=group)
+    chosen = pick(backend, anchors, candidates, temperature, kind="softmax", group=group)
     batch = join(
         group,
         "decoupled_contrastive",
@@ -91,6 +92,11 @@ def decoupled_contrastive(
     # takes no part.
     columns = torch.arange(batch.columns, device=anchors.device)
     weights = batch.row_weights(reduction, anchors)
+
+    def formula(scores, scale, _):
+        negatives = (scores * scale).scatter(1, own[:, None], -torch.inf)
+        return torch.logsumexp(negatives, 1).double()
+
     sums = tile_loss(
         Tile("softmax", Pairs(row_ids=own + batch.first_column, column_ids=columns)),
         anchors,
@@ -98,6 +104,7 @@ def decoupled_contrastive(
         scale=scale,
         weights=weights,
         batch=batch,
+        formula=formula,
         backend=chosen,
     )
     positive = positive.double()

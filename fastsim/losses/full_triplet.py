@@ -24,7 +24,7 @@ from fastsim.checks import (
     check_reduction,
     check_scores,
 )
-from fastsim.distributed import join
+from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.engine.chosen_rows import row_terms
 from fastsim.engine.ring import ring_closest, ring_sum
@@ -37,6 +37,7 @@ from fastsim.pairs import (
     global_positives,
     pair_mask,
     parse_exclude,
+    parse_positives,
 )
 from fastsim.scores import dense_cosines, paired, unit_rows, without_autocast
 from fastsim.tile import Tile
@@ -44,6 +45,7 @@ from fastsim.tile import Tile
 MININGS = ("semi-hard", "hard")
 
 
+@batchwise
 def full_triplet(
     anchors: Tensor,
     positives: Tensor,
@@ -67,10 +69,12 @@ def full_triplet(
     Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
     not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
     """
-    chosen = _check(anchors, positives, mining, backend, group)
+    chosen = _check(anchors, positives, mining, backend, margin, group)
     check_reduction(reduction)
     check_number("margin", margin)
     options = {"margin": margin, "mining": mining}
+    own = anchors.shape[0], positives.shape[0], anchors.device
+    diagonal, ids = parse_positives(None, *own), parse_exclude(exclude, *own)
     batch = join(
         group,
         "full_triplet",
@@ -81,8 +85,7 @@ def full_triplet(
         reduction=reduction,
         backend=chosen.name,
     )
-    ids = global_exclude(exclude, batch, anchors.device)
-    pairs = Pairs(global_positives(None, batch, anchors.device), *ids)
+    pairs = Pairs(global_positives(diagonal, batch), *global_exclude(ids, batch))
     if chosen.name == "eager":
         scores, exclude = _positives_first(anchors, positives, pairs, batch, chosen)
         losses = full_triplet_from_scores(scores, **options, exclude=exclude, reduction="none")
@@ -95,9 +98,20 @@ def full_triplet(
     # A margin to learn, or sizes that are symbols of torch.export, go the way that takes any.
     number = not isinstance(margin, torch.Tensor) and all(isinstance(n, int) for n in shape)
     if number and weights is not None and chosen.serves_whole(kind, *shape):
-        tile = Tile(kind, pairs, margin=float(margin))
+
+        def formula(scores, *_):
+            given = options | {"exclude": exclude, "reduction": "none"}
+            return full_triplet_from_scores(scores, **given)
+
         return tile_loss(
-            tile, anchors, positives, scale=1, weights=weights, batch=batch, backend=chosen
+            Tile(kind, pairs, margin=float(margin)),
+            anchors,
+            positives,
+            scale=1,
+            weights=weights,
+            batch=batch,
+            formula=formula,
+            backend=chosen,
         )
     unit_x, unit_y = _units(anchors, batch.gather_columns(positives), chosen)
     indices = closest_column(unit_x, unit_y, anchors.dtype, mining == "semi-hard", pairs, chosen)
@@ -317,10 +331,10 @@ def _pairs(exclude, rows, columns, device):
     return Pairs(torch.arange(rows, device=device), row_ids, column_ids)
 
 
-def _check(anchors, positives, mining, backend, group=None):
-    check_embeddings("anchors", anchors)
-    check_embeddings("positives", positives)
+def _check(anchors, positives, mining, backend, margin=None, group=None):
+    check_embeddings("anchors", anchors, empty=group is not None)
+    check_embeddings("positives", positives, empty=group is not None)
     check_alike("positives", positives, "anchors", anchors)
     check_enough("positives", positives, "anchors", anchors)
     check_choice("mining", mining, MININGS)
-    return pick(backend, anchors, kind="closest", group=group)
+    return pick(backend, anchors, positives, margin, kind="closest", group=group)

@@ -37,9 +37,11 @@ def grouped_loss(
     plain torch. options: what has to be the same on every rank. count: of the pairs, what the mean
     is over; None: the rows.
     """
-    pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
+    pairs = parse_groups(
+        embeddings, groups, references, reference_groups, own_first, empty=group is not None
+    )
     check_reduction(reduction)
-    chosen = pick(backend, embeddings, kind=kind, group=group)
+    chosen = pick(backend, embeddings, references, *options.values(), kind=kind, group=group)
     columns = embeddings if references is None else references
     batch = join(
         group,
@@ -57,6 +59,12 @@ def grouped_loss(
     if chosen.name == "eager":
         scores = dense_cosines(embeddings, batch.gather_columns(columns), chosen)
         return batch.reduce(formula(scores, pairs), reduction, counted)
+
+    def of_scale(scores, scale, _):
+        # What may be learnt of a loss over groups is its temperature.
+        learnt = {"temperature": 1 / scale} if "temperature" in options else {}
+        return formula(scores, pairs, **learnt)
+
     return tile_loss(
         Tile(kind, pairs, **parameters),
         embeddings,
@@ -64,6 +72,7 @@ def grouped_loss(
         scale=scale,
         weights=batch.row_weights(reduction, embeddings, counted),
         batch=batch,
+        formula=of_scale,
         backend=chosen,
     )
 

@@ -20,15 +20,22 @@ from fastsim.checks import (
     check_reduction,
     check_scores,
 )
-from fastsim.distributed import join
+from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, inverse, reduce
-from fastsim.pairs import dense_targets, gather_targets, global_targets, parse_targets
+from fastsim.pairs import (
+    check_own_targets,
+    dense_targets,
+    gather_targets,
+    global_targets,
+    parse_targets,
+)
 from fastsim.scores import dense_cosines
 from fastsim.tile import Tile
 
 
+@batchwise
 def matrix_cross_entropy(
     x: Tensor,
     y: Tensor,
@@ -50,13 +57,14 @@ def matrix_cross_entropy(
     Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
     not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
     """
-    check_embeddings("x", x)
-    check_embeddings("y", y)
+    check_embeddings("x", x, empty=group is not None)
+    check_embeddings("y", y, empty=group is not None)
     check_alike("y", y, "x", x)
     check_reduction(reduction)
-    chosen = pick(backend, x, kind="softmax", group=group)
+    chosen = pick(backend, x, y, temperature, kind="softmax", group=group)
     check_number("temperature", temperature, positive=True)
     options = {"temperature": temperature}
+    check_own_targets(targets, x, y, group)
     batch = join(
         group,
         "matrix_cross_entropy",
@@ -74,6 +82,11 @@ def matrix_cross_entropy(
         losses = matrix_cross_entropy_from_scores(scores, targets, **options, reduction="none")
         return batch.reduce(losses, reduction)
     pairs = parse_targets(targets, x.shape[0], batch.columns, x.device)
+
+    def formula(scores, scale, _):
+        given = {"temperature": 1 / scale, "reduction": "none"}
+        return matrix_cross_entropy_from_scores(scores, targets, **given)
+
     return tile_loss(
         Tile("softmax", pairs),
         x,
@@ -81,6 +94,7 @@ def matrix_cross_entropy(
         scale=inverse(temperature, x),
         weights=batch.row_weights(reduction, x),
         batch=batch,
+        formula=formula,
         backend=chosen,
     )
 

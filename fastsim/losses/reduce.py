@@ -29,6 +29,11 @@ def as_float(scores):
     return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
+def softplus(x):
+    """log(1 + exp(x)), in float64 too: from 20 on torch's is x, which is off by 2e-9."""
+    return torch.nn.functional.softplus(x, threshold=50.0)
+
+
 def inverse(temperature, x):
     """1 / temperature, of a tensor in the compute type of x: rounding it would move every logit.
 

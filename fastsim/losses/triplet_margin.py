@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from fastsim.annotations import Reduction
+from fastsim.backends.rows import norms
 from fastsim.checks import check_alike, check_embeddings, check_number, check_reduction
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, reduce
-from fastsim.operators import once_differentiable
+from fastsim.operators import differentiable_again, transformed
 
 
 def triplet_margin(
@@ -36,7 +37,8 @@ def triplet_margin(
         check_alike(name, value, "anchors", anchors, rows=True)
     check_number("margin", margin)
     check_reduction(reduction)
-    gap = _Gap.apply(as_float(anchors), as_float(positives), as_float(negatives))
+    sides = anchors, positives, negatives
+    gap = _gap_formula(None, *sides) if transformed(*sides) else _Gap.apply(*sides)
     return reduce(torch.relu(gap + margin), reduction)
 
 
@@ -54,8 +56,13 @@ class TripletMargin(LossModule):
         super().__init__(locals())
 
 
+def _gap_formula(ctx, anchors, positives, negatives):
+    anchors = as_float(anchors)
+    return norms(anchors - positives) - norms(anchors - negatives)
+
+
 class _Gap(torch.autograd.Function):
-    """|a_i - p_i| - |a_i - n_i| (N,) of three (N, D) in the compute type.
+    """|a_i - p_i| - |a_i - n_i| (N,) in the compute type, of three (N, D).
 
     The two distances in one function: what the anchors get is what the others get, turned round,
     so a backward pass makes the three gradients and no other N x D numbers.
@@ -63,21 +70,27 @@ class _Gap(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, anchors, positives, negatives):
-        near, far = positives - anchors, negatives - anchors
+        near, far = as_float(positives) - anchors, as_float(negatives) - anchors
         near_norm, far_norm = (torch.linalg.vector_norm(d, dim=1) for d in (near, far))
-        ctx.save_for_backward(near, far, near_norm, far_norm)
+        ctx.save_for_backward(anchors, positives, negatives, near_norm, far_norm)
         return near_norm - far_norm
 
     @staticmethod
-    @once_differentiable
+    @differentiable_again(_gap_formula, inputs=3)
     def backward(ctx, grad):
-        near, far, near_norm, far_norm = ctx.saved_tensors
-        grad_positives = near * _over(grad, near_norm)[:, None]
-        grad_negatives = far * _over(-grad, far_norm)[:, None]
+        anchors, positives, negatives, near_norm, far_norm = ctx.saved_tensors
+        grad_positives = (as_float(positives) - anchors).mul_(_over(grad, near_norm)[:, None])
+        grad_negatives = (as_float(negatives) - anchors).mul_(_over(-grad, far_norm)[:, None])
         wants_anchors, *wants = ctx.needs_input_grad
         grad_anchors = (grad_positives + grad_negatives).neg_() if wants_anchors else None
-        grads = (grad_positives, grad_negatives)
-        return grad_anchors, *(g if w else None for g, w in zip(grads, wants, strict=True))
+        grads = (
+            grad_anchors,
+            *(
+                grad if want else None
+                for grad, want in zip((grad_positives, grad_negatives), wants, strict=True)
+            ),
+        )
+        return tuple(grad if grad is None else grad.to(anchors.dtype) for grad in grads)
 
 
 def _over(grad, norm):

@@ -1,62 +1,96 @@
 """Reading data files, strictly: a bad row stops with file, line and reason.
 
-CSV, TSV, JSON lines and Parquet end as a `datasets.Dataset`. The rows themselves are read here
-and not by `datasets`, whose readers take "NA" for a missing value, guess types, fill short rows
-and know no line numbers. Texts are held in memory once while a file is read.
+The rows of a file end as a `datasets.Dataset`: in memory while they are few, else in a file of
+Arrow that is mapped into memory and vanishes with the process.
 """
 
-import csv
-import json
+import itertools
 import math
+import os
+import re
+import sys
+import tempfile
 from pathlib import Path
 
 from fastsim.training.formats import describe, format_of, is_role
+from fastsim.training.rows import (
+    KINDS,
+    SUFFIXES,
+    DataError,
+    check_file,
+    delimited_rows,
+    kind_of,
+    lines,
+    named_rows,
+)
 
-SUFFIXES = {
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".tab": "tsv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".parquet": "parquet",
-}
+__all__ = ["KINDS", "SUFFIXES", "DataError", "read_corpus", "read_data"]
+
+_PART = 10_000  # rows checked and written at once
+_IN_MEMORY = 50_000  # rows; more are mapped from a file
+_SHOWN = 3  # rows left out that are named
 
 
-class DataError(ValueError):
-    """A data file that cannot be used; the message holds file, line and reason."""
-
-
-def read_data(path, *, columns=None, kind=None):
+def read_data(
+    path,
+    *,
+    columns=None,
+    kind=None,
+    delimiter=None,
+    header=None,
+    skip_bad_rows=False,
+    say=None,
+):
     """A file as (datasets.Dataset of the columns in use, `Format`).
 
-    path: CSV or TSV (UTF-8; TSV without quoting), JSON lines or Parquet, told by the suffix or
-    `kind` ("csv", "tsv", "jsonl", "parquet"). columns: None, a header with the names of
-    `formats.COLUMNS`; or a list of items `role`, `role=name in the header`, `_` (not used).
-    Plain roles select from a header that has them all, else the file has no header and they name
-    its columns in order. Scores become floats, labels stay text; in JSON and Parquet they may be
-    numbers. `DataError` for anything that does not fit, at the first such row.
+    path: CSV or TSV (UTF-8; TSV without quoting), JSON lines, JSON or Parquet, plain or gzip, told
+    by the suffix or `kind`; or a list of such files with the same columns. columns: None, a header
+    with the names of `formats.COLUMNS`; or a list of items `role`, `role=name in the header`, `_`
+    (not used). Plain roles select from a header that has them all, else the file has no header and
+    they name its columns in order; header says so where that is not to be guessed. delimiter: of a
+    CSV file, by default a comma. skip_bad_rows: leave out rows that do not fit, and say (a
+    function, by default to the error stream) how many and which. Scores become floats, labels stay
+    text; in JSON and Parquet they may be numbers. `DataError` for anything that does not fit, at
+    the first such row.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
-    kind = kind or SUFFIXES.get(path.suffix.lower())
-    if kind not in SUFFIXES.values():
-        raise DataError(f"{path}: wanted a suffix in {', '.join(SUFFIXES)}, or --format")
-    roles = _parse_columns(columns, path)
-    try:
-        if kind in ("csv", "tsv"):
-            names, rows = _open_delimited(path, kind, roles)
+    say = say or _tell
+    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    bad, last = [], None
+    store = None
+    for one in paths:
+        file = check_file(one)
+        kind_here = kind_of(file, kind)
+        roles = _parse_columns(columns)
+        if kind_here in ("csv", "tsv"):
+            names, rows, found = _open_delimited(file, kind_here, roles, delimiter, header)
         else:
-            names, rows = _open_named(path, kind, roles)
-        return _collect(path, names, rows)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: wanted UTF-8 text: {error.reason}") from error
+            names, rows, found = _open_named(file, kind_here, roles)
+        try:
+            layout = format_of(names)
+        except ValueError as error:
+            raise DataError(f"{file}: {_header_fault(error, found)}") from error
+        if last is not None and layout != last:
+            raise DataError(f"{file}: wanted the columns of {paths[0]}, {last.columns}")
+        last = layout
+        store = store or _Store(layout, say)
+        count = store.rows
+        _collect(file, names, rows, layout, store, bad if skip_bad_rows else None)
+        if store.rows == count:
+            raise DataError(f"{file}: no rows")
+    if bad:
+        more = "" if len(bad) <= _SHOWN else f" and {len(bad) - _SHOWN} more"
+        say(f"left out {len(bad)} rows: {'; '.join(bad[:_SHOWN])}{more}")
+    return store.dataset(), last
+
+
+def _tell(line):
+    print(line, file=sys.stderr, flush=True)
 
 
 # ---- columns ----
 
 
-def _parse_columns(columns, path):
+def _parse_columns(columns):
     """A list of (role, name in the file or None), or None."""
     if columns is None:
         return None
@@ -89,58 +123,84 @@ def _select(header, roles, path):
     wanted = [(role, name or role) for role, name in roles if role != "_"]
     missing = [name for _, name in wanted if name not in header]
     if missing:
-        raise DataError(f"{path}: no column {', '.join(missing)}; it has {', '.join(header)}")
+        raise DataError(
+            f"{path}: no column {', '.join(missing)}; it has {', '.join(header)}"
+            f"{_other_delimiter(header)}"
+        )
     return {role: header.index(name) for role, name in wanted}
 
 
-# ---- rows: (line, values in the order of names) ----
+def _header_fault(error, header):
+    return (
+        f"{error}; the header is ({', '.join(header)}); --columns role=name,... maps it"
+        f"{_other_delimiter(header)}"
+    )
 
 
-def _open_delimited(path, kind, roles):
-    quoting = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == "tsv" else {}
-    lines = _delimited_rows(path, quoting)
-    first = next(lines, None)
+def _other_delimiter(header):
+    if len(header) != 1:
+        return ""
+    counts = {mark: header[0].count(mark) for mark in (";", "\t", "|", ",")}
+    mark = max(counts, key=counts.get)
+    return f"; try --delimiter {mark!r}" if counts[mark] else ""
+
+
+def _looks_like_a_header(first, second):
+    """Whether fields are short distinct names and those of the next row are not."""
+    name = re.compile(r"[A-Za-z_][\w .-]{0,29}")
+    named = all(name.fullmatch(field) and len(field.split()) <= 2 for field in first)
+    if not named or len(set(first)) < len(first) or second is None:
+        return False
+    return any(len(field.split()) > 3 for field in second)
+
+
+# ---- rows: (line, values in the order of names, or what is wrong with the row) ----
+
+
+def _open_delimited(path, kind, roles, delimiter, header):
+    rows = delimited_rows(path, kind, delimiter)
+    first = next(rows, None)
     if first is None:
         raise DataError(f"{path}: no rows")
+    names = [field.strip() for field in first[1]]
     plain = roles is not None and all(name is None for _, name in roles)
-    header = [field.strip() for field in first[1]]
-    if plain and not all(role in header for role, _ in roles if role != "_"):
+    has_all = plain and all(role in names for role, _ in roles if role != "_")
+    if plain and not has_all and header is not True:
+        second = next(rows, None)
+        if header is None and _looks_like_a_header(names, second and second[1]):
+            shown = ",".join(
+                f"{role}={name}"
+                for (role, _), name in zip(roles, names, strict=False)
+                if role != "_"
+            )
+            raise DataError(
+                f"{path}, line 1: this looks like a header: {', '.join(names)}. Map it with"
+                f" --columns {shown}, or say --no-header"
+            )
         places = {role: place for place, (role, _) in enumerate(roles) if role != "_"}
-        return list(places), _pick(path, _again(first, lines), list(places.values()), len(roles))
-    places = _select(header, roles, path)
-    return list(places), _pick(path, lines, list(places.values()), len(header))
-
-
-def _delimited_rows(path, quoting):
-    with open(path, encoding="utf-8-sig", newline="") as handle:
-        reader = csv.reader(handle, strict=True, **quoting)
-        line = 0
-        while True:
-            try:
-                row = next(reader, None)
-            except csv.Error as error:
-                raise DataError(f"{path}, line {line + 1}: {error}") from error
-            if row is None:
-                return
-            start, line = line + 1, reader.line_num
-            if row:  # an empty line ends many files and holds no row
-                yield start, row
+        every = _again([first] if second is None else [first, second], rows)
+        return list(places), _pick(path, every, list(places.values()), len(roles)), names
+    if header is False:
+        raise DataError(f"{path}: without a header wanted --columns with plain roles")
+    places = _select(names, roles, path)
+    return list(places), _pick(path, rows, list(places.values()), len(names)), names
 
 
 def _again(first, rest):
-    yield first
+    yield from first
     yield from rest
 
 
 def _pick(path, rows, places, width):
     for line, row in rows:
         if len(row) != width:
-            raise DataError(f"{path}, line {line}: wanted {width} fields, got {len(row)}")
-        yield line, [row[place] for place in places]
+            yield line, DataError(f"{path}, line {line}: wanted {width} fields, got {len(row)}")
+        else:
+            yield line, [row[place] for place in places]
 
 
 def _open_named(path, kind, roles):
-    rows = _json_rows(path) if kind == "jsonl" else _parquet_rows(path)
+    rows = named_rows(path, kind)
     first = next(rows, None)
     if first is None:
         raise DataError(f"{path}: no rows")
@@ -149,62 +209,135 @@ def _open_named(path, kind, roles):
     keys = [header[place] for place in names.values()]
 
     def values():
-        for line, row in _again(first, rows):
+        for line, row in _again([first], rows):
             missing = [key for key in keys if row.get(key) is None]
             if missing:
-                raise DataError(f"{path}, line {line}: no {', '.join(missing)}")
-            yield line, [row[key] for key in keys]
+                yield line, DataError(f"{path}, line {line}: no {', '.join(missing)}")
+            else:
+                yield line, [row[key] for key in keys]
 
-    return list(names), values()
-
-
-def _json_rows(path):
-    with open(path, encoding="utf-8-sig") as handle:
-        for line, text in enumerate(handle, start=1):
-            if not text.strip():
-                continue
-            try:
-                row = json.loads(text)
-            except ValueError as error:
-                raise DataError(f"{path}, line {line}: no JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise DataError(f"{path}, line {line}: wanted a JSON object, got {text[:40]!r}")
-            yield line, row
-
-
-def _parquet_rows(path):
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        file = pyarrow.parquet.ParquetFile(path)
-        rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
-        yield from enumerate(rows, start=1)
-    except pyarrow.ArrowException as error:
-        raise DataError(f"{path}: no Parquet: {error}") from error
+    return list(names), values(), header
 
 
 # ---- checked columns ----
 
 
-def _collect(path, names, rows):
-    try:
-        layout = format_of(names)
-    except ValueError as error:
-        raise DataError(f"{path}: {error}; --columns names them") from error
-    values = {name: [] for name in layout.columns}
-    for line, row in rows:
-        for name, value in zip(names, row, strict=True):
-            if name in layout.texts:
-                values[name].append(_text(value, name, path, line))
-            elif name in values:
-                check = _score if name == "score" else _label
-                values[name].append(check(value, name, path, line))
-    if not values[layout.texts[0]]:
-        raise DataError(f"{path}: no rows")
-    import datasets
+def _collect(path, names, rows, layout, store, bad):
+    places = [names.index(name) for name in layout.columns]
+    while part := list(itertools.islice(rows, _PART)):
+        store.add(_checked(path, part, places, layout, bad))
 
-    return datasets.Dataset.from_dict(values), layout
+
+def _checked(path, part, places, layout, bad):
+    """The columns of some rows; rows that do not fit are told to `bad`, or raised if it is None."""
+    quick = _checked_together([row for _, row in part], places, layout)
+    if quick is not None:
+        return quick
+    kept = []
+    for line, row in part:
+        try:
+            if isinstance(row, DataError):
+                raise row
+            kept.append(
+                [
+                    _value(row[place], name, layout, path, line)
+                    for place, name in zip(places, layout.columns, strict=True)
+                ]
+            )
+        except DataError as error:
+            if bad is None:
+                raise
+            bad.append(str(error))
+    return list(zip(*kept, strict=True)) or [() for _ in places]
+
+
+def _checked_together(rows, places, layout):
+    """The columns, where a look at whole columns finds nothing wrong, else None."""
+    if DataError in set(map(type, rows)):
+        return None
+    given = list(zip(*rows, strict=True))
+    columns = []
+    for place, name in zip(places, layout.columns, strict=True):
+        values = given[place]
+        kinds = set(map(type, values))
+        if name in layout.texts:
+            if kinds != {str} or not all(map(str.strip, values)) or any("\0" in v for v in values):
+                return None
+        elif name == "score" and kinds <= {str, int, float}:
+            try:
+                values = list(map(float, values))
+            except ValueError:
+                return None
+            if not all(map(math.isfinite, values)):
+                return None
+        else:
+            return None
+        columns.append(values)
+    return columns
+
+
+def _value(value, name, layout, path, line):
+    if name in layout.texts:
+        return _text(value, name, path, line)
+    return (_score if name == "score" else _label)(value, name, path, line)
+
+
+class _Store:
+    """Columns that grow by parts: in memory, or from `_IN_MEMORY` rows on in a mapped file."""
+
+    def __init__(self, layout, say):
+        import pyarrow
+
+        kinds = {"score": pyarrow.float64()}
+        fields = [(name, kinds.get(name, pyarrow.string())) for name in layout.columns]
+        self.schema = pyarrow.schema(fields)
+        self.rows, self._parts, self._writer, self._say = 0, [], None, say
+        self._named = 0
+
+    def add(self, columns):
+        import pyarrow
+
+        arrays = [
+            pyarrow.array(column, type=field.type)
+            for column, field in zip(columns, self.schema, strict=True)
+        ]
+        part = pyarrow.record_batch(arrays, schema=self.schema)
+        self.rows += len(part)
+        if self._writer is None:
+            self._parts.append(part)
+            if self.rows > _IN_MEMORY:
+                self._spill()
+        else:
+            self._writer.write_batch(part)
+        if self.rows - self._named >= 500_000:
+            self._named = self.rows
+            self._say(f"read {self.rows:,} rows")
+
+    def _spill(self):
+        import datasets
+        import pyarrow
+
+        folder = Path(datasets.config.HF_DATASETS_CACHE)
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, self._path = tempfile.mkstemp(prefix="fastsim-", suffix=".arrow", dir=folder)
+        self._file = os.fdopen(handle, "wb")
+        self._writer = pyarrow.ipc.new_stream(self._file, self.schema)
+        for part in self._parts:
+            self._writer.write_batch(part)
+        self._parts = []
+
+    def dataset(self):
+        import datasets
+        import pyarrow
+
+        if self._writer is None:
+            return datasets.Dataset(pyarrow.Table.from_batches(self._parts, self.schema))
+        self._writer.close()
+        self._file.close()
+        found = datasets.Dataset.from_file(self._path)
+        if os.name == "posix":
+            os.unlink(self._path)  # the map keeps it until the process ends
+        return found
 
 
 def _text(value, name, path, line):
@@ -212,6 +345,8 @@ def _text(value, name, path, line):
         raise DataError(f"{path}, line {line}: {name}: wanted a text, got {value!r:.40}")
     if not value.strip():
         raise DataError(f"{path}, line {line}: {name}: the text is empty")
+    if "\0" in value:
+        raise DataError(f"{path}, line {line}: {name}: the text holds a NUL byte")
     return value
 
 
@@ -240,33 +375,23 @@ def _label(value, name, path, line):
 
 def read_corpus(path):
     """The texts of a file: each line of .txt, else the column `text` (`DataError` as above)."""
-    path = Path(path)
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
-    if path.suffix.lower() == ".txt":
-        try:
-            lines = path.read_text(encoding="utf-8-sig").splitlines()
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path}: wanted UTF-8 text: {error.reason}") from error
-        texts = [line.strip() for line in lines if line.strip()]
-        if not texts:
-            raise DataError(f"{path}: no texts")
-        return texts
-    kind = SUFFIXES.get(path.suffix.lower())
-    if kind is None:
-        raise DataError(f"{path}: wanted a suffix in .txt, {', '.join(SUFFIXES)}")
-    if kind in ("csv", "tsv"):
-        quoting = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == "tsv" else {}
-        lines = _delimited_rows(path, quoting)
-        header = next(lines, (1, []))[1]
-        rows = ((line, dict(zip(header, row, strict=False))) for line, row in lines)
+    path = check_file(path)
+    if path.suffixes and path.suffixes[0].lower() == ".txt":
+        texts = [text.strip() for _, text in lines(path) if text.strip()]
     else:
-        rows = _json_rows(path) if kind == "jsonl" else _parquet_rows(path)
-    texts = []
-    for line, row in rows:
-        if "text" not in row:
-            raise DataError(f"{path}, line {line}: no column text")
-        texts.append(_text(row["text"], "text", path, line))
+        kind = kind_of(path, more=(".txt",))
+        if kind in ("csv", "tsv"):
+            rows = delimited_rows(path, kind)
+            header = next(rows, (1, []))[1]
+            rows = ((line, dict(zip(header, row, strict=False))) for line, row in rows)
+        else:
+            rows = named_rows(path, kind)
+        texts = []
+        for line, row in rows:
+            if "text" not in row:
+                known = ", ".join(map(str, row)) or "nothing"
+                raise DataError(f"{path}, line {line}: no column text; it has {known}")
+            texts.append(_text(row["text"], "text", path, line))
     if not texts:
         raise DataError(f"{path}: no texts")
     return texts

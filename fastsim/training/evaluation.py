@@ -4,6 +4,7 @@ from collections import defaultdict
 
 import torch
 
+from fastsim.encoders.model_files import ModelError
 from fastsim.training import metrics
 
 # Format -> the metric that chooses the best model.
@@ -64,6 +65,16 @@ def check_evaluation(dataset, layout, *, cross_encoder=False, classes=None):
             raise ValueError("data: wanted a label with two different texts, got none")
 
 
+def check_vectors(vectors):
+    """ModelError where an encoder gives embeddings that are not finite."""
+    bad = ~vectors.isfinite().all(-1)
+    if bool(bad.any()):
+        raise ModelError(
+            f"model: {int(bad.sum())} of {len(bad)} texts have an embedding with NaN or infinity"
+        )
+    return vectors
+
+
 def evaluate_encoder(encoder, dataset, layout, *, classifier=None, batch_size=32, progress=False):
     """Metrics of an `Encoder` on a data set: a dictionary of numbers.
 
@@ -75,10 +86,15 @@ def evaluate_encoder(encoder, dataset, layout, *, classifier=None, batch_size=32
     """
     check_evaluation(dataset, layout, classes=classifier and classifier[1])
     columns = [list(dataset[name]) for name in layout.texts]
-    unique = list(dict.fromkeys(text for column in columns for text in column))
-    place = {text: row for row, text in enumerate(unique)}
-    vectors = encoder.encode(unique, batch_size=batch_size, progress=progress)
-    rows = [[place[text] for text in column] for column in columns]
+    prompts = [encoder.prompt_of_column(name) for name in layout.texts]
+    pairs = zip(prompts, columns, strict=True)
+    unique = list(dict.fromkeys((prompt, text) for prompt, column in pairs for text in column))
+    vectors = check_vectors(_encode(encoder, unique, batch_size, progress))
+    place = {key: row for row, key in enumerate(unique)}
+    rows = [
+        [place[prompt, text] for text in column]
+        for prompt, column in zip(prompts, columns, strict=True)
+    ]
     parts = [vectors[column] for column in rows]
     if layout.name == "scored pairs":
         return metrics.pair_correlations(*parts, list(dataset[layout.label]))
@@ -94,6 +110,16 @@ def evaluate_encoder(encoder, dataset, layout, *, classifier=None, batch_size=32
     if layout.name == "tuples":
         return _tuples(vectors, rows, parts, layout)
     return _labelled_texts(vectors, rows[0], list(dataset[layout.label]))
+
+
+def _encode(encoder, unique, batch_size, progress):
+    """Embeddings of (prompt, text), each prompt in batches of its own."""
+    found = torch.empty(len(unique), encoder.dim)
+    for prompt in dict.fromkeys(prompt for prompt, _ in unique):
+        rows = [row for row, (own, _) in enumerate(unique) if own == prompt]
+        texts = [unique[row][1] for row in rows]
+        found[rows] = encoder.encode(texts, batch_size=batch_size, prompt=prompt, progress=progress)
+    return found
 
 
 def evaluate_cross_encoder(model, dataset, layout, *, batch_size=32, progress=False):

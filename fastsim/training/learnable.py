@@ -1,6 +1,6 @@
 """Data that a loss cannot learn from is refused before anything is trained."""
 
-from collections import Counter
+from collections import defaultdict
 
 from fastsim.training.data import DataError
 from fastsim.training.objectives import LOSSES
@@ -34,19 +34,23 @@ def check_learnable(loss, values, columns, layout, batch_size, *, cross=False):
 
 
 def _check_labels(loss, labels, texts):
-    counts = Counter(label for _, label in set(zip(texts, labels, strict=True)))
-    if len(counts) < 2:
+    if len(set(labels)) < 2:
         raise DataError(f"label: all rows have one label; {loss} wants texts of different labels")
-    if LOSSES[loss].positives and max(counts.values()) < 2:
-        raise DataError(
-            f"label: every label has one text; {loss} wants labels with two texts or more"
-        )
+    if not LOSSES[loss].positives:
+        return
+    of_label = defaultdict(set)
+    for label, text in zip(labels, texts, strict=True):
+        of_label[label].add(text)
+        if len(of_label[label]) == 2:
+            return
+    raise DataError(f"label: every label has one text; {loss} wants labels with two texts or more")
 
 
 def _check_negatives(loss, columns):
     for texts in columns:
-        if len(set(texts)) == 1:
+        first = texts[0]
+        if all(text == first for text in texts):
             raise DataError(
-                f"{loss}: all rows have the text {texts[0][:40]!r}, so that no row has a negative;"
+                f"{loss}: all rows have the text {first[:40]!r}, so that no row has a negative;"
                 " give other texts or a column negative"
             )

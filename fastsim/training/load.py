@@ -16,7 +16,8 @@ def load_encoder(name, *, cpu=False, max_length=None, **trust):
     return _place(encoder, cpu)
 
 
-def evaluate_model(name, dataset, layout, *, batch_size=32, max_length=None, cpu=False, **trust):
+def evaluate_model(name, dataset, layout, *, batch_size=32, max_length=None, cpu=False,
+                   prompts=None, **trust):  # fmt: skip
     """Metrics of the encoder or cross-encoder in a folder, or of that name, on a data set."""
     folder = model_folder(name, **trust)
     if is_cross_encoder(folder):
@@ -26,6 +27,7 @@ def evaluate_model(name, dataset, layout, *, batch_size=32, max_length=None, cpu
             _place(model, cpu), dataset, layout, batch_size=batch_size, progress=None
         )
     encoder = load_encoder(folder, cpu=cpu, max_length=max_length, **trust)
+    encoder.prompts |= prompts or {}
     classifier = None
     if layout.name == "labelled pairs":
         classifier = read_classifier(folder, encoder.dim)
@@ -34,13 +36,15 @@ def evaluate_model(name, dataset, layout, *, batch_size=32, max_length=None, cpu
     )
 
 
-def search_texts(encoder, queries, texts, k, *, batch_size=32):
+def search_texts(encoder, queries, texts, k, *, batch_size=32, corpus=None):
     """The k texts most similar to each query: a list of {query, hits: [{rank, score, row, text}]}.
 
-    k is cut to the number of texts.
+    k is cut to the number of texts. corpus: the texts' embeddings, where they are known.
     """
-    corpus = encoder.encode(texts, batch_size=batch_size)
-    values, rows = top_k(encoder.encode(queries), corpus, min(k, len(texts)))
+    if corpus is None:
+        corpus = encoder.encode_document(texts, batch_size=batch_size)
+    asked = evaluation.check_vectors(encoder.encode_query(queries))
+    values, rows = top_k(asked, evaluation.check_vectors(corpus), min(k, len(texts)))
     return [
         {
             "query": query,

@@ -122,10 +122,13 @@ class Objective(nn.Module):
     scale, margin, ...). learn: options that are parameters and start at their value; scale and
     temperature as logarithms. dim, classes: for "classification", the width of the embeddings and
     the names of the classes. group: a process group whose ranks each hold a share of the batch.
-    ValueError for what does not fit.
+    widths: the loss is the sum of those on the first so many numbers of each embedding
+    (`fastsim.losses.Matryoshka`). ValueError for what does not fit.
     """
 
-    def __init__(self, name, layout, *, options=None, learn=(), dim=None, classes=(), group=None):
+    def __init__(
+        self, name, layout, *, options=None, learn=(), dim=None, classes=(), group=None, widths=()
+    ):
         super().__init__()
         check_loss(name, layout)
         spec = LOSSES[name]
@@ -135,7 +138,9 @@ class Objective(nn.Module):
                 raise ValueError(f"learn: {name} can learn {known}, got {option!r}")
         self.name, self.classes, self.learn = name, tuple(classes), tuple(learn)
         self.options = dict(options or {})
-        self.group = group
+        self.group, self.widths = group, tuple(widths)
+        if self.widths and name == "classification":
+            raise ValueError("widths: classification has none")
         self.pairwise = name in ("cosine_regression", "triplet_margin", "classification")
         if name == "classification":
             if self.options:
@@ -163,7 +168,12 @@ class Objective(nn.Module):
             # A Parameter itself would become one of the loss module too, saved twice.
             setattr(self.loss, option, value.exp() if option in _POSITIVE else value.clone())
         options = {} if exclude is None else {"exclude": exclude}
-        loss = self._apply_loss(self.loss, vectors, labels, **options)
+        if self.widths:
+            cuts = [[vector[:, :width] for vector in vectors] for width in self.widths]
+            parts = [self._apply_loss(self.loss, cut, labels, **options) for cut in cuts]
+            loss = torch.stack(parts).sum()
+        else:
+            loss = self._apply_loss(self.loss, vectors, labels, **options)
         if self.pairwise and self.group is not None:
             # The average over the ranks of these is the mean over all rows.
             loss = loss * join(self.group, self.name, vectors[0], vectors[0]).mean_share

@@ -33,7 +33,7 @@ class Options:
     ValueError for a number out of its range.
     """
 
-    train: str
+    train: str | list
     output: str
     loss: str
     model: str = EMBEDDED
@@ -41,6 +41,9 @@ class Options:
     columns: str | None = None
     eval_columns: str | None = None
     kind: str | None = None
+    delimiter: str | None = None
+    header: bool | None = None
+    skip_bad_rows: bool = False
     score_range: tuple | None = None
     architecture: str = "bi-encoder"
     pooling: str | None = None
@@ -59,6 +62,12 @@ class Options:
     weight_decay: float = 0.0
     max_length: int | None = None
     precision: str = "fp32"
+    prompts: dict | None = None
+    lora: int | None = None
+    gradient_checkpointing: bool = False
+    weights: str = "fp32"
+    compile: bool = False
+    matryoshka: tuple = ()
     seed: int = 0
     eval_steps: int | None = None
     checkpoint_steps: int | None = None
@@ -73,6 +82,8 @@ class Options:
     resume: bool = False
     overwrite: bool = False
     progress: bool = True
+    verbose: bool = False
+    push_to_hub: str | None = None
     trust_remote_code: bool = False
     allow_pickle: bool = False
 
@@ -83,7 +94,7 @@ class Options:
             self._check_number(name)
         for name in ("max_steps", "batch_size", "micro_batch_size", "accumulate", "max_length",
                      "eval_steps", "checkpoint_steps", "logging_steps", "early_stopping",
-                     "dense"):  # fmt: skip
+                     "dense", "lora"):  # fmt: skip
             self._check_count(name)
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise ValueError(f"precision: wanted fp32, bf16 or fp16, got {self.precision!r}")

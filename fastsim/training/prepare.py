@@ -82,10 +82,11 @@ class Task:
             self.model.objective.write_to(folder)
 
 
-def prepare(options, group=None):
+def prepare(options, group=None, say=None):
     """A `Task` from `Options`, or ValueError for what does not fit together.
 
-    group: the process group that trains together, if there is one.
+    group: the process group that trains together, if there is one. say: is told how the reading
+    goes on.
     """
     cross = options.architecture == "cross-encoder"
     gpu = torch.cuda.is_available() and not options.cpu
@@ -93,16 +94,21 @@ def prepare(options, group=None):
         raise ValueError("precision: fp16 wants a GPU; on a CPU wanted bf16 or fp32")
     if options.score_range is not None and not options.score_range[0] < options.score_range[1]:
         raise ValueError(f"score_range: wanted LOW,HIGH with LOW < HIGH, got {options.score_range}")
-    train, layout = read_data(options.train, columns=options.columns, kind=options.kind)
+    reading = {
+        "kind": options.kind,
+        "delimiter": options.delimiter,
+        "header": options.header,
+        "skip_bad_rows": options.skip_bad_rows,
+        "say": say,
+    }
+    train, layout = read_data(options.train, columns=options.columns, **reading)
     if cross:
         _check_cross(options, layout)
     else:
         check_loss(options.loss, layout)
     held, held_layout = None, None
     if options.eval is not None:
-        held, held_layout = read_data(
-            options.eval, columns=_eval_columns(options), kind=options.kind
-        )
+        held, held_layout = read_data(options.eval, columns=_eval_columns(options), **reading)
     if options.best_metric is not None and held is None:
         raise ValueError("best_metric: wanted with evaluation data (--eval), got none")
     if options.early_stopping and held is None:
@@ -114,7 +120,7 @@ def prepare(options, group=None):
     check_learnable(
         options.loss,
         None if layout.label is None else list(train[layout.label]),
-        lambda name: list(train[name]),
+        lambda name: train[name],
         layout,
         options.batch_size,
         cross=cross,
@@ -153,6 +159,25 @@ def _bi_encoder(options, layout, classes, group):
         trust_remote_code=options.trust_remote_code,
         allow_pickle=options.allow_pickle,
     )
+    encoder.prompts |= options.prompts or {}
+    if options.lora:
+        encoder.add_lora(options.lora)
+    if options.gradient_checkpointing:
+        names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+        enable = next(
+            getattr(encoder.model, name) for name in names if hasattr(encoder.model, name)
+        )
+        enable({"use_reentrant": False})
+        if options.lora:
+            encoder.model.enable_input_require_grads()
+    if options.weights == "bf16":
+        encoder.model.to(torch.bfloat16)
+    if options.compile:
+        encoder.model.compile()  # in place: the names of the weights stay
+    if options.matryoshka and max(options.matryoshka) > encoder.dim:
+        raise ValueError(
+            f"matryoshka: wanted widths of at most {encoder.dim}, got {max(options.matryoshka)}"
+        )
     objective = Objective(
         options.loss,
         layout,
@@ -161,6 +186,7 @@ def _bi_encoder(options, layout, classes, group):
         dim=encoder.dim,
         classes=classes or (),
         group=group,
+        widths=options.matryoshka,
     )
     return BiEncoderModel(encoder, objective), encoder
 
@@ -187,7 +213,8 @@ def _check_cross(options, layout):
     if options.loss not in CROSS_LOSSES:
         wanted = ", ".join(CROSS_LOSSES)
         raise ValueError(f"loss: a cross-encoder can train {wanted}, got {options.loss!r}")
-    for name in ("pooling", "dense", "loss_options", "learn", "micro_batch_size"):
+    for name in ("pooling", "dense", "loss_options", "learn", "micro_batch_size", "prompts", "lora",
+                 "matryoshka", "gradient_checkpointing", "compile"):  # fmt: skip
         if getattr(options, name):
             raise ValueError(f"{name}: a cross-encoder has none, got {getattr(options, name)!r}")
 

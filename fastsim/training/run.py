@@ -12,29 +12,33 @@ from fastsim.training.batch_plan import small_batches
 from fastsim.training.folders import (
     OutputError,
     check_writable,
+    files_of,
     full_disk_named,
     replaced_folder,
 )
+from fastsim.training.model_card import model_card
 from fastsim.training.options import FREE, GROWING, Options
 from fastsim.training.prepare import prepare
 
 __all__ = ["Options", "OutputError", "train"]
 
 
-def train(options, say=None):
+def train(options, say=None, *, dry_run=False):
     """Run `Options`; the model, `fastsim_training.json` and `pictures/` end in `options.output`.
 
     Returns what `fastsim_training.json` holds: options, versions, metrics before and after, the
     history of losses and metrics, seconds of training. The folder is complete or as it was before;
     checkpoints are beside it while the run lasts. say: a function that is told, a line at a time,
-    what the run will do; by default the error stream. ValueError (`DataError`, `ModelError` among
-    them) for what does not fit, `OutputError` for the folder, FloatingPointError for a model that
-    became NaN, `Stopped` after a signal, when a checkpoint is written.
+    what the run will do; by default the error stream. dry_run: say it and return None. ValueError
+    (`DataError`, `ModelError` among them) for what does not fit, `OutputError` for the folder,
+    FloatingPointError for a model that became NaN, `Stopped` after a signal, when a checkpoint is
+    written.
     """
     import torch
     import transformers
     from accelerate import PartialState
 
+    from fastsim.training.report_lines import Lines, header
     from fastsim.training.stopping import Watch
     from fastsim.training.trainer import Collator, Trainer, freeze_idle
 
@@ -42,15 +46,22 @@ def train(options, say=None):
     process = PartialState(cpu=options.cpu or not torch.cuda.is_available())
     several = process.num_processes > 1
     say = (say or _tell) if process.is_main_process else (lambda line: None)
-    task = prepare(options, group=torch.distributed.group.WORLD if several else None)
+    say(f"reading {options.train}")
+    task = prepare(options, torch.distributed.group.WORLD if several else None, say)
     if process.is_main_process:
         check_writable(output)
     checkpoints = saved.checkpoint_folder(output, options.checkpoints)
-    with process.main_process_first():
-        state, checkpoint = _begin(options, task, checkpoints, process.is_main_process, say)
+    for line in header(options, task, process.num_processes):
+        say(line)
     note = small_batches(task.batches, options.loss)
     if note:
         say(note)
+    if dry_run:
+        return None
+    with process.main_process_first():
+        state, checkpoint = _begin(options, task, checkpoints, process.is_main_process, say)
+    if state["before"]:
+        say(f"before   {task.metric} {state['before'][task.metric]:.4f}")
     collator = Collator(
         task.encoder, task.layout, cross=task.cross, micro_batch_size=options.micro_batch_size
     )
@@ -59,6 +70,8 @@ def train(options, say=None):
     transformers.set_seed(options.seed)
     watch = Watch(options.checkpoint_minutes, several)
     callbacks = [watch]
+    if options.progress:
+        callbacks.append(Lines(say, options.batch_size, task.metric, options.verbose))
     if options.early_stopping:
         callbacks.append(transformers.EarlyStoppingCallback(options.early_stopping))
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(output / "runs"))
@@ -75,6 +88,8 @@ def train(options, say=None):
         loss_learning_rate=options.loss_learning_rate,
         callbacks=callbacks,
     )
+    for chatter in (transformers.PrinterCallback, transformers.trainer_callback.ProgressCallback):
+        trainer.remove_callback(chatter)
     with watch.listening():
         outcome = trainer.resume(checkpoint)
     if watch.signal and outcome.global_step < trainer.state.max_steps:
@@ -98,7 +113,19 @@ def train(options, say=None):
         _save(task, result, state, output)
         if not options.keep_checkpoints:
             saved.remove_run(checkpoints)
+        if options.push_to_hub:
+            _push(options.push_to_hub, output, say)
     return result
+
+
+def _push(name, output, say):
+    """Upload what the manifest names, and nothing else of the folder."""
+    import huggingface_hub
+
+    hub = huggingface_hub.HfApi()
+    hub.create_repo(name, exist_ok=True)
+    hub.upload_folder(repo_id=name, folder_path=output, allow_patterns=files_of(output))
+    say(f"pushed to {name}")
 
 
 def _tell(line):
@@ -124,7 +151,7 @@ def _begin(options, task, checkpoints, main, say):
     main: whether this is the process that writes; the others read what it wrote.
     """
     asked = {key: value for key, value in asdict(options).items() if key not in FREE}
-    asked = json.loads(json.dumps(asked)) | {"data": saved.fingerprint(options.train)}
+    asked = json.loads(json.dumps(asked)) | {"data": _fingerprints(options.train)}
     if options.resume:
         return _resume(options, task, asked, checkpoints, main, say)
     if not main:
@@ -139,6 +166,11 @@ def _begin(options, task, checkpoints, main, say):
     state = {"asked": asked, "before": _before(task), **task.sample()}
     _write_run(checkpoints, state)
     return state, None
+
+
+def _fingerprints(paths):
+    paths = [paths] if isinstance(paths, str) else paths
+    return [saved.fingerprint(path) for path in paths]
 
 
 def _resume(options, task, asked, checkpoints, main, say):
@@ -193,6 +225,8 @@ def _save(task, result, state, output):
         task.write_to(folder)
         text = json.dumps(result, indent=1)
         (folder / "fastsim_training.json").write_text(text, encoding="utf-8")
+        card = model_card(result, task.encoder, output.name, cross=task.cross)
+        (folder / "README.md").write_text(card, encoding="utf-8")
         pictures = folder / "pictures"
         plots.curves(result["history"], task.metric, pictures / "curves.png")
         now = task.sample()
@@ -244,7 +278,7 @@ def _arguments(options, task, checkpoints, processes):
         remove_unused_columns=False,
         use_cpu=options.cpu or not torch.cuda.is_available(),
         dataloader_pin_memory=torch.cuda.is_available() and not options.cpu,
-        disable_tqdm=not options.progress,
+        disable_tqdm=True,
     )
 
 

@@ -73,9 +73,9 @@ class Collator:
         if self.cross:
             batch = {"features": self.encoder.tokenize(*columns)}
         else:
-            prompt = self.encoder.prompts.get(self.encoder.default_prompt, "")
-            texts = [[prompt + text for text in column] for column in columns]
-            batch = {"features": [self._tokenize(column) for column in texts]}
+            prompts = map(self.encoder.prompt_of_column, self.layout.texts)
+            parts = zip(columns, prompts, strict=True)
+            batch = {"features": [self._tokenize(column, prompt) for column, prompt in parts]}
         links = [row["links"] for row in rows if row.get("links")]
         if links:
             rows_own, *negatives = torch.tensor(links).T
@@ -84,12 +84,12 @@ class Collator:
             batch["labels"] = torch.tensor([row[self.layout.label] for row in rows])
         return batch
 
-    def _tokenize(self, texts):
+    def _tokenize(self, texts, prompt):
         if self.micro_batch_size is None:
-            return self.encoder.tokenize(texts)
+            return self.encoder.tokenize(texts, prompt)
         # Each padded to its own longest text.
         parts = MicroBatches.of(texts, self.micro_batch_size)
-        return MicroBatches(self.encoder.tokenize(part) for part in parts)
+        return MicroBatches(self.encoder.tokenize(part, prompt) for part in parts)
 
 
 def freeze_idle(encoder, features):

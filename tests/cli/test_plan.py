@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fastsim.benchmark import results
-from fastsim.cli.plan import PRODUCTS, Plan, dense, memory, report, times
+from fastsim.cli.plan import PANEL_BYTES, PRODUCTS, Plan, dense, estimates, memory, report, times
 
 SMALL = Plan(batch_size=1000, dim=64, ranks=4, micro_batch_size=8, columns=3)
 
@@ -64,6 +64,18 @@ def test_the_loss_takes_what_was_measured():
         asked = Plan(batch_size=row["rows"], dim=row["width"], loss=row["loss"])
         planned = (size(asked, "unit rows") + size(asked, "panel")) / 2**20
         assert row["rise MB"] <= planned <= 4 * row["rise MB"], row
+
+
+def test_estimates_say_that_they_are_some():
+    asked = Plan(batch_size=1000, dim=64, gpu=True, bytes_each=2)
+    by_backend = {name: seconds for name, seconds, _ in estimates(asked, 1e9, 1e9)}
+    products = 3 * 2 * 1000 * 1000 * 64 / 1e9
+    for name, seconds in by_backend.items():
+        assert seconds == pytest.approx(products + PANEL_BYTES[name] * 1e6 / 1e9)
+    text = report(asked, 1e9, memory_rate=1e9)
+    assert "an estimate on paper: no device has measured it" in text
+    assert "memory as of the torch backend" in text
+    assert "estimate" not in report(asked, 1e9)
 
 
 def test_the_command():

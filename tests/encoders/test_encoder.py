@@ -247,3 +247,90 @@ def test_imports_stay_light():
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_prompts_of_queries_and_documents_left_out_of_the_pooling(tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    for include in (True, False):
+        encoder = Encoder.from_pretrained(models.tiny_bert())
+        encoder.prompts = {"query": "the question : ", "document": "is the "}
+        encoder.include_prompt = include
+        encoder.save_pretrained(tmp_path / f"{include}")
+        theirs = sentence_transformers.SentenceTransformer(
+            str(tmp_path / f"{include}"), device="cpu"
+        )
+        again = Encoder.from_pretrained(tmp_path / f"{include}")
+        for name in ("query", "document"):
+            expected = torch.tensor(getattr(theirs, f"encode_{name}")(TEXTS))
+            found = getattr(again, f"encode_{name}")(TEXTS)
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    half = again.encode_query(TEXTS, dtype=torch.float16, to_numpy=True)
+    assert half.dtype == "float16"
+    assert abs(half - again.encode_query(TEXTS, to_numpy=True)).max() < 2**-9
+
+
+def test_lora_trains_little_and_saves_the_sum(tmp_path):
+    pytest.importorskip("peft")
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    every = sum(parameter.numel() for parameter in encoder.parameters())
+    encoder.add_lora(2)
+    trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
+    assert sum(parameter.numel() for parameter in trained) < every / 5
+    with torch.no_grad():
+        for parameter in trained:
+            parameter.add_(torch.randn_like(parameter) / 4)
+    expected = encoder.encode(TEXTS)
+    encoder.save_pretrained(tmp_path / "sum")
+    again = Encoder.from_pretrained(tmp_path / "sum")
+    torch.testing.assert_close(again.encode(TEXTS), expected, rtol=0, atol=1e-5)
+    encoder.model.save_pretrained(tmp_path / "adapter")  # a folder of peft's own
+    again = Encoder.from_pretrained(tmp_path / "adapter")
+    torch.testing.assert_close(again.encode(TEXTS), expected, rtol=0, atol=1e-5)
+    assert (encoder.encode(TEXTS[:1]) - expected[:1]).abs().max() < 1e-5  # still with its additions
+
+
+def test_a_decoder_is_pooled_at_its_last_token():
+    assert Encoder.from_pretrained(models.tiny_decoder()).pooling == "last"
+    assert Encoder.from_pretrained(models.tiny_bert()).pooling == "mean"
+
+
+@pytest.mark.parametrize("kind", ["T5", "Bart"])
+def test_encoders_of_encoder_decoders_load_as_theirs(kind, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    import transformers
+
+    tokenizer = Encoder.from_pretrained(models.tiny_bert()).tokenizer
+    sizes = {"vocab_size": len(tokenizer), "d_model": 16, "decoder_start_token_id": 0}
+    if kind == "T5":
+        config = transformers.T5Config(**sizes, d_ff=32, num_layers=1, num_heads=2, d_kv=8)
+        model = transformers.T5EncoderModel(config)
+    else:
+        layers = {f"{p}_{n}": 2 for p in ("encoder", "decoder") for n in ("attention_heads",)}
+        layers |= {"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32}
+        config = transformers.BartConfig(
+            **sizes, **layers, decoder_ffn_dim=32, pad_token_id=0, eos_token_id=2
+        )
+        model = transformers.BartModel(config)
+    model.save_pretrained(tmp_path / "plain")
+    tokenizer.save_pretrained(tmp_path / "plain")
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "plain"), device="cpu")
+    expected = torch.tensor(theirs.encode(TEXTS[:6], batch_size=1))
+    ours = Encoder.from_pretrained(tmp_path / "plain")
+    torch.testing.assert_close(ours.encode(TEXTS[:6], batch_size=1), expected, rtol=0, atol=1e-5)
+
+
+def test_grad_cache_takes_texts_of_an_encoder_and_of_theirs():
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    from fastsim.grad_cache import GradCache
+
+    ours = Encoder.from_pretrained(models.tiny_bert()).eval()
+    theirs = sentence_transformers.SentenceTransformer(str(models.tiny_bert()), device="cpu").eval()
+    loss = fastsim.losses.InfoNCE()
+    found = [
+        GradCache(model, loss, micro_batch_size=3).backward(TEXTS[:8], TEXTS[8:16])
+        for model in (ours, theirs)
+    ]
+    expected = loss(ours.encode(TEXTS[:8]), ours.encode(TEXTS[8:16]))
+    torch.testing.assert_close(torch.stack(found), expected.expand(2), rtol=1e-4, atol=1e-5)
+    with pytest.raises(TypeError, match=r"columns\[0\]: Linear takes no texts"):
+        GradCache(torch.nn.Linear(2, 2), loss, micro_batch_size=2).backward(["a", "b"])

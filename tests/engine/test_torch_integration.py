@@ -10,7 +10,7 @@ import fastsim
 from fastsim import scores
 from fastsim.backends import get
 from fastsim.engine import autograd as engine
-from fastsim.engine import chosen_rows, selection
+from fastsim.engine import chosen_rows, selection, triplets
 from fastsim.engine import cosent as ranking
 from tests.cases import BY_NAME, CASES, call, inputs, takes_backend
 
@@ -42,6 +42,7 @@ def recorded(monkeypatch):
             ("_chosen_rows", "_chosen_rows_backward", "_row_terms", "_row_terms_backward"),
         ),
         (ranking, ("_cosent",)),
+        (triplets, ("_triplets",)),
     ):
         for name in names:
             record(module, name)

@@ -111,9 +111,9 @@ METRICS = [METRIC.euclidean_distance, METRIC.cosine_distance]
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.__name__)
 @pytest.mark.parametrize("name", BATCH)
 def test_batch_triplets(name, metric, monkeypatch):
-    from fastsim.losses import batch_triplets
+    from fastsim.engine import triplets
 
-    monkeypatch.setattr(batch_triplets, "BAND", 100)
+    monkeypatch.setattr(triplets, "BAND", 100)
     margins = (5.0, 0.3) if "Soft" not in name else (None,)
     for margin, classes in itertools.product(margins, (2, 5, 12)):
         options = {"distance_metric": metric} | ({} if margin is None else {"margin": margin})

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import fastsim
+from tests import oracles
 from tests.cases import BY_NAME, CASES, call, inputs, is_euclidean, takes_backend
 
 BACKENDS = tuple(fastsim.backends())
@@ -293,3 +294,21 @@ def test_rows_at_the_ends_of_the_range(usable):
     for size in (1e-30, 1e30):
         x = (direction * size).requires_grad_()
         assert fastsim.cosine_similarity(x, direction).item() == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_soft_hinges_far_beyond_the_margin(backend, usable):
+    """Their logits are 25 to 35 here, where softplus(x) is not yet x in float64."""
+    usable(backend)
+    x, groups = torch.randn(6, 4, dtype=torch.float64), torch.arange(6) % 3
+    x[3:] = x[:3].roll(1, 0)  # every row has a copy in another group
+    rows = fastsim.multi_similarity(x, groups, reduction="none", backend=backend)
+    wanted = oracles.multi_similarity(x, groups)
+    torch.testing.assert_close(rows, wanted, rtol=1e-14, atol=0)
+    rows = fastsim.nt_xent(x, groups, temperature=0.05, reduction="none", backend=backend)
+    wanted = oracles.nt_xent(x, groups, temperature=0.05)
+    torch.testing.assert_close(rows, wanted, rtol=1e-14, atol=0)
+    options = {"margin": 30.0, "soft": True}
+    rows = fastsim.batch_hard_triplet(x, groups, **options, reduction="none", backend=backend)
+    wanted = oracles.batch_hard_triplet(x, groups, **options)
+    torch.testing.assert_close(rows, wanted, rtol=1e-14, atol=0)

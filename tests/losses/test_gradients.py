@@ -82,34 +82,6 @@ def test_a_scale_that_begins_at_zero(backend, dtype, reduction, usable):
     assert abs(got - wanted) <= rounding + scores.numel() * torch.finfo(torch.float32).eps
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("info_nce", "sup_con", "siglip", "cosent_matrix-self", "cosent"),
-        *("full_triplet", "cosine_regression"),
-    ],
-)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_gradient_penalty_is_right_or_refused(backend, name, weighted, usable):
-    """Not taken for a constant, whether what comes from above has a gradient itself or not."""
-    usable(backend)
-    tensors, others, options = inputs(BY_NAME[name], (5, 7, 4), torch.float32, seed=13)
-    sides = [t.requires_grad_() for t in tensors if t is not None]
-    weight = torch.tensor(2.0, requires_grad=weighted)
-    loss = weight * BY_NAME[name].loss(*tensors, *others, **options, backend=backend)
-    grads = torch.autograd.grad(loss, sides, create_graph=True)
-    penalty = sum(grad.square().sum() for grad in grads)
-    if backend == "eager":
-        (loss + penalty).backward()
-        assert not any(
-            torch.equal(side.grad, grad) for side, grad in zip(sides, grads, strict=True)
-        )
-    else:
-        with pytest.raises(RuntimeError, match="wanted the gradient of a gradient"):
-            (loss + penalty).backward()
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_scores_and_selection(backend, usable):
     usable(backend)

@@ -1,11 +1,13 @@
 """Every loss on every backend and dtype against its float64 oracle: value and gradients."""
 
+import functools
+
 import pytest
 import torch
 
 import fastsim
-from tests.cases import CASES, SHAPES, call, inputs, takes_backend
-from tests.measure import assert_close
+from tests.cases import BY_NAME, CASES, SHAPES, call, inputs, takes_backend
+from tests.measure import assert_close, conditioning
 
 BACKENDS = tuple(fastsim.backends())
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -15,11 +17,8 @@ def names(value):
     return str(value).removeprefix("torch.").replace(" ", "")
 
 
-def compare(case, backend, dtype, shape, seed, **extra):
-    tensors, others, options = inputs(case, shape, dtype, seed)
-    options |= extra
-    reduction = options.pop("reduction", None)
-    exact = [t if t is None else t.double() for t in tensors]
+def oracle_of(case, others, options, reduction):
+    """(oracle with the reduction, the size of what its last sum adds up)."""
     size = 0.0
 
     def oracle(*arguments, **keywords):
@@ -34,8 +33,33 @@ def compare(case, backend, dtype, shape, seed, **extra):
             return losses.mean()
         return losses.sum() / max(case.counted(*others), 1)
 
+    def results(tensors):
+        value, grads = call(oracle, tensors, others, options)
+        return [value, *grads]
+
+    return results, lambda: size
+
+
+@functools.lru_cache(maxsize=64)
+def moves(name, shape, seed, reduction):
+    """What a relative change of 1 of the inputs does to value and gradients, whatever the dtype."""
+    tensors, others, options = inputs(BY_NAME[name], shape, torch.float64, seed)
+    results, _ = oracle_of(BY_NAME[name], others, options, reduction)
+    return conditioning(results, tensors)
+
+
+@functools.lru_cache(maxsize=64)
+def truth_of(name, dtype, shape, seed, reduction):
+    """(value and gradients of the oracle, the size of its terms), the same for every backend."""
+    tensors, others, options = inputs(BY_NAME[name], shape, dtype, seed)
+    results, size = oracle_of(BY_NAME[name], others, options, reduction)
+    return results([t if t is None else t.double() for t in tensors]), size()
+
+
+def compare(case, backend, dtype, shape, seed, reduction=None):
+    tensors, others, options = inputs(case, shape, dtype, seed)
+    (truth, *truth_grads), size = truth_of(case.name, dtype, shape, seed, reduction)
     reduced = options if reduction is None else options | {"reduction": reduction}
-    truth, truth_grads = call(oracle, exact, others, options)
     chosen = {"backend": backend} if takes_backend(case) else {}
     dense_choice = {"backend": "eager"} if takes_backend(case) else {}
     # 16-bit inputs are held to the float32 formula; only the rounding of the gradient is theirs.
@@ -44,12 +68,16 @@ def compare(case, backend, dtype, shape, seed, **extra):
     dense, dense_grads = call(case.loss, dense_inputs, others, reduced | dense_choice)
     got, grads = call(case.loss, tensors, others, reduced | chosen)
     assert got.dtype == compute
-    assert_close("value", got, truth, dense, compute, size)
-    for index, (grad, exact_grad, dense_grad) in enumerate(
-        zip(grads, truth_grads, dense_grads, strict=True)
-    ):
+    eps = torch.finfo(compute).eps
+    if dtype == torch.float64:
+        size = max(size, 1.0)  # the truth has rounded the 1 inside its logarithms as well
+    moved, *moved_grads = (eps * move for move in moves(case.name, shape, seed, reduction))
+    assert_close("value", got, truth, dense, compute, size, moved)
+    for index, parts in enumerate(zip(grads, truth_grads, dense_grads, moved_grads, strict=True)):
+        grad, exact_grad, dense_grad, moved = parts
         assert grad.dtype == dtype
-        assert_close(f"gradient {index}", grad, exact_grad, dense_grad, dtype)
+        name = f"gradient {index}"
+        assert_close(name, grad, exact_grad, dense_grad, dtype, moved=moved)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=names)

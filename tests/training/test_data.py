@@ -166,3 +166,77 @@ def test_real_files_read(tmp_path):
     assert sorted(counts) == ["CONTRADICTION", "ENTAILMENT", "NEUTRAL"]
     (tmp_path / "x.jsonl").write_text(json.dumps(dataset[0]) + "\n")
     assert read_data(tmp_path / "x.jsonl")[0].to_list() == [dataset[0]]
+
+
+def test_a_header_is_not_taken_for_data(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text("question,answer\nhow do I reset the phone,press it for ten seconds\n")
+    with pytest.raises(
+        DataError, match=r"looks like a header: question, answer\. Map it with --co"
+    ):
+        read_data(path, columns="anchor,positive")
+    assert len(read_data(path, columns="anchor,positive", header=False)[0]) == 2
+    dataset, _ = read_data(path, columns="anchor=question,positive=answer")
+    assert len(dataset) == 1
+    with pytest.raises(DataError, match="no column anchor, positive; it has question, answer"):
+        read_data(path, columns="anchor,positive", header=True)
+
+
+def test_messages_say_what_to_do(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text("sentence1;sentence2;score\na;b;1\n")
+    with pytest.raises(DataError, match=r"the header is \(sentence1;.*try --delimiter ';'"):
+        read_data(path)
+    assert read_data(path, delimiter=";")[0]["score"][:] == [1.0]
+    path.write_bytes("anchor,positive\na,b\ncafé,d\n".encode("cp1252"))
+    with pytest.raises(DataError, match=r"line 3: wanted UTF-8 text, byte 4 .* 0xe9; Windows-1252"):
+        read_data(path)
+    path.write_bytes("anchor,positive\na,b\n".encode("utf-16"))
+    with pytest.raises(DataError, match="line 1: wanted UTF-8 text, this seems to be UTF-16"):
+        read_data(path)
+    with pytest.raises(DataError, match="this is a directory"):
+        read_data(tmp_path)
+    with pytest.raises(DataError, match=r"^https://host/a//b.csv: wanted a file on this machine"):
+        read_data("https://host/a//b.csv")
+    path.write_text("anchor,positive\na\0,b\n")
+    with pytest.raises(DataError, match=r"line 2: .*NUL"):
+        read_data(path)
+
+
+def test_bad_rows_are_left_out_and_counted(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text("anchor,positive\na,b\nc\n,d\ne,f,g\nh,\nk,l\n")
+    said = []
+    dataset, _ = read_data(path, skip_bad_rows=True, say=said.append)
+    assert dataset["anchor"][:] == ["a", "k"]
+    assert said[0].startswith("left out 4 rows: ")
+    assert "line 3: wanted 2 fields, got 1" in said[0]
+    assert said[0].endswith("and 1 more")
+
+
+def test_long_fields_gzip_json_and_several_files(tmp_path):
+    import gzip
+
+    long = "x" * 200_000
+    path = tmp_path / "data.csv.gz"
+    path.write_bytes(gzip.compress(f"anchor,positive\n{long},b\n".encode()))
+    assert read_data(path)[0]["anchor"][:] == [long]
+    other = tmp_path / "data.json"
+    other.write_text(json.dumps([{"anchor": "a", "positive": "b"}]))
+    dataset, _ = read_data([path, other])
+    assert dataset["positive"][:] == ["b", "b"]
+    path.write_bytes(b"no gzip")
+    with pytest.raises(DataError, match="no whole gzip file"):
+        read_data(path)
+
+
+def test_many_rows_are_mapped_from_a_file(tmp_path, monkeypatch):
+    from fastsim.training import data
+
+    monkeypatch.setattr(data, "_IN_MEMORY", 20)
+    monkeypatch.setattr(data, "_PART", 7)
+    path = tmp_path / "data.tsv"
+    path.write_text("anchor\tpositive\n" + "".join(f"a{i}\tb{i}\n" for i in range(50)))
+    dataset, _ = read_data(path)
+    assert dataset.cache_files
+    assert dataset.to_list() == [{"anchor": f"a{i}", "positive": f"b{i}"} for i in range(50)]

@@ -172,3 +172,12 @@ def test_info_shows_verdicts():
     found = json.loads(CliRunner().invoke(main, ["info", "--json"]).output)
     said = {v["says"]: v["current"] for v in found["devices"][0]["verdicts"]}
     assert said == {"refused: it lies": True, "right, 0.50 times the torch backend's time": False}
+
+
+def test_the_kernels_under_the_interpreter(monkeypatch):
+    """The whole of a check of the Triton backend, an interpreter in the place of a GPU."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    verdict = run.verify("triton", "squared_error", torch.float32, CPU, limit=240.0)
+    assert verdict.served, verdict.reason
+    assert verdict.ratio is None  # an interpreter has no speed

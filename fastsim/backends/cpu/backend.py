@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from fastsim.backends.base import Backend
+from fastsim.backends.cpu import amx
 from fastsim.backends.cpu.passes import EMPTY, FORWARDS, SCORE_GRADS
 from fastsim.backends.panel import panel_bytes
 from fastsim.kinds import SELECTIONS
@@ -18,6 +19,7 @@ PANEL = 4 << 20  # scores: 16 MB in float32, which a last-level cache holds
 # it is memory that bounds them: no more than other losses take at 16,384 x 384, where gradients
 # outweigh panels.
 KEPT = 8 << 20
+WORTH_KEEPING = 16  # to keep less than one row in so many saves less than 2 % of the products
 FEWEST_ROWS, MOST_ROWS = 120, 1008  # fewer starve the products, more gain nothing
 TILE_ROWS = 12  # rows of a panel are a multiple: whole register tiles for two threads
 ALIGNED = 64  # a block's first column is a multiple of every kernel's column panel
@@ -25,6 +27,7 @@ ODD = 16  # columns of padding
 WIDEST = 1 << 17  # columns of a block: 120 rows of them take 63 MB
 SKIP = {"nothing": 0, "diagonal": 1, "lower": 2}
 WHOLE = ("softmax", "sigmoid", "squared_error", "hard_triplet", "semi-hard_triplet")
+SMALL = 1 << 27  # multiply-adds of a product up to which one call is faster than a matrix unit
 CHEAP = 1 << 24  # multiply-adds of a product that cost less than the calls it saves
 
 
@@ -43,6 +46,7 @@ def _load():
 
 
 _UNAVAILABLE = _load()
+_KINDS = {*FORWARDS, *SELECTIONS}
 
 
 def _pairs(pairs, block):
@@ -57,6 +61,8 @@ def _with_positives(columns, first):
 
 
 def _block_shape(rows, columns, whole_rows):
+    if 0 in (rows, columns):  # one rank of a group may have none
+        return TILE_ROWS, ALIGNED
     wide = columns if whole_rows else min(columns, WIDEST)
     tall = panel_bytes(4 * PANEL) // 4 // wide // TILE_ROWS * TILE_ROWS
     tall = min(MOST_ROWS, max(FEWEST_ROWS, tall))
@@ -78,10 +84,11 @@ class CpuBackend(Backend):
         return _UNAVAILABLE or self.unsupported_kind(kind)
 
     def kinds(self):
-        return {*FORWARDS, *SELECTIONS}
+        return _KINDS
 
     def note(self):
-        return f", {torch.ops.fastsim_cpu.instruction_set()} kernels"
+        products = f", products on {amx.name()}" if amx.name() else ""
+        return f", {torch.ops.fastsim_cpu.instruction_set()} kernels{products}"
 
     def number(self, scalar):
         return scalar.item()
@@ -92,6 +99,9 @@ class CpuBackend(Backend):
         inverse = torch.empty(x.shape[0], dtype=dtype)
         torch.ops.fastsim_cpu.unit_rows(x, unit, inverse)
         return unit, inverse
+
+    def tile_rows(self, x):
+        return amx.Rows.of(x) if amx.parts(x.dtype) else self.unit_rows(x)
 
     def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
         grad = torch.empty(x.shape, dtype=dtype)
@@ -125,7 +135,9 @@ class CpuBackend(Backend):
         # Without the calls it saves, a triplet loss needs no product but the scores.
         pays = not kind.endswith("triplet") or rows * columns * width <= CHEAP
         fits = columns <= WIDEST and rows <= _block_shape(rows, columns, True)[0]
-        return kind in WHOLE and pays and fits
+        # Panels go through the matrix unit, which outweighs their calls.
+        large = rows * columns * width > SMALL and amx.name()
+        return kind in WHOLE and pays and fits and not large
 
     def whole(self, tile, x, y, weights, wants):
         want_x, want_y = wants
@@ -168,6 +180,7 @@ class CpuBackend(Backend):
         tall, wide = _block_shape(rows, columns, whole_rows)
         # Whole blocks of whole rows.
         kept = KEPT // wide if keep and wide == columns else 0
+        kept = kept if kept * WORTH_KEEPING >= rows else 0
         return _Workspace(unit_y, tall, wide, rows if kept >= rows else kept // tall * tall)
 
     def scores(self, unit_x, unit_y, block, workspace, pairs=None):
@@ -178,7 +191,7 @@ class CpuBackend(Backend):
         """
         rows, columns = block
         panel = workspace.panel(block)
-        torch.ops.fastsim_cpu.scores(unit_x[rows], workspace.packed[columns.start :], panel)
+        workspace.fill(panel, unit_x[rows], columns.start)
         if pairs is not None and pairs.thresholds is not None:
             torch.ops.fastsim_cpu.leave_out_above(panel, panel, pairs.thresholds[rows])
         if pairs is not None and pairs.guide is not None:
@@ -188,16 +201,21 @@ class CpuBackend(Backend):
         return panel
 
     def paired_scores(self, unit_x, unit_y):
-        parts = []
-        for x, y in zip(unit_x.split(FEWEST_ROWS), unit_y.split(FEWEST_ROWS), strict=True):
-            square = slice(0, len(x)), slice(0, len(x))
+        parts, rows = [], unit_x.shape[0]
+        for first in range(0, rows, FEWEST_ROWS):
+            part = slice(first, min(rows, first + FEWEST_ROWS))
+            x, y = unit_x[part], unit_y[part]
+            square = slice(0, part.stop - first), slice(0, part.stop - first)
             parts.append(self.scores(x, y, square, self.workspace(x, y)).diagonal().clone())
         return torch.cat(parts)
 
     def multiply(self, left, right, out, *, accumulate):
         transposed = left.stride(1) != 1
         panel = left.t() if transposed else left
-        torch.ops.fastsim_cpu.multiply(panel, right, out, transposed, accumulate)
+        if amx.parts(right.dtype):
+            amx.multiply(panel, right, out, transposed, accumulate)
+        else:
+            torch.ops.fastsim_cpu.multiply(panel, right, out, transposed, accumulate)
 
     def forward(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
@@ -342,17 +360,32 @@ class _Workspace:
     """
 
     def __init__(self, unit_y, tall, wide, kept_rows=0):
-        columns, width = unit_y.shape
-        group = torch.ops.fastsim_cpu.panel_columns(unit_y.dtype == torch.float32)
-        self.packed = unit_y.new_empty(-(-columns // group) * group, width)
-        torch.ops.fastsim_cpu.pack_panels(unit_y, self.packed)
+        self.columns = unit_y
+        self.tiles = amx.Columns(unit_y) if amx.parts(unit_y.dtype) else None
+        self.packed = None if self.tiles and self.tiles.usable else self._packed()
         # Off a power of two, so that a column of the panel spreads over the cache's sets.
         self.stride = wide + ODD
-        self.memory = unit_y.new_empty(max(tall, kept_rows) * self.stride)
+        compute = torch.promote_types(unit_y.dtype, torch.float32)
+        self.memory = unit_y.new_empty(max(tall, kept_rows) * self.stride, dtype=compute)
         self.shape = tall, wide
         self.kept_rows = kept_rows
         self._kept = {}
         self._guided = None
+
+    def _packed(self):
+        columns, width = self.columns.shape
+        group = torch.ops.fastsim_cpu.panel_columns(self.columns.dtype == torch.float32)
+        packed = self.columns.new_empty(-(-columns // group) * group, width)
+        torch.ops.fastsim_cpu.pack_panels(self.columns, packed)
+        return packed
+
+    def fill(self, panel, rows, first):
+        """The scores of the rows against the columns from `first` on."""
+        if self.packed is None:
+            if self.tiles.scores(rows, first, panel):
+                return
+            self.packed = self._packed()
+        torch.ops.fastsim_cpu.scores(rows, self.packed[first:], panel)
 
     def guided(self, guide):
         """The workspace of the guide's panels."""

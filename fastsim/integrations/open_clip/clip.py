@@ -4,16 +4,12 @@ import functools
 
 import torch
 
-from fastsim.backends import pick
 from fastsim.integrations.dtypes import as_theirs
 from fastsim.integrations.open_clip import peer
-from fastsim.integrations.open_clip.features import checked, few, mean
+from fastsim.integrations.open_clip.features import checked, on_few
 from fastsim.integrations.open_clip.gather import gather
 from fastsim.integrations.overrides import Hooked, say_once
-from fastsim.losses import info_nce_from_scores
-from fastsim.losses.reduce import inverse
-from fastsim.pairs import Pairs
-from fastsim.tile import Tile
+from fastsim.integrations.products import cross_entropy
 
 theirs = peer.losses()
 _Theirs = theirs.ClipLoss  # whatever is under that name later
@@ -54,7 +50,7 @@ class ClipLoss(Hooked, theirs.ClipLoss, hooks=("get_logits", "get_ground_truth")
         if reason is not None or len(image_features) == 0:
             return super().forward(*given, output_dict=output_dict)
         loss = self._fused(*given)
-        loss = as_theirs(loss, _Theirs, _Theirs(), *few(given))
+        loss = as_theirs(loss, _Theirs, lambda: on_few(_Theirs(), given), *given)
         return {"contrastive_loss": loss} if output_dict else loss
 
     def _fused(self, image_features, text_features, logit_scale, logit_bias):
@@ -85,9 +81,4 @@ class CoCaLoss(theirs.CoCaLoss, ClipLoss):
 def _cross_entropy(rows, columns, scale, *, first=0, symmetric=False):
     """Of each row (N, D) among the columns (M, D), its own being column `first` + i."""
     positives = torch.arange(first, first + rows.shape[0], device=rows.device)
-    backend = pick(None, rows, kind="softmax")
-    if backend.name == "eager":
-        options = {"temperature": inverse(scale, rows), "symmetric": symmetric}
-        return info_nce_from_scores(rows @ columns.T, positives, **options)
-    tile = Tile("softmax", Pairs(positives), symmetric=symmetric, cosine=False)
-    return mean(tile, rows, columns, scale, backend)
+    return cross_entropy(rows, columns, positives, scale, symmetric=symmetric)

@@ -30,10 +30,10 @@ def _is_read(scale):
     return on_cpu and not torch.compiler.is_compiling()
 
 
-def few(given):
-    """Two rows of the features, the numbers as they are."""
+def on_few(loss, given):
+    """The loss of two rows of the features; the numbers as they are."""
     features, numbers = given[:2], given[2:]
-    return *(f[:2].detach() for f in features), *numbers
+    return loss(*(f.detach()[:2] for f in features), *numbers)
 
 
 def scalar(name, value):
@@ -45,7 +45,8 @@ def scalar(name, value):
     return value
 
 
-def mean(tile, rows, columns, scale, backend, **rest):
-    """The mean over the rows of a tile loss."""
+def mean(tile, rows, columns, scale, formula, backend, **rest):
+    """The mean over the rows of a tile loss; `formula` as for `tile_loss`."""
     weights = row_weights("mean", rows.shape[0], compute_dtype(rows), rows.device)
-    return tile_loss(tile, rows, columns, scale=scale, weights=weights, backend=backend, **rest)
+    given = {"weights": weights, "formula": formula, "backend": backend}
+    return tile_loss(tile, rows, columns, scale=scale, **given, **rest)

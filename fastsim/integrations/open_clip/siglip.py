@@ -8,7 +8,7 @@ from fastsim.backends import pick
 from fastsim.checks import check_choice
 from fastsim.integrations.dtypes import as_theirs
 from fastsim.integrations.open_clip import peer
-from fastsim.integrations.open_clip.features import checked, few, mean, scalar
+from fastsim.integrations.open_clip.features import checked, mean, on_few, scalar
 from fastsim.integrations.open_clip.gather import gather
 from fastsim.integrations.overrides import Hooked, say_once
 from fastsim.losses import siglip_from_scores
@@ -56,7 +56,7 @@ class SigLipLoss(
         if hook is not None or len(image_features) == 0:
             return super().forward(*given, output_dict=output_dict)
         loss = self._fused(*given)
-        loss = as_theirs(loss, _Theirs, _Theirs(), *few(given))
+        loss = as_theirs(loss, _Theirs, lambda: on_few(_Theirs(), given), *given)
         return {"contrastive_loss": loss} if output_dict else loss
 
     def _fused(self, image_features, text_features, logit_scale, logit_bias):
@@ -67,9 +67,13 @@ class SigLipLoss(
             texts = gather(texts, self.rank)
             columns = torch.arange(texts.shape[0], device=texts.device)
             targets = columns[self.rank * rows : (self.rank + 1) * rows], columns
-        backend = pick(None, images, kind="sigmoid")
+        backend = pick(None, images, texts, scale, bias, kind="sigmoid")
         if backend.name == "eager":
             return siglip_from_scores(images @ texts.T, targets, scale=scale, bias=bias)
         pairs = parse_targets(targets, rows, texts.shape[0], texts.device)
         tile = Tile("sigmoid", pairs, cosine=False)
-        return mean(tile, images, texts, scale, backend, bias=bias)
+
+        def formula(scores, scale, bias):
+            return siglip_from_scores(scores, targets, scale=scale, bias=bias, reduction="none")
+
+        return mean(tile, images, texts, scale, formula, backend, bias=bias)

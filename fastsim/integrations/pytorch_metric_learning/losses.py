@@ -40,11 +40,12 @@ class _TheirDtype:
             return loss
         kind = next(k for k in type(self).__mro__ if k.__module__.startswith(_PACKAGE))
 
-        def call(x):
-            return kind(distance=copy.copy(self.distance))(x, torch.arange(4, device=x.device) // 2)
+        def call():
+            few = embeddings.detach().new_ones(4, embeddings.shape[1])
+            classes = torch.arange(4, device=few.device) // 2
+            return kind(distance=copy.copy(self.distance))(few, classes)
 
-        few = embeddings.detach().new_ones(4, embeddings.shape[1])
-        return as_theirs(loss, (kind, type(self.distance)), call, few)
+        return as_theirs(loss, (kind, type(self.distance)), call, embeddings)
 
 
 class _PairLoss(_TheirDtype, overrides.Hooked):

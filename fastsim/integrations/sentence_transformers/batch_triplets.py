@@ -8,6 +8,7 @@ from sentence_transformers.sentence_transformer import losses as theirs
 
 from fastsim.integrations.sentence_transformers.fused import Fused, class_labels
 from fastsim.losses import batch_all_triplet, batch_semi_hard_triplet, hardest_pairs
+from fastsim.losses.reduce import softplus
 
 _Distance = theirs.BatchHardTripletLossDistanceFunction
 DISTANCES = {
@@ -100,7 +101,7 @@ class BatchHardSoftMarginTripletLoss(
     """The same with a soft margin; arguments as sentence-transformers' loss."""
 
     def of_column(self, embeddings, labels, distance):
-        return torch.nn.functional.softplus(_hardest_gap(embeddings, labels, distance)).mean()
+        return softplus(_hardest_gap(embeddings, labels, distance)).mean()
 
 
 class BatchSemiHardTripletLoss(

@@ -38,8 +38,11 @@ class Fused(Hooked):
         if self.is_theirs(embeddings):
             return theirs(embeddings, labels)
         loss = self.fused(embeddings, labels)
-        few = None if labels is None else labels[:2]
-        return self.in_their_dtype(loss, lambda *rows: theirs(list(rows), few), embeddings)
+
+        def few(*rows):
+            return theirs(list(rows), None if labels is None else labels[:2])
+
+        return self.in_their_dtype(loss, few, embeddings)
 
     def is_theirs(self, embeddings, *, stacklevel=4):
         """Whether their code computes these, which is said unless there are no rows."""
@@ -61,7 +64,11 @@ class Fused(Hooked):
         """The loss in the dtype of theirs(*columns), of two rows of each column."""
         kinds = (getattr(self, name, None) for name in ("distance_metric", "similarity_fct"))
         owner = type(self), *kinds, type(getattr(self, "loss_fct", None))
-        return as_theirs(loss, owner, theirs, *(column.detach()[:2] for column in embeddings))
+
+        def call():
+            return theirs(*(column.detach()[:2] for column in embeddings))
+
+        return as_theirs(loss, owner, call, *embeddings)
 
     def get_config_dict(self):
         """The options, a learnt number as its value."""

@@ -1,0 +1,70 @@
+"""python -m bench.amx: losses on a processor's matrix unit (Intel AMX), in turns with plain torch.
+
+Forward and backward of each loss and dtype: fastsim, the dense formula in that dtype in eager
+torch, and three bare products of the size of the score matrix, one for the scores and one for each
+gradient. The errors are relative to float64, of the smaller problem (`Case.exact` rows). Writes
+bench/results/<device>/amx.jsonl; `fastsim info` says whether the unit is in use.
+"""
+
+import click
+import torch
+
+from bench.results import write
+from fastsim.backends import get
+from fastsim.benchmark.accuracy import errors
+from fastsim.benchmark.baselines import BASELINES, ours
+from fastsim.benchmark.calls import runnable
+from fastsim.benchmark.cases import CASES
+from fastsim.benchmark.results import environment
+from fastsim.benchmark.timing import in_turns, summary
+
+LOSSES = ("info_nce", "info_nce symmetric", "siglip")
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+BOTH = "forward + backward"
+
+
+def products(problem):
+    """The three products of the score matrix without a loss."""
+    x, y = (leaf.detach() for leaf in problem.leaves)
+
+    def run():
+        scores = x @ y.T
+        scores @ y
+        scores.T @ x
+
+    return run
+
+
+def measured(case, dtype, rows, width, seconds):
+    """The result rows of one problem."""
+    problem, small = (case.problem(n, width, dtype=dtype) for n in (rows, case.exact))
+    makers = {"fastsim": ours("cpu"), "eager torch": BASELINES["eager torch"]}
+    calls = {name: maker.call(problem) for name, maker in makers.items()}
+    functions = {name: runnable(call, problem, BOTH) for name, call in calls.items()}
+    times = in_turns(functions | {"three products": products(problem)}, seconds=seconds)
+    for name, found in times.items():
+        row = {"loss": case.name, "dtype": str(dtype)[6:], "rows": rows, "dim": width, "name": name}
+        row |= {"not measured": found} if isinstance(found, str) else summary(found)
+        if name in makers:
+            row |= errors(makers[name].call(small), small)
+        yield row
+
+
+@click.command(help=__doc__)
+@click.option("--rows", default=4096, show_default=True)
+@click.option("--dim", default=384, show_default=True)
+@click.option("--seconds", default=6.0, show_default=True, help="of a loss and a dtype")
+def main(rows, dim, seconds):
+    kernels = get("cpu").note()
+    about = environment("cpu", {"rows": rows, "dim": dim, "seconds": seconds, "kernels": kernels})
+    found = []
+    for name in LOSSES:
+        for dtype in DTYPES:
+            for row in measured(CASES[name], dtype, rows, dim, seconds):
+                found.append(row)
+                click.echo(row)
+    write(f"amx_{rows}", found, about)
+
+
+if __name__ == "__main__":
+    main()

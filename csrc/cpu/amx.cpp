@@ -1,0 +1,449 @@
+// The products of amx.h. Compiled for the processors that have the instructions, and once more
+// over a small emulation of them (FASTSIM_AMX_EMULATED), which the tests run on any processor.
+#include "amx.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+
+#define FASTSIM_STRING2(x) #x
+#define FASTSIM_STRING(x) FASTSIM_STRING2(x)
+
+namespace fastsim {
+namespace FASTSIM_ISA {
+namespace {
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t tiles(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+#include "amx_tiles.h"
+
+// The first that no bfloat16 is nearest to but infinity.
+constexpr uint32_t kPastLargest = 0x7f7f8000, kInfinity = 0x7f800000;
+
+// The bits of the nearest bfloat16, in the upper half. Without `plain`, infinities and NaN may come
+// and stay what they are, and what would round to infinity is cut off instead.
+template <bool plain>
+inline uint32_t nearest_part(uint32_t bits) {
+  const uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
+  if (plain) return rounded & 0xffff0000;
+  const uint32_t size = bits & 0x7fffffff;
+  const uint32_t cut = size > kInfinity ? bits | 0x400000 : bits;
+  return (size >= kPastLargest ? cut : rounded) & 0xffff0000;
+}
+
+// Takes the next part off `values`: its bits into the lower half of `words`, or with `upper` into
+// the upper half beside what is there.
+template <bool upper, bool plain>
+inline void take_part(float* values, uint32_t* words, int64_t count) {
+#pragma omp simd
+  for (int64_t k = 0; k < count; ++k) {
+    uint32_t bits;
+    std::memcpy(&bits, values + k, sizeof bits);
+    const uint32_t part = nearest_part<plain>(bits);
+    float value;
+    std::memcpy(&value, &part, sizeof value);
+    const bool finite = plain || (bits & kInfinity) != kInfinity;
+    values[k] = finite ? values[k] - value : 0.0f;
+    words[k] = upper ? words[k] | part : part >> 16;
+  }
+}
+
+inline void transpose(const uint32_t* from, uint32_t* to) {
+  for (int r = 0; r < 16; ++r) {
+#pragma omp simd
+    for (int c = 0; c < 16; ++c) to[r * 16 + c] = from[c * 16 + r];
+  }
+}
+
+// The tiles of all parts from the values of one.
+template <bool pairs, bool transposed, bool plain>
+void split_tile(float* values, int64_t parts, uint16_t* to, int64_t next) {
+  alignas(64) uint32_t words[256];
+  for (int64_t part = 0; part < parts; ++part) {
+    uint32_t* out = reinterpret_cast<uint32_t*>(to + part * next);
+    uint32_t* target = transposed ? words : out;
+    for (int r = 0; r < 16; ++r) {
+      float* row = values + r * 32;
+      if constexpr (pairs) {
+        take_part<false, plain>(row, target + r * 16, 16);
+        take_part<true, plain>(row + 16, target + r * 16, 16);
+      } else {
+        alignas(64) uint32_t halves[32];
+        take_part<false, plain>(row, halves, 32);
+        uint16_t* packed = reinterpret_cast<uint16_t*>(target + r * 16);
+#pragma omp simd
+        for (int k = 0; k < 32; ++k) packed[k] = static_cast<uint16_t>(halves[k]);
+      }
+    }
+    if constexpr (transposed) transpose(words, out);
+  }
+}
+
+inline void load(const float* from, int64_t count, float* to) {
+  std::memcpy(to, from, count * sizeof(float));
+}
+
+inline void load(const _Float16* from, int64_t count, float* to) {
+#pragma omp simd
+  for (int64_t k = 0; k < count; ++k) to[k] = static_cast<float>(from[k]);
+}
+
+inline void load(const uint16_t* from, int64_t count, float* to) {
+#pragma omp simd
+  for (int64_t k = 0; k < count; ++k) {
+    const uint32_t bits = static_cast<uint32_t>(from[k]) << 16;
+    std::memcpy(to + k, &bits, sizeof bits);
+  }
+}
+
+inline void multiply(float* values, int64_t count, const float* row_scale,
+                     const float* column_scale) {
+  const float of_row = row_scale ? *row_scale : 1.0f;
+  if (column_scale) {
+#pragma omp simd
+    for (int64_t k = 0; k < count; ++k) values[k] *= of_row * column_scale[k];
+  } else if (row_scale) {
+#pragma omp simd
+    for (int64_t k = 0; k < count; ++k) values[k] *= of_row;
+  }
+}
+
+// One operand tile of each part, `next` apart, of `rows` x `columns` entries from `row`, `column`
+// on, zeros beyond them; false if one is not finite.
+template <class S, bool pairs, bool transposed>
+bool pack_tile(const Packed& from, int64_t row, int64_t column, int64_t rows, int64_t columns,
+               int64_t parts, uint16_t* to, int64_t next) {
+  constexpr int64_t tall = pairs ? 32 : 16, wide = pairs ? 16 : 32;
+  alignas(64) float values[tall * wide];
+  const S* corner = static_cast<const S*>(from.matrix.data) + row * from.matrix.row_stride + column;
+  const float* of_columns = from.column_scale ? from.column_scale + column : nullptr;
+  const auto take = [&](int64_t r, int64_t count) {
+    float* value = values + r * wide;
+    load(corner + r * from.matrix.row_stride, count, value);
+    multiply(value, count, from.row_scale ? from.row_scale + row + r : nullptr, of_columns);
+  };
+  if (rows >= tall && columns >= wide) {
+    for (int64_t r = 0; r < tall; ++r) take(r, wide);
+  } else {
+    std::memset(values, 0, sizeof values);
+    for (int64_t r = 0; r < smaller(rows, tall); ++r) take(r, smaller(columns, wide));
+  }
+  uint32_t largest = 0;
+#pragma omp simd reduction(max : largest)
+  for (int64_t k = 0; k < tall * wide; ++k) {
+    uint32_t bits;
+    std::memcpy(&bits, values + k, sizeof bits);
+    bits &= 0x7fffffff;
+    largest = bits > largest ? bits : largest;
+  }
+  const auto split = largest < kPastLargest ? split_tile<pairs, transposed, true>
+                                            : split_tile<pairs, transposed, false>;
+  split(values, parts, to, next);
+  return largest < kInfinity;
+}
+
+// Strips of a matrix of `strip_count` rows (`rows`) or columns (`pairs`).
+template <class S, bool pairs, bool transposed>
+bool pack_strips(const Packed& from, int64_t strip_count, int64_t first, int64_t depth,
+                 int64_t parts, uint16_t* to, Range strips) {
+  const int64_t steps = tiles(depth, kTileDepth), next = steps * kTileElements;
+  bool finite = true;
+  for (int64_t strip = strips.begin; strip < strips.end; ++strip) {
+    const int64_t at = strip * kTileSide, count = strip_count - at;
+    uint16_t* out = to + strip * parts * next;
+    if (count <= 0) {
+      std::memset(out, 0, parts * next * sizeof *out);
+      continue;
+    }
+    for (int64_t step = 0; step < steps; ++step) {
+      const int64_t k = first + step * kTileDepth, rest = first + depth - k;
+      finite &= pack_tile<S, pairs, transposed>(from, pairs ? k : at, pairs ? at : k,
+                                                pairs ? rest : count, pairs ? count : rest, parts,
+                                                out + step * kTileElements, next);
+    }
+  }
+  return finite;
+}
+
+template <class S>
+bool pack_from(Pack form, const Packed& from, int64_t strip_count, int64_t first, int64_t depth,
+               int64_t parts, uint16_t* to, Range strips) {
+  const auto run = form == Pack::rows              ? pack_strips<S, false, false>
+                   : form == Pack::rows_transposed ? pack_strips<S, false, true>
+                   : form == Pack::pairs           ? pack_strips<S, true, false>
+                                                   : pack_strips<S, true, true>;
+  return run(from, strip_count, first, depth, parts, to, strips);
+}
+
+bool pack(Pack form, const Packed& from, int64_t strip_count, int64_t first, int64_t depth,
+          int64_t parts, uint16_t* to, Range strips) {
+  const auto run = from.matrix.dtype == Dtype::float16    ? pack_from<_Float16>
+                   : from.matrix.dtype == Dtype::bfloat16 ? pack_from<uint16_t>
+                                                          : pack_from<float>;
+  return run(form, from, strip_count, first, depth, parts, to, strips);
+}
+
+template <class S>
+double square(const S* row, int64_t width) {
+  constexpr int64_t kChunk = 256;
+  float chunk[kChunk];
+  double sum = 0;
+  for (int64_t at = 0; at < width; at += kChunk) {
+    const int64_t count = smaller(kChunk, width - at);
+    load(row + at, count, chunk);
+#pragma omp simd reduction(+ : sum)
+    for (int64_t k = 0; k < count; ++k) sum += double(chunk[k]) * double(chunk[k]);
+  }
+  return sum;
+}
+
+void norms(const Matrix& x, int64_t width, float* inverse, float* powers, float* rest,
+           Range rows) {
+  for (int64_t row = rows.begin; row < rows.end; ++row) {
+    const int64_t at = row * x.row_stride;
+    const double norm = __builtin_sqrt(
+        x.dtype == Dtype::float16    ? square(static_cast<const _Float16*>(x.data) + at, width)
+        : x.dtype == Dtype::bfloat16 ? square(static_cast<const uint16_t*>(x.data) + at, width)
+                                     : square(static_cast<const float*>(x.data) + at, width));
+    inverse[row] = powers[row] = rest[row] = 0;
+    if (norm < double(std::numeric_limits<float>::min())) continue;  // as in unit_rows
+    inverse[row] = float(1 / norm);
+    powers[row] = 1;
+    rest[row] = std::numeric_limits<float>::quiet_NaN();
+    if (!(norm <= std::numeric_limits<double>::max())) continue;
+    int exponent;
+    const double fraction = std::frexp(norm, &exponent);  // in [0.5, 1)
+    powers[row] = float(std::ldexp(1.0, 1 - exponent));
+    rest[row] = float(0.5 / fraction);
+  }
+}
+
+// The products of parts that a sum takes: those whose indices add up to less than the number of
+// parts, or with `exact` all of them. The others are smaller than the rounding of what is kept. In an order in which one operand
+// after the other stays in its tiles; the largest product comes last.
+template <int left_parts, int right_parts, bool exact = false>
+struct Terms {
+  static constexpr int kMost = exact                       ? left_parts + right_parts
+                               : left_parts > right_parts ? left_parts
+                                                           : right_parts;
+  int count = 0;
+  int left[9] = {}, right[9] = {};
+
+  constexpr Terms() {
+    for (int b = right_parts - 1; b >= 0; --b) {
+      const int before = count ? left[count - 1] : 0;
+      const auto take = [&](int a) {
+        left[count] = a;
+        right[count++] = b;
+      };
+      const int end = left_parts < kMost - b ? left_parts : kMost - b;
+      if (before < end) take(before);
+      for (int a = end - 1; a >= 0; --a) {
+        if (a != before) take(a);
+      }
+    }
+  }
+};
+
+// c (32 x 32, rows c_row apart) = the product of two strips of each operand.
+template <int left_parts, int right_parts, bool exact = false>
+inline void multiply_block(const Operand& a, int64_t a_at, const Operand& b, int64_t b_at,
+                           float* c, int64_t c_row) {
+  constexpr Terms<left_parts, right_parts, exact> terms;
+  const int64_t bytes = c_row * sizeof(float);
+  const int64_t a_part = a.part(), b_part = b.part(), a_strip = a.strip(), b_strip = b.strip();
+  const uint16_t *left = a.tiles + a_at * a_strip, *right = b.tiles + b_at * b_strip;
+  tile_zero(0);
+  tile_zero(1);
+  tile_zero(2);
+  tile_zero(3);
+  for (const uint16_t* end = left + a_part; left < end;
+       left += kTileElements, right += kTileElements) {
+#pragma GCC unroll 9
+    for (int term = 0; term < terms.count; ++term) {
+      if (term == 0 || terms.left[term] != terms.left[term - 1]) {
+        tile_load(4, left + terms.left[term] * a_part, 64);
+        tile_load(5, left + a_strip + terms.left[term] * a_part, 64);
+      }
+      if (term == 0 || terms.right[term] != terms.right[term - 1]) {
+        tile_load(6, right + terms.right[term] * b_part, 64);
+        tile_load(7, right + b_strip + terms.right[term] * b_part, 64);
+      }
+      tile_multiply(0, 4, 6);
+      tile_multiply(1, 4, 7);
+      tile_multiply(2, 5, 6);
+      tile_multiply(3, 5, 7);
+    }
+  }
+  float* low = c + kTileSide * c_row;
+  tile_store(0, c, bytes);
+  tile_store(1, c + kTileSide, bytes);
+  tile_store(2, low, bytes);
+  tile_store(3, low + kTileSide, bytes);
+}
+
+using MultiplyBlock = void (*)(const Operand&, int64_t, const Operand&, int64_t, float*, int64_t);
+
+// The product for operands of so many parts.
+MultiplyBlock block_of(int64_t left_parts, int64_t right_parts, bool exact = false) {
+  constexpr MultiplyBlock table[3][3] = {
+      {multiply_block<1, 1>, multiply_block<1, 2>, multiply_block<1, 3>},
+      {multiply_block<2, 1>, multiply_block<2, 2>, multiply_block<2, 3>},
+      {multiply_block<3, 1>, multiply_block<3, 2>, multiply_block<3, 3>}};
+  if (exact && left_parts == 2 && right_parts == 2) return multiply_block<2, 2, true>;
+  return table[left_parts - 1][right_parts - 1];
+}
+
+// c (+)= the same, for the block's first `rows` x `columns`, whose memory ends there. A sum begins
+// at zero in any case: what it is added to may be large, and would round each of its terms.
+void multiply_into(const Operand& a, int64_t a_at, const Operand& b, int64_t b_at,
+                   MultiplyBlock multiply_block, float* c, int64_t c_row, bool add, int64_t rows,
+                   int64_t columns) {
+  if (!add && rows >= kTileGroup && columns >= kTileGroup) {
+    return multiply_block(a, a_at, b, b_at, c, c_row);
+  }
+  alignas(64) float sums[kTileGroup * kTileGroup];
+  multiply_block(a, a_at, b, b_at, sums, kTileGroup);
+  const auto take = [&](int64_t count) {
+    for (int64_t r = 0; r < smaller(rows, kTileGroup); ++r) {
+      float* to = c + r * c_row;
+      const float* sum = sums + r * kTileGroup;
+#pragma omp simd
+      for (int64_t j = 0; j < count; ++j) to[j] = add ? to[j] + sum[j] : sum[j];
+    }
+  };
+  columns >= kTileGroup ? take(kTileGroup) : take(columns);
+}
+
+// Bytes of an operand that stay in the second-level cache beside what passes by.
+constexpr int64_t kCachedBytes = 400 << 10;
+
+void scale_block(float* scores, int64_t stride, int64_t rows, int64_t columns,
+                 const float* of_rows, const float* of_columns) {
+  for (int64_t r = 0; r < rows; ++r) {
+    float* row = scores + r * stride;
+    const float scale = of_rows[r];
+#pragma omp simd
+    for (int64_t j = 0; j < columns; ++j) row[j] *= scale * of_columns[j];
+  }
+}
+
+void scores(const Operand& x, int64_t rows, const Operand& y, int64_t columns, bool exact,
+            const ScoreScales& scales, float* scores, int64_t stride, Range groups) {
+  const UsesTiles in_use;
+  const MultiplyBlock block_product = block_of(x.parts, y.parts, exact);
+  const int64_t group_bytes = 2 * y.strip() * int64_t(sizeof(uint16_t));
+  const int64_t cached = kCachedBytes > group_bytes ? kCachedBytes / group_bytes : 1;
+  for (int64_t first = groups.begin; first < groups.end; first += cached) {
+    const int64_t last = smaller(first + cached, groups.end);
+    for (int64_t row = 0; row < rows; row += kTileGroup) {
+      float* band = scores + row * stride;
+      for (int64_t group = first; group < last; ++group) {
+        const int64_t column = group * kTileGroup;
+        multiply_into(x, row / kTileSide, y, 2 * group, block_product, band + column, stride, false,
+                      rows - row, columns - column);
+      }
+      if (scales.rows) {
+        const int64_t column = first * kTileGroup;
+        scale_block(band + column, stride, smaller(kTileGroup, rows - row),
+                    smaller(last * kTileGroup, columns) - column, scales.rows + row,
+                    scales.columns + column);
+      }
+    }
+  }
+}
+
+// Two strips of the panel's block as an operand.
+struct PanelBlock {
+  alignas(64) uint16_t tiles[2 * 3 * kBlockDepth * kTileSide];
+};
+
+inline int64_t block_elements(int64_t parts, int64_t width, int64_t depth) {
+  return tiles(width, kTileGroup) * 2 * parts * tiles(depth, kTileDepth) * kTileElements;
+}
+
+Matrix float_matrix(const float* data, int64_t stride) {
+  return {data, Dtype::float32, stride, 1};
+}
+
+void multiply_rows(const GradProduct& p, Range groups) {
+  const UsesTiles in_use;
+  static thread_local PanelBlock block;
+  const MultiplyBlock block_product = block_of(p.panel_parts, p.parts);
+  const int64_t full = block_elements(p.parts, p.width, kBlockDepth);
+  for (int64_t k = 0; k < p.depth; k += kBlockDepth) {
+    const int64_t count = smaller(kBlockDepth, p.depth - k), steps = tiles(count, kTileDepth);
+    const Operand left{block.tiles, p.panel_parts, steps};
+    const Operand right{p.right + k / kBlockDepth * full, p.parts, steps};
+    for (int64_t group = groups.begin; group < groups.end; ++group) {
+      const int64_t row = group * kTileGroup;
+      pack(Pack::rows, {float_matrix(p.panel + row * p.stride, p.stride), nullptr, p.depth_scale},
+           p.count - row, k, count, p.panel_parts, block.tiles, {0, 2});
+      for (int64_t at = 0; at < p.width; at += kTileGroup) {
+        multiply_into(left, 0, right, at / kTileSide, block_product, p.out + row * p.width + at,
+                      p.width, p.add || k > 0, p.count - row, p.width - at);
+      }
+    }
+  }
+}
+
+// out (columns, width) (+)= sums^T, with sums (width, 32) as blocks of 32 x 32.
+void add_transposed(const float* sums, int64_t columns, int64_t width, float* out, bool add) {
+  for (int64_t at = 0; at < width; at += kTileGroup, sums += kTileGroup * kTileGroup) {
+    const int64_t wide = smaller(kTileGroup, width - at);
+    for (int64_t j = 0; j < smaller(columns, kTileGroup); ++j) {
+      float* to = out + j * width + at;
+#pragma omp simd
+      for (int64_t d = 0; d < wide; ++d) {
+        const float sum = sums[d * kTileGroup + j];
+        to[d] = add ? to[d] + sum : sum;
+      }
+    }
+  }
+}
+
+// Groups of columns that share the other operand's block while it is in cache.
+constexpr int64_t kSharing = 8;
+
+void multiply_columns(const GradProduct& p, Range groups) {
+  const UsesTiles in_use;
+  static thread_local PanelBlock block;
+  const MultiplyBlock block_product = block_of(p.parts, p.panel_parts);
+  const int64_t full = block_elements(p.parts, p.width, kBlockDepth);
+  const int64_t area = tiles(p.width, kTileGroup) * kTileGroup * kTileGroup;
+  const std::unique_ptr<float[]> sums(new float[kSharing * area]);
+  for (int64_t first = groups.begin; first < groups.end; first += kSharing) {
+    const int64_t last = smaller(first + kSharing, groups.end);
+    for (int64_t k = 0; k < p.depth; k += kBlockDepth) {
+      const int64_t count = smaller(kBlockDepth, p.depth - k), steps = tiles(count, kTileDepth);
+      const Operand right{p.right + k / kBlockDepth * full, p.parts, steps};
+      const Operand mine{block.tiles, p.panel_parts, steps};
+      for (int64_t group = first; group < last; ++group) {
+        const int64_t column = group * kTileGroup;
+        pack(Pack::pairs, {float_matrix(p.panel + column, p.stride), p.depth_scale, nullptr},
+             p.count - column, k, count, p.panel_parts, block.tiles, {0, 2});
+        float* to = sums.get() + (group - first) * area;
+        for (int64_t at = 0; at < p.width; at += kTileGroup, to += kTileGroup * kTileGroup) {
+          multiply_into(right, at / kTileSide, mine, 0, block_product, to, kTileGroup, k > 0,
+                        kTileGroup, kTileGroup);
+        }
+      }
+    }
+    for (int64_t group = first; group < last; ++group) {
+      const int64_t column = group * kTileGroup;
+      add_transposed(sums.get() + (group - first) * area, p.count - column, p.width,
+                     p.out + column * p.width, p.add);
+    }
+  }
+}
+
+}  // namespace
+
+extern const AmxKernels amx;
+const AmxKernels amx = {FASTSIM_STRING(FASTSIM_ISA), norms, pack, scores, multiply_rows,
+                        multiply_columns};
+
+}  // namespace FASTSIM_ISA
+}  // namespace fastsim

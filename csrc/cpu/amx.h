@@ -1,0 +1,83 @@
+// Products on the matrix unit of a processor (Intel AMX): bfloat16 operands, float32 sums. A
+// float32 operand is the sum of up to three bfloat16 parts of 8 bits each, which hold all of its
+// 24, so that a product of parts is as exact as it is asked to be. Plain data: shared by the
+// registrations (amx_ops.cpp) and the kernels (amx.cpp).
+#pragma once
+
+#include <cstdint>
+
+#include "block.h"
+
+namespace fastsim {
+
+constexpr int64_t kTileSide = 16;   // rows of an operand tile of 1 KB
+constexpr int64_t kTileDepth = 32;  // its depth: pairs of bfloat16 in each of 16 columns
+constexpr int64_t kTileElements = kTileSide * kTileDepth;
+constexpr int64_t kTileGroup = 2 * kTileSide;  // rows and columns of the output of one block
+
+// Which bit patterns an operand's tiles hold. `rows`: row r of the tile is row r of the matrix, 32
+// of its columns. `pairs`: row p of the tile is rows 2p and 2p + 1 of the matrix, their 16 columns
+// in turns. The transposed ones exchange the rows of a tile for its pairs.
+enum class Pack : int64_t { rows, rows_transposed, pairs, pairs_transposed };
+
+// A product's operand: strips of 16 rows (or columns) and `steps` tiles of depth, by part.
+// Tiles lie as (strip, part, step).
+struct Operand {
+  const uint16_t* tiles;
+  int64_t parts, steps;
+
+  int64_t part() const { return steps * kTileElements; }
+  int64_t strip() const { return parts * part(); }
+};
+
+// What is packed: row i of the matrix times row_scale[i], column j times column_scale[j]; null: 1.
+struct Packed {
+  Matrix matrix;  // float32, float16 or bfloat16, its columns side by side
+  const float *row_scale = nullptr, *column_scale = nullptr;
+};
+
+// What the scores of a block are multiplied by: null for 1.
+struct ScoreScales {
+  const float *rows = nullptr, *columns = nullptr;
+};
+
+// out (+)= panel right, or panel^T right: the panel (its own rows and columns), what its depth is
+// multiplied by (null: 1) and the parts it is taken in; `right` (depth, width) packed in `parts`
+// parts and blocks of kBlockDepth.
+struct GradProduct {
+  const float* panel;
+  int64_t stride, count, depth;
+  const float* depth_scale;
+  int64_t panel_parts;
+  const uint16_t* right;
+  int64_t parts, width;
+  float* out;
+  bool add;
+};
+
+struct AmxKernels {
+  const char* name;
+  // For rows [begin, end): 1 / |x|; the power of two that brings |x| into [1, 2); what is then
+  // left of 1 / |x|. All 0 for a row of norm 0; a row that is not finite has NaN left.
+  void (*norms)(const Matrix& x, int64_t width, float* inverse, float* powers, float* rest, Range);
+  // Packs the strips [strips) of a matrix, whose depth begins at `first` and has `depth` entries;
+  // false if one of them is not finite.
+  bool (*pack)(Pack, const Packed& from, int64_t strip_count, int64_t first, int64_t depth,
+               int64_t parts, uint16_t* to, Range strips);
+  // scores = x y^T: all strips of x against the groups of columns [groups). `exact`: all products
+  // of parts.
+  void (*scores)(const Operand& x, int64_t rows, const Operand& y, int64_t columns, bool exact,
+                 const ScoreScales&, float* scores, int64_t stride, Range groups);
+  // The groups of 32 rows [groups); `right` packed as pairs.
+  void (*multiply_rows)(const GradProduct&, Range groups);
+  // The groups of 32 columns [groups); `right` packed as transposed pairs.
+  void (*multiply_columns)(const GradProduct&, Range groups);
+};
+
+// Null where the processor has none, or FASTSIM_AMX=0 turns it off.
+const AmxKernels* amx_kernels();
+
+// Depth of a block of the gradient products: the other operand's share of it stays in cache.
+constexpr int64_t kBlockDepth = 256;
+
+}  // namespace fastsim

@@ -1,0 +1,135 @@
+"""The products on a processor's matrix unit (Intel AMX): bfloat16 operands, float32 sums.
+
+An operand is taken as the sum of bfloat16 parts of 8 bits each. 16-bit rows are multiplied as they
+are: one part holds a bfloat16, two a float16, so that their products are exact. Three parts hold
+all 24 bits of a float32; torch.get_float32_matmul_precision() says how many count: "highest" three
+(six products, more accurate than a sum of float32 products), "high" two (three products), "medium"
+one.
+"""
+
+import torch
+
+_PARTS = {"highest": 3, "high": 2, "medium": 1}
+GROUP = 32  # the operands' depth and rows are padded to a multiple
+CACHED = 20 << 20  # bytes of a packed right operand that is kept from panel to panel
+DEPTH = 2048  # rows of one that is not: packed for one panel
+
+
+def name():
+    """The set of matrix instructions in use, or ""."""
+    return torch.ops.fastsim_cpu.amx_name()
+
+
+def parts(dtype):
+    """The bfloat16 parts of an operand of that dtype; 0 for products without the matrix unit."""
+    if dtype == torch.float64 or not name():
+        return 0
+    if dtype == torch.float32:
+        return _PARTS[torch.get_float32_matmul_precision()]
+    return 1 if dtype == torch.bfloat16 else 2
+
+
+class Rows:
+    """Rows whose cosines are wanted, as they came, and what makes unit rows of them.
+
+    A power of two brings the norm of each into [1, 2), which changes no bit of it; the rest of
+    1 / norm, in (0.5, 1], multiplies what is summed in float32: x / |x| = rest * (power * x).
+    """
+
+    def __init__(self, values, powers, rest):
+        self.values, self.powers, self.rest = values, powers, rest
+        self.shape, self.dtype, self.device = values.shape, values.dtype, values.device
+        self._right = None
+
+    @classmethod
+    def of(cls, x):
+        """(Rows of x (N, D), inverse norms (N,)); zero rows have power, rest and inverse 0."""
+        values = x if x.stride(1) == 1 else x.contiguous()
+        inverse, powers, rest = torch.empty(3, x.shape[0])
+        torch.ops.fastsim_cpu.amx_norms(values, inverse, powers, rest)
+        return cls(values, powers, rest), inverse
+
+    def __len__(self):
+        return self.shape[0]
+
+    def __getitem__(self, rows):
+        if isinstance(rows, slice) and rows.indices(len(self)) == (0, len(self), 1):
+            return self
+        return Rows(self.values[rows], self.powers[rows], self.rest[rows])
+
+    def new_empty(self, *shape, dtype):
+        return torch.empty(*shape, dtype=dtype)
+
+    def is_contiguous(self):
+        """False: their memory is the caller's, and no place for a gradient."""
+        return False
+
+    def right(self):
+        """Packed as the right operand of a panel, and kept."""
+        if self._right is None:
+            self._right = _packed_right(self.values, self.powers, False, parts(self.dtype))
+        return self._right
+
+
+class Columns:
+    """The right operand of score panels: columns packed once, `Rows` or a float32 tensor."""
+
+    def __init__(self, columns):
+        self.rest = None
+        powers = None
+        if isinstance(columns, Rows):
+            columns, powers, self.rest = columns.values, columns.powers, columns.rest
+        rows, width = (-(-size // GROUP) * GROUP for size in columns.shape)
+        self.tiles = torch.empty(rows, parts(columns.dtype) * width, dtype=torch.int16)
+        # An infinite entry has no parts whose products add up to what it gives; that of a cosine
+        # makes NaN of its row in any case.
+        self.usable = (
+            torch.ops.fastsim_cpu.amx_pack(columns, powers, self.tiles) or powers is not None
+        )
+
+    def scores(self, rows, first, panel):
+        """Fills the panel of `rows` against the columns from `first` on; False if it cannot."""
+        values, powers, rest = rows, None, None
+        if isinstance(rows, Rows):
+            values, powers, rest = rows.values, rows.powers, rows.rest
+        of_columns = None if self.rest is None else self.rest[first:]
+        operands = values, powers, rest, self.tiles[first:], of_columns
+        return torch.ops.fastsim_cpu.amx_scores(*operands, panel)
+
+
+def _packed_right(values, powers, transposed, count):
+    size = torch.ops.fastsim_cpu.amx_right_size(*values.shape, count)
+    packed = torch.empty(size, dtype=torch.int16)
+    torch.ops.fastsim_cpu.amx_pack_right(values, powers, transposed, count, packed)
+    return packed
+
+
+def multiply(panel, right, out, transposed, accumulate):
+    """out = panel @ right, with `transposed` panel.T @ right, or added to it.
+
+    right: `Rows`, for the product with their unit rows, or a float32 tensor.
+    """
+    count = parts(right.dtype)
+    of_panel = max(count, 2) if right.dtype == torch.bfloat16 else count
+    depth, width = right.shape
+    values, powers, rest = right, None, None
+    if isinstance(right, Rows):
+        values, powers, rest = right.values, right.powers, right.rest
+        small = torch.ops.fastsim_cpu.amx_right_size(depth, width, count) * 2 <= CACHED
+        if small and not transposed:
+            packed = right.right()
+            _multiply(panel, packed, rest, out, False, accumulate, of_panel, count)
+            return
+    for first in range(0, depth, DEPTH):
+        part = slice(first, min(depth, first + DEPTH))
+        of_part = powers if powers is None else powers[part]
+        packed = _packed_right(values[part], of_part, transposed, count)
+        share = panel[part] if transposed else panel[:, part]
+        of_part = rest if rest is None else rest[part]
+        _multiply(share, packed, of_part, out, transposed, accumulate or first > 0, of_panel, count)
+
+
+def _multiply(panel, packed, rest, out, transposed, accumulate, of_panel, count):
+    torch.ops.fastsim_cpu.amx_multiply(
+        panel, packed, rest, out, transposed, accumulate, of_panel, count
+    )

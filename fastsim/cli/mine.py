@@ -1,0 +1,64 @@
+"""`fastsim mine`: pairs with hard negatives from a corpus."""
+
+import click
+
+from fastsim.cli.command import Command, quiet
+from fastsim.cli.options import COLUMNS_HELP, CPU, FORMAT, MODEL_OPTION, PICKLE, PROMPT, TRUST
+
+
+@click.command(cls=Command, context_settings={"show_default": True})
+@MODEL_OPTION
+@click.option("--pairs", required=True, metavar="FILE", help="Anchors and positives.")
+@click.option("--corpus", metavar="FILE", help="Further texts: a text a line, or a column text.")
+@click.option("--output", required=True, metavar="FILE", help="JSON lines, ready for training.")
+@click.option("--columns", metavar="NAMES", help=COLUMNS_HELP)
+@FORMAT
+@click.option("--count", type=click.IntRange(1), default=1, help="Negatives per pair.")
+@click.option(
+    "--first", type=click.IntRange(1), default=1, metavar="RANK", help="Skip closer ones."
+)
+@click.option("--last", type=click.IntRange(1), default=30, metavar="RANK", help="Skip others.")
+@click.option(
+    "--margin", type=float, metavar="COSINE", help="A negative is less close by at least this."
+)
+@click.option(
+    "--relative-margin",
+    type=float,
+    metavar="SHARE",
+    help="A negative is less close than the positive by at least this share of its cosine; 0.05 is"
+    " NV-Retriever's 95 %.",
+)
+@click.option("--sample", is_flag=True, help="Draw from the ranks instead of taking the hardest.")
+@click.option("--seed", type=click.IntRange(0), default=0)
+@click.option(
+    "--batch-size", type=click.IntRange(1), default=32, metavar="TEXTS", help="Encoded at once."
+)
+@click.option(
+    "--max-length", type=click.IntRange(1), metavar="TOKENS", help="Cut texts to so many tokens."
+)
+@PROMPT
+@CPU
+@TRUST
+@PICKLE
+def mine(model, pairs, output, first, last, max_length, prompts, cpu, **options):
+    """Find hard negatives for pairs: texts close to the anchor that are none of its positives.
+
+    Example: fastsim mine --pairs pairs.csv --output triplets.jsonl --first 5 --relative-margin 0.05
+    """
+    quiet()
+    from fastsim.training.load import load_encoder
+    from fastsim.training.mined import mine as run
+    from fastsim.training.mined import write_rows
+
+    trust = {name: options.pop(name) for name in ("trust_remote_code", "allow_pickle")}
+    encoder = load_encoder(model, cpu=cpu, max_length=max_length, **trust)
+    encoder.prompts |= dict(prompts)
+    rows, left_out = run(encoder, pairs, ranks=(first, last), **options)
+    if not rows:
+        raise ValueError(
+            f"pairs: none of {left_out} has {options['count']} negatives within the limits"
+        )
+    write_rows(rows, output)
+    click.echo(f"{len(rows)} rows: {output}")
+    if left_out:
+        click.echo(f"left out {left_out} pairs with fewer negatives within the limits", err=True)

@@ -1,0 +1,35 @@
+"""Options that several commands have."""
+
+import click
+
+from fastsim.cli.command import Prompt
+from fastsim.encoders.model_files import EMBEDDED
+from fastsim.training.rows import KINDS
+
+MODEL_OPTION = click.option(
+    "--model",
+    default=EMBEDDED,
+    metavar="NAME",
+    help="A folder, a name on the hub, or the embedded model.",
+)
+COLUMNS_HELP = (
+    "What the file's columns are, in their order: sentence1,sentence2,score. Or, with a header of"
+    " other names: sentence1=first,sentence2=second,score=gold."
+)
+FORMAT = click.option(
+    "--format",
+    "kind",
+    type=click.Choice(list(KINDS)),
+    help="Of the data files, where their suffix does not say.",
+)
+PROMPT = click.option(
+    "--prompt",
+    "prompts",
+    type=Prompt(),
+    multiple=True,
+    help="A text put before each text of a column: query (anchors), document (positives and"
+    ' negatives) or a column\'s name. Example: --prompt query="query: ". May be repeated.',
+)
+TRUST = click.option("--trust-remote-code", is_flag=True, help="Run code from the model's folder.")
+PICKLE = click.option("--allow-pickle", is_flag=True, help="Read weights that are no safetensors.")
+CPU = click.option("--cpu", is_flag=True, help="Use the CPU though there is a GPU.")

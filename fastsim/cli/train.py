@@ -1,0 +1,189 @@
+"""`fastsim train`: its options, from the command line and from a file."""
+
+import json
+from pathlib import Path
+
+import click
+
+from fastsim.cli.command import Command, Prompt, Range, Setting, Widths, quiet, table
+from fastsim.cli.options import COLUMNS_HELP, CPU, FORMAT, MODEL_OPTION, PICKLE, PROMPT, TRUST
+from fastsim.training.parts import POOLINGS
+
+POSITIVE = click.FloatRange(0, min_open=True)
+COUNT = click.IntRange(1)
+
+
+def _config(ctx, param, value):
+    """The options of a file become the defaults of the command line."""
+    if value is None:
+        return
+    path = Path(value)
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix.lower() == ".json":
+            found = json.loads(text)
+        else:
+            import yaml
+
+            found = yaml.safe_load(text)
+    except (OSError, ValueError) as error:
+        raise click.BadParameter(f"cannot read {value}: {error}") from error
+    except Exception as error:  # yaml has errors of its own
+        raise click.BadParameter(f"{value} is no YAML: {error}") from error
+    if not isinstance(found, dict):
+        raise click.BadParameter(f"{value}: wanted names of options with their values")
+    known = {}
+    for option in ctx.command.params:
+        for name in option.opts:
+            known[name.lstrip("-").replace("-", "_")] = option
+    defaults = {}
+    for name, given in found.items():
+        option = known.get(str(name).lstrip("-").replace("-", "_"))
+        if option is None or option is param:
+            raise click.BadParameter(f"{value}: no option {name!r}")
+        defaults[option.name] = _as_text(option, given)
+    ctx.default_map = {**(ctx.default_map or {}), **defaults}
+
+
+def _as_text(option, given):
+    """A value of the file as the command line would give it."""
+    if isinstance(option.type, (Setting, Prompt)) and isinstance(given, dict):
+        return [
+            f"{name}={value if isinstance(option.type, Prompt) else json.dumps(value)}"
+            for name, value in given.items()
+        ]
+    if option.multiple:
+        return list(given) if isinstance(given, list) else [given]
+    return ",".join(map(str, given)) if isinstance(given, list) else given
+
+
+@click.command(cls=Command, context_settings={"show_default": True})
+@click.option(
+    "--config",
+    metavar="FILE",
+    callback=_config,
+    is_eager=True,
+    expose_value=False,
+    help="YAML or JSON with options by their names; the command line comes before it.",
+)
+@MODEL_OPTION
+@click.option(
+    "--train",
+    required=True,
+    multiple=True,
+    metavar="FILE",
+    help="CSV, TSV, JSON, JSON lines or Parquet, plain or .gz. May be repeated.",
+)
+@click.option("--eval", metavar="FILE", help="Data for the metrics and the choice of the best.")
+@click.option("--loss", required=True, metavar="NAME", help="A wrong name lists those that fit.")
+@click.option("--output", required=True, metavar="DIR", help="The model's folder.")
+@click.option("--columns", metavar="NAMES", help=COLUMNS_HELP)
+@click.option("--eval-columns", metavar="NAMES", help="The same for --eval. Default: as --columns.")
+@FORMAT
+@click.option("--delimiter", metavar="SIGN", help="Between the fields of a CSV file. Default: ,")
+@click.option("--header/--no-header", default=None, help="Whether line 1 names the columns.")
+@click.option(
+    "--skip-bad-rows", is_flag=True, help="Leave out rows that do not fit, and say which."
+)
+@click.option("--score-range", type=Range(), help="Scores in LOW..HIGH become 0..1.")
+@click.option(
+    "--architecture", type=click.Choice(["bi-encoder", "cross-encoder"]), default="bi-encoder"
+)
+@click.option("--pooling", type=click.Choice(list(POOLINGS)), help="Instead of the model's.")
+@click.option("--dense", type=COUNT, metavar="WIDTH", help="Add a layer of so many numbers.")
+@PROMPT
+@click.option(
+    "--lora", type=COUNT, metavar="RANK", help="Train additions of this rank alone (peft)."
+)
+@click.option("--gradient-checkpointing", is_flag=True, help="Less memory, a forward pass more.")
+@click.option("--weights", type=click.Choice(["fp32", "bf16"]), default="fp32")
+@click.option("--compile", is_flag=True, help="Compile the transformer with torch.compile.")
+@click.option("--matryoshka", type=Widths(), default=(), help="Train these prefixes' widths too.")
+@click.option("--loss-option", "loss_options", type=Setting(), multiple=True, help="Of the loss.")
+@click.option("--learn", multiple=True, help="A loss option to learn: temperature, scale, bias.")
+@click.option("--loss-learning-rate", type=POSITIVE, help="Of the loss's parameters.")
+@click.option("--epochs", type=POSITIVE, default=1.0, help="Times over the data.")
+@click.option("--max-steps", type=COUNT, metavar="STEPS", help="Instead of --epochs.")
+@click.option(
+    "--batch-size", type=COUNT, default=32, metavar="ROWS", help="Over all processes together."
+)
+@click.option(
+    "--micro-batch-size",
+    type=COUNT,
+    metavar="TEXTS",
+    help="Encode at most this many texts at a time (GradCache). Default: the whole batch.",
+)
+@click.option("--accumulate", type=COUNT, default=1, metavar="BATCHES", help="Batches per step.")
+@click.option("--learning-rate", type=POSITIVE, default=5e-5)
+@click.option("--warmup", type=click.FloatRange(0), default=0.1, help="Share below 1, or steps.")
+@click.option("--schedule", default="linear", help="Of transformers: linear, cosine, constant...")
+@click.option("--weight-decay", type=click.FloatRange(0), default=0.0)
+@click.option("--max-length", type=COUNT, metavar="TOKENS", help="Cut texts to so many tokens.")
+@click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), default="fp32")
+@click.option("--seed", type=click.IntRange(0), default=0)
+@click.option(
+    "--eval-steps", type=COUNT, metavar="STEPS", help="Evaluate so often. Default: epoch."
+)
+@click.option(
+    "--checkpoint-steps", type=COUNT, metavar="STEPS", help="Save so often. Default: each epoch."
+)
+@click.option(
+    "--checkpoint-minutes",
+    type=POSITIVE,
+    default=10.0,
+    metavar="MINUTES",
+    help="Write a checkpoint after so many minutes of training too.",
+)
+@click.option(
+    "--checkpoints",
+    metavar="DIR",
+    help="The checkpoints' folder. Default: OUTPUT-checkpoints beside the output; inside it where"
+    " nothing can be written beside it.",
+)
+@click.option("--keep-checkpoints", is_flag=True, help="Keep the checkpoints of a finished run.")
+@click.option("--logging-steps", type=COUNT, default=10, metavar="STEPS", help="Steps a line.")
+@click.option("--best-metric", metavar="NAME", help="Chooses the best model.")
+@click.option("--early-stopping", type=COUNT, metavar="TIMES", help="Evaluations without progress.")
+@click.option("--report-to", default="none", help="tensorboard, wandb, ..., all.")
+@click.option("--resume", is_flag=True, help="Go on from the last whole checkpoint.")
+@click.option("--overwrite", is_flag=True, help="Begin anew over an earlier run's checkpoints.")
+@click.option("--dry-run", is_flag=True, help="Check everything, show what would be done, and end.")
+@click.option("--push-to-hub", metavar="NAME", help="Upload the model when it is trained.")
+@click.option("--progress/--no-progress", default=True, help="A line every --logging-steps.")
+@click.option("--verbose", is_flag=True, help="Longer lines.")
+@CPU
+@TRUST
+@PICKLE
+def train(dry_run, **options):
+    """Train an encoder on a file of sentences.
+
+    The columns decide the losses: (sentence1, sentence2, score) cosent, angle, cosine_regression;
+    (anchor, positive[, negative, ...]) info_nce, full_triplet, siglip, triplet_margin; (sentence1,
+    sentence2, label) classification; (text, label) siglip, matrix_mse, matrix_cross_entropy,
+    cosent_matrix, sup_con, nt_xent, multi_similarity, batch_hard_triplet. A cross-encoder takes
+    pairs: cosent, cross_entropy, regression. Rows with equal values in a column `together` come
+    into one batch.
+
+    Example: fastsim train --train train.csv --eval dev.csv --loss cosent --output model
+    --columns sentence1,sentence2,score
+    """
+    quiet()
+    from accelerate import PartialState
+
+    from fastsim.training.model_card import main_metrics
+    from fastsim.training.options import Options
+    from fastsim.training.run import train as run
+
+    files = options["train"]
+    options["train"] = files[0] if len(files) == 1 else list(files)
+    options["loss_options"] = dict(options["loss_options"])
+    options["prompts"] = dict(options["prompts"])
+    result = run(Options(**options), dry_run=dry_run)
+    if dry_run or not PartialState().is_main_process:
+        return
+    if result["after"]:
+        names = main_metrics(result["after"], result["metric"])
+        click.echo(
+            table({when: {n: result[when][n] for n in names} for when in ("before", "after")})
+        )
+    click.echo(f"{result['steps']} steps in {result['seconds']:.0f} s: {options['output']}")

@@ -1,0 +1,125 @@
+"""Euclidean distances of all pairs, exact also where two rows nearly coincide.
+
+|x - y|^2 = |x|^2 + |y|^2 - 2 x . y costs one product, but of two rows that are close to each other
+nothing remains beyond the rounding of the squares. The distances of these pairs are taken from the
+differences of their rows instead, and so are the gradients.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from fastsim.backends.rows import add_rows, norms
+from fastsim.operators import differentiable_again, transformed
+
+# A pair is close where |x - y|^2 is less than this share of |x|^2 + |y|^2; of any other, the
+# relative error of the distance is at most 1 / (2 CLOSE) times that of the squares.
+CLOSE = 0.25
+EXACT = "donot_use_mm_for_euclid_dist"
+CHUNK = 1 << 20  # numbers of the differences that are held at once
+
+
+def all_distances(x, y):
+    """|x_i - y_j| (N, M) of x (N, D) and y (M, D), from the differences, differentiable."""
+    if transformed(x, y):
+        return _all_distances(None, x, y)
+    if torch.compiler.is_compiling():
+        return torch.cdist(x, y, compute_mode=EXACT)
+    return _AllDistances.apply(x, y)
+
+
+def _all_distances(ctx, x, y):
+    return norms(x[:, None] - y)
+
+
+class _AllDistances(torch.autograd.Function):
+    """torch.cdist from differences; its gradient has none of its own, that of the formula has."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        distances = torch.cdist(x, y, compute_mode=EXACT)
+        ctx.save_for_backward(x, y, distances)
+        return distances
+
+    @staticmethod
+    @differentiable_again(_all_distances, inputs=2)
+    def backward(ctx, grad):
+        x, y, distances = ctx.saved_tensors
+        grads, turned = (grad.contiguous(), distances), (grad.T.contiguous(), distances.T)
+        found = []
+        for (above, gaps), sides, want in zip(
+            (grads, turned), ((x, y), (y, x)), ctx.needs_input_grad, strict=True
+        ):
+            back = torch.ops.aten._cdist_backward
+            found.append(back(above, *sides, 2.0, gaps.contiguous()) if want else None)
+        return tuple(found)
+
+
+class Distances(NamedTuple):
+    """The distances (R, N) of a slice of rows x to all of them, and their pairs that are close.
+
+    centred: x less its mean, whose products round less. close: rows within the slice and columns;
+    None where to list them would mean to wait for the device.
+    """
+
+    x: torch.Tensor
+    centred: torch.Tensor
+    rows: slice
+    values: torch.Tensor
+    close: tuple | None
+
+    def add_gradient(self, grad, score_grad):
+        """Adds dL/dx to `grad` from dL/dvalues (R, N), which is overwritten."""
+        # dd_ij / dx_i = (x_i - x_j) / d_ij, 0 at distance 0.
+        pull = torch.where(self.values > 0, score_grad.div_(self.values), 0.0)
+        rows = self.rows
+        if self.close is None:
+            # In float64, where the products of close rows do not vanish in rounding.
+            pull, x = pull.double(), self.x.double()
+            grad[rows] += (pull.sum(1, keepdim=True) * x[rows] - pull @ x).to(grad.dtype)
+            grad += (pull.sum(0)[:, None] * x - pull.T @ x[rows]).to(grad.dtype)
+            return
+        of_close = pull[self.close]
+        pull[self.close] = 0.0
+        x = self.centred
+        grad[rows].addcmul_(pull.sum(1, keepdim=True), x[rows]).addmm_(pull, x, alpha=-1)
+        grad.addcmul_(pull.sum(0)[:, None], x).addmm_(pull.T, x[rows], alpha=-1)
+        some = of_close.nonzero()[:, 0]
+        of_close, (of_rows, of_columns) = of_close[some], (side[some] for side in self.close)
+        for part in _parts(some, x.shape[1]):
+            mine, theirs = of_rows[part] + rows.start, of_columns[part]
+            gaps = _gaps(self.x, mine, theirs).mul_(of_close[part, None])
+            add_rows(grad, mine, gaps)
+            add_rows(grad, theirs, gaps.neg_())
+
+
+def distances_by_products(x, centred, rows):
+    """`Distances` of the slice `rows` of x (N, D)."""
+    if not _listable(x):
+        values = torch.cdist(x[rows], x, compute_mode=EXACT)
+        return Distances(x, centred, rows, values, None)
+    squares = centred.square().sum(1)
+    both = squares[rows, None] + squares
+    values = torch.addmm(both, centred[rows], centred.T, alpha=-2)
+    close = (values < CLOSE * both).nonzero().unbind(1)
+    values = values.clamp_(min=0).sqrt_()
+    for part in _parts(close[0], x.shape[1]):
+        mine, theirs = (side[part] for side in close)
+        gaps = _gaps(x, mine + rows.start, theirs)
+        values[mine, theirs] = torch.linalg.vector_norm(gaps, dim=1)
+    return Distances(x, centred, rows, values, close)
+
+
+def _listable(x):
+    """Whether pairs can be listed without waiting for a device."""
+    return x.device.type == "cpu"
+
+
+def _gaps(x, one, other):
+    return x.index_select(0, one).sub_(x.index_select(0, other))
+
+
+def _parts(pairs, width):
+    """Slices of a list of pairs whose differences stay small."""
+    size = max(1, CHUNK // width)
+    return [slice(first, first + size) for first in range(0, len(pairs), size)]

@@ -1,0 +1,158 @@
+"""Triplets of one labelled batch, a band of rows at a time: sums over them, and their gradient.
+
+There are as many terms as triplets, and so score gradients for most pairs. They are made in plain
+torch, from one sort of each row's negatives: neither N x N distances nor a triple of anything is
+held, and the gradient of each band is finished while it is there.
+"""
+
+import torch
+
+from fastsim.engine.distances import all_distances, distances_by_products
+from fastsim.operators import define, differentiable_again
+from fastsim.scores import without_autocast
+
+BAND = 1 << 20  # distances of a band; about ten arrays of that size are alive
+
+
+def triplet_sum(x, labels, margin, distance, triplets, largest, formula):
+    """(sum () of the terms, their number ()) over the triplets of rows x (N, D).
+
+    distance: "euclidean", or "cosine" of unit rows. triplets: "all" or "semi-hard".
+    largest: rows that no class has more of, or None; if one has, the sum is NaN.
+    formula: (distances (N, N), labels, margin) -> the same in plain torch, for derivatives of the
+    gradient.
+    """
+    return _TripletSum.apply(x, labels, margin, distance, triplets, largest, formula)
+
+
+def distances_of(x, distance):
+    """All distances (N, N) of the rows of x in plain torch, differentiable."""
+    if distance == "euclidean":
+        return all_distances(x, x)
+    with without_autocast(x.device.type):
+        return 1 - x @ x.T
+
+
+def _formula(ctx, x):
+    labels, (margin, distance, formula) = ctx.saved_tensors[1], ctx.call
+    return formula(distances_of(x, distance), labels, margin)[0]
+
+
+class _TripletSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, labels, margin, distance, triplets, largest, formula):
+        want = ctx.needs_input_grad[0]
+        total, number, grad = _triplets(x, labels, margin, distance, triplets, largest, want)
+        ctx.save_for_backward(x, labels, grad)
+        ctx.call = margin, distance, formula
+        ctx.mark_non_differentiable(number)
+        return total, number
+
+    @staticmethod
+    @differentiable_again(_formula, inputs=1)
+    def backward(ctx, grad_total, _):
+        return grad_total * ctx.saved_tensors[2], *(None,) * 6
+
+
+def _forward(x, labels, margin, distance, triplets, largest, want_grad):
+    classes, terms = _Classes(labels, largest), _TERMS[triplets]
+    grad = torch.zeros_like(x) if want_grad else x.new_empty(0)
+    total, number = classes.unlisted(), labels.new_zeros(())
+    tall = max(1, BAND // len(x))
+    # In float64: the mean of large numbers would round what it is to make small.
+    centred = None if distance == "cosine" else x - x.mean(0, dtype=torch.float64).to(x.dtype)
+    with without_autocast(x.device.type):
+        for top in range(0, len(x), tall):
+            rows = slice(top, min(top + tall, len(x)))
+            if distance == "cosine":
+                distances = 1 - x[rows] @ x.T
+            else:
+                found = distances_by_products(x, centred, rows)
+                distances = found.values
+            value, count, score_grad = terms(distances, *classes.of(rows), margin)
+            total += value
+            number += count
+            if not want_grad:
+                continue
+            if distance == "cosine":
+                grad[rows].addmm_(score_grad, x, alpha=-1)
+                grad.addmm_(score_grad.T, x[rows], alpha=-1)
+            else:
+                found.add_gradient(grad, score_grad)
+    return total.to(x.dtype), number, grad
+
+
+def _fake(x, labels, margin, distance, triplets, largest, want_grad):
+    grad = x.new_empty(x.shape if want_grad else 0)
+    return x.new_empty(()), labels.new_empty(()), grad
+
+
+_triplets = define(
+    "triplets",
+    "(Tensor x, Tensor labels, float margin, str distance, str triplets, int? largest,"
+    " bool want_grad)"
+    " -> (Tensor, Tensor, Tensor)",
+    _forward,
+    _fake,
+)
+
+
+class _Classes:
+    """The members of each row's class, as a padded list of columns."""
+
+    def __init__(self, labels, largest):
+        self.labels = labels
+        self.order = labels.argsort(stable=True)
+        ordered = labels[self.order]
+        self.first = torch.searchsorted(ordered, labels)
+        self.size = torch.searchsorted(ordered, labels, right=True) - self.first
+        largest = int(self.size.max()) if largest is None else min(largest, len(labels))
+        self.most = torch.arange(largest, device=labels.device)
+
+    def unlisted(self):
+        """() float64: 0, or NaN where a class has more members than are listed."""
+        more = self.size.max() > len(self.most)
+        return torch.zeros_like(more, dtype=torch.float64).masked_fill_(more, torch.nan)
+
+    def of(self, rows):
+        """(columns (R, K), which of them are positives, which columns (R, N) are negatives)."""
+        first, size = self.first[rows, None], self.size[rows, None]
+        columns = self.order[(first + self.most).clamp(max=len(self.order) - 1)]
+        own = torch.arange(len(self.labels), device=self.labels.device)[rows, None]
+        positive = (self.most < size) & (columns != own)
+        return columns, positive, self.labels[rows, None] != self.labels
+
+
+def _semi_hard(distances, columns, positive, negative, margin):
+    far = distances.gather(1, columns)
+    ordered, order = distances.masked_fill(~negative, torch.inf).sort(dim=1, stable=True)
+    count = negative.sum(1, keepdim=True)
+    place = torch.searchsorted(ordered, far, right=True)
+    place = torch.where(place < count, place, count - 1)
+    chosen = order.gather(1, place.clamp(min=0))
+    losses = far - distances.gather(1, chosen) + margin
+    # A NaN is no less than 0, so that it reaches the loss.
+    active = positive & (count > 0) & ~(losses <= 0)
+    ones = active.to(distances.dtype)
+    score_grad = torch.zeros_like(distances).scatter_add_(1, columns, ones)
+    score_grad.scatter_add_(1, chosen, -ones)
+    return torch.where(active, losses, 0.0).sum(dtype=torch.float64), positive.sum(), score_grad
+
+
+def _all(distances, columns, positive, negative, margin):
+    bounds = distances.gather(1, columns) + margin
+    ordered = distances.masked_fill(~negative, torch.inf).sort(1).values
+    # How many negatives each positive's bound exceeds, and their sum.
+    count = torch.searchsorted(ordered, bounds) * positive
+    sums = ordered.masked_fill(ordered.isinf(), 0.0).cumsum(1, dtype=torch.float64)
+    below = torch.where(count > 0, sums.gather(1, (count - 1).clamp(min=0)), 0.0)
+    total = torch.where(positive, count * bounds.double() - below, 0.0).sum()
+    # How many positives' bounds exceed each negative.
+    ascending = bounds.masked_fill(~positive, -torch.inf).sort(1).values
+    above = bounds.shape[1] - torch.searchsorted(ascending, distances, right=True)
+    score_grad = (above * negative).neg().to(distances.dtype)
+    score_grad.scatter_add_(1, columns, count.to(distances.dtype))
+    return total, count.sum(), score_grad
+
+
+_TERMS = {"all": _all, "semi-hard": _semi_hard}

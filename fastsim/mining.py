@@ -1,0 +1,156 @@
+"""Hard negatives for pairs of embeddings, found by `top_k`: no N x M matrix.
+
+Source of the margins: Moreira et al. 2024, "NV-Retriever: Improving text embedding models with
+effective hard-negative mining", section 3.2: a negative that is nearly as close as the positive is
+often a positive that nobody marked. TopK-MarginPos is `margin`, TopK-PercPos `relative_margin`
+(there 95 %).
+"""
+
+import operator
+
+import torch
+from torch import Tensor
+
+from fastsim.checks import check_alike, check_embeddings, check_integers, check_number
+from fastsim.scores import paired_cosine_similarity, top_k
+
+_QUERIES = 8192  # searched at once, so that what is held does not grow with N x depth
+
+
+def mine_hard_negatives(
+    queries: Tensor,
+    corpus: Tensor,
+    positives: Tensor | None = None,
+    *,
+    count: int = 1,
+    ranks: tuple[int, int] = (1, 30),
+    margin: float | None = None,
+    relative_margin: float | None = None,
+    score_range: tuple[float, float] = (-1.0, 1.0),
+    query_ids: Tensor | None = None,
+    corpus_ids: Tensor | None = None,
+    sample: bool = False,
+    seed: int = 0,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The negatives of each query that are hardest within limits: rows of the corpus.
+
+    queries (N, D); corpus (M, D), M >= N unless `positives` says otherwise.
+    positives (N,) integers: the corpus row of each query's positive, `arange(N)` by default; or
+        (N, P): that one first, then further rows that are no negatives, -1 where there are fewer.
+    count: negatives per query.
+    ranks: (first, last), counted from 1 among the neighbours that are no positives: the first few
+        are often positives that nobody marked.
+    margin: a negative's cosine is at most the positive's less this.
+    relative_margin: a negative's cosine is at most (1 - this) times the positive's; 0.05 is
+        NV-Retriever's 95 %.
+    score_range: a negative's cosine lies in it, ends included.
+    query_ids (N,), corpus_ids (M,): integers; a corpus row with the id of a query, or the id of its
+        positive, is no negative of it. Equal texts have equal ids.
+    sample: draw from the ranks at random, by `seed`, instead of the hardest.
+
+    Returns (rows (N, count) int64, the hardest first, -1 where there are fewer; scores (N, count),
+    -inf there). ValueError or TypeError for arguments that do not fit.
+    """
+    check_embeddings("queries", queries)
+    check_embeddings("corpus", corpus)
+    check_alike("corpus", corpus, "queries", queries)
+    rows, columns = queries.shape[0], corpus.shape[0]
+    first, last = _check(count, ranks, margin, relative_margin, score_range)
+    if positives is None:
+        if columns < rows:
+            raise ValueError(f"corpus: wanted at least {rows} rows, or positives, got {columns}")
+        positives = torch.arange(rows, device=queries.device)
+    further = None
+    if positives.dim() == 2 and positives.shape[1]:
+        positives, further = positives[:, 0], positives[:, 1:]
+    check_integers("positives", positives, rows, queries.device)
+    if rows and not 0 <= int(positives.min()) <= int(positives.max()) < columns:
+        raise ValueError(f"positives: wanted rows of the corpus, 0 to {columns - 1}")
+    if (query_ids is None) != (corpus_ids is None):
+        raise ValueError("query_ids, corpus_ids: wanted both or neither")
+    if query_ids is not None:
+        check_integers("query_ids", query_ids, rows, queries.device)
+        check_integers("corpus_ids", corpus_ids, columns, queries.device)
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    found = torch.full((rows, count), -1, dtype=torch.int64, device=queries.device)
+    scores = None
+    more = 0 if further is None else further.shape[1]
+    depth = min(last + 1 + more + _room(query_ids, corpus_ids, positives), columns)
+    for start in range(0, rows, _QUERIES):
+        part = slice(start, min(start + _QUERIES, rows))
+        values, near = top_k(queries[part], corpus, depth, backend=backend)
+        if scores is None:
+            scores = values.new_full((rows, count), -torch.inf)
+        if not bool(values.isfinite().all()):
+            raise ValueError("queries, corpus: wanted finite embeddings, got NaN or infinity")
+        own = positives[part]
+        allowed = near != own[:, None]
+        for other in () if further is None else further[part].T:
+            allowed &= near != other[:, None]
+        if query_ids is not None:
+            ids = corpus_ids[near]
+            allowed &= (ids != query_ids[part, None]) & (ids != corpus_ids[own][:, None])
+        rank = allowed.cumsum(1)
+        allowed &= (rank >= first) & (rank <= last)
+        allowed &= (values >= score_range[0]) & (values <= score_range[1])
+        with torch.no_grad():
+            positive = paired_cosine_similarity(queries[part], corpus[own])[:, None]
+        if margin is not None:
+            allowed &= values <= positive - margin
+        if relative_margin is not None:
+            allowed &= values <= positive - relative_margin * positive.abs()
+        found[part], scores[part] = _choose(allowed, values, near, count, sample, generator)
+    return found, queries.new_empty(0, count) if scores is None else scores
+
+
+def _room(query_ids, corpus_ids, positives):
+    """How many neighbours of one query can be left out for their ids."""
+    if corpus_ids is None or len(corpus_ids) == 0:
+        return 0
+    values, counts = corpus_ids.unique(return_counts=True)
+    most = []
+    for ids in (query_ids, corpus_ids[positives]):
+        place = torch.searchsorted(values, ids).clamp(max=len(values) - 1)
+        most.append(torch.where(values[place] == ids, counts[place], 0))
+    # A text that is there very often would make every search as deep: 1000 are enough for most.
+    return min(int((most[0] + most[1]).max()) if len(positives) else 0, 1000)
+
+
+def _choose(allowed, values, near, count, sample, generator):
+    order = torch.arange(values.shape[1], dtype=torch.float32, device=values.device)
+    if sample:
+        order = torch.rand(values.shape, generator=generator).to(values.device)
+    order = order.expand(values.shape).masked_fill(~allowed, torch.inf)
+    width = min(count, values.shape[1])
+    place = order.topk(width, dim=1, largest=False).indices
+    place = place.sort(dim=1).values  # the hardest first, also among the drawn
+    kept = allowed.gather(1, place)
+    rows = near.gather(1, place).masked_fill(~kept, -1)
+    scores = values.gather(1, place).masked_fill(~kept, -torch.inf)
+    # Those that were found to the front.
+    front = kept.long().argsort(dim=1, descending=True, stable=True)
+    rows, scores = rows.gather(1, front), scores.gather(1, front)
+    missing = (0, count - width)
+    pad = torch.nn.functional.pad
+    return pad(rows, missing, value=-1), pad(scores, missing, value=-torch.inf)
+
+
+def _check(count, ranks, margin, relative_margin, score_range):
+    try:
+        count = operator.index(count)
+        first, last = (operator.index(rank) for rank in ranks)
+    except (TypeError, ValueError):
+        raise TypeError(f"count, ranks: wanted ints, (first, last), got {count}, {ranks}") from None
+    if count < 1:
+        raise ValueError(f"count: wanted at least 1, got {count}")
+    if not 1 <= first <= last or last - first + 1 < count:
+        raise ValueError(
+            f"ranks: wanted 1 <= first <= last with room for {count} negatives, got {ranks}"
+        )
+    for name, value in (("margin", margin), ("relative_margin", relative_margin)):
+        if value is not None:
+            check_number(name, value, tensor=False)
+    if not score_range[0] <= score_range[1]:
+        raise ValueError(f"score_range: wanted (low, high) with low <= high, got {score_range}")
+    return first, last

@@ -1,0 +1,95 @@
+"""Retrieval evaluation: corpus, queries and judgements in the layout of BEIR.
+
+Source of the layout: Thakur et al. 2021, "BEIR: A Heterogeneous Benchmark for Zero-shot Evaluation
+of Information Retrieval Models": corpus.jsonl (_id, title, text), queries.jsonl (_id, text),
+qrels/SPLIT.tsv (query-id, corpus-id, score). nDCG has linear gains, as trec_eval.
+"""
+
+import math
+from collections import defaultdict
+from pathlib import Path
+
+from fastsim.scores import top_k
+from fastsim.training.data import DataError
+from fastsim.training.evaluation import check_vectors
+from fastsim.training.rows import check_file, delimited_rows, named_rows
+
+_QUERIES = 1024  # searched at once
+
+
+def read_beir(folder, split="test"):
+    """({id: text} of the corpus, {id: text} of the queries, {query: {document: grade}})."""
+    folder = Path(folder)
+    corpus = _texts(folder / "corpus.jsonl", ("title", "text"))
+    queries = _texts(folder / "queries.jsonl", ("text",))
+    file = check_file(folder / "qrels" / f"{split}.tsv")
+    grades = defaultdict(dict)
+    for line, row in delimited_rows(file, "tsv"):
+        if line == 1 and row[-1].strip().lower() == "score":
+            continue
+        try:
+            query, document, grade = row[0], row[-2], int(row[-1])
+        except (ValueError, IndexError) as error:
+            raise DataError(f"{file}, line {line}: wanted query-id, corpus-id, score") from error
+        for name, ids, key in (("queries", queries, query), ("corpus", corpus, document)):
+            if key not in ids:
+                raise DataError(f"{file}, line {line}: {key!r} is not in {name}.jsonl")
+        grades[query][document] = grade
+    judged = {query: marks for query, marks in grades.items() if max(marks.values()) > 0}
+    if not judged:
+        raise DataError(f"{file}: no query has a document with a score above 0")
+    return corpus, queries, judged
+
+
+def _texts(path, fields):
+    found = {}
+    for line, row in named_rows(check_file(path), "jsonl"):
+        text = " ".join(str(row[field]) for field in fields if row.get(field)).strip()
+        if "_id" not in row or not text:
+            raise DataError(f"{path}, line {line}: wanted _id and {fields[-1]}")
+        if str(row["_id"]) in found:
+            raise DataError(f"{path}, line {line}: the _id {row['_id']!r} is there twice")
+        found[str(row["_id"])] = text
+    return found
+
+
+def evaluate_retrieval(encoder, folder, *, split="test", depth=100, batch_size=32):
+    """nDCG@10, MRR@10 and recall@10, @depth of an encoder's search, the mean over the queries.
+
+    A document with the id of a query is no answer to it. Documents and queries are encoded with
+    the encoder's prompts for them.
+    """
+    corpus, queries, grades = read_beir(folder, split)
+    documents, asked = list(corpus), list(grades)
+    vectors = encoder.encode_document(list(corpus.values()), batch_size=batch_size)
+    questions = encoder.encode_query([queries[query] for query in asked], batch_size=batch_size)
+    check_vectors(vectors)
+    check_vectors(questions)
+    runs = {}
+    for start in range(0, len(asked), _QUERIES):
+        part = slice(start, start + _QUERIES)
+        _, found = top_k(questions[part], vectors, min(depth + 1, len(documents)))
+        for query, rows in zip(asked[part], found.tolist(), strict=True):
+            runs[query] = [documents[row] for row in rows if documents[row] != query][:depth]
+    return ranking_metrics(runs, grades, depth)
+
+
+def ranking_metrics(runs, grades, depth=100):
+    """Metrics of {query: ranked documents} against {query: {document: grade}}."""
+    depths = sorted({10, depth})
+    names = ["ndcg@10", "mrr@10", *(f"recall@{k}" for k in depths)]
+    sums = dict.fromkeys(names, 0.0)
+    for query, marks in grades.items():
+        gains = [marks.get(document, 0) for document in runs[query]]
+        ideal = _dcg(sorted(marks.values(), reverse=True)[:10])
+        sums["ndcg@10"] += _dcg(gains[:10]) / ideal
+        first = next((place for place, gain in enumerate(gains[:10], start=1) if gain > 0), None)
+        sums["mrr@10"] += 1 / first if first else 0.0
+        wanted = sum(grade > 0 for grade in marks.values())
+        for k in depths:
+            sums[f"recall@{k}"] += sum(gain > 0 for gain in gains[:k]) / wanted
+    return {name: value / len(grades) for name, value in sums.items()}
+
+
+def _dcg(gains):
+    return sum(max(gain, 0) / math.log2(place + 2) for place, gain in enumerate(gains))

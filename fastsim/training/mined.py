@@ -1,0 +1,71 @@
+"""Pairs with hard negatives from a corpus, found by an encoder: what `fastsim mine` writes."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+
+from fastsim.mining import mine_hard_negatives
+from fastsim.training.checkpoints import write_whole
+from fastsim.training.data import DataError, read_corpus, read_data
+from fastsim.training.evaluation import check_vectors
+from fastsim.training.folders import OutputError, full_disk_named
+
+
+def mine(encoder, pairs, *, corpus=None, columns=None, kind=None, batch_size=32, count=1, **limits):
+    """(rows of anchor, positive, negative, ... as dictionaries, how many pairs were left out).
+
+    pairs: a file of anchors and positives; corpus: a file of texts besides the positives.
+    limits: those of `mine_hard_negatives`. A text that is a positive of the anchor anywhere in the
+    file, or the anchor itself, is no negative of it. Pairs with fewer than count negatives within
+    the limits are left out.
+    """
+    dataset, layout = read_data(pairs, columns=columns, kind=kind)
+    if layout.name != "tuples":
+        raise DataError(f"{pairs}: wanted columns anchor and positive, got {layout.name}")
+    anchors, positives = list(dataset["anchor"]), list(dataset["positive"])
+    texts = list(dict.fromkeys(positives))
+    if corpus is not None:
+        texts = list(dict.fromkeys([*texts, *read_corpus(corpus)]))
+    place = {text: row for row, text in enumerate(texts)}
+    unique = list(dict.fromkeys(anchors))
+    row_of = {text: row for row, text in enumerate(unique)}
+    queries = check_vectors(encoder.encode_query(unique, batch_size=batch_size))
+    vectors = check_vectors(encoder.encode_document(texts, batch_size=batch_size))
+    known = defaultdict(dict)  # anchor -> the corpus rows that are no negatives, in order
+    for anchor, positive in zip(anchors, positives, strict=True):
+        known[anchor][place[positive]] = None
+    for anchor in unique:
+        if anchor in place:
+            known[anchor][place[anchor]] = None
+    table = torch.full((len(anchors), 1 + max(map(len, known.values()))), -1)
+    for row, (anchor, positive) in enumerate(zip(anchors, positives, strict=True)):
+        table[row, 0] = place[positive]
+        table[row, 1 : 1 + len(known[anchor])] = torch.tensor(list(known[anchor]))
+    rows, _ = mine_hard_negatives(
+        queries[torch.tensor([row_of[anchor] for anchor in anchors])],
+        vectors,
+        table,
+        count=count,
+        **limits,
+    )
+    names = ["negative", *(f"negative_{number}" for number in range(2, count + 1))]
+    found = []
+    for anchor, positive, chosen in zip(anchors, positives, rows.tolist(), strict=True):
+        if -1 not in chosen:
+            negatives = zip(names, (texts[row] for row in chosen), strict=True)
+            found.append({"anchor": anchor, "positive": positive, **dict(negatives)})
+    return found, len(anchors) - len(found)
+
+
+def write_rows(rows, path):
+    """JSON lines that are there whole or not at all; `OutputError` where they cannot be."""
+    path = Path(path)
+    try:
+        with full_disk_named(path.parent):
+            write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(f"output: {str(path)!r}: {error.strerror}") from error

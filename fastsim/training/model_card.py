@@ -1,0 +1,49 @@
+"""The README.md of a trained model: data, loss, metrics, how to use it."""
+
+_SHOWN = 3
+
+
+def model_card(result, encoder, name, *, cross=False):
+    """Markdown with the metadata that the hub reads."""
+    options, metric = result["options"], result["metric"]
+    kind = "cross-encoder" if cross else "sentence-similarity"
+    lines = ["---", "tags:", "- fastsim", "- sentence-transformers"]
+    lines += [f"pipeline_tag: {'text-ranking' if cross else kind}"]
+    lines += ["library_name: sentence-transformers", "---", "", f"# {name}", ""]
+    lines += [f"Trained from `{options['model']}` with the loss `{options['loss']}` on"]
+    lines += [
+        f"{result['rows']:,} rows ({', '.join(result['columns'])}), {result['steps']:,} steps"
+    ]
+    lines += [f"of {options['batch_size']} rows, learning rate {options['learning_rate']:g}.", ""]
+    if result["after"]:
+        lines += ["| metric | before | after |", "| --- | ---: | ---: |"]
+        for key in main_metrics(result["after"], metric):
+            lines += [f"| {key} | {result['before'][key]:.4f} | {result['after'][key]:.4f} |"]
+        lines += ["", f"Measured on {_files(options['eval'])}.", ""]
+    lines += ["## Use", "", "```python"]
+    if cross:
+        lines += ["from sentence_transformers import CrossEncoder", ""]
+        lines += [f'model = CrossEncoder("{name}")', 'model.predict([("a text", "another")])']
+    else:
+        lines += ["from fastsim import Encoder", "", f'encoder = Encoder.from_pretrained("{name}")']
+        call = "encode_query" if "query" in encoder.prompts else "encode"
+        lines += [f'vectors = encoder.{call}(["a text"])  # (1, {encoder.dim})']
+    lines += [
+        "```",
+        "",
+        "Versions: " + ", ".join(f"{k} {v}" for k, v in result["versions"].items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main_metrics(metrics, metric):
+    """The metric that chose the model and the next two, in the order of the rest."""
+    others = [name for name in metrics if name != metric]
+    return [metric, *others][:_SHOWN]
+
+
+def _files(paths):
+    from pathlib import Path
+
+    paths = [paths] if isinstance(paths, str) else paths
+    return ", ".join(f"`{Path(path).name}`" for path in paths)

@@ -1,0 +1,84 @@
+"""What a run says: a header before the first step, then one line a log step."""
+
+import time
+
+import torch
+import transformers
+
+_LOOKED_AT = 1000  # rows whose texts are measured for the header
+
+
+def header(options, task, processes):
+    """Lines that say what will be trained on what, and how."""
+    every = sum(parameter.numel() for parameter in task.model.parameters())
+    trained = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
+    steps, count, size = planned_steps(options, task)
+    rows = task.train.select(range(min(_LOOKED_AT, len(task.train))))
+    lengths = sorted(len(text) for name in task.layout.texts for text in rows[name])
+    device = task.encoder.device
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
+    loss = ", ".join(f"{name}={value}" for name, value in task.loss_values().items())
+    micro = f", {options.micro_batch_size} encoded at once" if options.micro_batch_size else ""
+    many = f" x {options.accumulate} accumulated" if options.accumulate > 1 else ""
+    return [
+        f"device   {where}{threads}, {options.precision}, {processes} process"
+        + ("es" if processes > 1 else ""),
+        f"model    {options.model}: {every / 1e6:.1f} M parameters, {trained / 1e6:.1f} M trained"
+        + ("" if task.cross else f", {task.encoder.dim} wide, {task.encoder.pooling} pooling"),
+        f"data     {len(task.train):,} rows, {task.layout.name} ({', '.join(task.layout.columns)});"
+        f" texts of {lengths[len(lengths) // 2]} characters in the middle, {lengths[-1]} at most",
+        f"batches  {count:,} of {size} rows{many}{micro}; {steps:,} steps",
+        f"loss     {options.loss}"
+        + (f" ({loss})" if loss else "")
+        + f", backend {_backend(device)}",
+    ]
+
+
+def planned_steps(options, task):
+    """(steps of the run, batches of an epoch, rows of a full batch)."""
+    rows = len(task.train)
+    size = min(options.batch_size, rows)
+    count = -(-rows // options.batch_size) if task.batches is None else len(task.batches)
+    updates = max(-(-count // options.accumulate), 1)
+    return options.max_steps or -int(-options.epochs * updates // 1), count, size
+
+
+def _backend(device):
+    from fastsim.backends import pick
+
+    return pick(None, torch.empty(1, device=device)).name
+
+
+class Lines(transformers.TrainerCallback):
+    """One line a log step: step, loss, learning rate, speed and the time that is left."""
+
+    def __init__(self, say, batch_size, metric=None, verbose=False):
+        self.say, self.batch_size, self.metric, self.verbose = say, batch_size, metric, verbose
+        self._start = None
+
+    def on_train_begin(self, args, state, control, **more):
+        self._start = (time.monotonic(), state.global_step)
+
+    def on_log(self, args, state, control, logs=None, **more):
+        done = state.global_step - self._start[1]
+        if logs and f"eval_{self.metric}" in logs:
+            self.say(f"step {state.global_step:,}  {self.metric} {logs[f'eval_{self.metric}']:.4f}")
+        if not logs or "loss" not in logs or not done:
+            return
+        each = (time.monotonic() - self._start[0]) / done
+        left = each * (state.max_steps - state.global_step)
+        speed = self.batch_size * args.gradient_accumulation_steps / each
+        line = (
+            f"step {state.global_step:,}/{state.max_steps:,}  loss {logs['loss']:.4f}"
+            f"  rate {logs['learning_rate']:.2e}  {speed:,.0f} rows/s  {_duration(left)} left"
+        )
+        if self.verbose:
+            line += f"  gradient norm {logs.get('grad_norm', 0.0):.3g}  epoch {state.epoch:.3f}"
+        self.say(line)
+
+
+def _duration(seconds):
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,160 @@
+"""Rows of data files: CSV, TSV, JSON lines, JSON and Parquet, plain or gzip, with line numbers.
+
+The rows are read here and not by `datasets`, whose readers take "NA" for a missing value, guess
+types, fill short rows and know no line numbers.
+"""
+
+import csv
+import gzip
+import itertools
+import json
+import os
+from pathlib import Path
+
+SUFFIXES = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".tab": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".parquet": "parquet",
+}
+KINDS = tuple(dict.fromkeys(SUFFIXES.values()))
+_MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+
+
+class DataError(ValueError):
+    """A data file that cannot be used; the message holds file, line and reason."""
+
+
+def check_file(path):
+    """The path of a file that is there, or `DataError`."""
+    if "://" in str(path):
+        raise DataError(f"{path}: wanted a file on this machine, got a URL; download it first")
+    path = Path(path)
+    if path.is_dir():
+        raise DataError(f"{path}: wanted a file, this is a directory")
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    return path
+
+
+def kind_of(path, kind=None, more=()):
+    """The kind of a file by its suffix (`.gz` aside), or as given."""
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
+    kind = kind or SUFFIXES.get(suffixes[-1] if suffixes else "")
+    if kind not in KINDS:
+        raise DataError(f"{path}: wanted a suffix in {', '.join((*SUFFIXES, *more))}, or --format")
+    return kind
+
+
+def delimited_rows(path, kind, delimiter=None):
+    """(line, fields) of each row of a CSV or TSV file; TSV has no quotes."""
+    options = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == "tsv" else {}
+    if delimiter is not None:
+        options["delimiter"] = delimiter
+    csv.field_size_limit(2**31 - 1)  # a text may be a book
+    with _text(path) as handle:
+        reader = csv.reader(handle, strict=True, **options)
+        line = 0
+        while True:
+            try:
+                row = next(reader, None)
+            except csv.Error as error:
+                raise DataError(f"{path}, line {line + 1}: {error}") from error
+            if row is None:
+                return
+            start, line = line + 1, reader.line_num
+            if row:  # an empty line ends many files and holds no row
+                yield start, row
+
+
+def named_rows(path, kind):
+    """(line, {column: value}) of each row of a JSON or Parquet file."""
+    return {"jsonl": _json_lines, "json": _json_list, "parquet": _parquet}[kind](path)
+
+
+def lines(path):
+    """(line, text) of each line of a text file."""
+    with _text(path) as handle:
+        yield from enumerate(handle, start=1)
+
+
+def _json_lines(path):
+    for line, text in lines(path):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except ValueError as error:
+            raise DataError(f"{path}, line {line}: no JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, line {line}: wanted a JSON object, got {text[:40]!r}")
+        yield line, row
+
+
+def _json_list(path):
+    with _text(path) as handle:
+        try:
+            rows = json.load(handle)
+        except UnicodeDecodeError:
+            raise
+        except ValueError as error:
+            raise DataError(f"{path}: no JSON: {error}; JSON lines end in .jsonl") from error
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{path}: wanted a JSON list of objects")
+    yield from enumerate(rows, start=1)
+
+
+def _parquet(path):
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+        batches = (batch.to_pylist() for batch in file.iter_batches(10_000))
+        yield from enumerate(itertools.chain.from_iterable(batches), start=1)
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{path}: no Parquet: {error}") from error
+
+
+def _binary(path):
+    return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else open(path, "rb")
+
+
+class _text:  # noqa: N801 - used as `with _text(path)`
+    """A text file opened as UTF-8; bytes that are none become a `DataError` with their line."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __enter__(self):
+        opener = gzip.open if self.path.suffix.lower() == ".gz" else open
+        self.handle = opener(self.path, "rt", encoding="utf-8-sig", newline="")
+        return self.handle
+
+    def __exit__(self, kind, error, trace):
+        self.handle.close()
+        if isinstance(error, UnicodeDecodeError):
+            raise DataError(_encoding_fault(self.path)) from error
+        if isinstance(error, (gzip.BadGzipFile, EOFError)):
+            raise DataError(f"{self.path}: no whole gzip file: {error}") from error
+
+
+def _encoding_fault(path):
+    """The first line that is no UTF-8 and what the file seems to be."""
+    with _binary(path) as handle:
+        for number, line in enumerate(handle, start=1):
+            if number == 1 and line[:2] in _MARKS:
+                return f"{path}, line 1: wanted UTF-8 text, this seems to be {_MARKS[line[:2]]}"
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                byte = line[error.start]
+                return (
+                    f"{path}, line {number}: wanted UTF-8 text, byte {error.start + 1} of the line"
+                    f" is 0x{byte:02x}; Windows-1252 (Latin-1) is likely:"
+                    f" iconv -f WINDOWS-1252 -t UTF-8 {os.fspath(path)}"
+                )
+    return f"{path}: wanted UTF-8 text"

@@ -1,0 +1,206 @@
+"""What test_amx.py runs in a process that has a matrix unit or its emulation."""
+
+import os
+
+import pytest
+import torch
+
+import fastsim
+from fastsim.backends import get
+from fastsim.backends.cpu import amx
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SHAPES = [(1, 1, 1), (33, 47, 31), (64, 96, 64), (70, 300, 100), (300, 70, 33)]
+
+
+@pytest.fixture(autouse=True)
+def precision():
+    before = torch.get_float32_matmul_precision()
+    yield torch.set_float32_matmul_precision
+    torch.set_float32_matmul_precision(before)
+
+
+def problem(rows, columns, width, dtype, seed=None):
+    if seed is not None:
+        torch.manual_seed(seed)
+    # Norms over the range of the dtype's exponents, in which no product may leave float32's.
+    spread = 3 if dtype == torch.float16 else 25
+    sizes = 10.0 ** torch.empty(rows + columns, 1).uniform_(-spread / 2, spread / 2)
+    rows_of_both = (torch.randn(rows + columns, width) * sizes).to(dtype)
+    return rows_of_both[:rows], rows_of_both[rows:]
+
+
+def unit(x):
+    """Unit rows in float64; zero rows stay zero."""
+    x = x.double()
+    norms = x.norm(dim=1, keepdim=True)
+    return torch.where(norms > 0, x / torch.where(norms > 0, norms, 1.0), 0.0)
+
+
+def panel_of(x, y):
+    """The score panel of all rows and columns, and the operands."""
+    backend = get("cpu")
+    rows, columns = backend.tile_rows(x)[0], backend.tile_rows(y)[0]
+    workspace = backend.workspace(rows, columns)
+    (block,) = backend.blocks(len(x), len(y), x.device)
+    return backend.scores(rows, columns, block, workspace), rows, columns
+
+
+def parts(x, count):
+    """x as the sum of `count` bfloat16 numbers, by torch's own rounding, in float64."""
+    rest, total = x.double(), 0.0
+    for _ in range(count):
+        part = rest.bfloat16().double()
+        rest, total = rest - part, total + part
+    return total
+
+
+def largest(x):
+    return x.abs().max().item() if x.numel() else 0.0
+
+
+def test_in_use():
+    wanted = "amx_emulated" if os.environ.get("FASTSIM_AMX") == "emulated" else "amx"
+    assert amx.name() == wanted
+    assert f"products on {wanted}" in get("cpu").note()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_scores_and_products(shape, dtype):
+    """No further from float64 than float32 products of unit rows, or than one rounding."""
+    x, y = problem(*shape, dtype)
+    unit_x, unit_y = unit(x), unit(y)
+    panel, rows, columns = panel_of(x, y)
+    exact = unit_x @ unit_y.T
+    dense = unit_x.float() @ unit_y.float().T
+    eps = torch.finfo(torch.float32).eps
+    assert largest(panel - exact) <= 2 * (largest(dense - exact) + eps * largest(exact))
+
+    grads = torch.randn(panel.shape)
+    panel.copy_(grads)
+    # Two parts of a 16-bit input's gradients keep 16 bits; those of float32 all.
+    kept = eps if dtype == torch.float32 else 2.0**-16
+    for right, out, operand, transposed in (
+        (columns, torch.empty(x.shape), unit_y, False),
+        (rows, torch.empty(y.shape), unit_x, True),
+    ):
+        left = panel.t() if transposed else panel
+        exact = left.double() @ operand
+        dense = left @ operand.float()
+        size = largest(left.double().abs() @ operand.abs())
+        allowed = 2 * (largest(dense - exact) + kept * size)
+        get("cpu").multiply(left, right, out, accumulate=False)
+        assert largest(out - exact) <= allowed
+        get("cpu").multiply(left, right, out, accumulate=True)
+        assert largest(out - 2 * exact) <= 2 * allowed
+
+
+def test_highest_is_more_accurate_than_float32_products():
+    x, y = problem(257, 300, 384, torch.float32)
+    exact = unit(x) @ unit(y).T
+    error = (panel_of(x, y)[0] - exact).norm()
+    assert error < (unit(x).float() @ unit(y).float().T - exact).norm()
+
+
+@pytest.mark.parametrize(("name", "count"), [("high", 2), ("medium", 1)])
+def test_float32_precision(name, count, precision):
+    """As far from float64 as the parts that the precision keeps."""
+    x, y = problem(120, 90, 100, torch.float32)
+    exact = unit(x) @ unit(y).T
+    kept = parts(unit(x), count) @ parts(unit(y), count).T
+    precision(name)
+    error = largest(panel_of(x, y)[0] - exact)
+    assert error <= 4 * largest(kept - exact)  # the product of the smallest parts is left out
+    precision("highest")
+    assert error > 4 * largest(panel_of(x, y)[0] - exact)
+
+
+def test_sixteen_bit_rows_are_multiplied_exactly(precision):
+    """The float32 setting has no say, and a cosine has the rounding of the sum alone."""
+    for dtype in (torch.bfloat16, torch.float16):
+        x, y = problem(100, 90, 200, dtype)
+        before = panel_of(x, y)[0].clone()
+        precision("medium")
+        assert torch.equal(panel_of(x, y)[0], before)
+        precision("highest")
+        exact = unit(x) @ unit(y).T
+        rounded = unit(x).float() @ unit(y).float().T
+        assert (before - exact).norm() < (rounded - exact).norm()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_zero_rows_and_extreme_norms(dtype):
+    x, y = problem(40, 40, 64, dtype)
+    x[3] = 0
+    y[5] = 0
+    kind = torch.finfo(dtype)
+    x[4] = torch.tensor([kind.tiny, -kind.tiny] * 32).to(dtype)
+    y[6] = torch.tensor([kind.max / 16, kind.max / 32] * 32).to(dtype)
+    panel = panel_of(x, y)[0]
+    assert not panel[3].any()
+    assert not panel[:, 5].any()
+    exact = unit(x) @ unit(y).T
+    dense = unit(x).float() @ unit(y).float().T
+    allowed = 2 * (largest(dense - exact) + torch.finfo(torch.float32).eps)
+    assert largest(panel - exact) <= allowed
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+def test_not_finite(value):
+    """A cosine is NaN; a product of rows as they are is what float32 products give."""
+    x, y = problem(40, 70, 33, torch.float32, seed=1)
+    x[7, 2] = value
+    panel = panel_of(x, y)[0]
+    assert panel[7].isnan().all()
+    assert panel[8:].isfinite().all()
+    x, y = torch.randn(40, 33), torch.randn(70, 33)
+    x[7, 2] = value
+    backend = get("cpu")
+    workspace = backend.workspace(x, y)
+    (block,) = backend.blocks(40, 70, x.device)
+    plain = x @ y.T
+    assert torch.equal(backend.scores(x, y, block, workspace)[7], plain[7]) or value != value
+    assert backend.scores(x, y, block, workspace)[7].isnan().all() == plain[7].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_same_bits_with_any_number_of_threads(dtype):
+    x, y = problem(150, 700, 64, dtype)
+    found = []
+    threads = torch.get_num_threads()
+    for count in (1, 3, 3):
+        torch.set_num_threads(count)
+        leaves = [t.clone().requires_grad_() for t in (x, y)]
+        loss = fastsim.info_nce(*leaves, backend="cpu")
+        loss.backward()
+        found.append([loss.detach(), *(t.grad for t in leaves)])
+    torch.set_num_threads(threads)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("options", [{}, {"symmetric": True}], ids=["rows", "both"])
+def test_losses(dtype, options):
+    """Through the panels, which small batches go past: error at most twice that of eager torch."""
+    rows = 1100
+    x = torch.randn(rows, 16)
+    y = x + torch.randn(rows, 16)
+    given = [x.to(dtype), y.to(dtype)]
+    truth = [t.double().requires_grad_() for t in given]
+    wanted = fastsim.info_nce(*truth, **options, backend="eager")
+    wanted.backward()
+    errors = {}
+    for backend in ("cpu", "eager"):
+        leaves = [t.clone().requires_grad_() for t in given]
+        loss = fastsim.info_nce(*leaves, **options, backend=backend)
+        loss.backward()
+        off = [
+            ((a.grad - b.grad).norm() / b.grad.norm()).item()
+            for a, b in zip(leaves, truth, strict=True)
+        ]
+        errors[backend] = [abs(loss.item() - wanted.item()) / wanted.item(), *off]
+    eps = torch.finfo(torch.float32).eps
+    for mine, theirs in zip(errors["cpu"], errors["eager"], strict=True):
+        assert mine <= 2 * (theirs + 4 * eps)

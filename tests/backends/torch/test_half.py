@@ -1,0 +1,62 @@
+"""16-bit operands, as on a device that multiplies them into float32 scores, played on a CPU.
+
+The error may be twice that of the dense formula on unit rows rounded to float16, and a rounding to
+float16 of the largest entry.
+"""
+
+import pytest
+import torch
+
+import fastsim
+from fastsim import losses
+from fastsim.backends.base import Backend
+from fastsim.backends.torch import panels
+from fastsim.backends.torch.backend import TorchBackend
+
+SPECIFICATIONS = {function.__name__: dense for function, dense in losses.SPECIFICATIONS.items()}
+
+
+@pytest.fixture(autouse=True)
+def half(monkeypatch, small_panels):
+    monkeypatch.setattr(panels, "half_products", lambda device: True)
+    monkeypatch.setattr(TorchBackend, "number", Backend.number)
+
+
+def unit(x, rounded):
+    rows = x / x.norm(dim=1, keepdim=True)
+    return rows + (rows.half().to(rows.dtype) - rows).detach() if rounded else rows
+
+
+def by_formula(name, sides, given, options, *, rounded):
+    leaves = [side.detach().clone().requires_grad_() for side in sides]
+    x, y = (unit(leaf, rounded) for leaf in leaves)
+    value = SPECIFICATIONS[name](x @ y.T, *given, **options)
+    return [value.detach(), *torch.autograd.grad(value, leaves)]
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e4])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("info_nce", {}),
+        ("info_nce", {"symmetric": True, "reduction": "sum"}),
+        ("siglip", {}),
+        ("matrix_mse", {}),
+    ],
+)
+def test_against_the_formula(name, options, dtype, size):
+    sides = [torch.randn(n, 40).to(dtype) for n in (23, 61)]
+    given = [torch.randint(-1, 2, (23, 61))] if name == "matrix_mse" else []
+    truth = by_formula(name, [s.double() for s in sides], given, options, rounded=False)
+    dense = by_formula(name, [s.float() for s in sides], given, options, rounded=True)
+    leaves = [side.clone().requires_grad_() for side in sides]
+    value = getattr(fastsim, name)(*leaves, *given, **options, backend="torch")
+    (size * value).backward()
+    got = [value.detach(), *(leaf.grad.double() / size for leaf in leaves)]
+    for mine, theirs, right in zip(got, dense, truth, strict=True):
+        error, others = ((part - right).abs().max().item() for part in (mine, theirs))
+        # A gradient in float16 has no digits below its smallest number.
+        least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / size
+        largest = right.abs().max().item()
+        assert error <= 2 * (others + torch.finfo(dtype).eps * largest + least)

@@ -1,0 +1,166 @@
+"""The command line of training: options from a file, dry runs, prompts, LoRA, the model card."""
+
+import json
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("datasets")
+from fastsim.encoders.encoder import Encoder
+from fastsim.training import demo
+from tests import models
+from tests.cli.test_cli import one_line, run, train
+
+KEPT, HELD = demo.situations()
+
+
+@pytest.fixture
+def tuples(tmp_path):
+    rows = [{"anchor": row[0], "positive": row[1]} for row in KEPT[:24]]
+    path = tmp_path / "tuples.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_file_of_options_a_dry_run_and_the_run(tuples, tmp_path):
+    pytest.importorskip("peft")
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        "max-steps: 50\nlora: 2\nmatryoshka: [8, 32]\ngradient-checkpointing: true\n"
+        'prompt: {query: "the question : ", document: "is "}\n'
+        "loss-option: {temperature: 0.1}\n"
+    )
+    out = tmp_path / "out"
+    common = ("--config", config, "--max-steps", 2, "--eval", tuples)
+    result = train(tuples, out, *common, "--dry-run", loss="info_nce")
+    assert result.exit_code == 0, result.output
+    assert not out.exists()
+    assert "data     24 rows, tuples (anchor, positive)" in result.stderr
+    assert "batches  3 of 8 rows; 2 steps" in result.stderr
+    assert "loss     info_nce (temperature=0.1), backend" in result.stderr
+    result = train(tuples, out, *common, "--progress", "--logging-steps", 1, loss="info_nce")
+    assert result.exit_code == 0, result.output
+    assert "before   ndcg@10 0." in result.stderr
+    assert "step 2/2  loss " in result.stderr
+    assert len(result.stdout.splitlines()) == 5  # three metrics, their head, where it is
+    saved = json.loads((out / "fastsim_training.json").read_text())
+    assert saved["options"]["matryoshka"] == [8, 32]
+    assert saved["options"]["max_steps"] == 2  # the command line comes before the file
+    card = (out / "README.md").read_text()
+    assert "| ndcg@10 |" in card
+    assert "encode_query" in card
+    encoder = Encoder.from_pretrained(out)
+    assert encoder.prompts == {"query": "the question : ", "document": "is "}
+    before = Encoder.from_pretrained(models.tiny_bert())
+    before.prompts = encoder.prompts
+    texts = models.texts(4)
+    assert (encoder.encode_query(texts) - before.encode_query(texts)).abs().max() > 0
+    config.write_text("no-such-option: 1\n")
+    result = train(tuples, out, "--config", config, loss="info_nce")
+    assert "no option 'no-such-option'" in result.stderr
+
+
+def test_mine_writes_triplets_that_train(tuples, tmp_path):
+    output = tmp_path / "mined.jsonl"
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(row[2] for row in KEPT[:24]) + "\n" + KEPT[0][0])
+    result = run(
+        *("mine", "--model", models.tiny_bert(), "--pairs", tuples, "--corpus", corpus),
+        *("--output", output, "--count", 2, "--cpu"),
+    )
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row["anchor"] for row in rows] == [row[0] for row in KEPT[:24]]
+    positives = {row["anchor"]: row["positive"] for row in rows}
+    for row in rows:
+        negatives = {row["negative"], row["negative_2"]}
+        assert len(negatives) == 2
+        assert not negatives & {row["anchor"], positives[row["anchor"]]}
+    # By hand for one of them.
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    texts = [row[1] for row in KEPT[:24]] + corpus.read_text().splitlines()
+    vectors = encoder.encode(texts, normalize=True)
+    scores = vectors @ encoder.encode([KEPT[3][0]], normalize=True)[0]
+    best = [texts[i] for i in scores.argsort(descending=True).tolist() if texts[i] != KEPT[3][1]]
+    assert [rows[3]["negative"], rows[3]["negative_2"]] == best[:2]
+    result = train(output, tmp_path / "out", "--max-steps", 1, loss="info_nce")
+    assert result.exit_code == 0, result.output
+
+
+def test_retrieval_is_that_of_sentence_transformers(tmp_path):
+    evaluation = pytest.importorskip("sentence_transformers.sentence_transformer.evaluation")
+    from sentence_transformers import SentenceTransformer
+
+    corpus = {f"d{i}": text for i, text in enumerate(text for row in HELD for text in row)}
+    queries = {f"q{i}": row[0] for i, row in enumerate(KEPT[:12])}
+    relevant = {f"q{i}": {f"d{4 * i}", f"d{4 * i + 1}", f"d{7 * i}"} for i in range(12)}
+    for name, texts in (("corpus", corpus), ("queries", queries)):
+        lines = [json.dumps({"_id": key, "text": text}) for key, text in texts.items()]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    (tmp_path / "qrels").mkdir()
+    lines = [f"{query}\t{d}\t1" for query, found in relevant.items() for d in sorted(found)]
+    (tmp_path / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "\n".join(lines))
+    result = run(
+        *("evaluate", "--model", models.tiny_bert(), "--retrieval", tmp_path, "--json", "--cpu")
+    )
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    peer = evaluation.InformationRetrievalEvaluator(
+        queries, corpus, relevant, precision_recall_at_k=[10, 100], show_progress_bar=False
+    )
+    theirs = peer(SentenceTransformer(str(models.tiny_bert()), device="cpu"))
+    for name in ("ndcg@10", "mrr@10", "recall@10", "recall@100"):
+        assert found[name] == pytest.approx(theirs[f"cosine_{name}"], abs=1e-6), name
+    (tmp_path / "qrels/test.tsv").write_text("q0\td999\t1\n")
+    result = run("evaluate", "--model", models.tiny_bert(), "--retrieval", tmp_path, "--cpu")
+    one_line(result, 3, "line 1: 'd999' is not in corpus.jsonl")
+
+
+def test_search_keeps_an_index(tmp_path, monkeypatch):
+    corpus, index = tmp_path / "corpus.txt", tmp_path / "corpus.index"
+    corpus.write_text("\n".join(models.texts(12)))
+    encoded = []
+    encode = Encoder.encode
+
+    def counted(self, texts, **options):
+        encoded.append(len(texts))
+        return encode(self, texts, **options)
+
+    monkeypatch.setattr(Encoder, "encode", counted)
+    command = ("search", "--model", models.tiny_bert(), "--corpus", corpus, "--cpu")
+    command += ("--query", models.texts(12)[5], "--index", index, "--format", "json")
+    first, second = run(*command), run(*command)
+    assert first.exit_code == 0, first.output
+    assert first.stdout == second.stdout
+    assert encoded == [12, 1, 1]
+    corpus.write_text("\n".join(models.texts(13)))
+    run(*command)
+    assert encoded[3:] == [13, 1]
+    index.write_text("mine")
+    one_line(run(*command), 2, "is no index of fastsim")
+    assert index.read_text() == "mine"
+
+
+def test_a_model_of_nan_is_refused(tmp_path):
+    import torch
+
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.fill_(torch.nan)
+    encoder.save_pretrained(tmp_path / "nan")
+    data = demo.write_pairs(HELD[:4], tmp_path / "held.jsonl")
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(models.texts(5)))
+    for command in (
+        ("evaluate", "--data", data),
+        ("search", "--corpus", corpus, "--query", "a"),
+    ):
+        result = run(*command, "--model", tmp_path / "nan", "--cpu")
+        one_line(result, 4, "have an embedding with NaN or infinity")
+
+
+def test_the_version():
+    import fastsim
+
+    assert fastsim.__version__ in run("--version").output

@@ -1,0 +1,53 @@
+"""Distances of triplets where two rows nearly coincide, far from the origin and from each other."""
+
+import pytest
+import torch
+
+from fastsim import losses
+from fastsim.engine import distances
+from tests import oracles
+from tests.cases import call
+from tests.measure import assert_close, conditioning
+
+LOSSES = (losses.batch_all_triplet, losses.batch_semi_hard_triplet, losses.batch_hard_triplet)
+
+
+@pytest.fixture(params=["listed", "not listed"])
+def pairs(request, monkeypatch):
+    """Close pairs taken one by one, as on a CPU, or all in float64, as where one would wait."""
+    if request.param == "not listed":
+        monkeypatch.setattr(distances, "_listable", lambda x: False)
+
+
+@pytest.mark.parametrize("norm", [1.0, 240.0])
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+def test_rows_that_nearly_coincide(loss, norm, pairs, monkeypatch):
+    """More rows than torch.cdist takes differences of; in bands, each with close pairs."""
+    from fastsim.engine import triplets
+
+    monkeypatch.setattr(triplets, "BAND", 400)
+    x = torch.nn.functional.normalize(torch.randn(36, 24)) * norm
+    x[18:] = x[:18] + norm * 4e-5 * torch.randn(18, 24)
+    groups = torch.arange(36) % 9  # of a row's own group is its close one, and two far ones
+    groups[27:] = torch.arange(9).roll(1)  # or its close one is of another
+    options = {"margin": norm * 1e-4}
+    oracle = getattr(oracles, loss.__name__)
+
+    def mean(x, groups, **options):
+        found = oracle(x, groups, **options)
+        return found.mean() if found.dim() else found
+
+    def results(tensors):
+        value, grads = call(mean, tensors, [groups], options)
+        return [value, *grads]
+
+    truth = results([x.double()])
+    dense = call(loss, [x], [groups], options | {"backend": "eager"})
+    got = call(loss, [x], [groups], options | {"backend": "cpu"})
+    eps = torch.finfo(torch.float32).eps
+    moved = [eps * move for move in conditioning(results, [x.double()])]
+    # A distance of the matrix is as exact as the squares of the norms of its rows allow.
+    moved[0] = max(moved[0], eps * norm)
+    assert_close("value", got[0], truth[0], dense[0], torch.float32, moved=moved[0])
+    # The direction between two close rows is exact, whatever their distance to the origin.
+    assert_close("gradient", got[1][0], truth[1], dense[1][0], torch.float32)

@@ -1,0 +1,76 @@
+"""Which hook of a peer's class was replaced, whenever and however."""
+
+import copy
+import inspect
+
+import pytest
+import torch
+
+from fastsim.integrations.overrides import Hooked, is_plain, patched_attribute
+
+
+class Theirs:
+    def hook(self):
+        return "theirs"
+
+    def other(self):
+        return "theirs"
+
+
+class Ours(Hooked, Theirs, hooks=("hook", "of_a_later_version")):
+    """The fused form does not call `hook`."""
+
+
+def test_nothing_replaced():
+    class Mine(Ours):
+        def other(self):
+            return "mine"
+
+    for kind in (Ours, Mine):
+        assert kind().replaced_hook() is None
+    loss = Mine()
+    loss.other = loss.hook
+    assert loss.replaced_hook() is None
+
+
+def test_every_way(monkeypatch):
+    class Mine(Ours):
+        def hook(self):
+            return super().hook()
+
+    loss = Ours()
+    loss.hook = loss.hook
+    assert Mine().replaced_hook() == loss.replaced_hook() == "hook"
+    monkeypatch.setattr(Theirs, "hook", lambda self: "patched")
+    assert Ours().replaced_hook() == "hook"
+
+
+def test_a_patch_before_ours_was_made():
+    class Patched(Theirs):
+        hook = inspect.cleandoc  # a function of another module
+
+    class Late(Hooked, Patched, hooks=("hook", "other")):
+        """Made when the hook was no longer theirs."""
+
+    assert Late().replaced_hook() == "hook"
+
+
+def test_modules():
+    layer = torch.nn.CosineSimilarity(dim=-1)
+    assert is_plain(copy.deepcopy(layer).eval(), layer)
+    assert not is_plain(torch.nn.CosineSimilarity(dim=0), layer)
+    assert not is_plain(torch.nn.Identity(), layer)
+    assert patched_attribute(layer) is None
+    hooked = copy.deepcopy(layer)
+    hooked.register_forward_hook(lambda *given: None)
+    assert patched_attribute(hooked) == "forward_hooks"
+    assert not is_plain(hooked, layer)
+    hooked = copy.deepcopy(layer)
+    hooked.forward = lambda x, y: x
+    assert patched_attribute(hooked) == "forward"
+
+
+@pytest.mark.parametrize("weight", [None, torch.ones(3)])
+def test_a_weighted_cross_entropy(weight):
+    plain = torch.nn.CrossEntropyLoss()
+    assert is_plain(torch.nn.CrossEntropyLoss(weight=weight), plain) == (weight is None)

@@ -1,0 +1,104 @@
+"""Hard negatives against plain loops over the score matrix in float64."""
+
+import pytest
+import torch
+
+import fastsim
+
+
+def loops(queries, corpus, positives, count, ranks, margin, relative, ids):
+    """The definition, one query at a time."""
+    found = []
+    q, c = (x.double() / x.double().norm(dim=1, keepdim=True) for x in (queries, corpus))
+    for row in range(len(q)):
+        scores = [(float(q[row] @ c[column]), column) for column in range(len(c))]
+        rank, kept = 0, []
+        positive = float(q[row] @ c[positives[row]])
+        for score, column in sorted(scores, key=lambda pair: -pair[0]):
+            same = ids and ids[1][column] in (ids[0][row], ids[1][positives[row]])
+            if column == positives[row] or same:
+                continue
+            rank += 1
+            if not ranks[0] <= rank <= ranks[1]:
+                continue
+            if margin is not None and score > positive - margin:
+                continue
+            if relative is not None and score > positive - relative * abs(positive):
+                continue
+            kept.append(column)
+        found.append((kept + [-1] * count)[:count])
+    return found
+
+
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+@pytest.mark.parametrize(
+    ("count", "ranks", "margin", "relative", "with_ids"),
+    [
+        (1, (1, 30), None, None, False),
+        (3, (4, 9), None, None, True),
+        (2, (1, 12), 0.1, None, False),
+        (2, (1, 12), None, 0.05, True),
+    ],
+)
+def test_mined_are_those_of_the_loops(backend, count, ranks, margin, relative, with_ids):
+    if fastsim.backends()[backend] is not None:
+        pytest.skip(fastsim.backends()[backend])
+    corpus = torch.randn(67, 12)
+    positives = torch.randint(67, (41,))
+    queries = corpus[positives] + 0.7 * torch.randn(41, 12)
+    ids = None
+    options = {}
+    if with_ids:
+        query_ids, corpus_ids = torch.randint(9, (41,)), torch.randint(9, (67,))
+        ids = query_ids.tolist(), corpus_ids.tolist()
+        options = {"query_ids": query_ids, "corpus_ids": corpus_ids}
+    rows, scores = fastsim.mine_hard_negatives(
+        queries, corpus, positives, count=count, ranks=ranks, margin=margin,
+        relative_margin=relative, backend=backend, **options,
+    )  # fmt: skip
+    expected = loops(queries, corpus, positives.tolist(), count, ranks, margin, relative, ids)
+    assert rows.tolist() == expected
+    cosines = (
+        torch.nn.functional.normalize(queries.double())
+        @ torch.nn.functional.normalize(corpus.double()).T
+    )
+    taken = rows >= 0
+    near = cosines.gather(1, rows.clamp(min=0))
+    torch.testing.assert_close(scores[taken].double(), near[taken], rtol=0, atol=1e-5)
+    assert (scores[~taken] == -torch.inf).all()
+
+
+def test_further_positives_are_no_negatives():
+    x = torch.randn(40, 8)
+    alone, _ = fastsim.mine_hard_negatives(x, x, count=5, ranks=(1, 20))
+    table = torch.stack([torch.arange(40), alone[:, 0], alone[:, 2], torch.full((40,), -1)], 1)
+    rows, _ = fastsim.mine_hard_negatives(x, x, table, count=3, ranks=(1, 20))
+    assert torch.equal(rows, alone[:, [1, 3, 4]])
+
+
+def test_drawn_negatives_lie_in_the_ranks():
+    x = torch.randn(50, 8)
+    top, _ = fastsim.mine_hard_negatives(x, x, count=10, ranks=(5, 14))
+    drawn = [
+        fastsim.mine_hard_negatives(x, x, count=3, ranks=(5, 14), sample=True, seed=seed)[0]
+        for seed in (0, 0, 1)
+    ]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    for row, negatives in enumerate(drawn[0].tolist()):
+        assert set(negatives) <= set(top[row].tolist())
+
+
+def test_mining_checks_at_the_door():
+    x = torch.randn(5, 4)
+    with pytest.raises(ValueError, match="ranks: wanted 1 <= first"):
+        fastsim.mine_hard_negatives(x, x, count=3, ranks=(1, 2))
+    with pytest.raises(ValueError, match="corpus: wanted at least 5 rows"):
+        fastsim.mine_hard_negatives(x, x[:3])
+    with pytest.raises(ValueError, match="wanted both or neither"):
+        fastsim.mine_hard_negatives(x, x, query_ids=torch.arange(5))
+    with pytest.raises(ValueError, match="positives: wanted rows of the corpus"):
+        fastsim.mine_hard_negatives(x, x, torch.tensor([0, 1, 2, 3, 5]))
+    x[2, 1] = torch.nan
+    with pytest.raises(ValueError, match="wanted finite embeddings"):
+        fastsim.mine_hard_negatives(x, x)
