@@ -6,6 +6,7 @@ FASTSIM_CUDA_ARCHS=80,90a: the architectures of the CUDA library; those without 
 as PTX too, for later GPUs.
 """
 
+import hashlib
 import os
 import platform
 import shutil
@@ -92,6 +93,31 @@ def build_cuda(target, scratch):
 BUILDERS = {"cpu": build_cpu, "cuda": build_cuda}
 
 
+def build_once(name, folder):
+    """Builds a library unless the one in the folder is of the same sources and settings."""
+    library, stamp = folder / f"{name}.so", folder / f"{name}.stamp"
+    now = fingerprint()
+    if library.exists() and stamp.exists() and stamp.read_text() == now:
+        print(f"fastsim: {name} is up to date")
+        return
+    stamp.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        BUILDERS[name](library, scratch)
+    stamp.write_text(now)
+
+
+def fingerprint():
+    """A digest of everything that a library is built from."""
+    import torch  # only a build needs it here
+
+    digest = hashlib.sha256(torch.__version__.encode())
+    for path in (ROOT / "setup.py", *sorted((ROOT / "csrc").rglob("*"))):
+        digest.update(path.read_bytes() if path.is_file() else b"")
+    for name in ("CXX", "NVCC", "FASTSIM_CUDA_ARCHS"):
+        digest.update(os.environ.get(name, "").encode())
+    return digest.hexdigest()
+
+
 class Build(build_py):
     def get_source_files(self):
         """The sources of the libraries belong to a source distribution."""
@@ -110,8 +136,7 @@ class Build(build_py):
             raise SystemExit(f"FASTSIM_BUILD: wanted auto, none or {[*BUILDERS]}, got {unknown}")
         for name in (name for name in BUILDERS if name in wanted or "auto" in wanted):
             try:
-                with tempfile.TemporaryDirectory() as scratch:
-                    BUILDERS[name](folder / f"{name}.so", scratch)
+                build_once(name, folder)
             except (ImportError, RuntimeError, subprocess.CalledProcessError) as error:
                 if name in wanted:
                     raise SystemExit(f"FASTSIM_BUILD={name}: {error}") from error

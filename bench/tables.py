@@ -153,14 +153,12 @@ def slower(found):
             if of == which and ours and not name.startswith("fastsim "):
                 place = f"{loss} {rows:,} x {width} ({name}"
                 ratios[place] = found.ratio(loss, name, ours, rows, width, of)[0]
-        all_reduce_min = sorted((value, place) for place, value in ratios.items() if value < 1)
+        lowest = sorted((value, place) for place, value in ratios.items() if value < 1)
         if ratios:
-            named = "; ".join(
-                f"{place} {value:.2f} x)" for value, place in all_reduce_min[:SLOWEST]
-            )
-            first = f", the {SLOWEST} most" if len(all_reduce_min) > SLOWEST else ""
-            where = f"{first}: {named}" if all_reduce_min else ""
-            lines.append(f"* {title}: {len(all_reduce_min)} of {len(ratios)} ratios{where}.")
+            named = "; ".join(f"{place} {value:.2f} x)" for value, place in lowest[:SLOWEST])
+            first = f", the {SLOWEST} most" if len(lowest) > SLOWEST else ""
+            where = f"{first}: {named}" if lowest else ""
+            lines.append(f"* {title}: {len(lowest)} of {len(ratios)} ratios{where}.")
     return "\n".join(lines) or NOTHING
 
 

@@ -6,8 +6,9 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
-    from fastsim.distributed import Ring
+    from fastsim.groups import Ring
 
 # A number, or a 0-d tensor that may ask for a gradient.
 Scalar: TypeAlias = "float | Tensor"
@@ -18,4 +19,4 @@ Exclude: TypeAlias = "tuple[Tensor, Tensor] | None"
 # A matrix (N, M), (row_groups (N,), column_groups (M,)) integers, or None for the diagonal.
 Targets: TypeAlias = "Tensor | tuple[Tensor, Tensor] | None"
 # A process group whose ranks each give their part of the batch, or one around which columns travel.
-Group: TypeAlias = "ProcessGroup | Ring | None"
+Group: TypeAlias = "ProcessGroup | DeviceMesh | Ring | None"

@@ -11,8 +11,11 @@ INTEGRAL = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 REDUCTIONS = ("mean", "sum", "none")
 
 
-def check_tensor(name, value, *, ndim, dtypes, what):
-    """`value` is a non-empty tensor of `ndim` dimensions with one of `dtypes`, called `what`."""
+def check_tensor(name, value, *, ndim, dtypes, what, empty=False):
+    """`value` is a tensor of `ndim` dimensions with one of `dtypes`, called `what`.
+
+    empty: whether it may have no rows, as that of one rank of a group.
+    """
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{name}: wanted a torch.Tensor, got {type(value).__name__}")
     if value.dtype not in dtypes:
@@ -22,13 +25,14 @@ def check_tensor(name, value, *, ndim, dtypes, what):
         raise TypeError(f"{name}: wanted a dense tensor (layout torch.strided), got {layout}")
     if value.dim() != ndim:
         raise ValueError(f"{name}: wanted {ndim} dimension(s), got shape {tuple(value.shape)}")
-    if value.numel() == 0:
+    if value.numel() == 0 and not (empty and value.shape[0] == 0 and value.shape[1:].numel()):
         raise ValueError(f"{name}: wanted at least one element, got shape {tuple(value.shape)}")
 
 
-def check_embeddings(name, value):
-    """(N, D) embeddings of a floating dtype."""
-    check_tensor(name, value, ndim=2, dtypes=FLOATING, what="floating-point embeddings (N, D)")
+def check_embeddings(name, value, *, empty=False):
+    """(N, D) embeddings of a floating dtype; empty: N = 0 will do, as on one rank of a group."""
+    what = "floating-point embeddings (N, D)"
+    check_tensor(name, value, ndim=2, dtypes=FLOATING, what=what, empty=empty)
 
 
 def check_scores(name, value, ndim=2):
@@ -107,7 +111,7 @@ def check_number(name, value, *, positive=False, tensor=True):
 
 def check_integers(name, value, count, device):
     """(count,) integers on `device`."""
-    check_tensor(name, value, ndim=1, dtypes=INTEGRAL, what="integers")
+    check_tensor(name, value, ndim=1, dtypes=INTEGRAL, what="integers", empty=count == 0)
     if value.shape[0] != count:
         raise ValueError(f"{name}: wanted {count} entries, got {value.shape[0]}")
     if value.device != device:

@@ -10,6 +10,10 @@ by groups are columns too: each rank gives its own, with `own_first` beginning w
 embeddings, and its rows are held against those of all. A row that
 two ranks give counts twice.
 
+A rank may have no rows, as at the end of an epoch (not in a ring, `batch_hard_triplet` and
+`cosent`). An error on one rank is raised on all of them (fastsim/agreement.py), so that nobody
+waits.
+
 Under DistributedDataParallel, which averages gradients, nothing else is to be done: reduction
 "mean" weighs a row by ranks / rows of all ranks (or / what else the loss takes its mean over), so
 that the average over the ranks is the mean over the whole batch, with unequal ranks too. "sum" adds
@@ -24,23 +28,25 @@ passes the columns on twice. It is for columns that do not fit when gathered.
 `fastsim.grad_cache` is the other half of a very large batch: its encoder in micro-batches.
 """
 
-import hashlib
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from fastsim.agreement import agree, describe, failures_are_told
+from fastsim.groups import Ring, process_group
 from fastsim.losses.reduce import reduce
 from fastsim.operators import once_differentiable
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LEARNT = {"temperature", "scale", "bias"}  # options that may want a gradient
+
 _groups = {}  # name -> group: registered operators take strings
-
-
-@dataclass(frozen=True)
-class Ring:
-    """A process group around which columns travel; see the module."""
-
-    group: object
 
 
 @dataclass
@@ -144,61 +150,84 @@ class Batch:
         return value if self.group is None else all_reduce_sum(value, self.name)
 
 
+def batchwise(function: Callable[P, R]) -> Callable[P, R]:
+    """A loss with `group=`: an error on one rank is raised on all, a learnt number stays the same.
+
+    The gradient of a learnt number is its mean over the ranks, as DistributedDataParallel makes it;
+    where that averages too, it averages what is equal by then.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, group: Any = None, **options: Any) -> Any:
+        if group is None:
+            return function(*args, group=None, **options)
+        ranks = process_group(group)
+        with failures_are_told(ranks):
+            for name in LEARNT & options.keys():
+                options[name] = _averaged(options[name], ranks)
+            return function(*args, group=group, **options)
+
+    call.__kwdefaults__ = function.__kwdefaults__
+    return call
+
+
+def _averaged(number, group):
+    learnt = isinstance(number, torch.Tensor) and number.requires_grad
+    return _Averaged.apply(number, group) if learnt and torch.is_grad_enabled() else number
+
+
+class _Averaged(torch.autograd.Function):
+    """Itself; its gradient is the mean of the ranks' gradients."""
+
+    @staticmethod
+    def forward(ctx, number, group):
+        ctx.group = group
+        return number.view_as(number)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        grad = grad.clone()
+        dist.all_reduce(grad, dist.ReduceOp.SUM, ctx.group)
+        return grad / dist.get_world_size(ctx.group), None
+
+
 def join(group, loss, rows, columns, **options):
     """The `Batch` of a loss's arguments: how many rows and columns each rank of the group has.
 
-    group: a process group, `Ring(group)`, or None. ValueError on every rank, with the name and
-    both values, where ranks call different losses or have different options.
+    group: a process group, a DeviceMesh of one dimension, `Ring(group)`, or None. ValueError on
+    every rank, with the name and both values, where ranks call different losses or have different
+    options; RankError where another rank has failed.
     """
     if group is None:
         return Batch([rows.shape[0]], [columns.shape[0]])
     ring = isinstance(group, Ring)
     if ring and options["backend"] == "eager":
         raise ValueError("group: the eager backend holds every score, so nothing can travel")
-    group = group.group if ring else group
-    if not isinstance(group, getattr(dist, "ProcessGroup", ())):
-        raise TypeError(
-            "group: wanted a torch.distributed process group that this process is in,"
-            f" Ring(group) or None, got {group!r}"
-        )
+    group = process_group(group)
     _groups[group.group_name] = group
     sides = {"rows": rows, "columns": columns}
     said = {"loss": loss, "exchange": "ring" if ring else "gather", "width": rows.shape[1:]}
     said |= {"dtype": rows.dtype, "gradients enabled": torch.is_grad_enabled()}
     said |= {f"gradient of {side}": tensor.requires_grad for side, tensor in sides.items()}
-    said = {name: _describe(value) for name, value in (said | options).items()}
-    digest = hashlib.blake2b(repr(said).encode(), digest_size=7).digest()
-    counts = rows.shape[0], columns.shape[0]
-    mine = torch.tensor([[int.from_bytes(digest, "big"), *counts]], device=rows.device)
-    table = _all_gather(mine, [1] * dist.get_world_size(group), group)
-    digests, row_counts, column_counts = table.t().tolist()
-    if len(set(digests)) > 1:
-        _refuse(said, group)
+    said = {name: describe(value) for name, value in (said | options).items()}
+    targets = options.get("targets")
+    dense = targets.shape[-1] if isinstance(targets, torch.Tensor) else -1
+    numbers = [rows.shape[0], columns.shape[0], dense]
+    table = agree(group, said, numbers, rows.device)
+    row_counts, column_counts, of_targets = map(list, zip(*table, strict=True))
+    if ring and 0 in column_counts:
+        raise ValueError(
+            "group: wanted at least one column on every rank of a ring,"
+            f" got none on rank {column_counts.index(0)}; without Ring a rank may have none"
+        )
+    for rank, count in enumerate(of_targets):
+        if count not in (-1, sum(column_counts)):
+            raise ValueError(
+                f"targets: wanted {sum(column_counts)} columns, those of all ranks,"
+                f" got {count} on rank {rank}"
+            )
     return Batch(row_counts, column_counts, group, ring, dist.get_rank(group))
-
-
-def _describe(value):
-    """What has to be the same on all ranks, as text; a tensor on a GPU is not waited for."""
-    if isinstance(value, torch.Tensor):
-        if value.dim() == 0 and value.device.type == "cpu":
-            return f"{value.item()!r}{' (learnt)' if value.requires_grad else ''}"
-        return f"a tensor of {value.dtype}"
-    if isinstance(value, (tuple, list)) and any(isinstance(v, torch.Tensor) for v in value):
-        return f"({', '.join(map(_describe, value))})"
-    return repr(tuple(value)) if isinstance(value, torch.Size) else repr(value)
-
-
-def _refuse(said, group):
-    everyone = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, said, group)
-    for other, theirs in enumerate(everyone):
-        for name in {**everyone[0], **theirs}:
-            one, two = everyone[0].get(name), theirs.get(name)
-            if one != two:
-                raise ValueError(
-                    f"{name}: wanted the same on every rank of the group,"
-                    f" got {one} on rank 0 and {two} on rank {other}"
-                )
 
 
 # ---- what is merged over the ranks ----

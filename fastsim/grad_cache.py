@@ -11,12 +11,20 @@ Source: Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Mem
 section 3.
 """
 
-import contextlib
 from collections.abc import Mapping
 
 import torch
+import torch.distributed as dist
 
+from fastsim.agreement import raise_together
 from fastsim.checks import FLOATING
+from fastsim.gradient_sync import (
+    device_of,
+    process_group_of,
+    reducing,
+    run_backward,
+    wrappers_of,
+)
 
 
 class GradCache:
@@ -30,11 +38,17 @@ class GradCache:
         get their gradient too. With `group=` in it, all processes take one step together.
     micro_batch_size: rows that are encoded at once.
 
-    Processes synchronise their gradients once a step: where `encode` has `no_sync`, as
-    DistributedDataParallel has, all its micro-batches but the last run within it.
+    module: the module that the encoder wraps, where `encode` is a function that hides it.
+
+    Processes reduce their gradients once a step, after the last micro-batch, where the encoder is
+    wrapped in DistributedDataParallel, FSDP2 (`fully_shard`) or a DeepSpeed engine. All of them
+    encode equally many micro-batches: a process with fewer rows encodes a row again, whose
+    embedding is not used. An error in the encoder of one process is raised on all of them.
+    FSDP2 gathers its parameters for each micro-batch, unless `set_reshard_after_forward(False)`
+    keeps them.
     """
 
-    def __init__(self, encode, loss, *, micro_batch_size):
+    def __init__(self, encode, loss, *, micro_batch_size, module=None):
         if isinstance(micro_batch_size, bool) or not isinstance(micro_batch_size, int):
             kind = type(micro_batch_size).__name__
             raise TypeError(f"micro_batch_size: wanted an int, got {kind}")
@@ -42,7 +56,7 @@ class GradCache:
             raise ValueError(f"micro_batch_size: wanted at least 1, got {micro_batch_size}")
         several = isinstance(encode, (list, tuple))
         self.encode = [_of_texts(one) for one in encode] if several else _of_texts(encode)
-        self.loss, self.micro_batch_size = loss, micro_batch_size
+        self.loss, self.micro_batch_size, self.module = loss, micro_batch_size, module
 
     def backward(self, *columns, scale=None):
         """The loss of a batch, detached; its gradient is then in the parameters' `grad`.
@@ -56,47 +70,52 @@ class GradCache:
         if not columns or len(encoders) not in (1, len(columns)):
             wanted = "at least one" if len(encoders) == 1 else f"{len(encoders)}, one per encoder"
             raise ValueError(f"columns: wanted {wanted}, got {len(columns)}")
-        work = []  # (encode, micro-batch, number of the column)
+        wrappers = {id(encode): wrappers_of(encode, self.module) for encode in encoders}
+        together = [wrapper for several in wrappers.values() for wrapper in several]
+        group, device = process_group_of(together), device_of(together)
+        parts = []
         for number, column in enumerate(columns):
             if not isinstance(column, MicroBatches):
-                column = MicroBatches.of(column, self.micro_batch_size, f"columns[{number}]")
-            work += [(encoders[number % len(encoders)], part, number) for part in column]
-        vectors, states = self._encode(work, len(columns))
+                name = f"columns[{number}]"
+                column = MicroBatches.of(column, self.micro_batch_size, name, group is not None)
+            parts.append(column)
+        work = _work(encoders, parts, _most(parts, group, device))
+        vectors, states = self._encode(work, len(columns), group, device)
         value, gradients, own = self._differentiate(vectors, scale)
         del vectors
         after = _random_state()
-        last = {id(encode): step for step, (encode, _, _) in enumerate(work)}
-        for step, (encode, part, number) in enumerate(work):
-            synchronised = step == last[id(encode)] or not hasattr(encode, "no_sync")
-            with contextlib.nullcontext() if synchronised else encode.no_sync():
+        last = {id(w): step for step, (encode, *_) in enumerate(work) for w in wrappers[id(encode)]}
+        for step, (encode, part, number, used) in enumerate(work):
+            running = wrappers[id(encode)]
+            with reducing(running, [step == last[id(wrapper)] for wrapper in running]):
                 _set_random_state(states[step])
                 encoded = encode(part)
-                pull, gradients[number] = gradients[number].tensor_split([len(encoded)])
+                if used:
+                    pull, gradients[number] = gradients[number].tensor_split([len(encoded)])
+                else:
+                    pull = torch.zeros_like(encoded)
                 roots, pulls = [encoded], [pull]
                 if step == len(work) - 1:
                     roots, pulls = roots + own[0], pulls + own[1]
-                torch.autograd.backward(roots, pulls)
+                run_backward(running, roots, pulls)
         _set_random_state(after)
         return value
 
-    def _encode(self, work, count):
+    def _encode(self, work, count, group, device):
         """The embeddings of each column, and the random states before each micro-batch."""
-        vectors, states = [[] for _ in range(count)], []
-        with torch.no_grad():
-            for encode, part, number in work:
-                states.append(_random_state())
-                texts = isinstance(part, (list, tuple)) and part and isinstance(part[0], str)
-                if texts and isinstance(encode, torch.nn.Module):
-                    raise TypeError(
-                        f"columns[{number}]: {type(encode).__name__} takes no texts; wanted what"
-                        " its forward takes, or for `encode` an Encoder, a SentenceTransformer or a"
-                        " function of texts"
-                    )
-                encoded = encode(part)
-                if not isinstance(encoded, torch.Tensor) or encoded.dtype not in FLOATING:
-                    kind = getattr(encoded, "dtype", type(encoded).__name__)
-                    raise TypeError(f"encode: wanted floating-point embeddings, got {kind}")
-                vectors[number].append(encoded)
+        vectors, states, failed = [[] for _ in range(count)], [], None
+        try:
+            with torch.no_grad():
+                for encode, part, number, used in work:
+                    states.append(_random_state())
+                    encoded = _encoded(encode, part, number)
+                    vectors[number].append(encoded if used else encoded[:0])
+        except Exception as error:
+            if group is None:
+                raise
+            failed = error
+        if group is not None:
+            raise_together(group, failed, device)
         # Weights that autocast has cast without a graph must not serve the second pass.
         torch.clear_autocast_cache()
         return [torch.cat(parts) for parts in vectors], states
@@ -113,6 +132,40 @@ class GradCache:
         found = torch.autograd.grad(scaled, [*leaves, *own], materialize_grads=True)
         count = len(leaves)
         return value.detach(), list(found[:count]), (own, list(found[count:]))
+
+
+def _most(parts, group, device):
+    """How many micro-batches of each column the processes run: the most that any of them has."""
+    counts = torch.tensor([len(column) for column in parts], device=device)
+    if group is not None:
+        dist.all_reduce(counts, dist.ReduceOp.MAX, group)
+    return counts.tolist()
+
+
+def _work(encoders, parts, counts):
+    """[(encode, micro-batch, number of its column, whether its embeddings are used)]."""
+    work = []
+    for number, (column, count) in enumerate(zip(parts, counts, strict=True)):
+        encode = encoders[number % len(encoders)]
+        more = [_rows(column[0], 0, 1)] * (count - len(column)) if column else []
+        work += [(encode, part, number, True) for part in column]
+        work += [(encode, part, number, False) for part in more]
+    return work
+
+
+def _encoded(encode, part, number):
+    """The embeddings of a micro-batch of a column."""
+    texts = isinstance(part, (list, tuple)) and part and isinstance(part[0], str)
+    if texts and isinstance(encode, torch.nn.Module):
+        raise TypeError(
+            f"columns[{number}]: {type(encode).__name__} takes no texts; wanted what its forward"
+            " takes, or for `encode` an Encoder, a SentenceTransformer or a function of texts"
+        )
+    encoded = encode(part)
+    if not isinstance(encoded, torch.Tensor) or encoded.dtype not in FLOATING:
+        kind = getattr(encoded, "dtype", type(encoded).__name__)
+        raise TypeError(f"encode: wanted floating-point embeddings, got {kind}")
+    return encoded
 
 
 class _OfTexts:
@@ -143,8 +196,11 @@ class MicroBatches(list):
     """A column that is cut already: what `encode` takes, one after the other."""
 
     @classmethod
-    def of(cls, column, size, name="column"):
-        """A tensor, a mapping of tensors or a list of examples in parts of `size` rows."""
+    def of(cls, column, size, name="column", empty=False):
+        """A tensor, a mapping of tensors or a list of examples in parts of `size` rows.
+
+        empty: whether there may be no rows, which are one part of none.
+        """
         if isinstance(column, Mapping):
             counts = {len(value) for value in column.values() if isinstance(value, torch.Tensor)}
         elif isinstance(column, (torch.Tensor, list, tuple)):
@@ -152,9 +208,10 @@ class MicroBatches(list):
         else:
             kind = type(column).__name__
             raise TypeError(f"{name}: wanted a tensor, a mapping of tensors or a list, got {kind}")
-        if len(counts) != 1 or 0 in counts:
+        if len(counts) != 1 or (0 in counts and not empty):
             raise ValueError(f"{name}: wanted rows of one number, got {sorted(counts)}")
-        return cls(_rows(column, start, start + size) for start in range(0, *counts, size))
+        starts = range(0, max(1, *counts), size)
+        return cls(_rows(column, start, start + size) for start in starts)
 
 
 def _rows(column, start, stop):

@@ -176,18 +176,18 @@ def parse_targets(targets, rows, columns, device, *, skip="nothing"):
     return Pairs(dense=targets, skip=skip)
 
 
-def parse_groups(embeddings, groups, references, reference_groups, own_first):
+def parse_groups(embeddings, groups, references, reference_groups, own_first, *, empty=False):
     """Embeddings with groups against references with theirs, or against themselves, as `Pairs`.
 
     Targets 1 for the same group, else 0. own_first: the first rows of the references are the
     embeddings' own; row i leaves out column i, as it does where there are no references.
     """
-    check_embeddings("embeddings", embeddings)
+    check_embeddings("embeddings", embeddings, empty=empty)
     if (references is None) != (reference_groups is None):
         raise ValueError("references: wanted together with reference_groups, got one of them")
     columns = embeddings.shape[0]
     if references is not None:
-        check_embeddings("references", references)
+        check_embeddings("references", references, empty=empty)
         check_alike("references", references, "embeddings", embeddings)
         columns = references.shape[0]
     shape = embeddings.shape[0], columns
@@ -230,19 +230,22 @@ def positive_counts(pairs):
     return counts
 
 
-def global_positives(positives, batch, device):
-    """`positives` among the rank's own columns -> among the columns of all ranks."""
-    own = batch.column_counts[batch.rank]
-    positives = parse_positives(positives, batch.row_counts[batch.rank], own, device)
+def check_own_targets(targets, x, y, group):
+    """A rank's targets, as far as they can be checked before the ranks have met."""
+    if group is None or targets is None:
+        return
+    dense = isinstance(targets, torch.Tensor) and targets.dim() == 2
+    parse_targets(targets, len(x), targets.shape[1] if dense else len(y), x.device)
+
+
+def global_positives(positives, batch):
+    """The rank's `parse_positives` among its own columns -> among the columns of all ranks."""
     return positives if batch.group is None else positives + batch.first_column
 
 
-def global_exclude(exclude, batch, device):
-    """`exclude` of the rank's own rows and columns -> with the columns of all ranks."""
-    if exclude is None:
-        return None, None
-    own = batch.row_counts[batch.rank], batch.column_counts[batch.rank]
-    row_ids, column_ids = parse_exclude(exclude, *own, device)
+def global_exclude(ids, batch):
+    """The rank's `parse_exclude` -> with the columns of all ranks."""
+    row_ids, column_ids = ids
     return row_ids, batch.gather_columns(column_ids)
 
 

@@ -171,7 +171,7 @@ class Session:
             times = in_turns(
                 turns,
                 seconds=self.settings.pass_seconds,
-                all_reduce_min=1 if long and self.settings.processes > 1 else 2,
+                fewest=1 if long and self.settings.processes > 1 else 2,
                 warm_up=not long,
             )
         found = []
@@ -255,12 +255,12 @@ class Session:
 
     def _left_out(self, case, baseline, rows):
         """Why a baseline is not called at this size: it failed at a smaller one, or by default."""
-        all_reduce_min, why = self.failed.get((case.name, baseline.name), (rows + 1, None))
-        return why if rows >= all_reduce_min else self.settings.left_out(baseline, rows)
+        smallest, why = self.failed.get((case.name, baseline.name), (rows + 1, None))
+        return why if rows >= smallest else self.settings.left_out(baseline, rows)
 
     def _note_failure(self, case, name, rows, why):
-        all_reduce_min, _ = self.failed.get((case.name, name), (rows, why))
-        self.failed[case.name, name] = min(all_reduce_min, rows), why
+        smallest, _ = self.failed.get((case.name, name), (rows, why))
+        self.failed[case.name, name] = min(smallest, rows), why
 
     def _row(self, measure, case, name, rows, width, why, **more):
         row = {

@@ -10,10 +10,10 @@ from fastsim.benchmark.calls import reason
 REPEATS = 5  # parts of a run whose best times are kept, for the spread
 
 
-def in_turns(functions, *, seconds, all_reduce_min=2, most=200, warm_up=True):
+def in_turns(functions, *, seconds, fewest=2, most=200, warm_up=True):
     """{name: [seconds of each round]} of functions called one after the other.
 
-    Each goes on until it has had its share of `seconds`, with at least `all_reduce_min` rounds and
+    Each goes on until it has had its share of `seconds`, with at least `fewest` rounds and
     at most `most`. warm_up: each is called once before, which is left out. A function that fails is
     left out of the rest; its name then has the reason, a sentence, in place of times.
     """
@@ -27,7 +27,7 @@ def in_turns(functions, *, seconds, all_reduce_min=2, most=200, warm_up=True):
             name: function
             for name, function in functions.items()
             if isinstance(times[name], list)
-            and (len(times[name]) < all_reduce_min or sum(times[name]) < share)
+            and (len(times[name]) < fewest or sum(times[name]) < share)
         }
         if not due:
             break

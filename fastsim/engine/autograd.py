@@ -51,6 +51,9 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, formula,
         if batch.ring:
             return ring_tile_loss(tile, x, y, scale, bias, weights, batch, backend)
         y = batch.gather_columns(y)
+        if not len(x) and tile.rows_alone and weights is not None:
+            # This rank has no row: it adds nothing, and its columns get their share all the same.
+            return 0.0 * (x.sum() + y.sum() + scale + bias).to(dtype)
     y = None if y is x else y
     sides = (x, y, scale, bias)
     wants = [s is not None and s.requires_grad and torch.is_grad_enabled() for s in sides]

@@ -97,7 +97,9 @@ class _Products:
             self.grad_x = unit_x
         else:
             self.grad_x = unit_x.new_empty(unit_x.shape if want_x else 0, dtype=dtype)
-        self.grad_y = unit_y.new_empty(unit_y.shape if self.wants[1] else 0, dtype=dtype)
+        # The first band of rows writes it; one rank of a group may have no rows.
+        make = unit_y.new_empty if len(unit_x) else unit_y.new_zeros
+        self.grad_y = make(unit_y.shape if self.wants[1] else 0, dtype=dtype)
         self.row_begun = -1
 
     def add(self, panel, block):
@@ -105,7 +107,6 @@ class _Products:
         # That of y first: the other may write over the unit rows that it reads.
         if self.wants[1]:
             out = self.grad_y[columns]
-            # The first band of rows meets every column.
             self.multiply(panel.t(), self.unit_x[rows], out, accumulate=rows.start > 0)
         if self.wants[0]:
             begun = rows.start == self.row_begun
@@ -240,7 +241,7 @@ def _input_gradients(call, state, grad_losses, unit_grads, inverses, factor, dty
     backend = call.backend
     rows_backward = backend.unit_rows_backward if call.tile.cosine else backend.plain_rows_backward
     for values, unit_grad, inverse in zip((call.x, call.y), unit_grads, inverses, strict=True):
-        grad = values.new_empty(0, dtype=dtype)
+        grad = values.new_empty(0 if len(values) else values.shape, dtype=dtype)
         if unit_grad.numel():
             grad, dots = rows_backward(unit_grad, values, inverse, factor, dtype)
             along = factor * dots.double().sum()

@@ -14,6 +14,7 @@ from torch import Tensor
 from fastsim.annotations import Group, Scalar
 from fastsim.backends import pick
 from fastsim.checks import check_alike, check_embeddings, check_labels, check_number
+from fastsim.distributed import batchwise
 from fastsim.losses.cosent import cosent
 from fastsim.losses.module import LossModule
 from fastsim.scores import compute_dtype, paired_cosines
@@ -34,6 +35,7 @@ def angle_similarity(u: Tensor, v: Tensor, *, backend: str | None = None) -> Ten
     return 2**0.5 * paired_cosines(torch.cat([a + b, b - a], 1), v, chosen).abs()
 
 
+@batchwise
 def angle(
     u: Tensor,
     v: Tensor,

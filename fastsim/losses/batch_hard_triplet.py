@@ -18,7 +18,7 @@ from torch import Tensor
 from fastsim.annotations import Group, Reduction
 from fastsim.backends import pick
 from fastsim.checks import check_choice, check_number, check_reduction
-from fastsim.distributed import join
+from fastsim.distributed import batchwise, join
 from fastsim.engine.chosen_rows import partner_distances, partner_products
 from fastsim.engine.distances import all_distances
 from fastsim.engine.ring import ring_hardest, ring_sum
@@ -49,6 +49,7 @@ class HardestPairs(NamedTuple):
     negative_index: Tensor
 
 
+@batchwise
 def batch_hard_triplet(
     embeddings: Tensor,
     groups: Tensor,
@@ -90,6 +91,7 @@ def batch_hard_triplet(
     return batch.reduce(_losses(hardest, margin, soft), reduction, _count(hardest, reduction))
 
 
+@batchwise
 def hardest_pairs(
     embeddings: Tensor,
     groups: Tensor,

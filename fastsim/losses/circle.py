@@ -17,12 +17,14 @@ from torch import Tensor
 
 from fastsim.annotations import Group, Reduction
 from fastsim.checks import check_number
+from fastsim.distributed import batchwise
 from fastsim.losses.grouped import grouped_from_scores, grouped_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import below_every_score
 from fastsim.pairs import dense_targets, pair_mask
 
 
+@batchwise
 def circle(
     embeddings: Tensor,
     groups: Tensor,

@@ -14,12 +14,13 @@ from torch import Tensor
 from fastsim.annotations import Group, Scalar
 from fastsim.backends import pick
 from fastsim.checks import check_labels, check_number, check_scores
-from fastsim.distributed import join
+from fastsim.distributed import batchwise, join
 from fastsim.engine.cosent import rank_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float
 
 
+@batchwise
 def cosent(
     scores: Tensor,
     labels: Tensor,

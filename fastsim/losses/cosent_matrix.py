@@ -26,12 +26,13 @@ from fastsim.checks import (
     check_scores,
     check_tensor,
 )
-from fastsim.distributed import join
+from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.cosent import cosent
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float
 from fastsim.pairs import (
+    check_own_targets,
     dense_targets,
     gather_targets,
     global_targets,
@@ -45,6 +46,7 @@ MOST_LEVELS = 256
 BAND = 1 << 20  # targets that are looked at at once
 
 
+@batchwise
 def cosent_matrix(
     x: Tensor,
     y: Tensor | None,
@@ -71,13 +73,14 @@ def cosent_matrix(
     entries are sorted, which takes O(N M) memory. Returns a scalar. ValueError or TypeError for
     arguments that do not fit, RuntimeError for a backend that cannot serve them.
     """
-    check_embeddings("x", x)
+    check_embeddings("x", x, empty=group is not None)
     if y is not None:
-        check_embeddings("y", y)
+        check_embeddings("y", y, empty=group is not None)
         check_alike("y", y, "x", x)
     chosen = pick(backend, x, y, scale, kind="levels", group=group)
     check_number("scale", scale, positive=True)
     skip = "lower" if y is None else "nothing"
+    check_own_targets(targets, x, x if y is None else y, group)
     batch = join(
         group,
         "cosent_matrix",

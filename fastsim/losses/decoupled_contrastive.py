@@ -21,7 +21,7 @@ from fastsim.checks import (
     check_reduction,
     check_scores,
 )
-from fastsim.distributed import join
+from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, inverse, reduce
@@ -30,6 +30,7 @@ from fastsim.scores import compute_dtype, dense_cosines, paired_cosines
 from fastsim.tile import Tile
 
 
+@batchwise
 def decoupled_contrastive(
     anchors: Tensor,
     candidates: Tensor,
@@ -61,8 +62,8 @@ def decoupled_contrastive(
         ValueError, TypeError: for arguments that do not fit.
         RuntimeError: for a backend that cannot serve them.
     """
-    check_embeddings("anchors", anchors)
-    check_embeddings("candidates", candidates)
+    check_embeddings("anchors", anchors, empty=group is not None)
+    check_embeddings("candidates", candidates, empty=group is not None)
     check_alike("candidates", candidates, "anchors", anchors)
     if positives is None:
         check_enough("candidates", candidates, "anchors", anchors)

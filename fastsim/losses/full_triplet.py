@@ -24,7 +24,7 @@ from fastsim.checks import (
     check_reduction,
     check_scores,
 )
-from fastsim.distributed import join
+from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.engine.chosen_rows import row_terms
 from fastsim.engine.ring import ring_closest, ring_sum
@@ -37,6 +37,7 @@ from fastsim.pairs import (
     global_positives,
     pair_mask,
     parse_exclude,
+    parse_positives,
 )
 from fastsim.scores import dense_cosines, paired, unit_rows, without_autocast
 from fastsim.tile import Tile
@@ -44,6 +45,7 @@ from fastsim.tile import Tile
 MININGS = ("semi-hard", "hard")
 
 
+@batchwise
 def full_triplet(
     anchors: Tensor,
     positives: Tensor,
@@ -71,6 +73,8 @@ def full_triplet(
     check_reduction(reduction)
     check_number("margin", margin)
     options = {"margin": margin, "mining": mining}
+    own = anchors.shape[0], positives.shape[0], anchors.device
+    diagonal, ids = parse_positives(None, *own), parse_exclude(exclude, *own)
     batch = join(
         group,
         "full_triplet",
@@ -81,8 +85,7 @@ def full_triplet(
         reduction=reduction,
         backend=chosen.name,
     )
-    ids = global_exclude(exclude, batch, anchors.device)
-    pairs = Pairs(global_positives(None, batch, anchors.device), *ids)
+    pairs = Pairs(global_positives(diagonal, batch), *global_exclude(ids, batch))
     if chosen.name == "eager":
         scores, exclude = _positives_first(anchors, positives, pairs, batch, chosen)
         losses = full_triplet_from_scores(scores, **options, exclude=exclude, reduction="none")
@@ -329,8 +332,8 @@ def _pairs(exclude, rows, columns, device):
 
 
 def _check(anchors, positives, mining, backend, margin=None, group=None):
-    check_embeddings("anchors", anchors)
-    check_embeddings("positives", positives)
+    check_embeddings("anchors", anchors, empty=group is not None)
+    check_embeddings("positives", positives, empty=group is not None)
     check_alike("positives", positives, "anchors", anchors)
     check_enough("positives", positives, "anchors", anchors)
     check_choice("mining", mining, MININGS)

@@ -37,7 +37,9 @@ def grouped_loss(
     plain torch. options: what has to be the same on every rank. count: of the pairs, what the mean
     is over; None: the rows.
     """
-    pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
+    pairs = parse_groups(
+        embeddings, groups, references, reference_groups, own_first, empty=group is not None
+    )
     check_reduction(reduction)
     chosen = pick(backend, embeddings, references, *options.values(), kind=kind, group=group)
     columns = embeddings if references is None else references

@@ -27,7 +27,7 @@ from fastsim.checks import (
     check_reduction,
     check_scores,
 )
-from fastsim.distributed import join
+from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, below_every_score, inverse, reduce
@@ -44,6 +44,7 @@ from fastsim.scores import dense_cosines
 from fastsim.tile import Tile
 
 
+@batchwise
 def info_nce(
     anchors: Tensor,
     candidates: Tensor,
@@ -76,8 +77,8 @@ def info_nce(
     Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
     not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
     """
-    check_embeddings("anchors", anchors)
-    check_embeddings("candidates", candidates)
+    check_embeddings("anchors", anchors, empty=group is not None)
+    check_embeddings("candidates", candidates, empty=group is not None)
     check_alike("candidates", candidates, "anchors", anchors)
     if positives is None:
         check_enough("candidates", candidates, "anchors", anchors)
@@ -86,6 +87,8 @@ def info_nce(
     options = {"temperature": temperature, "symmetric": symmetric, "margin": margin}
     options["exclude_above"] = exclude_above
     _check_options(**options)
+    own = anchors.shape[0], candidates.shape[0], anchors.device
+    positives, ids = parse_positives(positives, *own), parse_exclude(exclude, *own)
     batch = join(
         group,
         "info_nce",
@@ -96,8 +99,8 @@ def info_nce(
         reduction=reduction,
         backend=chosen.name,
     )
-    positives = global_positives(positives, batch, anchors.device)
-    row_ids, column_ids = global_exclude(exclude, batch, anchors.device)
+    positives = global_positives(positives, batch)
+    row_ids, column_ids = global_exclude(ids, batch)
     if chosen.name == "eager":
         losses = info_nce_from_scores(
             dense_cosines(*batch.gather_both(anchors, candidates), chosen),

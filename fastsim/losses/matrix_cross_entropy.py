@@ -20,15 +20,22 @@ from fastsim.checks import (
     check_reduction,
     check_scores,
 )
-from fastsim.distributed import join
+from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, inverse, reduce
-from fastsim.pairs import dense_targets, gather_targets, global_targets, parse_targets
+from fastsim.pairs import (
+    check_own_targets,
+    dense_targets,
+    gather_targets,
+    global_targets,
+    parse_targets,
+)
 from fastsim.scores import dense_cosines
 from fastsim.tile import Tile
 
 
+@batchwise
 def matrix_cross_entropy(
     x: Tensor,
     y: Tensor,
@@ -50,13 +57,14 @@ def matrix_cross_entropy(
     Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
     not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
     """
-    check_embeddings("x", x)
-    check_embeddings("y", y)
+    check_embeddings("x", x, empty=group is not None)
+    check_embeddings("y", y, empty=group is not None)
     check_alike("y", y, "x", x)
     check_reduction(reduction)
     chosen = pick(backend, x, y, temperature, kind="softmax", group=group)
     check_number("temperature", temperature, positive=True)
     options = {"temperature": temperature}
+    check_own_targets(targets, x, y, group)
     batch = join(
         group,
         "matrix_cross_entropy",

@@ -14,15 +14,22 @@ from torch import Tensor
 from fastsim.annotations import Group, Reduction, Targets
 from fastsim.backends import pick
 from fastsim.checks import check_alike, check_embeddings, check_reduction, check_scores
-from fastsim.distributed import join
+from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, reduce
-from fastsim.pairs import dense_targets, gather_targets, global_targets, parse_targets
+from fastsim.pairs import (
+    check_own_targets,
+    dense_targets,
+    gather_targets,
+    global_targets,
+    parse_targets,
+)
 from fastsim.scores import dense_cosines
 from fastsim.tile import Tile
 
 
+@batchwise
 def matrix_mse(
     x: Tensor,
     y: Tensor,
@@ -42,11 +49,12 @@ def matrix_mse(
     Returns a scalar, or the row means (N,) for reduction "none". ValueError or TypeError for
     arguments that do not fit, RuntimeError for a backend that cannot serve them.
     """
-    check_embeddings("x", x)
-    check_embeddings("y", y)
+    check_embeddings("x", x, empty=group is not None)
+    check_embeddings("y", y, empty=group is not None)
     check_alike("y", y, "x", x)
     check_reduction(reduction)
     chosen = pick(backend, x, y, kind="squared_error", group=group)
+    check_own_targets(targets, x, y, group)
     batch = join(
         group, "matrix_mse", x, y, targets=targets, reduction=reduction, backend=chosen.name
     )

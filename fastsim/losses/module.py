@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from fastsim.groups import named
+
 PER_CALL = ("exclude",)  # data of one batch, so an argument of forward
 
 
@@ -36,6 +38,13 @@ class LossModule(torch.nn.Module):
         """The function on this batch, with the options of the module."""
         options = {name: getattr(self, name) for name in self._options}
         return type(self).function(*args, **options, **kwargs)
+
+    def __getstate__(self):
+        """A process group cannot be saved: its name can, and is looked up when it is needed."""
+        state = self.__dict__.copy()
+        if state.get("group") is not None:
+            state["group"] = named(state["group"])
+        return state
 
     def extra_repr(self):
         return ", ".join(

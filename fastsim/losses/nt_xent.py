@@ -16,12 +16,14 @@ from torch import Tensor
 
 from fastsim.annotations import Group, Reduction, Scalar
 from fastsim.checks import check_embeddings, check_number
+from fastsim.distributed import batchwise
 from fastsim.losses.grouped import grouped_from_scores, grouped_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import below_every_score, inverse, softplus
 from fastsim.pairs import dense_targets, pair_mask, positive_counts
 
 
+@batchwise
 def nt_xent(
     embeddings: Tensor,
     groups: Tensor,
@@ -47,7 +49,7 @@ def nt_xent(
     the rows (N,). ValueError or TypeError for arguments that do not fit, RuntimeError for a
     backend that cannot serve them. Source: see the module.
     """
-    check_embeddings("embeddings", embeddings)
+    check_embeddings("embeddings", embeddings, empty=group is not None)
     check_number("temperature", temperature, positive=True)
     return grouped_loss(
         "nt_xent",

@@ -21,15 +21,22 @@ from fastsim.checks import (
     check_reduction,
     check_scores,
 )
-from fastsim.distributed import join
+from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, reduce
-from fastsim.pairs import dense_targets, gather_targets, global_targets, parse_targets
+from fastsim.pairs import (
+    check_own_targets,
+    dense_targets,
+    gather_targets,
+    global_targets,
+    parse_targets,
+)
 from fastsim.scores import compute_dtype, dense_cosines
 from fastsim.tile import Tile
 
 
+@batchwise
 def siglip(
     x: Tensor,
     y: Tensor,
@@ -54,14 +61,15 @@ def siglip(
     arguments that do not fit, RuntimeError for a backend that cannot serve them. Source: see the
     module.
     """
-    check_embeddings("x", x)
-    check_embeddings("y", y)
+    check_embeddings("x", x, empty=group is not None)
+    check_embeddings("y", y, empty=group is not None)
     check_alike("y", y, "x", x)
     check_reduction(reduction)
     chosen = pick(backend, x, y, scale, bias, kind="sigmoid", group=group)
     check_number("scale", scale)
     check_number("bias", bias)
     options = {"scale": scale, "bias": bias}
+    check_own_targets(targets, x, y, group)
     batch = join(
         group, "siglip", x, y, **options, targets=targets, reduction=reduction, backend=chosen.name
     )

@@ -61,6 +61,8 @@ def _with_positives(columns, first):
 
 
 def _block_shape(rows, columns, whole_rows):
+    if 0 in (rows, columns):  # one rank of a group may have none
+        return TILE_ROWS, ALIGNED
     wide = columns if whole_rows else min(columns, WIDEST)
     tall = panel_bytes(4 * PANEL) // 4 // wide // TILE_ROWS * TILE_ROWS
     tall = min(MOST_ROWS, max(FEWEST_ROWS, tall))

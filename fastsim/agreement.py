@@ -1,0 +1,119 @@
+"""Ranks agree on a call before they exchange data.
+
+A rank whose arguments are refused never leaves the others waiting: it says so in the first exchange
+of its group, and every rank raises, naming the rank and its reason.
+"""
+
+import hashlib
+import threading
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+_calls = threading.local()  # `open`: the group of a call that has not agreed yet
+
+# Columns of the table that the ranks exchange: a row of each.
+_FAILED, _DIGEST, _OTHERS = 0, 1, 2
+
+
+class RankError(RuntimeError):
+    """Another rank of the group refused its arguments, or failed before it could exchange data."""
+
+
+@contextmanager
+def failures_are_told(group):
+    """What is raised within, before the ranks have agreed, is told to the other ranks."""
+    if getattr(_calls, "open", None) is not None:  # within another call, which tells them
+        yield
+        return
+    _calls.open = group
+    try:
+        yield
+    except Exception as error:
+        if _calls.open is not None:
+            tell(group, error)
+        raise
+    finally:
+        _calls.open = None
+
+
+def agree(group, said, numbers, device):
+    """The `numbers` of every rank, one list each, once all ranks call the same with `said`.
+
+    said: {name: text}, what has to be the same on all ranks. ValueError on every rank, with the
+    name and both values, where it is not; RankError where another rank has failed.
+    """
+    digest = hashlib.blake2b(repr(said).encode(), digest_size=7).digest()
+    _calls.open = None  # from here on this rank takes part, whatever happens
+    table = exchange(group, [0, int.from_bytes(digest, "big"), *numbers], device)
+    if any(row[_FAILED] for row in table):
+        _raise(_messages(group, None))
+    if len({row[_DIGEST] for row in table}) > 1:
+        _refuse(said, group)
+    return [row[_OTHERS : _OTHERS + len(numbers)] for row in table]
+
+
+def tell(group, error):
+    """Answers the exchange that the other ranks wait in, with this rank's error."""
+    device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+    exchange(group, [1], device)
+    _messages(group, f"{type(error).__name__}: {error}")
+
+
+def raise_together(group, error, device):
+    """Raises on every rank if any rank has an error: its own, or a RankError that names it."""
+    table = exchange(group, [error is not None], device)
+    if any(row[_FAILED] for row in table):
+        messages = _messages(group, error and f"{type(error).__name__}: {error}")
+        if error is not None:
+            raise error
+        _raise(messages)
+
+
+_WIDTH = 5  # of a row of the table; a rank that has failed does not know what the others send
+
+
+def exchange(group, numbers, device):
+    """A row of integers of every rank."""
+    mine = torch.zeros(1, _WIDTH, dtype=torch.int64)
+    mine[0, : len(numbers)] = torch.tensor(numbers, dtype=torch.int64)
+    table = torch.empty(dist.get_world_size(group), _WIDTH, dtype=torch.int64, device=device)
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(table, mine.to(device), group=group)
+    return table.tolist()
+
+
+def _messages(group, mine):
+    everyone = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, mine, group)
+    return everyone
+
+
+def _raise(messages):
+    failed = [f"rank {rank}: {text}" for rank, text in enumerate(messages) if text is not None]
+    raise RankError(f"another rank of the group has failed: {'; '.join(failed)}")
+
+
+def _refuse(said, group):
+    everyone = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, said, group)
+    for other, theirs in enumerate(everyone):
+        for name in {**everyone[0], **theirs}:
+            one, two = everyone[0].get(name), theirs.get(name)
+            if one != two:
+                raise ValueError(
+                    f"{name}: wanted the same on every rank of the group,"
+                    f" got {one} on rank 0 and {two} on rank {other}"
+                )
+
+
+def describe(value):
+    """What has to be the same on all ranks, as text; a tensor on a GPU is not waited for."""
+    if isinstance(value, torch.Tensor):
+        if value.dim() == 0 and value.device.type == "cpu":
+            return f"{value.item()!r}{' (learnt)' if value.requires_grad else ''}"
+        return f"a tensor of {value.dtype}"
+    if isinstance(value, (tuple, list)) and any(isinstance(v, torch.Tensor) for v in value):
+        return f"({', '.join(map(describe, value))})"
+    return repr(tuple(value)) if isinstance(value, torch.Size) else repr(value)

@@ -1,0 +1,114 @@
+"""When the processes of a wrapped encoder reduce their gradients: once a step.
+
+Three families of wrappers, known by their methods:
+
+    no_sync()                                  DistributedDataParallel and its kin
+    set_requires_gradient_sync(bool)           FSDP2 (`torch.distributed.fsdp.fully_shard`)
+    set_gradient_accumulation_boundary(bool)   DeepSpeed, whose engine also runs the backward pass
+"""
+
+import contextlib
+import functools
+import inspect
+
+import torch
+import torch.distributed as dist
+
+_METHODS = ("set_gradient_accumulation_boundary", "set_requires_gradient_sync", "no_sync")
+
+
+def wrappers_of(encode, module=None):
+    """The outermost wrappers in an encoder that reduce gradients: [] where nothing does.
+
+    encode: a module, or a function around one, which is looked for in what the function closes
+    over; module: the module itself, where the function hides it.
+    """
+    found = []
+    for candidate in _modules(encode if module is None else module):
+        if any(candidate is inner for wrapper in found for inner in _inner(wrapper)):
+            continue
+        found += [m for m in _inner(candidate) if _reduces(m) and not _within(m, found)]
+    return found
+
+
+def _modules(function):
+    """The modules that a function is, belongs to, or closes over."""
+    if isinstance(function, torch.nn.Module) or _reduces(function):
+        return [function]
+    if isinstance(function, functools.partial):
+        parts = [function.func, *function.args, *function.keywords.values()]
+        return [module for part in parts for module in _modules(part)]
+    found = []
+    if isinstance(getattr(function, "__self__", None), torch.nn.Module):
+        found.append(function.__self__)
+    held = getattr(function, "__dict__", {}).values()  # of an object that is called
+    found += [value for value in held if isinstance(value, torch.nn.Module)]
+    if inspect.isfunction(function):
+        seen = inspect.getclosurevars(function)
+        values = [*seen.nonlocals.values(), *seen.globals.values()]
+        found += [value for value in values if isinstance(value, torch.nn.Module)]
+    return found
+
+
+def _inner(module):
+    return list(module.modules()) if isinstance(module, torch.nn.Module) else [module]
+
+
+def _reduces(module):
+    return any(callable(getattr(module, name, None)) for name in _METHODS)
+
+
+def _within(module, wrappers):
+    return any(module is inner for wrapper in wrappers for inner in _inner(wrapper))
+
+
+def process_group_of(wrappers):
+    """The process group that the wrappers reduce over, or None where there is one process."""
+    if not wrappers or not dist.is_available() or not dist.is_initialized():
+        return None
+    group = getattr(wrappers[0], "process_group", None)
+    group = group if isinstance(group, dist.ProcessGroup) else dist.group.WORLD
+    return group if dist.get_world_size(group) > 1 else None
+
+
+def device_of(wrappers):
+    """The device of the wrappers' parameters."""
+    parameters = (p for w in wrappers for p in getattr(w, "parameters", list)())
+    return next((p.device for p in parameters), torch.device("cpu"))
+
+
+@contextlib.contextmanager
+def reducing(wrappers, last):
+    """A backward pass after which gradients are reduced over the processes, or not yet.
+
+    last: by wrapper, whether it runs no more in this step.
+    """
+    with contextlib.ExitStack() as stack:
+        for wrapper, now in zip(wrappers, last, strict=True):
+            if hasattr(wrapper, "set_gradient_accumulation_boundary"):
+                wrapper.set_gradient_accumulation_boundary(now)
+            elif hasattr(wrapper, "set_requires_gradient_sync"):
+                _set_fsdp(wrapper, now)
+                # Another step, without GradCache perhaps, finds what it expects.
+                stack.callback(_set_fsdp, wrapper, True)
+            elif not now:
+                stack.enter_context(wrapper.no_sync())
+        yield
+
+
+def _set_fsdp(wrapper, now):
+    wrapper.set_requires_gradient_sync(now)
+    wrapper.set_is_last_backward(now)
+    # Parameters that are gathered stay so until the next micro-batch has used them.
+    wrapper.set_reshard_after_backward(now)
+
+
+def run_backward(wrappers, roots, gradients):
+    """The backward pass; DeepSpeed's engine runs its own."""
+    engines = [w for w in wrappers if hasattr(w, "set_gradient_accumulation_boundary")]
+    if not engines:
+        torch.autograd.backward(roots, gradients)
+        return
+    pairs = zip(roots, gradients, strict=True)
+    products = sum((root.float() * grad.float()).sum() for root, grad in pairs)
+    engines[0].backward(products, scale_wrt_gas=False)
