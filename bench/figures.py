@@ -7,13 +7,17 @@ import hashlib
 
 from bench.results import FOLDER
 from fastsim.benchmark import model
+from fastsim.benchmark.baselines import BASELINES
 from fastsim.benchmark.cases import CASES
 from fastsim.benchmark.found import Found
 
 WIDTH = 384
 HEADLINES = ("info_nce", "info_nce symmetric", "siglip", "full_triplet")
 OURS = ("#1f6f8b", "#0b3954")
-OTHERS = ("#b03a2e", "#d68910", "#7d3c98", "#5d6d7e", "#229954", "#a04000")
+OTHERS = (
+    *("#b03a2e", "#d68910", "#7d3c98", "#5d6d7e", "#229954", "#111111"),
+    *("#c2185b", "#8d9b2e", "#2e4fb0", "#a04000", "#c9a27e", "#e57373"),
+)
 PROCESSES = (1, 8, 64)
 LINK = 25e9  # bytes per second between processes, stated: a 200 Gbit/s network
 SOURCE = "Source"  # the key of the hash among the PNG's texts
@@ -49,12 +53,18 @@ def _axes(count, title=None):
 
 
 def _style(names):
-    """{name: (colour, width of the line)}: fastsim's backends stand out."""
+    """{name: (colour, width of the line)}: fastsim's backends stand out; a baseline has one colour
+    in every figure."""
     ours = [name for name in names if name.startswith("fastsim ") and name != "fastsim eager"]
     others = [name for name in names if name not in ours]
     return {name: (OURS[k % len(OURS)], 2.4) for k, name in enumerate(ours)} | {
-        name: (OTHERS[k % len(OTHERS)], 1.3) for k, name in enumerate(others)
+        name: (OTHERS[_place(name) % len(OTHERS)], 1.3) for name in others
     }
+
+
+def _place(name):
+    """The place of a baseline among all; what is none comes after them."""
+    return [*BASELINES, name].index(name)
 
 
 def _lines(axis, curves):
@@ -100,14 +110,14 @@ def time_and_memory(found):
             curves.setdefault(name, {})[rows] = max(rise, 1.0)
     _lines(right, curves)
     limit = found.about["settings"].get("memory_limit")
-    style = _style(curves)
     failed = {}
     for (measure, loss, name, rows, _), why in found.why.items():
         if (measure, loss) == ("memory", "info_nce") and why.startswith("out of memory"):
             failed[name] = min(rows, failed.get(name, rows))
-    for name, rows in failed.items():
-        colour = style.get(name, (OTHERS[-1], 1))[0]
-        right.plot([rows], [1024 * limit], "x", ms=8, mew=2, color=colour)
+    # Marks at one place lie upon one another: the first is the largest, so that all are seen.
+    for size, (name, rows) in zip(range(4 + 5 * len(failed), 0, -5), failed.items(), strict=False):
+        colour, _ = _style([name])[name]
+        right.plot([rows], [1024 * limit], "x", ms=size, mew=2, color=colour)
     if failed:
         label = f"x: more than {limit:g} GB"
         right.axhline(1024 * limit, color="0.6", lw=0.8, ls="--", label=label)
