@@ -44,7 +44,8 @@ from fastsim.operators import once_differentiable
 P = ParamSpec("P")
 R = TypeVar("R")
 
-LEARNT = {"temperature", "scale", "bias"}  # options that may want a gradient
+# Options that may want a gradient, in the order in which every rank averages them.
+LEARNT = ("temperature", "scale", "bias")
 
 _groups = {}  # name -> group: registered operators take strings
 
@@ -163,8 +164,9 @@ def batchwise(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, group=None, **options)
         ranks = process_group(group)
         with failures_are_told(ranks):
-            for name in LEARNT & options.keys():
-                options[name] = _averaged(options[name], ranks)
+            for name in LEARNT:
+                if name in options:
+                    options[name] = _averaged(options[name], ranks)
             return function(*args, group=group, **options)
 
     call.__kwdefaults__ = function.__kwdefaults__
