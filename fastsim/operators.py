@@ -155,3 +155,12 @@ def once_differentiable(backward):
             return backward(ctx, *above)
 
     return once
+
+
+def constant_result(function):
+    """What torch.compile is to call once, taking the result for a constant.
+
+    As torch.compiler.assume_constant_result, which imports the whole compiler, and Triton with it.
+    """
+    function._dynamo_marked_constant = True
+    return function

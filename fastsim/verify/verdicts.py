@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from fastsim.operators import constant_result
+
 PACKAGE = Path(__file__).parents[1]
 CACHE, ASK = "FASTSIM_CACHE", "FASTSIM_VERIFY"
 
@@ -201,7 +203,7 @@ def agreed(names, kind, dtype, device, group):
     return _agreed[place]
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def fastest(names, kind, dtype, device):
     """Of backends that could serve a call the one that is right and fastest, or None.
 

@@ -5,6 +5,7 @@ import functools
 import torch
 
 from fastsim.backends.panel import panel_bytes
+from fastsim.operators import constant_result
 
 # Bytes of a panel of scores. On a CPU about what a last-level cache holds; elsewhere a share of
 # the device's memory, so that products are large and the kernels between them few. Of all its
@@ -107,7 +108,7 @@ def _panel(device):
     return CPU_PANEL if device.type == "cpu" else _share(device)
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def _share(device):
     return min(LARGEST_PANEL, max(SMALLEST_PANEL, _memory(device) // SHARE))
 
