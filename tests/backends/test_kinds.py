@@ -51,7 +51,7 @@ def test_served_or_refused(kind, name, usable):
     weights = None if KINDS[kind].whole_matrix else torch.rand(5)
     x.requires_grad_()
     tile = Tile(kind, grouped(5, 7), levels=levels)
-    loss = tile_loss(tile, x, y, scale=3.0, weights=weights, backend=backend)
+    loss = tile_loss(tile, x, y, scale=3.0, weights=weights, formula=None, backend=backend)
     loss.backward()
     assert loss.isfinite()
     assert x.grad.isfinite().all()
