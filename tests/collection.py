@@ -34,16 +34,15 @@ STALE = dict.fromkeys(
         "test_a_wrong_gradient_fails",
         "test_the_session",
         "test_figures_and_tables",
-        "test_learnt_options_start_at_their_value_and_stay_positive",
     ),
-    "written before the torch backend had a row and constructors their own errors",
+    "written before the torch backend had a row",
 )
 
 
 def mark_stale(items):
     """Expected failures, which are said to be so."""
     for item in items:
-        if item.path.parent.name in ("benchmark", "training") and item.originalname in STALE:
+        if item.path.parent.name == "benchmark" and item.originalname in STALE:
             item.add_marker(pytest.mark.xfail(reason=STALE[item.originalname], strict=False))
 
 

@@ -1,5 +1,6 @@
 """Which loss fits which columns, and a loss with its learnt numbers on a batch of embeddings."""
 
+import inspect
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,12 +148,14 @@ class Objective(nn.Module):
                 raise ValueError(f"options: classification has none, got {list(self.options)}")
             self.loss = losses.SoftmaxClassification(dim, len(self.classes))
         else:
-            try:
-                self.loss = spec.module(**self.options)
-                if not self.pairwise:
-                    self.loss.group = group
-            except TypeError as error:
-                raise ValueError(str(error)) from error
+            known = inspect.signature(spec.module).parameters
+            if unknown := self.options.keys() - known:
+                raise ValueError(
+                    f"options: wanted options {', '.join(known)}, got {', '.join(sorted(unknown))}"
+                )
+            self.loss = spec.module(**self.options)
+            if not self.pairwise:
+                self.loss.group = group
         self._apply_loss = spec.apply[layout.name]
         self.learnt = nn.ParameterDict()
         for option in learn:

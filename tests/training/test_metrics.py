@@ -157,9 +157,7 @@ def test_learnt_options_start_at_their_value_and_stay_positive():
     assert objective.values()["scale"] > 0
     with pytest.raises(ValueError, match="learn: full_triplet can learn nothing, got 'margin'"):
         Objective("full_triplet", PAIRS, learn=("margin",))
-    with pytest.raises(
-        (TypeError, ValueError), match=r"wanted options temperature|unexpected keyword"
-    ):
+    with pytest.raises(ValueError, match="wanted options temperature"):
         Objective("info_nce", PAIRS, options={"tempurature": 1.0})
 
 
