@@ -29,7 +29,6 @@ STALE = dict.fromkeys(
     (
         "test_a_call_that_would_take_too_long_is_not_made",
         "test_a_run_in_processes",
-        "test_every_loss_is_measured",
         "test_the_command",
         "test_a_wrong_gradient_fails",
         "test_the_session",

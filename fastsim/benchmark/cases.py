@@ -156,6 +156,14 @@ CASES = {
             {"alpha": 2.0, "beta": 50.0, "base": 0.5},
             (1, 3),
         ),
+        Case("circle", fastsim.circle, _one_side, {"gamma": 80.0, "margin": 0.4}, (1, 3)),
+        Case(
+            "decoupled_contrastive",
+            fastsim.decoupled_contrastive,
+            _pairs,
+            {"temperature": 0.1},
+            (1, 3),
+        ),
         Case("batch_hard_triplet", fastsim.batch_hard_triplet, _one_side, {"margin": 1.0}, (1, 1)),
         Case(
             "matrix_cross_entropy",

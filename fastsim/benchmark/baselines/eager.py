@@ -68,6 +68,26 @@ def nt_xent(x, groups, temperature):
     return functional.softplus(negatives - logits)[mates].mean()
 
 
+def circle(x, groups, gamma, margin):
+    scores = cosines(x, x)
+    mates, others = mates_and_others(groups)
+    near, far = torch.relu(1 + margin - scores), torch.relu(scores + margin)
+    positives = gamma * near.detach() * (1 - margin - scores)
+    negatives = gamma * far.detach() * (scores - margin)
+    sums = [
+        logits.masked_fill(~part, -torch.inf).logsumexp(1)
+        for logits, part in ((positives, mates), (negatives, others))
+    ]
+    both = mates.any(1) & others.any(1)
+    return functional.softplus(sum(sums)[both]).sum() / len(x)
+
+
+def decoupled_contrastive(x, y, temperature):
+    logits = cosines(x, y) / temperature
+    eye = torch.eye(len(x), dtype=torch.bool, device=x.device)
+    return (logits.masked_fill(eye, -torch.inf).logsumexp(1) - logits.diagonal()).mean()
+
+
 def multi_similarity(x, groups, alpha, beta, base):
     scores = cosines(x, x) - base
     one = scores.new_zeros(len(x), 1)
@@ -134,6 +154,8 @@ FORMULAS = {
     "sup_con": sup_con,
     "nt_xent": nt_xent,
     "multi_similarity": multi_similarity,
+    "circle": circle,
+    "decoupled_contrastive": decoupled_contrastive,
     "batch_hard_triplet": batch_hard_triplet,
     "matrix_cross_entropy": matrix_cross_entropy,
     "matrix_mse": matrix_mse,
