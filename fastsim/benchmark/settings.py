@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fastsim.backends import backends
+from fastsim.backends import backends, pick
 from fastsim.benchmark.baselines import BASELINES, ours
 from fastsim.benchmark.calls import PASSES
 from fastsim.benchmark.cases import CASES, UP_TO
@@ -104,12 +104,22 @@ class Settings:
 
     def contestants(self, case):
         """The baselines of a case, fastsim's backends first."""
-        names = self.backends or [name for name in backends() if name != "eager"]
+        names = self.backends or self._usual_backends()
         others = [BASELINES[name] for name in self.baselines or BASELINES if name != "none"]
         return [
             *map(ours, names),
             *(baseline for baseline in others if case.name in baseline.losses),
         ]
+
+    def _usual_backends(self):
+        """The backends that a run times unless told: not the specification, which is a baseline.
+
+        On a CPU plain torch is left out too where `auto` takes another, so that "fastsim" in a
+        table is what a user gets.
+        """
+        cpu_takes = pick(None, torch.empty(1)).name
+        beside = {"eager"} if self.device != "cpu" or cpu_takes == "torch" else {"eager", "torch"}
+        return [name for name in backends() if name not in beside]
 
     def left_out(self, baseline, rows):
         """Why a baseline is not measured at that size though it might be, or None."""
