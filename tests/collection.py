@@ -23,28 +23,6 @@ SLOW = (
 )
 
 
-# Tests of the benchmark that count its rows or know its losses, not yet told of the torch backend
-# and of the decorator of losses with `group=`: {name: reason}.
-STALE = dict.fromkeys(
-    (
-        "test_a_call_that_would_take_too_long_is_not_made",
-        "test_a_run_in_processes",
-        "test_the_command",
-        "test_a_wrong_gradient_fails",
-        "test_the_session",
-        "test_figures_and_tables",
-    ),
-    "written before the torch backend had a row",
-)
-
-
-def mark_stale(items):
-    """Expected failures, which are said to be so."""
-    for item in items:
-        if item.path.parent.name == "benchmark" and item.originalname in STALE:
-            item.add_marker(pytest.mark.xfail(reason=STALE[item.originalname], strict=False))
-
-
 def backend_of(item):
     """The name of the backend that a collected test asks for, or None."""
     parameters = getattr(getattr(item, "callspec", None), "params", {})
@@ -100,7 +78,6 @@ def pytest_collection_modifyitems(config, items):
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
     mark_quick(items)
-    mark_stale(items)
 
 
 def pytest_report_collectionfinish(config):

@@ -3,6 +3,7 @@
 import os
 import time
 
+import pytest
 import torch
 from click.testing import CliRunner
 
@@ -17,6 +18,14 @@ SMALL = (
     *("--ragged", "13,29,10", "--square", "64", "--largest", "96", "--seconds", "0.01"),
     *("--workers", "2"),
 )
+
+
+@pytest.fixture(autouse=True)
+def products_of_every_cpu(monkeypatch):
+    """A CPU stands in for the GPU, whose TF32 is looked at: AMX has a "high" precision of its own,
+    which tests/backends/cpu/test_amx.py looks at.
+    """
+    monkeypatch.setenv("FASTSIM_AMX", "0")
 
 
 def picked(found, /, **wanted):
