@@ -11,6 +11,8 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
+from fastsim.groups import all_gather
+
 _calls = threading.local()  # `open`: the group of a call that has not agreed yet
 
 # Columns of the table that the ranks exchange: a row of each.
@@ -79,8 +81,7 @@ def exchange(group, numbers, device):
     mine = torch.zeros(1, _WIDTH, dtype=torch.int64)
     mine[0, : len(numbers)] = torch.tensor(numbers, dtype=torch.int64)
     table = torch.empty(dist.get_world_size(group), _WIDTH, dtype=torch.int64, device=device)
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    gather(table, mine.to(device), group=group)
+    all_gather(table, mine.to(device), group)
     return table.tolist()
 
 

@@ -37,7 +37,7 @@ import torch
 import torch.distributed as dist
 
 from fastsim.agreement import agree, describe, failures_are_told
-from fastsim.groups import Ring, process_group
+from fastsim.groups import Ring, all_gather, process_group
 from fastsim.losses.reduce import reduce
 from fastsim.operators import once_differentiable
 
@@ -189,9 +189,8 @@ class _Averaged(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        grad = grad.clone()
-        dist.all_reduce(grad, dist.ReduceOp.SUM, ctx.group)
-        return grad / dist.get_world_size(ctx.group), None
+        total = all_reduce_sum(grad, ctx.group.group_name)
+        return total / dist.get_world_size(ctx.group), None
 
 
 def join(group, loss, rows, columns, **options):
@@ -283,11 +282,9 @@ class _Gather(torch.autograd.Function):
 
 
 def _all_gather(part, counts, group):
-    # Parts of one size, as all backends want them; the names changed in torch 2.13.
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     most = max(counts)
     out = part.new_empty(len(counts) * most, *part.shape[1:])
-    gather(out, _padded(part.detach(), most), group=group)
+    all_gather(out, _padded(part.detach(), most), group)
     if min(counts) == most:
         return out
     return torch.cat([piece[:count] for piece, count in zip(out.split(most), counts, strict=True)])

@@ -25,9 +25,9 @@ def wrappers_of(encode, module=None):
     """
     found = []
     for candidate in _modules(encode if module is None else module):
-        if any(candidate is inner for wrapper in found for inner in _inner(wrapper)):
-            continue
-        found += [m for m in _inner(candidate) if _reduces(m) and not _within(m, found)]
+        for inner in _inner(candidate):  # the outer before the inner
+            if _reduces(inner) and not _within(inner, found):
+                found.append(inner)
     return found
 
 

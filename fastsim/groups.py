@@ -19,6 +19,12 @@ class NamedGroup:
     name: str
 
 
+def all_gather(out, part, group):
+    """Parts of one size, of all ranks, into `out`; the name changed in torch 2.13."""
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(out, part, group=group)
+
+
 def named(group):
     """The group of a loss's `group=` by its name."""
     name = process_group(group).group_name

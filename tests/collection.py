@@ -52,7 +52,7 @@ def mark_quick(items):
     # The order is arbitrary but fixed, so that shapes and dtypes alternate.
     for item in sorted(items, key=lambda item: hash_of(item.nodeid)):
         folder, stem = item.path.parent.name, item.path.stem
-        if folder not in QUICK or stem in SLOW or stem.startswith("test_compile"):
+        if folder not in QUICK or stem in SLOW:
             continue
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         key = item.path, item.originalname, repr(parameters.get("case")), backend_of(item)
