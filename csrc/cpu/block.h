@@ -66,6 +66,13 @@ struct ContrastScoreGrad {
   const T *negative_top, *negative_weight, *positive_top, *positive_weight;
 };
 
+// By row, where each positive has a term of its own: of the negatives what the exponentials are
+// relative to, their weight and the logarithm of their sum; and the weight of a positive.
+template <class T>
+struct PositiveScoreGrad {
+  const T *negative_top, *negative_weight, *log_sum, *positive_weight;
+};
+
 // An extreme score by row and its column; -1 where there is none.
 template <class T>
 struct Extreme {
@@ -140,7 +147,7 @@ struct Kernels {
                                  const ContrastScoreGrad<T>&, int64_t, int64_t);
   void (*multi_positive_forward)(const Block<T>&, T scale, bool known, const MaxSum& negatives,
                               const PositiveSums&, int64_t, int64_t);
-  void (*multi_positive_score_grad)(const Block<T>&, T scale, const ContrastScoreGrad<T>&, int64_t,
+  void (*multi_positive_score_grad)(const Block<T>&, T scale, const PositiveScoreGrad<T>&, int64_t,
                                int64_t);
   void (*circle_forward)(const Block<T>&, T scale, T margin, const MaxSum& negatives,
                          const MaxSum& positives, int64_t, int64_t);

@@ -107,9 +107,8 @@ void multi_positive_forward(const Block<T>& b, T scale, bool known, const MaxSum
   }
 }
 
-// positive_top holds the logarithms of the negatives' sums.
 template <class T>
-void multi_positive_score_grad(const Block<T>& b, T scale, const ContrastScoreGrad<T>& score_grad, int64_t begin,
+void multi_positive_score_grad(const Block<T>& b, T scale, const PositiveScoreGrad<T>& score_grad, int64_t begin,
                           int64_t end) {
   const Softmax<T> softmax{scale};
   const MultiPositive<T> term{scale};
@@ -117,7 +116,7 @@ void multi_positive_score_grad(const Block<T>& b, T scale, const ContrastScoreGr
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
     const T top = score_grad.negative_top[row], up = score_grad.negative_weight[row];
-    const T log_sum = score_grad.positive_top[row], down = score_grad.positive_weight[row];
+    const T log_sum = score_grad.log_sum[row], down = score_grad.positive_weight[row];
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
       sides.split(b, row, at, n);
       T* chunk = b.scores + row * b.stride + at;

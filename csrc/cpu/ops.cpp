@@ -200,7 +200,7 @@ void multi_positive_score_grad(PAIRS, double scale, Tensor negative_top, Tensor 
   with_type(panel, [&](auto type) {
     using T = decltype(type);
     const Block<T> b = BLOCK;
-    const ContrastScoreGrad<T> score_grad{input<T>(negative_top), input<T>(negative_weight),
+    const PositiveScoreGrad<T> score_grad{input<T>(negative_top), input<T>(negative_weight),
                                  input<T>(log_sum), input<T>(positive_weight)};
     over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
       kernels().of<T>().multi_positive_score_grad(b, T(scale), score_grad, begin, end);
