@@ -31,11 +31,8 @@ from fastsim.tile import Tile
 ARCHITECTURES = ("sm_90", "sm_80", "gfx942")
 OPERANDS = ("float16", "tf32", "float32")
 ROWS, COLUMNS = 200, 300
-ALONE = (
-    "softmax",
-    "sigmoid",
-    "squared_error",
-)  # kinds that rows with themselves forward reduction mirrored
+# Kinds of which rows with themselves take half the tiles, each for both of its places.
+ALONE = ("softmax", "sigmoid", "squared_error")
 TABLE_NOTE = "spills in bytes (sm) or vector registers (gfx); operands float16 for 16-bit inputs"
 
 

@@ -9,7 +9,7 @@ namespace fastsim {
 // The kernels for this processor.
 const KernelTable& kernels();
 
-// CoSENT over a list of scores (ranking.cpp): loss 0-d float64, score gradient dL/dscore in the scores'
+// CoSENT over a list of scores (cosent.cpp): loss 0-d float64, score gradient dL/dscore in the scores'
 // compute type if given.
 void cosent(Tensor scores, Tensor labels, double scale, Tensor loss, Optional score_grad);
 

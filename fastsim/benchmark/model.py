@@ -4,7 +4,7 @@
 
     W = 2 p N M D      operations of p products of the score matrix (fastsim/benchmark/cases.py),
                        one less for those scores that the engine keeps between two passes
-    s N M              scores that the epilogue looks at, one exponential each; s fused passes
+    s N M              scores that the epilogue looks at, one exponential each; s passes over them
     b = 4 k (N / R + M) D
                        bytes of embeddings moved outside the products: rows read, unit rows written
                        and read, gradients written, read and written: k = 6 passes over either side
