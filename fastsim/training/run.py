@@ -1,5 +1,6 @@
 """One training run: from a data file and a model to a better model in a folder."""
 
+import contextlib
 import json
 import os
 import signal
@@ -74,20 +75,20 @@ def train(options, say=None, *, dry_run=False):
         callbacks.append(Lines(say, options.batch_size, task.metric, options.verbose))
     if options.early_stopping:
         callbacks.append(transformers.EarlyStoppingCallback(options.early_stopping))
-    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(output / "runs"))
-    trainer = Trainer(
-        model=task.model,
-        args=_arguments(options, task, checkpoints, process.num_processes),
-        data_collator=collator,
-        train_dataset=task.train,
-        eval_dataset=task.eval,
-        batches=task.batches,
-        batch_size=options.batch_size,
-        micro_batch_size=options.micro_batch_size,
-        evaluation=None if task.eval is None else task.evaluate,
-        loss_learning_rate=options.loss_learning_rate,
-        callbacks=callbacks,
-    )
+    with _tensorboard_in(output / "runs"):
+        trainer = Trainer(
+            model=task.model,
+            args=_arguments(options, task, checkpoints, process.num_processes),
+            data_collator=collator,
+            train_dataset=task.train,
+            eval_dataset=task.eval,
+            batches=task.batches,
+            batch_size=options.batch_size,
+            micro_batch_size=options.micro_batch_size,
+            evaluation=None if task.eval is None else task.evaluate,
+            loss_learning_rate=options.loss_learning_rate,
+            callbacks=callbacks,
+        )
     for chatter in (transformers.PrinterCallback, transformers.trainer_callback.ProgressCallback):
         trainer.remove_callback(chatter)
     with watch.listening():
@@ -116,6 +117,23 @@ def train(options, say=None, *, dry_run=False):
         if options.push_to_hub:
             _push(options.push_to_hub, output, say)
     return result
+
+
+@contextlib.contextmanager
+def _tensorboard_in(folder):
+    """A Trainer made within writes TensorBoard's events to `folder`, if no variable names another.
+
+    transformers reads the place from the environment alone, when the Trainer is made.
+    """
+    name = "TENSORBOARD_LOGGING_DIR"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = str(folder)
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
 
 
 def _push(name, output, say):

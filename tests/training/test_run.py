@@ -3,6 +3,7 @@
 import inspect
 import json
 import math
+import os
 
 import pytest
 import torch
@@ -85,7 +86,9 @@ def test_losses_are_logged_to_tensorboard(files, tmp_path):
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     file, held = files("tuples")
     asked = options(tmp_path, file, loss="info_nce", eval=held, report_to="tensorboard")
+    before = dict(os.environ)
     result = train(asked)
+    assert os.environ == before  # or the next run of this process would log to this folder
     (events,) = (tmp_path / "out").rglob("events.out.tfevents.*")
     log = accumulators.EventAccumulator(str(events)).Reload()
     logged = [event.value for event in log.Scalars("train/loss")]

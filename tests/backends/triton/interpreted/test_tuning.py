@@ -28,7 +28,7 @@ def test_the_fastest_becomes_the_entry(second_is, monkeypatch):
     assert {*rows[0]} >= {
         "softmax forward reduction",
         "softmax score gradient",
-        "softmax visit",
+        "softmax fused pass",
         "sigmoid fused pass",
     }
     made = eval("{" + tune_triton.entry(rows) + "}", {"BlockSizes": table.BlockSizes})
