@@ -20,8 +20,8 @@ from fastsim.backends import get
 from fastsim.engine.arguments import SCHEMA, TENSORS, TileArguments, tile_arguments
 from fastsim.engine.passes import Call, backward, forward, loss_in_one_call
 from fastsim.engine.ring import ring_tile_loss
-from fastsim.losses.reduce import as_float
 from fastsim.operators import ONCE, define, differentiable_again
+from fastsim.reduce import as_float
 from fastsim.scores import compute_dtype, dense_cosines, without_autocast
 
 

@@ -5,7 +5,7 @@ and circle loss.
 import torch
 
 from fastsim.kinds.kind import ROWS, Exponentials, Kind, Total, over
-from fastsim.losses.reduce import softplus
+from fastsim.reduce import softplus
 
 
 class MultiSimilarity(Kind):
