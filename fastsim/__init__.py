@@ -6,6 +6,7 @@ Everything public is here; modules of the losses and their dense specifications 
 
 from fastsim import losses
 from fastsim.backends import backends, use_backend
+from fastsim.late_interaction import max_sim
 from fastsim.losses import (
     angle,
     angle_similarity,
@@ -52,6 +53,7 @@ __all__ = [
     "losses",
     "matrix_cross_entropy",
     "matrix_mse",
+    "max_sim",
     "mean_negative",
     "mine_hard_negatives",
     "multi_similarity",
