@@ -6,7 +6,6 @@ Everything public is here; modules of the losses and their dense specifications 
 
 from fastsim import losses
 from fastsim.backends import backends, use_backend
-from fastsim.late_interaction import max_sim
 from fastsim.losses import (
     angle,
     angle_similarity,
@@ -20,6 +19,8 @@ from fastsim.losses import (
     full_triplet,
     hardest_pairs,
     info_nce,
+    late_interaction,
+    late_interaction_distillation,
     matrix_cross_entropy,
     matrix_mse,
     mean_negative,
@@ -31,6 +32,7 @@ from fastsim.losses import (
 )
 from fastsim.mining import mine_hard_negatives
 from fastsim.scores import cosine_similarity, paired_cosine_similarity, top_k
+from fastsim.token_scores import max_sim
 
 __version__ = "0.1.0"
 
@@ -50,6 +52,8 @@ __all__ = [
     "full_triplet",
     "hardest_pairs",
     "info_nce",
+    "late_interaction",
+    "late_interaction_distillation",
     "losses",
     "matrix_cross_entropy",
     "matrix_mse",

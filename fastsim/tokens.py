@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fastsim.checks import FLOATING, INTEGRAL, check_device, check_tensor
+from fastsim.operators import transformed
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,26 @@ def check_mask(name, mask, like_name, like):
             f" got {tuple(mask.shape)}"
         )
     check_device(name, mask, like_name, like)
+
+
+def check_some_token(name, mask, numbers=None):
+    """Every sequence of the mask (..., L), or every one in `numbers`, has a token.
+
+    Asserted on the device where that is no CPU.
+    """
+    if mask is None or torch.compiler.is_compiling() or transformed(mask):
+        return
+    some = mask.flatten(0, -2).any(1)
+    some = some if numbers is None else some[numbers]
+    if mask.device.type != "cpu":
+        torch._assert_async(some.all())
+    elif not some.all():
+        first = int(torch.logical_not(some).nonzero()[0])
+        which = first if numbers is None else int(numbers[first])
+        raise ValueError(
+            f"{name}: wanted at least one token in every document that has to be scored,"
+            f" got none in number {which}"
+        )
 
 
 def check_offsets(name, offsets, like_name, like):

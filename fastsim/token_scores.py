@@ -9,7 +9,6 @@ Efficient Document Retrieval with Vision Language Models".
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from fastsim.backends import pick
@@ -88,8 +87,3 @@ def max_sim(
     y = Tokens.of(documents, document_mask, document_offsets)
     scores = max_sim_scores(x, y, similarity == "cosine", own, chosen)
     return scores / x.kept().clamp(min=1)[:, None] if average else scores
-
-
-def without_tokens(mask):
-    """Whether (count,) sequences with the mask (count, L) have no token."""
-    return torch.logical_not(mask.any(-1))
