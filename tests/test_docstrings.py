@@ -11,7 +11,7 @@ import fastsim
 
 NAMES = {
     *(f"fastsim.{name}" for name in fastsim.__all__ if name != "losses"),
-    *(f"fastsim.losses.{name}" for name in fastsim.losses.__all__),
+    *(f"fastsim.losses.{name}" for name in {*fastsim.losses.__all__} - {*fastsim.__all__}),
     "fastsim.grad_cache.GradCache",
 }
 FUNCTIONS = sorted(
