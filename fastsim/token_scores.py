@@ -59,6 +59,12 @@ def max_sim(
     Raises:
         ValueError, TypeError: arguments that do not fit.
         RuntimeError: a backend that cannot serve them.
+
+    Example:
+        >>> x, y, z = torch.eye(3)
+        >>> queries, documents = torch.stack([x, y, z])[None], torch.stack([x, y])[None]
+        >>> fastsim.max_sim(queries, documents)  # x and y find themselves, z finds nothing
+        tensor([[2.]])
     """
     own = isinstance(documents, Tensor) and documents.dim() == 4 and document_offsets is None
     check_tokens("queries", queries, query_offsets)

@@ -91,6 +91,11 @@ def late_interaction(
     Raises:
         ValueError, TypeError: arguments that do not fit.
         RuntimeError: a backend that cannot serve them.
+
+    Example:
+        >>> queries, documents = torch.eye(2)[:, None], torch.eye(2)[:, None]  # a token each
+        >>> fastsim.late_interaction(queries, documents)  # log(e + 1) - 1
+        tensor(0.3133)
     """
     _check_sides(queries, documents, query_mask, document_mask, similarity, average, reduction)
     if positives is None and documents.shape[0] < queries.shape[0]:
@@ -206,6 +211,12 @@ def late_interaction_distillation(
     Raises:
         ValueError, TypeError: arguments that do not fit.
         RuntimeError: a backend that cannot serve them.
+
+    Example:
+        >>> queries, documents = torch.eye(2)[:, None], torch.eye(2)[:, None]  # a token each
+        >>> teacher_scores = torch.tensor([[1.0, 0.0], [0.0, 1.0]])  # those of the model too
+        >>> fastsim.late_interaction_distillation(queries, documents, teacher_scores)
+        tensor(0.)
     """
     own = isinstance(documents, Tensor) and documents.dim() == 4
     dimensions = 4 if own else 3
