@@ -34,6 +34,7 @@ class TileArguments(NamedTuple):
     guide_rows: Tensor | None
     guide_columns: Tensor | None
     guide_thresholds: Tensor | None
+    column_bias: Tensor | None
     levels: Tensor | None
     negative_target: float
     skip: str

@@ -130,6 +130,8 @@ def whole_of(case, parts):
     if "exclude" in options:
         exclude = zip(*(part.options["exclude"] for part in parts), strict=True)
         options["exclude"] = tuple(map(torch.cat, exclude))
+    if "candidate_bias" in options:
+        options["candidate_bias"] = torch.cat([part.options["candidate_bias"] for part in parts])
     others, order = [], None
     own = [torch.arange(len(part.tensors[0])) for part in parts]
     if case.loss is fastsim.full_triplet or "own_first" in options:
