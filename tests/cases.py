@@ -342,6 +342,14 @@ CASES = (
 BY_NAME = {case.name: case for case in CASES}
 
 
+def _sides(case):
+    return [t for t in case.make(3, 4, 5, torch.Generator())[0] if t is not None]
+
+
+WITH_ROWS = tuple(case for case in CASES if _sides(case)[0].dim() > 1)  # no list of scores
+TWO_SIDED = tuple(case for case in CASES if len(_sides(case)) > 1)
+
+
 def is_euclidean(case):
     """Whether a zero vector is a point like others."""
     batch = case.loss.__name__.startswith("batch_") and "cosine" not in case.name
