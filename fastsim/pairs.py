@@ -245,6 +245,18 @@ def positive_counts(pairs):
     return counts
 
 
+def negative_counts(pairs, columns):
+    """(N,) int64: how many of the columns are negatives of each row with its one positive."""
+    counts = torch.full_like(pairs.positives, columns - 1)
+    if pairs.row_ids is None:
+        return counts
+    ids = pairs.column_ids.sort().values
+    first = torch.searchsorted(ids, pairs.row_ids)
+    equal = torch.searchsorted(ids, pairs.row_ids, right=True) - first
+    # The positive has its own id among them when its column carries the row's id.
+    return counts - equal + (pairs.column_ids[pairs.positives] == pairs.row_ids)
+
+
 def check_own_targets(targets, x, y, group):
     """A rank's targets, as far as they can be checked before the ranks have met."""
     if group is None or targets is None:

@@ -49,7 +49,7 @@ def _two_sides(n, m, d, generator):
     return [embeddings(n, d, generator=generator), embeddings(m, d, generator=generator)]
 
 
-def _case(name, loss, *, make=_two_sides, **options):
+def _case(name, loss, *, make=_two_sides, kind=None, **options):
     """Two-sided loss: `options` values may be callables of (n, m, generator)."""
 
     def build(n, m, d, generator):
@@ -66,6 +66,7 @@ def _case(name, loss, *, make=_two_sides, **options):
         build,
         reduces=loss is not fastsim.cosent_matrix,
         largest=largest,
+        kind=kind,
         biased="candidate_bias" in options,
         dot=options.get("similarity") == "dot",
     )
@@ -95,6 +96,10 @@ def _soft(n, m, generator):
 
 def _columns(n, m, generator):
     return integers(m, n, generator=generator)
+
+
+def _priors(n, m, generator):
+    return 0.3 * torch.rand(n, generator=generator, dtype=torch.float64)
 
 
 def _log_q(n, m, generator):
@@ -215,6 +220,17 @@ CASES = (
         temperature=2.0,
         candidate_bias=_log_q,
         similarity="dot",
+    ),
+    _case("debiased_contrastive", fastsim.debiased_contrastive, kind="debiased"),
+    _case(
+        "debiased_contrastive-hard",
+        fastsim.debiased_contrastive,
+        positives=_columns,
+        temperature=0.1,
+        tau_plus=_priors,
+        beta=1.5,
+        exclude=_ids,
+        kind="debiased",
     ),
     *(
         Case(

@@ -81,6 +81,34 @@ def decoupled_contrastive(
     return torch.stack(losses)
 
 
+def debiased_contrastive(
+    x, y, positives=None, *, temperature=0.5, tau_plus=0.1, beta=0.0, exclude=None
+):
+    z = cosines(x, y) / temperature
+    losses = []
+    for i in range(len(z)):
+        p = i if positives is None else int(positives[i])
+        negatives = [
+            j
+            for j in range(len(y))
+            if j != p and (exclude is None or exclude[0][i] != exclude[1][j])
+        ]
+        if not negatives:
+            losses.append(z[i, p] * 0.0)
+            continue
+        prior = float(tau_plus[i]) if isinstance(tau_plus, torch.Tensor) else tau_plus
+        count, negative = len(negatives), z[i][negatives]
+        # All relative to the positive: exp(z - z_p).
+        top = (negative - z[i, p]).detach().max()
+        weights = (beta * (negative - negative.detach().max())).exp()
+        rate = count * ((negative - z[i, p] - top).exp() * weights).sum() / weights.sum()
+        rate = (rate - prior * count * (-top).exp()) / (1 - prior)
+        least = count * (-1 / temperature - z[i, p] - top).exp()
+        rate = torch.maximum(rate, least)
+        losses.append(top + ((-top).exp() + rate).log())
+    return torch.stack(losses)
+
+
 def sup_con(x, groups, *, temperature=0.1, similarity="cosine"):
     z = scores(x, x, similarity) / temperature
     n = len(z)

@@ -238,7 +238,7 @@ class CpuBackend(Backend):
 
     def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
         panel = self.scores(unit_x, unit_y, block, workspace, tile)
-        state = FORWARDS[tile.kind](tile, *panel.shape)
+        state = FORWARDS[tile.kind](tile.of_rows(block[0]), *panel.shape)
         pairs = _pairs(tile.pairs, block)
         state.fused_pass(panel, pairs, weights[block[0]])
         return state.result(), panel

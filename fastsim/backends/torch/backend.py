@@ -126,7 +126,7 @@ class TorchBackend(Backend):
         prepared = self._prepared(tile, unit_x, unit_y, block, workspace)
         if weights is not None and weights.ndim:
             weights = weights[block[0]]
-        state = EPILOGUES[tile.kind].fused(tile, prepared, weights)
+        state = EPILOGUES[tile.kind].fused(tile.of_rows(block[0]), prepared, weights)
         return state, workspace.operand(prepared.panel, unit_x.dtype)
 
     def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
