@@ -85,6 +85,11 @@ def debiased_contrastive(
     Raises:
         ValueError, TypeError: for arguments that do not fit.
         RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> queries, documents = torch.eye(3), torch.eye(3)
+        >>> fastsim.debiased_contrastive(queries, documents, temperature=1.0)
+        tensor(0.4671)
     """
     check_embeddings("anchors", anchors, empty=group is not None)
     check_embeddings("candidates", candidates, empty=group is not None)

@@ -10,7 +10,7 @@ import fastsim
 from fastsim import scores
 from fastsim.backends import get
 from fastsim.engine import autograd as engine
-from fastsim.engine import chosen_rows, selection, triplets
+from fastsim.engine import chosen_rows, max_sim, selection, triplets
 from fastsim.engine import cosent as ranking
 from tests.cases import BY_NAME, CASES, call, inputs, takes_backend
 
@@ -43,6 +43,7 @@ def recorded(monkeypatch):
         ),
         (ranking, ("_cosent",)),
         (triplets, ("_triplets",)),
+        (max_sim, ("_max_sim", "_max_sim_backward")),
     ):
         for name in names:
             record(module, name)

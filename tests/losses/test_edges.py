@@ -133,7 +133,7 @@ def test_batch_of_one(backend, usable):
 
 
 LAYOUTS = {
-    "transposed": lambda t: t.T.contiguous().T,
+    "transposed": lambda t: t.mT.contiguous().mT,
     "strided": lambda t: torch.stack([t, t], 2)[:, :, 0],
     "rows of a larger tensor": lambda t: torch.cat([t, t])[::2][: t.shape[0]],
 }
