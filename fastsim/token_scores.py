@@ -61,10 +61,10 @@ def max_sim(
         RuntimeError: a backend that cannot serve them.
 
     Example:
-        >>> x, y, z = torch.eye(3)
-        >>> queries, documents = torch.stack([x, y, z])[None], torch.stack([x, y])[None]
-        >>> fastsim.max_sim(queries, documents)  # x and y find themselves, z finds nothing
-        tensor([[2.]])
+        >>> queries = torch.eye(2)[None]
+        >>> documents = torch.stack([torch.eye(2), torch.ones(2, 2)])
+        >>> fastsim.max_sim(queries, documents)
+        tensor([[2.0000, 1.4142]])
     """
     own = isinstance(documents, Tensor) and documents.dim() == 4 and document_offsets is None
     check_tokens("queries", queries, query_offsets)

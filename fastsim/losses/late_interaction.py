@@ -93,9 +93,9 @@ def late_interaction(
         RuntimeError: a backend that cannot serve them.
 
     Example:
-        >>> queries, documents = torch.eye(2)[:, None], torch.eye(2)[:, None]  # a token each
-        >>> fastsim.late_interaction(queries, documents)  # log(e + 1) - 1
-        tensor(0.3133)
+        >>> tokens = torch.stack([torch.eye(2), -torch.eye(2)])
+        >>> fastsim.late_interaction(tokens, tokens)  # scores 2 and 0: log(e^2 + 1) - 2
+        tensor(0.1269)
     """
     _check_sides(queries, documents, query_mask, document_mask, similarity, average, reduction)
     if positives is None and documents.shape[0] < queries.shape[0]:
@@ -213,10 +213,9 @@ def late_interaction_distillation(
         RuntimeError: a backend that cannot serve them.
 
     Example:
-        >>> queries, documents = torch.eye(2)[:, None], torch.eye(2)[:, None]  # a token each
-        >>> teacher_scores = torch.tensor([[1.0, 0.0], [0.0, 1.0]])  # those of the model too
-        >>> fastsim.late_interaction_distillation(queries, documents, teacher_scores)
-        tensor(0.)
+        >>> tokens = torch.stack([torch.eye(2), -torch.eye(2)])
+        >>> fastsim.late_interaction_distillation(tokens, tokens, torch.zeros(2, 2))
+        tensor(0.4338)
     """
     own = isinstance(documents, Tensor) and documents.dim() == 4
     dimensions = 4 if own else 3
