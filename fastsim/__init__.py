@@ -5,7 +5,6 @@ dense specifications are in `fastsim.losses`. Importing needs torch and numpy al
 when a name is first asked for, so that `fastsim --help` does not wait for torch.
 """
 
-<<<<<<< HEAD
 import importlib
 import sys
 from typing import TYPE_CHECKING
@@ -24,75 +23,6 @@ def _load():
     if names is not None and "__all__" not in globals():  # else it is being imported just now
         globals().update({name: getattr(public, name) for name in names})
         globals()["__all__"] = sorted(["Encoder", *names])
-=======
-from fastsim import losses
-from fastsim.backends import backends, use_backend
-from fastsim.losses import (
-    angle,
-    angle_similarity,
-    batch_hard_triplet,
-    circle,
-    closest_negative,
-    cosent,
-    cosent_matrix,
-    cosine_regression,
-    debiased_contrastive,
-    decoupled_contrastive,
-    full_triplet,
-    hardest_pairs,
-    info_nce,
-    late_interaction,
-    late_interaction_distillation,
-    matrix_cross_entropy,
-    matrix_mse,
-    mean_negative,
-    multi_similarity,
-    nt_xent,
-    siglip,
-    sup_con,
-    triplet_margin,
-)
-from fastsim.mining import mine_hard_negatives
-from fastsim.scores import cosine_similarity, paired_cosine_similarity, top_k
-from fastsim.token_scores import max_sim
-
-__version__ = "0.1.0"
-
-__all__ = [
-    "Encoder",
-    "angle",
-    "angle_similarity",
-    "backends",
-    "batch_hard_triplet",
-    "circle",
-    "closest_negative",
-    "cosent",
-    "cosent_matrix",
-    "cosine_regression",
-    "cosine_similarity",
-    "debiased_contrastive",
-    "decoupled_contrastive",
-    "full_triplet",
-    "hardest_pairs",
-    "info_nce",
-    "late_interaction",
-    "late_interaction_distillation",
-    "losses",
-    "matrix_cross_entropy",
-    "matrix_mse",
-    "max_sim",
-    "mean_negative",
-    "mine_hard_negatives",
-    "multi_similarity",
-    "nt_xent",
-    "paired_cosine_similarity",
-    "siglip",
-    "sup_con",
-    "top_k",
-    "triplet_margin",
-    "use_backend",
-]
->>>>>>> main
 
 
 def __getattr__(name):

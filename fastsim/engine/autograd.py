@@ -21,12 +21,7 @@ from fastsim.engine.arguments import SCHEMA, TENSORS, TileArguments, tile_argume
 from fastsim.engine.passes import Call, backward, forward, loss_in_one_call
 from fastsim.engine.ring import ring_tile_loss
 from fastsim.operators import ONCE, define, differentiable_again
-<<<<<<< HEAD
-from fastsim.reduce import as_float
-from fastsim.scores import compute_dtype, dense_cosines, without_autocast
-=======
 from fastsim.scores import compute_dtype, dense_scores
->>>>>>> main
 
 
 def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, formula, backend):
