@@ -67,6 +67,21 @@ struct Naming {
   const int64_t *first, *entries;
 };
 
+// The document token that each query token chose, `places` (documents, tokens) from the start of
+// its document, negative for none, int32 if `wide`, else int16; and what gradients along them need.
+// Each query meets `documents` documents: all, or with `own` those numbered from query * documents.
+// `grad` (queries, documents); inverse norms of the rows of cosines, null: plain products.
+template <class T>
+struct Winners {
+  const void* places;
+  bool wide, own;
+  int64_t documents, tokens, width;
+  const int64_t *query_of, *query_starts, *document_starts;
+  const T* grad;
+  Matrix x, y;
+  const T *inverse_x, *inverse_y;
+};
+
 // What each kernel over pairs takes beside them.
 #define FUNCTION(...)
 #define PAIRS_KERNEL(name, Arguments, each, ...) \

@@ -5,6 +5,7 @@
 #include "contrast.h"
 #include "elementwise.h"
 #include "levels.h"
+#include "max_sim.h"
 #include "paired.h"
 #include "products.h"
 #include "rows.h"
