@@ -59,6 +59,12 @@ def max_sim(
     Raises:
         ValueError, TypeError: arguments that do not fit.
         RuntimeError: a backend that cannot serve them.
+
+    Example:
+        >>> queries = torch.eye(4)[None]  # one query of four tokens
+        >>> documents = torch.stack([torch.eye(4), torch.eye(4).flip(0) * torch.eye(4)[0]])
+        >>> fastsim.max_sim(queries, documents)
+        tensor([[4., 1.]])
     """
     own = isinstance(documents, Tensor) and documents.dim() == 4 and document_offsets is None
     check_tokens("queries", queries, query_offsets)

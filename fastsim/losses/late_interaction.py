@@ -91,6 +91,11 @@ def late_interaction(
     Raises:
         ValueError, TypeError: arguments that do not fit.
         RuntimeError: a backend that cannot serve them.
+
+    Example:
+        >>> tokens = torch.eye(3)[:, None]  # three texts of one token each
+        >>> fastsim.late_interaction(tokens, tokens)  # log(e + 2) - 1
+        tensor(0.5514)
     """
     _check_sides(queries, documents, query_mask, document_mask, similarity, average, reduction)
     if positives is None and documents.shape[0] < queries.shape[0]:
@@ -206,6 +211,11 @@ def late_interaction_distillation(
     Raises:
         ValueError, TypeError: arguments that do not fit.
         RuntimeError: a backend that cannot serve them.
+
+    Example:
+        >>> tokens = torch.eye(3)[:, None]  # three texts of one token each
+        >>> fastsim.late_interaction_distillation(tokens, tokens, 2 * torch.eye(3)).item() > 0
+        True
     """
     own = isinstance(documents, Tensor) and documents.dim() == 4
     dimensions = 4 if own else 3
