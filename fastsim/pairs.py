@@ -54,7 +54,7 @@ class Pairs:
     Left out: `skip` "diagonal" (j == i) or "lower" (j <= i: each unordered pair once), where row
     i counts as i + offset; pairs with row_ids[i] == column_ids[j] unless j == positives[i]; pairs
     whose score is more than `exclude_above` over the positive's; and pairs that `guide` decides
-    against.
+    against, unless j == positives[i].
 
     column_bias: (M,) in the compute type, what is added to the logits of a column.
     thresholds: (N,) in the compute type, what `exclude_above` comes to with the positives' scores
@@ -337,7 +337,10 @@ def pair_mask(pairs, rows, columns, device):
         rows_, columns_ = (torch.nn.functional.normalize(side.double(), dim=1) for side in sides)
         guided = rows_ @ columns_.T
         thresholds = pairs.guide.thresholds[:, None]
-        part = part & ~(guided.to(thresholds.dtype) > thresholds)
+        above = guided.to(thresholds.dtype) > thresholds
+        if pairs.positives is not None:
+            above = above & (column != pairs.positives[:, None])
+        part = part & ~above
     return part
 
 

@@ -37,7 +37,7 @@ def log_sum_exp(x, y=None, *, scale, exclude=None, guide=None, columns=False, ba
     check_number("scale", scale, positive=True)
     rows, count = x.shape[0], x.shape[0] if y is None else y.shape[0]
     row_ids, column_ids = parse_exclude(exclude, rows, count, x.device)
-    guide = None if guide is None else _guide(guide, rows, count, x)
+    guide = None if guide is None else as_guide(guide, rows, count, x)
     pairs = Pairs(row_ids=row_ids, column_ids=column_ids, guide=guide)
     chosen = pick(backend, x, y, scale, kind="softmax")
     if chosen.name == "eager":
@@ -80,18 +80,19 @@ def _from_scores(scores, pairs, scale, columns):
     logits = as_float(scores) * scale
     part = pair_mask(pairs, *scores.shape, scores.device)
     logits = logits.masked_fill(~part, -torch.inf)
-    sums = tuple(_safe_log_sum_exp(logits, part, dim) for dim in ((1, 0) if columns else (1,)))
+    sums = tuple(safe_log_sum_exp(logits, part, dim) for dim in ((1, 0) if columns else (1,)))
     return sums if columns else sums[0]
 
 
-def _safe_log_sum_exp(logits, part, dim):
+def safe_log_sum_exp(logits, part, dim):
     """float64; -inf with gradient 0, not NaN, where nothing takes part."""
     some = part.any(dim)
     held = logits.masked_fill(~some.unsqueeze(dim), 0.0)
     return torch.logsumexp(held, dim).double().masked_fill(~some, -torch.inf)
 
 
-def _guide(guide, rows, columns, x):
+def as_guide(guide, rows, columns, x):
+    """(rows (N, E), columns (M, E), thresholds (N,)) as a `Guide` for embeddings x, checked."""
     guide_rows, guide_columns, thresholds = guide
     for name, value, count in (("rows", guide_rows, rows), ("columns", guide_columns, columns)):
         check_embeddings(f"guide {name}", value)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fastsim.annotations import Group, Reduction, Scalar, Similarity
 from fastsim.backends import pick
+from fastsim.backends.base import COLUMN_BIAS
 from fastsim.checks import (
     check_alike,
     check_embeddings,
@@ -90,7 +91,7 @@ def decoupled_contrastive(
         temperature,
         kind="softmax",
         group=group,
-        column_bias=candidate_bias is not None,
+        extras=() if candidate_bias is None else (COLUMN_BIAS,),
     )
     bias = parse_bias(candidate_bias, candidates.shape[0], anchors)
     batch = join(

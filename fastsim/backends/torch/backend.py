@@ -9,7 +9,7 @@ waits for the device.
 
 import torch
 
-from fastsim.backends.base import Backend
+from fastsim.backends.base import EXTRAS, Backend
 from fastsim.backends.torch import cosent, max_sim, panels, rows, selection
 from fastsim.backends.torch.block import Block
 from fastsim.backends.torch.epilogues import EPILOGUES
@@ -24,7 +24,7 @@ class TorchBackend(Backend):
     """Every floating-point tensor on every device."""
 
     name = "torch"
-    adds_column_bias = True
+    extras = frozenset(EXTRAS)
 
     def unsupported_reason(self, *tensors, kind=None):
         return self.unsupported_kind(kind)

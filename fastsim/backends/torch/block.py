@@ -86,7 +86,10 @@ class Block:
         if pairs.thresholds is not None:
             masks.append(panel > self._thresholds())
         if guided is not None:
-            masks.append(guided > _above(pairs.guide.thresholds[self.place[0], None]))
+            above = guided > _above(pairs.guide.thresholds[self.place[0], None])
+            if self.positives is not None:
+                self.set_at_positives(above, False)
+            masks.append(above)
         self.mask = None
         for mask in masks:
             self.mask = mask if self.mask is None else self.mask.logical_or_(mask)
