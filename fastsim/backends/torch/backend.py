@@ -10,7 +10,7 @@ waits for the device.
 import torch
 
 from fastsim.backends.base import Backend
-from fastsim.backends.torch import cosent, panels, rows, selection
+from fastsim.backends.torch import cosent, panels, rows, selection, steps
 from fastsim.backends.torch.block import Block
 from fastsim.backends.torch.epilogues import EPILOGUES
 from fastsim.backends.torch.states import States
@@ -86,19 +86,12 @@ class TorchBackend(Backend):
         return panel
 
     def block(self, pairs, unit_x, unit_y, place, workspace):
-        """A `Block` with its scores."""
-        whole = place[1] == slice(0, unit_y.shape[0])
-        return Block(pairs, place, self.scores(unit_x, unit_y, place, workspace), whole)
-
-    def _prepared(self, tile, unit_x, unit_y, place, workspace):
-        """The block of a loss, what takes no part left out."""
-        block = self.block(tile.pairs, unit_x, unit_y, place, workspace)
-        guide, guided = tile.pairs.guide, None
+        """A `Block` with its scores, and those of the guide."""
+        guide, guided = pairs.guide, None
         if guide is not None:
             guided = self.scores(guide.rows, guide.columns, place, panels.Workspace())
-        block.leave_out(guided)
-        EPILOGUES[tile.kind].prepare(tile, block)
-        return block
+        panel = self.scores(unit_x, unit_y, place, workspace)
+        return Block.of(pairs, place, panel, unit_y.shape[0], guided)
 
     # ---- passes ----
 
@@ -114,24 +107,23 @@ class TorchBackend(Backend):
         rows, columns, where = unit_x.shape[0], unit_y.shape[0], unit_x.device
         states, workspace = States(tile, sums), panels.Workspace()
         for place in self.blocks(rows, columns, where, lower=tile.pairs.each_once):
-            block = self._prepared(tile, unit_x, unit_y, place, workspace)
+            block = self.block(tile.pairs, unit_x, unit_y, place, workspace)
             of_rows = None if sums is None else [part[place[0]] for part in sums]
-            states.add(EPILOGUES[tile.kind].forward(tile, block, of_rows), place)
+            states.add(steps.forward(tile, block, of_rows), place)
         return states.result()
 
     def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
-        prepared = self._prepared(tile, unit_x, unit_y, block, workspace)
+        whole = self.block(tile.pairs, unit_x, unit_y, block, workspace)
         if weights is not None and weights.ndim:
             weights = weights[block[0]]
-        state = EPILOGUES[tile.kind].fused(tile, prepared, weights)
-        return state, workspace.operand(prepared.panel, unit_x.dtype)
+        out = workspace.operand(whole.panel, unit_x.dtype)
+        return steps.fused(tile, whole, weights, out), out
 
     def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
-        prepared = self._prepared(tile, unit_x, unit_y, block, workspace)
-        EPILOGUES[tile.kind].score_grad(
-            tile, prepared, tile.coefficients_of_block(coefficients, block)
-        )
-        return workspace.operand(prepared.panel, unit_x.dtype)
+        scores = self.block(tile.pairs, unit_x, unit_y, block, workspace)
+        out = workspace.operand(scores.panel, unit_x.dtype)
+        steps.score_grad(tile, scores, tile.coefficients_of_block(coefficients, block), out)
+        return out
 
     def paired_scores(self, unit_x, unit_y):
         workspace, parts = panels.Workspace(), []

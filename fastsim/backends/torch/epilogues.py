@@ -66,8 +66,8 @@ def _exponentials(scores, scale, dim, out=None):
 
 class Softmax(Epilogue):
     def prepare(self, tile, block):
-        if tile.margin:
-            block.add_at_positives(block.panel.new_full((block.panel.shape[0], 1), -tile.margin))
+        if isinstance(tile.margin, torch.Tensor) or tile.margin:
+            block.add_at_positives(block.panel.new_ones(block.panel.shape[0], 1) * -tile.margin)
 
     def forward(self, tile, block, sums=None):
         panel, scale = block.panel, tile.scale
@@ -79,7 +79,7 @@ class Softmax(Epilogue):
         if not tile.rows_alone:
             return super().fused(tile, block, weights)
         panel = block.panel
-        targets = None if tile.pairs.one_positive or tile.pairs.untargeted else block.targets()
+        targets = None if block.one_positive or block.untargeted else block.targets()
         of_targets = self._of_targets(tile, block, targets)
         state = [*_wide(*_exponentials(panel, tile.scale, 1, out=panel)), *of_targets]
         weights = weights.to(state[0].dtype)
@@ -91,9 +91,9 @@ class Softmax(Epilogue):
     def _of_targets(self, tile, block, targets):
         """(sum_j t z, sum_j t) by rows."""
         rows = block.panel.shape[0]
-        if tile.pairs.untargeted:
+        if block.untargeted:
             return [block.panel.new_zeros(rows, dtype=state_dtype(block.panel.device))] * 2
-        if tile.pairs.one_positive:
+        if block.one_positive:
             (scores,) = _wide(block.at_positives()[:, 0])
             count = torch.ones_like(scores)
             if not block.whole:
@@ -117,9 +117,9 @@ class Softmax(Epilogue):
 
     def _take_targets(self, tile, block, weights, targets):
         """Takes weights (R,) times the targets from the score gradients."""
-        if tile.pairs.untargeted:
+        if block.untargeted:
             return
-        if tile.pairs.one_positive:
+        if block.one_positive:
             block.add_at_positives(-weights[:, None])
             return
         targets = block.targets() if targets is None else targets

@@ -91,10 +91,8 @@ class Workspace:
         return self._empty(left, (left.shape[0], right.shape[0]), dtype)
 
     def operand(self, panel, dtype):
-        """Score gradients as operands for products with rows in `dtype`."""
-        if panel.dtype == dtype:
-            return panel
-        return self._empty(panel, panel.shape, dtype).copy_(panel)
+        """Where score gradients go that are to be multiplied with rows in `dtype`."""
+        return panel if panel.dtype == dtype else self._empty(panel, panel.shape, dtype)
 
     def _empty(self, like, shape, dtype):
         count = shape[0] * shape[1]
