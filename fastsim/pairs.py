@@ -19,6 +19,7 @@ from fastsim.checks import (
     check_scores,
     check_tensor,
 )
+from fastsim.precision import widened
 
 SKIPS = ("nothing", "diagonal", "lower")
 
@@ -307,7 +308,7 @@ def pair_mask(pairs, rows, columns, device):
     if pairs.guide is not None:
         # In double precision, so that a copy of the pair behind a threshold ties with it.
         sides = (pairs.guide.rows, pairs.guide.columns)
-        rows_, columns_ = (torch.nn.functional.normalize(side.double(), dim=1) for side in sides)
+        rows_, columns_ = (torch.nn.functional.normalize(widened(side), dim=1) for side in sides)
         guided = rows_ @ columns_.T
         thresholds = pairs.guide.thresholds[:, None]
         part = part & ~(guided.to(thresholds.dtype) > thresholds)

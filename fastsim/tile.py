@@ -8,6 +8,7 @@ from fastsim.distributed import all_reduce_sum
 from fastsim.kinds import KINDS
 from fastsim.kinds.kind import COLUMNS, MATRIX, ROWS
 from fastsim.pairs import Pairs
+from fastsim.precision import wide_dtype
 
 
 @dataclass(frozen=True)
@@ -105,9 +106,14 @@ class Tile:
         """The shape of what `finish` returns."""
         return self.record.loss_shape(self, rows, columns)
 
-    def loss_dtype(self, dtype):
-        """The type of the losses for the compute type `dtype`: log-sum-exps are to be merged."""
-        return torch.float64 if self.pairs.untargeted else dtype
+    def loss_dtype(self, x):
+        """The type of the losses for rows x: the compute type, a wider one of what is to be merged.
+
+        These are log-sum-exps.
+        """
+        if self.pairs.untargeted:
+            return wide_dtype(x.device)
+        return torch.promote_types(x.dtype, torch.float32)
 
     def own_gradient(self, grad):
         """dL/dloss of this rank's loss or losses -> of what its rows are part of.

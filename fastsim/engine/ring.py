@@ -16,6 +16,7 @@ from fastsim.engine.selection import hardest_columns
 from fastsim.kinds.kind import COLUMNS, MATRIX
 from fastsim.operators import once_differentiable
 from fastsim.pairs import with_thresholds
+from fastsim.precision import widened
 from fastsim.scores import without_autocast
 
 
@@ -86,7 +87,7 @@ class _RingTile(torch.autograd.Function):
         x, y, scale, weights, *state = ctx.saved_tensors
         tile, batch, backend = ctx.call
         own = _own(tile, batch)
-        losses = tile.own_gradient(grad if weights is None else grad * weights).double()
+        losses = widened(tile.own_gradient(grad if weights is None else grad * weights))
         loss_scale = backend.loss_scale(own, losses, x.dtype, batch.columns)
         # One for all ranks: each adds to gradients that travel.
         loss_scale = (

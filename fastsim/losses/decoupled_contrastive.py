@@ -26,6 +26,7 @@ from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, inverse, reduce
 from fastsim.pairs import Pairs, parse_positives
+from fastsim.precision import widened
 from fastsim.scores import compute_dtype, dense_cosines, paired_cosines
 from fastsim.tile import Tile
 
@@ -95,7 +96,7 @@ def decoupled_contrastive(
 
     def formula(scores, scale, _):
         negatives = (scores * scale).scatter(1, own[:, None], -torch.inf)
-        return torch.logsumexp(negatives, 1).double()
+        return widened(torch.logsumexp(negatives, 1))
 
     sums = tile_loss(
         Tile("softmax", Pairs(row_ids=own + batch.first_column, column_ids=columns)),
@@ -107,7 +108,7 @@ def decoupled_contrastive(
         formula=formula,
         backend=chosen,
     )
-    positive = positive.double()
+    positive = widened(positive)
     return (sums - (positive if weights is None else (positive * weights).sum())).to(dtype)
 
 

@@ -143,7 +143,9 @@ class Block:
         """(R, 1) the highest score that takes part."""
         # Of this very panel where they can be: a copy of the positive ties with it.
         own = self.panel.gather(1, self.columns) + self.exclude_above
-        return own if self.whole else torch.where(self.inside, own, _above(self.thresholds[:, None]))
+        if self.whole:
+            return own
+        return torch.where(self.inside, own, _above(self.thresholds[:, None]))
 
     def fill(self, matrix, value):
         """Sets a matrix of the panel's shape to a number where pairs take no part."""

@@ -64,9 +64,11 @@ def _first_call(key, function, arguments, block):
 
     scores = block.panel.clone()
     try:
-        # Else sizes that happen to be equal would have to be equal ever after.
-        with _config.patch(use_duck_shape=False):
-            return function(*arguments)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the compiler's own code
+            # Else sizes that happen to be equal would have to be equal ever after.
+            with _config.patch(use_duck_shape=False):
+                return function(*arguments)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever a compiler may raise
@@ -79,7 +81,7 @@ def _first_call(key, function, arguments, block):
 def _tell(device, error):
     if device not in _told:
         _told.add(device)
-        reason = (str(error).strip().splitlines() or [""])[0][:200]
+        reason = " ".join(str(error).split())[:200]
         warnings.warn(
             f"the torch backend runs uncompiled on {device}, since torch.compile failed there"
             f" ({type(error).__name__}: {reason}); {VARIABLE}=0 does not try",
@@ -111,8 +113,12 @@ def _wanted(tile, block):
     # Many levels are scattered, which a compiler would do in any order.
     if tile.levels is not None and len(tile.levels) > FEW:
         return False
-    capturing = panel.is_cuda and torch.cuda.is_current_stream_capturing()
-    return not (capturing or torch.compiler.is_compiling() or is_in_torch_dispatch_mode())
+    return not (_capturing(panel) or torch.compiler.is_compiling() or is_in_torch_dispatch_mode())
+
+
+def _capturing(panel):
+    """Whether a CUDA graph is being recorded, during which nothing can be compiled."""
+    return panel.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 # ---- what ----
@@ -142,9 +148,14 @@ def _arguments(tile, block, given, out):
         number(block.exclude_above or 0.0),
         tile.levels,
         *(number(getattr(tile, name)) for name in NUMBERS),
-        *(getattr(block, name) for name in TENSORS),
+        *(_unrelated(getattr(block, name)) for name in TENSORS),
         *given,
     )
+
+
+def _unrelated(tensor):
+    """The tensor as no view: torch.compile would ask whether two views are of one tensor."""
+    return None if tensor is None else tensor.data
 
 
 def _number(value, dtype, device):

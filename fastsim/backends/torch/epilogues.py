@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import softplus
 
 from fastsim.backends.torch.block import LEFT_OUT, LOWEST
-from fastsim.backends.torch.panels import state_dtype
+from fastsim.precision import wide_dtype
 
 FEW = 8  # levels that are looked at one after another; more are scattered
 SOFTPLUS_LINEAR = 50.0  # from here on softplus(x) is x, in double precision too
@@ -46,7 +46,7 @@ def narrowed(coefficients, panel):
 
 
 def _wide(*parts):
-    return [part.to(state_dtype(part.device)) for part in parts]
+    return [part.to(wide_dtype(part.device)) for part in parts]
 
 
 def _shares(scores, top, scale, out=None):
@@ -92,7 +92,7 @@ class Softmax(Epilogue):
         """(sum_j t z, sum_j t) by rows."""
         rows = block.panel.shape[0]
         if block.untargeted:
-            return [block.panel.new_zeros(rows, dtype=state_dtype(block.panel.device))] * 2
+            return [block.panel.new_zeros(rows, dtype=wide_dtype(block.panel.device))] * 2
         if block.one_positive:
             (scores,) = _wide(block.at_positives()[:, 0])
             count = torch.ones_like(scores)

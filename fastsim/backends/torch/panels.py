@@ -16,11 +16,6 @@ SMALLEST_PANEL, LARGEST_PANEL, SHARE = 64 << 20, 256 << 20, 64
 FEWEST_ROWS = 64  # of a block of whole rows: fewer would starve the products
 
 
-def state_dtype(device):
-    """The type of sums over many scores: float64 where the device has it."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 @functools.cache
 def half_products(device):
     """Whether the device multiplies float16 rows into a float32 matrix."""
