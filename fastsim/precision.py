@@ -29,8 +29,8 @@ def inverse_norms(x):
     """1 / |x| of rows (..., D) of the compute type, 0 where the norm is no normal number."""
     tiny = torch.finfo(x.dtype).tiny
     if wide_dtype(x.device) == torch.float64:
-        norm = torch.linalg.vector_norm(x.double(), dim=-1)
-        return torch.where(norm < tiny, 0.0, 1 / norm)
+        norm = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
+        return norm.reciprocal().masked_fill_(norm < tiny, 0.0)
     # The squares of float32 numbers pass its range: the largest is taken out first.
     largest = x.abs().amax(-1)
     size = torch.where(largest == 0, 1.0, largest)
