@@ -24,6 +24,7 @@ class TorchBackend(Backend):
     """Every floating-point tensor on every device."""
 
     name = "torch"
+    adds_column_bias = True
 
     def unsupported_reason(self, *tensors, kind=None):
         return self.unsupported_kind(kind)
@@ -85,13 +86,15 @@ class TorchBackend(Backend):
         panels.multiply(left, right.t(), panel)
         return panel
 
-    def block(self, pairs, unit_x, unit_y, place, workspace):
-        """A `Block` with its scores, and those of the guide."""
+    def block(self, pairs, unit_x, unit_y, place, workspace, scale=None):
+        """A `Block` with its scores, and those of the guide; scale: of logits with a bias."""
         guide, guided = pairs.guide, None
         if guide is not None:
             guided = self.scores(guide.rows, guide.columns, place, panels.Workspace())
         panel = self.scores(unit_x, unit_y, place, workspace)
-        return Block.of(pairs, place, panel, unit_y.shape[0], guided)
+        biased = pairs.column_bias is not None
+        bias = pairs.score_bias(place[1], scale) if biased else None
+        return Block.of(pairs, place, panel, unit_y.shape[0], guided, bias)
 
     # ---- passes ----
 
@@ -107,20 +110,20 @@ class TorchBackend(Backend):
         rows, columns, where = unit_x.shape[0], unit_y.shape[0], unit_x.device
         states, workspace = States(tile, sums), panels.Workspace()
         for place in self.blocks(rows, columns, where, lower=tile.pairs.each_once):
-            block = self.block(tile.pairs, unit_x, unit_y, place, workspace)
+            block = self.block(tile.pairs, unit_x, unit_y, place, workspace, tile.scale)
             of_rows = None if sums is None else [part[place[0]] for part in sums]
             states.add(steps.forward(tile, block, of_rows), place)
         return states.result()
 
     def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
-        whole = self.block(tile.pairs, unit_x, unit_y, block, workspace)
+        whole = self.block(tile.pairs, unit_x, unit_y, block, workspace, tile.scale)
         if weights is not None and weights.ndim:
             weights = weights[block[0]]
         out = workspace.operand(whole.panel, unit_x.dtype)
-        return steps.fused(tile, whole, weights, out), out
+        return steps.fused(tile.of_rows(block[0]), whole, weights, out), out
 
     def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
-        scores = self.block(tile.pairs, unit_x, unit_y, block, workspace)
+        scores = self.block(tile.pairs, unit_x, unit_y, block, workspace, tile.scale)
         out = workspace.operand(scores.panel, unit_x.dtype)
         steps.score_grad(tile, scores, tile.coefficients_of_block(coefficients, block), out)
         return out

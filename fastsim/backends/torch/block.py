@@ -22,6 +22,7 @@ class Block:
     positives: (R,) columns of the panel, some of them outside unless `whole`: the block has all
     columns. Ids, groups (R,) and (C,), `dense` (R, C) and `thresholds` (R,) are those of
     `fastsim.pairs.Pairs`; `guided` (R, C) are the guide's scores with thresholds of their own.
+    bias: (C,) what is added to the scores of pairs that take part, or None.
     first: row r of the panel is column r + first of it.
     """
 
@@ -35,6 +36,7 @@ class Block:
     thresholds: Tensor | None
     guided: Tensor | None
     guide_thresholds: Tensor | None
+    bias: Tensor | None
     first: int
     whole: bool
     skip: str
@@ -43,7 +45,7 @@ class Block:
     _same: Tensor | None = None
 
     @classmethod
-    def of(cls, pairs, place, panel, columns, guided=None):
+    def of(cls, pairs, place, panel, columns, guided=None, bias=None):
         """The block of two slices, of a matrix with so many columns."""
         rows, across = place
         positives, *others = pairs.block(rows, across)
@@ -55,6 +57,7 @@ class Block:
             None if pairs.thresholds is None else pairs.thresholds[rows],
             guided,
             guide_thresholds,
+            bias,
             first=rows.start + pairs.offset - across.start,
             whole=across == slice(0, columns),
             skip=pairs.skip,

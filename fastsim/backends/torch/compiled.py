@@ -29,9 +29,10 @@ COMPILER = "inductor"
 # The fields of a block and of a tile that the compiled function is given; others it is made for.
 TENSORS = (
     *("positives", "row_ids", "column_ids", "row_groups", "column_groups", "dense"),
-    *("thresholds", "guided", "guide_thresholds"),
+    *("thresholds", "guided", "guide_thresholds", "bias"),
 )
-NUMBERS = ("scale", "bias", "margin", "positive_scale")
+NUMBERS = ("scale", "bias", "positive_scale", "margin", "hardness")
+OFTEN_ZERO = ("margin", "hardness")  # which saves the work that they would be
 FLAGS = ("symmetric", "normalise")
 
 _functions = {}  # what is compiled -> the function, or None where it does not compile
@@ -131,7 +132,8 @@ def _key(step, tile, block, given, out):
         step,
         tile.kind,
         *(getattr(tile, name) for name in FLAGS),
-        *(bool(tile.margin), None if tile.levels is None else len(tile.levels)),
+        *(getattr(tile, name) == 0 for name in OFTEN_ZERO),
+        None if tile.levels is None else len(tile.levels),
         *(block.whole, block.skip, block.exclude_above is None, block.negative_target),
         *(block.panel.device, block.panel.dtype, out is None or out is block.panel or out.dtype),
         *(None if tensor is None else (tensor.dtype, tensor.ndim) for tensor in tensors),
@@ -167,15 +169,14 @@ def _number(value, dtype, device):
 
 def _compile(step, tile, block, count, out):
     """The step as a function of `_arguments`; count: of the tensors that are given to it."""
-    kind, margin, writes = tile.kind, bool(tile.margin), out is not None
+    kind, writes = tile.kind, out is not None
+    zero = {name: 0.0 for name in OFTEN_ZERO if getattr(tile, name) == 0}
     flags = {name: getattr(tile, name) for name in FLAGS}
     whole, skip, negative_target = block.whole, block.skip, block.negative_target
     excludes = block.exclude_above is not None
 
     def function(panel, out, first, exclude_above, levels, *tensors):
-        numbers = dict(zip(NUMBERS, tensors[: len(NUMBERS)], strict=True))
-        if not margin:
-            numbers["margin"] = 0.0
+        numbers = dict(zip(NUMBERS, tensors[: len(NUMBERS)], strict=True)) | zero
         tensors = tensors[len(NUMBERS) :]
         given = tensors[len(TENSORS) :]
         parts = dict(zip(TENSORS, tensors[: len(TENSORS)], strict=True))

@@ -45,6 +45,11 @@ def narrowed(coefficients, panel):
     return [c if c is None else c.to(panel.dtype) for c in coefficients]
 
 
+def _given(number):
+    """Whether it is not 0; of a tensor that is known."""
+    return isinstance(number, torch.Tensor) or number != 0
+
+
 def _wide(*parts):
     return [part.to(wide_dtype(part.device)) for part in parts]
 
@@ -66,7 +71,7 @@ def _exponentials(scores, scale, dim, out=None):
 
 class Softmax(Epilogue):
     def prepare(self, tile, block):
-        if isinstance(tile.margin, torch.Tensor) or tile.margin:
+        if _given(tile.margin):
             block.add_at_positives(block.panel.new_ones(block.panel.shape[0], 1) * -tile.margin)
 
     def forward(self, tile, block, sums=None):
@@ -202,6 +207,34 @@ class MultiSimilarity(Epilogue):
         torch.where(block.same, positives, panel, out=panel)
 
 
+class Debiased(Epilogue):
+    def forward(self, tile, block, sums=None):
+        panel, same = block.panel, block.same
+        scores = panel.masked_fill(same, LEFT_OUT)
+        of_weights = _exponentials(scores, tile.weight_scale, 1) if _given(tile.hardness) else ()
+        negatives = _exponentials(scores, tile.hard_scale, 1, out=scores)
+        torch.neg(panel, out=scores).masked_fill_(~same, LEFT_OUT)
+        return _wide(*negatives, *_exponentials(scores, tile.scale, 1, out=scores), *of_weights)
+
+    def score_grad(self, tile, block, coefficients):
+        panel = block.panel
+        found = (c if c is None else c[:, None] for c in coefficients)
+        top, weight, positive_top, positive_weight, weight_top, of_weights = found
+        positives = _shares(panel.neg(), positive_top, tile.scale).mul_(-positive_weight)
+        if _given(tile.hardness):
+            positives.masked_fill_(~block.same, 0)
+            others = _shares(panel, weight_top, tile.weight_scale).mul_(of_weights)
+            others = others.masked_fill_(block.same, 0)
+            block.fill(others, 0)
+            positives.sub_(others)
+            del others
+        _shares(panel, top, tile.hard_scale, out=panel).mul_(weight)
+        if _given(tile.hardness):
+            panel.masked_fill_(block.same, 0).add_(positives)
+        else:
+            torch.where(block.same, positives, panel, out=panel)
+
+
 class Circle(Epilogue):
     def forward(self, tile, block, sums=None):
         panel, same, margin = block.panel, block.same, tile.margin
@@ -334,5 +367,6 @@ EPILOGUES = {
     "multi_similarity": MultiSimilarity(),
     "multi_positive": MultiPositive(),
     "circle": Circle(),
+    "debiased": Debiased(),
     "levels": Levels(),
 }

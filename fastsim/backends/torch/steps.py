@@ -47,8 +47,10 @@ def _hand_over(block, out):
 
 
 def _prepared(tile, block):
-    """The epilogue, after the block has left out what takes no part."""
+    """The epilogue, after the scores have been changed that it is not to see."""
     block.leave_out()
+    if block.bias is not None:
+        block.panel.add_(block.bias)
     epilogue = EPILOGUES[tile.kind]
     epilogue.prepare(tile, block)
     return epilogue
