@@ -24,6 +24,7 @@ OF_KINDS = {
     "multi_positive": "nt_xent",
     "multi_similarity": "multi_similarity",
     "circle": "circle",
+    "debiased": "debiased_contrastive-hard",
     "levels": "cosent_matrix-groups",
 }
 SHAPES = ((12, 12, 18), (13, 29, 18), (5, 7, 4), (26, 27, 18))

@@ -26,7 +26,7 @@ class NoFloat64(TorchDispatchMode):
 
 
 def narrow(value):
-    """Labels as such a device may have them."""
+    """Labels and biases as such a device may have them."""
     wide = isinstance(value, torch.Tensor) and value.dtype == torch.float64
     return value.float() if wide else value
 
@@ -43,6 +43,7 @@ def without_float64(monkeypatch):
         if options.get("backend") != "torch":
             return called(loss, tensors, others, options)
         others = [narrow(other) for other in others]
+        options = {name: narrow(value) for name, value in options.items()}
         with NoFloat64():
             return called(loss, tensors, others, options)
 
