@@ -2,8 +2,7 @@
 
 Of each tile loss the time of forward and backward of both in turns, and how far a call of the
 backend raises the peak memory of a fresh process. Writes torch_backend.jsonl in
-bench/results/<device>;
-rows of other losses, sizes and measures stay there.
+bench/results/<device>; rows of other losses, sizes and measures stay there.
 """
 
 import click
@@ -25,7 +24,9 @@ def times(loss, rows, width, seconds):
     calls = {
         by: runnable(baseline_named(by).call(problem), problem, "forward + backward") for by in BY
     }
-    for by, found in timing.in_turns(calls, seconds=seconds).items():
+    # A large batch needs no warm-up: that of the small one before it has loaded all there is.
+    warm_up = rows < 1024
+    for by, found in timing.in_turns(calls, seconds=seconds, warm_up=warm_up).items():
         row = {"loss": loss, "rows": rows, "width": width, "measure": "time", "by": by}
         yield row | ({"not measured": found} if isinstance(found, str) else timing.summary(found))
 
