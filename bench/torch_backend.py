@@ -43,9 +43,10 @@ def peak(loss, rows, width):
 @click.option("--rows", multiple=True, type=int, default=(64, 8192), help="Of either side.")
 @click.option("--times/--no-times", "timed", default=True, help="Or the memory alone.")
 @click.option("--memory-rows", multiple=True, type=int, default=(16384,), help="For the memory.")
+@click.option("--memory/--no-memory", "weighed", default=True, help="Or the times alone.")
 @click.option("--width", default=384)
 @click.option("--seconds", default=0.5, help="For the rounds of one loss at one size.")
-def main(losses, rows, timed, memory_rows, width, seconds):
+def main(losses, rows, timed, memory_rows, weighed, width, seconds):
     """Measure and write."""
     about = results.environment()
     path = FOLDER / about["device"] / f"{NAME}.jsonl"
@@ -53,7 +54,7 @@ def main(losses, rows, timed, memory_rows, width, seconds):
     rows_found = {tuple(row[key] for key in KEY): row for row in kept}
     for loss in losses:
         found = [row for count in rows * timed for row in times(loss, count, width, seconds)]
-        found += [peak(loss, count, width) for count in memory_rows]
+        found += [peak(loss, count, width) for count in memory_rows * weighed]
         for row in found:
             rows_found[tuple(row[key] for key in KEY)] = row
             click.echo(row)
