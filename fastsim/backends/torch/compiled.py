@@ -55,7 +55,22 @@ def attempt(step, tile, block, given=(), out=None):
     arguments = _arguments(tile, block, given, out)
     # Whether autograd records is a part of what a compilation depends on.
     with torch.no_grad():
-        return _first_call(key, function, arguments, block) if first else function(*arguments)
+        call = _first_call if first else _later_call
+        return call(key, function, arguments, block)
+
+
+def _later_call(key, function, arguments, block):
+    """A call that compiles only where a setting of torch, or a layout of memory, is a new one."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        compiler = torch._dynamo.exc
+        if not isinstance(error, (compiler.TorchDynamoException, compiler.FailOnRecompileLimitHit)):
+            raise
+        # Too many of these, which is known before anything has run.
+        _functions[key] = None
+        _tell(block.panel.device, error)
+        return None
 
 
 def _first_call(key, function, arguments, block):

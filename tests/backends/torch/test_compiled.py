@@ -120,6 +120,24 @@ def test_scores_outlive_a_failure(monkeypatch):
     assert torch.equal(found, fastsim.siglip(x, y, backend="torch"))
 
 
+def test_after_too_many_compilations(monkeypatch):
+    """What torch.compile gives up on later goes on without it."""
+    monkeypatch.setattr(compiled, "COMPILER", "eager")
+    x, y = rows()
+    loss = fastsim.siglip(x, y, backend="torch")
+    assert works()
+
+    def exhausted(*arguments):
+        raise torch._dynamo.exc.FailOnRecompileLimitHit("recompile_limit reached")
+
+    for key in compiled._functions:
+        monkeypatch.setitem(compiled._functions, key, exhausted)
+    with pytest.warns(UserWarning, match="recompile_limit reached"):
+        again = fastsim.siglip(x, y, backend="torch")
+    torch.testing.assert_close(again, loss)
+    assert not works()
+
+
 @pytest.mark.parametrize("when", ["recorded", "of one row", "turned off"])
 def test_where_it_is_not_tried(when, monkeypatch):
     x, y = rows()
