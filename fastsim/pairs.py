@@ -57,6 +57,7 @@ class Pairs:
 
     thresholds: (N,) in the compute type, what `exclude_above` comes to with the positives' scores
         (`with_thresholds`): pairs of row i whose score is above thresholds[i] are out.
+    sliced: whether the columns are a slice of all, so that a positive may lie outside.
     """
 
     positives: torch.Tensor | None = None
@@ -71,6 +72,7 @@ class Pairs:
     exclude_above: float | None = None
     guide: Guide | None = None
     thresholds: torch.Tensor | None = None
+    sliced: bool = False
 
     def tensors(self):
         """What decides targets and parts by index, in the order that every kernel takes it."""
@@ -115,6 +117,7 @@ class Pairs:
             dense=dense,
             offset=self.offset - columns.start,
             guide=self.guide and self.guide.of_columns(columns),
+            sliced=True,
         )
 
     def block(self, rows, columns):
@@ -161,7 +164,8 @@ def parse_targets(targets, rows, columns, device, *, skip="nothing"):
         row_groups, column_groups = row_groups.to(torch.int64), column_groups.to(torch.int64)
         return Pairs(row_groups=row_groups, column_groups=column_groups, skip=skip)
     dtypes = (*FLOATING, *INTEGRAL)
-    check_tensor("targets", targets, ndim=2, dtypes=dtypes, what="a real or integer matrix")
+    what = "a real or integer matrix"
+    check_tensor("targets", targets, ndim=2, dtypes=dtypes, what=what, empty=rows == 0)
     if targets.shape != (rows, columns):
         raise ValueError(
             f"targets: wanted shape {(rows, columns)} as the scores, got {tuple(targets.shape)}"
@@ -316,7 +320,10 @@ def pair_mask(pairs, rows, columns, device):
 
 def with_thresholds(pairs, unit_x, unit_y, backend):
     """Pairs with the `thresholds` of `exclude_above`: what of each row is out lies above them."""
-    thresholds = backend.positive_scores(pairs, unit_x, unit_y) + pairs.exclude_above
+    if unit_x.shape[0]:
+        thresholds = backend.positive_scores(pairs, unit_x, unit_y) + pairs.exclude_above
+    else:  # one rank of a group may have no rows
+        thresholds = unit_x.new_empty(0)
     return replace(pairs, thresholds=thresholds)
 
 

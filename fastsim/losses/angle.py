@@ -25,8 +25,12 @@ def angle_similarity(u: Tensor, v: Tensor, *, backend: str | None = None) -> Ten
 
     ValueError or TypeError for arguments that do not fit. Source: see the module.
     """
-    check_embeddings("u", u)
-    check_embeddings("v", v)
+    return _angle_scores(u, v, backend)
+
+
+def _angle_scores(u, v, backend, *, empty=False):
+    check_embeddings("u", u, empty=empty)
+    check_embeddings("v", v, empty=empty)
     check_alike("v", v, "u", u, rows=True)
     if u.shape[1] % 2:
         raise ValueError(f"u: wanted an even width (two halves), got {u.shape[1]}")
@@ -49,10 +53,10 @@ def angle(
 
     Parameters and errors as `cosent` and `angle_similarity`.
     """
-    check_embeddings("u", u)
+    check_embeddings("u", u, empty=group is not None)
     check_labels("labels", labels, u.shape[0], u.device)
     check_number("scale", scale, positive=True)
-    scores = angle_similarity(u, v, backend=backend)
+    scores = _angle_scores(u, v, backend, empty=group is not None)
     return cosent(scores, labels, scale=scale, group=group, backend=backend)
 
 

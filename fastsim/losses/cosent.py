@@ -38,7 +38,7 @@ def cosent(
     fit (labels with NaN too), RuntimeError for a backend that cannot serve them. Source: see the
     module.
     """
-    check_scores("scores", scores, ndim=1)
+    check_scores("scores", scores, ndim=1, empty=group is not None)
     chosen = pick(backend, scores, scale)
     check_labels("labels", labels, scores.shape[0], scores.device)
     check_number("scale", scale, positive=True)

@@ -87,7 +87,7 @@ class TorchBackend(Backend):
 
     def block(self, pairs, unit_x, unit_y, place, workspace):
         """A `Block` with its scores."""
-        whole = place[1] == slice(0, unit_y.shape[0])
+        whole = place[1] == slice(0, unit_y.shape[0]) and not pairs.sliced
         return Block(pairs, place, self.scores(unit_x, unit_y, place, workspace), whole)
 
     def _prepared(self, tile, unit_x, unit_y, place, workspace):
