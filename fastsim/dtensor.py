@@ -51,7 +51,7 @@ def local_arguments(arguments):
             " positive is column i; x.to_local() and group= serve others, which then count within"
             " this rank's part"
         )
-    rows = {name: shape[0] for name, shape in shapes.items() if len(shape) == 2}
+    rows = {name: shape[0] for name, shape in shapes.items() if len(shape) > 1}
     if len(set(rows.values())) > 1:
         shown = ", ".join(f"{count} in {name}" for name, count in rows.items())
         raise ValueError(
