@@ -60,6 +60,7 @@ class Pairs:
     column_bias: (M,) in the compute type, what is added to the logits of a column.
     thresholds: (N,) in the compute type, what `exclude_above` comes to with the positives' scores
         (`with_thresholds`): pairs of row i whose score is above thresholds[i] are out.
+    sliced: whether the columns are a slice of all, so that a positive may lie outside.
     """
 
     positives: torch.Tensor | None = None
@@ -75,6 +76,7 @@ class Pairs:
     guide: Guide | None = None
     column_bias: torch.Tensor | None = None
     thresholds: torch.Tensor | None = None
+    sliced: bool = False
 
     def tensors(self):
         """What decides targets and parts by index, in the order that every kernel takes it."""
@@ -121,6 +123,7 @@ class Pairs:
             offset=self.offset - columns.start,
             guide=self.guide and self.guide.of_columns(columns),
             column_bias=None if self.column_bias is None else self.column_bias[columns],
+            sliced=True,
         )
 
     def score_bias(self, columns, scale):
@@ -183,7 +186,8 @@ def parse_targets(targets, rows, columns, device, *, skip="nothing"):
         row_groups, column_groups = _ids(row_groups), _ids(column_groups)
         return Pairs(row_groups=row_groups, column_groups=column_groups, skip=skip)
     dtypes = (*FLOATING, *INTEGRAL)
-    check_tensor("targets", targets, ndim=2, dtypes=dtypes, what="a real or integer matrix")
+    what = "a real or integer matrix"
+    check_tensor("targets", targets, ndim=2, dtypes=dtypes, what=what, empty=rows == 0)
     if targets.shape != (rows, columns):
         raise ValueError(
             f"targets: wanted shape {(rows, columns)} as the scores, got {tuple(targets.shape)}"
@@ -350,7 +354,10 @@ def pair_mask(pairs, rows, columns, device):
 
 def with_thresholds(pairs, unit_x, unit_y, backend):
     """Pairs with the `thresholds` of `exclude_above`: what of each row is out lies above them."""
-    thresholds = backend.positive_scores(pairs, unit_x, unit_y) + pairs.exclude_above
+    if unit_x.shape[0]:
+        thresholds = backend.positive_scores(pairs, unit_x, unit_y) + pairs.exclude_above
+    else:  # one rank of a group may have no rows
+        thresholds = unit_x.new_empty(0)
     return replace(pairs, thresholds=thresholds)
 
 
