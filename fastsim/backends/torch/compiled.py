@@ -22,7 +22,7 @@ from fastsim.backends.torch.epilogues import FEW
 from fastsim.tile import Tile
 
 VARIABLE = "FASTSIM_COMPILE"
-WORTHWHILE = 1 << 20  # scores of a panel: over fewer a GPU spends no time that could be saved
+WORTHWHILE = 1 << 20  # scores of a panel: a GPU is done with fewer before the next is launched
 DEVICES = ("cuda", "xpu")
 COMPILER = "inductor"
 
@@ -109,10 +109,12 @@ def _tell(device, error):
 
 def wanted(device, scores):
     """Whether panels of so many scores go through torch.compile on a device."""
-    asked = os.environ.get(VARIABLE)
+    asked = os.environ.get(VARIABLE) or "auto"
+    if asked not in ("auto", "0", "1"):
+        raise ValueError(f"{VARIABLE}: wanted 0, 1 or auto, got {asked!r}")
     if asked == "1":
         return device.type in ("cpu", *DEVICES)
-    return asked != "0" and device.type in DEVICES and scores >= WORTHWHILE and _triton()
+    return asked == "auto" and device.type in DEVICES and scores >= WORTHWHILE and _triton()
 
 
 @functools.cache
