@@ -20,6 +20,7 @@ from fastsim.backends.cpu import backend as cpu
 from fastsim.distributed import Ring
 from fastsim.grad_cache import GradCache
 from tests.cases import CASES, Case, embeddings, integers
+from tests.seeds import fresh, seed_of
 
 RANKS = (2, 3, 4)
 ROWS, MORE_COLUMNS = (13, 7, 10, 6), (20, 0, 9, 3)  # of each rank
@@ -50,7 +51,7 @@ selected.__kwdefaults__ = fastsim.hardest_pairs.__kwdefaults__
 
 def copies(n, d, generator):
     """Rows of which there are few, the same on every rank: which is chosen is told by its place."""
-    few = embeddings(5, d, generator=torch.Generator().manual_seed(d))
+    few = embeddings(5, d, generator=fresh(d))
     return few[integers(5, n, generator=generator)]
 
 
@@ -108,7 +109,7 @@ class Part:
 
 def parts_of(case, ranks, seed, shrink=1):
     """One `Part` per rank, the same on every process."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = fresh(seed)
     sizes = [
         (max(1, rows // shrink), max(1, (rows + more) // shrink))
         for rows, more in zip(ROWS[:ranks], MORE_COLUMNS, strict=False)
@@ -285,8 +286,8 @@ def ids():
 def micro_batches(group, seed):
     """(relative error, synchronisations) of a step of GradCache on unequal ranks under DDP."""
     rank = dist.get_rank(group)
-    generator = torch.Generator().manual_seed(seed)
-    torch.manual_seed(seed)
+    generator = fresh(seed)
+    torch.manual_seed(seed_of(seed))
     encode = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 5))
     parts = [torch.randn(2, rows, 6, generator=generator) for rows in ROWS]
     fastsim.siglip(*(encode(side) for side in torch.cat(parts, 1))).backward()

@@ -16,18 +16,19 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 import fastsim
 from fastsim import losses
 from fastsim.grad_cache import GradCache
+from tests.seeds import fresh, seed_of
 
 ROWS = (16, 7, 9)  # of each rank: other numbers of micro-batches
 SIZE = 4
 
 
 def model(seed):
-    torch.manual_seed(seed)
+    torch.manual_seed(seed_of(seed))
     return torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 5))
 
 
 def batches(ranks, seed, rows=ROWS):
-    generator = torch.Generator().manual_seed(seed)
+    generator = fresh(seed)
     return [torch.randn(2, count, 6, generator=generator) for count in rows[:ranks]]
 
 
