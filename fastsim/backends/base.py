@@ -22,6 +22,8 @@ class Backend:
     automatic = True  # whether `auto` may choose it
     by_verdict = False  # whether `auto` may where a verdict calls it right (fastsim/verify)
     extras = frozenset()  # what not every backend does with a tile loss (EXTRAS)
+    # Distinct targets up to which sums per level are cheaper than a sort of all entries.
+    most_levels = 256
     keeps_scores = False  # whether `forward` leaves scores for the score gradients that follow it
 
     def unsupported_reason(self, *tensors, kind=None):

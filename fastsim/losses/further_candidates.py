@@ -51,7 +51,8 @@ class Further:
             check_alike("references", self.references, "anchors", anchors)
         if self.own_negatives is not None:
             what = "floating-point embeddings (N, K, D)"
-            check_tensor("own_negatives", self.own_negatives, ndim=3, dtypes=FLOATING, what=what)
+            given = {"ndim": 3, "dtypes": FLOATING, "what": what, "empty": not len(anchors)}
+            check_tensor("own_negatives", self.own_negatives, **given)
             check_alike("own_negatives", self.own_negatives, "anchors", anchors, rows=True)
 
 
@@ -176,7 +177,10 @@ def guide_of(guide, margin, strategy, own, x, batch, backend):
     if guide is None:
         return None
     rows, columns = guide
-    cosines = guide_cosines(rows, columns[own], backend=backend.name)
+    if len(rows):
+        cosines = guide_cosines(rows, columns[own], backend=backend.name)
+    else:  # of a rank without rows
+        cosines = rows.new_zeros(0, dtype=compute_dtype(rows))
     slack = cosines.abs() if strategy == "relative" else 1.0
     thresholds = cosines - slack * margin
     columns = batch.gather_columns(columns)

@@ -208,22 +208,27 @@ def info_nce(
     )
     parts = parts_of(further, anchors, candidates, within, pairs, guide, batch) if further else []
     if chosen.name == "eager":
-        # Rows of other ranks matter to the columns' softmax alone.
-        gather = batch.gather_rows if symmetric else (lambda rows: rows)
-        more = dense(parts, temperature, similarity, chosen)
-        if own_negatives is not None:
-            more.append(
-                _of_own(further, anchors, candidates, within, exclude_above, chosen, similarity)
-                / temperature
-            )
+        # Rows of other ranks add nothing to what this rank holds its own against.
+        gather, more = (lambda rows: rows) if further else batch.gather_rows, None
+        scores = dense_scores(gather(anchors), batch.gather_columns(candidates), chosen, similarity)
+        if further:
+            more = dense(parts, temperature, similarity, chosen)
+            if own_negatives is not None:
+                given = further, anchors, candidates, within, exclude_above, chosen, similarity
+                more.append(_of_own(*given) / temperature)
+            more = torch.cat(more, 1)
+            if not len(anchors):
+                # Nothing to add, but other ranks wait for the gradients of what they gathered.
+                nothing = torch.cat([scores, more], 1).nan_to_num(neginf=0.0).sum(1)
+                return batch.reduce(nothing, reduction)
         losses = info_nce_from_scores(
-            dense_scores(gather(anchors), batch.gather_columns(candidates), chosen, similarity),
+            scores,
             gather(positives),
             **options,
             exclude=None if row_ids is None else (gather(row_ids), column_ids),
             candidate_bias=bias,
             guide=None if guide is None else (gather(decided.rows), decided.columns),
-            more=torch.cat(more, 1) if more else None,
+            more=more,
             reduction="none",
         )
         return batch.reduce(losses, reduction)
