@@ -40,7 +40,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 
-from fastsim.agreement import agree, describe, failures_are_told
+from fastsim.agreement import agree, describe, exchange, failures_are_told
 from fastsim.dtensor import any_dtensor, as_dtensor, is_dtensor, local_arguments
 from fastsim.groups import Ring, all_gather, process_group
 from fastsim.operators import once_differentiable
@@ -124,8 +124,7 @@ class Batch:
         """The values (K,) of all ranks, any number of each."""
         if self.group is None:
             return part
-        count = torch.tensor([part.shape[0]], device=part.device)
-        counts = _all_gather(count, [1] * self.ranks, self.group).tolist()
+        counts = [row[0] for row in exchange(self.group, [part.shape[0]])]
         return _all_gather(part, counts, self.group)
 
     def reduce(self, losses, reduction, count=None):

@@ -73,7 +73,12 @@ main.add_command(mine)
 
 @main.command()
 @MODEL_OPTION
-@click.option("--data", metavar="FILE", help="CSV, TSV, JSON, JSON lines or Parquet.")
+@click.option(
+    "--data",
+    metavar="FILE",
+    type=click.Path(),
+    help="CSV, TSV, JSON, JSON lines or Parquet; or a data set on the hub, hub:NAME:SPLIT.",
+)
 @click.option(
     "--retrieval",
     metavar="DIR",

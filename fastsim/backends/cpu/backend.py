@@ -42,7 +42,20 @@ def _load():
         torch.ops.load_library(LIBRARY)
     except OSError as error:
         return f"the C++ extension does not load: {error}"
-    return None
+    return None if _agrees() else "the C++ extension is of other sources; reinstall fastsim"
+
+
+def _agrees():
+    """Whether the library has the constants that this backend counts on."""
+    library = torch.ops.fastsim_cpu
+    if not hasattr(library, "left_out"):
+        return False
+    packed = [library.panel_columns(single) for single in (True, False)]
+    return (
+        library.left_out() == EMPTY
+        and TILE_ROWS % library.tile_rows() == 0
+        and not any(ALIGNED % columns for columns in packed)
+    )
 
 
 _UNAVAILABLE = _load()
@@ -93,6 +106,10 @@ class CpuBackend(Backend):
 
     def number(self, scalar):
         return scalar.item()
+
+    @property
+    def most_levels(self):
+        return torch.ops.fastsim_cpu.most_levels()
 
     def unit_rows(self, x, dtype=None):
         dtype = dtype or torch.promote_types(x.dtype, torch.float32)
