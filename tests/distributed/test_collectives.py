@@ -35,8 +35,8 @@ def group(more, monkeypatch):
     dist.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
 
     def exchange(group, numbers):
-        failed, digest, rows, columns, dense = numbers
-        others = [failed, digest, rows + more, columns + more, dense]
+        failed, digest, rows, columns, *rest = numbers
+        others = [failed, digest, rows + more, columns + more, *rest]
         return [numbers, *[others] * (RANKS - 1)]
 
     monkeypatch.setattr(agreement, "exchange", exchange)
