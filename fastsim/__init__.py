@@ -28,6 +28,7 @@ from fastsim.losses import (
     sup_con,
     triplet_margin,
 )
+from fastsim.metrics import Metrics, metrics
 from fastsim.mining import mine_hard_negatives
 from fastsim.scores import cosine_similarity, paired_cosine_similarity, top_k
 
@@ -35,6 +36,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Encoder",
+    "Metrics",
     "angle",
     "angle_similarity",
     "backends",
@@ -53,6 +55,7 @@ __all__ = [
     "matrix_cross_entropy",
     "matrix_mse",
     "mean_negative",
+    "metrics",
     "mine_hard_negatives",
     "multi_similarity",
     "nt_xent",

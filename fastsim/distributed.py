@@ -39,6 +39,7 @@ import torch.distributed as dist
 from fastsim.agreement import agree, describe, failures_are_told
 from fastsim.groups import Ring, all_gather, process_group
 from fastsim.losses.reduce import reduce
+from fastsim.metrics import watched
 from fastsim.operators import once_differentiable
 
 P = ParamSpec("P")
@@ -210,6 +211,7 @@ def join(group, loss, rows, columns, **options):
     sides = {"rows": rows, "columns": columns}
     said = {"loss": loss, "exchange": "ring" if ring else "gather", "width": rows.shape[1:]}
     said |= {"dtype": rows.dtype, "gradients enabled": torch.is_grad_enabled()}
+    said |= {"metrics": watched()}
     said |= {f"gradient of {side}": tensor.requires_grad for side, tensor in sides.items()}
     said = {name: describe(value) for name, value in (said | options).items()}
     targets = options.get("targets")

@@ -25,6 +25,8 @@ class Tile:
     positive_scale: of the logits of positives, where they have one of their own.
     cosine: the scores are cosines; else the products of the rows as they are.
     base: the score at which a pair begins to count.
+    seen: (N, len(SEEN)), to which what first looks at the scores adds what `fastsim.metrics` are
+        made of; None: nobody asks.
     """
 
     kind: str
@@ -39,6 +41,7 @@ class Tile:
     positive_scale: float = 1.0
     cosine: bool = True
     base: float = 0.0
+    seen: torch.Tensor | None = None
 
     @property
     def record(self):

@@ -20,6 +20,9 @@ constexpr int64_t kTileRows = 6;
 // Distinct targets that CoSENT over a matrix keeps sums of.
 constexpr int64_t kMostLevels = 256;
 
+// Numbers of each row that metrics are made of (SEEN in fastsim/metrics.py).
+constexpr int64_t kObserved = 8;
+
 // Rows [row0, row0 + rows) against columns [column0, column0 + columns) of the score matrix.
 // `scores` is row-major, `stride` apart. Pointers index the block's own rows and columns;
 // `positives` holds columns of the whole matrix. Null: not given.
@@ -131,6 +134,7 @@ struct Kernels {
                            int64_t width, T* out, bool add, Range columns);
   void (*leave_out_above)(const Block<T>&, const T* guide, int64_t guide_stride,
                           const T* thresholds, int64_t, int64_t);
+  void (*observe)(const Block<T>&, double* seen, int64_t, int64_t);
   void (*softmax_fused)(const Block<T>&, T scale, T margin, bool normalise, const T* weights,
                         const SoftmaxState<T>&, int64_t, int64_t);
   void (*softmax_forward_rows)(const Block<T>&, T scale, T margin, const SoftmaxState<T>&, int64_t,

@@ -5,6 +5,7 @@
 #include "contrast.h"
 #include "elementwise.h"
 #include "levels.h"
+#include "observe.h"
 #include "paired.h"
 #include "products.h"
 #include "rows.h"
@@ -41,6 +42,7 @@ constexpr Kernels<T> kernels() {
       multiply_rows<T>,
       multiply_columns<T>,
       leave_out_above<T>,
+      observe<T>,
       softmax_fused<T>,
       softmax_forward_rows<T>,
       softmax_forward_columns<T>,

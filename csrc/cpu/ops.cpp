@@ -74,6 +74,13 @@ void leave_out_above(Tensor panel, Tensor guide, Tensor thresholds) {
   });
 }
 
+void observe(PAIRS, Tensor seen) {
+  with_type(panel, [&](auto type) {
+    using T = decltype(type);
+    observe_block(BLOCK, output<double>(seen));
+  });
+}
+
 template <class T>
 SoftmaxState<T> softmax_state(const Tensor& max, const Tensor& sum, const Tensor& logits,
                               const Tensor& sums) {
@@ -325,6 +332,7 @@ STABLE_TORCH_LIBRARY(fastsim_cpu, m) {
   m.def("scores(Tensor x, Tensor packed, Tensor(panel!) panel) -> ()");
   m.def("multiply(Tensor panel, Tensor right, Tensor(out!) out, bool transposed, bool add) -> ()");
   m.def("leave_out_above(Tensor(panel!) panel, Tensor guide, Tensor thresholds) -> ()");
+  m.def("observe" PAIRS_SCHEMA "Tensor(seen!) seen) -> ()");
   m.def("softmax_fused" PAIRS_SCHEMA
         "float scale, float margin, bool normalise, Tensor weights, Tensor(max!) max, "
         "Tensor(sum!) sum, Tensor(logits!) target_logits, Tensor(sums!) target_sums) -> ()");
@@ -377,7 +385,7 @@ STABLE_TORCH_LIBRARY(fastsim_cpu, m) {
         "Tensor? row_groups, Tensor? column_groups, Tensor? dense, float negative_target, int skip, "
         "int kind, float scale, float bias, float margin, bool normalise, bool symmetric, "
         "Tensor weights, Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y, "
-        "Tensor(total!) total, Tensor(parameters!) parameters) -> ()");
+        "Tensor(total!) total, Tensor(parameters!) parameters, Tensor(seen!)? seen) -> ()");
   m.def("instruction_set() -> str");
 }
 
@@ -393,6 +401,7 @@ STABLE_TORCH_LIBRARY_IMPL(fastsim_cpu, CPU, m) {
   m.impl("scores", TORCH_BOX(&fastsim::scores));
   m.impl("multiply", TORCH_BOX(&fastsim::multiply));
   m.impl("leave_out_above", TORCH_BOX(&fastsim::leave_out_above));
+  m.impl("observe", TORCH_BOX(&fastsim::observe));
   m.impl("softmax_fused", TORCH_BOX(&fastsim::softmax_fused));
   m.impl("softmax_forward", TORCH_BOX(&fastsim::softmax_forward));
   m.impl("softmax_score_grad", TORCH_BOX(&fastsim::softmax_score_grad));

@@ -27,6 +27,6 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
            Optional row_groups, Optional column_groups, Optional dense, double negative_target,
            int64_t skip, int64_t kind, double scale, double bias, double margin, bool normalise,
            bool symmetric, Tensor weights, Optional grad_x, Optional grad_y, Tensor total,
-           Tensor parameters);
+           Tensor parameters, Optional seen);
 
 }  // namespace fastsim

@@ -196,7 +196,7 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
            Optional row_groups, Optional column_groups, Optional dense, double negative_target,
            int64_t skip, int64_t kind, double scale, double bias, double margin, bool normalise,
            bool symmetric, Tensor weights, Optional grad_x, Optional grad_y, Tensor total,
-           Tensor parameters) {
+           Tensor parameters, Optional seen) {
   with_type(weights, [&](auto type) {
     using T = decltype(type);
     const Tensor& other = y ? *y : x;
@@ -218,6 +218,7 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
                skip);
     pack<T>(unit_y, columns, width, packed);
     fill_scores<T>(unit_x, width, packed, b);
+    if (seen) observe_block(b, output<double>(*seen));
     const Loss loss{static_cast<Kind>(kind), scale, bias, margin, normalise, symmetric};
     Result result = fused_pass(b, loss, input<T>(weights));
 

@@ -16,8 +16,12 @@ from fastsim.backends.cuda.backend import CudaBackend
 from fastsim.backends.eager import EagerBackend
 from fastsim.backends.torch.backend import TorchBackend
 from fastsim.backends.triton.backend import TritonBackend
+from fastsim.kinds import KINDS
+from fastsim.metrics import watched
 from fastsim.operators import transformed
 from fastsim.verify.verdicts import agreed, fastest
+
+OBSERVED = {*KINDS, "closest"}  # what `fastsim.metrics` looks at
 
 # In the order of preference of `auto`.
 _BACKENDS: dict[str, Backend] = {
@@ -93,7 +97,10 @@ def pick(name, *tensors, kind=None, group=None):
 def _reason(backend, tensors, kind):
     if backend.name != "eager" and transformed(*tensors):
         return _TRANSFORMED
-    return backend.unsupported_reason(*tensors[:1], kind=kind)
+    reason = backend.unsupported_reason(*tensors[:1], kind=kind)
+    if reason is None and not backend.observes and kind in OBSERVED and watched():
+        return "it does not look at scores for fastsim.metrics"
+    return reason
 
 
 def _verified(tensors, kind, group):

@@ -106,6 +106,7 @@ def decoupled_contrastive(
         batch=batch,
         formula=formula,
         backend=chosen,
+        positive=positive / scale,
     )
     positive = positive.double()
     return (sums - (positive if weights is None else (positive * weights).sum())).to(dtype)

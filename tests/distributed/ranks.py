@@ -219,6 +219,25 @@ def compare(case, group, way, reduction, seed):
     return max(errors)
 
 
+def seen_error(case, group, exchange, seed):
+    """The largest difference of what the ranks and one process see of the whole batch."""
+    parts = parts_of(case, dist.get_world_size(group), seed)
+    chosen = Ring(group) if exchange == "ring" else group
+    found = []
+    for part, extra in (
+        (whole_of(case, parts)[0], {}),
+        (parts[dist.get_rank(group)], {"group": chosen}),
+    ):
+        with fastsim.metrics() as seen:
+            run(case, part, torch.float64, None, backend="cpu", **extra)
+        found.append(seen.read())
+    for numbers in found:
+        numbers.pop("uniformity", None)  # of other pairs of rows
+    one, all_of_them = found
+    assert one.keys() == all_of_them.keys()
+    return max((abs(one[name] - all_of_them[name]) for name in one), default=0.0), len(one)
+
+
 def relative(got, wanted, scale):
     assert got.shape == wanted.shape
     assert got.isfinite().all()
@@ -316,7 +335,7 @@ def work(rank, folder, seed):
     count = max(RANKS)
     file = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=file, rank=rank, world_size=count)
-    errors = {}
+    errors, seen = {}, {}
     for ranks in RANKS:
         group = dist.new_group(range(ranks))
         if rank >= ranks:
@@ -329,7 +348,11 @@ def work(rank, folder, seed):
                         errors[key] = compare(case, group, way, reduction, seed)
                     except Exception as error:
                         raise AssertionError(f"{key}: {error}") from error
-    found = {"errors": errors, "refusals": refusals(dist.group.WORLD)}
+        if ranks == 3:
+            for case in BATCHWISE:
+                for exchange in ("gather", "ring"):
+                    seen[case.name, exchange] = seen_error(case, group, exchange, seed)
+    found = {"errors": errors, "seen": seen, "refusals": refusals(dist.group.WORLD)}
     found["micro-batches"] = micro_batches(dist.group.WORLD, seed)
     slow = dist.new_group(timeout=datetime.timedelta(seconds=2))
     last = rank == count - 1

@@ -56,6 +56,11 @@ def _pairs(pairs, block):
     return rows.start + pairs.offset, columns.start, *parts, pairs.negative_target, SKIP[pairs.skip]
 
 
+def _observe(panel, pairs, block, seen):
+    if seen is not None:
+        torch.ops.fastsim_cpu.observe(panel, *pairs, seen[block[0]])
+
+
 def _with_positives(columns, first):
     return torch.stack([torch.arange(first, first + len(columns)), columns])
 
@@ -76,6 +81,7 @@ class CpuBackend(Backend):
 
     name = "cpu"
     keeps_scores = True
+    observes = True
 
     def unsupported_reason(self, *tensors, kind=None):
         for tensor in tensors:
@@ -162,6 +168,7 @@ class CpuBackend(Backend):
             grad_y if want_y else None,
             loss,
             parameters,
+            tile.seen,
         )
         return loss, grad_x, grad_y, parameters
 
@@ -228,7 +235,9 @@ class CpuBackend(Backend):
         blocks = self.blocks(rows, columns, unit_x.device, whole_rows=whole, lower=lower)
         for block in reversed(list(blocks)):
             panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs)
-            state.add(panel, _pairs(tile.pairs, block), block)
+            pairs = _pairs(tile.pairs, block)
+            _observe(panel, pairs, block, tile.seen)
+            state.add(panel, pairs, block)
             workspace.keep(block, panel)
         return state.result()
 
@@ -236,6 +245,7 @@ class CpuBackend(Backend):
         panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs)
         state = FORWARDS[tile.kind](tile, *panel.shape)
         pairs = _pairs(tile.pairs, block)
+        _observe(panel, pairs, block, tile.seen)
         state.fused_pass(panel, pairs, weights[block[0]])
         return state.result(), panel
 
@@ -250,7 +260,7 @@ class CpuBackend(Backend):
         SCORE_GRADS[tile.kind](tile, panel, _pairs(tile.pairs, block), block, coefficients)
         return panel
 
-    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None, seen=None):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
         # Only rows whose positive lies in another block read their ceiling from here.
         if ceilings is None:
@@ -262,9 +272,11 @@ class CpuBackend(Backend):
         workspace = self.workspace(unit_x, unit_y)
         for block in self.blocks(rows, columns, unit_x.device):
             part = block[0]
+            panel, arguments = self.scores(unit_x, unit_y, block, workspace), _pairs(pairs, block)
+            _observe(panel, arguments, block, seen)
             torch.ops.fastsim_cpu.closest(
-                self.scores(unit_x, unit_y, block, workspace),
-                *_pairs(pairs, block),
+                panel,
+                *arguments,
                 semi_hard,
                 ceilings[part],
                 values[part],

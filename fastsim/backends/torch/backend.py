@@ -7,12 +7,15 @@ float16 unit rows where the device multiplies those into float32 scores, else fl
 waits for the device.
 """
 
+from dataclasses import replace
+
 import torch
 
 from fastsim.backends.base import Backend
 from fastsim.backends.torch import cosent, panels, rows, selection
 from fastsim.backends.torch.block import Block
 from fastsim.backends.torch.epilogues import EPILOGUES
+from fastsim.backends.torch.observe import observe
 from fastsim.backends.torch.states import States
 from fastsim.backends.triton.backend import TritonBackend
 from fastsim.kinds import SELECTIONS
@@ -24,6 +27,7 @@ class TorchBackend(Backend):
     """Every floating-point tensor on every device."""
 
     name = "torch"
+    observes = True
 
     def unsupported_reason(self, *tensors, kind=None):
         return self.unsupported_kind(kind)
@@ -97,6 +101,8 @@ class TorchBackend(Backend):
         if guide is not None:
             guided = self.scores(guide.rows, guide.columns, place, panels.Workspace())
         block.leave_out(guided)
+        if tile.seen is not None:
+            observe(block, tile.seen[place[0]])
         EPILOGUES[tile.kind].prepare(tile, block)
         return block
 
@@ -107,7 +113,7 @@ class TorchBackend(Backend):
         if sums is None and tile.whole_rows and not self.whole_rows_fit(columns, unit_x.device):
             # The sums over whole rows come first, then the terms that want them.
             count = sum(part.size for part in tile.parts if not part.needs_row)
-            sums = self._reduced(tile, unit_x, unit_y, None)[:count]
+            sums = self._reduced(replace(tile, seen=None), unit_x, unit_y, None)[:count]
         return self._reduced(tile, unit_x, unit_y, sums)
 
     def _reduced(self, tile, unit_x, unit_y, sums):
@@ -143,8 +149,8 @@ class TorchBackend(Backend):
 
     # ---- selection and lists ----
 
-    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
-        return selection.closest(self, pairs, semi_hard, unit_x, unit_y, ceilings)
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None, seen=None):
+        return selection.closest(self, pairs, semi_hard, unit_x, unit_y, ceilings, seen)
 
     def hardest(self, pairs, offsets, x, y):
         return selection.hardest(self, pairs, offsets, x, y)
