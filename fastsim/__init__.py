@@ -19,6 +19,8 @@ from fastsim.losses import (
     full_triplet,
     hardest_pairs,
     info_nce,
+    late_interaction,
+    late_interaction_distillation,
     matrix_cross_entropy,
     matrix_mse,
     mean_negative,
@@ -31,6 +33,7 @@ from fastsim.losses import (
 from fastsim.metrics import Metrics, metrics
 from fastsim.mining import mine_hard_negatives
 from fastsim.scores import cosine_similarity, paired_cosine_similarity, top_k
+from fastsim.token_scores import max_sim
 
 __version__ = "0.1.0"
 
@@ -51,9 +54,12 @@ __all__ = [
     "full_triplet",
     "hardest_pairs",
     "info_nce",
+    "late_interaction",
+    "late_interaction_distillation",
     "losses",
     "matrix_cross_entropy",
     "matrix_mse",
+    "max_sim",
     "mean_negative",
     "metrics",
     "mine_hard_negatives",

@@ -42,6 +42,8 @@ from fastsim.losses.reduce import reduce
 from fastsim.metrics import watched
 from fastsim.operators import once_differentiable
 
+__all__ = ["Ring"]
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

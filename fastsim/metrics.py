@@ -115,26 +115,35 @@ class Metrics:
 def metrics(seen: Metrics | None = None) -> Iterator[Metrics]:
     """Within the block, losses over all pairs of a batch say what they see of it.
 
-        with fastsim.metrics() as seen:
-            loss = fastsim.info_nce(anchors, candidates)
-        seen.read()  # {"accuracy": 0.93, "positive": 0.71, "hardest_negative": 0.64, ...}
-
-    seen: to go on adding to; None: a new one.
-
     A positive pair is one whose target is above 0: the anchor's positive, the same group, or a
     target matrix's entry. Several losses, or several steps, add up until `Metrics.clear`. Blocks
     can be nested; each sees what happens within it. A block is that of its thread.
 
-    group: every rank has to be in a block, and reads the numbers of all ranks together. Drop-ins
-    that gather embeddings themselves (open_clip, sentence-transformers) count their own rows.
-    `GradCache`: around its `backward`, which calls the loss once. DistributedDataParallel: the loss
-    is called in the process itself, so there is nothing to do.
+    With `group=` every rank has to be in a block, and reads the numbers of all ranks together.
+    Drop-ins that gather embeddings themselves (open_clip, sentence-transformers) count their own
+    rows. With `GradCache` the block is around its `backward`, which calls the loss once; under
+    DistributedDataParallel there is nothing to do.
 
-    Losses on distances or on a list of scores (`batch_hard_triplet`, `triplet_margin`, `cosent`,
-    `angle`, `cosine_regression`) have no such pairs and are not seen, nor is `cosent_matrix` where
-    it sorts its entries (more than 256 levels). The backends cpu and torch
-    look; the others refuse with a sentence. Inside torch.compile the block is refused with
-    fullgraph=True and interrupts the graph without.
+    Losses on distances, on a list of scores or on sets of tokens (`batch_hard_triplet`,
+    `triplet_margin`, `cosent`, `angle`, `cosine_regression`, `late_interaction`) are not seen, nor
+    is `cosent_matrix` where it sorts its entries (more than 256 levels).
+
+    Args:
+        seen: what to go on adding to; None: a new `Metrics`.
+
+    Returns:
+        A context whose value is the `Metrics`; `Metrics.read` says what each number is.
+
+    Raises:
+        RuntimeError: by a loss in the block whose backend does not look (cpu and torch do), or that
+            torch.compile traces: with fullgraph=True it is refused, else not compiled.
+
+    Example:
+        >>> rows = torch.eye(3)
+        >>> with fastsim.metrics() as seen:
+        ...     loss = fastsim.info_nce(rows, rows)
+        >>> seen.read()["accuracy"], seen.read()["hardest_negative"]
+        (1.0, 0.0)
     """
     seen = Metrics() if seen is None else seen
     before = _open()

@@ -3,7 +3,7 @@
 A case makes fresh random inputs of a shape; the same case serves every backend and dtype.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -157,6 +157,27 @@ def _one_side(n, m, d, generator):
     return [embeddings(n, d, generator=generator), None]
 
 
+def _texts(n, m, d, generator):
+    """Token embeddings of queries and documents."""
+    return [embeddings(n, 3, d, generator=generator), embeddings(m, 5, d, generator=generator)]
+
+
+def _mask(side, length):
+    """A mask that leaves every text a token, not always the first ones."""
+
+    def mask(n, m, generator):
+        kept = integers(3, (n, m)[side], length, generator=generator) > 0
+        kept[:, length // 2] = True
+        return kept
+
+    return mask
+
+
+def _late(name, **options):
+    case = _case(f"late_interaction{name}", fastsim.late_interaction, make=_texts, **options)
+    return replace(case, tile=False, largest=800, kind="max_sim")
+
+
 CASES = (
     _case("info_nce", fastsim.info_nce),
     _case("info_nce-cold", fastsim.info_nce, temperature=0.01),
@@ -257,6 +278,9 @@ CASES = (
         for loss in (losses.batch_semi_hard_triplet, losses.batch_all_triplet)
         for distance, margin in (("euclidean", 0.5), ("cosine", 0.2))
     ),
+    _late("-masks", query_mask=_mask(0, 3), document_mask=_mask(1, 5), average=True),
+    _late("-dot", similarity="dot", symmetric=True, exclude=_ids, temperature=3.0),
+    _late(""),
     _case("cosent_matrix-soft", fastsim.cosent_matrix, targets=_soft),
     _case("cosent_matrix-groups", fastsim.cosent_matrix, targets=_groups, scale=5.0),
     _case("cosent_matrix-self", fastsim.cosent_matrix, targets=_square_groups, make=_one_side),
@@ -289,10 +313,19 @@ CASES = (
 BY_NAME = {case.name: case for case in CASES}
 
 
+def _sides(case):
+    return [t for t in case.make(3, 4, 5, torch.Generator())[0] if t is not None]
+
+
+WITH_ROWS = tuple(case for case in CASES if _sides(case)[0].dim() > 1)  # no list of scores
+TWO_SIDED = tuple(case for case in CASES if len(_sides(case)) > 1)
+
+
 def is_euclidean(case):
     """Whether a zero vector is a point like others."""
     batch = case.loss.__name__.startswith("batch_") and "cosine" not in case.name
-    return batch or case.loss is fastsim.triplet_margin
+    dot = case.name.endswith("-dot")
+    return batch or dot or case.loss is fastsim.triplet_margin
 
 
 def takes_backend(case):

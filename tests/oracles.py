@@ -57,6 +57,67 @@ def info_nce(
     return torch.stack(losses)
 
 
+def unit(x):
+    """x / |x| of a vector; a zero vector stays."""
+    norm = x.square().sum().sqrt() if (x != 0).any() else x.sum() + 1
+    return x / norm
+
+
+def max_sim(
+    queries, documents, query_mask=None, document_mask=None, *, similarity="cosine", average=False
+):
+    """Scores of the queries, lists of token vectors or tensors, with the documents."""
+    kept = []
+    for texts, mask in ((queries, query_mask), (documents, document_mask)):
+        some = [
+            [t for k, t in enumerate(text) if mask is None or mask[i, k]]
+            for i, text in enumerate(texts)
+        ]
+        kept.append([[unit(t) for t in text] if similarity == "cosine" else text for text in some])
+    rows = []
+    for query in kept[0]:
+        row = []
+        for document in kept[1]:
+            if not query or not document:
+                value = torch.tensor(-torch.inf if query else 0.0, dtype=torch.float64)
+                row.append(value)
+                continue
+            products = torch.stack(query) @ torch.stack(document).T
+            total = sum(products[k, products[k].argmax()] for k in range(len(query)))
+            row.append(total / len(query) if average else total)
+        rows.append(torch.stack(row))
+    return torch.stack(rows)
+
+
+def late_interaction(
+    queries,
+    documents,
+    query_mask=None,
+    document_mask=None,
+    positives=None,
+    *,
+    temperature=1.0,
+    symmetric=False,
+    exclude=None,
+    **options,
+):
+    z = max_sim(queries, documents, query_mask, document_mask, **options) / temperature
+    n, m = z.shape
+    positives = list(range(n)) if positives is None else positives.tolist()
+    part = torch.ones(n, m, dtype=torch.bool)
+    for i, p in enumerate(positives):
+        for j in range(m):
+            if exclude is not None and j != p and exclude[0][i] == exclude[1][j]:
+                part[i, j] = False
+    losses = []
+    for i, p in enumerate(positives):
+        loss = log_sum_exp(z[i][part[i]]) - z[i, p]
+        if symmetric:
+            loss = (loss + log_sum_exp(z[:, p][part[:, p]]) - z[i, p]) / 2
+        losses.append(loss)
+    return torch.stack(losses)
+
+
 def decoupled_contrastive(x, y, positives=None, *, temperature=0.1):
     z = cosines(x, y) / temperature
     losses = []

@@ -4,7 +4,7 @@ It has no engine methods: each loss evaluates its own `_from_scores` on the full
 """
 
 from fastsim.backends.base import Backend
-from fastsim.kinds import KINDS, SELECTIONS
+from fastsim.kinds import KINDS, LATE_INTERACTION, SELECTIONS
 
 
 class EagerBackend(Backend):
@@ -17,4 +17,4 @@ class EagerBackend(Backend):
         return self.unsupported_kind(kind)
 
     def kinds(self):
-        return {*KINDS, *SELECTIONS}
+        return {*KINDS, *SELECTIONS, *LATE_INTERACTION}

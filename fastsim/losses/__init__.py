@@ -37,6 +37,13 @@ from fastsim.losses.full_triplet import (
     mean_negative_from_scores,
 )
 from fastsim.losses.info_nce import InfoNCE, info_nce, info_nce_from_scores
+from fastsim.losses.late_interaction import (
+    LateInteraction,
+    LateInteractionDistillation,
+    late_interaction,
+    late_interaction_distillation,
+    late_interaction_from_scores,
+)
 from fastsim.losses.matrix_cross_entropy import (
     MatrixCrossEntropy,
     matrix_cross_entropy,
@@ -68,6 +75,7 @@ SPECIFICATIONS = {
     matrix_mse: matrix_mse_from_scores,
     full_triplet: full_triplet_from_scores,
     batch_hard_triplet: batch_hard_triplet_from_scores,
+    late_interaction: late_interaction_from_scores,
     cosent: cosent_from_scores,
     cosent_matrix: cosent_matrix_from_scores,
 }
@@ -86,6 +94,8 @@ __all__ = [
     "FullTriplet",
     "HardestPairs",
     "InfoNCE",
+    "LateInteraction",
+    "LateInteractionDistillation",
     "MatrixCrossEntropy",
     "MatrixMSE",
     "Matryoshka",
@@ -117,6 +127,9 @@ __all__ = [
     "hardest_pairs",
     "info_nce",
     "info_nce_from_scores",
+    "late_interaction",
+    "late_interaction_distillation",
+    "late_interaction_from_scores",
     "matrix_cross_entropy",
     "matrix_cross_entropy_from_scores",
     "matrix_mse",

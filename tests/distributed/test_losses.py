@@ -49,6 +49,8 @@ def results(tmp_path_factory):
 @pytest.mark.parametrize("count", ranks.RANKS)
 @pytest.mark.parametrize("case", ranks.BATCHWISE, ids=repr)
 def test_ranks_together_are_one_process(case, count, exchange, results):
+    if exchange not in [way[0] for way in ranks.ways(case)]:
+        pytest.skip(f"no {exchange}")
     found = [
         (error, way)
         for rank in results
@@ -66,7 +68,7 @@ def test_ranks_together_see_one_batch(case, exchange, results):
     found = [rank["seen"][case.name, exchange] for rank in results[:3]]
     for error, numbers in found:
         assert error <= ALLOWED[torch.float64]
-        unseen = "batch_hard_triplet", "hardest_pairs", "cosent", "angle"
+        unseen = "batch_hard_triplet", "hardest_pairs", "cosent", "angle", "late_interaction"
         assert bool(numbers) != (inspect.unwrap(case.loss).__name__ in unseen)
 
 

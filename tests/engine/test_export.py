@@ -91,7 +91,8 @@ def test_exported_for_any_rows(case, usable):
         for rows, columns in ((6, 9), (11, 13)):
             tensors, others, _ = given(case, rows, columns, seed=43)
             value = model(tensors, others, {})
-            assert torch.equal(exported(tensors, others, {}), value)
+            # A small batch without a graph is one call of the backend, which sums in another order.
+            torch.testing.assert_close(exported(tensors, others, {}), value)
 
 
 class Search(torch.nn.Module):

@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 
 from fastsim.backends.base import Backend
-from fastsim.backends.cpu import amx
+from fastsim.backends.cpu import amx, max_sim
 from fastsim.backends.cpu.passes import EMPTY, FORWARDS, SCORE_GRADS
 from fastsim.backends.panel import panel_bytes
-from fastsim.kinds import SELECTIONS
+from fastsim.kinds import LATE_INTERACTION, SELECTIONS
 
 LIBRARY = Path(__file__).parents[2] / "_lib" / "cpu.so"
 
@@ -46,7 +46,7 @@ def _load():
 
 
 _UNAVAILABLE = _load()
-_KINDS = {*FORWARDS, *SELECTIONS}
+_KINDS = {*FORWARDS, *SELECTIONS, *LATE_INTERACTION}
 
 
 def _pairs(pairs, block):
@@ -338,6 +338,12 @@ class CpuBackend(Backend):
             grad_pairs.contiguous(), None, x, y, columns, grad_x, grad_y
         )
         return grad_x, grad_y
+
+    def max_sim(self, x, y, cosine, own, scores, places):
+        max_sim.max_sim(x, y, cosine, own, scores, places)
+
+    def max_sim_backward(self, grad, places, x, y, cosine, own, wants):
+        return max_sim.max_sim_backward(grad, places, x, y, cosine, own, wants)
 
     def top_k(self, queries, corpus, k):
         unit_x, unit_y = self.unit_rows(queries)[0], self.unit_rows(corpus)[0]

@@ -12,13 +12,13 @@ from dataclasses import replace
 import torch
 
 from fastsim.backends.base import Backend
-from fastsim.backends.torch import cosent, panels, rows, selection
+from fastsim.backends.torch import cosent, max_sim, panels, rows, selection
 from fastsim.backends.torch.block import Block
 from fastsim.backends.torch.epilogues import EPILOGUES
 from fastsim.backends.torch.observe import observe
 from fastsim.backends.torch.states import States
 from fastsim.backends.triton.backend import TritonBackend
-from fastsim.kinds import SELECTIONS
+from fastsim.kinds import LATE_INTERACTION, SELECTIONS
 
 SQUARE = 128  # rows and columns of the products that paired scores are the diagonals of
 
@@ -33,7 +33,7 @@ class TorchBackend(Backend):
         return self.unsupported_kind(kind)
 
     def kinds(self):
-        return {*EPILOGUES, *SELECTIONS}
+        return {*EPILOGUES, *SELECTIONS, *LATE_INTERACTION}
 
     def note(self):
         return ", on any device"
@@ -154,6 +154,12 @@ class TorchBackend(Backend):
 
     def hardest(self, pairs, offsets, x, y):
         return selection.hardest(self, pairs, offsets, x, y)
+
+    def max_sim(self, x, y, cosine, own, scores, places):
+        max_sim.max_sim(self, x, y, cosine, own, scores, places)
+
+    def max_sim_backward(self, grad, places, x, y, cosine, own, wants):
+        return max_sim.max_sim_backward(self, grad, places, x, y, cosine, own, wants)
 
     def top_k(self, queries, corpus, k):
         return selection.top_k(self, queries, corpus, k)
