@@ -37,10 +37,10 @@ import torch
 import torch.distributed as dist
 
 from fastsim.agreement import agree, describe, failures_are_told
+from fastsim.batch_metrics import watched
 from fastsim.groups import Ring, all_gather, process_group
-from fastsim.losses.reduce import reduce
-from fastsim.metrics import watched
 from fastsim.operators import once_differentiable
+from fastsim.reduce import reduce
 
 __all__ = ["Ring"]
 

@@ -59,6 +59,20 @@ def dense_cosines(x, y, backend):
         return unit_x @ unit_y.T
 
 
+def dense_scores(x, y, backend, similarity):
+    """Cosines or dot products of every pair of rows (N, M), in the compute type."""
+    if similarity == "cosine":
+        return dense_cosines(x, y, backend)
+    x = x.to(compute_dtype(x))
+    with without_autocast(x.device.type):
+        return x @ (x if y is None else y.to(x.dtype)).T
+
+
+def paired_scores(x, y, backend, similarity):
+    """Cosines or dot products (N,) of paired rows x, y (N, D) of one compute type."""
+    return paired_cosines(x, y, backend) if similarity == "cosine" else paired(x, y)
+
+
 def cosine_similarity(x: Tensor, y: Tensor | None = None, *, backend: str | None = None) -> Tensor:
     """Cosines of every pair of rows.
 

@@ -59,6 +59,12 @@ def max_sim(
     Raises:
         ValueError, TypeError: arguments that do not fit.
         RuntimeError: a backend that cannot serve them.
+
+    Example:
+        >>> queries = torch.eye(2)[None]
+        >>> documents = torch.stack([torch.eye(2), torch.ones(2, 2)])
+        >>> fastsim.max_sim(queries, documents)
+        tensor([[2.0000, 1.4142]])
     """
     own = isinstance(documents, Tensor) and documents.dim() == 4 and document_offsets is None
     check_tokens("queries", queries, query_offsets)

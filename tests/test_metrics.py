@@ -14,6 +14,7 @@ from tests.measure import assert_close
 BACKENDS = ("cpu", "torch")
 UNSEEN = ("batch_hard_triplet", "batch_semi_hard_triplet", "batch_all_triplet")  # of distances
 OTHERS = ("cosent", "angle", "triplet_margin", "cosine_regression", "late_interaction")
+OTHERS += ("late_interaction_distillation",)
 SEEN = [case for case in CASES if case.loss.__name__ not in UNSEEN + OTHERS]
 NOT_SEEN = [case for case in CASES if case.loss.__name__ in UNSEEN + OTHERS]
 NAMES = {"accuracy", "positive", "negative", "hardest_negative", "excluded_by_id"}
@@ -27,9 +28,7 @@ def cosine(a, b):
 def role_of(case, scores, others, options):
     """(row, column) -> "positive", "negative", "id", "score", or None for no candidate."""
     given = others[0] if others else options.get("targets")
-    name = case.loss.__name__
-    grouped = isinstance(given, torch.Tensor) and given.dim() == 1 and "candidates" not in name
-    grouped = grouped and name not in ("info_nce", "decoupled_contrastive")
+    grouped = case.loss.__name__ in ("sup_con", "nt_xent", "multi_similarity", "circle")
 
     def positive_of(i):
         return i if grouped or given is None or isinstance(given, tuple) else int(given[i])
@@ -59,7 +58,8 @@ def oracle(case, tensors, others, options):
     """The numbers by loops in float64, as `Metrics.read` names them."""
     x = tensors[0]
     y = x if len(tensors) < 2 or tensors[1] is None else tensors[1]
-    scores = [[cosine(a, b) for b in y] for a in x]
+    dots = options.get("similarity") == "dot"
+    scores = [[(a @ b).item() if dots else cosine(a, b) for b in y] for a in x]
     role = role_of(case, scores, others, options)
     pairs = {name: [] for name in ("positive", "negative", "id", "score")}
     hits, hardest = [], []
@@ -79,6 +79,9 @@ def oracle(case, tensors, others, options):
     found["alignment"] = [2 - 2 * score for score in pairs["positive"]]
     found = {name: sum(values) / len(values) for name, values in found.items() if values}
     found |= {f"excluded_by_{name}": len(pairs[name]) / len(x) for name in ("id", "score")}
+    if dots:
+        found.pop("alignment", None)
+        return found
     sides = []
     for side in (x,) if y is x else (x, y):
         half = len(side) // 2
@@ -100,7 +103,7 @@ def compare(case, backend, shape, seed, dtype=torch.float64):
     tensors, others, options = inputs(case, shape, dtype, seed)
     doubles = [t if t is None else t.double() for t in tensors]
     truth = oracle(case, doubles, others, options)
-    if case.loss is fastsim.decoupled_contrastive and shape[1] == 1:
+    if case.loss is fastsim.decoupled_contrastive and len(tensors[1]) == 1:
         truth = {}  # without negatives there is no pass over scores
     got, _, _ = seen_by(case, tensors, others, options, backend=backend)
     assert got.keys() == truth.keys() <= NAMES

@@ -1,4 +1,4 @@
-// What a block's scores say of a batch, beside any loss: fastsim/metrics.py. The scores stay as they
+// What a block's scores say of a batch, beside any loss: fastsim/batch_metrics.py. The scores stay as they
 // are.
 #pragma once
 
@@ -73,9 +73,9 @@ void observe_part(const Block<T>& b, int64_t row, int64_t begin, int64_t end, Ob
 }
 
 // Before the epilogue of a loss, which marks pairs by their indices and takes margins. Adds to the
-// numbers of each row, `kObserved` apart, in the order of SEEN in fastsim/metrics.py.
+// numbers of each row, `kObserved` apart, in the order of SEEN in fastsim/batch_metrics.py.
 template <class T>
-void observe(const Block<T>& b, double* seen, int64_t begin, int64_t end) {
+void observe(const Block<T>& b, Observe<T> to_rows, int64_t begin, int64_t end) {
   const bool targets = has_matrix_targets(b);
   const auto part = b.row_ids ? targets ? observe_part<true, true, T> : observe_part<true, false, T>
                     : targets ? observe_part<false, true, T>
@@ -83,7 +83,7 @@ void observe(const Block<T>& b, double* seen, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const T* s = b.scores + row * b.stride;
     const int64_t diagonal = b.row0 + row - b.column0;
-    const int64_t positive = b.positives && !targets ? b.positive(row) : -1;
+    const int64_t positive = b.positives ? b.positive(row) : -1;
     Observed<T> o;
     // Around the row's positive and a skipped diagonal: those of two columns that are there.
     int64_t from = b.skip == Skip::lower && diagonal >= 0 ? smaller(diagonal + 1, b.columns) : 0;
@@ -106,7 +106,7 @@ void observe(const Block<T>& b, double* seen, int64_t begin, int64_t end) {
         o.add_positive(s[positive]);
       }
     }
-    double* to = seen + row * kObserved;
+    double* to = to_rows.seen + row * kObserved;
     const double numbers[kObserved] = {o.highest_negative, o.highest_positive, o.negative_sum,
                                        o.negatives,        o.positive_sum,     o.positives,
                                        o.by_id,            o.by_score};

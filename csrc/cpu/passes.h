@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "ops.h"
+#include "block.h"
 
 namespace fastsim {
 
@@ -86,14 +86,6 @@ void multiply_panel(const Block<T>& b, const T* right, int64_t width, T* out, bo
         const Range share{begin * kTileRows, std::min(count, end * kTileRows)};
         run(b.scores, b.stride, depth, right, width, out, add, share);
       });
-}
-
-// Adds what the scores of a block say of a batch to the numbers of its rows.
-template <class T>
-void observe_block(const Block<T>& b, double* seen) {
-  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-    kernels().of<T>().observe(b, seen, begin, end);
-  });
 }
 
 }  // namespace fastsim

@@ -12,8 +12,8 @@ import torch
 from fastsim.backends import pick
 from fastsim.checks import check_alike, check_embeddings, check_number
 from fastsim.engine.autograd import tile_loss
-from fastsim.losses.reduce import as_float
 from fastsim.pairs import Guide, Pairs, pair_mask, parse_exclude
+from fastsim.reduce import as_float
 from fastsim.scores import compute_dtype, dense_cosines
 from fastsim.tile import Tile
 

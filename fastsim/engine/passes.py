@@ -18,9 +18,9 @@ import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fastsim.backends import get
+from fastsim.batch_metrics import nothing_seen
 from fastsim.distributed import all_reduce_min
 from fastsim.engine.arguments import TileArguments
-from fastsim.metrics import nothing_seen
 from fastsim.pairs import Guide, with_thresholds
 from fastsim.scores import compute_dtype, without_autocast
 

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from fastsim.backends import pick
-from fastsim.metrics import Metrics, metrics
+from fastsim.batch_metrics import Metrics, metrics
 
 
 def log_metrics(trainer: transformers.Trainer, prefix: str = "batch_") -> None:

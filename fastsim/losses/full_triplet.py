@@ -15,6 +15,7 @@ from torch import Tensor
 from fastsim.annotations import Exclude, Group, Mining, Reduction
 from fastsim.backends import pick
 from fastsim.backends.rows import add_rows
+from fastsim.batch_metrics import not_compiled, nothing_seen, record, watched
 from fastsim.checks import (
     check_alike,
     check_choice,
@@ -31,7 +32,6 @@ from fastsim.engine.ring import ring_closest, ring_sum
 from fastsim.engine.selection import closest_column
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, below_every_score, reduce
-from fastsim.metrics import not_compiled, nothing_seen, record, watched
 from fastsim.pairs import (
     Pairs,
     global_exclude,

@@ -91,6 +91,11 @@ def late_interaction(
     Raises:
         ValueError, TypeError: arguments that do not fit.
         RuntimeError: a backend that cannot serve them.
+
+    Example:
+        >>> tokens = torch.stack([torch.eye(2), -torch.eye(2)])
+        >>> fastsim.late_interaction(tokens, tokens)  # scores 2 and 0: log(e^2 + 1) - 2
+        tensor(0.1269)
     """
     _check_sides(queries, documents, query_mask, document_mask, similarity, average, reduction)
     if positives is None and documents.shape[0] < queries.shape[0]:
@@ -206,6 +211,11 @@ def late_interaction_distillation(
     Raises:
         ValueError, TypeError: arguments that do not fit.
         RuntimeError: a backend that cannot serve them.
+
+    Example:
+        >>> tokens = torch.stack([torch.eye(2), -torch.eye(2)])
+        >>> fastsim.late_interaction_distillation(tokens, tokens, torch.zeros(2, 2))
+        tensor(0.4338)
     """
     own = isinstance(documents, Tensor) and documents.dim() == 4
     dimensions = 4 if own else 3

@@ -132,7 +132,7 @@ def whole_of(case, parts):
     if "exclude" in options:
         exclude = zip(*(part.options["exclude"] for part in parts), strict=True)
         options["exclude"] = tuple(map(torch.cat, exclude))
-    for name in {"query_mask", "document_mask"} & {*options}:
+    for name in {"query_mask", "document_mask", "candidate_bias"} & {*options}:
         options[name] = torch.cat([part.options[name] for part in parts])
     others, order = [], None
     own = [torch.arange(len(part.tensors[0])) for part in parts]
@@ -357,7 +357,7 @@ def work(rank, folder, seed):
                         raise AssertionError(f"{key}: {error}") from error
         if ranks == 3:
             for case in BATCHWISE:
-                for exchange in ("gather", "ring"):
+                for exchange in {way[0] for way in ways(case) if way[1] == "cpu"}:
                     seen[case.name, exchange] = seen_error(case, group, exchange, seed)
     found = {"errors": errors, "seen": seen, "refusals": refusals(dist.group.WORLD)}
     found["micro-batches"] = micro_batches(dist.group.WORLD, seed)

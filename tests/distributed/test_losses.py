@@ -65,6 +65,8 @@ def test_ranks_together_are_one_process(case, count, exchange, results):
 @pytest.mark.parametrize("exchange", ["gather", "ring"])
 @pytest.mark.parametrize("case", ranks.BATCHWISE, ids=repr)
 def test_ranks_together_see_one_batch(case, exchange, results):
+    if exchange not in [way[0] for way in ranks.ways(case)]:
+        pytest.skip(f"no {exchange}")
     found = [rank["seen"][case.name, exchange] for rank in results[:3]]
     for error, numbers in found:
         assert error <= ALLOWED[torch.float64]

@@ -27,6 +27,7 @@ class TorchBackend(Backend):
     """Every floating-point tensor on every device."""
 
     name = "torch"
+    adds_column_bias = True
     observes = True
 
     def unsupported_reason(self, *tensors, kind=None):
@@ -103,6 +104,8 @@ class TorchBackend(Backend):
         block.leave_out(guided)
         if tile.seen is not None:
             observe(block, tile.seen[place[0]])
+        if tile.pairs.column_bias is not None:
+            block.panel.add_(tile.pairs.score_bias(place[1], tile.scale))
         EPILOGUES[tile.kind].prepare(tile, block)
         return block
 
@@ -129,7 +132,7 @@ class TorchBackend(Backend):
         prepared = self._prepared(tile, unit_x, unit_y, block, workspace)
         if weights is not None and weights.ndim:
             weights = weights[block[0]]
-        state = EPILOGUES[tile.kind].fused(tile, prepared, weights)
+        state = EPILOGUES[tile.kind].fused(tile.of_rows(block[0]), prepared, weights)
         return state, workspace.operand(prepared.panel, unit_x.dtype)
 
     def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):

@@ -1,10 +1,10 @@
-"""What a block's scores say of a batch, beside any loss (fastsim/metrics.py), in plain torch."""
+"""What a block's scores say of a batch, beside any loss (fastsim/batch_metrics.py)."""
 
 import torch
 
 from fastsim.backends.torch.block import LEFT_OUT
 from fastsim.backends.torch.panels import state_dtype
-from fastsim.metrics import MAXIMA
+from fastsim.batch_metrics import MAXIMA
 
 
 def observe(block, seen):

@@ -21,7 +21,7 @@ from sentence_transformers.util import all_gather_with_grad, batch_to_device, ge
 from fastsim.engine.log_sum_exp import guide_cosines, log_sum_exp
 from fastsim.integrations.overrides import is_plain
 from fastsim.integrations.sentence_transformers.fused import Fused, LearntInCache, check_columns
-from fastsim.losses.reduce import inverse
+from fastsim.reduce import inverse
 from fastsim.scores import compute_dtype, paired_cosine_similarity
 
 _their_forward = theirs.GISTEmbedLoss.forward

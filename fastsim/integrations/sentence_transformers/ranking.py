@@ -22,7 +22,7 @@ from fastsim.backends import pick
 from fastsim.engine.log_sum_exp import log_sum_exp
 from fastsim.integrations.sentence_transformers.fused import Fused, LearntInCache, check_columns
 from fastsim.losses import info_nce
-from fastsim.losses.reduce import inverse
+from fastsim.reduce import inverse
 from fastsim.scores import (
     compute_dtype,
     paired_cosine_similarity,
