@@ -1,22 +1,25 @@
 """What a block's scores say of a batch, beside any loss (fastsim/batch_metrics.py)."""
 
+from dataclasses import replace
+
 import torch
 
 from fastsim.backends.torch.block import LEFT_OUT
-from fastsim.backends.torch.panels import state_dtype
 from fastsim.batch_metrics import MAXIMA
 
 
 def observe(block, seen):
-    """Adds the scores of a block, what takes no part left out, to the numbers of its rows.
+    """Adds the scores of a block to the numbers of its rows, seen (R, len(SEEN)).
 
-    seen (R, len(SEEN)). Before the loss takes margins.
+    The block stays as it is: what takes no part is left out of a copy of its panel.
     """
+    block = replace(block, panel=block.panel.clone(), bias=None)
+    block.leave_out()
     panel, skipped = block.panel, _skipped(block)
     out = panel == LEFT_OUT
     by_id = torch.zeros_like(out)
-    if block.ids[0] is not None:
-        by_id = block.ids[0][:, None] == block.ids[1]
+    if block.row_ids is not None:
+        by_id = block.row_ids[:, None] == block.column_ids
         if block.positives is not None:
             block.set_at_positives(by_id, False)
         by_id.logical_and_(~skipped)
@@ -27,17 +30,16 @@ def observe(block, seen):
         sums += [panel.masked_fill(~part, 0.0), part]
     sums += [by_id, out & ~by_id & ~skipped]
     highest = [panel.masked_fill(~part, LEFT_OUT).amax(1) for part in (negative, own)]
-    kind = state_dtype(panel.device)
     maxima = torch.stack(highest, 1).to(seen.dtype)
     seen[:, :MAXIMA] = torch.maximum(seen[:, :MAXIMA], maxima)
-    seen[:, MAXIMA:] += torch.stack([part.sum(1, dtype=kind) for part in sums], 1).to(seen.dtype)
+    seen[:, MAXIMA:] += torch.stack([part.sum(1, dtype=seen.dtype) for part in sums], 1)
 
 
 def _own(block):
     """(R, C) bool: the positive pairs, whether or not they take part."""
     if block.dense is not None:
         return block.dense > 0
-    if block.groups[0] is not None:
+    if block.row_groups is not None:
         return block.same
     own = torch.zeros_like(block.panel, dtype=torch.bool)
     if block.positives is not None:
@@ -50,6 +52,6 @@ def _skipped(block):
     rows, columns = block.panel.shape
     row = torch.arange(block.first, block.first + rows, device=block.panel.device)[:, None]
     column = torch.arange(columns, device=block.panel.device)
-    if block.pairs.skip == "nothing":
+    if block.skip == "nothing":
         return torch.zeros_like(block.panel, dtype=torch.bool)
-    return column == row if block.pairs.skip == "diagonal" else column <= row
+    return column == row if block.skip == "diagonal" else column <= row

@@ -39,12 +39,12 @@ def closest(backend, pairs, semi_hard, unit_x, unit_y, ceilings, seen):
     found, best, workspace = [], None, Workspace()
     for place in backend.blocks(rows, columns, unit_x.device):
         block = backend.block(pairs, unit_x, unit_y, place, workspace)
-        block.leave_out()
         if seen is not None:
             observe(block, seen[place[0]])
         if semi_hard:
             limit = block.at_positives() if ceilings is None else ceilings[place[0], None]
             block.panel.masked_fill_(block.panel > limit, LEFT_OUT)
+        block.leave_out()
         block.set_at_positives(block.panel, LEFT_OUT)
         if place[1].start == 0:
             best = Best(block.panel)
