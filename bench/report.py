@@ -32,6 +32,7 @@ TABLES = {
     "scaling": tables.of_device(tables.scaling),
     "pictures": tables.pictures,
     "estimates": tables.estimates,
+    "ranks": tables.ranks,
     "parity": tables.parity,
     "improved": lambda _: improved_table(),
     "crossed": lambda _: crossed_table(),

@@ -16,6 +16,7 @@ from fastsim.backends.cpu import backend as cpu
 from fastsim.distributed import Ring
 from tests.cases import CASES, Case, embeddings, integers
 from tests.distributed.recorder import order, recording
+from tests.seeds import fresh
 
 RANKS = (2, 3, 4)
 ROWS, MORE_COLUMNS = (13, 7, 10, 6), (20, 0, 9, 3)  # of each rank
@@ -50,7 +51,7 @@ selected.__kwdefaults__ = fastsim.hardest_pairs.__kwdefaults__
 
 def copies(n, d, generator):
     """Rows of which there are few, the same on every rank: which is chosen is told by its place."""
-    few = embeddings(5, d, generator=torch.Generator().manual_seed(d))
+    few = embeddings(5, d, generator=fresh(d))
     return few[integers(5, n, generator=generator)]
 
 
@@ -119,7 +120,7 @@ class Part:
 
 def parts_of(case, ranks, seed, shrink=1, none=False):
     """One `Part` per rank, the same on every process. none: some rank has no rows."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = fresh(seed)
     counts = (NO_ROWS, MORE_OF_NO_ROWS) if none else (ROWS, MORE_COLUMNS)
     sizes = [
         (-(-rows // shrink), -(-(rows + more) // shrink))
