@@ -30,13 +30,33 @@ _chosen = threading.local()
 
 
 def backends() -> dict[str, str | None]:
-    """Every backend: {name: None where it is usable on this machine, else a sentence why not}."""
+    """Every backend of this machine, and why one cannot be used.
+
+    Returns:
+        {name: None where it is usable, else a sentence that says why not}.
+
+    Example:
+        >>> fastsim.backends()["eager"] is None
+        True
+    """
     return {name: backend.unsupported_reason() for name, backend in _BACKENDS.items()}
 
 
 @contextlib.contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Within the block, calls without a `backend` argument use this one ("auto" chooses)."""
+    """Within the block, calls without a `backend` argument use this one.
+
+    Args:
+        name: of `backends()`; "auto" chooses.
+
+    Raises:
+        ValueError: for a name that is none of these.
+
+    Example:
+        >>> with fastsim.use_backend("torch"):
+        ...     fastsim.cosine_similarity(torch.eye(1))
+        tensor([[1.]])
+    """
     _find(name)
     before = getattr(_chosen, "name", None)
     _chosen.name = name

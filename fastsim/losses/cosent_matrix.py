@@ -57,21 +57,36 @@ def cosent_matrix(
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """CoSENT over all entries of the cosines of x (N, D) and y (M, D) against a target matrix.
+    """CoSENT over all entries of the cosines against a target matrix.
 
-    y=None: x with itself, each unordered pair once, the diagonal left out.
-    targets: (N, M) of any real or integer dtype, none of them NaN; or (row_groups (N,),
-        column_groups (M,)) integers, the same group 1, else -1; or None: the diagonal.
-    scale: a positive number or 0-d tensor, with a gradient if it wants one.
-    levels: (K,) the distinct values of a target matrix in ascending order, as floating-point
-        numbers; None: they are looked for, for which a GPU is waited for. A target that is none
-        of them makes the loss NaN.
-    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
-        `fastsim.distributed`.
+    For a graded target of every pair of the batch. With a label for each row of a list of pairs
+    take `cosent`; for the targets' values rather than their order, `matrix_mse`.
 
-    Up to 256 distinct targets nothing N x M is held beyond the targets themselves; with more, the
-    entries are sorted, which takes O(N M) memory. Returns a scalar. ValueError or TypeError for
-    arguments that do not fit, RuntimeError for a backend that cannot serve them.
+    Args:
+        x: (N, D).
+        y: (M, D); None: x with itself, each unordered pair once, the diagonal left out.
+        targets: (N, M) of any real or integer dtype, none of them NaN; or (row_groups (N,),
+            column_groups (M,)) integers, the same group 1, else -1; or None: the diagonal.
+        scale: a positive number or 0-d tensor, with a gradient if it wants one.
+        levels: (K,) the distinct values of a target matrix in ascending order, as floating-point
+            numbers; None: they are looked for, for which a GPU is waited for. A target that is none
+            of them makes the loss NaN.
+        group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+            `fastsim.distributed`.
+        backend: its name; None chooses.
+
+    Returns:
+        A scalar. Up to 256 distinct targets nothing N x M is held beyond the targets themselves;
+        with more, the entries are sorted, which takes O(N M) memory.
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> ones = torch.ones(2, 3)
+        >>> fastsim.cosent_matrix(ones, ones, None)  # equal scores: log(1 + 2 x 2)
+        tensor(1.6094)
     """
     check_embeddings("x", x, empty=group is not None)
     if y is not None:

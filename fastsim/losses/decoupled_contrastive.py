@@ -61,6 +61,11 @@ def decoupled_contrastive(
     Raises:
         ValueError, TypeError: for arguments that do not fit.
         RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> queries, documents = torch.eye(3), torch.eye(3)
+        >>> fastsim.decoupled_contrastive(queries, documents, temperature=1.0)  # log 2 - 1
+        tensor(-0.3069)
     """
     check_embeddings("anchors", anchors, empty=group is not None)
     check_embeddings("candidates", candidates, empty=group is not None)

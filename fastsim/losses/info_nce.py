@@ -61,21 +61,37 @@ def info_nce(
 ) -> Tensor:
     """InfoNCE with in-batch and hard negatives.
 
-    anchors (N, D); candidates (M, D), M >= N unless `positives` says otherwise. Columns that are
-    nobody's positive are hard negatives (all positives first, then the negatives).
-    positives (N,) integers: the column of each anchor's positive, `arange(N)` by default.
-    temperature: a positive number or 0-d tensor, with a gradient if it wants one.
-    symmetric: the mean of anchor -> candidate and positive -> anchor cross entropy.
-    exclude: (row_ids (N,), column_ids (M,)) integers; a pair with equal ids that is not the
-        anchor's positive takes no part (duplicates, known false negatives).
-    exclude_above: a candidate whose cosine is more than this above the positive's takes no part
-        (a likely false negative); None: all do.
-    margin: taken from the positive's cosine.
-    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
-        `fastsim.distributed`.
+    The first choice for pairs, such as queries and documents. Take `siglip` where a row has several
+    positives in the batch, `sup_con` where rows have class labels.
 
-    Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
-    not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
+    Args:
+        anchors: (N, D).
+        candidates: (M, D), M >= N unless `positives` says otherwise. Columns that are nobody's
+            positive are hard negatives (all positives first, then the negatives).
+        positives: (N,) integers, the column of each anchor's positive; `arange(N)` by default.
+        temperature: a positive number or 0-d tensor, with a gradient if it wants one.
+        symmetric: the mean of anchor -> candidate and positive -> anchor cross entropy.
+        exclude: (row_ids (N,), column_ids (M,)) integers; a pair with equal ids that is not the
+            anchor's positive takes no part (duplicates, known false negatives).
+        exclude_above: a candidate whose cosine is more than this above the positive's takes no part
+            (a likely false negative); None: all do.
+        margin: a number, taken from the positive's cosine.
+        reduction: "mean", "sum" or "none".
+        group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+            `fastsim.distributed`.
+        backend: its name; None chooses.
+
+    Returns:
+        A scalar, or (N,) for reduction "none".
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> queries, documents = torch.eye(3), torch.eye(3)
+        >>> fastsim.info_nce(queries, documents, temperature=1.0)  # log(e + 2) - 1
+        tensor(0.5514)
     """
     check_embeddings("anchors", anchors, empty=group is not None)
     check_embeddings("candidates", candidates, empty=group is not None)

@@ -46,16 +46,34 @@ def matrix_cross_entropy(
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Cross entropy of the cosines of x (N, D) and y (M, D) against a target matrix.
+    """Cross entropy of the cosines' row softmax against a target matrix.
 
-    targets: (N, M) of any real or integer dtype; or (row_groups (N,), column_groups (M,))
-        integers, the same group 1, else -1; or None: 1 on the diagonal, else -1.
-    temperature: a positive number or 0-d tensor, with a gradient if it wants one.
-    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
-        `fastsim.distributed`.
+    For graded targets of every pair, or a teacher's scores. With a single positive a row it is
+    `info_nce`; `matrix_mse` asks for the targets' values.
 
-    Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
-    not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
+    Args:
+        x: (N, D).
+        y: (M, D).
+        targets: (N, M) of any real or integer dtype, 1 similar, -1 not, soft values between; or
+            (row_groups (N,), column_groups (M,)) integers, the same group 1, else -1; or None: 1
+            on the diagonal, else -1.
+        temperature: a positive number or 0-d tensor, with a gradient if it wants one.
+        reduction: "mean", "sum" or "none".
+        group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+            `fastsim.distributed`.
+        backend: its name; None chooses.
+
+    Returns:
+        A scalar, or (N,) for reduction "none".
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> rows, targets = torch.eye(2), torch.eye(2)
+        >>> fastsim.matrix_cross_entropy(rows, rows, targets)  # log(e + 1) - 1
+        tensor(0.3133)
     """
     check_embeddings("x", x, empty=group is not None)
     check_embeddings("y", y, empty=group is not None)

@@ -36,18 +36,37 @@ def multi_similarity(
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Multi-similarity loss of embeddings (N, D) with integer groups (N,).
+    """Multi-similarity loss: soft hinges on positives and negatives, each weighed by the others.
 
-    references (M, D), reference_groups (M,): what the embeddings are held against, by default
-    themselves, each row left out of its own; own_first: the first N references are the
-    embeddings' own, and row i leaves out reference i.
-    alpha, beta: positive numbers, the steepness for positives and for negatives. base: the cosine
-    at which a pair begins to count. A row without a positive or a negative has no such term.
-    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
-    `fastsim.distributed`.
+    For rows with a class or group id, when the hard pairs should count most; `circle` weighs each
+    pair by its own distance from the goal, `sup_con` is a softmax without hinges.
 
-    Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
-    not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
+    Args:
+        embeddings: (N, D).
+        groups: (N,) integers; equal ones are positives of each other.
+        references: (M, D), what the embeddings are held against; by default themselves, each row
+            left out of its own.
+        reference_groups: (M,) integers, together with references.
+        own_first: the first N references are the embeddings' own, so row i leaves out reference i.
+        alpha, beta: positive numbers, the steepness for positives and for negatives.
+        base: a number, the cosine at which a pair begins to count.
+        reduction: "mean", "sum" or "none".
+        group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+            `fastsim.distributed`.
+        backend: its name; None chooses.
+
+    Returns:
+        A scalar, or (N,) for reduction "none". A row without a positive or a negative has no such
+        term.
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+        >>> fastsim.multi_similarity(embeddings, torch.tensor([0, 0, 1]), alpha=1.0, beta=1.0)
+        tensor(0.8969)
     """
     options = {"alpha": alpha, "beta": beta, "base": base}
     _check_options(**options)

@@ -36,18 +36,36 @@ def nt_xent(
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Normalised temperature-scaled cross entropy of embeddings (N, D), integer groups (N,).
+    """Normalised temperature-scaled cross entropy: each positive pair against its row's negatives.
 
-    references (M, D), reference_groups (M,): what the embeddings are held against, by default
-    themselves, each row left out of its own; own_first: the first N references are the
-    embeddings' own, and row i leaves out reference i. temperature: a positive number or 0-d
-    tensor, with a gradient if it wants one. A row without a negative has loss 0.
-    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
-    `fastsim.distributed`. The mean is then over the positive pairs of all ranks.
+    For rows with a class or group id, or two views of each image. Unlike in `sup_con` the positives
+    of a row do not compete with each other.
 
-    Returns a scalar, the mean or sum over all positive pairs, or for reduction "none" the sums of
-    the rows (N,). ValueError or TypeError for arguments that do not fit, RuntimeError for a
-    backend that cannot serve them. Source: see the module.
+    Args:
+        embeddings: (N, D).
+        groups: (N,) integers; equal ones are positives of each other.
+        references: (M, D), what the embeddings are held against; by default themselves, each row
+            left out of its own.
+        reference_groups: (M,) integers, together with references.
+        own_first: the first N references are the embeddings' own, so row i leaves out reference i.
+        temperature: a positive number or 0-d tensor, with a gradient if it wants one.
+        reduction: "mean", "sum" or "none".
+        group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+            `fastsim.distributed`.
+        backend: its name; None chooses.
+
+    Returns:
+        A scalar, the mean or sum over all positive pairs (of all ranks with `group`), or for
+        reduction "none" the sums of the rows (N,). A row without a negative has loss 0.
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+        >>> fastsim.nt_xent(embeddings, torch.tensor([0, 0, 1]), temperature=1.0)
+        tensor(0.3133)
     """
     check_embeddings("embeddings", embeddings, empty=group is not None)
     check_number("temperature", temperature, positive=True)

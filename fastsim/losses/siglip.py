@@ -48,18 +48,34 @@ def siglip(
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Pairwise sigmoid loss of x (N, D) and y (M, D) against any target matrix.
+    """Pairwise sigmoid loss against any target matrix.
 
-    targets: (N, M) of any real or integer dtype, 1 similar, -1 not, soft values between; or
-        (row_groups (N,), column_groups (M,)) integers, the same group 1, else -1; or None: the
-        diagonal.
-    scale, bias: numbers or 0-d tensors, with a gradient if they want one.
-    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
-        `fastsim.distributed`.
+    For pairs where a row may have several positives, and for image and text. Every pair is decided
+    alone, so there is no softmax over the batch; with one positive a row, `info_nce` is its
+    neighbour.
 
-    Returns a scalar, or the row sums (N,) for reduction "none". ValueError or TypeError for
-    arguments that do not fit, RuntimeError for a backend that cannot serve them. Source: see the
-    module.
+    Args:
+        x: (N, D).
+        y: (M, D).
+        targets: (N, M) of any real or integer dtype, 1 similar, -1 not, soft values between; or
+            (row_groups (N,), column_groups (M,)) integers, the same group 1, else -1; or None: 1
+            on the diagonal, else -1.
+        scale, bias: numbers or 0-d tensors, with a gradient if it wants one.
+        reduction: "mean", "sum" or "none".
+        group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+            `fastsim.distributed`.
+        backend: its name; None chooses.
+
+    Returns:
+        A scalar, the sum over all pairs divided by N, or the row sums (N,) for reduction "none".
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> fastsim.siglip(torch.eye(2), torch.eye(2), scale=1.0, bias=0.0)  # log 2 + log(1 + 1/e)
+        tensor(1.0064)
     """
     check_embeddings("x", x, empty=group is not None)
     check_embeddings("y", y, empty=group is not None)
