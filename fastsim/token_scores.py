@@ -57,8 +57,14 @@ def max_sim(
         gradient.
 
     Raises:
-        ValueError, TypeError: arguments that do not fit.
-        RuntimeError: a backend that cannot serve them.
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> query = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])  # of two tokens
+        >>> documents = torch.tensor([[[1.0, 0.0], [0.0, 2.0]], [[0.0, 1.0], [0.0, 1.0]]])
+        >>> fastsim.max_sim(query, documents)  # 1 + 1 and 0 + 1
+        tensor([[2., 1.]])
     """
     own = isinstance(documents, Tensor) and documents.dim() == 4 and document_offsets is None
     check_tokens("queries", queries, query_offsets)
