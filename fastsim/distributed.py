@@ -38,8 +38,8 @@ import torch.distributed as dist
 
 from fastsim.agreement import agree, describe, failures_are_told
 from fastsim.groups import Ring, all_gather, process_group
-from fastsim.losses.reduce import reduce
 from fastsim.operators import once_differentiable
+from fastsim.reduce import reduce
 
 __all__ = ["Ring"]
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from fastsim.backends import get, pick
 from fastsim.checks import check_alike, check_embeddings
 from fastsim.operators import define, differentiable_again
+from fastsim.precision import widened
 
 
 def compute_dtype(x):
@@ -32,7 +33,7 @@ def unit_rows(x, backend):
 
 def _unit_formula(x):
     x = x.to(compute_dtype(x))
-    norm = torch.linalg.vector_norm(x.double(), dim=-1, keepdim=True)
+    norm = torch.linalg.vector_norm(widened(x), dim=-1, keepdim=True)
     zero = norm < torch.finfo(x.dtype).tiny
     return x * torch.where(zero, 0.0, 1 / norm.masked_fill(zero, 1.0)).to(x.dtype)
 
@@ -57,6 +58,20 @@ def dense_cosines(x, y, backend):
     unit_y = unit_x if y is None or y is x else unit_rows(y, backend)
     with without_autocast(x.device.type):
         return unit_x @ unit_y.T
+
+
+def dense_scores(x, y, backend, similarity):
+    """Cosines or dot products of every pair of rows (N, M), in the compute type."""
+    if similarity == "cosine":
+        return dense_cosines(x, y, backend)
+    x = x.to(compute_dtype(x))
+    with without_autocast(x.device.type):
+        return x @ (x if y is None else y.to(x.dtype)).T
+
+
+def paired_scores(x, y, backend, similarity):
+    """Cosines or dot products (N,) of paired rows x, y (N, D) of one compute type."""
+    return paired_cosines(x, y, backend) if similarity == "cosine" else paired(x, y)
 
 
 def cosine_similarity(x: Tensor, y: Tensor | None = None, *, backend: str | None = None) -> Tensor:

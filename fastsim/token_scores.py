@@ -61,10 +61,10 @@ def max_sim(
         RuntimeError: for a backend that cannot serve them.
 
     Example:
-        >>> query = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])  # of two tokens
-        >>> documents = torch.tensor([[[1.0, 0.0], [0.0, 2.0]], [[0.0, 1.0], [0.0, 1.0]]])
-        >>> fastsim.max_sim(query, documents)  # 1 + 1 and 0 + 1
-        tensor([[2., 1.]])
+        >>> queries = torch.eye(2)[None]
+        >>> documents = torch.stack([torch.eye(2), torch.ones(2, 2)])
+        >>> fastsim.max_sim(queries, documents)
+        tensor([[2.0000, 1.4142]])
     """
     own = isinstance(documents, Tensor) and documents.dim() == 4 and document_offsets is None
     check_tokens("queries", queries, query_offsets)

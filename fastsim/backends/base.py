@@ -15,6 +15,7 @@ class Backend:
     name: str
     automatic = True  # whether `auto` may choose it
     by_verdict = False  # whether `auto` may where a verdict calls it right (fastsim/verify)
+    adds_column_bias = False  # whether its logits may have a bias of their column
     keeps_scores = False  # whether `forward` leaves scores for the score gradients that follow it
 
     def unsupported_reason(self, *tensors, kind=None):
@@ -111,6 +112,10 @@ class Backend:
         float64: dL/dscale, which needs one of the two, and dL/dbias.
         """
         raise NotImplementedError
+
+    def operand_rows(self, x, cosine):
+        """`unit_rows`, or `plain_rows` where the scores are no cosines."""
+        return self.unit_rows(x) if cosine else self.plain_rows(x)
 
     def plain_rows(self, x):
         """`unit_rows` for scores that are no cosines: a copy of x as operands, and ones."""

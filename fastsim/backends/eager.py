@@ -11,6 +11,7 @@ class EagerBackend(Backend):
     """Dense torch: holds the N x M matrix as often as autograd asks."""
 
     name = "eager"
+    adds_column_bias = True
     automatic = False  # the specification: it serves everything, in N x M memory
 
     def unsupported_reason(self, *tensors, kind=None):

@@ -22,6 +22,11 @@ from fastsim.losses.circle import Circle, circle, circle_from_scores
 from fastsim.losses.cosent import CoSENT, cosent, cosent_from_scores
 from fastsim.losses.cosent_matrix import CoSENTMatrix, cosent_matrix, cosent_matrix_from_scores
 from fastsim.losses.cosine_regression import CosineRegression, cosine_regression
+from fastsim.losses.debiased_contrastive import (
+    DebiasedContrastive,
+    debiased_contrastive,
+    debiased_contrastive_from_scores,
+)
 from fastsim.losses.decoupled_contrastive import (
     DecoupledContrastive,
     decoupled_contrastive,
@@ -65,6 +70,7 @@ from fastsim.losses.triplet_margin import TripletMargin, triplet_margin
 # Loss function -> its dense specification on a given score matrix (or list of scores).
 SPECIFICATIONS = {
     info_nce: info_nce_from_scores,
+    debiased_contrastive: debiased_contrastive_from_scores,
     decoupled_contrastive: decoupled_contrastive_from_scores,
     sup_con: sup_con_from_scores,
     nt_xent: nt_xent_from_scores,
@@ -90,6 +96,7 @@ __all__ = [
     "CoSENT",
     "CoSENTMatrix",
     "CosineRegression",
+    "DebiasedContrastive",
     "DecoupledContrastive",
     "FullTriplet",
     "HardestPairs",
@@ -120,6 +127,8 @@ __all__ = [
     "cosent_matrix",
     "cosent_matrix_from_scores",
     "cosine_regression",
+    "debiased_contrastive",
+    "debiased_contrastive_from_scores",
     "decoupled_contrastive",
     "decoupled_contrastive_from_scores",
     "full_triplet",

@@ -91,11 +91,11 @@ def late_interaction(
     Raises:
         ValueError, TypeError: for arguments that do not fit.
         RuntimeError: for a backend that cannot serve them.
+
     Example:
-        >>> queries = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])  # of one token each
-        >>> documents = torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]]])
-        >>> fastsim.late_interaction(queries, documents)  # log(e + 1) - 1
-        tensor(0.3133)
+        >>> tokens = torch.stack([torch.eye(2), -torch.eye(2)])
+        >>> fastsim.late_interaction(tokens, tokens)  # scores 2 and 0: log(e^2 + 1) - 2
+        tensor(0.1269)
     """
     _check_sides(queries, documents, query_mask, document_mask, similarity, average, reduction)
     if positives is None and documents.shape[0] < queries.shape[0]:
@@ -211,12 +211,11 @@ def late_interaction_distillation(
     Raises:
         ValueError, TypeError: for arguments that do not fit.
         RuntimeError: for a backend that cannot serve them.
+
     Example:
-        >>> queries = torch.tensor([[[1.0, 0.0]]])  # one, of one token
-        >>> documents = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])  # two, with scores 1 and 0
-        >>> teacher = torch.tensor([[3.0, 2.0]])  # as far apart
-        >>> fastsim.late_interaction_distillation(queries, documents, teacher)
-        tensor(0.)
+        >>> tokens = torch.stack([torch.eye(2), -torch.eye(2)])
+        >>> fastsim.late_interaction_distillation(tokens, tokens, torch.zeros(2, 2))
+        tensor(0.4338)
     """
     own = isinstance(documents, Tensor) and documents.dim() == 4
     dimensions = 4 if own else 3

@@ -1,7 +1,9 @@
 """Multi-similarity: soft hinges on a row's positives and on its negatives, each weighed by all.
 
-    L_i = (1/alpha) log(1 + sum_{p in group(i), p != i} exp(-alpha (cos_ip - base)))
-        + (1/beta)  log(1 + sum_{n not in group(i)}     exp(beta (cos_in - base)))
+    L_i = (1/alpha) log(1 + sum_{p in group(i), p != i} exp(-alpha (s_ip - base)))
+        + (1/beta)  log(1 + sum_{n not in group(i)}     exp(beta (s_in - base)))
+
+s is the cosine, or with similarity="dot" the dot product.
 
 Source: Wang et al. 2019, "Multi-Similarity Loss with General Pair Weighting for Deep Metric
 Learning", equation 15, without its mining. A positive's weight grows with its distance to the
@@ -13,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fastsim.annotations import Group, Reduction
+from fastsim.annotations import Group, Reduction, Similarity
 from fastsim.checks import check_number
 from fastsim.distributed import batchwise
 from fastsim.losses.grouped import grouped_from_scores, grouped_loss
@@ -32,6 +34,7 @@ def multi_similarity(
     alpha: float = 2.0,
     beta: float = 50.0,
     base: float = 0.5,
+    similarity: Similarity = "cosine",
     reduction: Reduction = "mean",
     group: Group = None,
     backend: str | None = None,
@@ -49,7 +52,8 @@ def multi_similarity(
         reference_groups: (M,) integers, together with references.
         own_first: the first N references are the embeddings' own, so row i leaves out reference i.
         alpha, beta: positive numbers, the steepness for positives and for negatives.
-        base: a number, the cosine at which a pair begins to count.
+        base: a number, the score at which a pair begins to count.
+        similarity: what a score is: "cosine", or "dot" for the product of the rows as they are.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
@@ -83,6 +87,7 @@ def multi_similarity(
         base=float(base),
         formula=partial(_losses, **options),
         options=options,
+        similarity=similarity,
         reduction=reduction,
         group=group,
         backend=backend,
@@ -101,6 +106,7 @@ class MultiSimilarity(LossModule):
         alpha: float = 2.0,
         beta: float = 50.0,
         base: float = 0.5,
+        similarity: Similarity = "cosine",
         reduction: Reduction = "mean",
         group: Group = None,
         backend: str | None = None,

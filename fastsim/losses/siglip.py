@@ -1,7 +1,9 @@
 """SigLIP: every pair of the batch as a binary decision.
 
-    L = (1/N) sum_ij BCE(sigma(scale * cos_ij + bias), (t_ij + 1) / 2)
+    L = (1/N) sum_ij BCE(sigma(scale * s_ij + bias), (t_ij + 1) / 2)
       = (1/N) sum_ij softplus(-t_ij z_ij)   for t = +-1
+
+s is the cosine, or with similarity="dot" the dot product.
 
 Source: Zhai et al. 2023, "Sigmoid Loss for Language Image Pre-Training", equation 1, there with
 the diagonal as the only positives. The division is by N, not N^2; scale and bias start at 10 and
@@ -12,7 +14,7 @@ leaves 0.27 to 0.73.
 import torch
 from torch import Tensor
 
-from fastsim.annotations import Group, Reduction, Scalar, Targets
+from fastsim.annotations import Group, Reduction, Scalar, Similarity, Targets
 from fastsim.backends import pick
 from fastsim.checks import (
     check_alike,
@@ -20,6 +22,7 @@ from fastsim.checks import (
     check_number,
     check_reduction,
     check_scores,
+    check_similarity,
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
@@ -32,7 +35,7 @@ from fastsim.pairs import (
     global_targets,
     parse_targets,
 )
-from fastsim.scores import compute_dtype, dense_cosines
+from fastsim.scores import compute_dtype, dense_scores
 from fastsim.tile import Tile
 
 
@@ -44,6 +47,7 @@ def siglip(
     *,
     scale: Scalar = 10.0,
     bias: Scalar = -10.0,
+    similarity: Similarity = "cosine",
     reduction: Reduction = "mean",
     group: Group = None,
     backend: str | None = None,
@@ -60,7 +64,8 @@ def siglip(
         targets: (N, M) of any real or integer dtype, 1 similar, -1 not, soft values between; or
             (row_groups (N,), column_groups (M,)) integers, the same group 1, else -1; or None: 1
             on the diagonal, else -1.
-        scale, bias: numbers or 0-d tensors, with a gradient if it wants one.
+        scale, bias: numbers or 0-d tensors, with a gradient if they want one.
+        similarity: what a score is: "cosine", or "dot" for the product of the rows as they are.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
@@ -81,17 +86,26 @@ def siglip(
     check_embeddings("y", y, empty=group is not None)
     check_alike("y", y, "x", x)
     check_reduction(reduction)
+    check_similarity(similarity)
     chosen = pick(backend, x, y, scale, bias, kind="sigmoid", group=group)
     check_number("scale", scale)
     check_number("bias", bias)
     options = {"scale": scale, "bias": bias}
     check_own_targets(targets, x, y, group)
     batch = join(
-        group, "siglip", x, y, **options, targets=targets, reduction=reduction, backend=chosen.name
+        group,
+        "siglip",
+        x,
+        y,
+        **options,
+        targets=targets,
+        similarity=similarity,
+        reduction=reduction,
+        backend=chosen.name,
     )
     targets = global_targets(targets, batch, x.device)
     if chosen.name == "eager":
-        scores = dense_cosines(*batch.gather_both(x, y), chosen)
+        scores = dense_scores(*batch.gather_both(x, y), chosen, similarity)
         targets = gather_targets(targets, batch)
         return batch.reduce(
             siglip_from_scores(scores, targets, **options, reduction="none"), reduction
@@ -102,7 +116,7 @@ def siglip(
         return siglip_from_scores(scores, targets, scale=scale, bias=bias, reduction="none")
 
     return tile_loss(
-        Tile("sigmoid", pairs),
+        Tile("sigmoid", pairs, cosine=similarity == "cosine"),
         x,
         y,
         scale=_off_zero(scale, x),
@@ -124,6 +138,7 @@ class SigLIP(LossModule):
         *,
         scale: Scalar = 10.0,
         bias: Scalar = -10.0,
+        similarity: Similarity = "cosine",
         reduction: Reduction = "mean",
         group: Group = None,
         backend: str | None = None,

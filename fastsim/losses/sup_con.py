@@ -1,6 +1,8 @@
 """SupCon: InfoNCE with every other member of the group as a positive.
 
-    L_i = log sum_{j != i} exp(z_ij) - mean_{p in group(i), p != i} z_ip,   z = cos / temperature
+    L_i = log sum_{j != i} exp(z_ij) - mean_{p in group(i), p != i} z_ip,   z = s / temperature
+
+s is the cosine, or with similarity="dot" the dot product.
 
 Source: Khosla et al. 2020, "Supervised Contrastive Learning", equation 2 (L_out). With groups of
 two it is NT-Xent; `info_nce` is the case of one named positive.
@@ -11,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fastsim.annotations import Group, Reduction, Scalar
+from fastsim.annotations import Group, Reduction, Scalar, Similarity
 from fastsim.checks import check_embeddings, check_number
 from fastsim.distributed import batchwise
 from fastsim.losses.grouped import grouped_from_scores, grouped_loss
@@ -29,6 +31,7 @@ def sup_con(
     *,
     own_first: bool = False,
     temperature: Scalar = 0.1,
+    similarity: Similarity = "cosine",
     reduction: Reduction = "mean",
     group: Group = None,
     backend: str | None = None,
@@ -46,6 +49,7 @@ def sup_con(
         reference_groups: (M,) integers, together with references.
         own_first: the first N references are the embeddings' own, so row i leaves out reference i.
         temperature: a positive number or 0-d tensor, with a gradient if it wants one.
+        similarity: what a score is: "cosine", or "dot" for the product of the rows as they are.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
@@ -79,6 +83,7 @@ def sup_con(
         formula=partial(_losses, temperature=temperature),
         options={"temperature": temperature},
         count=_count,
+        similarity=similarity,
         reduction=reduction,
         group=group,
         backend=backend,
@@ -95,6 +100,7 @@ class SupCon(LossModule):
         *,
         own_first: bool = False,
         temperature: Scalar = 0.1,
+        similarity: Similarity = "cosine",
         reduction: Reduction = "mean",
         group: Group = None,
         backend: str | None = None,

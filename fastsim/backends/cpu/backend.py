@@ -10,6 +10,7 @@ from fastsim.backends.cpu import amx, max_sim
 from fastsim.backends.cpu.passes import EMPTY, FORWARDS, SCORE_GRADS
 from fastsim.backends.panel import panel_bytes
 from fastsim.kinds import LATE_INTERACTION, SELECTIONS
+from fastsim.pairs import Pairs
 
 LIBRARY = Path(__file__).parents[2] / "_lib" / "cpu.so"
 
@@ -25,7 +26,6 @@ TILE_ROWS = 12  # rows of a panel are a multiple: whole register tiles for two t
 ALIGNED = 64  # a block's first column is a multiple of every kernel's column panel
 ODD = 16  # columns of padding
 WIDEST = 1 << 17  # columns of a block: 120 rows of them take 63 MB
-SKIP = {"nothing": 0, "diagonal": 1, "lower": 2}
 WHOLE = ("softmax", "sigmoid", "squared_error", "hard_triplet", "semi-hard_triplet")
 SMALL = 1 << 27  # multiply-adds of a product up to which one call is faster than a matrix unit
 CHEAP = 1 << 24  # multiply-adds of a product that cost less than the calls it saves
@@ -53,7 +53,7 @@ def _pairs(pairs, block):
     """The arguments that every panel operator opens with."""
     rows, columns = block
     parts = pairs.block(rows, columns)
-    return rows.start + pairs.offset, columns.start, *parts, pairs.negative_target, SKIP[pairs.skip]
+    return rows.start + pairs.offset, columns.start, *parts, pairs.negative_target, pairs.skip
 
 
 def _with_positives(columns, first):
@@ -75,6 +75,7 @@ class CpuBackend(Backend):
     """Float32 and float64 panels; 16-bit inputs are normalised into float32."""
 
     name = "cpu"
+    adds_column_bias = True
     keeps_scores = True
 
     def unsupported_reason(self, *tensors, kind=None):
@@ -150,8 +151,8 @@ class CpuBackend(Backend):
             y,
             *tile.pairs.tensors(),
             tile.pairs.negative_target,
-            SKIP[tile.pairs.skip],
-            WHOLE.index(tile.kind),
+            tile.pairs.skip,
+            tile.kind,
             tile.scale,
             tile.bias,
             tile.margin,
@@ -183,13 +184,14 @@ class CpuBackend(Backend):
         kept = kept if kept * WORTH_KEEPING >= rows else 0
         return _Workspace(unit_y, tall, wide, rows if kept >= rows else kept // tall * tall)
 
-    def scores(self, unit_x, unit_y, block, workspace, pairs=None):
+    def scores(self, unit_x, unit_y, block, workspace, tile=None):
         """The score panel of a block, in the workspace.
 
-        pairs: whose thresholds and guide are applied to it; pairs that they decide against get a
-        score below all others.
+        tile: whose pairs' thresholds, guide and bias of the columns are applied to it; pairs that
+        they decide against get a score below all others.
         """
         rows, columns = block
+        pairs = None if tile is None else tile.pairs
         panel = workspace.panel(block)
         workspace.fill(panel, unit_x[rows], columns.start)
         if pairs is not None and pairs.thresholds is not None:
@@ -198,6 +200,8 @@ class CpuBackend(Backend):
             guide = pairs.guide
             guided = self.scores(guide.rows, guide.columns, block, workspace.guided(guide))
             torch.ops.fastsim_cpu.leave_out_above(panel, guided, guide.thresholds[rows])
+        if pairs is not None and pairs.column_bias is not None:
+            panel.add_(pairs.score_bias(columns, tile.scale))
         return panel
 
     def paired_scores(self, unit_x, unit_y):
@@ -227,14 +231,14 @@ class CpuBackend(Backend):
         # The first blocks come last: the score gradients begin with what was kept of them.
         blocks = self.blocks(rows, columns, unit_x.device, whole_rows=whole, lower=lower)
         for block in reversed(list(blocks)):
-            panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs)
+            panel = self.scores(unit_x, unit_y, block, workspace, tile)
             state.add(panel, _pairs(tile.pairs, block), block)
             workspace.keep(block, panel)
         return state.result()
 
     def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
-        panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs)
-        state = FORWARDS[tile.kind](tile, *panel.shape)
+        panel = self.scores(unit_x, unit_y, block, workspace, tile)
+        state = FORWARDS[tile.kind](tile.of_rows(block[0]), *panel.shape)
         pairs = _pairs(tile.pairs, block)
         state.fused_pass(panel, pairs, weights[block[0]])
         return state.result(), panel
@@ -242,7 +246,7 @@ class CpuBackend(Backend):
     def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
         panel = workspace.kept(block)
         if panel is None:
-            panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs)
+            panel = self.scores(unit_x, unit_y, block, workspace, tile)
         else:
             tile = replace(
                 tile, margin=0.0
@@ -342,7 +346,8 @@ class CpuBackend(Backend):
         for block in self.blocks(shape[0], corpus.shape[0], corpus.device):
             torch.ops.fastsim_cpu.top_k(
                 self.scores(unit_x, unit_y, block, workspace),
-                block[1].start,
+                *_pairs(Pairs(), block),
+                k,
                 values[block[0]],
                 indices[block[0]],
             )
