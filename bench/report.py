@@ -31,6 +31,8 @@ TABLES = {
     "repeated": tables.repeated,
     "scaling": tables.of_device(tables.scaling),
     "pictures": tables.pictures,
+    "estimates": tables.estimates,
+    "ranks": tables.ranks,
     "parity": tables.parity,
     "late_interaction": late_interaction.table,
     "improved": lambda _: improved_table(),

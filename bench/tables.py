@@ -4,7 +4,7 @@ import statistics
 
 from bench.figures import FIGURES, HEADLINES, LINK, PROCESSES, WIDTH
 from bench.results import FOLDER, folders, read
-from fastsim.benchmark import compare, model
+from fastsim.benchmark import compare, model, results
 from fastsim.benchmark.cases import CASES
 from fastsim.benchmark.found import BOTH, Found
 
@@ -203,6 +203,73 @@ def pictures(folder):
     there = [name for name in list(FIGURES)[1:] if (FOLDER / folder / f"{name}.png").is_file()]
     parts = [f"![{FIGURES[n][1]}](results/{folder}/{n}.png)" for n in there]
     return "\n\n".join(parts) or NOTHING
+
+
+def estimates(device):
+    """Times that were reckoned rather than measured."""
+    path = FOLDER / "estimates.jsonl"
+    if not path.is_file():
+        return NOTHING
+    about, rows = results.read(path)
+    assert device == about["device"].split()[0].lower()
+    lines = [
+        [
+            *(row["loss"], f"{row['rows']:,} x {row['width']}, {row['dtype']}", row["by"]),
+            *(f"{row['bytes a score']}", milliseconds(row["products ms"])),
+            milliseconds(row["estimated ms"]),
+        ]
+        for row in rows
+    ]
+    head = ["loss", "size", "backend", "bytes a score", "products", "estimate"]
+    text = (
+        f"**Estimates {about['estimate']}.** {about['device']} at its peak of"
+        f" {' and '.join(f'{value:g} {unit}' for unit, value in about['settings'].items())}"
+        f" ({about['source']})."
+    )
+    return f"{text}\n\n{markdown(head, lines, 3)}"
+
+
+def ranks(device):
+    """What the loss takes on many GPUs, reckoned rather than measured."""
+    path = FOLDER / "ranks.jsonl"
+    if not path.is_file():
+        return NOTHING
+    about, rows = results.read(path)
+    assert device == about["device"].split()[0].lower()
+    names = ("products ms", "link ms", "loss ms")
+    lines = [
+        [
+            *(f"{row['ranks']}", row["link"], row["exchange"], f"{row['GB']:.2f} GB"),
+            *(milliseconds(row[name]) for name in names),
+            f"{row['memory GB']:.1f} GB",
+        ]
+        for row in rows
+        if "ranks" in row
+    ]
+    head = ["ranks", "link", "exchange", "over the link", "products", "link", "loss", "memory"]
+    one = rows[0]
+    settings = ", ".join(f"{name} {value:g}" for name, value in about["settings"].items())
+    spans = "; ".join(
+        f"over {link} "
+        + ", ".join(
+            f"{row['faster']} from {row['from rows']:,}" for row in rows if _spans(row, link)
+        )
+        for link in dict.fromkeys(row["link"] for row in rows)
+    )
+    text = (
+        f"**Estimates {about['estimate']}.** {one['loss']} of {one['rows of a rank']:,} rows of"
+        f" width {one['width']:,} on every rank, bfloat16, forward and backward. {about['device']}"
+        f" at its peak: {settings} ({about['source']})."
+    )
+    after = (
+        f"The faster exchange by rows of a rank: {spans}. Gathered, 80 GB hold"
+        f" {about['ranks that 80 GB hold gathered']:,} ranks of these rows."
+    )
+    return f"{text}\n\n{markdown(head, lines, 3)}\n\n{after}"
+
+
+def _spans(row, link):
+    return "faster" in row and row["link"] == link
 
 
 def parity(folder):

@@ -91,6 +91,15 @@ class Tile:
         shapes = {ROWS: (rows,), COLUMNS: (columns,), MATRIX: (2, levels)}
         return [shapes[part.axis] for part in self.parts for _ in range(part.size)]
 
+    def empty_state(self, rows, columns, device):
+        """The state before any score has been looked at."""
+        fills = [fill for part in self.parts for fill in part.fills]
+        shapes = self.state_shapes(rows, columns)
+        return [
+            torch.full(shape, fill, dtype=wide_dtype(device), device=device)
+            for shape, fill in zip(shapes, fills, strict=True)
+        ]
+
     def split(self, state):
         """(the tensors of rows or of the matrix, those of columns)."""
         mine, of_columns = [], []

@@ -16,6 +16,8 @@ class Backend:
     automatic = True  # whether `auto` may choose it
     by_verdict = False  # whether `auto` may where a verdict calls it right (fastsim/verify)
     adds_column_bias = False  # whether its logits may have a bias of their column
+    # Distinct targets up to which sums per level are cheaper than a sort of all entries.
+    most_levels = 256
     keeps_scores = False  # whether `forward` leaves scores for the score gradients that follow it
 
     def unsupported_reason(self, *tensors, kind=None):

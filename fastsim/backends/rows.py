@@ -98,6 +98,8 @@ def add_rows(out, rows, values):
 
 def _pairs(x, y, columns, distances):
     """Distance or product of each row of x with a row of y, the same or the one named."""
+    if not len(x):  # one rank of a group may have no rows
+        return x.new_empty(0)
     parts = []
     for rows in _bands(x):
         # Not y[columns[rows]], which takes four times as long on a CPU.

@@ -18,8 +18,8 @@ import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fastsim.backends import get
-from fastsim.distributed import all_reduce_min
 from fastsim.engine.arguments import TileArguments
+from fastsim.engine.scoring import blocks_of, common_loss_scale, state_of
 from fastsim.pairs import Guide, with_thresholds
 from fastsim.precision import wide_dtype, widened
 from fastsim.scores import compute_dtype, without_autocast
@@ -48,12 +48,11 @@ class Call:
 
     def with_loss_scale(self, weights):
         """(weights, the factor that takes their loss scale back out of the gradient)."""
-        loss_scale = self.backend.loss_scale(self.tile, weights, self.x.dtype, self.y.shape[0])
+        loss_scale = common_loss_scale(
+            self.tile, weights, self.x.dtype, self.y.shape[0], self.backend, self.tile.group
+        )
         if loss_scale is None:
             return weights, self.x.new_ones((), dtype=compute_dtype(self.x))
-        if self.tile.group:
-            # Columns add up the weights of all ranks.
-            loss_scale = all_reduce_min(loss_scale, self.tile.group)
         return loss_scale if weights is None else weights * loss_scale, 1 / loss_scale
 
     def units(self):
@@ -158,7 +157,8 @@ def forward(*arguments):
                 call, state, call.weights, grads, (inverse_x, inverse_y), factor, inverse_x.dtype
             )
         else:
-            saved = state = call.tile.all_reduce(call.backend.forward(call.tile, unit_x, unit_y))
+            own = state_of(call.tile, unit_x, unit_y, call.backend)
+            saved = state = call.tile.all_reduce(own)
         loss = call.tile.finish(state)
         if call.weights is not None:
             loss = (loss * call.weights).sum()
@@ -223,8 +223,7 @@ def _coefficients(tile, state, weights, dtype):
 
 def _score_grad_panels(call, unit_x, unit_y, coefficients, dtype, workspace):
     lower = call.tile.pairs.each_once
-    shape = unit_x.shape[0], unit_y.shape[0]
-    blocks = list(call.backend.blocks(*shape, unit_x.device, lower=lower))
+    blocks = list(blocks_of(unit_x, unit_y, call.backend, lower=lower))
     one_by_band = len({rows.start for rows, _ in blocks}) == len(blocks)
     products = _Products(call, unit_x, unit_y, dtype, spent=one_by_band)
     for block in blocks:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fastsim.training import checkpoints as saved
+from fastsim.training import hub
 from fastsim.training.batch_plan import small_batches
 from fastsim.training.folders import (
     OutputError,
@@ -188,7 +189,7 @@ def _begin(options, task, checkpoints, main, say):
 
 def _fingerprints(paths):
     paths = [paths] if isinstance(paths, str) else paths
-    return [saved.fingerprint(path) for path in paths]
+    return [(hub if hub.is_hub(path) else saved).fingerprint(path) for path in paths]
 
 
 def _resume(options, task, asked, checkpoints, main, say):

@@ -28,6 +28,7 @@ from fastsim.integrations import open_clip, overrides
 from fastsim.integrations.open_clip import ClipLoss, CoCaLoss, SigLipLoss
 from tests.integrations import open_clip_peer
 from tests.measure import assert_close
+from tests.seeds import fresh
 
 peer = open_clip_peer.load()
 PAIRS = {"ClipLoss": ClipLoss, "SigLipLoss": SigLipLoss}
@@ -35,7 +36,7 @@ NAMES = ("loss", "image gradient", "text gradient", "scale gradient", "bias grad
 
 
 def features(rows, width, *, unit, seed):
-    generator = torch.Generator().manual_seed(seed)
+    generator = fresh(seed)
     x = torch.randn(rows, width, generator=generator)
     return torch.nn.functional.normalize(x) if unit else 0.3 * x
 

@@ -7,9 +7,10 @@ import torch
 
 from fastsim.backends.base import Backend
 from fastsim.backends.cpu import amx, max_sim
-from fastsim.backends.cpu.passes import EMPTY, FORWARDS, SCORE_GRADS
+from fastsim.backends.cpu.passes import forward_of, served, write_score_grad
 from fastsim.backends.panel import panel_bytes
 from fastsim.kinds import LATE_INTERACTION, SELECTIONS
+from fastsim.kinds.kind import EMPTY
 from fastsim.pairs import Pairs
 
 LIBRARY = Path(__file__).parents[2] / "_lib" / "cpu.so"
@@ -42,11 +43,24 @@ def _load():
         torch.ops.load_library(LIBRARY)
     except OSError as error:
         return f"the C++ extension does not load: {error}"
-    return None
+    return None if _agrees() else "the C++ extension is of other sources; reinstall fastsim"
+
+
+def _agrees():
+    """Whether the library has the constants that this backend counts on."""
+    library = torch.ops.fastsim_cpu
+    if not hasattr(library, "left_out"):
+        return False
+    packed = [library.panel_columns(single) for single in (True, False)]
+    return (
+        library.left_out() == EMPTY
+        and TILE_ROWS % library.tile_rows() == 0
+        and not any(ALIGNED % columns for columns in packed)
+    )
 
 
 _UNAVAILABLE = _load()
-_KINDS = {*FORWARDS, *SELECTIONS, *LATE_INTERACTION}
+_KINDS = {*served(), *SELECTIONS, *LATE_INTERACTION}
 
 
 def _pairs(pairs, block):
@@ -93,6 +107,10 @@ class CpuBackend(Backend):
 
     def number(self, scalar):
         return scalar.item()
+
+    @property
+    def most_levels(self):
+        return torch.ops.fastsim_cpu.most_levels()
 
     def unit_rows(self, x, dtype=None):
         dtype = dtype or torch.promote_types(x.dtype, torch.float32)
@@ -223,7 +241,7 @@ class CpuBackend(Backend):
 
     def forward(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
-        state = FORWARDS[tile.kind](tile, rows, columns)
+        state = forward_of(tile, rows, columns)
         if sums is not None:
             state.know(sums)
         whole, lower = tile.whole_rows, tile.pairs.each_once
@@ -238,7 +256,7 @@ class CpuBackend(Backend):
 
     def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
         panel = self.scores(unit_x, unit_y, block, workspace, tile)
-        state = FORWARDS[tile.kind](tile.of_rows(block[0]), *panel.shape)
+        state = forward_of(tile.of_rows(block[0]), *panel.shape)
         pairs = _pairs(tile.pairs, block)
         state.fused_pass(panel, pairs, weights[block[0]])
         return state.result(), panel
@@ -251,7 +269,7 @@ class CpuBackend(Backend):
             tile = replace(
                 tile, margin=0.0
             )  # the forward reduction has taken it from the positives
-        SCORE_GRADS[tile.kind](tile, panel, _pairs(tile.pairs, block), block, coefficients)
+        write_score_grad(tile, panel, _pairs(tile.pairs, block), block, coefficients)
         return panel
 
     def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):

@@ -33,7 +33,7 @@ class TorchBackend(Backend):
         return {*EPILOGUES, *SELECTIONS, *LATE_INTERACTION}
 
     def note(self):
-        return ", on any device"
+        return ", on any device; GPUs with Triton compile what is between its products"
 
     def number(self, scalar):
         return scalar.item() if scalar.device.type == "cpu" else scalar

@@ -59,7 +59,7 @@ class Block:
             guide_thresholds,
             bias,
             first=rows.start + pairs.offset - across.start,
-            whole=across == slice(0, columns),
+            whole=across == slice(0, columns) and not pairs.sliced,
             skip=pairs.skip,
             exclude_above=pairs.exclude_above,
             negative_target=pairs.negative_target,

@@ -22,7 +22,7 @@ from fastsim.backends.torch.epilogues import FEW
 from fastsim.tile import Tile
 
 VARIABLE = "FASTSIM_COMPILE"
-WORTHWHILE = 1 << 20  # scores of a panel: over fewer a GPU spends no time that could be saved
+WORTHWHILE = 1 << 20  # scores of a panel: a GPU is done with fewer before the next is launched
 DEVICES = ("cuda", "xpu")
 COMPILER = "inductor"
 
@@ -31,7 +31,6 @@ TENSORS = (
     *("positives", "row_ids", "column_ids", "row_groups", "column_groups", "dense"),
     *("thresholds", "guided", "guide_thresholds", "bias"),
 )
-NUMBERS = ("scale", "bias", "positive_scale", "margin", "hardness")
 OFTEN_ZERO = ("margin", "hardness")  # which saves the work that they would be
 FLAGS = ("symmetric", "normalise")
 
@@ -49,14 +48,29 @@ def attempt(step, tile, block, given=(), out=None):
     key = _key(step, tile, block, given, out)
     first = key not in _functions
     if first:
-        _functions[key] = _compile(step, tile, block, len(given), out)
+        _functions[key] = _compile(step, tile, block, out)
     function = _functions[key]
     if function is None:
         return None
     arguments = _arguments(tile, block, given, out)
     # Whether autograd records is a part of what a compilation depends on.
     with torch.no_grad():
-        return _first_call(key, function, arguments, block) if first else function(*arguments)
+        call = _first_call if first else _later_call
+        return call(key, function, arguments, block)
+
+
+def _later_call(key, function, arguments, block):
+    """A call that compiles only where a setting of torch, or a layout of memory, is a new one."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        compiler = torch._dynamo.exc
+        if not isinstance(error, (compiler.TorchDynamoException, compiler.FailOnRecompileLimitHit)):
+            raise
+        # Too many of these, which is known before anything has run.
+        _functions[key] = None
+        _tell(block.panel.device, error)
+        return None
 
 
 def _first_call(key, function, arguments, block):
@@ -95,10 +109,12 @@ def _tell(device, error):
 
 def wanted(device, scores):
     """Whether panels of so many scores go through torch.compile on a device."""
-    asked = os.environ.get(VARIABLE)
+    asked = os.environ.get(VARIABLE) or "auto"
+    if asked not in ("auto", "0", "1"):
+        raise ValueError(f"{VARIABLE}: wanted 0, 1 or auto, got {asked!r}")
     if asked == "1":
         return device.type in ("cpu", *DEVICES)
-    return asked != "0" and device.type in DEVICES and scores >= WORTHWHILE and _triton()
+    return asked == "auto" and device.type in DEVICES and scores >= WORTHWHILE and _triton()
 
 
 @functools.cache
@@ -146,10 +162,10 @@ def _arguments(tile, block, given, out):
     return (
         panel,
         None if out is panel else out,
-        number(block.first, dtype=torch.int64),
-        number(block.exclude_above or 0.0),
+        None if block.skip == "nothing" else number(block.first, dtype=torch.int64),
+        None if block.exclude_above is None else number(block.exclude_above),
         tile.levels,
-        *(number(getattr(tile, name)) for name in NUMBERS),
+        *(number(getattr(tile, name)) for name in tile.record.parameters),
         *(_unrelated(getattr(block, name)) for name in TENSORS),
         *given,
     )
@@ -167,17 +183,17 @@ def _number(value, dtype, device):
     return torch.full((), value, dtype=dtype, device=device)
 
 
-def _compile(step, tile, block, count, out):
-    """The step as a function of `_arguments`; count: of the tensors that are given to it."""
+def _compile(step, tile, block, out):
+    """The step as a function of `_arguments`."""
     kind, writes = tile.kind, out is not None
     zero = {name: 0.0 for name in OFTEN_ZERO if getattr(tile, name) == 0}
     flags = {name: getattr(tile, name) for name in FLAGS}
     whole, skip, negative_target = block.whole, block.skip, block.negative_target
-    excludes = block.exclude_above is not None
+    parameters = tile.record.parameters
 
     def function(panel, out, first, exclude_above, levels, *tensors):
-        numbers = dict(zip(NUMBERS, tensors[: len(NUMBERS)], strict=True)) | zero
-        tensors = tensors[len(NUMBERS) :]
+        numbers = dict(zip(parameters, tensors[: len(parameters)], strict=True)) | zero
+        tensors = tensors[len(parameters) :]
         given = tensors[len(TENSORS) :]
         parts = dict(zip(TENSORS, tensors[: len(TENSORS)], strict=True))
         block = FusibleBlock(
@@ -186,7 +202,7 @@ def _compile(step, tile, block, count, out):
             first=first,
             whole=whole,
             skip=skip,
-            exclude_above=exclude_above if excludes else None,
+            exclude_above=exclude_above,
             negative_target=negative_target,
         )
         tile = Tile(kind, None, levels=levels, **numbers, **flags)

@@ -344,7 +344,7 @@ class Levels(Epilogue):
         """(R C,) the level of each pair."""
         if block.dense is None:
             return block.same.reshape(-1).to(torch.int32)
-        targets = block.dense.to(block.panel.dtype).reshape(-1)
+        targets = block.dense.to(block.panel.dtype).contiguous().reshape(-1)
         index = torch.searchsorted(tile.levels, targets, out_int32=True)
         return index.clamp_(max=len(tile.levels) - 1)
 
