@@ -4,7 +4,7 @@ import statistics
 
 from bench.figures import FIGURES, HEADLINES, LINK, PROCESSES, WIDTH
 from bench.results import FOLDER, folders, read
-from fastsim.benchmark import compare, model, results
+from fastsim.benchmark import model, results
 from fastsim.benchmark.cases import CASES
 from fastsim.benchmark.found import BOTH, Found
 
@@ -164,15 +164,14 @@ def slower(found):
 
 def repeated(folder):
     """Whether a later run of the same code agrees, in a sentence."""
-    runs = [read(name, folder) for name in ("losses", "losses_again")]
-    if None in runs:
+    run = read("repeated", folder)
+    if run is None:
         return NOTHING
-    found = compare.shared(*runs)
-    beyond = len(compare.changed(found))
-    apart = [abs(two[0] / one[0] - 1) for _, one, two in found]
+    (row,) = run[1]
     return (
-        f"Of {len(found)} ratios to fastsim's time a later run puts {beyond} beyond the spread of"
-        f" the repeats; it differs by {statistics.median(apart):.1%} in the median."
+        f"Of {row['ratios']} ratios to fastsim's time a later run puts {row['beyond their spread']}"
+        " beyond the spread of the repeats; it differs by"
+        f" {row['median difference']:.1%} in the median."
     )
 
 

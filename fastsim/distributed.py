@@ -41,6 +41,7 @@ import torch
 import torch.distributed as dist
 
 from fastsim.agreement import agree, describe, exchange, failures_are_told
+from fastsim.batch_metrics import watched
 from fastsim.dtensor import any_dtensor, as_dtensor, is_dtensor, local_arguments
 from fastsim.groups import Ring, all_gather, process_group
 from fastsim.operators import once_differentiable
@@ -254,6 +255,7 @@ def join(group, loss, rows, columns, *, length=0, **options):
     sides = {"rows": rows, "columns": columns}
     said = {"loss": loss, "exchange": "ring" if ring else "gather", "width": rows.shape[1:]}
     said |= {"dtype": rows.dtype, "gradients enabled": torch.is_grad_enabled()}
+    said |= {"metrics": watched()}
     said |= {f"gradient of {side}": tensor.requires_grad for side, tensor in sides.items()}
     said = {name: describe(value) for name, value in (said | options).items()}
     targets = options.get("targets")

@@ -13,6 +13,7 @@ from tests.models import texts, tiny_bert
 
 pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
 
+import transformers
 from datasets import Dataset
 from sentence_transformers import (
     SentenceTransformer,
@@ -23,6 +24,7 @@ from sentence_transformers.sentence_transformer import losses as theirs
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 from fastsim.integrations import sentence_transformers as ours
+from fastsim.integrations.transformers import log_metrics
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of the trainer's own libraries
 
@@ -74,7 +76,7 @@ def make(package, name, options, encoder):
     return getattr(package, name)(encoder, **guide, **options)
 
 
-def train(loss, encoder, columns, folder, **options):
+def train(loss, encoder, columns, folder, prepare=None, **options):
     """The losses of the steps."""
     arguments = SentenceTransformerTrainingArguments(
         output_dir=str(folder),
@@ -93,6 +95,8 @@ def train(loss, encoder, columns, folder, **options):
     trainer = SentenceTransformerTrainer(
         model=encoder, args=arguments, train_dataset=Dataset.from_dict(columns), loss=loss
     )
+    if prepare is not None:
+        prepare(trainer)
     trainer.train()
     return [row["loss"] for row in trainer.state.log_history if "loss" in row]
 
@@ -132,6 +136,28 @@ def test_under_matryoshka(name, options, columns):
     largest = max(grad.abs().max().item() for grad in results[1][1:])
     for got, wanted in zip(*results, strict=True):
         torch.testing.assert_close(got, wanted, rtol=2e-5, atol=2e-5 * largest)
+
+
+def test_metrics_are_logged(tmp_path):
+    """Beside the loss, which stays what it is; every reporter is told."""
+    told, curves = [], []
+
+    class Reporter(transformers.TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **more):
+            told.append({name for name in logs if name.startswith("batch_")})
+
+    def prepare(trainer):
+        trainer.add_callback(Reporter())
+        log_metrics(trainer)
+
+    for way in (prepare, None):
+        encoder = model()
+        loss = ours.MultipleNegativesRankingLoss(encoder)
+        curves.append(train(loss, encoder, COLUMNS["triplets"], tmp_path, way))
+    assert curves[0] == curves[1]
+    names = {"accuracy", "positive", "negative", "hardest_negative", "alignment", "uniformity"}
+    names |= {"excluded_by_id", "excluded_by_score"}
+    assert told == [{f"batch_{name}" for name in names}] * 3 + [set()]  # the last: the run's
 
 
 def test_learnt_numbers_in_the_trainer(tmp_path):

@@ -93,6 +93,9 @@ def test_losses_are_logged_to_tensorboard(files, tmp_path):
     log = accumulators.EventAccumulator(str(events)).Reload()
     logged = [event.value for event in log.Scalars("train/loss")]
     assert logged == pytest.approx(losses(result), abs=1e-6)  # kept as float32
+    accuracies = [event.value for event in log.Scalars("train/batch_accuracy")]
+    assert len(accuracies) == len(logged)
+    assert all(0 <= accuracy <= 1 for accuracy in accuracies)
     (metric,) = log.Scalars(f"eval/{result['metric']}")
     assert metric.value == pytest.approx(result["after"][result["metric"]])
 

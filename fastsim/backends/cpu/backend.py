@@ -9,6 +9,7 @@ from fastsim.backends.base import Backend
 from fastsim.backends.cpu import amx, max_sim
 from fastsim.backends.cpu.passes import forward_of, served, write_score_grad
 from fastsim.backends.panel import panel_bytes
+from fastsim.batch_metrics import SEEN
 from fastsim.kinds import LATE_INTERACTION, SELECTIONS
 from fastsim.kinds.kind import EMPTY
 from fastsim.pairs import Pairs
@@ -49,11 +50,12 @@ def _load():
 def _agrees():
     """Whether the library has the constants that this backend counts on."""
     library = torch.ops.fastsim_cpu
-    if not hasattr(library, "left_out"):
+    if not hasattr(library, "observed"):
         return False
     packed = [library.panel_columns(single) for single in (True, False)]
     return (
         library.left_out() == EMPTY
+        and library.observed() == len(SEEN)
         and TILE_ROWS % library.tile_rows() == 0
         and not any(ALIGNED % columns for columns in packed)
     )
@@ -91,6 +93,7 @@ class CpuBackend(Backend):
     name = "cpu"
     adds_column_bias = True
     keeps_scores = True
+    observes = True
 
     def unsupported_reason(self, *tensors, kind=None):
         for tensor in tensors:
@@ -181,6 +184,7 @@ class CpuBackend(Backend):
             grad_y if want_y else None,
             loss,
             parameters,
+            tile.seen,
         )
         return loss, grad_x, grad_y, parameters
 
@@ -206,7 +210,7 @@ class CpuBackend(Backend):
         """The score panel of a block, in the workspace.
 
         tile: whose pairs' thresholds, guide and bias of the columns are applied to it; pairs that
-        they decide against get a score below all others.
+        they decide against get a score below all others. What it asks to be seen is, without bias.
         """
         rows, columns = block
         pairs = None if tile is None else tile.pairs
@@ -218,6 +222,8 @@ class CpuBackend(Backend):
             guide = pairs.guide
             guided = self.scores(guide.rows, guide.columns, block, workspace.guided(guide))
             torch.ops.fastsim_cpu.leave_out_above(panel, guided, guide.thresholds[rows])
+        if pairs is not None and tile.seen is not None:
+            torch.ops.fastsim_cpu.observe(panel, *_pairs(pairs, block), tile.seen[rows])
         if pairs is not None and pairs.column_bias is not None:
             panel.add_(pairs.score_bias(columns, tile.scale))
         return panel
@@ -272,7 +278,7 @@ class CpuBackend(Backend):
         write_score_grad(tile, panel, _pairs(tile.pairs, block), block, coefficients)
         return panel
 
-    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None, seen=None):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
         # Only rows whose positive lies in another block read their ceiling from here.
         if ceilings is None:
@@ -284,9 +290,12 @@ class CpuBackend(Backend):
         workspace = self.workspace(unit_x, unit_y)
         for block in self.blocks(rows, columns, unit_x.device):
             part = block[0]
+            panel, arguments = self.scores(unit_x, unit_y, block, workspace), _pairs(pairs, block)
+            if seen is not None:
+                torch.ops.fastsim_cpu.observe(panel, *arguments, seen[part])
             torch.ops.fastsim_cpu.closest(
-                self.scores(unit_x, unit_y, block, workspace),
-                *_pairs(pairs, block),
+                panel,
+                *arguments,
                 semi_hard,
                 ceilings[part],
                 values[part],
