@@ -92,7 +92,7 @@ def retrieval(encoder, scores, held):
     right = torch.zeros_like(found, dtype=torch.bool)
     for anchor, text in held:
         right[anchors.index(anchor), candidates.index(text)] = True
-    order = found.sort(1, descending=True, stable=True).indices
+    order = found.sort(dim=1, descending=True, stable=True).indices
     places = right.gather(1, order).int().argmax(1) + 1
     return {
         "recall@1": (places == 1).double().mean().item(),
