@@ -145,7 +145,7 @@ def whole_of(case, parts):
     if "exclude" in options:
         exclude = zip(*(part.options["exclude"] for part in parts), strict=True)
         options["exclude"] = tuple(map(torch.cat, exclude))
-    for name in {"query_mask", "document_mask", "candidate_bias"} & {*options}:
+    for name in {"query_mask", "document_mask", "candidate_bias", "tau_plus"} & {*options}:
         options[name] = torch.cat([part.options[name] for part in parts])
     others, order = [], None
     own = [torch.arange(len(part.tensors[0])) for part in parts]
