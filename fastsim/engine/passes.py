@@ -21,7 +21,7 @@ from fastsim.backends import get
 from fastsim.batch_metrics import nothing_seen
 from fastsim.engine.arguments import TileArguments
 from fastsim.engine.scoring import blocks_of, common_loss_scale, state_of
-from fastsim.pairs import Guide, with_thresholds
+from fastsim.pairs import Guide, part_of, with_thresholds
 from fastsim.precision import wide_dtype, widened
 from fastsim.scores import compute_dtype, without_autocast
 
@@ -115,11 +115,12 @@ class _Products:
         rows, columns = block
         # That of y first: the other may write over the unit rows that it reads.
         if self.wants[1]:
-            out = self.grad_y[columns]
-            self.multiply(panel.t(), self.unit_x[rows], out, accumulate=rows.start > 0)
+            out = part_of(self.grad_y, columns)
+            self.multiply(panel.t(), part_of(self.unit_x, rows), out, accumulate=rows.start > 0)
         if self.wants[0]:
             begun = rows.start == self.row_begun
-            self.multiply(panel, self.unit_y[columns], self.grad_x[rows], accumulate=begun)
+            others, out = part_of(self.unit_y, columns), part_of(self.grad_x, rows)
+            self.multiply(panel, others, out, accumulate=begun)
             self.row_begun = rows.start
 
     def result(self):

@@ -19,6 +19,7 @@ from fastsim.backends.torch.observe import observe
 from fastsim.backends.torch.states import States
 from fastsim.backends.triton.backend import TritonBackend
 from fastsim.kinds import LATE_INTERACTION, SELECTIONS
+from fastsim.pairs import part_of
 
 SQUARE = 128  # rows and columns of the products that paired scores are the diagonals of
 
@@ -85,7 +86,7 @@ class TorchBackend(Backend):
     def scores(self, unit_x, unit_y, place, workspace):
         """The score panel of a block, in the workspace."""
         rows, columns = place
-        left, right = unit_x[rows], unit_y[columns]
+        left, right = part_of(unit_x, rows), part_of(unit_y, columns)
         panel = workspace.panel(left, right)
         panels.multiply(left, right.t(), panel)
         return panel
@@ -124,7 +125,7 @@ class TorchBackend(Backend):
         whole = self.block(tile.pairs, unit_x, unit_y, block, workspace, tile.scale)
         _observed(tile, whole, block)
         if weights is not None and weights.ndim:
-            weights = weights[block[0]]
+            weights = part_of(weights, block[0])
         out = workspace.operand(whole.panel, unit_x.dtype)
         return steps.fused(tile.of_rows(block[0]), whole, weights, out), out
 
