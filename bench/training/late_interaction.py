@@ -100,10 +100,10 @@ def retrieval(encoder, scores, held):
     }
 
 
-def trained(way, steps, batch_size, rate):
+def trained(way, steps, batch_size, rate, most):
     loss, scores = WAYS[way]
     torch.manual_seed(0)
-    encoder, rows, held = Encoder(), pairs("train"), pairs("test")
+    encoder, rows, held = Encoder(), pairs("train"), pairs("test")[:most]
     before = retrieval(encoder, scores, held)
     optimizer = torch.optim.AdamW(encoder.parameters(), lr=rate)
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
@@ -133,15 +133,21 @@ def table(_):
 
 
 @click.command()
-@click.option("--steps", default=30, show_default=True)
+@click.option("--held-out", default=300, show_default=True, help="Pairs of the test part.")
+@click.option("--steps", default=15, show_default=True)
 @click.option("--batch-size", default=32, show_default=True)
 @click.option("--learning-rate", default=2e-5, show_default=True)
-def main(steps, batch_size, learning_rate):
+def main(held_out, steps, batch_size, learning_rate):
     """Train both, print, and write."""
-    ways = {way: trained(way, steps, batch_size, learning_rate) for way in WAYS}
+    ways = {way: trained(way, steps, batch_size, learning_rate, held_out) for way in WAYS}
     for way, found in ways.items():
         click.echo(f"{way}: {found['before']} -> {found['after']} in {found['seconds']} s")
-    options = {"steps": steps, "batch size": batch_size, "learning rate": learning_rate}
+    options = {
+        "steps": steps,
+        "batch size": batch_size,
+        "learning rate": learning_rate,
+        "held out": held_out,
+    }
     write(NAME, command="python -m bench.training.late_interaction", **options, ways=ways)
 
 
