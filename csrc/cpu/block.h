@@ -82,6 +82,7 @@ struct Winners {
   const int64_t *query_of, *query_starts, *document_starts;
   const T* grad;
   Matrix x, y;
+  const bool *mask_x, *mask_y;  // which rows are tokens; null: all
   const T *inverse_x, *inverse_y;
 };
 

@@ -89,8 +89,8 @@ def late_interaction(
         A scalar, or (B,) for reduction "none". float32, float64 for float64.
 
     Raises:
-        ValueError, TypeError: arguments that do not fit.
-        RuntimeError: a backend that cannot serve them.
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
 
     Example:
         >>> tokens = torch.stack([torch.eye(2), -torch.eye(2)])
@@ -210,8 +210,8 @@ def late_interaction_distillation(
         A scalar, or (B,) for reduction "none". float32, float64 for float64.
 
     Raises:
-        ValueError, TypeError: arguments that do not fit.
-        RuntimeError: a backend that cannot serve them.
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
 
     Example:
         >>> tokens = torch.stack([torch.eye(2), -torch.eye(2)])
