@@ -1,7 +1,7 @@
 """Time and memory of mining hard negatives in a large corpus, through the library's function.
 
 Usage: python bench/mining.py [--rows 100000] [--dim 384]. Embeddings are random: each query is its
-positive with noise. Result: bench/results/DEVICE/mining.json.
+positive with noise. Result: bench/results/mining/DEVICE.json.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import torch
 import fastsim
 from fastsim.benchmark.results import environment
 
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(__file__).resolve().parent / "results/mining"
 
 
 def main():
@@ -33,7 +33,7 @@ def main():
     rows, scores = fastsim.mine_hard_negatives(queries, corpus, **limits)
     seconds, after = time.perf_counter() - start, peak()
     check(queries, corpus, rows, scores)
-    file = RESULTS / about["device"] / "mining.json"
+    file = RESULTS / f"{about['device']}.json"
     result = {
         "rows": options.rows,
         "columns": options.rows,

@@ -14,6 +14,15 @@ from tests.seeds import SEED
 pytest_plugins = ["tests.collection"]
 
 
+def pytest_configure():
+    """Processes of `pytest -n` share the cores, and so do the processes that they start."""
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+    if processes > 1:
+        threads = max(1, os.cpu_count() // processes)
+        torch.set_num_threads(threads)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+
+
 @pytest.fixture(autouse=True)
 def seeded():
     """A failure says how to have the same inputs again."""

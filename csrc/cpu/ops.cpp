@@ -64,6 +64,7 @@ void leave_out_above(Tensor panel, Tensor guide, Tensor thresholds) {
 std::string instruction_set() { return kernels().name; }
 int64_t tile_rows() { return kTileRows; }
 int64_t most_levels() { return kMostLevels; }
+int64_t observed() { return kObserved; }
 double left_out() { return kLeftOut<double>; }
 
 // ---- kernels over pairs ----
@@ -189,6 +190,7 @@ std::vector<Operator> operators() {
       OPERATOR(instruction_set, "() -> str"),
       OPERATOR(tile_rows, "() -> int"),
       OPERATOR(most_levels, "() -> int"),
+      OPERATOR(observed, "() -> int"),
       OPERATOR(left_out, "() -> float"),
 #define FUNCTION(...)
 #define PAIRS_KERNEL(name, Fields, each, ...)                                          \

@@ -166,6 +166,7 @@ def log_sum(part, scale, positive, similarity, backend):
         batch=part.batch,
         formula=formula,
         backend=backend,
+        measured=False,
     )
     return found.double() + positive if targeted else found
 

@@ -44,6 +44,7 @@ def train(options, say=None, *, dry_run=False):
     from fastsim.training.stopping import Watch
     from fastsim.training.trainer import Collator, Trainer, freeze_idle
 
+    _check_sharding()
     output = Path(os.path.realpath(options.output))
     process = PartialState(cpu=options.cpu or not torch.cuda.is_available())
     several = process.num_processes > 1
@@ -145,6 +146,17 @@ def _push(name, output, say):
     hub.create_repo(name, exist_ok=True)
     hub.upload_folder(repo_id=name, folder_path=output, allow_patterns=files_of(output))
     say(f"pushed to {name}")
+
+
+def _check_sharding():
+    """ValueError where accelerate's configuration shards the model, whose weights are not saved."""
+    for name in ("FSDP", "DEEPSPEED"):
+        if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true":
+            raise ValueError(
+                f"ACCELERATE_USE_{name}: wanted a configuration of accelerate that keeps the model"
+                " whole on every process (MULTI_GPU or MULTI_CPU); for a training loop of your own"
+                " fastsim.grad_cache serves FSDP2 and DeepSpeed"
+            )
 
 
 def _tell(line):

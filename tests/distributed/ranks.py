@@ -245,6 +245,34 @@ def compare(case, group, way, seed):
     return max(errors)
 
 
+def seen_by(group, seed):
+    """{(case, exchange): (error, how many numbers)} of what is seen; group: or None."""
+    found = {}
+    for case in BATCHWISE if group is not None else []:
+        for exchange in sorted({way[0] for way in ways(case, 3) if way[1] == "cpu"}):
+            found[case.name, exchange] = seen_error(case, group, exchange, seed)
+    return found
+
+
+def seen_error(case, group, exchange, seed):
+    """The largest difference of what the ranks and one process see of the whole batch."""
+    parts = parts_of(case, dist.get_world_size(group), seed)
+    chosen = Ring(group) if exchange == "ring" else group
+    found = []
+    for part, extra in (
+        (whole_of(case, parts)[0], {}),
+        (parts[dist.get_rank(group)], {"group": chosen}),
+    ):
+        with fastsim.metrics() as seen:
+            run(case, part, torch.float64, None, backend="cpu", **extra)
+        found.append(seen.read())
+    for numbers in found:
+        numbers.pop("uniformity", None)  # of other pairs of rows
+    one, all_of_them = found
+    assert one.keys() == all_of_them.keys()
+    return max((abs(one[name] - all_of_them[name]) for name in one), default=0.0), len(one)
+
+
 def relative(got, wanted, scale):
     assert got.shape == wanted.shape
     assert got.isfinite().all()

@@ -296,6 +296,29 @@ def test_prompts_of_queries_and_documents_left_out_of_the_pooling(tmp_path):
     assert abs(half - again.encode_query(TEXTS, to_numpy=True)).max() < 2**-9
 
 
+def test_a_query_with_a_prompt_is_no_answer_to_itself(tmp_path):
+    from datasets import Dataset
+
+    from fastsim.training.evaluation import evaluate_encoder
+    from fastsim.training.formats import format_of
+
+    class Counts(Encoder):
+        """Letters are counted, and the prompt: a text is closest to itself under any prompt."""
+
+        def encode(self, texts, *, prompt=None, **options):
+            rows = [[text.count(letter) for letter in "abc"] + [len(prompt)] for text in texts]
+            return torch.tensor(rows, dtype=torch.float32)
+
+        dim = 4
+
+    encoder = Counts.from_pretrained(models.tiny_bert())
+    encoder.prompts = {"query": "q", "document": ""}
+    pairs = {"anchor": ["aab", "ccb"], "positive": ["ab", "aab"]}
+    found = evaluate_encoder(encoder, Dataset.from_dict(pairs), format_of(list(pairs)))
+    # "aab" finds "ab" when it is not its own answer; "ccb" finds "ab" before "aab".
+    assert found["recall@1"] == 0.5
+
+
 def test_lora_trains_little_and_saves_the_sum(tmp_path):
     pytest.importorskip("peft")
     encoder = Encoder.from_pretrained(models.tiny_bert())

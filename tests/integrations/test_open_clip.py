@@ -26,6 +26,7 @@ pytest.importorskip(
 import fastsim
 from fastsim.integrations import open_clip, overrides
 from fastsim.integrations.open_clip import ClipLoss, CoCaLoss, SigLipLoss
+from fastsim.integrations.open_clip import features as scales
 from tests.integrations import open_clip_peer
 from tests.measure import assert_close
 from tests.seeds import fresh
@@ -146,8 +147,10 @@ def test_16_bit_features(name, dtype, autocast):
 
 
 @pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("scale", [-3.0, 0.0])
-def test_scale_of_no_temperature(name, scale):
+@pytest.mark.parametrize("read", [True, False], ids=["read", "as on a GPU"])
+@pytest.mark.parametrize("scale", [-3.0, 0.0, 14.3])
+def test_scale_of_any_sign(name, scale, read, monkeypatch):
+    monkeypatch.setattr(scales, "_is_read", lambda scale: read)
     image, text, _, bias = arguments(name, False, (), True)
     given = image, text, torch.tensor(scale), bias
     compare(
@@ -155,6 +158,7 @@ def test_scale_of_no_temperature(name, scale):
         results(getattr(peer, name)(), *given, torch.float32),
         results(getattr(peer, name)(), *given, torch.float64),
     )
+    monkeypatch.undo()  # a number is always looked at
     number = PAIRS[name]()(image, text, scale, bias)
     torch.testing.assert_close(number, getattr(peer, name)()(image, text, scale, bias))
 

@@ -60,6 +60,18 @@ def test_references_get_no_gradient():
     assert references.grad is None
 
 
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_metrics_are_those_of_anchors_with_candidates(backend, usable):
+    usable(backend)
+    x, y, found = torch.randn(9, 6), torch.randn(12, 6), []
+    for options in ({}, {"directions": EVERYWHERE}):
+        with fastsim.metrics() as seen:
+            fastsim.info_nce(x, y, backend=backend, **options)
+        found.append(seen.read())
+    # Rounding of one product or the other; another part's scores would move them by far more.
+    assert found[0] == pytest.approx(found[1], rel=1e-5, abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
