@@ -97,8 +97,8 @@ def info_nce(
     """InfoNCE with in-batch and hard negatives.
 
     The first choice for pairs, such as queries and documents. Take `siglip` where a row has several
-    positives in the batch, `sup_con` where rows have class labels. Where false negatives are many and
-    no `guide` is at hand, `exclude_above` or `debiased_contrastive`.
+    positives in the batch, `sup_con` where rows have class labels. Where many negatives are false
+    and no `guide` is at hand, `exclude_above` or `debiased_contrastive`.
 
     Args:
         anchors: (N, D).
