@@ -30,7 +30,6 @@ from fastsim.checks import (
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, inverse, reduce, softplus
 from fastsim.pairs import (
     Pairs,
     global_exclude,
@@ -40,6 +39,7 @@ from fastsim.pairs import (
     parse_exclude,
     parse_positives,
 )
+from fastsim.reduce import as_float, inverse, reduce, softplus
 from fastsim.scores import compute_dtype, dense_cosines
 from fastsim.tile import Tile
 
