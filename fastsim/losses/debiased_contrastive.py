@@ -126,7 +126,10 @@ def debiased_contrastive(
     def formula(scores, scale, _):
         return _losses(scores, pairs, 1 / scale, tau_plus, beta)
 
-    by_groups = Pairs(positives, row_ids, column_ids, positives, columns, negative_target=0.0)
+    # A copy: torch.compile takes no tensor twice.
+    by_groups = Pairs(
+        positives, row_ids, column_ids, positives.clone(), columns, negative_target=0.0
+    )
     return tile_loss(
         Tile("debiased", by_groups, hardness=float(beta), prior=prior),
         anchors,
