@@ -11,11 +11,7 @@ import operator
 import torch
 from torch import Tensor
 
-from fastsim.checks import (
-    check_integers,
-    check_number,
-    check_sides,
-)
+from fastsim.checks import check_integers, check_number, check_sides
 from fastsim.scores import paired_cosine_similarity, top_k
 
 _QUERIES = 8192  # searched at once, so that what is held does not grow with N x depth

@@ -7,11 +7,7 @@ import torch
 from torch import Tensor
 
 from fastsim.backends import get, pick
-from fastsim.checks import (
-    check_alike,
-    check_embeddings,
-    check_sides,
-)
+from fastsim.checks import check_alike, check_embeddings, check_sides
 from fastsim.operators import define, differentiable_again
 from fastsim.precision import widened
 

@@ -13,11 +13,7 @@ from torch import Tensor
 
 from fastsim.annotations import Group, Reduction, Targets
 from fastsim.backends import pick
-from fastsim.checks import (
-    check_reduction,
-    check_scores,
-    check_sides,
-)
+from fastsim.checks import check_reduction, check_scores, check_sides
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
