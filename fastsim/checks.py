@@ -77,6 +77,27 @@ def check_enough(name, value, other_name, other):
         )
 
 
+def check_sides(name, value, other_name, other, *, empty=False):
+    """Two sides of embeddings, `value` and (`other_name`) `other`, that are alike."""
+    check_embeddings(other_name, other, empty=empty)
+    check_embeddings(name, value, empty=empty)
+    check_alike(name, value, other_name, other)
+
+
+def check_candidates(anchors, candidates, positives, group):
+    """The two sides of a loss of anchors with candidates; positives None: each its own column."""
+    check_sides("candidates", candidates, "anchors", anchors, empty=group is not None)
+    if positives is None:
+        check_enough("candidates", candidates, "anchors", anchors)
+
+
+def check_columns(scores):
+    """Scores (N, M) with a column for every row: row i's positive is column i."""
+    rows, columns = scores.shape
+    if columns < rows:
+        raise ValueError(f"scores: wanted at least as many columns as rows, got {rows, columns}")
+
+
 def check_choice(name, value, choices):
     """`value` is one of `choices`."""
     if value not in choices:
@@ -99,12 +120,11 @@ def check_number(name, value, *, positive=False, tensor=True):
     A tensor's value is looked at on a CPU only: elsewhere that would wait for the device. While
     torch.compile traces, a number stands for all that may come, and its value is not looked at.
     """
-    wanted = "a number or a 0-d tensor" if tensor else "a number"
+    wanted = "a number or a floating tensor of one number" if tensor else "a number"
     if tensor and isinstance(value, torch.Tensor):
         if value.dim() != 0 or value.dtype not in FLOATING:
             raise ValueError(
-                f"{name}: wanted a number or a floating tensor of one number,"
-                f" got shape {tuple(value.shape)} of {value.dtype}"
+                f"{name}: wanted {wanted}, got shape {tuple(value.shape)} of {value.dtype}"
             )
         if not _can_be_read(value):
             return

@@ -17,9 +17,8 @@ from fastsim.annotations import Group, Reduction, Scalar, Similarity
 from fastsim.backends import pick
 from fastsim.backends.base import COLUMN_BIAS
 from fastsim.checks import (
-    check_alike,
-    check_embeddings,
-    check_enough,
+    check_candidates,
+    check_columns,
     check_number,
     check_reduction,
     check_scores,
@@ -28,9 +27,9 @@ from fastsim.checks import (
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, inverse, reduce
 from fastsim.pairs import Pairs, parse_bias, parse_positives
 from fastsim.precision import widened
+from fastsim.reduce import as_float, inverse, reduce
 from fastsim.scores import compute_dtype, dense_scores, paired_scores
 from fastsim.tile import Tile
 
@@ -77,11 +76,7 @@ def decoupled_contrastive(
         >>> fastsim.decoupled_contrastive(queries, documents, temperature=1.0)  # log 2 - 1
         tensor(-0.3069)
     """
-    check_embeddings("anchors", anchors, empty=group is not None)
-    check_embeddings("candidates", candidates, empty=group is not None)
-    check_alike("candidates", candidates, "anchors", anchors)
-    if positives is None:
-        check_enough("candidates", candidates, "anchors", anchors)
+    check_candidates(anchors, candidates, positives, group)
     check_number("temperature", temperature, positive=True)
     check_reduction(reduction)
     check_similarity(similarity)
@@ -176,8 +171,8 @@ def decoupled_contrastive_from_scores(
     check_number("temperature", temperature, positive=True)
     check_reduction(reduction)
     rows, columns = scores.shape
-    if positives is None and columns < rows:
-        raise ValueError(f"scores: wanted at least as many columns as rows, got {rows, columns}")
+    if positives is None:
+        check_columns(scores)
     positives = parse_positives(positives, rows, columns, scores.device)
     bias = parse_bias(candidate_bias, columns, scores)
     return reduce(_losses(as_float(scores), positives, temperature, bias), reduction)

@@ -17,13 +17,13 @@ from fastsim.backends import pick
 from fastsim.backends.rows import add_rows
 from fastsim.batch_metrics import not_compiled, nothing_seen, record, watched
 from fastsim.checks import (
-    check_alike,
     check_choice,
-    check_embeddings,
+    check_columns,
     check_enough,
     check_number,
     check_reduction,
     check_scores,
+    check_sides,
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
@@ -31,7 +31,6 @@ from fastsim.engine.chosen_rows import row_terms
 from fastsim.engine.ring import ring_closest, ring_sum
 from fastsim.engine.selection import closest_column
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, below_every_score, reduce
 from fastsim.pairs import (
     Pairs,
     global_exclude,
@@ -40,6 +39,7 @@ from fastsim.pairs import (
     parse_exclude,
     parse_positives,
 )
+from fastsim.reduce import as_float, below_every_score, reduce
 from fastsim.scores import dense_cosines, paired, unit_rows, without_autocast
 from fastsim.tile import Tile
 
@@ -272,8 +272,7 @@ def _negatives(scores, exclude):
     """The scores as floats and the (N, M) bool matrix of negatives."""
     check_scores("scores", scores)
     rows, columns = scores.shape
-    if columns < rows:
-        raise ValueError(f"scores: wanted at least as many columns as rows, got {rows, columns}")
+    check_columns(scores)
     pairs = _pairs(exclude, rows, columns, scores.device)
     negative = pair_mask(pairs, rows, columns, scores.device)
     return as_float(scores), negative.scatter(1, pairs.positives[:, None], False)
@@ -392,9 +391,7 @@ def _pairs(exclude, rows, columns, device):
 
 
 def _check(anchors, positives, mining, backend, margin=None, group=None):
-    check_embeddings("anchors", anchors, empty=group is not None)
-    check_embeddings("positives", positives, empty=group is not None)
-    check_alike("positives", positives, "anchors", anchors)
+    check_sides("positives", positives, "anchors", anchors, empty=group is not None)
     check_enough("positives", positives, "anchors", anchors)
     check_choice("mining", mining, MININGS)
     return pick(backend, anchors, positives, margin, kind="closest", group=group)

@@ -30,10 +30,9 @@ from fastsim.annotations import Exclude, Group, Reduction, Scalar, Similarity
 from fastsim.backends import pick
 from fastsim.backends.base import COLUMN_BIAS, GUIDED_POSITIVES
 from fastsim.checks import (
-    check_alike,
+    check_candidates,
     check_choice,
-    check_embeddings,
-    check_enough,
+    check_columns,
     check_number,
     check_reduction,
     check_scores,
@@ -55,7 +54,6 @@ from fastsim.losses.further_candidates import (
     positive_logits,
 )
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, below_every_score, inverse, reduce
 from fastsim.pairs import (
     Pairs,
     global_exclude,
@@ -66,6 +64,7 @@ from fastsim.pairs import (
     parse_exclude,
     parse_positives,
 )
+from fastsim.reduce import as_float, below_every_score, inverse, reduce
 from fastsim.scores import dense_scores
 from fastsim.tile import Tile
 
@@ -150,11 +149,7 @@ def info_nce(
         >>> fastsim.info_nce(queries, documents, temperature=1.0)  # log(e + 2) - 1
         tensor(0.5514)
     """
-    check_embeddings("anchors", anchors, empty=group is not None)
-    check_embeddings("candidates", candidates, empty=group is not None)
-    check_alike("candidates", candidates, "anchors", anchors)
-    if positives is None:
-        check_enough("candidates", candidates, "anchors", anchors)
+    check_candidates(anchors, candidates, positives, group)
     check_reduction(reduction)
     check_similarity(similarity)
     further = Further(tuple(directions), own_negatives, references)
@@ -328,8 +323,8 @@ def info_nce_from_scores(
     """
     check_scores("scores", scores)
     rows, columns = scores.shape
-    if positives is None and columns < rows:
-        raise ValueError(f"scores: wanted at least as many columns as rows, got {rows, columns}")
+    if positives is None:
+        check_columns(scores)
     positives = parse_positives(positives, rows, columns, scores.device)
     ids = parse_exclude(exclude, rows, columns, scores.device)
     bias = parse_bias(candidate_bias, columns, scores)

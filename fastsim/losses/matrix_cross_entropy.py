@@ -19,17 +19,15 @@ from fastsim.annotations import Group, Reduction, Scalar, Similarity, Targets
 from fastsim.backends import pick
 from fastsim.backends.base import COLUMN_BIAS
 from fastsim.checks import (
-    check_alike,
-    check_embeddings,
     check_number,
     check_reduction,
     check_scores,
+    check_sides,
     check_similarity,
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, inverse, reduce
 from fastsim.pairs import (
     check_own_targets,
     dense_targets,
@@ -38,6 +36,7 @@ from fastsim.pairs import (
     parse_bias,
     parse_targets,
 )
+from fastsim.reduce import as_float, inverse, reduce
 from fastsim.scores import dense_scores
 from fastsim.tile import Tile
 
@@ -87,9 +86,7 @@ def matrix_cross_entropy(
         >>> fastsim.matrix_cross_entropy(rows, rows, targets)  # log(e + 1) - 1
         tensor(0.3133)
     """
-    check_embeddings("x", x, empty=group is not None)
-    check_embeddings("y", y, empty=group is not None)
-    check_alike("y", y, "x", x)
+    check_sides("y", y, "x", x, empty=group is not None)
     check_reduction(reduction)
     check_similarity(similarity)
     chosen = pick(
