@@ -15,6 +15,7 @@ from fastsim.checks import FLOATING, check_alike, check_choice, check_embeddings
 from fastsim.engine.autograd import tile_loss
 from fastsim.engine.log_sum_exp import as_guide, guide_cosines, safe_log_sum_exp
 from fastsim.pairs import Pairs, pair_mask
+from fastsim.precision import wide_dtype, widened
 from fastsim.scores import compute_dtype, dense_scores, paired_scores, unit_rows
 from fastsim.tile import Tile
 
@@ -145,7 +146,9 @@ def dense(parts, temperature, similarity, backend):
 
 
 def log_sum(part, scale, positive, similarity, backend):
-    """(N,) float64 log-sum-exps of the logits of a part; positive: the logits of its positives."""
+    """(N,) log-sum-exps of the logits of a part, in the type of sums; positive: the logits of its
+    positives.
+    """
     targeted = part.pairs.positives is not None
 
     def formula(scores, scale, _):
@@ -168,7 +171,7 @@ def log_sum(part, scale, positive, similarity, backend):
         backend=backend,
         measured=False,
     )
-    return found.double() + positive if targeted else found
+    return widened(found) + positive if targeted else found
 
 
 def guide_of(guide, margin, strategy, own, x, batch, backend):
@@ -189,10 +192,10 @@ def guide_of(guide, margin, strategy, own, x, batch, backend):
 
 
 def positive_logits(anchors, candidates, own, scale, similarity, backend):
-    """(N,) float64 logits of the positives."""
+    """(N,) logits of the positives, in the type of sums."""
     dtype = compute_dtype(anchors)
     sides = anchors.to(dtype), candidates[own].to(dtype)
-    return scale * paired_scores(*sides, backend, similarity).double()
+    return scale * widened(paired_scores(*sides, backend, similarity))
 
 
 def dense_guide(guide, margin, strategy, positives, scores):
@@ -228,5 +231,5 @@ def above_mean(anchors, candidates, own, similarity, batch, backend):
     if similarity == "cosine":
         rows = unit_rows(rows, backend)
         columns = rows if candidates is anchors else unit_rows(columns, backend)
-    total = batch.total_with_gradient(columns.sum(0, dtype=torch.float64))
+    total = batch.total_with_gradient(columns.sum(0, dtype=wide_dtype(columns.device)))
     return (rows * (columns[own] - (total / batch.columns).to(dtype))).sum(1)

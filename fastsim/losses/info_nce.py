@@ -64,6 +64,7 @@ from fastsim.pairs import (
     parse_exclude,
     parse_positives,
 )
+from fastsim.precision import widened
 from fastsim.reduce import as_float, below_every_score, inverse, reduce
 from fastsim.scores import dense_scores
 from fastsim.tile import Tile
@@ -263,11 +264,11 @@ def info_nce(
             scores = _of_own(
                 further, anchors, candidates, within, exclude_above, chosen, similarity
             )
-            sums.append(torch.logsumexp(scale * scores.double(), 1))
+            sums.append(torch.logsumexp(scale * widened(scores), 1))
         biased = positive - scale * margin
         biased = biased if of_own is None else biased + of_own[within]
         rest = torch.logsumexp(torch.stack(sums), 0) - biased
-        losses = torch.logaddexp(losses.double(), rest).to(losses.dtype)
+        losses = torch.logaddexp(widened(losses), rest).to(losses.dtype)
     if label_smoothing:
         more = scale * above_mean(anchors, candidates, within, similarity, batch, chosen)
         more = more if bias is None else more + (of_own[within] - bias.mean())
