@@ -193,6 +193,24 @@ class SquaredError(Epilogue):
         return _wide(differences.square().sum(1))
 
 
+class Distillation(Epilogue):
+    def forward(self, tile, block, sums=None):
+        panel, taught = block.panel, block.targets()
+        top = _extremes(taught, 1)
+        shares = _shares(taught, top, tile.positive_scale)
+        teacher = [top.squeeze(1), shares.sum(1)]
+        teacher.append(tile.scale * (shares * panel).sum(1))
+        teacher.append(tile.positive_scale * (shares * taught).sum(1))
+        return _wide(*_exponentials(panel, tile.scale, 1), *teacher)
+
+    def score_grad(self, tile, block, coefficients):
+        panel, taught = block.panel, block.targets()
+        top, weight, teacher_top, teacher_weight = (c[:, None] for c in coefficients)
+        _shares(panel, top, tile.scale, out=panel).mul_(weight)
+        shares = _shares(taught, teacher_top, tile.positive_scale, out=taught)
+        panel.sub_(shares.mul_(teacher_weight))
+
+
 class MultiSimilarity(Epilogue):
     def forward(self, tile, block, sums=None):
         panel, same = block.panel, block.same
@@ -366,6 +384,7 @@ EPILOGUES = {
     "softmax": Softmax(),
     "sigmoid": Sigmoid(),
     "squared_error": SquaredError(),
+    "distillation": Distillation(),
     "multi_similarity": MultiSimilarity(),
     "multi_positive": MultiPositive(),
     "circle": Circle(),
