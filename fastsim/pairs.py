@@ -355,8 +355,6 @@ def dense_targets(pairs, rows, columns, dtype, device):
     """The (N, M) target matrix of `pairs`, for the dense specifications."""
     if pairs.dense is not None:
         return pairs.dense.to(dtype)
-    if pairs.factors is not None:
-        return (pairs.factors.rows @ pairs.factors.columns.T).to(dtype)
     if pairs.row_groups is not None:
         same = pairs.row_groups[:, None] == pairs.column_groups[None, :]
         return torch.where(same, 1.0, pairs.negative_target).to(dtype)

@@ -36,8 +36,8 @@ void distillation_forward(const Block<T>& b, DistillationForward<T> a, int64_t b
         const T p = teacher.share(targets[j], teacher_top);
         part += own.share(scores[j], top);
         weight += p;
-        along = fused(p, a.scale * scores[j], along);
-        teacher_along = fused(p, a.positive_scale * targets[j], teacher_along);
+        along = fused(p, a.scale * (scores[j] - top), along);
+        teacher_along = fused(p, a.positive_scale * (targets[j] - teacher_top), teacher_along);
       }
       sum += part;
       teacher_sum += weight;
@@ -45,8 +45,12 @@ void distillation_forward(const Block<T>& b, DistillationForward<T> a, int64_t b
       teacher_logits += teacher_along;
     });
     merge({a.max, a.sum}, row, top, sum, a.scale);
+    // Summed relative to the maxima, so that nothing is lost where they are large.
+    const double scale = a.positive_scale;
+    own_logits += teacher_sum * (double(a.scale) * double(top));
+    teacher_logits += teacher_sum * (scale * double(teacher_top));
     // The teacher's three sums are relative to one maximum.
-    const double old = a.teacher_max[row], scale = a.positive_scale;
+    const double old = a.teacher_max[row];
     const double now = teacher_top > old ? double(teacher_top) : old;
     const double before = exponential(scale * (old - now));
     const double here = exponential(scale * (teacher_top - now));

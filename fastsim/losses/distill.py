@@ -52,13 +52,12 @@ from fastsim.losses.module import LossModule
 from fastsim.pairs import (
     Factors,
     Pairs,
-    dense_targets,
     global_positives,
     parse_positives,
 )
 from fastsim.precision import wide_dtype
 from fastsim.reduce import as_float, inverse, reduce
-from fastsim.scores import compute_dtype, dense_cosines, unit_rows
+from fastsim.scores import compute_dtype, dense_cosines, dense_scores, unit_rows
 from fastsim.tile import Tile
 
 TEMPERATURES = {"kl": 0.05, "margin_mse": 1.0}  # by default
@@ -146,7 +145,7 @@ def distill(
     positives = global_positives(within, batch) if margins else None
     if chosen.name == "eager":
         scores = dense_cosines(*batch.gather_both(x, y), chosen)
-        taught = batch.gather_rows(_matrix(pairs, x, batch))
+        taught = batch.gather_rows(_matrix(pairs, x))
         positives = batch.gather_rows(positives)
         losses = distill_from_scores(scores, taught, positives, **options, reduction="none")
         return batch.reduce(losses, reduction)
@@ -202,7 +201,7 @@ def distill_from_scores(
 
 def _divergences(x, y, pairs, batch, backend, temperature, teacher_temperature, weights):
     def formula(scores, scale, _):
-        return _divergence(scores * scale, _matrix(pairs, x, batch) / teacher_temperature)
+        return _divergence(scores * scale, _matrix(pairs, x) / teacher_temperature)
 
     factor = temperature**2
     losses = tile_loss(
@@ -228,10 +227,11 @@ def _margins(
     pairs = replace(pairs, row_shift=gap.detach())
 
     def formula(scores, *_):
-        taught = _matrix(pairs, x, batch)
+        taught = _matrix(pairs, x)
         return (scores - taught - pairs.row_shift[:, None]).square().sum(1)
 
-    factor = 1 / (temperature**2 * count)
+    # Of one column the loss is 0, as it is of no others.
+    factor = (batch.columns > 1) / (temperature**2 * count)
     losses = tile_loss(
         Tile("squared_error", pairs),
         x,
@@ -288,9 +288,11 @@ def _times(pairs, ratio, x):
     return Pairs(factors=Factors(ratio * pairs.factors.rows, pairs.factors.columns))
 
 
-def _matrix(pairs, x, batch):
+def _matrix(pairs, x):
     """The teacher's scores (N, M) of this rank's rows."""
-    return dense_targets(pairs, x.shape[0], batch.columns, compute_dtype(x), x.device)
+    if pairs.factors is None:
+        return pairs.dense.to(compute_dtype(x))
+    return dense_scores(*pairs.factors, None, "dot")
 
 
 def _divergence(logits, teacher_logits):

@@ -196,12 +196,18 @@ class SquaredError(Epilogue):
 class Distillation(Epilogue):
     def forward(self, tile, block, sums=None):
         panel, taught = block.panel, block.targets()
-        top = _extremes(taught, 1)
-        shares = _shares(taught, top, tile.positive_scale)
-        teacher = [top.squeeze(1), shares.sum(1)]
-        teacher.append(tile.scale * (shares * panel).sum(1))
-        teacher.append(tile.positive_scale * (shares * taught).sum(1))
-        return _wide(*_exponentials(panel, tile.scale, 1), *teacher)
+        tops = _extremes(panel, 1), _extremes(taught, 1)
+        shares = _shares(taught, tops[1], tile.positive_scale)
+        # Summed relative to the maxima, so that nothing is lost where they are large.
+        along = [
+            (shares * (side - top)).sum(1) for side, top in zip((panel, taught), tops, strict=True)
+        ]
+        total, *along = _wide(shares.sum(1), *along)
+        own_top, top = _wide(*(top.squeeze(1) for top in tops))
+        own_logits = tile.scale * along[0] + total * (tile.scale * own_top)
+        logits = tile.positive_scale * along[1] + total * (tile.positive_scale * top)
+        own = _wide(*_exponentials(panel, tile.scale, 1))
+        return [*own, top, total, own_logits, logits]
 
     def score_grad(self, tile, block, coefficients):
         panel, taught = block.panel, block.targets()
