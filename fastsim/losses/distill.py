@@ -243,10 +243,10 @@ def _margins(
         backend=backend,
         measured=False,
     )
-    # The polynomial in what `gap` is beyond the number that was taken from the scores: 0, with the
-    # gradient of the sum along c.
+    # With b = c - c0 beyond the number c0 that was taken from the scores, and a = c - mean_j d_ij:
+    # sum_j (d_ij - c)^2 = sum_j (d_ij - c0)^2 + M (2 b a - b^2). b is 0, but not its gradient.
     beyond = gap - gap.detach()
-    more = factor * batch.columns * (2 * beyond * above + beyond.square())
+    more = factor * batch.columns * (2 * beyond * above - beyond.square())
     if weights is None:
         return factor * losses + more
     return losses + (weights * more).sum().to(losses.dtype)
