@@ -208,7 +208,7 @@ def run(case, part, dtype, reduction, **extra):
         options["own_negatives"] = options["own_negatives"].to(dtype)
     learnt = {}
     for name, value in LEARNT.items():
-        if name in case.loss.__kwdefaults__:
+        if case.loss.__kwdefaults__.get(name) is not None:
             learnt[name] = torch.tensor(value, dtype=dtype, requires_grad=True)
     leaves = [t if t is None else t.to(dtype).requires_grad_() for t in part.tensors]
     if reduction:
