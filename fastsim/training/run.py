@@ -50,7 +50,7 @@ def train(options, say=None, *, dry_run=False):
     process = PartialState(cpu=options.cpu or not torch.cuda.is_available())
     several = process.num_processes > 1
     say = (say or _tell) if process.is_main_process else (lambda line: None)
-    say(f"reading {options.train}")
+    say(f"reading {options.train if isinstance(options.train, str) else ', '.join(options.train)}")
     with variables(sharding.whole_while_loading()):
         task = prepare(options, torch.distributed.group.WORLD if several else None, say)
     if process.is_main_process:
