@@ -91,9 +91,10 @@ FASTSIM_INLINE T exponential(T x, T scale = T(1)) {
   const T rest = fused(scale, F::log2e, -factor) + scale * F::log2e_rest;
   const T sum = fused(x, factor, F::shift);
   const T f = fused(x, rest, fused(x, factor, F::shift - sum));
+  const T largest = F::largest;
   Bits bits, most;
   std::memcpy(&bits, &sum, sizeof(T));
-  std::memcpy(&most, &F::largest, sizeof(T));
+  std::memcpy(&most, &largest, sizeof(T));
   bits = (bits < most ? bits : most) << F::mantissa;  // a NaN is one in f
   T power;
   std::memcpy(&power, &bits, sizeof(T));
