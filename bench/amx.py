@@ -2,9 +2,12 @@
 
 Forward and backward of each loss and dtype: fastsim, the dense formula in that dtype in eager
 torch, and three bare products of the size of the score matrix, one for the scores and one for each
-gradient. The errors are relative to float64, of the smaller problem (`Case.exact` rows). Writes
+gradient. Times are processor seconds of one thread, so that they mean the same whatever runs beside.
+The errors are relative to float64, of the smaller problem (`Case.exact` rows). Writes
 bench/results/<device>/amx_<dtype>_<rows>.jsonl; `fastsim info` says whether the unit is in use.
 """
+
+import time
 
 import click
 import torch
@@ -42,7 +45,9 @@ def measured(case, dtype, rows, width, seconds):
     makers = {"fastsim": ours("cpu"), "eager torch": BASELINES["eager torch"]}
     calls = {name: maker.call(problem) for name, maker in makers.items()}
     functions = {name: runnable(call, problem, BOTH) for name, call in calls.items()}
-    times = in_turns(functions | {"three products": products(problem)}, seconds=seconds)
+    times = in_turns(
+        functions | {"three products": products(problem)}, seconds=seconds, clock=time.process_time
+    )
     for name, found in times.items():
         row = {"loss": case.name, "dtype": str(dtype)[6:], "rows": rows, "dim": width, "name": name}
         row |= {"not measured": found} if isinstance(found, str) else summary(found)
@@ -65,6 +70,7 @@ def measured(case, dtype, rows, width, seconds):
 @click.option("--seconds", default=6.0, show_default=True, help="of a loss and a dtype")
 def main(rows, dim, dtypes, precision, seconds):
     torch.set_float32_matmul_precision(precision)
+    torch.set_num_threads(1)
     settings = {"rows": rows, "dim": dim, "seconds": seconds, "precision": precision}
     about = environment("cpu", settings | {"kernels": get("cpu").note()})
     for dtype in dtypes:
