@@ -2,7 +2,7 @@
 
 Forward and backward of each loss and dtype: fastsim, the dense formula in that dtype in eager
 torch, and three bare products of the size of the score matrix, one for the scores and one for each
-gradient. Times are processor seconds of one thread, so that they mean the same whatever runs beside.
+gradient. Times are processor seconds of one thread, which what runs beside changes least.
 The errors are relative to float64, of the smaller problem (`Case.exact` rows). Writes
 bench/results/<device>/amx_<dtype>_<rows>.jsonl; `fastsim info` says whether the unit is in use.
 """
