@@ -239,11 +239,7 @@ def compile_case(architecture, operand_name, case):
     for kernel, constants, compiled in found:
         if compiled.hash in seen:
             continue
-        epilogue = "+".join(
-            function.fn.__name__
-            for key in ("FORWARD", "SCORE_GRAD")
-            if (function := constants.get(key))
-        )
+        epilogue = constants["EPILOGUE"].fn.__name__ if "EPILOGUE" in constants else ""
         row = (kernel.fn.__name__, epilogue, case, operand_name, architecture)
         registers, shared, spills, assembly = resources(compiled)
         seen[compiled.hash] = Compiled(*row, registers, shared, spills, compiled.hash, assembly)

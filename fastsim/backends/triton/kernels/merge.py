@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from fastsim.backends.triton.kernels.epilogues import LOG2_E
 from fastsim.backends.triton.kernels.pairs import LEFT_OUT
 
 
@@ -20,7 +21,7 @@ def merge_exponentials_kernel(
     BLOCK: tl.constexpr,  # noqa: N803
 ):
     """(tiles, count) maxima and sums -> (count,); RUNNING: together with what is there."""
-    scale = tl.load(scale_ptr)
+    scale = tl.load(scale_ptr) * LOG2_E
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = entry < count
     if RUNNING:
@@ -36,8 +37,8 @@ def merge_exponentials_kernel(
         tops = tl.load(tops_ptr + at, mask=here, other=LEFT_OUT)
         sums = tl.load(sums_ptr + at, mask=here, other=0.0)
         both = tl.maximum(top, tl.max(tops, 0))
-        grown = tl.sum(sums * tl.exp(scale * (tops - both[None, :])), 0)
-        total = total * tl.exp(scale * (top - both)) + grown
+        grown = tl.sum(sums * tl.exp2(scale * (tops - both[None, :])), 0)
+        total = total * tl.exp2(scale * (top - both)) + grown
         top = both
     tl.store(top_ptr + entry, top, mask=inside)
     tl.store(sum_ptr + entry, total, mask=inside)

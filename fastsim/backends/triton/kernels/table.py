@@ -15,8 +15,7 @@ LINE = 128  # bytes: unit rows are padded to whole lines, which are whole BLOCK_
 class BlockSizes(NamedTuple):
     """A tile of scores, its step in depth, and how a program runs it.
 
-    parts: in how many parts, side by side, a light epilogue takes the tile; a heavy one takes it
-    in twice as many.
+    width: of the parts in which a light epilogue takes the tile; a heavy one takes half of it.
     spare: features from which on a product is worth sparing: a fused pass keeps scores of 16 bits
     instead of multiplying them again, a forward reduction of rows with themselves takes half the
     tiles.
@@ -29,7 +28,7 @@ class BlockSizes(NamedTuple):
     group: int
     warps: int
     stages: int
-    parts: int
+    width: int
     spare: int
     descriptors: bool = False
 
@@ -38,19 +37,19 @@ class BlockSizes(NamedTuple):
 # products of NVIDIA have no tensor cores: 32 sums a thread leave registers for two programs at a
 # time, and by pointers, as descriptors take more of them than there are.
 TABLE = {
-    ("sm_90", "float16", "deep"): BlockSizes(128, 256, 64, 8, 8, 3, 4, 320, True),
-    ("sm_90", "float16", "shallow"): BlockSizes(128, 128, 64, 8, 8, 3, 2, 320, True),
-    ("sm_90", "tf32", "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 4, 320, True),
-    ("sm_90", "float32", "deep"): BlockSizes(64, 128, 32, 8, 8, 2, 4, 320),
-    ("sm_80", "float16", "deep"): BlockSizes(128, 128, 64, 8, 8, 3, 4, 256),
-    ("sm_80", "tf32", "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 4, 256),
-    ("sm_80", "float32", "deep"): BlockSizes(64, 128, 16, 8, 8, 3, 4, 256),
-    ("gfx942", "float16", "deep"): BlockSizes(128, 128, 64, 8, 8, 2, 4, 512),
-    ("gfx942", "tf32", "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 4, 512),
-    ("gfx942", "float32", "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 4, 512),
-    ("interpreter", "float16", "deep"): BlockSizes(16, 32, 64, 2, 4, 1, 2, 0, True),
-    ("interpreter", "tf32", "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 4, 0),
-    ("interpreter", "float32", "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 4, 0),
+    ("sm_90", "float16", "deep"): BlockSizes(128, 256, 64, 8, 8, 3, 64, 320, True),
+    ("sm_90", "float16", "shallow"): BlockSizes(128, 128, 64, 8, 8, 3, 64, 320, True),
+    ("sm_90", "tf32", "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 32, 320, True),
+    ("sm_90", "float32", "deep"): BlockSizes(64, 128, 32, 8, 8, 2, 32, 320),
+    ("sm_80", "float16", "deep"): BlockSizes(128, 128, 64, 8, 8, 3, 32, 256),
+    ("sm_80", "tf32", "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 32, 256),
+    ("sm_80", "float32", "deep"): BlockSizes(64, 128, 16, 8, 8, 3, 32, 256),
+    ("gfx942", "float16", "deep"): BlockSizes(128, 128, 64, 8, 8, 2, 32, 512),
+    ("gfx942", "tf32", "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 32, 512),
+    ("gfx942", "float32", "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 32, 512),
+    ("interpreter", "float16", "deep"): BlockSizes(16, 32, 64, 2, 4, 1, 16, 0, True),
+    ("interpreter", "tf32", "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 8, 0),
+    ("interpreter", "float32", "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 8, 0),
 }
 SHALLOW = 256  # features: below, the epilogue outweighs the product
 
