@@ -47,8 +47,8 @@ def candidates(architecture, name):
     ):
         # More scores a thread than its registers hold, or fewer than feed a product of warps.
         if 32 <= rows * columns // (32 * warps) <= 128:
-            step, parts = table.LINE // (2 if name == "float16" else 4), columns // width
-            yield table.BlockSizes(rows, columns, step, 8, warps, stages, parts, 0, descriptors)
+            step = table.LINE // (2 if name == "float16" else 4)
+            yield table.BlockSizes(rows, columns, step, 8, warps, stages, width, 0, descriptors)
 
 
 def passes(rows, columns, depth, dtype, device):

@@ -18,7 +18,8 @@ def own_pairs(row_at, column, pairs):
     positives, _, _, _, _, _, _, _, _ = pairs
     if positives is None:
         return tl.zeros((row_at.shape[0], column.shape[0]), tl.int1)
-    return column[None, :] == tl.load(positives + row_at)[:, None]
+    else:  # which is compiled where there are some alone
+        return column[None, :] == tl.load(positives + row_at)[:, None]
 
 
 @triton.jit

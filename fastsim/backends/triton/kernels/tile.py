@@ -276,9 +276,10 @@ def tile_kernel(
             here = (positive >= begin) & (positive < begin + WIDTH) & (row < row1)
             value = tl.sum(tl.where(own, part_scores, 0.0), 1)
             tl.store(positive_out + row - row0, value, mask=here)
-        in_levels = of_levels
+        by_level = (levels, level_count, of_levels)
         if of_levels is not None and not writes:
-            in_levels += (tile_row.to(tl.int64) * tiles + place) * 4 * level_count
+            of_tile = (tile_row.to(tl.int64) * tiles + place) * 4 * level_count
+            by_level = (levels, level_count, of_levels + of_tile)
         take = True
         if MIRRORED:
             take = begin + WIDTH > top
@@ -291,7 +292,7 @@ def tile_kernel(
                 numbers,
                 _coefficients(row_at - row0, of_rows, height, ROWS_IN, 1),
                 _coefficients(column_at - column0, of_columns, across, COLUMNS_IN, 0),
-                (levels, level_count, in_levels),
+                by_level,
                 writes,
             )
             _store(row_out, kept_of_rows, row_plane, row_place, row - row0, row < row1, ROWS_OUT)
@@ -324,7 +325,7 @@ def tile_kernel(
                     numbers,
                     _coefficients(column_at - column0, of_rows, height, ROWS_IN, 1),
                     (),
-                    (None, None, None),
+                    by_level,
                     False,
                 )
                 mirrored_place = (tile_columns * parts + tile_row).to(tl.int64) * height
