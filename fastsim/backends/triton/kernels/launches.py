@@ -153,10 +153,12 @@ class Launch:
         self.unit_x, self.unit_y, self.device = unit_x, unit_y, unit_x.device
         self.pairs, self.skip = pair_arguments(pairs), pairs.skip
         self.negative = float(pairs.negative_target)
-        self.numbers = (None, None, None, 0.0)
+        self.numbers = (None, None, None, None)
         if tile is not None:
-            margin = float(tile.margin) or None
-            self.numbers = (tile.scale, tile.bias, margin, float(tile.positive_scale))
+            of_positives = None
+            if "positive_scale" in tile.record.parameters:
+                of_positives = torch.full_like(tile.scale, tile.positive_scale)
+            self.numbers = (tile.scale, tile.bias, float(tile.margin) or None, of_positives)
         kind = operand_kind(unit_x.dtype)
         self.precision = "tf32" if kind == "tf32" else "ieee"
         sizes = block_sizes(architecture(self.device), kind, unit_x.stride(0))
@@ -317,8 +319,8 @@ class Launch:
         )
         return out
 
-    def merge(self, tops, sums, top, total, *, running, scale=None):
-        """Merges (tiles, n) maxima and sums of exponentials, of the loss's scale or another."""
+    def merge(self, tops, sums, top, total, *, running=False, positives=False):
+        """Merges (tiles, n) maxima and sums of exponentials, of the positives' scale if theirs."""
         tiles, count = tops.shape
         block = 64
         launch(
@@ -329,7 +331,7 @@ class Launch:
             sums,
             top,
             total,
-            self.numbers[0] if scale is None else scale,
+            self.numbers[3 if positives else 0],
             tiles,
             count,
             RUNNING=running,

@@ -96,7 +96,7 @@ class _SoftmaxForward:
         kept |= {"row_out": planes, "column_out": of_columns, "positive_out": positive}
         run(rows, self.columns, epilogues.softmax_forward, **kept)
         top, total = empty(count), empty(count)
-        run.merge(*planes[:2], top, total, running=False)
+        run.merge(*planes[:2], top, total)
         state = [top.double(), total.double()]
         if self.matrix:
             target_scores, target_sums = planes[2:].sum(1, dtype=torch.float64)
@@ -153,10 +153,9 @@ class _ContrastForward:
         planes = run.row_partials(rows, self.columns, *(LEFT_OUT, 0.0) * (1 + self.both))
         run(rows, self.columns, epilogues.contrast_forward, row_out=planes, **kept)
         merged = torch.empty_like(planes[:, 0])
-        run.merge(*planes[:2], *merged[:2], running=False)
+        run.merge(*planes[:2], *merged[:2])
         if self.both:
-            scale = torch.full_like(self.tile.scale, self.tile.positive_scale)
-            run.merge(*planes[2:], *merged[2:], running=False, scale=scale)
+            run.merge(*planes[2:], *merged[2:], positives=True)
         return merged
 
     def result(self):

@@ -37,7 +37,7 @@ class BlockSizes(NamedTuple):
 # products of NVIDIA have no tensor cores: 32 sums a thread leave registers for two programs at a
 # time, and by pointers, as descriptors take more of them than there are.
 TABLE = {
-    ("sm_90", "float16", "deep"): BlockSizes(128, 256, 64, 8, 8, 3, 64, 320, True),
+    ("sm_90", "float16", "deep"): BlockSizes(128, 128, 64, 8, 4, 3, 32, 320, True),
     ("sm_90", "float16", "shallow"): BlockSizes(128, 128, 64, 8, 8, 3, 64, 320, True),
     ("sm_90", "tf32", "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 32, 320, True),
     ("sm_90", "float32", "deep"): BlockSizes(64, 128, 32, 8, 8, 2, 32, 320),

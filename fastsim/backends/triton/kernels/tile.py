@@ -9,7 +9,7 @@ What all kernels here are given, in this order; what a call does not have is Non
 row0, row1, column0, column1: the block, rows [row0, row1) against columns [column0, column1). Pairs
     are indexed by global row and column, all else by place in the block, n rows by m columns.
 positives ... offset: the pairs, see pairs.py; thresholds: those of `fastsim.pairs.Pairs`.
-scale, bias: pointers, so that nothing waits for them; margin, positive_scale: numbers.
+scale, bias, positive_scale: pointers, so that nothing waits for them; margin: a number.
 levels, level_count: of CoSENT over a matrix, (K,) and K; of_levels: (4, K), or (tiles, 4, K).
 of_rows (ROWS_IN, n), of_columns (COLUMNS_IN, m): float32 coefficients.
 panel (n, LINE panel_lines): score gradients, or codes of kept scores (kept.py) with their ranges
@@ -35,7 +35,7 @@ COUNTS = ["steps", "row0", "row1", "column0", "column1", "offset", "guide_steps"
 COUNTS += ["level_count", "panel_lines"]
 # Their parts begin at any element, and few of them are read.
 VECTORS = ["positives", "row_ids", "column_ids", "row_groups", "column_groups", "thresholds"]
-VECTORS += ["scale", "bias", "levels", "of_levels", "of_rows", "of_columns"]
+VECTORS += ["scale", "bias", "positive_scale", "levels", "of_levels", "of_rows", "of_columns"]
 
 
 @triton.jit
@@ -247,7 +247,7 @@ def tile_kernel(
             above = scores > threshold
         scores = tl.where(above, LEFT_OUT, scores)
 
-    numbers = (_number(scale), _number(bias), margin, positive_scale)
+    numbers = (_number(scale), _number(bias), margin, _number(positive_scale))
     split = _parts(scores, WIDTH)
     tiles = tile_columns * parts
     if MIRRORED:
@@ -425,7 +425,7 @@ def kept_score_grads_kernel(
         target,
         own_pairs(row_at, column, pairs),
         column,
-        (_number(scale), _number(bias), margin, positive_scale),
+        (_number(scale), _number(bias), margin, _number(positive_scale)),
         _coefficients(row_at - row0, of_rows, height, ROWS_IN, 1),
         _coefficients(column_at - column0, of_columns, across, COLUMNS_IN, 0),
         (levels, level_count, of_levels),
