@@ -320,7 +320,7 @@ def levels_forward(
     values, size, out = levels
     # A NaN compares false with LEFT_OUT, so it stays in its level.
     part = (scores <= LEFT_OUT) == 0
-    high, low = tl.zeros_like(scores), tl.zeros_like(scores)
+    high, low = scores, -scores
     for level in range(size):
         here = (target == tl.load(values + level)) & part
         top = _largest(tl.where(here, scores, LEFT_OUT))

@@ -155,10 +155,11 @@ class Launch:
         self.negative = float(pairs.negative_target)
         self.numbers = (None, None, None, None)
         if tile is not None:
-            of_positives = None
-            if "positive_scale" in tile.record.parameters:
+            taken, of_positives = tile.record.parameters, None
+            if "positive_scale" in taken:
                 of_positives = torch.full_like(tile.scale, tile.positive_scale)
-            self.numbers = (tile.scale, tile.bias, float(tile.margin) or None, of_positives)
+            scale, bias = (getattr(tile, n) if n in taken else None for n in ("scale", "bias"))
+            self.numbers = (scale, bias, float(tile.margin) or None, of_positives)
         kind = operand_kind(unit_x.dtype)
         self.precision = "tf32" if kind == "tf32" else "ieee"
         sizes = block_sizes(architecture(self.device), kind, unit_x.stride(0))
