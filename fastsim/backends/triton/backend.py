@@ -21,6 +21,7 @@ import torch
 from fastsim.backends import lists
 from fastsim.backends.base import Backend
 from fastsim.backends.panel import panel_bytes
+from fastsim.backends.triton.kernels.table import PANEL_LINE
 from fastsim.pairs import Pairs
 
 # Bytes of float16 score gradients alive, twice that of float32; FASTSIM_PANEL_MB sets another
@@ -31,7 +32,6 @@ PANEL = 352 << 20
 WIDEST = 1 << 17  # columns of a block of whole rows: more would leave the products too few rows
 WIDE = 1 << 14  # columns of any other block: tall blocks read the sums over panels back less often
 TALL = 128  # a block's height is a multiple, so that no tile but the last is ragged
-LINE = 64  # a panel's row is padded to a multiple: library products want aligned rows
 _INSTALLED = importlib.util.find_spec("triton") is not None  # found, not imported
 TOP_EXPONENT = 15  # float16 score gradients stay below 2^15, half its range
 
@@ -180,7 +180,7 @@ class TritonBackend(Backend):
 
 
 def _padded(columns):
-    return -(-columns // LINE) * LINE
+    return -(-columns // PANEL_LINE) * PANEL_LINE
 
 
 def _panel_bytes():

@@ -10,11 +10,11 @@ from fastsim.backends.triton.kernels.merge import merge_exponentials_kernel
 from fastsim.backends.triton.kernels.rows import unit_rows_backward_kernel, unit_rows_kernel
 from fastsim.backends.triton.kernels.table import (
     LINE,
+    PANEL_LINE,
     architecture,
     block_sizes,
     operand_kind,
 )
-from fastsim.backends.triton.kernels.tile import LINE as PANEL_LINE
 from fastsim.backends.triton.kernels.tile import (
     kept_score_grads_kernel,
     positives_kernel,

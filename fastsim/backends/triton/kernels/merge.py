@@ -6,8 +6,10 @@ import triton.language as tl
 from fastsim.backends.triton.kernels.epilogues import LOG2_E
 from fastsim.backends.triton.kernels.pairs import LEFT_OUT
 
+PLANES = ["tops_ptr", "sums_ptr", "top_ptr", "sum_ptr"]  # one behind the other, of any size
 
-@triton.jit(do_not_specialize=["tiles", "count"])
+
+@triton.jit(do_not_specialize=["tiles", "count"], do_not_specialize_on_alignment=PLANES)
 def merge_exponentials_kernel(
     tops_ptr,
     sums_ptr,

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-LINE = 128  # bytes: unit rows are padded to whole lines, which are whole BLOCK_K too
+LINE = 128  # bytes: unit rows are padded to whole lines, which are whole steps in depth too
+PANEL_LINE = 64  # elements, to which rows of a panel are padded: library products want them aligned
 
 
 class BlockSizes(NamedTuple):

@@ -29,8 +29,9 @@ from fastsim.backends.triton.kernels.pairs import (
     targets,
     without_left_out,
 )
+from fastsim.backends.triton.kernels.table import PANEL_LINE
 
-LINE = tl.constexpr(64)  # elements of a panel
+LINE = tl.constexpr(PANEL_LINE)
 COUNTS = ["steps", "row0", "row1", "column0", "column1", "offset", "guide_steps"]
 COUNTS += ["level_count", "panel_lines"]
 # Their parts begin at any element, and few of them are read.
