@@ -79,6 +79,10 @@ class Backend:
         """(factor * dL/dx in `dtype`, unit . grad_unit (N,)) from dL/dunit; factor is 0-d."""
         raise NotImplementedError
 
+    def tile_rows_backward(self, grad_rows, x, inverse, factor, dtype):
+        """`unit_rows_backward` from what `multiply` made of panels and `tile_rows`."""
+        return self.unit_rows_backward(grad_rows, x, inverse, factor, dtype)
+
     def paired_cosines(self, x, y):
         """(cosines (N,) of paired rows, inverse norms (2, N) of x and y) in the compute type."""
         dtype = torch.promote_types(x.dtype, torch.float32)

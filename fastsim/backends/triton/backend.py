@@ -1,8 +1,9 @@
 """The Triton backend: a product of unit rows with the loss as an epilogue, on NVIDIA and AMD GPUs.
 
 A forward reduction leaves partial results per tile, merged in a fixed order; a score gradient panel
-goes to library products. Operands of 16-bit inputs are float16, whose score gradients are kept in
-range by a power of two (`loss_scale`); float32 operands follow
+goes to library products. Operands of 16-bit inputs are float16: their own rows,
+scaled by powers of two, whose products are exact (`ScaledRows`); their score gradients are kept in
+range by a power of two (`loss_scale`). float32 operands follow
 torch.get_float32_matmul_precision(). Nothing waits for the device. The kernels are in
 fastsim/backends/triton/kernels, imported on first use.
 
@@ -22,6 +23,7 @@ from fastsim.backends import lists
 from fastsim.backends.base import Backend
 from fastsim.backends.panel import panel_bytes
 from fastsim.backends.triton.kernels.table import PANEL_LINE
+from fastsim.backends.triton.scaled_rows import values_and_rest
 from fastsim.pairs import Pairs
 
 # Bytes of float16 score gradients alive, twice that of float32; FASTSIM_PANEL_MB sets another
@@ -99,6 +101,7 @@ class TritonBackend(Backend):
         )
 
     def multiply(self, left, right, out, *, accumulate):
+        right, _ = values_and_rest(right)
         if left.dtype == out.dtype:
             super().multiply(left, right, out, accumulate=accumulate)
         elif out.device.type == "cpu":
@@ -121,11 +124,18 @@ class TritonBackend(Backend):
     def unit_rows(self, x, dtype=None):
         return _launches().unit_rows(x, dtype)
 
+    def tile_rows(self, x):
+        return _launches().tile_rows(x)
+
     def operand(self, unit, dtype):
         return _launches().operand(unit, dtype)
 
     def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
         return _launches().unit_rows_backward(grad_unit, x, inverse, factor, dtype)
+
+    def tile_rows_backward(self, grad_rows, x, inverse, factor, dtype):
+        scaled = x.dtype.itemsize == 2
+        return _launches().unit_rows_backward(grad_rows, x, inverse, factor, dtype, scaled=scaled)
 
     def whole_rows_fit(self, columns, device):
         return columns <= WIDEST

@@ -20,6 +20,7 @@ from fastsim.backends.triton.kernels.tile import (
     positives_kernel,
     tile_kernel,
 )
+from fastsim.backends.triton.scaled_rows import ScaledRows, values_and_rest
 
 PARTIALS = 128 << 20  # bytes of partial results alive
 KEPT_ROWS = 32  # of a program that turns kept scores into score gradients
@@ -56,8 +57,20 @@ NOTHING = Given()
 # ---- rows ----
 
 
-def unit_rows(x, dtype):
-    """(unit rows, inverse norms); rows of operands (dtype None) are padded to whole lines."""
+def tile_rows(x):
+    """`unit_rows`, of 16-bit inputs as `ScaledRows`."""
+    if x.dtype.itemsize != 2:
+        return unit_rows(x, None)
+    rest = x.new_empty(x.shape[0], dtype=torch.float32)
+    values, inverse = unit_rows(x, None, rest)
+    return ScaledRows(values, rest), inverse
+
+
+def unit_rows(x, dtype, rest=None):
+    """(unit rows, inverse norms); rows of operands (dtype None) are padded to whole lines.
+
+    rest (N,): to be filled, of rows scaled by powers of two (`ScaledRows`).
+    """
     rows, depth = x.shape
     operand = dtype or operand_dtype(x.dtype)
     step = LINE // operand.itemsize
@@ -73,6 +86,7 @@ def unit_rows(x, dtype):
         *x.stride(),
         unit,
         inverse,
+        rest,
         rows,
         depth,
         width,
@@ -84,8 +98,8 @@ def unit_rows(x, dtype):
     return unit[:, :depth], inverse
 
 
-def unit_rows_backward(grad_unit, x, inverse, factor, dtype):
-    """(factor * dL/dx in `dtype`, unit . grad_unit)."""
+def unit_rows_backward(grad_unit, x, inverse, factor, dtype, *, scaled=False):
+    """(factor * dL/dx in `dtype`, unit . grad_unit); scaled: from the gradient of `ScaledRows`."""
     rows, depth = x.shape
     # The interpreter cuts float32 to bfloat16 instead of rounding it.
     written = torch.float32 if architecture(x.device) == "interpreter" else dtype
@@ -104,6 +118,7 @@ def unit_rows_backward(grad_unit, x, inverse, factor, dtype):
         dots,
         rows,
         depth,
+        SCALED=scaled,
         ROWS=band,
         BLOCK=chunk,
         num_warps=4,
@@ -150,7 +165,9 @@ class Launch:
     mirrored = False
 
     def __init__(self, pairs, unit_x, unit_y, *, tile=None, heavy=False):
-        self.unit_x, self.unit_y, self.device = unit_x, unit_y, unit_x.device
+        self.alone = unit_x is unit_y
+        (self.unit_x, x_rest), (self.unit_y, y_rest) = map(values_and_rest, (unit_x, unit_y))
+        self.device, self.rests = unit_x.device, (x_rest, y_rest)
         self.pairs, self.skip = pair_arguments(pairs), pairs.skip
         self.negative = float(pairs.negative_target)
         self.numbers = (None, None, None, None)
@@ -162,7 +179,7 @@ class Launch:
             self.numbers = (scale, bias, float(tile.margin) or None, of_positives)
         kind = operand_kind(unit_x.dtype)
         self.precision = "tf32" if kind == "tf32" else "ieee"
-        sizes = block_sizes(architecture(self.device), kind, unit_x.stride(0))
+        sizes = block_sizes(architecture(self.device), kind, self.unit_x.stride(0))
         self.guide = (pairs.thresholds, None, None, 0)
         if pairs.guide is not None:
             rows, columns = pairs.guide.rows, pairs.guide.columns
@@ -170,9 +187,9 @@ class Launch:
             self.guide = (pairs.guide.thresholds, rows, columns, steps)
             # Its product has an accumulator of its own.
             sizes = sizes._replace(columns=sizes.columns // 2, width=sizes.width // 2)
-        self.sizes, self.steps = sizes, unit_x.stride(0) // sizes.depth
+        self.sizes, self.steps = sizes, self.unit_x.stride(0) // sizes.depth
         self.width = sizes.width // 2 if heavy else sizes.width
-        self.spares = unit_x.stride(0) >= sizes.spare
+        self.spares = self.unit_x.stride(0) >= sizes.spare
         self.keeps = self.spares and kind == "float16"
 
     def grid(self, rows, columns):
@@ -194,7 +211,7 @@ class Launch:
         """
         everything = slice(0, self.unit_x.shape[0])
         tall, wide = self.tiles(everything, everything)
-        same = self.unit_x is self.unit_y and self.skip != "lower" and self.guide[0] is None
+        same = self.alone and self.skip != "lower" and self.guide[0] is None
         self.mirrored = same and self.spares and tall * (tall + wide) * per_tile <= PARTIALS
         return self.mirrored
 
@@ -247,6 +264,7 @@ class Launch:
             self.device,
             *operands,
             self.steps,
+            *self.rests,
             *(rows.start, rows.stop, columns.start, columns.stop),
             *self.pairs,
             *self.guide,
@@ -283,6 +301,7 @@ class Launch:
             kept_score_grads_kernel,
             (cdiv(rows.stop - rows.start, KEPT_ROWS) * self.tiles(rows, columns)[1],),
             self.device,
+            *self.rests,
             *(rows.start, rows.stop, columns.start, columns.stop),
             *self.pairs,
             *self.numbers,
@@ -310,6 +329,7 @@ class Launch:
             self.unit_x,
             self.unit_y,
             self.steps,
+            *self.rests,
             self.pairs[0],
             out,
             rows,

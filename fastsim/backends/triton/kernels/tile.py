@@ -6,6 +6,8 @@ added atomically: each tile has a place of its own.
 
 What all kernels here are given, in this order; what a call does not have is None and costs nothing:
 
+x_rest, y_rest: of `ScaledRows` by global row and column; the score of unit rows is the product
+    times both, and its score gradient is taken times both, which serves both products with it.
 row0, row1, column0, column1: the block, rows [row0, row1) against columns [column0, column1). Pairs
     are indexed by global row and column, all else by place in the block, n rows by m columns.
 positives ... offset: the pairs, see pairs.py; thresholds: those of `fastsim.pairs.Pairs`.
@@ -36,7 +38,17 @@ COUNTS = ["steps", "row0", "row1", "column0", "column1", "offset", "guide_steps"
 COUNTS += ["level_count", "panel_lines"]
 # Their parts begin at any element, and few of them are read.
 VECTORS = ["positives", "row_ids", "column_ids", "row_groups", "column_groups", "thresholds"]
-VECTORS += ["scale", "bias", "positive_scale", "levels", "of_levels", "of_rows", "of_columns"]
+VECTORS += [
+    "x_rest",
+    "y_rest",
+    "scale",
+    "bias",
+    "positive_scale",
+    "levels",
+    "of_levels",
+    "of_rows",
+    "of_columns",
+]
 
 
 @triton.jit
@@ -116,6 +128,11 @@ def _number(pointer):
 
 
 @triton.jit
+def _rests(x_rest, y_rest, row_at, column_at):
+    return tl.load(x_rest + row_at)[:, None] * tl.load(y_rest + column_at)[None, :]
+
+
+@triton.jit
 def _coefficients(at, planes, count, COUNT: tl.constexpr, AXIS: tl.constexpr):  # noqa: N803
     """COUNT vectors of (COUNT, count) planes at these places, along the axis of a tile."""
     found = ()
@@ -145,6 +162,8 @@ def tile_kernel(
     x,
     y,
     steps,
+    x_rest,
+    y_rest,
     row0,
     row1,
     column0,
@@ -243,6 +262,8 @@ def tile_kernel(
         scores = _described_product(x, y, top, left, steps, PRECISION, SIZES)
     else:
         scores = _product(x, y, row_at, y_row, steps, stride, PRECISION, SIZES)
+    if x_rest is not None:
+        scores *= _rests(x_rest, y_rest, row_at, y_row)
     if thresholds is not None:
         if guide_x is None:
             above = scores > threshold
@@ -302,7 +323,10 @@ def tile_kernel(
                 column_out, kept_of_columns, column_plane, column_place, local, inside, COLUMNS_OUT
             )
             if writes:
-                _store_score_grads(score_grads[0], row, local, row0, row1, panel, panel_lines)
+                score_grad = score_grads[0]
+                if x_rest is not None:
+                    score_grad *= _rests(x_rest, y_rest, row_at, column_at)
+                _store_score_grads(score_grad, row, local, row0, row1, panel, panel_lines)
         if MIRRORED:  # noqa: SIM102 (known when it is compiled)
             if begin > top + rows - 1:
                 mirrored, mirrored_target, mirrored_own = _pairs_of(
@@ -363,6 +387,8 @@ def _pairs_of(
 
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=VECTORS)
 def kept_score_grads_kernel(
+    x_rest,
+    y_rest,
     row0,
     row1,
     column0,
@@ -434,7 +460,10 @@ def kept_score_grads_kernel(
     )
     # Every thread has its codes before another writes score gradients over them.
     tl.debug_barrier()
-    _store_score_grads(score_grads[0], row, local, row0, row1, panel, panel_lines)
+    score_grad = score_grads[0]
+    if x_rest is not None:
+        score_grad *= _rests(x_rest, y_rest, row_at, column_at)
+    _store_score_grads(score_grad, row, local, row0, row1, panel, panel_lines)
 
 
 @triton.jit(do_not_specialize=["steps", "rows"])
@@ -442,6 +471,8 @@ def positives_kernel(
     x,
     y,
     steps,
+    x_rest,
+    y_rest,
     positives,
     out,
     rows,
@@ -454,5 +485,7 @@ def positives_kernel(
     y_row = tl.load(positives + column, mask=column < rows, other=0)
     x_row = tl.minimum(row, rows - 1)
     scores = _product(x, y, x_row, y_row, steps, steps * SIZES.depth, PRECISION, SIZES)
+    if x_rest is not None:
+        scores *= _rests(x_rest, y_rest, x_row, y_row)
     value = tl.sum(tl.where(row[:, None] == column[None, :], scores, 0.0), 1)
     tl.store(out + row, value, mask=row < rows)
