@@ -15,10 +15,13 @@ from fastsim.losses import (
     cosent,
     cosent_matrix,
     cosine_regression,
+    debiased_contrastive,
     decoupled_contrastive,
     full_triplet,
     hardest_pairs,
     info_nce,
+    late_interaction,
+    late_interaction_distillation,
     matrix_cross_entropy,
     matrix_mse,
     mean_negative,
@@ -30,6 +33,7 @@ from fastsim.losses import (
 )
 from fastsim.mining import mine_hard_negatives
 from fastsim.scores import cosine_similarity, paired_cosine_similarity, top_k
+from fastsim.token_scores import max_sim
 
 __version__ = "0.1.0"
 
@@ -45,13 +49,17 @@ __all__ = [
     "cosent_matrix",
     "cosine_regression",
     "cosine_similarity",
+    "debiased_contrastive",
     "decoupled_contrastive",
     "full_triplet",
     "hardest_pairs",
     "info_nce",
+    "late_interaction",
+    "late_interaction_distillation",
     "losses",
     "matrix_cross_entropy",
     "matrix_mse",
+    "max_sim",
     "mean_negative",
     "mine_hard_negatives",
     "multi_similarity",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 # A number, or a 0-d tensor that may ask for a gradient.
 Scalar: TypeAlias = "float | Tensor"
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
+Similarity: TypeAlias = Literal["cosine", "dot"]
 Mining: TypeAlias = Literal["semi-hard", "hard"]
 # (row_ids (N,), column_ids (M,)) integers.
 Exclude: TypeAlias = "tuple[Tensor, Tensor] | None"

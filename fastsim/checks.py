@@ -9,6 +9,7 @@ from fastsim.operators import transformed
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGRAL = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 REDUCTIONS = ("mean", "sum", "none")
+SIMILARITIES = ("cosine", "dot")
 
 
 def check_tensor(name, value, *, ndim, dtypes, what, empty=False):
@@ -83,6 +84,11 @@ def check_reduction(value):
     check_choice("reduction", value, REDUCTIONS)
 
 
+def check_similarity(value):
+    """`value` says what a score is."""
+    check_choice("similarity", value, SIMILARITIES)
+
+
 def check_number(name, value, *, positive=False, tensor=True):
     """A finite number, or with `tensor` a 0-d floating one; `positive`: greater than zero.
 
@@ -116,6 +122,33 @@ def check_integers(name, value, count, device):
         raise ValueError(f"{name}: wanted {count} entries, got {value.shape[0]}")
     if value.device != device:
         raise ValueError(f"{name}: wanted device {device}, got {value.device}")
+
+
+def check_bias(name, value, count, device):
+    """(count,) finite floating-point numbers on `device` that ask for no gradient, or None."""
+    if value is None:
+        return
+    what = "floating-point numbers (M,)"
+    check_tensor(name, value, ndim=1, dtypes=FLOATING, what=what, empty=count == 0)
+    if value.shape[0] != count:
+        raise ValueError(f"{name}: wanted {count} numbers, one per column, got {value.shape[0]}")
+    if value.device != device:
+        raise ValueError(f"{name}: wanted device {device}, got {value.device}")
+    if value.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{name}: wanted a tensor that asks for no gradient, since none reaches it,"
+            " got requires_grad=True"
+        )
+    if _traced(value):
+        return
+    finite = value.isfinite().all()
+    if value.device.type != "cpu":
+        torch._assert_async(finite)
+    elif not finite:
+        raise ValueError(
+            f"{name}: wanted finite numbers, got {value[~value.isfinite()][0].item()}"
+            " (`exclude` leaves candidates out)"
+        )
 
 
 def check_range(name, value, end):

@@ -41,6 +41,8 @@ from fastsim.groups import Ring, all_gather, process_group
 from fastsim.losses.reduce import reduce
 from fastsim.operators import once_differentiable
 
+__all__ = ["Ring"]
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

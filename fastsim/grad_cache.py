@@ -26,6 +26,8 @@ from fastsim.gradient_sync import (
     wrappers_of,
 )
 
+__all__ = ["GradCache", "MicroBatches"]
+
 
 class GradCache:
     """A training step in micro-batches.
@@ -46,6 +48,14 @@ class GradCache:
     embedding is not used. An error in the encoder of one process is raised on all of them.
     FSDP2 gathers its parameters for each micro-batch, unless `set_reshard_after_forward(False)`
     keeps them.
+
+    Example:
+        >>> from fastsim.grad_cache import GradCache
+        >>> encoder, rows = torch.nn.Linear(4, 2, bias=False), torch.randn(10, 4)
+        >>> step = GradCache(encoder, fastsim.losses.InfoNCE(), micro_batch_size=3)
+        >>> loss = step.backward(rows, rows)
+        >>> encoder.weight.grad.shape
+        torch.Size([2, 4])
     """
 
     def __init__(self, encode, loss, *, micro_batch_size, module=None):

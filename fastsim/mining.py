@@ -35,22 +35,39 @@ def mine_hard_negatives(
 ) -> tuple[Tensor, Tensor]:
     """The negatives of each query that are hardest within limits: rows of the corpus.
 
-    queries (N, D); corpus (M, D), M >= N unless `positives` says otherwise.
-    positives (N,) integers: the corpus row of each query's positive, `arange(N)` by default; or
-        (N, P): that one first, then further rows that are no negatives, -1 where there are fewer.
-    count: negatives per query.
-    ranks: (first, last), counted from 1 among the neighbours that are no positives: the first few
-        are often positives that nobody marked.
-    margin: a negative's cosine is at most the positive's less this.
-    relative_margin: a negative's cosine is at most (1 - this) times the positive's; 0.05 is
-        NV-Retriever's 95 %.
-    score_range: a negative's cosine lies in it, ends included.
-    query_ids (N,), corpus_ids (M,): integers; a corpus row with the id of a query, or the id of its
-        positive, is no negative of it. Equal texts have equal ids.
-    sample: draw from the ranks at random, by `seed`, instead of the hardest.
+    Args:
+        queries: (N, D).
+        corpus: (M, D), M >= N unless `positives` says otherwise.
+        positives: (N,) integers, the corpus row of each query's positive, `arange(N)` by default;
+            or (N, P): that one first, then further rows that are no negatives, -1 where there are
+            fewer.
+        count: negatives per query.
+        ranks: (first, last), counted from 1 among the neighbours that are no positives: the first
+            few are often positives that nobody marked.
+        margin: a negative's cosine is at most the positive's less this.
+        relative_margin: a negative's cosine is at most (1 - this) times the positive's; 0.05 is
+            NV-Retriever's 95 %.
+        score_range: a negative's cosine lies in it, ends included.
+        query_ids, corpus_ids: (N,) and (M,) integers; a corpus row with the id of a query, or the
+            id of its positive, is no negative of it. Equal texts have equal ids.
+        sample: draw from the ranks at random, by `seed`, instead of the hardest.
+        seed: an int.
+        backend: its name; None chooses.
 
-    Returns (rows (N, count) int64, the hardest first, -1 where there are fewer; scores (N, count),
-    -inf there). ValueError or TypeError for arguments that do not fit.
+    Returns:
+        (rows (N, count) int64, the hardest first, -1 where there are fewer; scores (N, count), -inf
+        there).
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> queries, corpus = torch.eye(2), torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+        >>> rows, scores = fastsim.mine_hard_negatives(queries, corpus)
+        >>> rows
+        tensor([[2],
+                [2]])
     """
     check_embeddings("queries", queries)
     check_embeddings("corpus", corpus)

@@ -12,6 +12,7 @@ from fastsim.checks import (
     FLOATING,
     INTEGRAL,
     check_alike,
+    check_bias,
     check_choice,
     check_embeddings,
     check_integers,
@@ -55,6 +56,7 @@ class Pairs:
     whose score is more than `exclude_above` over the positive's; and pairs that `guide` decides
     against.
 
+    column_bias: (M,) in the compute type, what is added to the logits of a column.
     thresholds: (N,) in the compute type, what `exclude_above` comes to with the positives' scores
         (`with_thresholds`): pairs of row i whose score is above thresholds[i] are out.
     """
@@ -70,6 +72,7 @@ class Pairs:
     offset: int = 0
     exclude_above: float | None = None
     guide: Guide | None = None
+    column_bias: torch.Tensor | None = None
     thresholds: torch.Tensor | None = None
 
     def tensors(self):
@@ -95,9 +98,10 @@ class Pairs:
 
     @property
     def plain(self):
-        """Whether every pair's part and target are known from its indices; some has a target."""
+        """Whether indices tell every pair's part and target, some have one, and no logit a bias."""
         guided = self.guide is not None or self.exclude_above is not None
-        return not (guided or self.offset or self.untargeted)
+        biased = self.column_bias is not None
+        return not (guided or biased or self.offset or self.untargeted)
 
     @property
     def each_once(self):
@@ -115,7 +119,12 @@ class Pairs:
             dense=dense,
             offset=self.offset - columns.start,
             guide=self.guide and self.guide.of_columns(columns),
+            column_bias=None if self.column_bias is None else self.column_bias[columns],
         )
+
+    def score_bias(self, columns, scale):
+        """(C,) what the bias of a slice of the columns adds to scores whose logits are scale s."""
+        return self.column_bias[columns] / scale
 
     def block(self, rows, columns):
         """`tensors` for the rows and columns of two slices; `positives` keeps global columns."""
@@ -147,6 +156,12 @@ def parse_exclude(exclude, rows, columns, device):
     check_integers("exclude[0]", row_ids, rows, device)
     check_integers("exclude[1]", column_ids, columns, device)
     return row_ids.to(torch.int64), column_ids.to(torch.int64)
+
+
+def parse_bias(bias, columns, x):
+    """`candidate_bias` of a loss in the compute type of its embeddings x, or None."""
+    check_bias("candidate_bias", bias, columns, x.device)
+    return None if bias is None else bias.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def parse_targets(targets, rows, columns, device, *, skip="nothing"):
@@ -228,6 +243,18 @@ def positive_counts(pairs):
         own = pairs.column_groups[pairs.offset :][: pairs.row_groups.shape[0]]
         counts = counts - (own == pairs.row_groups).long()
     return counts
+
+
+def negative_counts(pairs, columns):
+    """(N,) int64: how many of the columns are negatives of each row with its one positive."""
+    counts = torch.full_like(pairs.positives, columns - 1)
+    if pairs.row_ids is None:
+        return counts
+    ids = pairs.column_ids.sort().values
+    first = torch.searchsorted(ids, pairs.row_ids)
+    equal = torch.searchsorted(ids, pairs.row_ids, right=True) - first
+    # The positive has its own id among them when its column carries the row's id.
+    return counts - equal + (pairs.column_ids[pairs.positives] == pairs.row_ids)
 
 
 def check_own_targets(targets, x, y, group):

@@ -59,12 +59,41 @@ def dense_cosines(x, y, backend):
         return unit_x @ unit_y.T
 
 
-def cosine_similarity(x: Tensor, y: Tensor | None = None, *, backend: str | None = None) -> Tensor:
-    """Cosines of every pair of rows: (N, D), (M, D) -> (N, M); y=None: x with itself.
+def dense_scores(x, y, backend, similarity):
+    """Cosines or dot products of every pair of rows (N, M), in the compute type."""
+    if similarity == "cosine":
+        return dense_cosines(x, y, backend)
+    x = x.to(compute_dtype(x))
+    with without_autocast(x.device.type):
+        return x @ (x if y is None else y.to(x.dtype)).T
 
-    float32 for inputs of 32 bits or fewer, float64 for float64. A zero row has cosine 0 with
-    everything and gradient 0. Differentiable. ValueError or TypeError for arguments that do not
-    fit, RuntimeError for a backend that cannot serve them.
+
+def paired_scores(x, y, backend, similarity):
+    """Cosines or dot products (N,) of paired rows x, y (N, D) of one compute type."""
+    return paired_cosines(x, y, backend) if similarity == "cosine" else paired(x, y)
+
+
+def cosine_similarity(x: Tensor, y: Tensor | None = None, *, backend: str | None = None) -> Tensor:
+    """Cosines of every pair of rows.
+
+    It returns the N x M matrix; the losses and `top_k` do without.
+
+    Args:
+        x: (N, D).
+        y: (M, D); None: x with itself.
+        backend: its name; None chooses.
+
+    Returns:
+        (N, M), float32 for inputs of 32 bits or fewer, float64 for float64; differentiable. A zero
+        row has cosine 0 with everything and gradient 0.
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> fastsim.cosine_similarity(torch.tensor([[3.0, 4.0]]), torch.eye(2))
+        tensor([[0.6000, 0.8000]])
     """
     check_embeddings("x", x)
     if y is not None:
@@ -74,9 +103,22 @@ def cosine_similarity(x: Tensor, y: Tensor | None = None, *, backend: str | None
 
 
 def paired_cosine_similarity(x: Tensor, y: Tensor, *, backend: str | None = None) -> Tensor:
-    """Cosine of row i of x with row i of y: (N, D), (N, D) -> (N,).
+    """Cosine of row i of x with row i of y, without an N x N matrix.
 
-    Types, zero rows and errors as `cosine_similarity`, without an N x M matrix.
+    Args:
+        x, y: (N, D).
+        backend: its name; None chooses.
+
+    Returns:
+        (N,), of the type of `cosine_similarity`, whose zero rows it shares; differentiable.
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> fastsim.paired_cosine_similarity(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0]]))
+        tensor([0.6000])
     """
     check_embeddings("x", x)
     check_embeddings("y", y)
@@ -89,9 +131,23 @@ def top_k(
 ) -> tuple[Tensor, Tensor]:
     """The k most similar rows of the corpus for each query, without the N x M matrix.
 
-    queries (N, D), corpus (M, D), 1 <= k <= M. Returns (values (N, k) in descending order,
-    indices (N, k) int64), the earlier row first among equals. Not differentiable. ValueError or
-    TypeError for arguments that do not fit, RuntimeError for a backend that cannot serve them.
+    Args:
+        queries: (N, D).
+        corpus: (M, D).
+        k: an int, 1 to M.
+        backend: its name; None chooses.
+
+    Returns:
+        (values (N, k) in descending order, indices (N, k) int64), the earlier row first among
+        equals. Not differentiable.
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> fastsim.top_k(torch.tensor([[3.0, 4.0]]), torch.eye(2), k=1)
+        (tensor([[0.8000]]), tensor([[1]]))
     """
     check_embeddings("queries", queries)
     check_embeddings("corpus", corpus)

@@ -1,6 +1,6 @@
 """A tile loss: its kind, its pairs and its parameters."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -25,6 +25,9 @@ class Tile:
     positive_scale: of the logits of positives, where they have one of their own.
     cosine: the scores are cosines; else the products of the rows as they are.
     base: the score at which a pair begins to count.
+    hardness: by how much higher scores weigh more among the negatives, in units of the scale.
+    prior: (N, 2) of each row, the probability that a negative is a positive, and how many
+        negatives it has; None: no negative is a positive.
     """
 
     kind: str
@@ -39,6 +42,8 @@ class Tile:
     positive_scale: float = 1.0
     cosine: bool = True
     base: float = 0.0
+    hardness: float = 0.0
+    prior: torch.Tensor | None = None
 
     @property
     def record(self):
@@ -49,6 +54,20 @@ class Tile:
     def parts(self):
         """The parts of the state, in their order."""
         return self.record.parts(self)
+
+    @property
+    def hard_scale(self):
+        """The scale of the exponentials of weighed negatives."""
+        return self.scale * (1 + self.hardness)
+
+    @property
+    def weight_scale(self):
+        """The scale of the exponentials that are their weights."""
+        return self.scale * self.hardness
+
+    def of_rows(self, rows):
+        """The tile with what it holds of each row cut to a slice; its pairs stay those of all."""
+        return self if self.prior is None else replace(self, prior=self.prior[rows])
 
     @property
     def rows_alone(self):

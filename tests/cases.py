@@ -3,7 +3,7 @@
 A case makes fresh random inputs of a shape; the same case serves every backend and dtype.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,8 @@ class Case:
     tile: bool = True
     counted: Any = None  # of the other arguments, what the mean divides by; None: the rows
     kind: str | None = None  # which a backend may have no kernels of
+    biased: bool = False  # has a bias for each column, which a backend may not add
+    dot: bool = False  # its scores are dot products: a zero vector is a point like others
     exact: bool = True  # the gradient is that of the value: no part of it is held constant
 
     def __repr__(self):
@@ -47,7 +49,7 @@ def _two_sides(n, m, d, generator):
     return [embeddings(n, d, generator=generator), embeddings(m, d, generator=generator)]
 
 
-def _case(name, loss, *, make=_two_sides, **options):
+def _case(name, loss, *, make=_two_sides, kind=None, **options):
     """Two-sided loss: `options` values may be callables of (n, m, generator)."""
 
     def build(n, m, d, generator):
@@ -64,6 +66,9 @@ def _case(name, loss, *, make=_two_sides, **options):
         build,
         reduces=loss is not fastsim.cosent_matrix,
         largest=largest,
+        kind=kind,
+        biased="candidate_bias" in options,
+        dot=options.get("similarity") == "dot",
     )
 
 
@@ -91,6 +96,14 @@ def _soft(n, m, generator):
 
 def _columns(n, m, generator):
     return integers(m, n, generator=generator)
+
+
+def _priors(n, m, generator):
+    return 0.3 * torch.rand(n, generator=generator, dtype=torch.float64)
+
+
+def _log_q(n, m, generator):
+    return embeddings(m, generator=generator)
 
 
 def _transposed(n, m, generator):
@@ -157,6 +170,27 @@ def _one_side(n, m, d, generator):
     return [embeddings(n, d, generator=generator), None]
 
 
+def _texts(n, m, d, generator):
+    """Token embeddings of queries and documents."""
+    return [embeddings(n, 3, d, generator=generator), embeddings(m, 5, d, generator=generator)]
+
+
+def _mask(side, length):
+    """A mask that leaves every text a token, not always the first ones."""
+
+    def mask(n, m, generator):
+        kept = integers(3, (n, m)[side], length, generator=generator) > 0
+        kept[:, length // 2] = True
+        return kept
+
+    return mask
+
+
+def _late(name, **options):
+    case = _case(f"late_interaction{name}", fastsim.late_interaction, make=_texts, **options)
+    return replace(case, tile=False, largest=800, kind="max_sim")
+
+
 CASES = (
     _case("info_nce", fastsim.info_nce),
     _case("info_nce-cold", fastsim.info_nce, temperature=0.01),
@@ -180,6 +214,19 @@ CASES = (
         symmetric=True,
         margin=0.1,
     ),
+    _case("info_nce-dot", fastsim.info_nce, temperature=2.0, similarity="dot", margin=0.3),
+    _case("info_nce-bias", fastsim.info_nce, positives=_columns, candidate_bias=_log_q),
+    _case(
+        "info_nce-dot-everything",
+        fastsim.info_nce,
+        positives=_columns,
+        temperature=2.0,
+        exclude=_ids,
+        exclude_above=0.2,
+        symmetric=True,
+        candidate_bias=_log_q,
+        similarity="dot",
+    ),
     _case("decoupled_contrastive", fastsim.decoupled_contrastive),
     _case(
         "decoupled_contrastive-positives",
@@ -187,10 +234,45 @@ CASES = (
         positives=_columns,
         temperature=0.02,
     ),
+    _case(
+        "decoupled_contrastive-dot-bias",
+        fastsim.decoupled_contrastive,
+        positives=_columns,
+        temperature=2.0,
+        candidate_bias=_log_q,
+        similarity="dot",
+    ),
+    _case("debiased_contrastive", fastsim.debiased_contrastive, kind="debiased"),
+    _case(
+        "debiased_contrastive-hard",
+        fastsim.debiased_contrastive,
+        positives=_columns,
+        temperature=0.1,
+        tau_plus=_priors,
+        beta=1.5,
+        exclude=_ids,
+        kind="debiased",
+    ),
+    *(
+        Case(
+            f"{loss.__name__}-dot",
+            loss,
+            getattr(oracles, loss.__name__),
+            _grouped(**options, similarity="dot"),
+            counted=counted,
+            dot=True,
+        )
+        for loss, options, counted in (
+            (fastsim.sup_con, {"temperature": 2.0}, rows_with_a_positive),
+            (fastsim.nt_xent, {"temperature": 2.0}, positive_pairs),
+            (fastsim.multi_similarity, {"alpha": 0.5, "beta": 0.7}, None),
+        )
+    ),
     Case("sup_con", fastsim.sup_con, oracles.sup_con, _sup_con, counted=rows_with_a_positive),
     _case("siglip", fastsim.siglip),
     _case("siglip-signs", fastsim.siglip, targets=_signs),
     _case("siglip-soft", fastsim.siglip, targets=_transposed, scale=5.0, bias=1.0),
+    _case("siglip-dot", fastsim.siglip, targets=_signs, scale=0.5, similarity="dot"),
     _case("siglip-groups", fastsim.siglip, targets=_groups),
     _case("matrix_cross_entropy", fastsim.matrix_cross_entropy, targets=None),
     _case("matrix_cross_entropy-soft", fastsim.matrix_cross_entropy, targets=_soft),
@@ -199,6 +281,13 @@ CASES = (
         fastsim.matrix_cross_entropy,
         targets=_groups,
         temperature=0.1,
+    ),
+    _case(
+        "matrix_cross_entropy-dot-bias",
+        fastsim.matrix_cross_entropy,
+        targets=_soft,
+        candidate_bias=_log_q,
+        similarity="dot",
     ),
     _case("matrix_mse-soft", fastsim.matrix_mse, targets=_soft),
     _case("matrix_mse-groups", fastsim.matrix_mse, targets=_groups),
@@ -257,8 +346,12 @@ CASES = (
         for loss in (losses.batch_semi_hard_triplet, losses.batch_all_triplet)
         for distance, margin in (("euclidean", 0.5), ("cosine", 0.2))
     ),
+    _late("-masks", query_mask=_mask(0, 3), document_mask=_mask(1, 5), average=True),
+    _late("-dot", similarity="dot", symmetric=True, exclude=_ids, temperature=3.0),
+    _late(""),
     _case("cosent_matrix-soft", fastsim.cosent_matrix, targets=_soft),
     _case("cosent_matrix-groups", fastsim.cosent_matrix, targets=_groups, scale=5.0),
+    _case("cosent_matrix-dot", fastsim.cosent_matrix, targets=_soft, scale=0.5, similarity="dot"),
     _case("cosent_matrix-self", fastsim.cosent_matrix, targets=_square_groups, make=_one_side),
     Case("cosent", fastsim.cosent, oracles.cosent, _cosent, reduces=False, tile=False),
     Case(
@@ -289,10 +382,18 @@ CASES = (
 BY_NAME = {case.name: case for case in CASES}
 
 
+def _sides(case):
+    return [t for t in case.make(3, 4, 5, torch.Generator())[0] if t is not None]
+
+
+WITH_ROWS = tuple(case for case in CASES if _sides(case)[0].dim() > 1)  # no list of scores
+TWO_SIDED = tuple(case for case in CASES if len(_sides(case)) > 1)
+
+
 def is_euclidean(case):
     """Whether a zero vector is a point like others."""
     batch = case.loss.__name__.startswith("batch_") and "cosine" not in case.name
-    return batch or case.loss is fastsim.triplet_margin
+    return batch or case.dot or case.loss is fastsim.triplet_margin
 
 
 def takes_backend(case):

@@ -43,7 +43,11 @@ def without_kernels(item):
     """Why the backend of a collected test cannot serve its case's kind of loss, or None."""
     case = getattr(getattr(item, "callspec", None), "params", {}).get("case")
     name, kind = backend_of(item), getattr(case, "kind", None)
-    return get(name).unsupported_kind(kind) if name in fastsim.backends() and kind else None
+    if name not in fastsim.backends():
+        return None
+    if getattr(case, "biased", False) and not get(name).adds_column_bias:
+        return "it adds no bias to the logits of a column"
+    return get(name).unsupported_kind(kind) if kind else None
 
 
 def mark_quick(items):

@@ -19,6 +19,12 @@ def cosines(x, y):
     return torch.stack(rows)
 
 
+def scores(x, y, similarity):
+    if similarity == "cosine":
+        return cosines(x, y)
+    return torch.stack([torch.stack([(a * b).sum() for b in y]) for a in x])
+
+
 def log_sum_exp(terms):
     top = terms.detach().max()
     return top + (terms - top).exp().sum().log()
@@ -34,8 +40,10 @@ def info_nce(
     exclude=None,
     exclude_above=None,
     margin=0.0,
+    candidate_bias=None,
+    similarity="cosine",
 ):
-    s = cosines(x, y)
+    s = scores(x, y, similarity)
     n, m = s.shape
     positives = list(range(n)) if positives is None else positives.tolist()
     lowered = torch.zeros(n, m, dtype=torch.float64)
@@ -48,6 +56,8 @@ def info_nce(
             if exclude_above is not None and s[i, j] > s[i, p] + exclude_above:
                 part[i, j] = False
     z = (s - lowered) / temperature
+    if candidate_bias is not None:
+        z = torch.stack([row + candidate_bias for row in z])
     losses = []
     for i, p in enumerate(positives):
         loss = log_sum_exp(z[i][part[i]]) - z[i, p]
@@ -57,8 +67,73 @@ def info_nce(
     return torch.stack(losses)
 
 
-def decoupled_contrastive(x, y, positives=None, *, temperature=0.1):
-    z = cosines(x, y) / temperature
+def unit(x):
+    """x / |x| of a vector; a zero vector stays."""
+    norm = x.square().sum().sqrt() if (x != 0).any() else x.sum() + 1
+    return x / norm
+
+
+def max_sim(
+    queries, documents, query_mask=None, document_mask=None, *, similarity="cosine", average=False
+):
+    """Scores of the queries, lists of token vectors or tensors, with the documents."""
+    kept = []
+    for texts, mask in ((queries, query_mask), (documents, document_mask)):
+        some = [
+            [t for k, t in enumerate(text) if mask is None or mask[i, k]]
+            for i, text in enumerate(texts)
+        ]
+        kept.append([[unit(t) for t in text] if similarity == "cosine" else text for text in some])
+    rows = []
+    for query in kept[0]:
+        row = []
+        for document in kept[1]:
+            if not query or not document:
+                value = torch.tensor(-torch.inf if query else 0.0, dtype=torch.float64)
+                row.append(value)
+                continue
+            products = torch.stack(query) @ torch.stack(document).T
+            total = sum(products[k, products[k].argmax()] for k in range(len(query)))
+            row.append(total / len(query) if average else total)
+        rows.append(torch.stack(row))
+    return torch.stack(rows)
+
+
+def late_interaction(
+    queries,
+    documents,
+    query_mask=None,
+    document_mask=None,
+    positives=None,
+    *,
+    temperature=1.0,
+    symmetric=False,
+    exclude=None,
+    **options,
+):
+    z = max_sim(queries, documents, query_mask, document_mask, **options) / temperature
+    n, m = z.shape
+    positives = list(range(n)) if positives is None else positives.tolist()
+    part = torch.ones(n, m, dtype=torch.bool)
+    for i, p in enumerate(positives):
+        for j in range(m):
+            if exclude is not None and j != p and exclude[0][i] == exclude[1][j]:
+                part[i, j] = False
+    losses = []
+    for i, p in enumerate(positives):
+        loss = log_sum_exp(z[i][part[i]]) - z[i, p]
+        if symmetric:
+            loss = (loss + log_sum_exp(z[:, p][part[:, p]]) - z[i, p]) / 2
+        losses.append(loss)
+    return torch.stack(losses)
+
+
+def decoupled_contrastive(
+    x, y, positives=None, *, temperature=0.1, candidate_bias=None, similarity="cosine"
+):
+    z = scores(x, y, similarity) / temperature
+    if candidate_bias is not None:
+        z = torch.stack([row + candidate_bias for row in z])
     losses = []
     for i in range(len(z)):
         p = i if positives is None else int(positives[i])
@@ -67,8 +142,36 @@ def decoupled_contrastive(x, y, positives=None, *, temperature=0.1):
     return torch.stack(losses)
 
 
-def sup_con(x, groups, *, temperature=0.1):
-    z = cosines(x, x) / temperature
+def debiased_contrastive(
+    x, y, positives=None, *, temperature=0.5, tau_plus=0.1, beta=0.0, exclude=None
+):
+    z = cosines(x, y) / temperature
+    losses = []
+    for i in range(len(z)):
+        p = i if positives is None else int(positives[i])
+        negatives = [
+            j
+            for j in range(len(y))
+            if j != p and (exclude is None or exclude[0][i] != exclude[1][j])
+        ]
+        if not negatives:
+            losses.append(z[i, p] * 0.0)
+            continue
+        prior = float(tau_plus[i]) if isinstance(tau_plus, torch.Tensor) else tau_plus
+        count, negative = len(negatives), z[i][negatives]
+        # All relative to the positive: exp(z - z_p).
+        top = (negative - z[i, p]).detach().max()
+        weights = (beta * (negative - negative.detach().max())).exp()
+        rate = count * ((negative - z[i, p] - top).exp() * weights).sum() / weights.sum()
+        rate = (rate - prior * count * (-top).exp()) / (1 - prior)
+        least = count * (-1 / temperature - z[i, p] - top).exp()
+        rate = torch.maximum(rate, least)
+        losses.append(top + ((-top).exp() + rate).log())
+    return torch.stack(losses)
+
+
+def sup_con(x, groups, *, temperature=0.1, similarity="cosine"):
+    z = scores(x, x, similarity) / temperature
     n = len(z)
     losses = []
     for i in range(n):
@@ -91,16 +194,20 @@ def matrix(targets, n, m):
     return targets.double()
 
 
-def siglip(x, y, targets=None, *, scale=10.0, bias=-10.0):
-    z = scale * cosines(x, y) + bias
+def siglip(x, y, targets=None, *, scale=10.0, bias=-10.0, similarity="cosine"):
+    z = scale * scores(x, y, similarity) + bias
     wanted = (matrix(targets, *z.shape) + 1) / 2
     log_yes = -torch.log1p(torch.exp(-z.abs())) + z.clamp(max=0)
     log_no = -torch.log1p(torch.exp(-z.abs())) - z.clamp(min=0)
     return -(wanted * log_yes + (1 - wanted) * log_no).sum(1)
 
 
-def matrix_cross_entropy(x, y, targets, *, temperature=1.0):
-    z = cosines(x, y) / temperature
+def matrix_cross_entropy(
+    x, y, targets, *, temperature=1.0, candidate_bias=None, similarity="cosine"
+):
+    z = scores(x, y, similarity) / temperature
+    if candidate_bias is not None:
+        z = torch.stack([row + candidate_bias for row in z])
     wanted = matrix(targets, *z.shape)
     return torch.stack(
         [(t * (log_sum_exp(row) - row)).sum() for row, t in zip(z, wanted, strict=True)]
@@ -132,8 +239,8 @@ def full_triplet(x, y, *, margin=0.25, mining="semi-hard", exclude=None):
     return torch.stack(losses)
 
 
-def nt_xent(x, groups, *, temperature=0.07):
-    z = cosines(x, x) / temperature
+def nt_xent(x, groups, *, temperature=0.07, similarity="cosine"):
+    z = scores(x, x, similarity) / temperature
     n = len(z)
     losses = []
     for i in range(n):
@@ -144,8 +251,8 @@ def nt_xent(x, groups, *, temperature=0.07):
     return torch.stack(losses)
 
 
-def multi_similarity(x, groups, *, alpha=2.0, beta=50.0, base=0.5):
-    s = cosines(x, x)
+def multi_similarity(x, groups, *, alpha=2.0, beta=50.0, base=0.5, similarity="cosine"):
+    s = scores(x, x, similarity)
     n = len(s)
     losses = []
     for i in range(n):
@@ -235,8 +342,8 @@ def cosent(scores, labels, *, scale=20.0):
     return log_sum_exp(torch.cat(terms))
 
 
-def cosent_matrix(x, y, targets, *, scale=20.0):
-    s = cosines(x, x if y is None else y)
+def cosent_matrix(x, y, targets, *, scale=20.0, similarity="cosine"):
+    s = scores(x, x if y is None else y, similarity)
     wanted = matrix(targets, *s.shape)
     n, m = s.shape
     entries = [(i, j) for i in range(n) for j in range(m) if y is not None or j > i]

@@ -15,7 +15,8 @@ from tests.cases import CASES, inputs, takes_backend
 
 REDUCTIONS = ("mean", "none")
 # The levels of a target matrix are looked for, and waited for, unless they are given.
-LEVELS = {"cosent_matrix-soft": [-1.0, -0.5, 0.0, 0.5, 1.0]}
+_SOFT = [-1.0, -0.5, 0.0, 0.5, 1.0]
+LEVELS = {"cosent_matrix-soft": _SOFT, "cosent_matrix-dot": _SOFT}
 
 
 def on_meta(value):

@@ -102,6 +102,21 @@ struct Naming {
   const int64_t *first, *entries;
 };
 
+// The document token that each query token chose, `places` (documents, tokens) from the start of
+// its document, negative for none, int32 if `wide`, else int16; and what gradients along them need.
+// Each query meets `documents` documents: all, or with `own` those numbered from query * documents.
+// `grad` (queries, documents); inverse norms of the rows of cosines, null: plain products.
+template <class T>
+struct Winners {
+  const void* places;
+  bool wide, own;
+  int64_t documents, tokens, width;
+  const int64_t *query_of, *query_starts, *document_starts;
+  const T* grad;
+  Matrix x, y;
+  const T *inverse_x, *inverse_y;
+};
+
 // One implementation of every kernel; row kernels take a range of the block's rows, column
 // kernels a range of its columns, so that ranges can run on different threads.
 template <class T>
@@ -164,6 +179,12 @@ struct Kernels {
                   int64_t, int64_t);
   void (*top_k)(const Block<T>&, int64_t k, T* values, int64_t* indices, int64_t, int64_t);
   void (*exponentials)(const T* x, T* out, int64_t count);
+  void (*token_rows)(const Matrix& x, const int64_t* rows, int64_t count, int64_t width,
+                     bool cosine, T* out);
+  void (*largest_of_columns)(const T* panel, int64_t stride, int64_t rows, int64_t columns,
+                             const T* factors, int64_t first, T* values, int64_t* places);
+  void (*max_sim_queries)(const Winners<T>&, void* grad, Dtype, T* memory, int64_t, int64_t);
+  void (*max_sim_documents)(const Winners<T>&, void* grad, Dtype, T* memory, int64_t, int64_t);
 };
 
 struct KernelTable {

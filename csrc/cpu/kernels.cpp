@@ -5,6 +5,7 @@
 #include "contrast.h"
 #include "elementwise.h"
 #include "levels.h"
+#include "max_sim.h"
 #include "paired.h"
 #include "products.h"
 #include "rows.h"
@@ -60,6 +61,10 @@ constexpr Kernels<T> kernels() {
       triplet<T>,
       top_k<T>,
       exponentials<T>,
+      token_rows<T>,
+      largest_of_columns<T>,
+      max_sim_queries<T>,
+      max_sim_documents<T>,
   };
 }
 

@@ -30,13 +30,33 @@ _chosen = threading.local()
 
 
 def backends() -> dict[str, str | None]:
-    """Every backend: {name: None where it is usable on this machine, else a sentence why not}."""
+    """Every backend of this machine, and why one cannot be used.
+
+    Returns:
+        {name: None where it is usable, else a sentence that says why not}.
+
+    Example:
+        >>> fastsim.backends()["eager"] is None
+        True
+    """
     return {name: backend.unsupported_reason() for name, backend in _BACKENDS.items()}
 
 
 @contextlib.contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Within the block, calls without a `backend` argument use this one ("auto" chooses)."""
+    """Within the block, calls without a `backend` argument use this one.
+
+    Args:
+        name: of `backends()`; "auto" chooses.
+
+    Raises:
+        ValueError: for a name that is none of these.
+
+    Example:
+        >>> with fastsim.use_backend("torch"):
+        ...     fastsim.cosine_similarity(torch.eye(1))
+        tensor([[1.]])
+    """
     _find(name)
     before = getattr(_chosen, "name", None)
     _chosen.name = name
@@ -52,7 +72,7 @@ _TRANSFORMED = (
 )
 
 
-def pick(name, *tensors, kind=None, group=None):
+def pick(name, *tensors, kind=None, group=None, column_bias=False):
     """The backend for these tensors, and for that kind of loss or selection (see fastsim/kinds).
 
     The first tensor is served, on whose device the others are; these are what else a derivative
@@ -62,7 +82,8 @@ def pick(name, *tensors, kind=None, group=None):
     backend's own reason (RuntimeError), never replaced. None or "auto" takes, off the CPU, the
     fastest kernels that a verdict of the device calls right (fastsim/verify), else the first
     that has no objection; inside torch.func or forward-mode AD, "eager", which is never taken
-    otherwise. group: a process group, or None, whose ranks agree on these kernels.
+    otherwise. group: a process group, or None, whose ranks agree on these kernels. column_bias:
+    whether logits have a bias of their column.
     """
     name = name or getattr(_chosen, "name", None)
     if name:
@@ -71,28 +92,32 @@ def pick(name, *tensors, kind=None, group=None):
         name = os.environ.get("FASTSIM_BACKEND") or "auto"
         named = _find(name, "FASTSIM_BACKEND")
     if named is not None:
-        reason = _reason(named, tensors, kind)
+        reason = _reason(named, tensors, kind, column_bias)
         if reason is None:
             return named
         others = "; ".join(
-            f"{other.name}: {_reason(other, tensors, kind) or 'usable'}"
+            f"{other.name}: {_reason(other, tensors, kind, column_bias) or 'usable'}"
             for other in _BACKENDS.values()
             if other is not named
         )
         raise RuntimeError(f"backend {name!r} cannot be used: {reason} ({others})")
     dense = transformed(*tensors)
-    if not dense and (verified := _verified(tensors[:1], kind, group)) is not None:
-        return verified
+    if not (dense or column_bias):
+        verified = _verified(tensors[:1], kind, group)
+        if verified is not None:
+            return verified
     for backend in _BACKENDS.values():
-        if (dense or backend.automatic) and _reason(backend, tensors, kind) is None:
+        if (dense or backend.automatic) and _reason(backend, tensors, kind, column_bias) is None:
             return backend
-    reasons = (f"{b.name}: {_reason(b, tensors, kind)}" for b in _BACKENDS.values())
+    reasons = (f"{b.name}: {_reason(b, tensors, kind, column_bias)}" for b in _BACKENDS.values())
     raise RuntimeError(f"no backend can be used ({'; '.join(reasons)})")
 
 
-def _reason(backend, tensors, kind):
+def _reason(backend, tensors, kind, column_bias):
     if backend.name != "eager" and transformed(*tensors):
         return _TRANSFORMED
+    if column_bias and not backend.adds_column_bias:
+        return "its kernels add no bias to the logits of a column (`candidate_bias`)"
     return backend.unsupported_reason(*tensors[:1], kind=kind)
 
 

@@ -15,17 +15,19 @@ class Backend:
     name: str
     automatic = True  # whether `auto` may choose it
     by_verdict = False  # whether `auto` may where a verdict calls it right (fastsim/verify)
+    adds_column_bias = False  # whether its logits may have a bias of their column
     keeps_scores = False  # whether `forward` leaves scores for the score gradients that follow it
 
     def unsupported_reason(self, *tensors, kind=None):
         """None if these tensors can be served (no tensors: if the machine can), else a sentence.
 
-        kind: what is to be done with their scores, a name of `fastsim.kinds.KINDS` or `SELECTIONS`.
+        kind: what is to be done with their scores, a name of `fastsim.kinds`: of
+            `KINDS`, `SELECTIONS` or `LATE_INTERACTION`.
         """
         raise NotImplementedError
 
     def kinds(self):
-        """The names of `KINDS` and `SELECTIONS` that it has epilogues for."""
+        """The names of `KINDS`, `SELECTIONS` and `LATE_INTERACTION` that it has kernels for."""
         raise NotImplementedError
 
     def unsupported_kind(self, kind):
@@ -114,6 +116,10 @@ class Backend:
         float64: dL/dscale, which needs one of the two, and dL/dbias.
         """
         raise NotImplementedError
+
+    def operand_rows(self, x, cosine):
+        """`unit_rows`, or `plain_rows` where the scores are no cosines."""
+        return self.unit_rows(x) if cosine else self.plain_rows(x)
 
     def plain_rows(self, x):
         """`unit_rows` for scores that are no cosines: a copy of x as operands, and ones."""
@@ -230,6 +236,19 @@ class Backend:
     def row_terms_backward(self, grad_pairs, grad_sums, x, y, columns, first, wants):
         """dL/dx and dL/dy, None where not wanted."""
         return formulas.row_terms_backward(grad_pairs, grad_sums, x, y, columns, first, wants)
+
+    def max_sim(self, x, y, cosine, own, scores, places):
+        """Writes MaxSim scores (B, K) of queries x and documents y (`fastsim.tokens.Tokens`).
+
+        own: the documents are of one query each, else every query meets all. places (K, P), or
+        None: the token of the document that each query token chose, the first of equals, -1 where
+        a mask or an empty document leaves none.
+        """
+        raise NotImplementedError
+
+    def max_sim_backward(self, grad, places, x, y, cosine, own, wants):
+        """Gradients of the rows of x and y, None where not wanted, from dL/dscores (B, K)."""
+        raise NotImplementedError
 
     def top_k(self, queries, corpus, k):
         """(values (N, k) descending, indices (N, k)) of the cosines."""

@@ -4,17 +4,18 @@ It has no engine methods: each loss evaluates its own `_from_scores` on the full
 """
 
 from fastsim.backends.base import Backend
-from fastsim.kinds import KINDS, SELECTIONS
+from fastsim.kinds import KINDS, LATE_INTERACTION, SELECTIONS
 
 
 class EagerBackend(Backend):
     """Dense torch: holds the N x M matrix as often as autograd asks."""
 
     name = "eager"
+    adds_column_bias = True
     automatic = False  # the specification: it serves everything, in N x M memory
 
     def unsupported_reason(self, *tensors, kind=None):
         return self.unsupported_kind(kind)
 
     def kinds(self):
-        return {*KINDS, *SELECTIONS}
+        return {*KINDS, *SELECTIONS, *LATE_INTERACTION}

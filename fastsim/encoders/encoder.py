@@ -36,6 +36,12 @@ class Encoder(nn.Module):
     tokenizer allow. lower_case: texts are lower-cased before the tokenizer. prompts: name -> text
     put before a text; default_prompt: the name that `encode` takes when none is given.
     include_prompt: whether the tokens of a prompt take part in the pooling.
+
+    Example:
+        >>> from fastsim.encoders.model_files import EMBEDDED
+        >>> encoder = fastsim.Encoder.from_pretrained(EMBEDDED)
+        >>> encoder.encode(["a text", "another"]).shape
+        torch.Size([2, 384])
     """
 
     def __init__(

@@ -34,7 +34,9 @@ class TileArguments(NamedTuple):
     guide_rows: Tensor | None
     guide_columns: Tensor | None
     guide_thresholds: Tensor | None
+    column_bias: Tensor | None
     levels: Tensor | None
+    prior: Tensor | None
     negative_target: float
     skip: str
     offset: int
@@ -47,6 +49,7 @@ class TileArguments(NamedTuple):
     positive_scale: float
     cosine: bool
     base: float
+    hardness: float
     wants: list[bool]
     backend: str
 

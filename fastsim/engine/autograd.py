@@ -20,9 +20,8 @@ from fastsim.backends import get
 from fastsim.engine.arguments import SCHEMA, TENSORS, TileArguments, tile_arguments
 from fastsim.engine.passes import Call, backward, forward, loss_in_one_call
 from fastsim.engine.ring import ring_tile_loss
-from fastsim.losses.reduce import as_float
 from fastsim.operators import ONCE, define, differentiable_again
-from fastsim.scores import compute_dtype, dense_cosines, without_autocast
+from fastsim.scores import compute_dtype, dense_scores
 
 
 def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, formula, backend):
@@ -121,11 +120,7 @@ def _formula(ctx, x, y, scale, bias):
     """The loss in plain torch; y=None: of x with itself."""
     if ctx.formula is None:
         raise RuntimeError(ONCE)
-    if ctx.cosine:
-        scores = dense_cosines(x, y, get("eager"))
-    else:
-        with without_autocast(x.device.type):
-            scores = as_float(x) @ as_float(x if y is None else y).T
+    scores = dense_scores(x, y, get("eager"), "cosine" if ctx.cosine else "dot")
     losses, weights = ctx.formula(scores, scale, bias), ctx.saved_tensors[4]
     return losses if weights is None else (losses * weights).sum()
 

@@ -96,13 +96,18 @@ class _RingTile(torch.autograd.Function):
             c if c is None else c.to(scale.dtype)
             for c in own.coefficients(state, losses * loss_scale)
         ]
+        rows_backward = backend.unit_rows_backward if tile.cosine else backend.plain_rows_backward
         wants = ctx.needs_input_grad
         grads = [None] * len(wants)
         with without_autocast(x.device.type):
             unit_grads = _score_grads(tile, x, y, coefficients, wants[1], batch, backend)
             found = [
-                backend.unit_rows_backward(
-                    along, values, backend.unit_rows(values)[1], 1 / loss_scale, values.dtype
+                rows_backward(
+                    along,
+                    values,
+                    backend.operand_rows(values, tile.cosine)[1],
+                    1 / loss_scale,
+                    values.dtype,
                 )
                 for along, values in zip(unit_grads, (x, y), strict=False)
             ]
@@ -128,20 +133,22 @@ def _guided(tile, unit_x, y, batch, backend):
     """The tile with the thresholds of its rows, whose positives are among their own columns."""
     if tile.pairs.exclude_above is None:
         return tile
-    pairs = with_thresholds(_own(tile, batch).pairs, unit_x, backend.unit_rows(y)[0], backend)
+    unit_y = backend.operand_rows(y, tile.cosine)[0]
+    pairs = with_thresholds(_own(tile, batch).pairs, unit_x, unit_y, backend)
     return replace(tile, pairs=replace(tile.pairs, thresholds=pairs.thresholds))
 
 
 def _forward(tile, x, y, batch, backend):
     """The state of the rank's rows over all columns, and that of its columns over all rows."""
-    unit_x = backend.unit_rows(x)[0]
+    unit_x = backend.operand_rows(x, tile.cosine)[0]
     tile = _guided(tile, unit_x, y, batch, backend)
     own_parts = [part for part in tile.parts if part.axis != COLUMNS]
     column_parts = [part for part in tile.parts if part.axis == COLUMNS]
     mine, of_columns = None, []
     for columns, (visiting,) in travel(batch, [y], of_columns):
         part = replace(tile, pairs=tile.pairs.of_columns(columns))
-        found = tile.split(backend.forward(part, unit_x, backend.unit_rows(visiting)[0]))
+        unit_y = backend.operand_rows(visiting, tile.cosine)[0]
+        found = tile.split(backend.forward(part, unit_x, unit_y))
         if mine is None:
             mine, of_columns[:] = found
         else:
@@ -159,7 +166,8 @@ def _terms(tile, unit_x, y, state, batch, backend):
     terms = None
     for columns, (visiting,) in travel(batch, [y], []):
         part = replace(tile, pairs=tile.pairs.of_columns(columns))
-        found = backend.forward(part, unit_x, backend.unit_rows(visiting)[0], sums=sums)
+        unit_y = backend.operand_rows(visiting, tile.cosine)[0]
+        found = backend.forward(part, unit_x, unit_y, sums=sums)
         found = found[len(sums) :]
         terms = found if terms is None else tile.merge(later, terms, found)
     return [*sums, *terms]
@@ -167,14 +175,14 @@ def _terms(tile, unit_x, y, state, batch, backend):
 
 def _score_grads(tile, x, y, coefficients, want_y, batch, backend):
     """dL/dunit_x of the rank's rows, and with want_y dL/dunit_y of its columns."""
-    unit_x, inverse = backend.unit_rows(x)
+    unit_x, inverse = backend.operand_rows(x, tile.cosine)
     tile = _guided(tile, unit_x, y, batch, backend)
     grad_x = torch.zeros_like(unit_x, dtype=inverse.dtype)
     home = [y.new_zeros(y.shape, dtype=inverse.dtype)] if want_y else []
     of_columns = tile.column_coefficients(coefficients)
     for columns, (visiting, *visiting_columns) in travel(batch, [y, *of_columns], home):
         part = replace(tile, pairs=tile.pairs.of_columns(columns))
-        unit_y = backend.unit_rows(visiting)[0]
+        unit_y = backend.operand_rows(visiting, tile.cosine)[0]
         coefficients = tile.with_column_coefficients(coefficients, visiting_columns)
         workspace = backend.workspace(unit_x, unit_y)
         for block in backend.blocks(unit_x.shape[0], unit_y.shape[0], unit_x.device):

@@ -15,3 +15,6 @@ KINDS = {
 
 # What a backend finds by comparing scores, without a state: `Backend.closest`, `Backend.hardest`.
 SELECTIONS = ("closest", "hardest")
+
+# Scores of sets of tokens, which are no tile loss: `Backend.max_sim`.
+LATE_INTERACTION = ("max_sim",)

@@ -1,5 +1,5 @@
 """Positives against negatives by groups: multi-similarity, NT-Xent with any number of positives,
-and circle loss.
+circle loss, and debiased contrastive loss.
 """
 
 import torch
@@ -109,4 +109,84 @@ class Circle(Kind):
         return tile.scale * (top + positive_top) + total.log() + positive_total.log()
 
 
-KINDS = (MultiSimilarity(), MultiPositive(), Circle())
+class Debiased(Kind):
+    """log(1 + N e^-z_p), z = scale s, N from sums of exponentials of the negatives.
+
+    With K negatives, the prior probability q that one is a positive, and hardness h:
+    N = max((R - q K e^z_p) / (1 - q), K e^-scale), R = K sum_n e^((1 + h) z_n) / sum_n e^(h z_n).
+    State: top and sum of exponentials of the negatives at scale (1 + h); of the negated positive;
+    with hardness, of the negatives at scale h.
+    """
+
+    name = "debiased"
+    state = Exponentials(scale="hard_scale"), Exponentials()
+    state_of_weights = (Exponentials(scale="weight_scale"),)
+    parameters = ("scale", "hardness")
+    coefficient_axes = (ROWS,) * 6
+
+    def parts(self, tile):
+        return self.state + self.state_of_weights if tile.hardness else self.state
+
+    def finish(self, tile, state):
+        return self._found(tile, state)[0]
+
+    def coefficients(self, tile, state, grad):
+        """Per row: top and weight of the negatives, of the positive, and with hardness of the
+        negatives at the scale of their weights.
+        """
+        top, total, positive_top, positive_total, *of_weights = state
+        _, of_negatives, of_positive, _ = self._found(tile, state)
+        of_negatives = grad * of_negatives
+        positive = over(tile.scale * grad * of_positive, positive_total)
+        found = top, over(tile.hard_scale * of_negatives, total), positive_top, positive
+        if not tile.hardness:
+            return *found, None, None
+        weight_top, weight_total = of_weights
+        return *found, weight_top, over(tile.weight_scale * of_negatives, weight_total)
+
+    def largest_score_grad(self, tile, weights, columns):
+        largest = weights.amax() * abs(tile.scale) * (1 + 2 * tile.hardness)
+        if tile.prior is None:
+            return largest
+        prior, count = tile.prior.unbind(1)
+        return largest * (prior * count / (1 - prior)).amax().clamp(min=1)
+
+    def scale_gradient(self, tile, state, grad):
+        """That of the least value of N."""
+        return (grad * self._found(tile, state)[3]).sum()
+
+    def _found(self, tile, state):
+        """Per row: the loss, its derivative by the log of R, by -z_p, and by the scale of the least
+        value of N.
+        """
+        top, total, positive_top, positive_total, *of_weights = state
+        some = total != 0
+        pull = tile.scale * positive_top + positive_total.log()
+        push = tile.hard_scale * top + total.log()
+        if tile.prior is None:
+            prior, count = torch.zeros_like(top), torch.ones_like(top)
+        else:
+            prior, count = tile.prior.to(top.dtype).unbind(1)
+        if tile.hardness:
+            weight_top, weight_total = of_weights
+            push = push + count.log() - tile.weight_scale * weight_top - weight_total.log()
+        both = push + pull
+        # 1 + N e^-z_p = (e^both + rest) / (1 - q)
+        rest = 1 - prior - prior * count
+        share = 1 / (1 + rest * (-both).exp())
+        losses = torch.where(prior == 0, softplus(both), both - share.log() - torch.log1p(-prior))
+        least = count.log() - tile.scale + pull
+        above = torch.logaddexp(least + torch.log1p(-prior), (prior * count).log())
+        # A NaN is not below, so that it reaches the loss.
+        low = (both < above) if tile.prior is not None else torch.zeros_like(some)
+        at_least = least.sigmoid()
+        zero = torch.zeros_like(both)
+        return (
+            torch.where(some, torch.where(low, softplus(least), losses), 0.0),
+            torch.where(some & ~low, share, zero),
+            torch.where(some, torch.where(low, at_least, share), zero),
+            torch.where(some & low, -at_least, zero),
+        )
+
+
+KINDS = (MultiSimilarity(), MultiPositive(), Circle(), Debiased())

@@ -22,6 +22,11 @@ from fastsim.losses.circle import Circle, circle, circle_from_scores
 from fastsim.losses.cosent import CoSENT, cosent, cosent_from_scores
 from fastsim.losses.cosent_matrix import CoSENTMatrix, cosent_matrix, cosent_matrix_from_scores
 from fastsim.losses.cosine_regression import CosineRegression, cosine_regression
+from fastsim.losses.debiased_contrastive import (
+    DebiasedContrastive,
+    debiased_contrastive,
+    debiased_contrastive_from_scores,
+)
 from fastsim.losses.decoupled_contrastive import (
     DecoupledContrastive,
     decoupled_contrastive,
@@ -37,6 +42,13 @@ from fastsim.losses.full_triplet import (
     mean_negative_from_scores,
 )
 from fastsim.losses.info_nce import InfoNCE, info_nce, info_nce_from_scores
+from fastsim.losses.late_interaction import (
+    LateInteraction,
+    LateInteractionDistillation,
+    late_interaction,
+    late_interaction_distillation,
+    late_interaction_from_scores,
+)
 from fastsim.losses.matrix_cross_entropy import (
     MatrixCrossEntropy,
     matrix_cross_entropy,
@@ -58,6 +70,7 @@ from fastsim.losses.triplet_margin import TripletMargin, triplet_margin
 # Loss function -> its dense specification on a given score matrix (or list of scores).
 SPECIFICATIONS = {
     info_nce: info_nce_from_scores,
+    debiased_contrastive: debiased_contrastive_from_scores,
     decoupled_contrastive: decoupled_contrastive_from_scores,
     sup_con: sup_con_from_scores,
     nt_xent: nt_xent_from_scores,
@@ -68,6 +81,7 @@ SPECIFICATIONS = {
     matrix_mse: matrix_mse_from_scores,
     full_triplet: full_triplet_from_scores,
     batch_hard_triplet: batch_hard_triplet_from_scores,
+    late_interaction: late_interaction_from_scores,
     cosent: cosent_from_scores,
     cosent_matrix: cosent_matrix_from_scores,
 }
@@ -82,10 +96,13 @@ __all__ = [
     "CoSENT",
     "CoSENTMatrix",
     "CosineRegression",
+    "DebiasedContrastive",
     "DecoupledContrastive",
     "FullTriplet",
     "HardestPairs",
     "InfoNCE",
+    "LateInteraction",
+    "LateInteractionDistillation",
     "MatrixCrossEntropy",
     "MatrixMSE",
     "Matryoshka",
@@ -110,6 +127,8 @@ __all__ = [
     "cosent_matrix",
     "cosent_matrix_from_scores",
     "cosine_regression",
+    "debiased_contrastive",
+    "debiased_contrastive_from_scores",
     "decoupled_contrastive",
     "decoupled_contrastive_from_scores",
     "full_triplet",
@@ -117,6 +136,9 @@ __all__ = [
     "hardest_pairs",
     "info_nce",
     "info_nce_from_scores",
+    "late_interaction",
+    "late_interaction_distillation",
+    "late_interaction_from_scores",
     "matrix_cross_entropy",
     "matrix_cross_entropy_from_scores",
     "matrix_mse",

@@ -21,9 +21,22 @@ from fastsim.scores import compute_dtype, paired_cosines
 
 
 def angle_similarity(u: Tensor, v: Tensor, *, backend: str | None = None) -> Tensor:
-    """Angle score of paired rows: (N, D), (N, D), D even -> (N,) in [0, sqrt(2)]; v = 0 gives 0.
+    """Angle score of paired rows.
 
-    ValueError or TypeError for arguments that do not fit. Source: see the module.
+    Args:
+        u, v: (N, D), D even.
+        backend: its name; None chooses.
+
+    Returns:
+        (N,) in [0, sqrt(2)], differentiable; v = 0 gives 0.
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> fastsim.angle_similarity(torch.eye(2), torch.eye(2))
+        tensor([1.0000, 1.0000])
     """
     check_embeddings("u", u)
     check_embeddings("v", v)
@@ -45,9 +58,29 @@ def angle(
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """CoSENT on the angle scores of paired rows u, v (N, D) against labels (N,).
+    """CoSENT on the angle scores of paired rows.
 
-    Parameters and errors as `cosent` and `angle_similarity`.
+    For pairs with a graded label (STS), where cosines near 1 leave `cosent` little gradient.
+
+    Args:
+        u, v: (N, D), D even.
+        labels: (N,) of any real or integer dtype, none of them NaN.
+        scale: a positive number or 0-d tensor, with a gradient if it wants one.
+        group: a process group whose ranks each give their part of the pairs; see
+            `fastsim.distributed`.
+        backend: its name; None chooses.
+
+    Returns:
+        A scalar, as `cosent`.
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> rows = torch.eye(2)
+        >>> fastsim.angle(rows, rows, torch.tensor([1.0, 0.0]))  # equal scores: log 2
+        tensor(0.6931)
     """
     check_embeddings("u", u)
     check_labels("labels", labels, u.shape[0], u.device)

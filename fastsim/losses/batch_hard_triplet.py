@@ -61,16 +61,35 @@ def batch_hard_triplet(
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Batch-hard triplet loss of embeddings (N, D) with integer groups (N,).
+    """Batch-hard triplet loss: the farthest of the group against the nearest outside.
 
-    distance: "euclidean", or "cosine", which is 1 - cosine. soft: softplus in place of the hinge.
-    A row without a positive or without a negative has loss 0 and does not count in the mean, so a
-    batch of one group gives 0 with zero gradient. At distance 0 the gradient of the distance is 0.
-    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
-    `fastsim.distributed`.
+    For rows with a class or group id, as in re-identification. `batch_semi_hard_triplet` and
+    `batch_all_triplet` look at more triplets; pairs without labels have `full_triplet`.
 
-    Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
-    not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
+    Args:
+        embeddings: (N, D).
+        groups: (N,) integers; equal ones are positives of each other.
+        margin: a number, by how much the positive is to be closer than the negative.
+        distance: "euclidean", or "cosine", which is 1 - cosine. At distance 0 its gradient is 0.
+        soft: softplus in place of the hinge.
+        reduction: "mean", "sum" or "none".
+        group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+            `fastsim.distributed`.
+        backend: its name; None chooses.
+
+    Returns:
+        A scalar, or (N,) for reduction "none". A row without a positive or without a negative has
+        loss 0 and does not count in the mean, so a batch of one group gives 0 with zero gradient.
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> embeddings = torch.tensor([[0.0], [1.0], [3.0], [5.0]])
+        >>> groups = torch.tensor([0, 0, 1, 1])
+        >>> fastsim.batch_hard_triplet(embeddings, groups, reduction="none")
+        tensor([0., 0., 1., 0.])
     """
     _check_options(margin, soft, reduction)
     check_choice("distance", distance, DISTANCES)
@@ -105,16 +124,32 @@ def hardest_pairs(
 ) -> HardestPairs:
     """Each row's farthest reference of its own group and nearest of any other.
 
-    embeddings (N, D) and groups (N,) integers; references (M, D) and reference_groups (M,), by
-    default the embeddings themselves, a row not being its own positive. own_first: the first N
-    references are the embeddings' own, so that row i leaves out reference i. distance: as for
-    `batch_hard_triplet`, and differentiable.
-    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
-    `fastsim.distributed`. The rows are then the rank's own, the indices those of the references of
-    all ranks, rank after rank.
+    The pairs of `batch_hard_triplet`, for a loss of your own.
 
-    Returns `HardestPairs`. ValueError or TypeError for arguments that do not fit, RuntimeError
-    for a backend that cannot serve them.
+    Args:
+        embeddings: (N, D).
+        groups: (N,) integers; equal ones are positives of each other.
+        references: (M, D), what the embeddings are held against; by default themselves, each row
+            left out of its own.
+        reference_groups: (M,) integers, together with references.
+        own_first: the first N references are the embeddings' own, so row i leaves out reference i.
+        distance: "euclidean", or "cosine", which is 1 - cosine.
+        group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+            `fastsim.distributed`. The rows are then the rank's own, the indices those of the
+            references of all ranks, rank after rank.
+        backend: its name; None chooses.
+
+    Returns:
+        `HardestPairs`, its distances differentiable.
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> embeddings = torch.tensor([[0.0], [1.0], [3.0], [5.0]])
+        >>> fastsim.hardest_pairs(embeddings, torch.tensor([0, 0, 1, 1])).negative_index
+        tensor([2, 2, 1, 1])
     """
     check_choice("distance", distance, DISTANCES)
     pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)

@@ -34,14 +34,32 @@ def batch_semi_hard_triplet(
     largest_class: int | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Semi-hard triplet loss of embeddings (N, D) with integer labels (N,) -> scalar.
+    """Semi-hard triplet loss: each positive pair against the nearest negative beyond it.
 
-    distance: "euclidean" or "cosine" (1 - cosine). A batch without a positive pair or of one
-    class gives 0 with zero gradient.
-    largest_class: rows that no class has more of. Without it a GPU is waited for once, to say how
-        many its largest class has; if a class has more, the loss is NaN.
+    For rows with a class label, where the hardest negatives (`batch_hard_triplet`) make training
+    collapse.
 
-    ValueError or TypeError for arguments that do not fit.
+    Args:
+        embeddings: (N, D).
+        labels: (N,) integers.
+        margin: a number, by how much the positive is to be closer than the negative.
+        distance: "euclidean", or "cosine", which is 1 - cosine.
+        largest_class: an int, rows that no class has more of. Without it a GPU is waited for once,
+            to say how many its largest class has; if a class has more, the loss is NaN.
+        backend: its name; None chooses.
+
+    Returns:
+        A scalar. A batch without a positive pair or of one class gives 0 with zero gradient.
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> embeddings = torch.tensor([[0.0], [1.0], [3.0], [5.0]])
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> fastsim.losses.batch_semi_hard_triplet(embeddings, labels, margin=2.5)
+        tensor(1.)
     """
     options = margin, distance, largest_class, backend
     return _mean("semi-hard", _semi_hard, embeddings, labels, *options)
@@ -56,9 +74,32 @@ def batch_all_triplet(
     largest_class: int | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Mean of the positive triplet losses of embeddings (N, D) with integer labels (N,) -> scalar.
+    """The mean over all triplets with a positive loss.
 
-    Parameters and errors as `batch_semi_hard_triplet`.
+    For rows with a class label, where every triplet should count; `batch_hard_triplet` takes the
+    hardest of each row alone.
+
+    Args:
+        embeddings: (N, D).
+        labels: (N,) integers.
+        margin: a number, by how much the positive is to be closer than the negative.
+        distance: "euclidean", or "cosine", which is 1 - cosine.
+        largest_class: an int, rows that no class has more of. Without it a GPU is waited for once,
+            to say how many its largest class has; if a class has more, the loss is NaN.
+        backend: its name; None chooses.
+
+    Returns:
+        A scalar. A batch without a positive pair or of one class gives 0 with zero gradient.
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> embeddings = torch.tensor([[0.0], [1.0], [3.0], [5.0]])
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> fastsim.losses.batch_all_triplet(embeddings, labels, margin=1.0)
+        tensor(1.)
     """
     options = margin, distance, largest_class, backend
     return _mean("all", _all, embeddings, labels, *options)

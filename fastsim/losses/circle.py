@@ -61,6 +61,11 @@ def circle(
     Raises:
         ValueError, TypeError: for arguments that do not fit.
         RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+        >>> fastsim.circle(embeddings, torch.tensor([0, 0, 1]), gamma=1.0)
+        tensor(0.3639)
     """
     options = {"gamma": gamma, "margin": margin}
     _check_options(**options)

@@ -29,14 +29,31 @@ def cosent(
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """CoSENT of scores (M,) against labels (M,) of any real or integer dtype.
+    """CoSENT: every two scores in the order of their labels.
 
-    Equal labels contribute nothing; one pair, or all labels equal, gives exactly 0 with zero
-    gradient. scale: a positive number or 0-d tensor, with a gradient if it wants one. group: a
-    process group whose ranks each give their part of the scores; see `fastsim.distributed`.
-    O(M log M), O(M) for few distinct labels. ValueError or TypeError for arguments that do not
-    fit (labels with NaN too), RuntimeError for a backend that cannot serve them. Source: see the
-    module.
+    For pairs with a graded label (STS), through `paired_cosine_similarity`. `angle` is the same on
+    angles, which do not saturate; `cosine_regression` asks for the label's value, not its order.
+
+    Args:
+        scores: (M,).
+        labels: (M,) of any real or integer dtype, none of them NaN.
+        scale: a positive number or 0-d tensor, with a gradient if it wants one.
+        group: a process group whose ranks each give their part of the scores; see
+            `fastsim.distributed`.
+        backend: its name; None chooses.
+
+    Returns:
+        A scalar. Equal labels contribute nothing; one pair, or all labels equal, gives exactly 0
+        with zero gradient. It takes O(M log M), O(M) for few distinct labels.
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> scores, labels = torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0])
+        >>> fastsim.cosent(scores, labels)  # log 2
+        tensor(0.6931)
     """
     check_scores("scores", scores, ndim=1)
     chosen = pick(backend, scores, scale)

@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fastsim.annotations import Group, Scalar, Targets
+from fastsim.annotations import Group, Scalar, Similarity, Targets
 from fastsim.backends import pick
 from fastsim.checks import (
     FLOATING,
@@ -24,6 +24,7 @@ from fastsim.checks import (
     check_embeddings,
     check_number,
     check_scores,
+    check_similarity,
     check_tensor,
 )
 from fastsim.distributed import batchwise, join
@@ -38,7 +39,7 @@ from fastsim.pairs import (
     global_targets,
     parse_targets,
 )
-from fastsim.scores import compute_dtype, dense_cosines
+from fastsim.scores import compute_dtype, dense_scores
 from fastsim.tile import Tile
 
 # Past this many distinct targets a sort of all entries is cheaper than running sums per level.
@@ -53,25 +54,42 @@ def cosent_matrix(
     targets: Targets,
     *,
     scale: Scalar = 20.0,
+    similarity: Similarity = "cosine",
     levels: Tensor | None = None,
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """CoSENT over all entries of the cosines of x (N, D) and y (M, D) against a target matrix.
+    """CoSENT over all entries of the scores against a target matrix.
 
-    y=None: x with itself, each unordered pair once, the diagonal left out.
-    targets: (N, M) of any real or integer dtype, none of them NaN; or (row_groups (N,),
-        column_groups (M,)) integers, the same group 1, else -1; or None: the diagonal.
-    scale: a positive number or 0-d tensor, with a gradient if it wants one.
-    levels: (K,) the distinct values of a target matrix in ascending order, as floating-point
-        numbers; None: they are looked for, for which a GPU is waited for. A target that is none
-        of them makes the loss NaN.
-    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
-        `fastsim.distributed`.
+    For a graded target of every pair of the batch. With a label for each row of a list of pairs
+    take `cosent`; for the targets' values rather than their order, `matrix_mse`.
 
-    Up to 256 distinct targets nothing N x M is held beyond the targets themselves; with more, the
-    entries are sorted, which takes O(N M) memory. Returns a scalar. ValueError or TypeError for
-    arguments that do not fit, RuntimeError for a backend that cannot serve them.
+    Args:
+        x: (N, D).
+        y: (M, D); None: x with itself, each unordered pair once, the diagonal left out.
+        targets: (N, M) of any real or integer dtype, none of them NaN; or (row_groups (N,),
+            column_groups (M,)) integers, the same group 1, else -1; or None: the diagonal.
+        scale: a positive number or 0-d tensor, with a gradient if it wants one.
+        similarity: what a score is: "cosine", or "dot" for the product of the rows as they are.
+        levels: (K,) the distinct values of a target matrix in ascending order, as floating-point
+            numbers; None: they are looked for, for which a GPU is waited for. A target that is none
+            of them makes the loss NaN.
+        group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+            `fastsim.distributed`.
+        backend: its name; None chooses.
+
+    Returns:
+        A scalar. Up to 256 distinct targets nothing N x M is held beyond the targets themselves;
+        with more, the entries are sorted, which takes O(N M) memory.
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> ones = torch.ones(2, 3)
+        >>> fastsim.cosent_matrix(ones, ones, None)  # equal scores: log(1 + 2 x 2)
+        tensor(1.6094)
     """
     check_embeddings("x", x, empty=group is not None)
     if y is not None:
@@ -79,6 +97,7 @@ def cosent_matrix(
         check_alike("y", y, "x", x)
     chosen = pick(backend, x, y, scale, kind="levels", group=group)
     check_number("scale", scale, positive=True)
+    check_similarity(similarity)
     skip = "lower" if y is None else "nothing"
     check_own_targets(targets, x, x if y is None else y, group)
     batch = join(
@@ -89,6 +108,7 @@ def cosent_matrix(
         scale=scale,
         targets=targets,
         each_pair_once=y is None,
+        similarity=similarity,
         backend=chosen.name,
     )
     targets = global_targets(targets, batch, x.device)
@@ -105,7 +125,7 @@ def cosent_matrix(
             levels = batch.gather_values(levels).unique()
     if chosen.name != "eager" and levels.numel() <= MOST_LEVELS:
         pairs = replace(pairs, offset=batch.first_column)
-        tile = Tile("levels", pairs, levels=levels)
+        tile = Tile("levels", pairs, levels=levels, cosine=similarity == "cosine")
         loss = tile_loss(
             tile,
             x,
@@ -117,7 +137,8 @@ def cosent_matrix(
             backend=chosen,
         )
     else:
-        scores = dense_cosines(*batch.gather_both(x, x if y is None else y), chosen)
+        sides = batch.gather_both(x, x if y is None else y)
+        scores = dense_scores(*sides, chosen, similarity)
         pairs = parse_targets(gather_targets(targets, batch), *scores.shape, x.device, skip=skip)
         loss = _over_entries(scores, pairs, scale, chosen.name)
     if unknown is None:
@@ -134,6 +155,7 @@ class CoSENTMatrix(LossModule):
         self,
         *,
         scale: Scalar = 20.0,
+        similarity: Similarity = "cosine",
         levels: Tensor | None = None,
         group: Group = None,
         backend: str | None = None,

@@ -24,10 +24,28 @@ def cosine_regression(
     reduction: Reduction = "mean",
     backend: str | None = None,
 ) -> Tensor:
-    """Squared error of the cosines of paired rows u, v (N, D) against labels (N,) in [-1, 1].
+    """Squared error of the cosines of paired rows against labels.
 
-    Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
-    not fit. Source: see the module.
+    For pairs with a graded label, as Sentence-BERT trained them; `cosent` asks for the labels'
+    order alone, and usually gives the better rank correlation.
+
+    Args:
+        u, v: (N, D).
+        labels: (N,) in [-1, 1].
+        reduction: "mean", "sum" or "none".
+        backend: its name; None chooses.
+
+    Returns:
+        A scalar, or (N,) for reduction "none".
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> rows = torch.eye(2)
+        >>> fastsim.cosine_regression(rows, rows, torch.tensor([1.0, 0.0]))
+        tensor(0.5000)
     """
     check_embeddings("u", u)
     check_embeddings("v", v)

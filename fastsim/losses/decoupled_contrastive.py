@@ -1,6 +1,8 @@
 """Decoupled contrastive learning: InfoNCE without the positive in the denominator.
 
-    L_i = log sum_{j != pos_i} exp(z_ij) - z_{i, pos_i},   z = cos / temperature
+    L_i = log sum_{j != pos_i} exp(z_ij) - z_{i, pos_i},   z = s / temperature + candidate_bias_j
+
+s is the cosine, or with similarity="dot" the dot product; candidate_bias as in `info_nce`.
 
 Source: Yeh et al. 2022, "Decoupled Contrastive Learning", equation 6 (L_DC). The gradient of
 InfoNCE is that of this loss times 1 - p, p the probability of the positive: where a batch is small
@@ -11,7 +13,7 @@ nearly as well as large ones. The loss has no lower bound.
 import torch
 from torch import Tensor
 
-from fastsim.annotations import Group, Reduction, Scalar
+from fastsim.annotations import Group, Reduction, Scalar, Similarity
 from fastsim.backends import pick
 from fastsim.checks import (
     check_alike,
@@ -20,13 +22,14 @@ from fastsim.checks import (
     check_number,
     check_reduction,
     check_scores,
+    check_similarity,
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, inverse, reduce
-from fastsim.pairs import Pairs, parse_positives
-from fastsim.scores import compute_dtype, dense_cosines, paired_cosines
+from fastsim.pairs import Pairs, parse_bias, parse_positives
+from fastsim.scores import compute_dtype, dense_scores, paired_scores
 from fastsim.tile import Tile
 
 
@@ -37,6 +40,8 @@ def decoupled_contrastive(
     positives: Tensor | None = None,
     *,
     temperature: Scalar = 0.1,
+    candidate_bias: Tensor | None = None,
+    similarity: Similarity = "cosine",
     reduction: Reduction = "mean",
     group: Group = None,
     backend: str | None = None,
@@ -50,6 +55,9 @@ def decoupled_contrastive(
         candidates: (M, D); all but an anchor's own positive are its negatives.
         positives: (N,) integers, the column of each anchor's positive; by default `arange(N)`.
         temperature: a positive number or 0-d tensor, with a gradient if it wants one.
+        candidate_bias: (M,) numbers added to the candidates' logits, minus log q_j for candidates
+            drawn with probabilities q_j (see `info_nce`).
+        similarity: what a score is, "cosine" or "dot", the product of the rows as they are.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
@@ -61,6 +69,11 @@ def decoupled_contrastive(
     Raises:
         ValueError, TypeError: for arguments that do not fit.
         RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> queries, documents = torch.eye(3), torch.eye(3)
+        >>> fastsim.decoupled_contrastive(queries, documents, temperature=1.0)  # log 2 - 1
+        tensor(-0.3069)
     """
     check_embeddings("anchors", anchors, empty=group is not None)
     check_embeddings("candidates", candidates, empty=group is not None)
@@ -69,23 +82,39 @@ def decoupled_contrastive(
         check_enough("candidates", candidates, "anchors", anchors)
     check_number("temperature", temperature, positive=True)
     check_reduction(reduction)
-    chosen = pick(backend, anchors, candidates, temperature, kind="softmax", group=group)
+    check_similarity(similarity)
+    chosen = pick(
+        backend,
+        anchors,
+        candidates,
+        temperature,
+        kind="softmax",
+        group=group,
+        column_bias=candidate_bias is not None,
+    )
+    bias = parse_bias(candidate_bias, candidates.shape[0], anchors)
     batch = join(
         group,
         "decoupled_contrastive",
         anchors,
         candidates,
         temperature=temperature,
+        candidate_bias=candidate_bias,
+        similarity=similarity,
         reduction=reduction,
         backend=chosen.name,
     )
     own = parse_positives(positives, anchors.shape[0], candidates.shape[0], anchors.device)
+    of_own, bias = bias, batch.gather_columns(bias)
     if chosen.name == "eager":
-        scores = dense_cosines(anchors, batch.gather_columns(candidates), chosen)
-        losses = _losses(scores, own + batch.first_column, temperature)
+        scores = dense_scores(anchors, batch.gather_columns(candidates), chosen, similarity)
+        losses = _losses(scores, own + batch.first_column, temperature, bias)
         return batch.reduce(losses, reduction)
     dtype, scale = compute_dtype(anchors), inverse(temperature, anchors)
-    positive = scale * paired_cosines(anchors.to(dtype), candidates[own].to(dtype), chosen)
+    sides = anchors.to(dtype), candidates[own].to(dtype)
+    positive = scale * paired_scores(*sides, chosen, similarity)
+    if of_own is not None:
+        positive = positive + of_own[own]
     if batch.columns == 1:
         return batch.reduce(0 * positive, reduction)
     # The columns are numbered, and a row's id is the number of its positive: what has the row's id
@@ -94,11 +123,13 @@ def decoupled_contrastive(
     weights = batch.row_weights(reduction, anchors)
 
     def formula(scores, scale, _):
-        negatives = (scores * scale).scatter(1, own[:, None], -torch.inf)
+        logits = scores * scale if bias is None else scores * scale + bias
+        negatives = logits.scatter(1, own[:, None], -torch.inf)
         return torch.logsumexp(negatives, 1).double()
 
+    pairs = Pairs(row_ids=own + batch.first_column, column_ids=columns, column_bias=bias)
     sums = tile_loss(
-        Tile("softmax", Pairs(row_ids=own + batch.first_column, column_ids=columns)),
+        Tile("softmax", pairs, cosine=similarity == "cosine"),
         anchors,
         candidates,
         scale=scale,
@@ -120,6 +151,7 @@ class DecoupledContrastive(LossModule):
         self,
         *,
         temperature: Scalar = 0.1,
+        similarity: Similarity = "cosine",
         reduction: Reduction = "mean",
         group: Group = None,
         backend: str | None = None,
@@ -132,6 +164,7 @@ def decoupled_contrastive_from_scores(
     positives: Tensor | None = None,
     *,
     temperature: Scalar = 0.1,
+    candidate_bias: Tensor | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
     """The specification of `decoupled_contrastive`: scores (N, M), the rest as there."""
@@ -142,11 +175,14 @@ def decoupled_contrastive_from_scores(
     if positives is None and columns < rows:
         raise ValueError(f"scores: wanted at least as many columns as rows, got {rows, columns}")
     positives = parse_positives(positives, rows, columns, scores.device)
-    return reduce(_losses(as_float(scores), positives, temperature), reduction)
+    bias = parse_bias(candidate_bias, columns, scores)
+    return reduce(_losses(as_float(scores), positives, temperature, bias), reduction)
 
 
-def _losses(scores, positives, temperature):
+def _losses(scores, positives, temperature, bias):
     logits = scores / temperature
+    if bias is not None:
+        logits = logits + bias
     place = positives[:, None]
     positive = logits.gather(1, place)[:, 0]
     if scores.shape[1] == 1:

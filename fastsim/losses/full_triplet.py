@@ -59,15 +59,32 @@ def full_triplet(
 ) -> Tensor:
     """Mean-negative and closest-negative triplet loss on cosines.
 
-    anchors (N, D); positives (M, D), M >= N: row i's positive is column i, every other column a
-    negative. mining: "semi-hard", the closest negative no closer than the positive, or "hard".
-    exclude: (row_ids (N,), column_ids (M,)) integers; a pair with equal ids that is not the
-    anchor's positive takes no part. A row without a negative contributes 0 to its term.
-    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
-    `fastsim.distributed`.
+    For pairs, where a margin is wanted rather than a softmax (`info_nce`). Rows with class labels
+    have `batch_hard_triplet`.
 
-    Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
-    not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
+    Args:
+        anchors: (N, D).
+        positives: (M, D), M >= N: row i's positive is column i, every other column a negative.
+        margin: a number, by how much the positive is to be closer than a negative.
+        mining: "semi-hard", the closest negative no closer than the positive, or "hard".
+        exclude: (row_ids (N,), column_ids (M,)) integers; a pair with equal ids that is not the
+            anchor's positive takes no part.
+        reduction: "mean", "sum" or "none".
+        group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+            `fastsim.distributed`.
+        backend: its name; None chooses.
+
+    Returns:
+        A scalar, or (N,) for reduction "none". A row without a negative adds 0 to its term.
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> anchors, positives = torch.eye(2), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+        >>> fastsim.full_triplet(anchors, positives, margin=0.5, reduction="none")
+        tensor([1., 1.])
     """
     chosen = _check(anchors, positives, mining, backend, margin, group)
     check_reduction(reduction)
@@ -120,10 +137,25 @@ def full_triplet(
 
 
 def mean_negative(anchors: Tensor, positives: Tensor, *, backend: str | None = None) -> Tensor:
-    """Mean cosine of each anchor with the other columns: (N, D), (M, D), M >= N -> (N,).
+    """Mean cosine of each anchor with the other columns: column i is row i's positive.
 
-    Column i is row i's positive; -inf where there is no other column. Differentiable, O((N+M) D).
-    ValueError or TypeError for arguments that do not fit.
+    A part of `full_triplet`, for a loss of your own. It takes O((N + M) D), without any score.
+
+    Args:
+        anchors: (N, D).
+        positives: (M, D), M >= N.
+        backend: its name; None chooses.
+
+    Returns:
+        (N,), differentiable; -inf where there is no other column.
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> fastsim.mean_negative(torch.eye(2), torch.eye(2))
+        tensor([0., 0.])
     """
     chosen = _check(anchors, positives, "hard", backend)
     if chosen.name == "eager":
@@ -136,12 +168,27 @@ def mean_negative(anchors: Tensor, positives: Tensor, *, backend: str | None = N
 def closest_negative(
     anchors: Tensor, positives: Tensor, *, mining: Mining = "semi-hard", backend: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The closest negative of each anchor: (N, D), (M, D), M >= N -> (values (N,), indices (N,)).
+    """The closest negative of each anchor: column i is row i's positive.
 
-    Column i is row i's positive. mining: "semi-hard", the largest cosine not above the
-    positive's, or "hard", the largest. A row with none has value -inf and index -1, one with a
-    score that is not finite the value NaN. The values are differentiable. ValueError or TypeError
-    for arguments that do not fit.
+    A part of `full_triplet`, for a loss of your own. `top_k` finds the best of a whole corpus.
+
+    Args:
+        anchors: (N, D).
+        positives: (M, D), M >= N.
+        mining: "semi-hard", the largest cosine not above the positive's, or "hard", the largest.
+        backend: its name; None chooses.
+
+    Returns:
+        (values (N,), indices (N,)), the values differentiable. A row with no such negative has
+        value -inf and index -1, one with a score that is not finite the value NaN.
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> fastsim.closest_negative(torch.eye(2), torch.eye(2))
+        (tensor([0., 0.]), tensor([1, 0]))
     """
     chosen = _check(anchors, positives, mining, backend)
     if chosen.name == "eager":

@@ -4,12 +4,12 @@ Rows are embeddings, columns are references or the embeddings themselves, a row 
 """
 
 from fastsim.backends import pick
-from fastsim.checks import check_reduction
+from fastsim.checks import check_reduction, check_similarity
 from fastsim.distributed import join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.reduce import as_float, reduce
 from fastsim.pairs import global_groups, groups_of_scores, parse_groups
-from fastsim.scores import dense_cosines
+from fastsim.scores import dense_scores
 from fastsim.tile import Tile
 
 
@@ -26,6 +26,7 @@ def grouped_loss(
     formula,
     options,
     count=None,
+    similarity="cosine",
     reduction,
     group,
     backend,
@@ -41,6 +42,7 @@ def grouped_loss(
         embeddings, groups, references, reference_groups, own_first, empty=group is not None
     )
     check_reduction(reduction)
+    check_similarity(similarity)
     chosen = pick(backend, embeddings, references, *options.values(), kind=kind, group=group)
     columns = embeddings if references is None else references
     batch = join(
@@ -51,13 +53,14 @@ def grouped_loss(
         references=references,
         own_first=own_first,
         **options,
+        similarity=similarity,
         reduction=reduction,
         backend=chosen.name,
     )
     pairs = global_groups(pairs, batch)
     counted = count(pairs) if count is not None and reduction == "mean" else None
     if chosen.name == "eager":
-        scores = dense_cosines(embeddings, batch.gather_columns(columns), chosen)
+        scores = dense_scores(embeddings, batch.gather_columns(columns), chosen, similarity)
         return batch.reduce(formula(scores, pairs), reduction, counted)
 
     def of_scale(scores, scale, _):
@@ -66,7 +69,7 @@ def grouped_loss(
         return formula(scores, pairs, **learnt)
 
     return tile_loss(
-        Tile(kind, pairs, **parameters),
+        Tile(kind, pairs, cosine=similarity == "cosine", **parameters),
         embeddings,
         columns,
         scale=scale,

@@ -1,17 +1,21 @@
 """Cross entropy of the score matrix against a target matrix, row by row.
 
     L_i = -sum_j t_ij log softmax_j(z_ij) = T_i lse_j z_ij - sum_j t_ij z_ij,
-    z = cos / temperature,  T_i = sum_j t_ij
+    z = s / temperature + candidate_bias_j,  T_i = sum_j t_ij
+
+s is the cosine, or with similarity="dot" the dot product; candidate_bias as in `info_nce`.
 
 Source: torch.nn.CrossEntropyLoss with class probabilities as target, applied to (S / temperature,
 targets); the targets are taken as they are, so that -1 pushes a pair away. With one-hot targets
 it is `info_nce`.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from fastsim.annotations import Group, Reduction, Scalar, Targets
+from fastsim.annotations import Group, Reduction, Scalar, Similarity, Targets
 from fastsim.backends import pick
 from fastsim.checks import (
     check_alike,
@@ -19,6 +23,7 @@ from fastsim.checks import (
     check_number,
     check_reduction,
     check_scores,
+    check_similarity,
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
@@ -29,9 +34,10 @@ from fastsim.pairs import (
     dense_targets,
     gather_targets,
     global_targets,
+    parse_bias,
     parse_targets,
 )
-from fastsim.scores import dense_cosines
+from fastsim.scores import dense_scores
 from fastsim.tile import Tile
 
 
@@ -42,29 +48,62 @@ def matrix_cross_entropy(
     targets: Targets,
     *,
     temperature: Scalar = 1.0,
+    candidate_bias: Tensor | None = None,
+    similarity: Similarity = "cosine",
     reduction: Reduction = "mean",
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Cross entropy of the cosines of x (N, D) and y (M, D) against a target matrix.
+    """Cross entropy of the scores' row softmax against a target matrix.
 
-    targets: (N, M) of any real or integer dtype; or (row_groups (N,), column_groups (M,))
-        integers, the same group 1, else -1; or None: 1 on the diagonal, else -1.
-    temperature: a positive number or 0-d tensor, with a gradient if it wants one.
-    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
-        `fastsim.distributed`.
+    For graded targets of every pair, or a teacher's scores. With a single positive a row it is
+    `info_nce`; `matrix_mse` asks for the targets' values.
 
-    Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
-    not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
+    Args:
+        x: (N, D).
+        y: (M, D).
+        targets: (N, M) of any real or integer dtype, 1 similar, -1 not, soft values between; or
+            (row_groups (N,), column_groups (M,)) integers, the same group 1, else -1; or None: 1
+            on the diagonal, else -1.
+        temperature: a positive number or 0-d tensor, with a gradient if it wants one.
+        candidate_bias: (M,) numbers added to the logits of y's rows, minus log q_j for candidates
+            drawn with probabilities q_j (see `info_nce`).
+        similarity: what a score is: "cosine", or "dot" for the product of the rows as they are.
+        reduction: "mean", "sum" or "none".
+        group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+            `fastsim.distributed`.
+        backend: its name; None chooses.
+
+    Returns:
+        A scalar, or (N,) for reduction "none".
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> rows, targets = torch.eye(2), torch.eye(2)
+        >>> fastsim.matrix_cross_entropy(rows, rows, targets)  # log(e + 1) - 1
+        tensor(0.3133)
     """
     check_embeddings("x", x, empty=group is not None)
     check_embeddings("y", y, empty=group is not None)
     check_alike("y", y, "x", x)
     check_reduction(reduction)
-    chosen = pick(backend, x, y, temperature, kind="softmax", group=group)
+    check_similarity(similarity)
+    chosen = pick(
+        backend,
+        x,
+        y,
+        temperature,
+        kind="softmax",
+        group=group,
+        column_bias=candidate_bias is not None,
+    )
     check_number("temperature", temperature, positive=True)
     options = {"temperature": temperature}
     check_own_targets(targets, x, y, group)
+    bias = parse_bias(candidate_bias, y.shape[0], x)
     batch = join(
         group,
         "matrix_cross_entropy",
@@ -72,23 +111,27 @@ def matrix_cross_entropy(
         y,
         **options,
         targets=targets,
+        candidate_bias=candidate_bias,
+        similarity=similarity,
         reduction=reduction,
         backend=chosen.name,
     )
     targets = global_targets(targets, batch, x.device)
+    options["candidate_bias"] = bias = batch.gather_columns(bias)
     if chosen.name == "eager":
-        scores = dense_cosines(*batch.gather_both(x, y), chosen)
+        scores = dense_scores(*batch.gather_both(x, y), chosen, similarity)
         targets = gather_targets(targets, batch)
         losses = matrix_cross_entropy_from_scores(scores, targets, **options, reduction="none")
         return batch.reduce(losses, reduction)
     pairs = parse_targets(targets, x.shape[0], batch.columns, x.device)
+    pairs = replace(pairs, column_bias=bias)
 
     def formula(scores, scale, _):
-        given = {"temperature": 1 / scale, "reduction": "none"}
+        given = {"temperature": 1 / scale, "candidate_bias": bias, "reduction": "none"}
         return matrix_cross_entropy_from_scores(scores, targets, **given)
 
     return tile_loss(
-        Tile("softmax", pairs),
+        Tile("softmax", pairs, cosine=similarity == "cosine"),
         x,
         y,
         scale=inverse(temperature, x),
@@ -108,6 +151,7 @@ class MatrixCrossEntropy(LossModule):
         self,
         *,
         temperature: Scalar = 1.0,
+        similarity: Similarity = "cosine",
         reduction: Reduction = "mean",
         group: Group = None,
         backend: str | None = None,
@@ -116,7 +160,12 @@ class MatrixCrossEntropy(LossModule):
 
 
 def matrix_cross_entropy_from_scores(
-    scores: Tensor, targets: Targets, *, temperature: Scalar = 1.0, reduction: Reduction = "mean"
+    scores: Tensor,
+    targets: Targets,
+    *,
+    temperature: Scalar = 1.0,
+    candidate_bias: Tensor | None = None,
+    reduction: Reduction = "mean",
 ) -> Tensor:
     """The specification of `matrix_cross_entropy`: scores (N, M), the other parameters as there."""
     check_scores("scores", scores)
@@ -124,6 +173,8 @@ def matrix_cross_entropy_from_scores(
     check_reduction(reduction)
     rows, columns = scores.shape
     pairs = parse_targets(targets, rows, columns, scores.device)
-    log_probability = torch.log_softmax(as_float(scores) / temperature, 1)
+    bias = parse_bias(candidate_bias, columns, scores)
+    logits = as_float(scores) / temperature
+    log_probability = torch.log_softmax(logits if bias is None else logits + bias, 1)
     wanted = dense_targets(pairs, rows, columns, log_probability.dtype, scores.device)
     return reduce(-(wanted * log_probability).sum(1), reduction)

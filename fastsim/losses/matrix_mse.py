@@ -39,15 +39,33 @@ def matrix_mse(
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Mean squared error of the cosines of x (N, D) and y (M, D) against a target matrix.
+    """Mean squared error of the cosines against a target matrix.
 
-    targets: (N, M) of any real or integer dtype; or (row_groups (N,), column_groups (M,))
-        integers, the same group 1, else -1; or None: 1 on the diagonal, else -1.
-    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
-        `fastsim.distributed`.
+    For graded targets of every pair whose values are to be met; `cosent_matrix` asks for their
+    order alone, `cosine_regression` is the same for a list of pairs.
 
-    Returns a scalar, or the row means (N,) for reduction "none". ValueError or TypeError for
-    arguments that do not fit, RuntimeError for a backend that cannot serve them.
+    Args:
+        x: (N, D).
+        y: (M, D).
+        targets: (N, M) of any real or integer dtype, 1 similar, -1 not, soft values between; or
+            (row_groups (N,), column_groups (M,)) integers, the same group 1, else -1; or None: 1
+            on the diagonal, else -1.
+        reduction: "mean", "sum" or "none".
+        group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+            `fastsim.distributed`.
+        backend: its name; None chooses.
+
+    Returns:
+        A scalar, or the row means (N,) for reduction "none".
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> rows = torch.eye(2)
+        >>> fastsim.matrix_mse(rows, rows, None)  # the zeros are wanted to be -1
+        tensor(0.5000)
     """
     check_embeddings("x", x, empty=group is not None)
     check_embeddings("y", y, empty=group is not None)

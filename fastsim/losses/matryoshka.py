@@ -25,12 +25,22 @@ from fastsim.losses.module import LossModule
 class Matryoshka(torch.nn.Module):
     """A loss on the first `w` numbers of every embedding, summed over widths.
 
-    loss: a loss module of fastsim, or any function of embeddings (N, D) and further arguments that
-        returns a scalar; its embeddings are the arguments, by place or by name, that are
-        floating-point matrices, a target matrix (`targets`) excepted.
-    widths: distinct ints. weights: as many numbers or 0-d tensors c_w, 1 by default.
+    For embeddings that will be cut to fewer numbers when they are used.
 
-    ValueError or TypeError for arguments that do not fit.
+    Args:
+        loss: a loss module of fastsim, or any function of embeddings (N, D) and further arguments
+            that returns a scalar; its embeddings are the arguments, by place or by name, that are
+            floating-point matrices, a target matrix (`targets`) excepted.
+        widths: distinct ints.
+        weights: as many numbers or 0-d tensors c_w, 1 by default.
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+
+    Example:
+        >>> loss = fastsim.losses.Matryoshka(fastsim.losses.InfoNCE(temperature=1.0), widths=[2, 1])
+        >>> loss(torch.eye(2), torch.eye(2))  # 0.3133 of both numbers, 0.5032 of the first alone
+        tensor(0.8165)
     """
 
     def __init__(

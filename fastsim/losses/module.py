@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastsim.groups import named
 
-PER_CALL = ("exclude",)  # data of one batch, so an argument of forward
+PER_CALL = ("exclude", "candidate_bias")  # data of one batch, so an argument of forward
 
 
 class LossModule(torch.nn.Module):

@@ -1,7 +1,9 @@
 """Multi-similarity: soft hinges on a row's positives and on its negatives, each weighed by all.
 
-    L_i = (1/alpha) log(1 + sum_{p in group(i), p != i} exp(-alpha (cos_ip - base)))
-        + (1/beta)  log(1 + sum_{n not in group(i)}     exp(beta (cos_in - base)))
+    L_i = (1/alpha) log(1 + sum_{p in group(i), p != i} exp(-alpha (s_ip - base)))
+        + (1/beta)  log(1 + sum_{n not in group(i)}     exp(beta (s_in - base)))
+
+s is the cosine, or with similarity="dot" the dot product.
 
 Source: Wang et al. 2019, "Multi-Similarity Loss with General Pair Weighting for Deep Metric
 Learning", equation 15, without its mining. A positive's weight grows with its distance to the
@@ -13,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fastsim.annotations import Group, Reduction
+from fastsim.annotations import Group, Reduction, Similarity
 from fastsim.checks import check_number
 from fastsim.distributed import batchwise
 from fastsim.losses.grouped import grouped_from_scores, grouped_loss
@@ -32,22 +34,43 @@ def multi_similarity(
     alpha: float = 2.0,
     beta: float = 50.0,
     base: float = 0.5,
+    similarity: Similarity = "cosine",
     reduction: Reduction = "mean",
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Multi-similarity loss of embeddings (N, D) with integer groups (N,).
+    """Multi-similarity loss: soft hinges on positives and negatives, each weighed by the others.
 
-    references (M, D), reference_groups (M,): what the embeddings are held against, by default
-    themselves, each row left out of its own; own_first: the first N references are the
-    embeddings' own, and row i leaves out reference i.
-    alpha, beta: positive numbers, the steepness for positives and for negatives. base: the cosine
-    at which a pair begins to count. A row without a positive or a negative has no such term.
-    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
-    `fastsim.distributed`.
+    For rows with a class or group id, when the hard pairs should count most; `circle` weighs each
+    pair by its own distance from the goal, `sup_con` is a softmax without hinges.
 
-    Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
-    not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
+    Args:
+        embeddings: (N, D).
+        groups: (N,) integers; equal ones are positives of each other.
+        references: (M, D), what the embeddings are held against; by default themselves, each row
+            left out of its own.
+        reference_groups: (M,) integers, together with references.
+        own_first: the first N references are the embeddings' own, so row i leaves out reference i.
+        alpha, beta: positive numbers, the steepness for positives and for negatives.
+        base: a number, the score at which a pair begins to count.
+        similarity: what a score is: "cosine", or "dot" for the product of the rows as they are.
+        reduction: "mean", "sum" or "none".
+        group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+            `fastsim.distributed`.
+        backend: its name; None chooses.
+
+    Returns:
+        A scalar, or (N,) for reduction "none". A row without a positive or a negative has no such
+        term.
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+        >>> fastsim.multi_similarity(embeddings, torch.tensor([0, 0, 1]), alpha=1.0, beta=1.0)
+        tensor(0.8969)
     """
     options = {"alpha": alpha, "beta": beta, "base": base}
     _check_options(**options)
@@ -64,6 +87,7 @@ def multi_similarity(
         base=float(base),
         formula=partial(_losses, **options),
         options=options,
+        similarity=similarity,
         reduction=reduction,
         group=group,
         backend=backend,
@@ -82,6 +106,7 @@ class MultiSimilarity(LossModule):
         alpha: float = 2.0,
         beta: float = 50.0,
         base: float = 0.5,
+        similarity: Similarity = "cosine",
         reduction: Reduction = "mean",
         group: Group = None,
         backend: str | None = None,

@@ -1,7 +1,9 @@
 """NT-Xent with any number of positives: each positive pair against the negatives of its row.
 
-    N_i = log sum_{n not in group(i)} exp(z_in),   z = cos / temperature
+    N_i = log sum_{n not in group(i)} exp(z_in),   z = s / temperature
     L_ip = log(exp(z_ip) + exp(N_i)) - z_ip = softplus(N_i - z_ip),   p in group(i), p != i
+
+s is the cosine, or with similarity="dot" the dot product.
 
 Source: Chen et al. 2020, "A Simple Framework for Contrastive Learning of Visual Representations",
 equation 1, extended to groups of any size by leaving the other positives out of the denominator,
@@ -14,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fastsim.annotations import Group, Reduction, Scalar
+from fastsim.annotations import Group, Reduction, Scalar, Similarity
 from fastsim.checks import check_embeddings, check_number
 from fastsim.distributed import batchwise
 from fastsim.losses.grouped import grouped_from_scores, grouped_loss
@@ -32,22 +34,42 @@ def nt_xent(
     *,
     own_first: bool = False,
     temperature: Scalar = 0.07,
+    similarity: Similarity = "cosine",
     reduction: Reduction = "mean",
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Normalised temperature-scaled cross entropy of embeddings (N, D), integer groups (N,).
+    """Normalised temperature-scaled cross entropy: each positive pair against its row's negatives.
 
-    references (M, D), reference_groups (M,): what the embeddings are held against, by default
-    themselves, each row left out of its own; own_first: the first N references are the
-    embeddings' own, and row i leaves out reference i. temperature: a positive number or 0-d
-    tensor, with a gradient if it wants one. A row without a negative has loss 0.
-    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
-    `fastsim.distributed`. The mean is then over the positive pairs of all ranks.
+    For rows with a class or group id, or two views of each image. Unlike in `sup_con` the positives
+    of a row do not compete with each other.
 
-    Returns a scalar, the mean or sum over all positive pairs, or for reduction "none" the sums of
-    the rows (N,). ValueError or TypeError for arguments that do not fit, RuntimeError for a
-    backend that cannot serve them. Source: see the module.
+    Args:
+        embeddings: (N, D).
+        groups: (N,) integers; equal ones are positives of each other.
+        references: (M, D), what the embeddings are held against; by default themselves, each row
+            left out of its own.
+        reference_groups: (M,) integers, together with references.
+        own_first: the first N references are the embeddings' own, so row i leaves out reference i.
+        temperature: a positive number or 0-d tensor, with a gradient if it wants one.
+        similarity: what a score is: "cosine", or "dot" for the product of the rows as they are.
+        reduction: "mean", "sum" or "none".
+        group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+            `fastsim.distributed`.
+        backend: its name; None chooses.
+
+    Returns:
+        A scalar, the mean or sum over all positive pairs (of all ranks with `group`), or for
+        reduction "none" the sums of the rows (N,). A row without a negative has loss 0.
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+        >>> fastsim.nt_xent(embeddings, torch.tensor([0, 0, 1]), temperature=1.0)
+        tensor(0.3133)
     """
     check_embeddings("embeddings", embeddings, empty=group is not None)
     check_number("temperature", temperature, positive=True)
@@ -63,6 +85,7 @@ def nt_xent(
         formula=partial(_losses, temperature=temperature),
         options={"temperature": temperature},
         count=_count,
+        similarity=similarity,
         reduction=reduction,
         group=group,
         backend=backend,
@@ -79,6 +102,7 @@ class NTXent(LossModule):
         *,
         own_first: bool = False,
         temperature: Scalar = 0.07,
+        similarity: Similarity = "cosine",
         reduction: Reduction = "mean",
         group: Group = None,
         backend: str | None = None,

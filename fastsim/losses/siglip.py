@@ -1,7 +1,9 @@
 """SigLIP: every pair of the batch as a binary decision.
 
-    L = (1/N) sum_ij BCE(sigma(scale * cos_ij + bias), (t_ij + 1) / 2)
+    L = (1/N) sum_ij BCE(sigma(scale * s_ij + bias), (t_ij + 1) / 2)
       = (1/N) sum_ij softplus(-t_ij z_ij)   for t = +-1
+
+s is the cosine, or with similarity="dot" the dot product.
 
 Source: Zhai et al. 2023, "Sigmoid Loss for Language Image Pre-Training", equation 1, there with
 the diagonal as the only positives. The division is by N, not N^2; scale and bias start at 10 and
@@ -12,7 +14,7 @@ leaves 0.27 to 0.73.
 import torch
 from torch import Tensor
 
-from fastsim.annotations import Group, Reduction, Scalar, Targets
+from fastsim.annotations import Group, Reduction, Scalar, Similarity, Targets
 from fastsim.backends import pick
 from fastsim.checks import (
     check_alike,
@@ -20,6 +22,7 @@ from fastsim.checks import (
     check_number,
     check_reduction,
     check_scores,
+    check_similarity,
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
@@ -32,7 +35,7 @@ from fastsim.pairs import (
     global_targets,
     parse_targets,
 )
-from fastsim.scores import compute_dtype, dense_cosines
+from fastsim.scores import compute_dtype, dense_scores
 from fastsim.tile import Tile
 
 
@@ -44,38 +47,65 @@ def siglip(
     *,
     scale: Scalar = 10.0,
     bias: Scalar = -10.0,
+    similarity: Similarity = "cosine",
     reduction: Reduction = "mean",
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Pairwise sigmoid loss of x (N, D) and y (M, D) against any target matrix.
+    """Pairwise sigmoid loss against any target matrix.
 
-    targets: (N, M) of any real or integer dtype, 1 similar, -1 not, soft values between; or
-        (row_groups (N,), column_groups (M,)) integers, the same group 1, else -1; or None: the
-        diagonal.
-    scale, bias: numbers or 0-d tensors, with a gradient if they want one.
-    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
-        `fastsim.distributed`.
+    For pairs where a row may have several positives, and for image and text. Every pair is decided
+    alone, so there is no softmax over the batch; with one positive a row, `info_nce` is its
+    neighbour.
 
-    Returns a scalar, or the row sums (N,) for reduction "none". ValueError or TypeError for
-    arguments that do not fit, RuntimeError for a backend that cannot serve them. Source: see the
-    module.
+    Args:
+        x: (N, D).
+        y: (M, D).
+        targets: (N, M) of any real or integer dtype, 1 similar, -1 not, soft values between; or
+            (row_groups (N,), column_groups (M,)) integers, the same group 1, else -1; or None: 1
+            on the diagonal, else -1.
+        scale, bias: numbers or 0-d tensors, with a gradient if they want one.
+        similarity: what a score is: "cosine", or "dot" for the product of the rows as they are.
+        reduction: "mean", "sum" or "none".
+        group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+            `fastsim.distributed`.
+        backend: its name; None chooses.
+
+    Returns:
+        A scalar, the sum over all pairs divided by N, or the row sums (N,) for reduction "none".
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> fastsim.siglip(torch.eye(2), torch.eye(2), scale=1.0, bias=0.0)  # log 2 + log(1 + 1/e)
+        tensor(1.0064)
     """
     check_embeddings("x", x, empty=group is not None)
     check_embeddings("y", y, empty=group is not None)
     check_alike("y", y, "x", x)
     check_reduction(reduction)
+    check_similarity(similarity)
     chosen = pick(backend, x, y, scale, bias, kind="sigmoid", group=group)
     check_number("scale", scale)
     check_number("bias", bias)
     options = {"scale": scale, "bias": bias}
     check_own_targets(targets, x, y, group)
     batch = join(
-        group, "siglip", x, y, **options, targets=targets, reduction=reduction, backend=chosen.name
+        group,
+        "siglip",
+        x,
+        y,
+        **options,
+        targets=targets,
+        similarity=similarity,
+        reduction=reduction,
+        backend=chosen.name,
     )
     targets = global_targets(targets, batch, x.device)
     if chosen.name == "eager":
-        scores = dense_cosines(*batch.gather_both(x, y), chosen)
+        scores = dense_scores(*batch.gather_both(x, y), chosen, similarity)
         targets = gather_targets(targets, batch)
         return batch.reduce(
             siglip_from_scores(scores, targets, **options, reduction="none"), reduction
@@ -86,7 +116,7 @@ def siglip(
         return siglip_from_scores(scores, targets, scale=scale, bias=bias, reduction="none")
 
     return tile_loss(
-        Tile("sigmoid", pairs),
+        Tile("sigmoid", pairs, cosine=similarity == "cosine"),
         x,
         y,
         scale=_off_zero(scale, x),
@@ -108,6 +138,7 @@ class SigLIP(LossModule):
         *,
         scale: Scalar = 10.0,
         bias: Scalar = -10.0,
+        similarity: Similarity = "cosine",
         reduction: Reduction = "mean",
         group: Group = None,
         backend: str | None = None,

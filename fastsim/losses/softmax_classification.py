@@ -23,7 +23,20 @@ from fastsim.scores import without_autocast
 class SoftmaxClassification(torch.nn.Module):
     """W (u; v; |u - v|) with cross entropy; W (num_labels, 3 dim) is learnt, without a bias.
 
-    dim: width of the embeddings. num_labels: classes, labels are 0 ... num_labels - 1.
+    For pairs with a class (entailment, contradiction, neither), as Sentence-BERT trained them.
+
+    Args:
+        dim: width of the embeddings.
+        num_labels: classes; labels are 0 ... num_labels - 1.
+        reduction: "mean", "sum" or "none".
+
+    Raises:
+        ValueError: for arguments that do not fit.
+
+    Example:
+        >>> loss = fastsim.losses.SoftmaxClassification(dim=8, num_labels=3)
+        >>> loss(torch.randn(4, 8), torch.randn(4, 8), torch.tensor([0, 2, 1, 0])).shape
+        torch.Size([])
     """
 
     def __init__(self, dim: int, num_labels: int, *, reduction: Reduction = "mean") -> None:

@@ -1,6 +1,8 @@
 """SupCon: InfoNCE with every other member of the group as a positive.
 
-    L_i = log sum_{j != i} exp(z_ij) - mean_{p in group(i), p != i} z_ip,   z = cos / temperature
+    L_i = log sum_{j != i} exp(z_ij) - mean_{p in group(i), p != i} z_ip,   z = s / temperature
+
+s is the cosine, or with similarity="dot" the dot product.
 
 Source: Khosla et al. 2020, "Supervised Contrastive Learning", equation 2 (L_out). With groups of
 two it is NT-Xent; `info_nce` is the case of one named positive.
@@ -11,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fastsim.annotations import Group, Reduction, Scalar
+from fastsim.annotations import Group, Reduction, Scalar, Similarity
 from fastsim.checks import check_embeddings, check_number
 from fastsim.distributed import batchwise
 from fastsim.losses.grouped import grouped_from_scores, grouped_loss
@@ -29,23 +31,42 @@ def sup_con(
     *,
     own_first: bool = False,
     temperature: Scalar = 0.1,
+    similarity: Similarity = "cosine",
     reduction: Reduction = "mean",
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Supervised contrastive loss of embeddings (N, D) with integer groups (N,).
+    """Supervised contrastive loss: every other row of the group is a positive.
 
-    references (M, D), reference_groups (M,): what the embeddings are held against, by default
-    themselves, each row left out of its own; own_first: the first N references are the
-    embeddings' own, and row i leaves out reference i.
-    temperature: a positive number or 0-d tensor, with a gradient if it wants one.
-    A row without a positive has loss 0 and does not count in the mean, so a batch without any
-    pair gives 0 with zero gradient.
-    group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
-    `fastsim.distributed`.
+    For rows with a class or group id. In `nt_xent` the positives of a row do not compete with each
+    other; `multi_similarity` and `circle` weigh pairs by how hard they are.
 
-    Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
-    not fit, RuntimeError for a backend that cannot serve them. Source: see the module.
+    Args:
+        embeddings: (N, D).
+        groups: (N,) integers; equal ones are positives of each other.
+        references: (M, D), what the embeddings are held against; by default themselves, each row
+            left out of its own.
+        reference_groups: (M,) integers, together with references.
+        own_first: the first N references are the embeddings' own, so row i leaves out reference i.
+        temperature: a positive number or 0-d tensor, with a gradient if it wants one.
+        similarity: what a score is: "cosine", or "dot" for the product of the rows as they are.
+        reduction: "mean", "sum" or "none".
+        group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
+            `fastsim.distributed`.
+        backend: its name; None chooses.
+
+    Returns:
+        A scalar, or (N,) for reduction "none". A row without a positive has loss 0 and does not
+        count in the mean, so a batch without any pair gives 0 with zero gradient.
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
+
+    Example:
+        >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+        >>> fastsim.sup_con(embeddings, torch.tensor([0, 0, 1]), temperature=1.0)
+        tensor(0.3133)
     """
     check_embeddings("embeddings", embeddings, empty=group is not None)
     check_number("temperature", temperature, positive=True)
@@ -62,6 +83,7 @@ def sup_con(
         formula=partial(_losses, temperature=temperature),
         options={"temperature": temperature},
         count=_count,
+        similarity=similarity,
         reduction=reduction,
         group=group,
         backend=backend,
@@ -78,6 +100,7 @@ class SupCon(LossModule):
         *,
         own_first: bool = False,
         temperature: Scalar = 0.1,
+        similarity: Similarity = "cosine",
         reduction: Reduction = "mean",
         group: Group = None,
         backend: str | None = None,

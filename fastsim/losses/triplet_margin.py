@@ -26,10 +26,26 @@ def triplet_margin(
     margin: float = 1.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """Euclidean triplet loss of anchors, positives and negatives, each (N, D), row by row.
+    """Euclidean triplet loss, row by row.
 
-    Returns a scalar, or (N,) for reduction "none". ValueError or TypeError for arguments that do
-    not fit. Source: see the module.
+    For triplets that somebody mined, as Sentence-BERT had them. `info_nce` with hard negatives
+    takes the whole batch for negatives as well.
+
+    Args:
+        anchors, positives, negatives: (N, D) each.
+        margin: a number, by how much the positive is to be closer than the negative.
+        reduction: "mean", "sum" or "none".
+
+    Returns:
+        A scalar, or (N,) for reduction "none".
+
+    Raises:
+        ValueError, TypeError: for arguments that do not fit.
+
+    Example:
+        >>> anchor, positive, negative = torch.zeros(1, 2), torch.zeros(1, 2), torch.zeros(1, 2)
+        >>> fastsim.triplet_margin(anchor, positive, negative)
+        tensor(1.)
     """
     check_embeddings("anchors", anchors)
     for name, value in (("positives", positives), ("negatives", negatives)):

@@ -8,13 +8,13 @@ import torch
 import fastsim
 from fastsim.backends import base, get, pick
 from fastsim.engine.autograd import tile_loss
-from fastsim.kinds import KINDS, SELECTIONS
+from fastsim.kinds import KINDS, LATE_INTERACTION, SELECTIONS
 from fastsim.kinds.kind import COLUMNS, MATRIX, ROWS, Kind
 from fastsim.pairs import Pairs
 from fastsim.tile import Tile
 
 BACKENDS = tuple(fastsim.backends())
-NAMES = (*KINDS, *SELECTIONS)
+NAMES = (*KINDS, *SELECTIONS, *LATE_INTERACTION)
 IN_PANELS = [name for name, kind in KINDS.items() if kind.in_panels]
 
 
@@ -41,6 +41,10 @@ def test_served_or_refused(kind, name, usable):
     if name == "eager":
         return  # the losses' own formulas
     y = torch.randn(7, 4)
+    if kind in LATE_INTERACTION:
+        tokens = torch.randn(2, 3, 4), torch.randn(5, 2, 4)
+        assert fastsim.max_sim(*tokens, backend=name).isfinite().all()
+        return
     if kind in SELECTIONS:
         pairs = Pairs(torch.arange(5)) if kind == "closest" else grouped(5, 7)
         extra = (False,) if kind == "closest" else (None,)

@@ -92,7 +92,9 @@ WAYS = (
 
 def ways(case):
     """Those of a case; in a library product the scores of copies may differ by rounding."""
-    return [way for way in WAYS if way[1] != "eager" or not case.name.endswith("-copies")]
+    found = [way for way in WAYS if way[1] != "eager" or not case.name.endswith("-copies")]
+    gathers = case.loss is fastsim.late_interaction  # its documents do not travel
+    return [way for way in found if way[0] == "gather"] if gathers else found
 
 
 @dataclass
@@ -130,6 +132,8 @@ def whole_of(case, parts):
     if "exclude" in options:
         exclude = zip(*(part.options["exclude"] for part in parts), strict=True)
         options["exclude"] = tuple(map(torch.cat, exclude))
+    for name in {"query_mask", "document_mask", "candidate_bias"} & {*options}:
+        options[name] = torch.cat([part.options[name] for part in parts])
     others, order = [], None
     own = [torch.arange(len(part.tensors[0])) for part in parts]
     if case.loss is fastsim.full_triplet or "own_first" in options:
@@ -146,6 +150,9 @@ def whole_of(case, parts):
             for part, columns, start in zip(parts, own, starts, strict=True)
         ]
         others = [torch.cat(places)]
+    elif case.loss is fastsim.late_interaction:
+        places = [columns + start for columns, start in zip(own, starts, strict=True)]
+        options["positives"] = torch.cat(places)
     elif case.loss is not fastsim.full_triplet:
         targets = [part.others[0] if part.others else None for part in parts]
         if targets[0] is None:  # the diagonal: a group of its own for every row

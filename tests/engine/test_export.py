@@ -16,6 +16,7 @@ COMPILED = tuple(
     if case.loss.__name__
     in ("info_nce", "full_triplet", "cosent", "batch_hard_triplet", "batch_all_triplet", "sup_con")
 )
+PER_CALL = (tuple, torch.Tensor)  # options of one batch
 NUMBERS = ("temperature", "scale", "margin", "gamma", "beta")
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -64,7 +65,7 @@ def test_compiled_for_any_rows_and_numbers(case, usable):
     """One batch after the other, of other sizes, while a number is annealed."""
     usable("cpu")
     tensors, others, options = given(case, 5, 7, seed=41)
-    model = Encoded(case, {k: v for k, v in options.items() if not isinstance(v, tuple)})
+    model = Encoded(case, {k: v for k, v in options.items() if not isinstance(v, PER_CALL)})
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
     for step, (rows, columns) in enumerate([(5, 7), (6, 9), (11, 13)]):
@@ -84,14 +85,15 @@ def test_compiled_for_any_rows_and_numbers(case, usable):
 def test_exported_for_any_rows(case, usable):
     usable("cpu")
     tensors, others, options = given(case, 5, 7, seed=42)
-    model = Encoded(case, {k: v for k, v in options.items() if not isinstance(v, tuple)})
+    model = Encoded(case, {k: v for k, v in options.items() if not isinstance(v, PER_CALL)})
     first = (tensors, others, {})
     with torch.no_grad():
         exported = torch.export.export(model, first, dynamic_shapes=any_rows(first)).module()
         for rows, columns in ((6, 9), (11, 13)):
             tensors, others, _ = given(case, rows, columns, seed=43)
             value = model(tensors, others, {})
-            assert torch.equal(exported(tensors, others, {}), value)
+            # A small batch without a graph is one call of the backend, which sums in another order.
+            torch.testing.assert_close(exported(tensors, others, {}), value)
 
 
 class Search(torch.nn.Module):

@@ -10,7 +10,7 @@ import fastsim
 from fastsim import scores
 from fastsim.backends import get
 from fastsim.engine import autograd as engine
-from fastsim.engine import chosen_rows, selection, triplets
+from fastsim.engine import chosen_rows, max_sim, selection, triplets
 from fastsim.engine import cosent as ranking
 from tests.cases import BY_NAME, CASES, call, inputs, takes_backend
 
@@ -43,6 +43,7 @@ def recorded(monkeypatch):
         ),
         (ranking, ("_cosent",)),
         (triplets, ("_triplets",)),
+        (max_sim, ("_max_sim", "_max_sim_backward")),
     ):
         for name in names:
             record(module, name)
@@ -50,11 +51,9 @@ def recorded(monkeypatch):
 
 
 @pytest.mark.parametrize("backend", COMPILED)
-@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize("case", [*filter(takes_backend, CASES)], ids=repr)
 def test_opcheck(case, backend, recorded, usable):
     usable(backend)
-    if not takes_backend(case):
-        pytest.skip("plain torch")
     tensors, others, options = inputs(case, (5, 7, 4), torch.float32, seed=21)
     call(case.loss, tensors, others, options | {"backend": backend})
     assert recorded
@@ -63,17 +62,18 @@ def test_opcheck(case, backend, recorded, usable):
         opcheck(operator, plain)
 
 
-def graph_free(case):
-    # The distinct values of a dense target matrix decide a shape, so they cannot be traced.
-    return case.name == "cosent_matrix-soft"
+def graph_free(case, backend):
+    """Whether distinct labels or targets decide a shape, which cannot be traced."""
+    return case.name == "cosent_matrix-soft" or (backend == "eager" and "cosent" in case.name)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize(
+    ("case", "backend"),
+    [(case, name) for case in CASES for name in BACKENDS if not graph_free(case, name)],
+    ids=str,
+)
 def test_compile(case, backend, usable):
     usable(backend)
-    if graph_free(case) or (backend == "eager" and "cosent" in case.name):
-        pytest.skip("shapes that depend on the labels' values")
     tensors, others, options = inputs(case, (5, 7, 4), torch.float32, seed=22)
     options |= {"backend": backend} if takes_backend(case) else {}
     torch._dynamo.reset()

@@ -42,10 +42,25 @@ def oracle_of(case, others, options, reduction):
 
 @functools.lru_cache(maxsize=64)
 def moves(name, shape, seed, reduction):
-    """What a relative change of 1 of the inputs does to value and gradients, whatever the dtype."""
-    tensors, others, options = inputs(BY_NAME[name], shape, torch.float64, seed)
-    results, _ = oracle_of(BY_NAME[name], others, options, reduction)
+    """What a relative change of 1 of the inputs does to value and gradients, whatever the dtype.
+
+    By the dense formula in float64: the oracle's loops would say the same, many times as slowly.
+    """
+    case = BY_NAME[name]
+    tensors, others, options = inputs(case, shape, torch.float64, seed)
+    options = dense_options(case, options, reduction)
+
+    def results(moved):
+        value, grads = call(case.loss, moved, others, options)
+        return [value, *grads]
+
     return conditioning(results, tensors)
+
+
+def dense_options(case, options, reduction):
+    """Options of the dense formula."""
+    chosen = {"backend": "eager"} if takes_backend(case) else {}
+    return options | chosen | ({} if reduction is None else {"reduction": reduction})
 
 
 @functools.lru_cache(maxsize=64)
@@ -61,11 +76,12 @@ def compare(case, backend, dtype, shape, seed, reduction=None):
     (truth, *truth_grads), size = truth_of(case.name, dtype, shape, seed, reduction)
     reduced = options if reduction is None else options | {"reduction": reduction}
     chosen = {"backend": backend} if takes_backend(case) else {}
-    dense_choice = {"backend": "eager"} if takes_backend(case) else {}
     # 16-bit inputs are held to the float32 formula; only the rounding of the gradient is theirs.
     compute = torch.promote_types(dtype, torch.float32)
     dense_inputs = [t if t is None else t.to(compute) for t in tensors]
-    dense, dense_grads = call(case.loss, dense_inputs, others, reduced | dense_choice)
+    dense, dense_grads = call(
+        case.loss, dense_inputs, others, dense_options(case, options, reduction)
+    )
     got, grads = call(case.loss, tensors, others, reduced | chosen)
     assert got.dtype == compute
     eps = torch.finfo(compute).eps

@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 
 from fastsim.backends.base import Backend
-from fastsim.backends.cpu import amx
+from fastsim.backends.cpu import amx, max_sim
 from fastsim.backends.cpu.passes import EMPTY, FORWARDS, SCORE_GRADS
 from fastsim.backends.panel import panel_bytes
-from fastsim.kinds import SELECTIONS
+from fastsim.kinds import LATE_INTERACTION, SELECTIONS
 
 LIBRARY = Path(__file__).parents[2] / "_lib" / "cpu.so"
 
@@ -46,7 +46,7 @@ def _load():
 
 
 _UNAVAILABLE = _load()
-_KINDS = {*FORWARDS, *SELECTIONS}
+_KINDS = {*FORWARDS, *SELECTIONS, *LATE_INTERACTION}
 
 
 def _pairs(pairs, block):
@@ -75,6 +75,7 @@ class CpuBackend(Backend):
     """Float32 and float64 panels; 16-bit inputs are normalised into float32."""
 
     name = "cpu"
+    adds_column_bias = True
     keeps_scores = True
 
     def unsupported_reason(self, *tensors, kind=None):
@@ -183,13 +184,14 @@ class CpuBackend(Backend):
         kept = kept if kept * WORTH_KEEPING >= rows else 0
         return _Workspace(unit_y, tall, wide, rows if kept >= rows else kept // tall * tall)
 
-    def scores(self, unit_x, unit_y, block, workspace, pairs=None):
+    def scores(self, unit_x, unit_y, block, workspace, tile=None):
         """The score panel of a block, in the workspace.
 
-        pairs: whose thresholds and guide are applied to it; pairs that they decide against get a
-        score below all others.
+        tile: whose pairs' thresholds, guide and bias of the columns are applied to it; pairs that
+        they decide against get a score below all others.
         """
         rows, columns = block
+        pairs = None if tile is None else tile.pairs
         panel = workspace.panel(block)
         workspace.fill(panel, unit_x[rows], columns.start)
         if pairs is not None and pairs.thresholds is not None:
@@ -198,6 +200,8 @@ class CpuBackend(Backend):
             guide = pairs.guide
             guided = self.scores(guide.rows, guide.columns, block, workspace.guided(guide))
             torch.ops.fastsim_cpu.leave_out_above(panel, guided, guide.thresholds[rows])
+        if pairs is not None and pairs.column_bias is not None:
+            panel.add_(pairs.score_bias(columns, tile.scale))
         return panel
 
     def paired_scores(self, unit_x, unit_y):
@@ -227,14 +231,14 @@ class CpuBackend(Backend):
         # The first blocks come last: the score gradients begin with what was kept of them.
         blocks = self.blocks(rows, columns, unit_x.device, whole_rows=whole, lower=lower)
         for block in reversed(list(blocks)):
-            panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs)
+            panel = self.scores(unit_x, unit_y, block, workspace, tile)
             state.add(panel, _pairs(tile.pairs, block), block)
             workspace.keep(block, panel)
         return state.result()
 
     def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
-        panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs)
-        state = FORWARDS[tile.kind](tile, *panel.shape)
+        panel = self.scores(unit_x, unit_y, block, workspace, tile)
+        state = FORWARDS[tile.kind](tile.of_rows(block[0]), *panel.shape)
         pairs = _pairs(tile.pairs, block)
         state.fused_pass(panel, pairs, weights[block[0]])
         return state.result(), panel
@@ -242,7 +246,7 @@ class CpuBackend(Backend):
     def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
         panel = workspace.kept(block)
         if panel is None:
-            panel = self.scores(unit_x, unit_y, block, workspace, tile.pairs)
+            panel = self.scores(unit_x, unit_y, block, workspace, tile)
         else:
             tile = replace(
                 tile, margin=0.0
@@ -326,6 +330,12 @@ class CpuBackend(Backend):
             grad_pairs.contiguous(), None, x, y, columns, grad_x, grad_y
         )
         return grad_x, grad_y
+
+    def max_sim(self, x, y, cosine, own, scores, places):
+        max_sim.max_sim(x, y, cosine, own, scores, places)
+
+    def max_sim_backward(self, grad, places, x, y, cosine, own, wants):
+        return max_sim.max_sim_backward(grad, places, x, y, cosine, own, wants)
 
     def top_k(self, queries, corpus, k):
         unit_x, unit_y = self.unit_rows(queries)[0], self.unit_rows(corpus)[0]

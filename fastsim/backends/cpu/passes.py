@@ -116,6 +116,25 @@ class _ContrastForward:
         return self.state
 
 
+class _DebiasedForward(_ContrastForward):
+    """Sums of exponentials of both sides; with hardness those of the negatives at a second scale.
+
+    The kernels are those of multi-similarity.
+    """
+
+    def fused_pass(self, panel, pairs, weights):
+        self._run(panel, pairs, self.state)
+        coefficients = _in_type(panel, self.tile.coefficients(self.state, weights.double()))
+        _debiased_score_grad(self.tile, panel, pairs, (slice(None), None), coefficients)
+
+    def _run(self, panel, pairs, state):
+        tile, forward = self.tile, torch.ops.fastsim_cpu.multi_similarity_forward
+        forward(panel, *pairs, tile.hard_scale, tile.scale, *state[:4])
+        if tile.hardness:
+            unused = _state(len(state[0]), EMPTY), _state(len(state[0]))
+            forward(panel, *pairs, tile.weight_scale, tile.scale, *state[4:], *unused)
+
+
 class _LevelsForward:
     def __init__(self, tile, rows, columns):
         self.tile = tile
@@ -177,6 +196,17 @@ def _contrast_score_grad(tile, panel, pairs, block, coefficients):
     score_grad(panel, *pairs, *_parameters(tile), *(c[block[0]] for c in coefficients))
 
 
+def _debiased_score_grad(tile, panel, pairs, block, coefficients):
+    score_grad = torch.ops.fastsim_cpu.multi_similarity_score_grad
+    *of_both, weight_top, weight = (c if c is None else c[block[0]] for c in coefficients)
+    others = panel.clone() if tile.hardness else None
+    score_grad(panel, *pairs, tile.hard_scale, tile.scale, *of_both)
+    if tile.hardness:
+        none = torch.zeros_like(weight)
+        score_grad(others, *pairs, tile.weight_scale, tile.scale, weight_top, weight, none, none)
+        panel.sub_(others)
+
+
 def _levels_score_grad(tile, panel, pairs, block, coefficients):
     torch.ops.fastsim_cpu.levels_score_grad(panel, *pairs, tile.scale, tile.levels, *coefficients)
 
@@ -188,6 +218,7 @@ FORWARDS = {
     "multi_similarity": _ContrastForward,
     "multi_positive": _ContrastForward,
     "circle": _ContrastForward,
+    "debiased": _DebiasedForward,
     "levels": _LevelsForward,
 }
 SCORE_GRADS = {
@@ -197,5 +228,6 @@ SCORE_GRADS = {
     "multi_similarity": _contrast_score_grad,
     "multi_positive": _contrast_score_grad,
     "circle": _contrast_score_grad,
+    "debiased": _debiased_score_grad,
     "levels": _levels_score_grad,
 }

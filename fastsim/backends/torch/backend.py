@@ -10,12 +10,12 @@ waits for the device.
 import torch
 
 from fastsim.backends.base import Backend
-from fastsim.backends.torch import cosent, panels, rows, selection
+from fastsim.backends.torch import cosent, max_sim, panels, rows, selection
 from fastsim.backends.torch.block import Block
 from fastsim.backends.torch.epilogues import EPILOGUES
 from fastsim.backends.torch.states import States
 from fastsim.backends.triton.backend import TritonBackend
-from fastsim.kinds import SELECTIONS
+from fastsim.kinds import LATE_INTERACTION, SELECTIONS
 
 SQUARE = 128  # rows and columns of the products that paired scores are the diagonals of
 
@@ -24,12 +24,13 @@ class TorchBackend(Backend):
     """Every floating-point tensor on every device."""
 
     name = "torch"
+    adds_column_bias = True
 
     def unsupported_reason(self, *tensors, kind=None):
         return self.unsupported_kind(kind)
 
     def kinds(self):
-        return {*EPILOGUES, *SELECTIONS}
+        return {*EPILOGUES, *SELECTIONS, *LATE_INTERACTION}
 
     def note(self):
         return ", on any device"
@@ -97,6 +98,8 @@ class TorchBackend(Backend):
         if guide is not None:
             guided = self.scores(guide.rows, guide.columns, place, panels.Workspace())
         block.leave_out(guided)
+        if tile.pairs.column_bias is not None:
+            block.panel.add_(tile.pairs.score_bias(place[1], tile.scale))
         EPILOGUES[tile.kind].prepare(tile, block)
         return block
 
@@ -123,7 +126,7 @@ class TorchBackend(Backend):
         prepared = self._prepared(tile, unit_x, unit_y, block, workspace)
         if weights is not None and weights.ndim:
             weights = weights[block[0]]
-        state = EPILOGUES[tile.kind].fused(tile, prepared, weights)
+        state = EPILOGUES[tile.kind].fused(tile.of_rows(block[0]), prepared, weights)
         return state, workspace.operand(prepared.panel, unit_x.dtype)
 
     def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
@@ -148,6 +151,12 @@ class TorchBackend(Backend):
 
     def hardest(self, pairs, offsets, x, y):
         return selection.hardest(self, pairs, offsets, x, y)
+
+    def max_sim(self, x, y, cosine, own, scores, places):
+        max_sim.max_sim(self, x, y, cosine, own, scores, places)
+
+    def max_sim_backward(self, grad, places, x, y, cosine, own, wants):
+        return max_sim.max_sim_backward(self, grad, places, x, y, cosine, own, wants)
 
     def top_k(self, queries, corpus, k):
         return selection.top_k(self, queries, corpus, k)

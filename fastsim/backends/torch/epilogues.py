@@ -202,6 +202,34 @@ class MultiSimilarity(Epilogue):
         torch.where(block.same, positives, panel, out=panel)
 
 
+class Debiased(Epilogue):
+    def forward(self, tile, block, sums=None):
+        panel, same = block.panel, block.same
+        scores = panel.masked_fill(same, LEFT_OUT)
+        of_weights = _exponentials(scores, tile.weight_scale, 1) if tile.hardness else ()
+        negatives = _exponentials(scores, tile.hard_scale, 1, out=scores)
+        torch.neg(panel, out=scores).masked_fill_(~same, LEFT_OUT)
+        return _wide(*negatives, *_exponentials(scores, tile.scale, 1, out=scores), *of_weights)
+
+    def score_grad(self, tile, block, coefficients):
+        panel = block.panel
+        found = (c if c is None else c[:, None] for c in coefficients)
+        top, weight, positive_top, positive_weight, weight_top, of_weights = found
+        positives = _shares(panel.neg(), positive_top, tile.scale).mul_(-positive_weight)
+        if tile.hardness:
+            positives.masked_fill_(~block.same, 0)
+            others = _shares(panel, weight_top, tile.weight_scale).mul_(of_weights)
+            others = others.masked_fill_(block.same, 0)
+            block.fill(others, 0)
+            positives.sub_(others)
+            del others
+        _shares(panel, top, tile.hard_scale, out=panel).mul_(weight)
+        if tile.hardness:
+            panel.masked_fill_(block.same, 0).add_(positives)
+        else:
+            torch.where(block.same, positives, panel, out=panel)
+
+
 class Circle(Epilogue):
     def forward(self, tile, block, sums=None):
         panel, same, margin = block.panel, block.same, tile.margin
@@ -334,5 +362,6 @@ EPILOGUES = {
     "multi_similarity": MultiSimilarity(),
     "multi_positive": MultiPositive(),
     "circle": Circle(),
+    "debiased": Debiased(),
     "levels": Levels(),
 }

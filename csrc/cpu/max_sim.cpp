@@ -1,0 +1,386 @@
+// MaxSim (late interaction) as operators: scores of queries and documents that are sets of tokens,
+// and gradients along the tokens that were chosen. A document's products with a share of the query
+// tokens live in a panel of one thread; tokens that a mask leaves out are not multiplied. Every sum
+// has one order, whatever the number of threads.
+#include <torch/csrc/stable/library.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "amx.h"
+#include "arguments.h"
+#include "passes.h"
+
+namespace fastsim {
+
+namespace {
+
+constexpr int64_t kPanelScores = 1 << 17;  // of a thread: 512 KB in float32, a second-level cache
+constexpr int64_t kDocumentRows = 2048;    // tokens of a document in a panel
+constexpr int64_t kFewest = 64, kMost = 512;  // query tokens of a panel; multiples of all tiles
+constexpr int64_t kShares = 16;  // pieces of work, where there are fewer documents
+
+template <class T>
+class Memory {
+ public:
+  explicit Memory(int64_t count)
+      : memory_(static_cast<T*>(std::aligned_alloc(64, tiles(count * sizeof(T) + 1, 64) * 64)),
+                std::free) {
+    STD_TORCH_CHECK(memory_, "fastsim: out of memory");
+    std::memset(static_cast<void*>(memory_.get()), 0, count * sizeof(T));
+  }
+  T* data() { return memory_.get(); }
+
+ private:
+  std::unique_ptr<T, void (*)(void*)> memory_;
+};
+
+// Sequences of tokens: the rows [starts[i], starts[i + 1]) of `rows`, those that `mask` keeps.
+struct Sequences {
+  Matrix rows;
+  int64_t count, tokens;
+  const int64_t* starts;
+  const bool* mask;
+
+  // Appends the numbers of the rows of sequence i.
+  void append(int64_t i, std::vector<int64_t>& to) const {
+    for (int64_t row = starts[i]; row < starts[i + 1]; ++row) {
+      if (!mask || mask[row]) to.push_back(row);
+    }
+  }
+};
+
+Sequences sequences(const Tensor& rows, const Tensor& starts, const Optional& mask) {
+  STD_TORCH_CHECK(rows.stride(1) == 1 || rows.size(1) == 1, "fastsim: rows side by side");
+  STD_TORCH_CHECK(!mask || (mask->is_contiguous() && mask->scalar_type() == ScalarType::Bool),
+                  "fastsim: a contiguous mask");
+  return {matrix(rows), starts.numel() - 1, rows.size(0), input<int64_t>(starts),
+          mask ? static_cast<const bool*>(mask->const_data_ptr()) : nullptr};
+}
+
+int64_t bytes_of(Dtype dtype) {
+  return dtype == Dtype::float64 ? 8 : dtype == Dtype::float32 ? 4 : 2;
+}
+
+// Rows `rows` of x as they are, side by side in `memory` unless they are so already.
+Matrix gathered(const Matrix& x, const std::vector<int64_t>& rows, int64_t width,
+                std::vector<char>& memory) {
+  const int64_t bytes = bytes_of(x.dtype), count = rows.size();
+  const char* data = static_cast<const char*>(x.data);
+  if (rows.back() - rows.front() + 1 == count) {
+    return {data + rows.front() * x.row_stride * bytes, x.dtype, x.row_stride, 1};
+  }
+  memory.resize(count * width * bytes);
+  for (int64_t i = 0; i < count; ++i) {
+    std::memcpy(memory.data() + i * width * bytes, data + rows[i] * x.row_stride * bytes,
+                width * bytes);
+  }
+  return {memory.data(), x.dtype, width, 1};
+}
+
+// The query tokens that take part, as the right operand of every panel.
+template <class T>
+struct Queries {
+  int64_t width, parts;
+  bool cosine, finite = true;
+  std::vector<int64_t> rows;   // their numbers
+  std::vector<int64_t> first;  // by query: where its tokens begin among `rows`, and the end
+  std::vector<float> rest;     // what their products still lack
+  Memory<T> packed{0};
+  Memory<uint16_t> operand{0};
+
+  Queries(const Sequences& x, int64_t width, bool cosine, int64_t parts)
+      : width(width), parts(parts), cosine(cosine) {
+    for (int64_t query = 0; query < x.count; ++query) {
+      first.push_back(rows.size());
+      x.append(query, rows);
+    }
+    first.push_back(rows.size());
+    const int64_t count = rows.size();
+    if (count == 0) return;
+    if constexpr (std::is_same_v<T, float>) {
+      if (parts) {
+        pack_tiles(x, count);
+        return;
+      }
+    }
+    const auto& k = kernels().of<T>();
+    Memory<T> taken(count * width);
+    over(count, width, [&](int64_t begin, int64_t end) {
+      k.token_rows(x.rows, rows.data() + begin, end - begin, width, cosine,
+                   taken.data() + begin * width);
+    });
+    packed = Memory<T>(packed_rows<T>(count) * width);
+    pack(taken.data(), count, width, packed.data());
+  }
+
+  void pack_tiles(const Sequences& x, int64_t count) {
+    const AmxKernels& amx = *amx_kernels();
+    std::vector<char> memory;
+    const Matrix from = gathered(x.rows, rows, width, memory);
+    const int64_t strips = 2 * tiles(count, kTileGroup);
+    std::vector<float> powers(count), inverse(count);
+    rest.assign(strips * kTileSide, 1);
+    if (cosine) amx.norms(from, width, inverse.data(), powers.data(), rest.data(), {0, count});
+    operand = Memory<uint16_t>(strips * parts * tiles(width, kTileDepth) * kTileElements);
+    std::atomic<bool> all{true};
+    over(strips, kTileSide * width * parts, [&](int64_t begin, int64_t end) {
+      const Packed packed{from, cosine ? powers.data() : nullptr, nullptr};
+      if (!amx.pack(Pack::rows_transposed, packed, count, 0, width, parts, operand.data(),
+                    {begin, end})) {
+        all = false;
+      }
+    });
+    finite = cosine || all;  // a row that is not finite has NaN left
+  }
+};
+
+// The memory of one thread.
+template <class T>
+struct Panels {
+  int64_t wide, stride;
+  Memory<T> panel{0}, rows{0}, values{0};
+  Memory<uint16_t> operand{0};
+  std::vector<T> factors;
+  std::vector<float> powers, inverse;
+  std::vector<int64_t> kept, places;
+  std::vector<char> copy;
+
+  Panels(const Queries<T>& q, int64_t longest) {
+    const int64_t tall = std::min(longest, kDocumentRows);
+    wide = std::min(kMost, std::max(kFewest, kPanelScores / tall / kFewest * kFewest));
+    stride = wide + 16;  // off a power of two
+    panel = Memory<T>(tall * stride);
+    values = Memory<T>(wide);
+    places.resize(wide);
+    factors.assign(tall, T(1));
+    if (q.parts) {
+      operand = Memory<uint16_t>(2 * tiles(tall, kTileGroup) * q.parts *
+                                 tiles(q.width, kTileDepth) * kTileElements);
+      powers.resize(tall);
+      inverse.resize(tall);
+    } else {
+      rows = Memory<T>(tall * q.width);
+    }
+  }
+};
+
+// The largest products of the query tokens [begin, end) with one document, panel after panel;
+// take(first, count, values, places): those of `count` tokens, as places among document.kept.
+template <class T, class F>
+bool largest(const Queries<T>& q, const Matrix& documents, Panels<T>& p, int64_t begin,
+             int64_t end, const F& take) {
+  const auto& k = kernels().of<T>();
+  const int64_t count = p.kept.size(), steps = tiles(q.width, kTileDepth);
+  const bool whole = count <= kDocumentRows;
+  // Operands begin at whole tiles.
+  const int64_t group = q.parts ? kTileGroup : k.panel_columns;
+  const auto prepare = [&](int64_t row, int64_t tall) {
+    if constexpr (std::is_same_v<T, float>) {
+      if (q.parts) {
+        const AmxKernels& amx = *amx_kernels();
+        const std::vector<int64_t> some(p.kept.begin() + row, p.kept.begin() + row + tall);
+        const Matrix from = gathered(documents, some, q.width, p.copy);
+        const float* powers = q.cosine ? p.powers.data() : nullptr;
+        if (q.cosine) {
+          amx.norms(from, q.width, p.inverse.data(), p.powers.data(), p.factors.data(), {0, tall});
+        }
+        return amx.pack(Pack::rows, {from, powers, nullptr}, tall, 0, q.width, q.parts,
+                        p.operand.data(), {0, 2 * tiles(tall, kTileGroup)}) ||
+               q.cosine;
+      }
+    }
+    k.token_rows(documents, p.kept.data() + row, tall, q.width, q.cosine, p.rows.data());
+    return true;
+  };
+  const auto multiply = [&](int64_t first, int64_t columns, int64_t tall) {
+    if constexpr (std::is_same_v<T, float>) {
+      if (q.parts) {
+        const Operand left{p.operand.data(), q.parts, steps};
+        const Operand right{const_cast<Memory<uint16_t>&>(q.operand).data() +
+                                first / kTileSide * left.strip(),
+                            q.parts, steps};
+        amx_kernels()->scores(left, tall, right, columns, true, {}, p.panel.data(), p.stride,
+                              {0, tiles(columns, kTileGroup)});
+        return;
+      }
+    }
+    k.score_panels(p.rows.data(), q.width,
+                   const_cast<Memory<T>&>(q.packed).data() + first * q.width, columns,
+                   p.panel.data(), p.stride, {0, tall}, {0, tiles(columns, k.panel_columns)});
+  };
+  if (whole && !prepare(0, count)) return false;
+  for (int64_t first = begin / group * group; first < end; first += p.wide) {
+    const int64_t columns = std::min(p.wide, end - first);
+    std::fill_n(p.values.data(), p.wide, -std::numeric_limits<T>::infinity());
+    std::fill(p.places.begin(), p.places.end(), 0);
+    for (int64_t row = 0; row < count; row += kDocumentRows) {
+      const int64_t tall = std::min(kDocumentRows, count - row);
+      if (!whole && !prepare(row, tall)) return false;
+      multiply(first, columns, tall);
+      k.largest_of_columns(p.panel.data(), p.stride, tall, columns, p.factors.data(), row,
+                           p.values.data(), p.places.data());
+    }
+    const int64_t skipped = std::max<int64_t>(0, begin - first);
+    take(first + skipped, columns - skipped, p.values.data() + skipped, p.places.data() + skipped);
+  }
+  return true;
+}
+
+int64_t longest_of(const Sequences& s) {
+  int64_t longest = 1;
+  for (int64_t i = 0; i < s.count; ++i) longest = std::max(longest, s.starts[i + 1] - s.starts[i]);
+  return longest;
+}
+
+template <class T, class Place>
+bool scores_of(const Sequences& x, const Sequences& y, int64_t width, bool cosine, bool own,
+               int64_t parts, T* scores, int64_t documents, Place* winners) {
+  const Queries<T> q(x, width, cosine, parts);
+  if (!q.finite) return false;
+  const int64_t longest = longest_of(y);
+  // A piece of work is a document and a share of the queries, a whole number of them.
+  const int64_t queries = own ? 1 : x.count;
+  const int64_t shares = std::min(queries, tiles(kShares, y.count));
+  std::atomic<bool> finite{true};
+  torch::stable::parallel_for(0, y.count * shares, 1, [&](int64_t begin, int64_t end) {
+    Panels<T> p(q, longest);
+    for (int64_t piece = begin; piece < end && finite; ++piece) {
+      const int64_t at = piece / shares, share = piece % shares;
+      const int64_t document = own ? at % documents : at;
+      const int64_t from = own ? at / documents : queries * share / shares;
+      const int64_t to = own ? from + 1 : queries * (share + 1) / shares;
+      if (from == to) continue;
+      p.kept.clear();
+      y.append(at, p.kept);
+      const bool empty = p.kept.empty();
+      Place* places = winners ? winners + document * x.tokens : nullptr;
+      if (places) std::fill(places + x.starts[from], places + x.starts[to], Place(-1));
+      if (empty || q.first[from] == q.first[to]) {
+        for (int64_t query = from; query < to; ++query) {
+          const bool none = q.first[query] == q.first[query + 1];
+          scores[query * documents + document] =
+              none ? T(0) : -std::numeric_limits<T>::infinity();
+        }
+        continue;
+      }
+      int64_t query = from;
+      double sum = 0;
+      const auto close = [&](int64_t token) {  // every query that ends before the token
+        for (; query < to && q.first[query + 1] <= token; ++query) {
+          scores[query * documents + document] = T(sum);
+          sum = 0;
+        }
+      };
+      const auto take = [&](int64_t first, int64_t count, const T* values, const int64_t* chosen) {
+        for (int64_t i = 0; i < count; ++i) {
+          close(first + i);
+          const double value = values[i];
+          sum += q.rest.empty() ? value : value * double(q.rest[first + i]);
+          if (places) places[q.rows[first + i]] = Place(p.kept[chosen[i]] - y.starts[at]);
+        }
+      };
+      if (!largest(q, y.rows, p, q.first[from], q.first[to], take)) finite = false;
+      close(q.first[to]);
+    }
+  });
+  return finite;
+}
+
+// scores (B, K) of queries x (P, D) and documents y (T, D), whose sequences begin at `starts` with
+// their end behind; K: all documents, or with `own` those of each query. winners (K, P), if given:
+// the token of the document, -1 for none. parts: of bfloat16 on a matrix unit, 0 without one; false,
+// and nothing to be read, if these cannot hold a number.
+bool max_sim(Tensor x, Tensor y, Tensor x_starts, Tensor y_starts, Optional x_mask, Optional y_mask,
+             bool cosine, bool own, int64_t parts, Tensor scores, Optional winners) {
+  bool held = true;
+  with_type(scores, [&](auto type) {
+    using T = decltype(type);
+    const Sequences a = sequences(x, x_starts, x_mask), b = sequences(y, y_starts, y_mask);
+    STD_TORCH_CHECK(a.count * scores.size(1) == b.count || !own, "fastsim: documents of queries");
+    T* out = output<T>(scores);
+    const int64_t width = x.size(1), documents = scores.size(1);
+    const bool wide = winners && winners->scalar_type() == ScalarType::Int;
+    void* places = winners ? winners->mutable_data_ptr() : nullptr;
+    held = wide ? scores_of<T>(a, b, width, cosine, own, parts, out, documents,
+                               static_cast<int32_t*>(places))
+                : scores_of<T>(a, b, width, cosine, own, parts, out, documents,
+                               static_cast<int16_t*>(places));
+  });
+  return held;
+}
+
+template <class T>
+std::vector<T> inverse_norms(const Matrix& x, int64_t rows, int64_t width) {
+  std::vector<T> inverse(rows);
+  over(rows, width, [&](int64_t begin, int64_t end) {
+    std::vector<T> unit(width), none(1);
+    for (int64_t row = begin; row < end; ++row) {
+      Matrix one = x;
+      one.data = static_cast<const char*>(x.data) + row * x.row_stride * bytes_of(x.dtype);
+      kernels().of<T>().unit_rows(one, width, unit.data(), none.data(), 0, 1);
+      inverse[row] = none[0];
+    }
+  });
+  return inverse;
+}
+
+// dL/dx and dL/dy in the dtypes of their tensors from dL/dscores (B, K).
+void max_sim_backward(Tensor grad, Tensor winners, Tensor x, Tensor y, Tensor x_starts,
+                      Tensor y_starts, bool cosine, bool own, Optional grad_x, Optional grad_y) {
+  with_type(grad, [&](auto type) {
+    using T = decltype(type);
+    const Sequences a = sequences(x, x_starts, {}), b = sequences(y, y_starts, {});
+    const int64_t width = x.size(1);
+    std::vector<int64_t> query_of(a.tokens);
+    for (int64_t query = 0; query < a.count; ++query) {
+      std::fill(query_of.begin() + a.starts[query], query_of.begin() + a.starts[query + 1], query);
+    }
+    std::vector<T> inverse_x, inverse_y;
+    if (cosine) {
+      inverse_x = inverse_norms<T>(a.rows, a.tokens, width);
+      inverse_y = inverse_norms<T>(b.rows, b.tokens, width);
+    }
+    const Winners<T> w{winners.const_data_ptr(), winners.scalar_type() == ScalarType::Int, own,
+                       winners.size(0), a.tokens, width, query_of.data(), a.starts, b.starts,
+                       input<T>(grad), a.rows, b.rows, cosine ? inverse_x.data() : nullptr,
+                       cosine ? inverse_y.data() : nullptr};
+    const auto& k = kernels().of<T>();
+    if (grad_x) {
+      void* out = grad_x->mutable_data_ptr();
+      over(a.tokens, w.documents * width, [&](int64_t begin, int64_t end) {
+        Memory<T> memory(2 * width);
+        k.max_sim_queries(w, out, dtype_of(*grad_x), memory.data(), begin, end);
+      });
+    }
+    if (grad_y) {
+      void* out = grad_y->mutable_data_ptr();
+      const int64_t longest = longest_of(b);
+      over(b.count, a.tokens * width, [&](int64_t begin, int64_t end) {
+        Memory<T> memory((longest + 1) * width);
+        k.max_sim_documents(w, out, dtype_of(*grad_y), memory.data(), begin, end);
+      });
+    }
+  });
+}
+
+}  // namespace
+}  // namespace fastsim
+
+STABLE_TORCH_LIBRARY_FRAGMENT(fastsim_cpu, m) {
+  m.def("max_sim(Tensor x, Tensor y, Tensor x_starts, Tensor y_starts, Tensor? x_mask, "
+        "Tensor? y_mask, bool cosine, bool own, int parts, Tensor(scores!) scores, "
+        "Tensor(winners!)? winners) -> bool");
+  m.def("max_sim_backward(Tensor grad, Tensor winners, Tensor x, Tensor y, Tensor x_starts, "
+        "Tensor y_starts, bool cosine, bool own, Tensor(grad_x!)? grad_x, "
+        "Tensor(grad_y!)? grad_y) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(fastsim_cpu, CPU, m) {
+  m.impl("max_sim", TORCH_BOX(&fastsim::max_sim));
+  m.impl("max_sim_backward", TORCH_BOX(&fastsim::max_sim_backward));
+}

@@ -1,0 +1,167 @@
+// MaxSim: the largest product of each query token with the tokens of a document, and gradients
+// along the pairs that it chose. Shared out by max_sim.cpp.
+#pragma once
+
+#include <limits>
+
+#include "dtypes.h"
+#include "products.h"
+#include "rows.h"
+
+namespace fastsim::FASTSIM_ISA {
+namespace {
+
+// The `count` rows of x whose numbers `rows` lists, in the compute type; with `cosine` of norm 1.
+template <class T>
+void token_rows(const Matrix& x, const int64_t* rows, int64_t count, int64_t width, bool cosine,
+                T* out) {
+  for (int64_t i = 0; i < count; ++i, out += width) {
+    load(x, rows[i], 0, width, out);
+    if (!cosine) continue;
+    const T factor = T(inverse_norm<T>(dot(out, out, width)));
+#pragma omp simd
+    for (int64_t k = 0; k < width; ++k) out[k] *= factor;
+  }
+}
+
+template <class T>
+struct IntegerOf {
+  using type = int32_t;
+};
+template <>
+struct IntegerOf<double> {
+  using type = int64_t;
+};
+
+// The largest entry of each column of a panel, each entry times the factor of its row, and the
+// first row that has it. `values` and `places` hold the largest of the rows before, which have the
+// numbers below `first`. A NaN is larger than all. Columns are worked on kTileColumns at a time:
+// so wide are the panel, `values` and `places`.
+template <class T>
+void largest_of_columns(const T* panel, int64_t stride, int64_t rows, int64_t columns,
+                        const T* factors, int64_t first, T* values, int64_t* places) {
+  using V = Vector<T>;
+  using I = Vector<typename IntegerOf<T>::type>;
+  for (int64_t at = 0; at < columns; at += kTileColumns<T>) {
+    V top[kVectors], nan[kVectors];
+    I place[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      top[v] = *reinterpret_cast<const V*>(values + at + v * kLanes<T>);
+      nan[v] = V{};
+      place[v] = I{} - 1;
+    }
+    const T* row = panel + at;
+    for (int64_t r = 0; r < rows; ++r, row += stride) {
+      const T factor = factors[r];
+      const I here = I{} + typename IntegerOf<T>::type(r);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        const V score = factor * *reinterpret_cast<const V*>(row + v * kLanes<T>);
+        const auto above = score > top[v];
+        top[v] = above ? score : top[v];
+        place[v] = above ? here : place[v];
+        nan[v] += score - score;  // of an infinity too
+      }
+    }
+    for (int v = 0; v < kVectors; ++v) {
+      for (int64_t lane = 0; lane < kLanes<T>; ++lane) {
+        const int64_t column = at + v * kLanes<T> + lane;
+        if (place[v][lane] >= 0) places[column] = first + place[v][lane];
+        values[column] = top[v][lane];
+        if (nan[v][lane] == nan[v][lane]) continue;
+        for (int64_t r = 0; r < rows; ++r) {
+          const T score = factors[r] * panel[r * stride + column];
+          if (score != score) values[column] = score;
+        }
+      }
+    }
+  }
+}
+
+// out = the gradient of row `row` of x in its dtype, from the gradient `g` of what was multiplied:
+// of the row itself, or with `inverse` of the row times its inverse norm.
+template <class T>
+void token_gradient(const Matrix& x, int64_t row, int64_t width, const T* inverse, T* g, T* chunk,
+                    void* out, Dtype dtype) {
+  if (inverse) {
+    const T r = inverse[row];
+    load(x, row, 0, width, chunk);
+    const T along = T(dot(chunk, g, width) * double(r) * double(r));
+    subtract_along(chunk, g, along, r, width);
+    g = chunk;
+  }
+  store(g, width, out, dtype, row * width);
+}
+
+template <class T>
+int64_t winner(const Winners<T>& w, int64_t document, int64_t token) {
+  const int64_t at = document * w.tokens + token;
+  return w.wide ? static_cast<const int32_t*>(w.places)[at]
+                : static_cast<const int16_t*>(w.places)[at];
+}
+
+// Row `row` of a matrix in the compute type: itself, or a copy in `chunk`.
+template <class T>
+const T* row_of(const Matrix& x, int64_t row, int64_t width, T* chunk) {
+  const bool same = x.dtype == (sizeof(T) == sizeof(float) ? Dtype::float32 : Dtype::float64);
+  if (same && x.column_stride == 1) return static_cast<const T*>(x.data) + row * x.row_stride;
+  load(x, row, 0, width, chunk);
+  return chunk;
+}
+
+template <class T>
+void add_row(T* out, const T* row, T factor, int64_t width) {
+#pragma omp simd
+  for (int64_t k = 0; k < width; ++k) out[k] += factor * row[k];
+}
+
+// Gradients of the query tokens [begin, end): the sum over the documents, in their order.
+// `memory`: 2 * width.
+template <class T>
+void max_sim_queries(const Winners<T>& w, void* grad, Dtype dtype, T* memory, int64_t begin,
+                     int64_t end) {
+  T *sum = memory, *chunk = memory + w.width;
+  for (int64_t token = begin; token < end; ++token) {
+    const int64_t query = w.query_of[token];
+    for (int64_t k = 0; k < w.width; ++k) sum[k] = 0;
+    for (int64_t document = 0; document < w.documents; ++document) {
+      const int64_t place = winner(w, document, token);
+      if (place < 0) continue;
+      const int64_t row = w.document_starts[w.own ? query * w.documents + document : document] + place;
+      const T factor = w.grad[query * w.documents + document];
+      add_row(sum, row_of(w.y, row, w.width, chunk), w.inverse_y ? factor * w.inverse_y[row] : factor,
+              w.width);
+    }
+    token_gradient(w.x, token, w.width, w.inverse_x, sum, chunk, grad, dtype);
+  }
+}
+
+// Gradients of the tokens of the documents [begin, end): the sums over the query tokens, in their
+// order. `memory`: (longest document + 1) * width.
+template <class T>
+void max_sim_documents(const Winners<T>& w, void* grad, Dtype dtype, T* memory, int64_t begin,
+                       int64_t end) {
+  for (int64_t at = begin; at < end; ++at) {
+    const int64_t document = w.own ? at % w.documents : at;
+    const int64_t first = w.own ? w.query_starts[at / w.documents] : 0;
+    const int64_t last = w.own ? w.query_starts[at / w.documents + 1] : w.tokens;
+    const int64_t start = w.document_starts[at], count = w.document_starts[at + 1] - start;
+    T* chunk = memory + count * w.width;
+    for (int64_t k = 0; k < count * w.width; ++k) memory[k] = 0;
+    for (int64_t token = first; token < last; ++token) {
+      const int64_t place = winner(w, document, token);
+      if (place < 0) continue;
+      const T factor = w.grad[w.query_of[token] * w.documents + document];
+      add_row(memory + place * w.width, row_of(w.x, token, w.width, chunk),
+              w.inverse_x ? factor * w.inverse_x[token] : factor, w.width);
+    }
+    for (int64_t place = 0; place < count; ++place) {
+      token_gradient(w.y, start + place, w.width, w.inverse_y, memory + place * w.width, chunk,
+                     grad, dtype);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fastsim::FASTSIM_ISA

@@ -1,0 +1,101 @@
+"""MaxSim in plain torch: one panel of products of tokens at a time, on any device."""
+
+import torch
+
+from fastsim.backends.rows import add_rows
+from fastsim.backends.torch import panels
+from fastsim.tokens import Tokens, chosen
+
+GATHERED = 1 << 21  # numbers of the rows that the backward pass gathers at a time
+
+
+def max_sim(backend, x, y, cosine, own, scores, places):
+    """`Backend.max_sim`."""
+    left, right = (_operand(backend, side.rows, cosine) for side in (x, y))
+    values = x.rows.new_empty(x.rows.shape[0], scores.shape[1], dtype=scores.dtype)
+    workspace = panels.Workspace()
+    for rows, columns, documents, meets in _blocks(x, y, own):
+        panel = workspace.panel(left[rows], right[columns])
+        panels.multiply(left[rows], right[columns].t(), panel)
+        mask = None if y.mask is None else y.mask[columns]
+        count = documents.stop - documents.start
+        block = Tokens(right[columns], count, y.length, y.offsets, mask)
+        found = block.largest(panel)
+        values[rows, meets] = chosen(panel, found, block.starts()[:-1])
+        if places is not None:
+            places[meets, rows] = found.t().to(places.dtype)
+    if x.mask is not None:
+        values.masked_fill_(~x.mask[:, None], 0.0)
+        if places is not None:
+            places.masked_fill_(~x.mask, -1)
+    scores.copy_(x.sums(values))
+
+
+def max_sim_backward(backend, grad, places, x, y, cosine, own, wants):
+    """`Backend.max_sim_backward`."""
+    (left, inverse_x), (right, inverse_y) = (
+        backend.unit_rows(side.rows, grad.dtype) if cosine else (side.rows.to(grad.dtype), None)
+        for side in (x, y)
+    )
+    sums = [
+        torch.zeros_like(t) if want else None for t, want in zip((left, right), wants, strict=True)
+    ]
+    numbers, starts = x.numbers(), y.starts()
+    each, width = grad.shape[1], left.shape[1]
+    tall = max(1, GATHERED // width)
+    for document in range(each):
+        for top in range(0, left.shape[0], tall):
+            rows = slice(top, min(left.shape[0], top + tall))
+            place, query = places[document, rows].long(), numbers[rows]
+            first = starts[query * each + document] if own else starts[document]
+            columns = (first + place.clamp(min=0)).clamp(max=right.shape[0] - 1)
+            factor = torch.where(place >= 0, grad[query, document], 0.0)[:, None]
+            if sums[0] is not None:
+                sums[0][rows].addcmul_(right.index_select(0, columns), factor)
+            if sums[1] is not None:
+                add_rows(sums[1], columns, left[rows] * factor)
+    pairs = zip(sums, (x.rows, y.rows), (inverse_x, inverse_y), strict=True)
+    return [_through(backend, *parts) for parts in pairs]
+
+
+def _through(backend, grad, rows, inverse):
+    """The gradient of the rows as they came, from that of what was multiplied; None stays."""
+    if grad is None or inverse is None:
+        return grad if grad is None else grad.to(rows.dtype)
+    one = inverse.new_ones(())
+    return backend.unit_rows_backward(grad, rows, inverse, one, rows.dtype)[0]
+
+
+def _operand(backend, rows, cosine):
+    if cosine:
+        return backend.unit_rows(rows)[0]
+    half = rows.dtype.itemsize == 2 and panels.half_products(rows.device)
+    return rows if half else rows.to(torch.promote_types(rows.dtype, torch.float32))
+
+
+def _blocks(x, y, own):
+    """(rows, columns, documents, which of a query's scores), all slices, of each panel.
+
+    Where offsets on the device say how long documents are, a panel has all of them.
+    """
+    device, total = x.rows.device, x.rows.shape[0]
+    if own:
+        each = y.count // x.count
+        for query in range(x.count):
+            documents = slice(query * each, (query + 1) * each)
+            columns = slice(documents.start * y.length, documents.stop * y.length)
+            rows = slice(query * x.length, (query + 1) * x.length)
+            yield rows, columns, documents, slice(0, each)
+        return
+    wide = y.count
+    if y.offsets is None:
+        wide = min(y.count, max(1, panels.widest(device) // y.length))
+    columns = y.rows.shape[0] if y.offsets is not None else wide * y.length
+    tall = max(1, panels.panel_scores(device) // max(1, columns))
+    for left in range(0, y.count, wide):
+        documents = slice(left, min(y.count, left + wide))
+        columns = slice(0, y.rows.shape[0])
+        if y.offsets is None:
+            columns = slice(documents.start * y.length, documents.stop * y.length)
+        for top in range(0, total, tall):
+            yield slice(top, min(total, top + tall)), columns, documents, documents

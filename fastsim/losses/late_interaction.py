@@ -1,0 +1,291 @@
+"""Late interaction: InfoNCE over scores of sets of tokens, as ColBERT and ColPali are trained.
+
+    L_i = log sum_c exp(S_ic / temperature) - S_{i, pos_i} / temperature
+    S_ic = sum_{q in query i} max_{d in document c} q . d
+
+With a teacher's scores T_ij of the same documents in place of positives (`..._distillation`):
+
+    L_i = temperature^2 sum_j p_ij (log p_ij - log s_ij)
+    s_i = softmax_j(S_ij / temperature),  p_i = softmax_j(T_ij / teacher_temperature)
+
+Source: Khattab and Zaharia 2020, "ColBERT", equation 3 and section 3.4; in-batch negatives and
+distillation: Santhanam et al. 2022, "ColBERTv2", section 3.3; images: Faysse et al. 2024,
+"ColPali", equations 1 and 2; the factor temperature^2: Hinton et al. 2015, "Distilling the
+Knowledge in a Neural Network", section 2. With one token of each it is `info_nce`.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from fastsim.annotations import Exclude, Group, Reduction, Scalar
+from fastsim.backends import pick
+from fastsim.checks import (
+    check_alike,
+    check_choice,
+    check_device,
+    check_number,
+    check_reduction,
+    check_scores,
+)
+from fastsim.distributed import batchwise, join
+from fastsim.losses.info_nce import info_nce_from_scores
+from fastsim.losses.module import LossModule
+from fastsim.losses.reduce import as_float, reduce
+from fastsim.pairs import global_exclude, global_positives, parse_exclude, parse_positives
+from fastsim.token_scores import SIMILARITIES, max_sim
+from fastsim.tokens import check_mask, check_some_token, check_tokens
+
+
+@batchwise
+def late_interaction(
+    queries: Tensor,
+    documents: Tensor,
+    query_mask: Tensor | None = None,
+    document_mask: Tensor | None = None,
+    positives: Tensor | None = None,
+    *,
+    temperature: Scalar = 1.0,
+    similarity: Literal["cosine", "dot"] = "cosine",
+    average: bool = False,
+    symmetric: bool = False,
+    exclude: Exclude = None,
+    reduction: Reduction = "mean",
+    group: Group = None,
+    backend: str | None = None,
+) -> Tensor:
+    """InfoNCE over MaxSim scores, with in-batch and hard negatives.
+
+    For models that give a vector for each token or image patch. Where one vector stands for a
+    text, take `info_nce`; where a teacher has scored documents, `late_interaction_distillation`.
+    It is a loss of embeddings, so `fastsim.grad_cache.GradCache` can encode in micro-batches that
+    are padded to one length.
+
+    Args:
+        queries: token embeddings (B, Lq, D).
+        documents: token embeddings (C, Ld, D), C >= B unless `positives` says otherwise. Documents
+            that are nobody's positive are hard negatives (all positives first, then the negatives).
+            N documents of each query, (B, N, Ld, D), are `documents.flatten(0, 1)` with positives
+            `N * torch.arange(B)`.
+        query_mask: (B, Lq) bool, False for padding; None: every row is a token.
+        document_mask: (C, Ld) bool, likewise. A positive has to have a token; another document
+            without one takes no part. A query without tokens has the same score with all.
+        positives: (B,) integers, the document of each query; `arange(B)` by default.
+        temperature: a positive number or 0-d tensor, with a gradient if it wants one. Scores are
+            sums over a query's tokens, so 1 suits about 32 tokens; with `average` try 0.02.
+        similarity: "cosine", or "dot" for plain products, as of embeddings that have norm 1.
+        average: the mean over a query's tokens in place of the sum.
+        symmetric: the mean of query -> document and positive -> query cross entropy.
+        exclude: (row_ids (B,), column_ids (C,)) integers; a document with the query's id that is
+            not its positive takes no part (duplicates, known false negatives).
+        reduction: "mean", "sum" or "none".
+        group: a process group whose ranks each give their part of the batch, of their own lengths
+            Lq and Ld; see `fastsim.distributed`. Documents are gathered: a `Ring` is refused.
+        backend: as everywhere; None chooses.
+
+    Returns:
+        A scalar, or (B,) for reduction "none". float32, float64 for float64.
+
+    Raises:
+        ValueError, TypeError: arguments that do not fit.
+        RuntimeError: a backend that cannot serve them.
+
+    Example:
+        >>> tokens = torch.stack([torch.eye(2), -torch.eye(2)])
+        >>> fastsim.late_interaction(tokens, tokens)  # scores 2 and 0: log(e^2 + 1) - 2
+        tensor(0.1269)
+    """
+    _check_sides(queries, documents, query_mask, document_mask, similarity, average, reduction)
+    if positives is None and documents.shape[0] < queries.shape[0]:
+        raise ValueError(
+            f"documents: wanted at least {queries.shape[0]}, one per query, got"
+            f" {documents.shape[0]}"
+        )
+    chosen = pick(backend, queries, documents, temperature, kind="max_sim", group=group)
+    check_number("temperature", temperature, positive=True)
+    check_choice("symmetric", symmetric, (False, True))
+    own = queries.shape[0], documents.shape[0], queries.device
+    positives, ids = parse_positives(positives, *own), parse_exclude(exclude, *own)
+    check_some_token("document_mask", document_mask, positives)
+    scored = {"similarity": similarity, "average": average, "backend": chosen.name}
+    options = {"temperature": temperature, "symmetric": symmetric}
+    # One row of each text stands for it: ranks may pad to different lengths.
+    batch = join(
+        group,
+        "late_interaction",
+        queries[:, 0],
+        documents[:, 0],
+        **options,
+        **scored,
+        exclude=exclude,
+        reduction=reduction,
+    )
+    if batch.ring:
+        raise ValueError(
+            "group: wanted a process group, as late_interaction gathers documents, got a Ring"
+        )
+    documents, document_mask = _gathered(documents, document_mask, batch)
+    scores = max_sim(queries, documents, query_mask, document_mask, **scored)
+    positives = global_positives(positives, batch)
+    row_ids, column_ids = global_exclude(ids, batch)
+    if symmetric:  # a column's softmax runs over the queries of all ranks
+        scores, positives = batch.gather_rows(scores), batch.gather_rows(positives)
+        row_ids = batch.gather_rows(row_ids)
+    exclude = None if row_ids is None else (row_ids, column_ids)
+    losses = late_interaction_from_scores(
+        scores, positives, **options, exclude=exclude, reduction="none"
+    )
+    return batch.reduce(losses, reduction)
+
+
+class LateInteraction(LossModule):
+    """The module of `late_interaction`."""
+
+    function = staticmethod(late_interaction)
+
+    def __init__(
+        self,
+        *,
+        temperature: Scalar = 1.0,
+        similarity: Literal["cosine", "dot"] = "cosine",
+        average: bool = False,
+        symmetric: bool = False,
+        reduction: Reduction = "mean",
+        group: Group = None,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
+
+
+def late_interaction_from_scores(
+    scores: Tensor,
+    positives: Tensor | None = None,
+    *,
+    temperature: Scalar = 1.0,
+    symmetric: bool = False,
+    exclude: Exclude = None,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """`late_interaction` of scores (B, C) at hand, as `fastsim.max_sim` gives them."""
+    options = {"temperature": temperature, "symmetric": symmetric, "exclude": exclude}
+    return info_nce_from_scores(scores, positives, **options, reduction=reduction)
+
+
+def late_interaction_distillation(
+    queries: Tensor,
+    documents: Tensor,
+    teacher_scores: Tensor,
+    query_mask: Tensor | None = None,
+    document_mask: Tensor | None = None,
+    *,
+    temperature: Scalar = 1.0,
+    teacher_temperature: float | None = None,
+    similarity: Literal["cosine", "dot"] = "cosine",
+    average: bool = False,
+    reduction: Reduction = "mean",
+    backend: str | None = None,
+) -> Tensor:
+    """KL divergence of the MaxSim scores from a teacher's scores of the same documents.
+
+    For documents that a cross-encoder has scored. Where only the positive is known, take
+    `late_interaction`. Rows are independent: on several processes the local mean is right.
+
+    Args:
+        queries: token embeddings (B, Lq, D).
+        documents: token embeddings (B, N, Ld, D), N >= 2 of each query; or (C, Ld, D), C >= 2 that
+            every query meets.
+        teacher_scores: (B, N) or (B, C), any real numbers; no gradient reaches them.
+        query_mask: (B, Lq) bool, False for padding; None: every row is a token.
+        document_mask: bool, the shape of `documents` without D. Every document has to have a token.
+        temperature: of the scores, a positive number or 0-d tensor; the loss is multiplied by its
+            square.
+        teacher_temperature: of the teacher's scores, a positive number; None: `temperature`.
+        similarity, average, backend: as `late_interaction`.
+        reduction: "mean", "sum" or "none".
+
+    Returns:
+        A scalar, or (B,) for reduction "none". float32, float64 for float64.
+
+    Raises:
+        ValueError, TypeError: arguments that do not fit.
+        RuntimeError: a backend that cannot serve them.
+
+    Example:
+        >>> tokens = torch.stack([torch.eye(2), -torch.eye(2)])
+        >>> fastsim.late_interaction_distillation(tokens, tokens, torch.zeros(2, 2))
+        tensor(0.4338)
+    """
+    own = isinstance(documents, Tensor) and documents.dim() == 4
+    dimensions = 4 if own else 3
+    checked = query_mask, document_mask, similarity, average, reduction
+    _check_sides(queries, documents, *checked, dimensions=dimensions)
+    check_number("temperature", temperature, positive=True)
+    if teacher_temperature is not None:
+        check_number("teacher_temperature", teacher_temperature, positive=True, tensor=False)
+    check_scores("teacher_scores", teacher_scores)
+    check_device("teacher_scores", teacher_scores, "queries", queries)
+    wanted = queries.shape[0], documents.shape[1 if own else 0]
+    if teacher_scores.shape != wanted or wanted[1] < 2:
+        raise ValueError(
+            f"teacher_scores: wanted shape {wanted}, a score of each document and at least two"
+            f" documents, got {tuple(teacher_scores.shape)}"
+        )
+    check_some_token("document_mask", document_mask)
+    options = {"similarity": similarity, "average": average, "backend": backend}
+    scores = max_sim(queries, documents, query_mask, document_mask, **options)
+    above = temperature if teacher_temperature is None else teacher_temperature
+    teacher = torch.log_softmax(as_float(teacher_scores.detach()) / above, 1)
+    if isinstance(above, Tensor):
+        teacher = teacher.detach()
+    student = torch.log_softmax(scores / temperature, 1)
+    terms = torch.nn.functional.kl_div(
+        student, teacher.to(student.dtype), reduction="none", log_target=True
+    )
+    return reduce(terms.sum(1) * temperature**2, reduction)
+
+
+class LateInteractionDistillation(LossModule):
+    """The module of `late_interaction_distillation`."""
+
+    function = staticmethod(late_interaction_distillation)
+
+    def __init__(
+        self,
+        *,
+        temperature: Scalar = 1.0,
+        teacher_temperature: float | None = None,
+        similarity: Literal["cosine", "dot"] = "cosine",
+        average: bool = False,
+        reduction: Reduction = "mean",
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(locals())
+
+
+def _check_sides(
+    queries, documents, query_mask, document_mask, similarity, average, reduction, dimensions=3
+):
+    check_tokens("queries", queries, None)
+    check_tokens("documents", documents, None, dimensions=dimensions)
+    check_alike("documents", documents, "queries", queries)
+    check_mask("query_mask", query_mask, "queries", queries)
+    check_mask("document_mask", document_mask, "documents", documents)
+    check_choice("similarity", similarity, SIMILARITIES)
+    check_choice("average", average, (False, True))
+    check_reduction(reduction)
+
+
+def _gathered(documents, mask, batch):
+    """Documents and mask of all ranks, padded to the longest."""
+    if batch.group is None:
+        return documents, mask
+    length = torch.tensor([documents.shape[1]], device=documents.device)
+    longest = batch.gather_values(length).max().item()
+    if mask is None:
+        mask = documents.new_ones(documents.shape[:2], dtype=torch.bool)
+    more = longest - documents.shape[1]
+    documents, mask = pad(documents, (0, 0, 0, more)), pad(mask, (0, more))
+    gathered = batch.gather_columns(mask.to(torch.uint8))
+    return batch.gather_columns(documents), gathered.bool()

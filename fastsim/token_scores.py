@@ -1,0 +1,95 @@
+"""MaxSim: the score of late interaction, in which queries and documents are sets of tokens.
+
+    S_bc = sum_{q in query b} max_{d in document c} q . d
+
+Source: Khattab and Zaharia 2020, "ColBERT: Efficient and Effective Passage Search via
+Contextualized Late Interaction over BERT", equation 3; for images Faysse et al. 2024, "ColPali:
+Efficient Document Retrieval with Vision Language Models".
+"""
+
+from typing import Literal
+
+from torch import Tensor
+
+from fastsim.backends import pick
+from fastsim.checks import check_alike, check_choice
+from fastsim.engine.max_sim import max_sim_scores
+from fastsim.tokens import Tokens, check_mask, check_offsets, check_tokens
+
+SIMILARITIES = ("cosine", "dot")
+
+
+def max_sim(
+    queries: Tensor,
+    documents: Tensor,
+    query_mask: Tensor | None = None,
+    document_mask: Tensor | None = None,
+    *,
+    query_offsets: Tensor | None = None,
+    document_offsets: Tensor | None = None,
+    similarity: Literal["cosine", "dot"] = "cosine",
+    average: bool = False,
+    backend: str | None = None,
+) -> Tensor:
+    """Late-interaction scores of queries and documents, differentiable.
+
+    No (B, C, Lq, Ld) tensor is held: kept for the gradient is the token that each query token
+    chose of each document, 2 or 4 bytes. Where one vector stands for a text, take
+    `cosine_similarity`; for training, `losses.late_interaction` is InfoNCE over these scores.
+
+    Args:
+        queries: token embeddings (B, Lq, D), or (P, D) with `query_offsets`.
+        documents: token embeddings (C, Ld, D), or (T, D) with `document_offsets`. (B, N, Ld, D):
+            N documents of each query, which meet that query alone.
+        query_mask: (B, Lq) or (P,) bool, False for padding; None: every row is a token.
+        document_mask: (C, Ld), (T,) or (B, N, Ld) bool, likewise.
+        query_offsets: (B + 1,) integers: query b has the rows from query_offsets[b] to
+            query_offsets[b + 1]. The first is 0, the last P.
+        document_offsets: (C + 1,) integers, likewise; not with documents (B, N, Ld, D).
+        similarity: "cosine", or "dot" for plain products, as of embeddings that have norm 1.
+        average: the mean over a query's tokens in place of the sum.
+        backend: as everywhere; None chooses.
+
+    Returns:
+        Scores (B, C), for documents (B, N, Ld, D) (B, N); float32, float64 for float64. Of equal
+        tokens of a document the first has the gradient. A query without tokens has score 0 with
+        every document, a document without tokens score -inf with every other query; neither has a
+        gradient.
+
+    Raises:
+        ValueError, TypeError: arguments that do not fit.
+        RuntimeError: a backend that cannot serve them.
+
+    Example:
+        >>> queries = torch.eye(2)[None]
+        >>> documents = torch.stack([torch.eye(2), torch.ones(2, 2)])
+        >>> fastsim.max_sim(queries, documents)
+        tensor([[2.0000, 1.4142]])
+    """
+    own = isinstance(documents, Tensor) and documents.dim() == 4 and document_offsets is None
+    check_tokens("queries", queries, query_offsets)
+    check_tokens("documents", documents, document_offsets, dimensions=4 if own else 3)
+    check_alike("documents", documents, "queries", queries)
+    check_mask("query_mask", query_mask, "queries", queries)
+    check_mask("document_mask", document_mask, "documents", documents)
+    check_choice("similarity", similarity, SIMILARITIES)
+    check_choice("average", average, (False, True))
+    query_offsets = check_offsets("query_offsets", query_offsets, "queries", queries)
+    document_offsets = check_offsets("document_offsets", document_offsets, "documents", documents)
+    if own:
+        if query_offsets is not None:
+            raise ValueError(
+                "query_offsets: wanted None, as documents (B, N, Ld, D) come with queries"
+                f" (B, Lq, D), got a tensor {tuple(query_offsets.shape)}"
+            )
+        if documents.shape[0] != queries.shape[0]:
+            raise ValueError(
+                f"documents: wanted those of {queries.shape[0]} queries, (B, N, Ld, D),"
+                f" got shape {tuple(documents.shape)}"
+            )
+        documents = documents.flatten(0, 1)
+    chosen = pick(backend, queries, documents, kind="max_sim")
+    x = Tokens.of(queries, query_mask, query_offsets)
+    y = Tokens.of(documents, document_mask, document_offsets)
+    scores = max_sim_scores(x, y, similarity == "cosine", own, chosen)
+    return scores / x.kept().clamp(min=1)[:, None] if average else scores
