@@ -14,6 +14,7 @@ loss and score gradient from one product, others keep the scores in 16 bits for 
 """
 
 import functools
+import importlib.metadata
 import importlib.util
 import os
 
@@ -35,12 +36,42 @@ WIDEST = 1 << 17  # columns of a block of whole rows: more would leave the produ
 WIDE = 1 << 14  # columns of any other block: tall blocks read the sums over panels back less often
 TALL = 128  # a block's height is a multiple, so that no tile but the last is ragged
 _INSTALLED = importlib.util.find_spec("triton") is not None  # found, not imported
+OLDEST_TRITON = (3, 6)
 TOP_EXPONENT = 15  # float16 score gradients stay below 2^15, half its range
 
 
 def interpreting():
     """Whether Triton's interpreter runs the kernels (on CPU tensors, for tests)."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
+
+
+@functools.cache
+def _unsupported_device(device):
+    """None if the kernels serve this GPU with the Triton and torch at hand, else a sentence."""
+    version = importlib.metadata.version("triton")
+    if tuple(map(int, version.split(".")[:2])) < OLDEST_TRITON:
+        oldest = ".".join(map(str, OLDEST_TRITON))
+        return f"it wants Triton {oldest} or later, got {version}"
+    capability = torch.cuda.get_device_capability(device)
+    if not torch.version.hip and capability < (8, 0):
+        return f"it wants compute capability 8.0 or later, got {'.'.join(map(str, capability))}"
+    half = torch.ones(16, 16, dtype=torch.float16, device=f"cuda:{device}")
+    try:
+        sums = torch.empty(16, 16, dtype=torch.float32, device=half.device)
+        for accumulate in (False, True):
+            _wide_product(half, half, sums, accumulate=accumulate)
+    except (RuntimeError, AttributeError) as error:
+        why = str(error).splitlines()[0]
+        return f"torch's product of float16 matrices with a float32 result fails here: {why}"
+    return None
+
+
+def _wide_product(left, right, out, *, accumulate):
+    """out = left @ right in the type of `out`, which is wider, or added to it."""
+    if accumulate:
+        torch.ops.aten.addmm.dtype_out(out, left, right, out.dtype, out=out)
+    else:
+        torch.ops.aten.mm.dtype_out(left, right, out.dtype, out=out)
 
 
 @functools.cache
@@ -83,8 +114,12 @@ class TritonBackend(Backend):
                 return f"it serves {wanted}, got one on {tensor.device}"
             if tensor.dtype == torch.float64:
                 return "it serves float16, bfloat16 and float32, got torch.float64"
-        if where == "cuda" and not torch.cuda.is_available():
-            return "no GPU is visible (TRITON_INTERPRET=1 runs the kernels on CPU tensors)"
+        if where == "cuda":
+            if not torch.cuda.is_available():
+                return "no GPU is visible (TRITON_INTERPRET=1 runs the kernels on CPU tensors)"
+            device = tensors[0].device.index if tensors else torch.cuda.current_device()
+            if (reason := _unsupported_device(device)) is not None:
+                return reason
         return self.unsupported_kind(kind)
 
     def kinds(self):
@@ -106,10 +141,8 @@ class TritonBackend(Backend):
             super().multiply(left, right, out, accumulate=accumulate)
         elif out.device.type == "cpu":
             super().multiply(left.to(out.dtype), right.to(out.dtype), out, accumulate=accumulate)
-        elif accumulate:
-            torch.ops.aten.addmm.dtype_out(out, left, right, out.dtype, out=out)
         else:
-            torch.ops.aten.mm.dtype_out(left, right, out.dtype, out=out)
+            _wide_product(left, right, out, accumulate=accumulate)
 
     def loss_scale(self, tile, weights, dtype, columns):
         if dtype.itemsize != 2:

@@ -58,6 +58,28 @@ def test_info_says_that_a_gpu_is_unverified(monkeypatch):
     assert pick(None, torch.empty(1, device="meta")).name == "torch"
 
 
+@pytest.mark.parametrize(
+    ("version", "capability", "says"),
+    [
+        ("3.5.1", (9, 0), "it wants Triton 3.6 or later, got 3.5.1"),
+        ("3.10.0", (7, 5), "it wants compute capability 8.0 or later, got 7.5"),
+        ("3.6.0", (8, 0), "torch's product of float16 matrices with a float32 result fails here"),
+    ],
+)
+def test_unsupported_devices(version, capability, says, monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    # A GPU that has no such product.
+    monkeypatch.setattr(torch, "ones", lambda *shape, device, **options: torch.empty(*shape))
+    monkeypatch.setattr(triton, "_wide_product", failing_product)
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert triton._unsupported_device.__wrapped__(0).startswith(says)
+
+
+def failing_product(*operands, accumulate):
+    raise RuntimeError("not implemented\nmore")
+
+
 # Of the report's cases those that together have every kernel and every epilogue.
 CASES = (
     "exclude",
