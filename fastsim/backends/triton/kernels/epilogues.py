@@ -137,7 +137,9 @@ def _sum_logs_one_plus(e):
 def _sigmoid(logit):
     """sigma(z), and e^-|z|."""
     e = tl.exp2(tl.abs(logit) * -LOG2_E)
-    share = 1.0 / (1.0 + e)
+    # A division looks after the ends of the range, six instructions; 1 + e is in [1, 2].
+    root = tl.rsqrt(1.0 + e)
+    share = root * root
     return tl.where(logit < 0, e * share, share), e
 
 
@@ -156,14 +158,14 @@ def sigmoid(
 ):
     """Rows: sum of the losses, sum of dL/dz."""
     scale, bias, _, _ = numbers
-    logit = tl.fma(scores, scale, bias)
-    wanted = tl.fma(target, 0.5, 0.5)
+    # A pair that takes no part: a logit of minus infinity and no target, so that all is 0.
+    logit = tl.where(scores <= LEFT_OUT, LEFT_OUT, tl.fma(scores, scale, bias))
+    wanted = _taking_part(scores, tl.fma(target, 0.5, 0.5))
     share, e = _sigmoid(logit)
-    excess = _taking_part(scores, share - wanted)
+    excess = share - wanted
     # softplus(z) - wanted z, of which log(1 + e^-|z|) is summed by a product.
     rest = tl.where(logit < 0, 0.0, logit) - wanted * logit
-    losses = tl.sum(_taking_part(scores, rest), 1) + _sum_logs_one_plus(_taking_part(scores, e))
-    rows = losses, tl.sum(excess, 1)
+    rows = tl.sum(rest, 1) + _sum_logs_one_plus(e), tl.sum(excess, 1)
     if SCORE_GRAD:
         return rows, (), ((of_rows[0] * scale) * excess,)
     else:
