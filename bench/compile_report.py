@@ -66,7 +66,8 @@ class _Driver:
         if architecture.startswith("sm_"):
             self.target = GPUTarget("cuda", int(architecture[3:]), 32)
         else:
-            self.target = GPUTarget("hip", architecture, 64)
+            # Those for data centres have warps of 64 threads.
+            self.target = GPUTarget("hip", architecture, 64 if architecture[3] == "9" else 32)
 
     def get_current_target(self):
         return self.target

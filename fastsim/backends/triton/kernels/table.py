@@ -45,6 +45,7 @@ TABLE = {
     ("sm_80", "float16", "deep"): BlockSizes(128, 128, 64, 8, 8, 3, 32, 256),
     ("sm_80", "tf32", "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 32, 256),
     ("sm_80", "float32", "deep"): BlockSizes(64, 128, 16, 8, 8, 3, 32, 256),
+    ("sm_86", "float16", "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 32, 256),
     ("gfx942", "float16", "deep"): BlockSizes(128, 128, 64, 8, 8, 2, 32, 512),
     ("gfx942", "tf32", "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 32, 512),
     ("gfx942", "float32", "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 32, 512),
@@ -52,6 +53,7 @@ TABLE = {
     ("interpreter", "tf32", "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 8, 0),
     ("interpreter", "float32", "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 8, 0),
 }
+SMALL = ("sm_86", "sm_87", "sm_89", "sm_120", "sm_121")  # 100 KB of shared memory for all blocks
 SHALLOW = 256  # features: below, the epilogue outweighs the product
 
 
@@ -68,6 +70,8 @@ def operand_kind(dtype):
 
 def block_sizes(architecture, operand, depth):
     """The entry of the table; an unknown architecture takes the one nearest in kind."""
+    if (architecture, operand, "deep") not in TABLE and architecture in SMALL:
+        architecture = "sm_86"
     if (architecture, operand, "deep") not in TABLE:
         architecture = "gfx942" if architecture.startswith("gfx") else "sm_80"
     deep = TABLE[architecture, operand, "deep"]
