@@ -187,15 +187,15 @@ def tiles():
 def run_alone(tile, dtype, depth=768):
     """The forward reduction of rows with themselves."""
     backend = TritonBackend()
-    unit = backend.unit_rows(torch.randn(ROWS, depth, dtype=dtype))[0]
+    unit = backend.tile_rows(torch.randn(ROWS, depth, dtype=dtype))[0]
     backend.forward(tile, unit, unit)
 
 
 def run_tile(tile, dtype, depth=768):
     """Every launch of a tile loss for inputs of that dtype."""
     backend = TritonBackend()
-    unit_x = backend.unit_rows(torch.randn(ROWS, depth, dtype=dtype))[0]
-    unit_y = backend.unit_rows(torch.randn(COLUMNS, depth, dtype=dtype))[0]
+    unit_x = backend.tile_rows(torch.randn(ROWS, depth, dtype=dtype))[0]
+    unit_y = backend.tile_rows(torch.randn(COLUMNS, depth, dtype=dtype))[0]
     block = slice(0, ROWS), slice(0, COLUMNS)
     workspace = backend.workspace(unit_x, unit_y, whole_rows=True)
     state = backend.forward(tile, unit_x, unit_y)
@@ -214,6 +214,7 @@ def run_rest(dtype, depth=768):
     backend.unit_rows(x, torch.float32)
     for written in {dtype, torch.float32}:
         backend.unit_rows_backward(torch.randn(ROWS, depth), x, inverse, torch.ones(()), written)
+        backend.tile_rows_backward(torch.randn(ROWS, depth), x, inverse, torch.ones(()), written)
     excluding = Pairs(torch.arange(ROWS), _integers(ROWS), _integers(COLUMNS))
     backend.closest(excluding, True, unit_x, unit_y)
     groups = Pairs(row_groups=_integers(ROWS), column_groups=_integers(COLUMNS))
@@ -248,14 +249,19 @@ def compile_case(architecture, operand_name, case):
 
 
 @contextlib.contextmanager
-def compiling(keys, cases):
-    """{(architecture, operand): futures of `compile_case` of each case}, on every core.
+def compiling(cases):
+    """{(architecture, operand): futures of `compile_case` of each of its cases}, on every core.
+
+    cases: {(architecture, operand): names of cases}.
 
     A kernel of several cases is compiled by the first and found in Triton's cache by the others.
     """
     pool = ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"))
     try:
-        yield {key: [pool.submit(compile_case, *key, case) for case in cases] for key in keys}
+        yield {
+            key: [pool.submit(compile_case, *key, case) for case in names]
+            for key, names in cases.items()
+        }
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -286,7 +292,7 @@ def main(architectures, operands):
     click.echo(layout.format(*heading))
     seen = set()
     keys = list(itertools.product(architectures, operands))
-    with compiling(keys, calls()) as futures:
+    with compiling(dict.fromkeys(keys, calls())) as futures:
         for future in itertools.chain.from_iterable(futures.values()):
             for row in future.result():
                 if row.hash not in seen:

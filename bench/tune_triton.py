@@ -58,7 +58,7 @@ def passes(rows, columns, depth, dtype, device):
     backend = get("triton")
     x = torch.randn(rows, depth, device=device).to(dtype)
     y = torch.randn(columns, depth, device=device).to(dtype)
-    unit_x, unit_y = (backend.unit_rows(t)[0] for t in (x, y))
+    unit_x, unit_y = (backend.tile_rows(t)[0] for t in (x, y))
     block = slice(0, rows), slice(0, columns)
     workspace = unit_x.new_empty(rows * (columns + 64))  # its rows are padded
     weights = torch.ones(rows, device=device)

@@ -6,7 +6,7 @@ tile, rows that are strided, transposed or zero, targets beyond [-1, 1].
 The tolerance is twice the error of the dense torch formula (`_from_scores` of the loss) on unit
 rows of float32, plus one rounding: of a loss, what the scores of a row, each rounded to float32,
 may move it; of a gradient of rows, the terms of its entries in the type of the score gradients,
-which is float16 for inputs of 16 bits; of a gradient that is one sum over the scores, all its terms.
+which is float16 for inputs of 16 bits; of a gradient that is one sum over the scores, its terms.
 """
 
 from dataclasses import dataclass, field, replace
