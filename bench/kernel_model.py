@@ -12,8 +12,8 @@ What is assumed:
   branch: an upper bound. A loop of the product runs as often as the depth has steps.
 * A multiprocessor issues four instructions of a warp a clock. Each unit has the throughput of
   the CUDA programming guide (arithmetic instructions); the tensor cores that of the data sheet.
-* The busiest unit decides. Where two blocks or more are resident, one multiplies while another is
-  at its epilogue, so that the larger of product and epilogue counts, else their sum.
+* The busiest unit decides. Where two blocks or more are resident, one multiplies while another
+  is at its epilogue, so that the larger of product and epilogue counts, else their sum.
 * Products, ours and the library's, attain the share ATTAINED of the peak.
 * Memory: what is written and read once at the bandwidth of the data sheet. Caches hold the operands.
 """
