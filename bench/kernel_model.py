@@ -15,7 +15,7 @@ What is assumed:
 * The busiest unit decides. Where two blocks or more are resident, one multiplies while another
   is at its epilogue, so that the larger of product and epilogue counts, else their sum.
 * Products, ours and the library's, attain the share ATTAINED of the peak.
-* Memory: what is written and read once at the bandwidth of the data sheet. Caches hold the operands.
+* Memory: what is written and read, at the bandwidth of the data sheet. Caches hold the operands.
 """
 
 import contextlib
