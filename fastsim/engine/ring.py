@@ -204,7 +204,9 @@ def ring_closest(unit_x, unit_y, dtype, semi_hard, pairs, batch, backend):
     unit_x, unit_y = unit_x.detach(), unit_y.detach()
     rows = backend.operand(unit_x, dtype)
     # By the same products as the scores, so that a copy of a positive ties with it.
-    ceilings = backend.paired_scores(rows, backend.operand(unit_y[: len(unit_x)], dtype))
+    ceilings = unit_x.new_empty(0)
+    if len(unit_x):
+        ceilings = backend.paired_scores(rows, backend.operand(unit_y[: len(unit_x)], dtype))
     best, found = torch.full_like(ceilings, -torch.inf), torch.full_like(pairs.positives, -1)
     for columns, (visiting,) in travel(batch, [unit_y], []):
         part = pairs.of_columns(columns)

@@ -142,14 +142,18 @@ def test_cosent_without_pairs():
         assert scores.grad.eq(0).all()
 
 
-@pytest.mark.parametrize("dtype", [SINGLE, HALF], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(SINGLE, 1), (HALF, 1), (torch.bfloat16, 2.0**20)], ids=str
+)
 @pytest.mark.parametrize("name", ["ClipLoss", "SigLipLoss"])
-def test_products_of_rows_as_they_are(name, dtype):
-    """Scores that are no cosines, as open_clip's losses have them."""
+def test_products_of_rows_as_they_are(name, dtype, size):
+    """Scores that are no cosines, as open_clip's losses have them; of rows that float16 cannot hold
+    too.
+    """
     peer = "fastsim.integrations.open_clip"
     open_clip = pytest.importorskip(peer, reason="it is not installed", exc_type=ImportError)
     loss = getattr(open_clip, name)()
-    x, y = (0.4 * torch.randn(21, 24).to(dtype) for _ in "xy")
+    x, y = (0.4 * factor * torch.randn(21, 24).to(dtype) for factor in (size, 1 / size))
     found = []
     for backend in ("triton", "eager"):
         wide = dtype if backend == "triton" else torch.float64
