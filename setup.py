@@ -25,7 +25,7 @@ FLAGS = """-std=c++20 -O3 -fPIC -fvisibility=hidden -fopenmp-simd -fno-math-errn
     -fno-trapping-math -ffp-contract=fast -Wall -Wextra -DTORCH_TARGET_VERSION=0x020a000000000000"""
 CUDA_FLAGS = "-std=c++20 -O3 -Xcompiler=-fPIC,-fvisibility=hidden -ftz=true -prec-div=false"
 CUDA_ARCHS = "80,90a"
-# The kernels are compiled once for each; csrc/cpu/ops.cpp chooses when the library is loaded.
+# The kernels are compiled once for each; csrc/cpu/choose.cpp takes one when it is first used.
 INSTRUCTION_SETS = {"generic": ""}
 if platform.machine() in ("x86_64", "AMD64"):
     INSTRUCTION_SETS["avx2"] = "-mavx2 -mfma -mf16c"

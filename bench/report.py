@@ -31,6 +31,7 @@ TABLES = {
     "repeated": tables.repeated,
     "scaling": tables.of_device(tables.scaling),
     "pictures": tables.pictures,
+    "estimates": tables.estimates,
     "parity": tables.parity,
     "improved": lambda _: improved_table(),
     "crossed": lambda _: crossed_table(),

@@ -4,7 +4,7 @@ import statistics
 
 from bench.figures import FIGURES, HEADLINES, LINK, PROCESSES, WIDTH
 from bench.results import FOLDER, folders, read
-from fastsim.benchmark import compare, model
+from fastsim.benchmark import compare, model, results
 from fastsim.benchmark.cases import CASES
 from fastsim.benchmark.found import BOTH, Found
 
@@ -203,6 +203,30 @@ def pictures(folder):
     there = [name for name in list(FIGURES)[1:] if (FOLDER / folder / f"{name}.png").is_file()]
     parts = [f"![{FIGURES[n][1]}](results/{folder}/{n}.png)" for n in there]
     return "\n\n".join(parts) or NOTHING
+
+
+def estimates(device):
+    """Times that were reckoned rather than measured."""
+    path = FOLDER / "estimates.jsonl"
+    if not path.is_file():
+        return NOTHING
+    about, rows = results.read(path)
+    assert device == about["device"].split()[0].lower()
+    lines = [
+        [
+            *(row["loss"], f"{row['rows']:,} x {row['width']}, {row['dtype']}", row["by"]),
+            *(f"{row['bytes a score']}", milliseconds(row["products ms"])),
+            milliseconds(row["estimated ms"]),
+        ]
+        for row in rows
+    ]
+    head = ["loss", "size", "backend", "bytes a score", "products", "estimate"]
+    text = (
+        f"**Estimates {about['estimate']}.** {about['device']} at its peak of"
+        f" {' and '.join(f'{value:g} {unit}' for unit, value in about['settings'].items())}"
+        f" ({about['source']})."
+    )
+    return f"{text}\n\n{markdown(head, lines, 3)}"
 
 
 def parity(folder):

@@ -2,8 +2,7 @@
 
 Of each tile loss the time of forward and backward of both in turns, and how far a call of the
 backend raises the peak memory of a fresh process. Writes torch_backend.jsonl in
-bench/results/<device>;
-rows of other losses, sizes and measures stay there.
+bench/results/<device>; rows of other losses, sizes and measures stay there.
 """
 
 import click
@@ -25,7 +24,9 @@ def times(loss, rows, width, seconds):
     calls = {
         by: runnable(baseline_named(by).call(problem), problem, "forward + backward") for by in BY
     }
-    for by, found in timing.in_turns(calls, seconds=seconds).items():
+    # A large batch needs no warm-up: that of the small one before it has loaded all there is.
+    warm_up = rows < 1024
+    for by, found in timing.in_turns(calls, seconds=seconds, warm_up=warm_up).items():
         row = {"loss": loss, "rows": rows, "width": width, "measure": "time", "by": by}
         yield row | ({"not measured": found} if isinstance(found, str) else timing.summary(found))
 
@@ -42,9 +43,10 @@ def peak(loss, rows, width):
 @click.option("--rows", multiple=True, type=int, default=(64, 8192), help="Of either side.")
 @click.option("--times/--no-times", "timed", default=True, help="Or the memory alone.")
 @click.option("--memory-rows", multiple=True, type=int, default=(16384,), help="For the memory.")
+@click.option("--memory/--no-memory", "weighed", default=True, help="Or the times alone.")
 @click.option("--width", default=384)
 @click.option("--seconds", default=0.5, help="For the rounds of one loss at one size.")
-def main(losses, rows, timed, memory_rows, width, seconds):
+def main(losses, rows, timed, memory_rows, weighed, width, seconds):
     """Measure and write."""
     about = results.environment()
     path = FOLDER / about["device"] / f"{NAME}.jsonl"
@@ -52,7 +54,7 @@ def main(losses, rows, timed, memory_rows, width, seconds):
     rows_found = {tuple(row[key] for key in KEY): row for row in kept}
     for loss in losses:
         found = [row for count in rows * timed for row in times(loss, count, width, seconds)]
-        found += [peak(loss, count, width) for count in memory_rows]
+        found += [peak(loss, count, width) for count in memory_rows * weighed]
         for row in found:
             rows_found[tuple(row[key] for key in KEY)] = row
             click.echo(row)

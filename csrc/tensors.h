@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <optional>
+#include <string>
 
 #include "matrix.h"
 
@@ -28,6 +29,14 @@ inline Dtype dtype_of(const Tensor& t) {
     case ScalarType::Double: return Dtype::float64;
     default: STD_TORCH_CHECK(false, "fastsim: dtype without a kernel"); return Dtype::float32;
   }
+}
+
+// By the names of fastsim/pairs.py.
+inline Skip skip_of(const std::string& name) {
+  if (name == "diagonal") return Skip::diagonal;
+  if (name == "lower") return Skip::lower;
+  STD_TORCH_CHECK(name == "nothing", "fastsim: no pairs to skip are called ", name);
+  return Skip::nothing;
 }
 
 inline Matrix matrix(const Tensor& t) {

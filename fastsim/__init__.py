@@ -1,82 +1,47 @@
 """fastsim: the losses of embedding models, fast, exact and small in memory.
 
-Everything public is here; modules of the losses and their dense specifications in
-`fastsim.losses`. Importing needs torch and numpy alone.
+The public names are those of `fastsim/public.py` and `Encoder`; modules of the losses and their
+dense specifications are in `fastsim.losses`. Importing needs torch and numpy alone, and those only
+when a name is first asked for, so that `fastsim --help` does not wait for torch.
 """
 
-from fastsim import losses
-from fastsim.backends import backends, use_backend
-from fastsim.losses import (
-    angle,
-    angle_similarity,
-    batch_hard_triplet,
-    circle,
-    closest_negative,
-    cosent,
-    cosent_matrix,
-    cosine_regression,
-    debiased_contrastive,
-    decoupled_contrastive,
-    full_triplet,
-    hardest_pairs,
-    info_nce,
-    late_interaction,
-    late_interaction_distillation,
-    matrix_cross_entropy,
-    matrix_mse,
-    mean_negative,
-    multi_similarity,
-    nt_xent,
-    siglip,
-    sup_con,
-    triplet_margin,
-)
-from fastsim.mining import mine_hard_negatives
-from fastsim.scores import cosine_similarity, paired_cosine_similarity, top_k
-from fastsim.token_scores import max_sim
+import importlib
+import sys
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Encoder",
-    "angle",
-    "angle_similarity",
-    "backends",
-    "batch_hard_triplet",
-    "circle",
-    "closest_negative",
-    "cosent",
-    "cosent_matrix",
-    "cosine_regression",
-    "cosine_similarity",
-    "debiased_contrastive",
-    "decoupled_contrastive",
-    "full_triplet",
-    "hardest_pairs",
-    "info_nce",
-    "late_interaction",
-    "late_interaction_distillation",
-    "losses",
-    "matrix_cross_entropy",
-    "matrix_mse",
-    "max_sim",
-    "mean_negative",
-    "mine_hard_negatives",
-    "multi_similarity",
-    "nt_xent",
-    "paired_cosine_similarity",
-    "siglip",
-    "sup_con",
-    "top_k",
-    "triplet_margin",
-    "use_backend",
-]
+if TYPE_CHECKING:
+    from fastsim.encoders.encoder import Encoder as Encoder
+    from fastsim.public import *  # noqa: F403
+
+
+def _load():
+    """The public names become names of this module."""
+    public = importlib.import_module("fastsim.public")
+    names = getattr(public, "__all__", None)
+    if names is not None and "__all__" not in globals():  # else it is being imported just now
+        globals().update({name: getattr(public, name) for name in names})
+        globals()["__all__"] = sorted(["Encoder", *names])
 
 
 def __getattr__(name):
-    """`Encoder` on first use: the only public name that wants more than torch and numpy."""
+    """A public name on first use; `Encoder` alone wants more than torch and numpy."""
     if name == "Encoder":
         from fastsim.encoders.encoder import Encoder
 
         return Encoder
+    if name == "__all__" or not name.startswith("__"):
+        _load()
+        if name in globals():
+            return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__():
+    _load()
+    return sorted({*globals(), "Encoder"})
+
+
+if sys.modules.get("torch"):
+    _load()  # there is nothing to wait for

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from fastsim.groups import all_gather
+from fastsim.groups import all_gather, exchange_device
 
 _calls = threading.local()  # `open`: the group of a call that has not agreed yet
 
@@ -40,32 +40,49 @@ def failures_are_told(group):
         _calls.open = None
 
 
-def agree(group, said, numbers, device):
+def agree(group, said, numbers, *, last=True):
     """The `numbers` of every rank, one list each, once all ranks call the same with `said`.
 
     said: {name: text}, what has to be the same on all ranks. ValueError on every rank, with the
-    name and both values, where it is not; RankError where another rank has failed.
+    name and both values, where it is not; RankError where another rank has failed. last: whether
+    data follow, so that a later error can no longer be told; else another exchange follows.
     """
     digest = hashlib.blake2b(repr(said).encode(), digest_size=7).digest()
-    _calls.open = None  # from here on this rank takes part, whatever happens
-    table = exchange(group, [0, int.from_bytes(digest, "big"), *numbers], device)
+    before = getattr(_calls, "open", None)
+    _calls.open = None  # what is raised here is raised on all ranks
+    table = exchange(group, [0, int.from_bytes(digest, "big"), *numbers])
     if any(row[_FAILED] for row in table):
         _raise(_messages(group, None))
     if len({row[_DIGEST] for row in table}) > 1:
         _refuse(said, group)
+    if not last:
+        _calls.open = before
     return [row[_OTHERS : _OTHERS + len(numbers)] for row in table]
 
 
 def tell(group, error):
     """Answers the exchange that the other ranks wait in, with this rank's error."""
-    device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
-    exchange(group, [1], device)
+    exchange(group, [1])
     _messages(group, f"{type(error).__name__}: {error}")
 
 
-def raise_together(group, error, device):
-    """Raises on every rank if any rank has an error: its own, or a RankError that names it."""
-    table = exchange(group, [error is not None], device)
+@contextmanager
+def raised_together(group):
+    """What is raised within is raised on every rank: its own error, or a RankError that names it.
+
+    group: None where there is one process.
+    """
+    error = None
+    try:
+        yield
+    except Exception as caught:
+        # Where the group itself has failed, nothing can be told over it.
+        if group is None or isinstance(caught, dist.DistError):
+            raise
+        error = caught
+    if group is None:
+        return
+    table = exchange(group, [error is not None])
     if any(row[_FAILED] for row in table):
         messages = _messages(group, error and f"{type(error).__name__}: {error}")
         if error is not None:
@@ -76,10 +93,11 @@ def raise_together(group, error, device):
 _WIDTH = 5  # of a row of the table; a rank that has failed does not know what the others send
 
 
-def exchange(group, numbers, device):
+def exchange(group, numbers):
     """A row of integers of every rank."""
     mine = torch.zeros(1, _WIDTH, dtype=torch.int64)
     mine[0, : len(numbers)] = torch.tensor(numbers, dtype=torch.int64)
+    device = exchange_device(group)
     table = torch.empty(dist.get_world_size(group), _WIDTH, dtype=torch.int64, device=device)
     all_gather(table, mine.to(device), group)
     return table.tolist()

@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from fastsim.dtensor import HINT, is_dtensor
 from fastsim.operators import transformed
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -19,6 +20,8 @@ def check_tensor(name, value, *, ndim, dtypes, what, empty=False):
     """
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{name}: wanted a torch.Tensor, got {type(value).__name__}")
+    if is_dtensor(value):
+        raise TypeError(f"{name}: wanted a plain tensor, got a DTensor; {HINT}")
     if value.dtype not in dtypes:
         raise TypeError(f"{name}: wanted {what}, got {value.dtype}")
     if value.layout is not torch.strided or value.is_nested:
@@ -36,9 +39,10 @@ def check_embeddings(name, value, *, empty=False):
     check_tensor(name, value, ndim=2, dtypes=FLOATING, what=what, empty=empty)
 
 
-def check_scores(name, value, ndim=2):
-    """A score matrix (N, M), or a list of scores (N,)."""
-    check_tensor(name, value, ndim=ndim, dtypes=FLOATING, what="floating-point scores")
+def check_scores(name, value, ndim=2, *, empty=False):
+    """A score matrix (N, M), or a list of scores (N,); empty: as for `check_embeddings`."""
+    what = "floating-point scores"
+    check_tensor(name, value, ndim=ndim, dtypes=FLOATING, what=what, empty=empty)
 
 
 def check_alike(name, value, other_name, other, *, rows=False):
@@ -99,7 +103,7 @@ def check_number(name, value, *, positive=False, tensor=True):
     if tensor and isinstance(value, torch.Tensor):
         if value.dim() != 0 or value.dtype not in FLOATING:
             raise ValueError(
-                f"{name}: wanted a number or a 0-d floating tensor,"
+                f"{name}: wanted a number or a floating tensor of one number,"
                 f" got shape {tuple(value.shape)} of {value.dtype}"
             )
         if not _can_be_read(value):
@@ -153,7 +157,7 @@ def check_bias(name, value, count, device):
 
 def check_range(name, value, end):
     """Every integer lies in [0, end); read on a CPU at once, asserted on the device elsewhere."""
-    if _traced(value):
+    if _traced(value) or value.numel() == 0:
         return
     if value.device.type != "cpu":
         torch._assert_async(((value >= 0) & (value < end)).all())
@@ -166,7 +170,8 @@ def check_range(name, value, end):
 def check_labels(name, value, count, device):
     """(count,) labels of any real or integer dtype, none of them NaN."""
     dtypes = (*FLOATING, *INTEGRAL, torch.bool)
-    check_tensor(name, value, ndim=1, dtypes=dtypes, what="real or integer labels")
+    what = "real or integer labels"
+    check_tensor(name, value, ndim=1, dtypes=dtypes, what=what, empty=count == 0)
     if value.shape[0] != count:
         raise ValueError(f"{name}: wanted {count} entries, one per score, got {value.shape[0]}")
     if value.device != device:

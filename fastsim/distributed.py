@@ -10,9 +10,8 @@ by groups are columns too: each rank gives its own, with `own_first` beginning w
 embeddings, and its rows are held against those of all. A row that
 two ranks give counts twice.
 
-A rank may have no rows, as at the end of an epoch (not in a ring, `batch_hard_triplet` and
-`cosent`). An error on one rank is raised on all of them (fastsim/agreement.py), so that nobody
-waits.
+A rank may have no rows, as at the end of an epoch (`late_interaction` wants some). An error
+on one rank is raised on all of them (fastsim/agreement.py), so that nobody waits.
 
 Under DistributedDataParallel, which averages gradients, nothing else is to be done: reduction
 "mean" weighs a row by ranks / rows of all ranks (or / what else the loss takes its mean over), so
@@ -25,10 +24,15 @@ of width D on R ranks, a gathering rank holds M D embeddings, their unit rows an
 that size; a rank of a ring holds a few blocks of M D / R, but computes the scores twice and
 passes the columns on twice. It is for columns that do not fit when gathered.
 
+DTensors that are sharded by rows are such parts too, over the group of their mesh, and replicas
+are what they hold (fastsim/dtensor.py). The loss is a DTensor then, and its gradients are those of
+one process; nothing is left to be averaged.
+
 `fastsim.grad_cache` is the other half of a very large batch: its encoder in micro-batches.
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
@@ -37,9 +41,10 @@ import torch
 import torch.distributed as dist
 
 from fastsim.agreement import agree, describe, failures_are_told
+from fastsim.dtensor import any_dtensor, as_dtensor, is_dtensor, local_arguments
 from fastsim.groups import Ring, all_gather, process_group
-from fastsim.losses.reduce import reduce
 from fastsim.operators import once_differentiable
+from fastsim.reduce import reduce
 
 __all__ = ["Ring"]
 
@@ -157,42 +162,78 @@ def batchwise(function: Callable[P, R]) -> Callable[P, R]:
     """A loss with `group=`: an error on one rank is raised on all, a learnt number stays the same.
 
     The gradient of a learnt number is its mean over the ranks, as DistributedDataParallel makes it;
-    where that averages too, it averages what is equal by then.
+    where that averages too, it averages what is equal by then. A learnt number may have shape (1,),
+    as FSDP2 wants it, or be a DTensor; tensors may be DTensors (fastsim/dtensor.py).
     """
+    names = tuple(inspect.signature(function).parameters)
 
     @functools.wraps(function)
     def call(*args: Any, group: Any = None, **options: Any) -> Any:
+        for name in LEARNT:
+            if isinstance(value := options.get(name), torch.Tensor):
+                options[name] = _number(value)
+        if any_dtensor(args) or any_dtensor(options.values()):
+            arguments = dict(zip(names, args, strict=False)) | options
+            return _of_dtensors(function, arguments, group)
         if group is None:
             return function(*args, group=None, **options)
-        ranks = process_group(group)
-        with failures_are_told(ranks):
-            for name in LEARNT:
-                if name in options:
-                    options[name] = _averaged(options[name], ranks)
-            return function(*args, group=group, **options)
+        return _together(function, args, options, group)
 
     call.__kwdefaults__ = function.__kwdefaults__
     return call
 
 
-def _averaged(number, group):
+def _together(function, args, options, group, *, averaged=True):
+    """The function on all ranks of a group; averaged: whether learnt gradients are, else summed."""
+    ranks = process_group(group)
+    with failures_are_told(ranks):
+        for name in LEARNT:
+            if name in options:
+                options[name] = _shared(options[name], ranks, averaged)
+        return function(*args, group=group, **options)
+
+
+def _of_dtensors(function, arguments, group):
+    local, mesh, sharded = local_arguments(arguments)
+    if not sharded:
+        if group is not None:
+            return _together(function, (), local, group)
+        return as_dtensor(function(**local, group=None), mesh, False, None, None)
+    if group is not None and process_group(group).group_name != mesh.get_group().group_name:
+        raise ValueError(
+            "group: wanted None, or that of the mesh over which the DTensors are sharded,"
+            f" got {group!r}"
+        )
+    result = _together(function, (), local, group or mesh.get_group(), averaged=False)
+    rows = next(iter(arguments.values())).shape[0]
+    return as_dtensor(result, mesh, True, rows, arguments.get("reduction"))
+
+
+def _number(value):
+    """A learnt number as a plain 0-d tensor."""
+    value = value.full_tensor() if is_dtensor(value) else value
+    return value.reshape(()) if value.shape == (1,) else value
+
+
+def _shared(number, group, averaged):
     learnt = isinstance(number, torch.Tensor) and number.requires_grad
-    return _Averaged.apply(number, group) if learnt and torch.is_grad_enabled() else number
+    if not (learnt and torch.is_grad_enabled()):
+        return number
+    return _Shared.apply(number, group, dist.get_world_size(group) if averaged else 1)
 
 
-class _Averaged(torch.autograd.Function):
-    """Itself; its gradient is the mean of the ranks' gradients."""
+class _Shared(torch.autograd.Function):
+    """Itself; its gradient is the sum of the ranks' gradients over `share`."""
 
     @staticmethod
-    def forward(ctx, number, group):
-        ctx.group = group
+    def forward(ctx, number, group, share):
+        ctx.group, ctx.share = group, share
         return number.view_as(number)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        total = all_reduce_sum(grad, ctx.group.group_name)
-        return total / dist.get_world_size(ctx.group), None
+        return all_reduce_sum(grad, ctx.group.group_name) / ctx.share, None, None
 
 
 def join(group, loss, rows, columns, **options):
@@ -217,13 +258,11 @@ def join(group, loss, rows, columns, **options):
     targets = options.get("targets")
     dense = targets.shape[-1] if isinstance(targets, torch.Tensor) else -1
     numbers = [rows.shape[0], columns.shape[0], dense]
-    table = agree(group, said, numbers, rows.device)
+    table = agree(group, said, numbers)
     row_counts, column_counts, of_targets = map(list, zip(*table, strict=True))
-    if ring and 0 in column_counts:
-        raise ValueError(
-            "group: wanted at least one column on every rank of a ring,"
-            f" got none on rank {column_counts.index(0)}; without Ring a rank may have none"
-        )
+    for side, counts in (("rows", row_counts), ("columns", column_counts)):
+        if not any(counts):
+            raise ValueError(f"{side}: wanted at least one over all ranks of the group, got none")
     for rank, count in enumerate(of_targets):
         if count not in (-1, sum(column_counts)):
             raise ValueError(
@@ -238,15 +277,18 @@ def join(group, loss, rows, columns, **options):
 
 def all_reduce_sum(value, name):
     """The sum of a tensor over the ranks of the group of that name."""
-    value = value.clone()
-    dist.all_reduce(value, dist.ReduceOp.SUM, _groups[name])
-    return value
+    return _all_reduce(value, dist.ReduceOp.SUM, name)
 
 
 def all_reduce_min(value, name):
     """The minimum of a tensor over the ranks of the group of that name."""
-    value = value.clone()
-    dist.all_reduce(value, dist.ReduceOp.MIN, _groups[name])
+    return _all_reduce(value, dist.ReduceOp.MIN, name)
+
+
+def _all_reduce(value, operation, name):
+    # Contiguous: memory is added up as it lies, which need not be the same on all ranks.
+    value = value.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(value, operation, _groups[name])
     return value
 
 
@@ -284,6 +326,8 @@ class _Gather(torch.autograd.Function):
 
 
 def _all_gather(part, counts, group):
+    if part.dtype == torch.int16:  # which NCCL does not carry
+        return _all_gather(part.int(), counts, group).short()
     most = max(counts)
     out = part.new_empty(len(counts) * most, *part.shape[1:])
     all_gather(out, _padded(part.detach(), most), group)

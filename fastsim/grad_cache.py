@@ -16,8 +16,9 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from fastsim.agreement import raise_together
+from fastsim.agreement import raised_together
 from fastsim.checks import FLOATING
+from fastsim.dtensor import any_dtensor
 from fastsim.gradient_sync import (
     device_of,
     process_group_of,
@@ -84,14 +85,17 @@ class GradCache:
         together = [wrapper for several in wrappers.values() for wrapper in several]
         group, device = process_group_of(together), device_of(together)
         parts = []
-        for number, column in enumerate(columns):
-            if not isinstance(column, MicroBatches):
-                name = f"columns[{number}]"
-                column = MicroBatches.of(column, self.micro_batch_size, name, group is not None)
-            parts.append(column)
+        with raised_together(group):
+            for number, column in enumerate(columns):
+                if not isinstance(column, MicroBatches):
+                    name = f"columns[{number}]"
+                    column = MicroBatches.of(column, self.micro_batch_size, name, group is not None)
+                parts.append(column)
         work = _work(encoders, parts, _most(parts, group, device))
-        vectors, states = self._encode(work, len(columns), group, device)
-        value, gradients, own = self._differentiate(vectors, scale)
+        with raised_together(group):
+            vectors, states = self._encode(work, len(columns))
+        with raised_together(group):
+            value, gradients, own = self._differentiate(vectors, scale)
         del vectors
         after = _random_state()
         last = {id(w): step for step, (encode, *_) in enumerate(work) for w in wrappers[id(encode)]}
@@ -111,21 +115,14 @@ class GradCache:
         _set_random_state(after)
         return value
 
-    def _encode(self, work, count, group, device):
+    def _encode(self, work, count):
         """The embeddings of each column, and the random states before each micro-batch."""
-        vectors, states, failed = [[] for _ in range(count)], [], None
-        try:
-            with torch.no_grad():
-                for encode, part, number, used in work:
-                    states.append(_random_state())
-                    encoded = _encoded(encode, part, number)
-                    vectors[number].append(encoded if used else encoded[:0])
-        except Exception as error:
-            if group is None:
-                raise
-            failed = error
-        if group is not None:
-            raise_together(group, failed, device)
+        vectors, states = [[] for _ in range(count)], []
+        with torch.no_grad():
+            for encode, part, number, used in work:
+                states.append(_random_state())
+                encoded = _encoded(encode, part, number)
+                vectors[number].append(encoded if used else encoded[:0])
         # Weights that autocast has cast without a graph must not serve the second pass.
         torch.clear_autocast_cache()
         return [torch.cat(parts) for parts in vectors], states
@@ -136,6 +133,11 @@ class GradCache:
         own = []
         if isinstance(self.loss, torch.nn.Module):
             own = [p for p in self.loss.parameters() if p.requires_grad]
+            if any_dtensor(own):
+                raise ValueError(
+                    "loss: wanted parameters of its own that are whole on every rank, got DTensors;"
+                    " leave the loss out of fully_shard: what it learns is averaged over its group"
+                )
         with torch.enable_grad():
             value = self.loss(*leaves)
             scaled = value if scale is None else scale(value)

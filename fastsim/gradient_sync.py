@@ -14,6 +14,8 @@ import inspect
 import torch
 import torch.distributed as dist
 
+from fastsim.dtensor import is_dtensor
+
 _METHODS = ("set_gradient_accumulation_boundary", "set_requires_gradient_sync", "no_sync")
 
 
@@ -66,9 +68,22 @@ def process_group_of(wrappers):
     """The process group that the wrappers reduce over, or None where there is one process."""
     if not wrappers or not dist.is_available() or not dist.is_initialized():
         return None
-    group = getattr(wrappers[0], "process_group", None)
-    group = group if isinstance(group, dist.ProcessGroup) else dist.group.WORLD
+    group = _group_of(wrappers[0])
     return group if dist.get_world_size(group) > 1 else None
+
+
+def _group_of(wrapper):
+    """That of DistributedDataParallel, of DeepSpeed's engine, or of FSDP2's mesh; else all ranks.
+
+    Of a mesh of several dimensions too, whose ranks all take the step.
+    """
+    for name in ("process_group", "data_parallel_group"):
+        group = getattr(wrapper, name, None)
+        if isinstance(group, dist.ProcessGroup):
+            return group
+    parameters = getattr(wrapper, "parameters", list)()
+    mesh = next((p.device_mesh for p in parameters if is_dtensor(p)), None)
+    return dist.group.WORLD if mesh is None or mesh.ndim > 1 else mesh.get_group()
 
 
 def device_of(wrappers):

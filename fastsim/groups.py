@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 
 
@@ -23,6 +24,16 @@ def all_gather(out, part, group):
     """Parts of one size, of all ranks, into `out`; the name changed in torch 2.13."""
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(out, part, group=group)
+
+
+def exchange_device(group):
+    """Where tensors of host values travel, the same on every rank: the CPU where the group can.
+
+    A rank that has been given no proper tensor has to know it too.
+    """
+    devices = group._device_types
+    on_cpu = not devices or any(device.type == "cpu" for device in devices)
+    return torch.device("cpu") if on_cpu else devices[0]
 
 
 def named(group):

@@ -20,6 +20,7 @@ from fastsim.checks import (
     check_scores,
     check_tensor,
 )
+from fastsim.precision import widened
 
 SKIPS = ("nothing", "diagonal", "lower")
 
@@ -59,6 +60,7 @@ class Pairs:
     column_bias: (M,) in the compute type, what is added to the logits of a column.
     thresholds: (N,) in the compute type, what `exclude_above` comes to with the positives' scores
         (`with_thresholds`): pairs of row i whose score is above thresholds[i] are out.
+    sliced: whether the columns are a slice of all, so that a positive may lie outside.
     """
 
     positives: torch.Tensor | None = None
@@ -74,6 +76,7 @@ class Pairs:
     guide: Guide | None = None
     column_bias: torch.Tensor | None = None
     thresholds: torch.Tensor | None = None
+    sliced: bool = False
 
     def tensors(self):
         """What decides targets and parts by index, in the order that every kernel takes it."""
@@ -120,6 +123,7 @@ class Pairs:
             offset=self.offset - columns.start,
             guide=self.guide and self.guide.of_columns(columns),
             column_bias=None if self.column_bias is None else self.column_bias[columns],
+            sliced=True,
         )
 
     def score_bias(self, columns, scale):
@@ -139,13 +143,18 @@ class Pairs:
         )
 
 
+def _ids(integers):
+    """Ids of rows or columns as the backends read them."""
+    return integers.to(torch.int64).contiguous()
+
+
 def parse_positives(positives, rows, columns, device):
     """`positives` as (N,) int64 columns, `arange(N)` by default."""
     if positives is None:
         return torch.arange(rows, device=device)
     check_integers("positives", positives, rows, device)
     check_range("positives", positives, columns)
-    return positives.to(torch.int64)
+    return _ids(positives)
 
 
 def parse_exclude(exclude, rows, columns, device):
@@ -155,13 +164,14 @@ def parse_exclude(exclude, rows, columns, device):
     row_ids, column_ids = _two("exclude", exclude, "row_ids, column_ids")
     check_integers("exclude[0]", row_ids, rows, device)
     check_integers("exclude[1]", column_ids, columns, device)
-    return row_ids.to(torch.int64), column_ids.to(torch.int64)
+    return _ids(row_ids), _ids(column_ids)
 
 
 def parse_bias(bias, columns, x):
     """`candidate_bias` of a loss in the compute type of its embeddings x, or None."""
     check_bias("candidate_bias", bias, columns, x.device)
-    return None if bias is None else bias.to(torch.promote_types(x.dtype, torch.float32))
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return None if bias is None else bias.to(dtype).contiguous()
 
 
 def parse_targets(targets, rows, columns, device, *, skip="nothing"):
@@ -173,10 +183,11 @@ def parse_targets(targets, rows, columns, device, *, skip="nothing"):
         row_groups, column_groups = _two("targets", targets, "row_groups, column_groups")
         check_integers("targets[0]", row_groups, rows, device)
         check_integers("targets[1]", column_groups, columns, device)
-        row_groups, column_groups = row_groups.to(torch.int64), column_groups.to(torch.int64)
+        row_groups, column_groups = _ids(row_groups), _ids(column_groups)
         return Pairs(row_groups=row_groups, column_groups=column_groups, skip=skip)
     dtypes = (*FLOATING, *INTEGRAL)
-    check_tensor("targets", targets, ndim=2, dtypes=dtypes, what="a real or integer matrix")
+    what = "a real or integer matrix"
+    check_tensor("targets", targets, ndim=2, dtypes=dtypes, what=what, empty=rows == 0)
     if targets.shape != (rows, columns):
         raise ValueError(
             f"targets: wanted shape {(rows, columns)} as the scores, got {tuple(targets.shape)}"
@@ -222,10 +233,10 @@ def _grouped(shape, groups, reference_groups, own_first, device):
     rows, columns = shape
     check_choice("own_first", own_first, (False, True))
     check_integers("groups", groups, rows, device)
-    groups = column_groups = groups.to(torch.int64)
+    groups = column_groups = _ids(groups)
     if reference_groups is not None:
         check_integers("reference_groups", reference_groups, columns, device)
-        column_groups = reference_groups.to(torch.int64)
+        column_groups = _ids(reference_groups)
         if own_first and columns < rows:
             raise ValueError(
                 f"references: wanted at least {rows} rows with own_first, got {columns}"
@@ -334,7 +345,7 @@ def pair_mask(pairs, rows, columns, device):
     if pairs.guide is not None:
         # In double precision, so that a copy of the pair behind a threshold ties with it.
         sides = (pairs.guide.rows, pairs.guide.columns)
-        rows_, columns_ = (torch.nn.functional.normalize(side.double(), dim=1) for side in sides)
+        rows_, columns_ = (torch.nn.functional.normalize(widened(side), dim=1) for side in sides)
         guided = rows_ @ columns_.T
         thresholds = pairs.guide.thresholds[:, None]
         part = part & ~(guided.to(thresholds.dtype) > thresholds)
@@ -343,7 +354,10 @@ def pair_mask(pairs, rows, columns, device):
 
 def with_thresholds(pairs, unit_x, unit_y, backend):
     """Pairs with the `thresholds` of `exclude_above`: what of each row is out lies above them."""
-    thresholds = backend.positive_scores(pairs, unit_x, unit_y) + pairs.exclude_above
+    if unit_x.shape[0]:
+        thresholds = backend.positive_scores(pairs, unit_x, unit_y) + pairs.exclude_above
+    else:  # one rank of a group may have no rows
+        thresholds = unit_x.new_empty(0)
     return replace(pairs, thresholds=thresholds)
 
 

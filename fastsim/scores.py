@@ -9,6 +9,7 @@ from torch import Tensor
 from fastsim.backends import get, pick
 from fastsim.checks import check_alike, check_embeddings
 from fastsim.operators import define, differentiable_again
+from fastsim.precision import widened
 
 
 def compute_dtype(x):
@@ -32,7 +33,7 @@ def unit_rows(x, backend):
 
 def _unit_formula(x):
     x = x.to(compute_dtype(x))
-    norm = torch.linalg.vector_norm(x.double(), dim=-1, keepdim=True)
+    norm = torch.linalg.vector_norm(widened(x), dim=-1, keepdim=True)
     zero = norm < torch.finfo(x.dtype).tiny
     return x * torch.where(zero, 0.0, 1 / norm.masked_fill(zero, 1.0)).to(x.dtype)
 

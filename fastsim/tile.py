@@ -8,6 +8,7 @@ from fastsim.distributed import all_reduce_sum
 from fastsim.kinds import KINDS
 from fastsim.kinds.kind import COLUMNS, MATRIX, ROWS
 from fastsim.pairs import Pairs
+from fastsim.precision import wide_dtype
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,15 @@ class Tile:
         shapes = {ROWS: (rows,), COLUMNS: (columns,), MATRIX: (2, levels)}
         return [shapes[part.axis] for part in self.parts for _ in range(part.size)]
 
+    def empty_state(self, rows, columns, device):
+        """The state before any score has been looked at."""
+        fills = [fill for part in self.parts for fill in part.fills]
+        shapes = self.state_shapes(rows, columns)
+        return [
+            torch.full(shape, fill, dtype=wide_dtype(device), device=device)
+            for shape, fill in zip(shapes, fills, strict=True)
+        ]
+
     def split(self, state):
         """(the tensors of rows or of the matrix, those of columns)."""
         mine, of_columns = [], []
@@ -124,9 +134,14 @@ class Tile:
         """The shape of what `finish` returns."""
         return self.record.loss_shape(self, rows, columns)
 
-    def loss_dtype(self, dtype):
-        """The type of the losses for the compute type `dtype`: log-sum-exps are to be merged."""
-        return torch.float64 if self.pairs.untargeted else dtype
+    def loss_dtype(self, x):
+        """The type of the losses for rows x: the compute type, a wider one of what is to be merged.
+
+        These are log-sum-exps.
+        """
+        if self.pairs.untargeted:
+            return wide_dtype(x.device)
+        return torch.promote_types(x.dtype, torch.float32)
 
     def own_gradient(self, grad):
         """dL/dloss of this rank's loss or losses -> of what its rows are part of.

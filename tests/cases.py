@@ -95,7 +95,7 @@ def _soft(n, m, generator):
 
 
 def _columns(n, m, generator):
-    return integers(m, n, generator=generator)
+    return integers(max(1, m), n, generator=generator)
 
 
 def _priors(n, m, generator):

@@ -38,6 +38,66 @@ def test_import_needs_torch_and_numpy_alone():
     assert fresh(code).strip() == "True"
 
 
+def test_names_come_with_their_first_use():
+    code = (
+        "import fastsim, sys\nassert not {'torch', 'numpy'} & set(sys.modules)\n"
+        "assert {'info_nce', 'Encoder', 'losses'} <= set(dir(fastsim))\n"
+        "from fastsim import *\nprint(info_nce is losses.info_nce, top_k is fastsim.top_k)\n"
+        "assert 'info_nce' in vars(fastsim)  # once found, a name is found without a search"
+    )
+    assert fresh(code).strip() == "True True"
+    with pytest.raises(AttributeError, match="'fastsim' has no attribute 'info_nec'"):
+        _ = fastsim.info_nec
+
+
+# Each may be the first that is imported. Importing torch once a module would take minutes.
+EACH_ALONE = """
+import os, pathlib, sys, torch
+kept = sys.modules.pop("torch")
+import fastsim  # without its names, as where torch is not there yet
+sys.modules["torch"] = kept
+folder = pathlib.Path(fastsim.__file__).parent
+for path in sorted(folder.iterdir()):
+    if path.stem.startswith("_") or not (path.suffix == ".py" or (path / "__init__.py").is_file()):
+        continue
+    name = f"fastsim.{path.stem}"
+    child = os.fork()
+    if child == 0:
+        __import__(name)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        sys.exit(name)
+print("imported")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="wants fork")
+def test_any_module_of_the_package_may_be_imported_first():
+    assert fresh(EACH_ALONE).strip() == "imported"
+
+
+@pytest.mark.parametrize("asked", [["--help"], ["--version"], ["train", "--help"]])
+def test_the_command_line_answers_without_torch(asked):
+    """The time follows: what is imported is click and files of options."""
+    pytest.importorskip("click", reason="the command line needs click")
+    code = (
+        "import sys\nfor name in ('torch', 'numpy', 'transformers'): sys.modules[name] = None\n"
+        f"from fastsim.cli.main import main\nmain({asked!r}, prog_name='fastsim')"
+    )
+    assert "fastsim" in fresh(code)
+
+
+@pytest.mark.parametrize(("typed", "offered"), [("se", "search"), ("search --co", "--corpus")])
+def test_the_shell_completes_commands_and_options(typed, offered):
+    pytest.importorskip("click", reason="the command line needs click")
+    words = ["fastsim", *typed.split()]
+    asked = {"_FASTSIM_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(words)}
+    asked["COMP_CWORD"] = str(len(words) - 1)
+    command = [sys.executable, "-c", "from fastsim.cli.main import main; main(prog_name='fastsim')"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | asked)
+    assert f"plain,{offered}" in done.stdout.splitlines()
+
+
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)
 def test_a_module_has_its_functions_parameters(module):
     function = inspect.signature(module.function).parameters.values()

@@ -18,7 +18,8 @@ from sentence_transformers import (
 from sentence_transformers.sentence_transformer.losses import CoSENTLoss
 from torch.nn.functional import cosine_similarity
 
-from fastsim.encoders.model_files import EMBEDDED, model_folder
+from fastsim.encoders.model_files import model_folder
+from fastsim.encoders.names import EMBEDDED
 
 
 def read(path):

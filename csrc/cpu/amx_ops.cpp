@@ -1,6 +1,4 @@
 // Whether the processor's matrix unit may be used, and the products of amx.h as operators.
-#include <torch/csrc/stable/library.h>
-
 #include <atomic>
 #include <cstdlib>
 #include <memory>
@@ -13,6 +11,7 @@
 
 #include "amx.h"
 #include "arguments.h"
+#include "operators.h"
 #include "passes.h"
 
 namespace fastsim {
@@ -191,6 +190,22 @@ void amx_multiply(Tensor panel, Tensor right, Optional rest, Tensor out, bool tr
                               [&](int64_t begin, int64_t end) { run(product, {begin, end}); });
 }
 
+std::vector<Operator> operators() {
+  return {
+      OPERATOR(amx_name, "() -> str"),
+      OPERATOR(amx_norms, "(Tensor x, Tensor(inverse!) inverse, Tensor(powers!) powers, "
+                          "Tensor(rest!) rest) -> ()"),
+      OPERATOR(amx_pack, "(Tensor y, Tensor? powers, Tensor(packed!) packed) -> bool"),
+      OPERATOR(amx_scores, "(Tensor x, Tensor? powers, Tensor? rest, Tensor packed, "
+                           "Tensor? column_rest, Tensor(panel!) panel) -> bool"),
+      OPERATOR(amx_right_size, "(int depth, int width, int parts) -> int"),
+      OPERATOR(amx_pack_right, "(Tensor right, Tensor? powers, bool transposed, int parts, "
+                               "Tensor(packed!) packed) -> ()"),
+      OPERATOR(amx_multiply, "(Tensor panel, Tensor right, Tensor? rest, Tensor(out!) out, "
+                             "bool transposed, bool add, int panel_parts, int parts) -> ()"),
+  };
+}
+
 }  // namespace
 
 const AmxKernels* amx_kernels() {
@@ -200,29 +215,4 @@ const AmxKernels* amx_kernels() {
 
 }  // namespace fastsim
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fastsim_cpu, m) {
-  m.def("amx_name() -> str");
-  m.def("amx_norms(Tensor x, Tensor(inverse!) inverse, Tensor(powers!) powers, "
-        "Tensor(rest!) rest) -> ()");
-  m.def("amx_pack(Tensor y, Tensor? powers, Tensor(packed!) packed) -> bool");
-  m.def("amx_scores(Tensor x, Tensor? powers, Tensor? rest, Tensor packed, Tensor? column_rest, "
-        "Tensor(panel!) panel) -> bool");
-  m.def("amx_right_size(int depth, int width, int parts) -> int");
-  m.def("amx_pack_right(Tensor right, Tensor? powers, bool transposed, int parts, "
-        "Tensor(packed!) packed) -> ()");
-  m.def("amx_multiply(Tensor panel, Tensor right, Tensor? rest, Tensor(out!) out, "
-        "bool transposed, bool add, int panel_parts, int parts) -> ()");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(fastsim_cpu, CompositeExplicitAutograd, m) {
-  m.impl("amx_name", TORCH_BOX(&fastsim::amx_name));
-  m.impl("amx_right_size", TORCH_BOX(&fastsim::amx_right_size));
-}
-
-STABLE_TORCH_LIBRARY_IMPL(fastsim_cpu, CPU, m) {
-  m.impl("amx_norms", TORCH_BOX(&fastsim::amx_norms));
-  m.impl("amx_pack", TORCH_BOX(&fastsim::amx_pack));
-  m.impl("amx_scores", TORCH_BOX(&fastsim::amx_scores));
-  m.impl("amx_pack_right", TORCH_BOX(&fastsim::amx_pack_right));
-  m.impl("amx_multiply", TORCH_BOX(&fastsim::amx_multiply));
-}
+REGISTER_OPERATORS(fastsim::operators)

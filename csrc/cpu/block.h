@@ -44,45 +44,10 @@ struct MaxSum {
   double *max, *sum;
 };
 
+// A short list of numbers.
 template <class T>
-struct SoftmaxState {
-  MaxSum rows;
-  double *target_logits, *target_sums;  // sum_j t z and sum_j t
-};
-
-template <class T>
-struct SoftmaxScoreGrad {
-  const T *row_top, *row_weight, *target_weight, *column_top, *column_weight;
-};
-
-// By row, of the terms of its positives: sum of the losses and of the score gradients.
-struct PositiveSums {
-  double *losses, *score_grads;
-};
-
-// By row, for negatives and positives: what the exponentials are relative to, and their weight.
-template <class T>
-struct ContrastScoreGrad {
-  const T *negative_top, *negative_weight, *positive_top, *positive_weight;
-};
-
-// By row, where each positive has a term of its own: of the negatives what the exponentials are
-// relative to, their weight and the logarithm of their sum; and the weight of a positive.
-template <class T>
-struct PositiveScoreGrad {
-  const T *negative_top, *negative_weight, *log_sum, *positive_weight;
-};
-
-// An extreme score by row and its column; -1 where there is none.
-template <class T>
-struct Extreme {
-  T* values;
-  int64_t* indices;
-};
-
-template <class T>
-struct LevelScoreGrad {
-  const T *values, *high, *up, *low, *down;
+struct Values {
+  const T* data;
   int64_t count;
 };
 
@@ -117,74 +82,32 @@ struct Winners {
   const T *inverse_x, *inverse_y;
 };
 
-// One implementation of every kernel; row kernels take a range of the block's rows, column
-// kernels a range of its columns, so that ranges can run on different threads.
+// What each kernel over pairs takes beside them.
+#define FUNCTION(...)
+#define PAIRS_KERNEL(name, Arguments, each, ...) \
+  template <class T>                             \
+  struct Arguments {                             \
+    __VA_ARGS__                                  \
+  };
+#define NUMBER(name) T name;
+#define FLAG(name) bool name;
+#define COUNT(name) int64_t name;
+#define INPUT(name) const T* name;
+#define MAYBE_INPUT(name) const T* name;
+#define OUTPUT(name) T* name;
+#define STATE(name) double* name;
+#define INDICES(name) int64_t* name;
+#define VALUES(name) Values<T> name;
+#include "kernels.inc"
+
+// One implementation of every kernel.
 template <class T>
 struct Kernels {
-  void (*unit_rows)(const Matrix& x, int64_t width, T* unit, T* inverse, int64_t, int64_t);
-  void (*unit_rows_backward)(const T* grad_unit, const Matrix& x, int64_t width, const T* inverse,
-                             T factor, void* grad, Dtype, T* dots, int64_t, int64_t);
-  void (*paired_cosines)(const Matrix& x, const Matrix& y, int64_t width, T* cosines, T* inverse_x,
-                         T* inverse_y, int64_t, int64_t);
-  void (*paired_cosines_backward)(const T* score_grads, const Matrix& x, const Matrix& y, int64_t width,
-                                  const T* cosines, const T* inverse_x, const T* inverse_y,
-                                  void* grad_x, Dtype, void* grad_y, Dtype, int64_t, int64_t);
-  void (*column_sums)(const T* x, int64_t rows, int64_t width, double* sums, int64_t, int64_t);
-  void (*centred_rows)(const T* x, const T* centre, int64_t width, T* out, double* norms, int64_t,
-                       int64_t);
-  void (*chosen_rows)(const Partners<T>&, T* values, int64_t, int64_t);
-  void (*chosen_rows_of_rows)(const Partners<T>&, const double* score_grads, T* grad_x, int64_t, int64_t);
-  void (*chosen_rows_of_columns)(const Partners<T>&, const double* score_grads, const Naming&, T* grad_y,
-                              int64_t, int64_t);
-  int64_t panel_columns;
-  void (*pack_panels)(const T* y, int64_t rows, int64_t width, T* packed, Range panels);
-  void (*score_panels)(const T* x, int64_t width, const T* packed, int64_t columns, T* scores,
-                       int64_t stride, Range rows, Range panels);
-  void (*multiply_rows)(const T* panel, int64_t stride, int64_t depth, const T* y, int64_t width,
-                        T* out, bool add, Range rows);
-  void (*multiply_columns)(const T* panel, int64_t stride, int64_t depth, const T* x,
-                           int64_t width, T* out, bool add, Range columns);
-  void (*leave_out_above)(const Block<T>&, const T* guide, int64_t guide_stride,
-                          const T* thresholds, int64_t, int64_t);
-  void (*softmax_fused)(const Block<T>&, T scale, T margin, bool normalise, const T* weights,
-                        const SoftmaxState<T>&, int64_t, int64_t);
-  void (*softmax_forward_rows)(const Block<T>&, T scale, T margin, const SoftmaxState<T>&, int64_t,
-                            int64_t);
-  void (*softmax_forward_columns)(const Block<T>&, T scale, const MaxSum&, int64_t, int64_t);
-  void (*softmax_score_grad)(const Block<T>&, T scale, T margin, const SoftmaxScoreGrad<T>&, int64_t,
-                        int64_t);
-  void (*sigmoid)(const Block<T>&, T scale, T bias, const T* weights, double* losses,
-                  double* score_grad_sums, int64_t, int64_t);
-  void (*squared_error)(const Block<T>&, const T* weights, double* losses, int64_t, int64_t);
-  void (*multi_similarity_forward)(const Block<T>&, T scale, T positive_scale,
-                                const MaxSum& negatives, const MaxSum& positives, int64_t, int64_t);
-  void (*multi_similarity_score_grad)(const Block<T>&, T scale, T positive_scale,
-                                 const ContrastScoreGrad<T>&, int64_t, int64_t);
-  void (*multi_positive_forward)(const Block<T>&, T scale, bool known, const MaxSum& negatives,
-                              const PositiveSums&, int64_t, int64_t);
-  void (*multi_positive_score_grad)(const Block<T>&, T scale, const PositiveScoreGrad<T>&, int64_t,
-                               int64_t);
-  void (*circle_forward)(const Block<T>&, T scale, T margin, const MaxSum& negatives,
-                         const MaxSum& positives, int64_t, int64_t);
-  void (*circle_score_grad)(const Block<T>&, T scale, T margin, const ContrastScoreGrad<T>&,
-                            int64_t, int64_t);
-  void (*levels_forward)(const Block<T>&, T scale, const T* values, int64_t count, double* partial,
-                      int64_t, int64_t);
-  void (*levels_score_grad)(const Block<T>&, T scale, const LevelScoreGrad<T>&, int64_t, int64_t);
-  void (*closest)(const Block<T>&, bool semi_hard, const T* ceilings, T* values, int64_t* indices,
-                  int64_t, int64_t);
-  void (*hardest)(const Block<T>&, const T* offsets, const Extreme<T>& lowest,
-                  const Extreme<T>& highest, int64_t, int64_t);
-  void (*triplet)(const Block<T>&, bool semi_hard, T margin, const T* weights, double* losses,
-                  int64_t, int64_t);
-  void (*top_k)(const Block<T>&, int64_t k, T* values, int64_t* indices, int64_t, int64_t);
-  void (*exponentials)(const T* x, T* out, int64_t count);
-  void (*token_rows)(const Matrix& x, const int64_t* rows, int64_t count, int64_t width,
-                     bool cosine, T* out);
-  void (*largest_of_columns)(const T* panel, int64_t stride, int64_t rows, int64_t columns,
-                             const T* factors, int64_t first, T* values, int64_t* places);
-  void (*max_sim_queries)(const Winners<T>&, void* grad, Dtype, T* memory, int64_t, int64_t);
-  void (*max_sim_documents)(const Winners<T>&, void* grad, Dtype, T* memory, int64_t, int64_t);
+  int64_t panel_columns;  // columns of a packed panel
+#define FUNCTION(name, parameters) void(*name) parameters;
+#define PAIRS_KERNEL(name, Arguments, ...) \
+  void (*name)(const Block<T>&, Arguments<T>, int64_t, int64_t);
+#include "kernels.inc"
 };
 
 struct KernelTable {
@@ -201,5 +124,8 @@ struct KernelTable {
     }
   }
 };
+
+// That of this processor (choose.cpp).
+const KernelTable& kernels();
 
 }  // namespace fastsim

@@ -2,7 +2,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "ops.h"
+#include "block.h"
 
 namespace fastsim {
 

@@ -40,29 +40,32 @@ void forward_chunk(T* values, int64_t count, Softmax<T> softmax, const MaxSum& s
 }
 
 template <class T>
-void multi_similarity_forward(const Block<T>& b, T scale, T positive_scale, const MaxSum& negatives,
-                           const MaxSum& positives, int64_t begin, int64_t end) {
+void multi_similarity_forward(const Block<T>& b, MultiSimilarityForward<T> args, int64_t begin,
+                              int64_t end) {
+  const Softmax<T> rise{args.scale}, fall{args.positive_scale};
+  const MaxSum negatives{args.negative_max, args.negative_sum};
+  const MaxSum positives{args.positive_max, args.positive_sum};
   Sides<T> sides;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
       sides.split(b, row, at, n);
-      forward_chunk(sides.negatives, n, Softmax<T>{scale}, negatives, row);
+      forward_chunk(sides.negatives, n, rise, negatives, row);
       for (int64_t k = 0; k < sides.count; ++k) sides.positives[k] = -sides.positives[k];
-      forward_chunk(sides.positives, sides.count, Softmax<T>{positive_scale}, positives, row);
+      forward_chunk(sides.positives, sides.count, fall, positives, row);
     });
   }
 }
 
 template <class T>
-void multi_similarity_score_grad(const Block<T>& b, T scale, T positive_scale,
-                            const ContrastScoreGrad<T>& score_grad, int64_t begin, int64_t end) {
-  const Softmax<T> rise{scale}, fall{positive_scale};
+void multi_similarity_score_grad(const Block<T>& b, MultiSimilarityScoreGrad<T> args, int64_t begin,
+                                 int64_t end) {
+  const Softmax<T> rise{args.scale}, fall{args.positive_scale};
   Sides<T> sides;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
-    const T high = score_grad.negative_top[row], up = score_grad.negative_weight[row];
-    const T low = score_grad.positive_top[row], down = score_grad.positive_weight[row];
+    const T high = args.negative_top[row], up = args.negative_weight[row];
+    const T low = args.positive_top[row], down = args.positive_weight[row];
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
       sides.split(b, row, at, n);
       T* chunk = b.scores + row * b.stride + at;
@@ -78,17 +81,18 @@ void multi_similarity_score_grad(const Block<T>& b, T scale, T positive_scale,
 // State of whole rows: the negatives' sum of exponentials, then the positives' terms against it;
 // known: the sum is there already, of these columns and of others.
 template <class T>
-void multi_positive_forward(const Block<T>& b, T scale, bool known, const MaxSum& negatives,
-                         const PositiveSums& sums, int64_t begin, int64_t end) {
-  const MultiPositive<T> term{scale};
+void multi_positive_forward(const Block<T>& b, MultiPositiveForward<T> args, int64_t begin,
+                            int64_t end) {
+  const MultiPositive<T> term{args.scale};
+  const MaxSum negatives{args.negative_max, args.negative_sum};
   Sides<T> sides;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
-    for_chunks(0, known ? 0 : b.columns, [&](int64_t at, int64_t n) {
+    for_chunks(0, args.known ? 0 : b.columns, [&](int64_t at, int64_t n) {
       sides.split(b, row, at, n);
-      forward_chunk(sides.negatives, n, Softmax<T>{scale}, negatives, row);
+      forward_chunk(sides.negatives, n, Softmax<T>{args.scale}, negatives, row);
     });
-    sums.losses[row] = sums.score_grads[row] = 0;
+    args.losses[row] = args.score_grads[row] = 0;
     if (negatives.sum[row] == 0) continue;
     const T top = T(negatives.max[row]), log_sum = T(__builtin_log(negatives.sum[row]));
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
@@ -101,22 +105,22 @@ void multi_positive_forward(const Block<T>& b, T scale, bool known, const MaxSum
         losses += loss;
         score_grads += score_grad;
       }
-      sums.losses[row] += losses;
-      sums.score_grads[row] += score_grads;
+      args.losses[row] += losses;
+      args.score_grads[row] += score_grads;
     });
   }
 }
 
 template <class T>
-void multi_positive_score_grad(const Block<T>& b, T scale, const PositiveScoreGrad<T>& score_grad, int64_t begin,
-                          int64_t end) {
-  const Softmax<T> softmax{scale};
-  const MultiPositive<T> term{scale};
+void multi_positive_score_grad(const Block<T>& b, MultiPositiveScoreGrad<T> args, int64_t begin,
+                               int64_t end) {
+  const Softmax<T> softmax{args.scale};
+  const MultiPositive<T> term{args.scale};
   Sides<T> sides;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
-    const T top = score_grad.negative_top[row], up = score_grad.negative_weight[row];
-    const T log_sum = score_grad.log_sum[row], down = score_grad.positive_weight[row];
+    const T top = args.negative_top[row], up = args.negative_weight[row];
+    const T log_sum = args.log_sum[row], down = args.positive_weight[row];
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
       sides.split(b, row, at, n);
       T* chunk = b.scores + row * b.stride + at;
@@ -145,15 +149,16 @@ void take_values(Sides<T>& sides, int64_t n, Circle<T> circle) {
 }
 
 template <class T>
-void circle_forward(const Block<T>& b, T scale, T margin, const MaxSum& negatives,
-                    const MaxSum& positives, int64_t begin, int64_t end) {
-  const Softmax<T> softmax{scale};
+void circle_forward(const Block<T>& b, CircleForward<T> args, int64_t begin, int64_t end) {
+  const Softmax<T> softmax{args.scale};
+  const MaxSum negatives{args.negative_max, args.negative_sum};
+  const MaxSum positives{args.positive_max, args.positive_sum};
   Sides<T> sides;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
       sides.split(b, row, at, n);
-      take_values(sides, n, Circle<T>{margin});
+      take_values(sides, n, Circle<T>{args.margin});
       forward_chunk(sides.negatives, n, softmax, negatives, row);
       forward_chunk(sides.positives, sides.count, softmax, positives, row);
     });
@@ -161,15 +166,14 @@ void circle_forward(const Block<T>& b, T scale, T margin, const MaxSum& negative
 }
 
 template <class T>
-void circle_score_grad(const Block<T>& b, T scale, T margin,
-                       const ContrastScoreGrad<T>& score_grad, int64_t begin, int64_t end) {
-  const Circle<T> circle{margin};
-  const Softmax<T> softmax{scale};
+void circle_score_grad(const Block<T>& b, CircleScoreGrad<T> args, int64_t begin, int64_t end) {
+  const Circle<T> circle{args.margin};
+  const Softmax<T> softmax{args.scale};
   Sides<T> sides;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
-    const T high = score_grad.negative_top[row], up = score_grad.negative_weight[row];
-    const T low = score_grad.positive_top[row], down = score_grad.positive_weight[row];
+    const T high = args.negative_top[row], up = args.negative_weight[row];
+    const T low = args.positive_top[row], down = args.positive_weight[row];
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
       sides.split(b, row, at, n);
       T* chunk = b.scores + row * b.stride + at;

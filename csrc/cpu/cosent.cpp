@@ -15,7 +15,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "ops.h"
+#include "block.h"
+#include "operators.h"
 
 namespace fastsim {
 namespace {
@@ -363,8 +364,7 @@ void rank(const Tensor& scores, const Tensor& labels, double scale, double* loss
   wide ? scan_logarithms(problem, order, loss, score_grad) : scan(problem, order, loss, score_grad);
 }
 
-}  // namespace
-
+// loss 0-d float64; the score gradient dL/dscore in the scores' compute type, if given.
 void cosent(Tensor scores, Tensor labels, double scale, Tensor loss, Optional score_grad) {
   STD_TORCH_CHECK(scores.is_contiguous() && labels.is_contiguous(), "fastsim: contiguous tensors");
   double* out = static_cast<double*>(loss.mutable_data_ptr());
@@ -377,4 +377,14 @@ void cosent(Tensor scores, Tensor labels, double scale, Tensor loss, Optional sc
   }
 }
 
+std::vector<Operator> operators() {
+  return {
+      OPERATOR(cosent, "(Tensor scores, Tensor labels, float scale, Tensor(loss!) loss, "
+                       "Tensor(score_grad!)? score_grad) -> ()"),
+  };
+}
+
+}  // namespace
 }  // namespace fastsim
+
+REGISTER_OPERATORS(fastsim::operators)

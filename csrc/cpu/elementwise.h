@@ -72,16 +72,15 @@ void elementwise(const Block<T>& b, const Epilogue& epilogue, T factor, const T*
 }
 
 template <class T>
-void sigmoid(const Block<T>& b, T scale, T bias, const T* weights, double* losses,
-             double* score_grad_sums, int64_t begin, int64_t end) {
-  elementwise(b, Sigmoid<T>{scale, bias}, scale, weights, losses, score_grad_sums, begin, end);
+void sigmoid(const Block<T>& b, SigmoidRows<T> args, int64_t begin, int64_t end) {
+  elementwise(b, Sigmoid<T>{args.scale, args.bias}, args.scale, args.weights, args.losses,
+              args.score_grad_sums, begin, end);
 }
 
 template <class T>
-void squared_error(const Block<T>& b, const T* weights, double* losses, int64_t begin,
-                   int64_t end) {
-  elementwise(b, SquaredError<T>{}, T(1), weights, losses, static_cast<double*>(nullptr), begin,
-              end);
+void squared_error(const Block<T>& b, SquaredErrorRows<T> args, int64_t begin, int64_t end) {
+  elementwise(b, SquaredError<T>{}, T(1), args.weights, args.losses, static_cast<double*>(nullptr),
+              begin, end);
 }
 
 }  // namespace

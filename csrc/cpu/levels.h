@@ -22,23 +22,24 @@ constexpr int64_t kLanesOfLevels = 4;  // places of a level, so that one need no
 
 // Levels of `count` pairs: the number of level values below the target.
 template <class T>
-void load_levels(const Block<T>& b, const T* values, int64_t levels, int64_t row, int64_t column,
-                 int64_t count, int32_t* out) {
+void load_levels(const Block<T>& b, Values<T> levels, int64_t row, int64_t column, int64_t count,
+                 int32_t* out) {
   T targets[kChunk];
   load_targets(b, row, column, count, targets);
   for (int64_t j = 0; j < count; ++j) out[j] = 0;
-  if (levels <= kFewLevels) {
-    for (int64_t l = 0; l + 1 < levels; ++l) {
-      const T value = values[l];
+  if (levels.count <= kFewLevels) {
+    for (int64_t l = 0; l + 1 < levels.count; ++l) {
+      const T value = levels.data[l];
 #pragma omp simd
       for (int64_t j = 0; j < count; ++j) out[j] += targets[j] > value ? 1 : 0;
     }
     return;
   }
   int32_t step = 1;  // a binary search, of all pairs at once
-  while (2 * int64_t(step) < levels) step *= 2;
+  while (2 * int64_t(step) < levels.count) step *= 2;
   for (; step > 0; step /= 2) {
-    const int32_t last = static_cast<int32_t>(levels) - 1;
+    const int32_t last = static_cast<int32_t>(levels.count) - 1;
+    const T* values = levels.data;
 #pragma omp simd
     for (int64_t j = 0; j < count; ++j) {
       const int32_t next = out[j] + step, at = next > last ? last : next;
@@ -120,45 +121,45 @@ void level_sums(const T* s, const int32_t* level, int64_t n, Softmax<T> softmax,
 
 // partial: (rows, 4, levels) of maximum of s, its sum, maximum of -s, its sum.
 template <class T>
-void levels_forward(const Block<T>& b, T scale, const T* values, int64_t count, double* partial,
-                    int64_t begin, int64_t end) {
-  const Softmax<T> softmax{scale};
+void levels_forward(const Block<T>& b, LevelsForward<T> args, int64_t begin, int64_t end) {
+  const Softmax<T> softmax{args.scale};
+  const int64_t count = args.values.count;
   T high[kMostLevels], low[kMostLevels];
   double above[kMostLevels], below[kMostLevels];
   const LevelSums<T> sums{count, high, low, above, below};
   for (int64_t row = begin; row < end; ++row) {
     const T* s = b.scores + row * b.stride;
-    double* out = partial + row * 4 * count;
+    double* out = args.partial + row * 4 * count;
     const MaxSum up{out, out + count}, down{out + 2 * count, out + 3 * count};
     for_chunks(first_column(b, row), b.columns, [&](int64_t at, int64_t n) {
       int32_t level[kChunk];
-      load_levels(b, values, count, row, at, n, level);
+      load_levels(b, args.values, row, at, n, level);
       level_extremes(s + at, level, n, sums);
       level_sums(s + at, level, n, softmax, sums);
       for (int64_t l = 0; l < count; ++l) {
-        if (any_pair(high[l], above[l])) merge(up, l, high[l], above[l], scale);
-        if (any_pair(low[l], below[l])) merge(down, l, low[l], below[l], scale);
+        if (any_pair(high[l], above[l])) merge(up, l, high[l], above[l], args.scale);
+        if (any_pair(low[l], below[l])) merge(down, l, low[l], below[l], args.scale);
       }
     });
   }
 }
 
 template <class T>
-void levels_score_grad(const Block<T>& b, T scale, const LevelScoreGrad<T>& score_grad, int64_t begin,
-                  int64_t end) {
-  const Levels<T> levels{scale};
+void levels_score_grad(const Block<T>& b, LevelsScoreGrad<T> args, int64_t begin, int64_t end) {
+  const Levels<T> levels{args.scale};
+  const T *high = args.high, *up = args.up, *low = args.low, *down = args.down;
   for (int64_t row = begin; row < end; ++row) {
     T* s = b.scores + row * b.stride;
     const int64_t first = first_column(b, row);
     for (int64_t j = 0; j < first; ++j) s[j] = T(0);
     for_chunks(first, b.columns, [&](int64_t at, int64_t n) {
       int32_t level[kChunk];
-      load_levels(b, score_grad.values, score_grad.count, row, at, n, level);
+      load_levels(b, args.values, row, at, n, level);
       T* chunk = s + at;
 #pragma omp simd
       for (int64_t j = 0; j < n; ++j) {
         const int32_t l = level[j];
-        chunk[j] = levels.score_grad(chunk[j], score_grad.high[l], score_grad.up[l], score_grad.low[l], score_grad.down[l]);
+        chunk[j] = levels.score_grad(chunk[j], high[l], up[l], low[l], down[l]);
       }
     });
   }

@@ -2,8 +2,6 @@
 // and gradients along the tokens that were chosen. A document's products with a share of the query
 // tokens live in a panel of one thread; tokens that a mask leaves out are not multiplied. Every sum
 // has one order, whatever the number of threads.
-#include <torch/csrc/stable/library.h>
-
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -13,6 +11,7 @@
 
 #include "amx.h"
 #include "arguments.h"
+#include "operators.h"
 #include "passes.h"
 
 namespace fastsim {
@@ -368,19 +367,20 @@ void max_sim_backward(Tensor grad, Tensor winners, Tensor x, Tensor y, Tensor x_
   });
 }
 
+std::vector<Operator> operators() {
+  return {
+      OPERATOR(max_sim,
+               "(Tensor x, Tensor y, Tensor x_starts, Tensor y_starts, Tensor? x_mask, "
+               "Tensor? y_mask, bool cosine, bool own, int parts, Tensor(scores!) scores, "
+               "Tensor(winners!)? winners) -> bool"),
+      OPERATOR(max_sim_backward,
+               "(Tensor grad, Tensor winners, Tensor x, Tensor y, Tensor x_starts, "
+               "Tensor y_starts, bool cosine, bool own, Tensor(grad_x!)? grad_x, "
+               "Tensor(grad_y!)? grad_y) -> ()"),
+  };
+}
+
 }  // namespace
 }  // namespace fastsim
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fastsim_cpu, m) {
-  m.def("max_sim(Tensor x, Tensor y, Tensor x_starts, Tensor y_starts, Tensor? x_mask, "
-        "Tensor? y_mask, bool cosine, bool own, int parts, Tensor(scores!) scores, "
-        "Tensor(winners!)? winners) -> bool");
-  m.def("max_sim_backward(Tensor grad, Tensor winners, Tensor x, Tensor y, Tensor x_starts, "
-        "Tensor y_starts, bool cosine, bool own, Tensor(grad_x!)? grad_x, "
-        "Tensor(grad_y!)? grad_y) -> ()");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(fastsim_cpu, CPU, m) {
-  m.impl("max_sim", TORCH_BOX(&fastsim::max_sim));
-  m.impl("max_sim_backward", TORCH_BOX(&fastsim::max_sim_backward));
-}
+REGISTER_OPERATORS(fastsim::operators)

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "ops.h"
+#include "block.h"
 
 namespace fastsim {
 

@@ -1,10 +1,12 @@
-// Operators on rows that need no panel of scores: cosines of paired rows, centred rows, and rows
-// against the few columns chosen for each. Every sum has one order, whatever the number of threads.
+// Operators on rows that need no panel of scores: unit rows, cosines of paired rows, centred rows,
+// and rows against the few columns chosen for each. Every sum has one order, whatever the number of
+// threads.
 
 #include <utility>
 #include <vector>
 
 #include "arguments.h"
+#include "operators.h"
 #include "passes.h"
 
 namespace fastsim {
@@ -68,7 +70,22 @@ void centre_of(const T* x, int64_t rows, int64_t width, T* centre) {
   for (int64_t k = 0; k < width; ++k) centre[k] = T(sums[k] / rows);
 }
 
-}  // namespace
+void unit_rows(Tensor x, Tensor unit, Tensor inverse) {
+  with_type(unit, [&](auto type) {
+    using T = decltype(type);
+    make_unit_rows(matrix(x), x.size(0), x.size(1), output<T>(unit), output<T>(inverse));
+  });
+}
+
+void unit_rows_backward(Tensor grad_unit, Tensor x, Tensor inverse, double factor, Tensor grad,
+                        Tensor dots) {
+  with_type(grad_unit, [&](auto type) {
+    using T = decltype(type);
+    const auto [out, dtype] = gradient(grad);
+    through_unit_rows(input<T>(grad_unit), matrix(x), x.size(0), x.size(1), input<T>(inverse),
+                      T(factor), out, dtype, output<T>(dots));
+  });
+}
 
 // cosines (N,) of row i of x with row i of y; inverse (2, N): 1 / |x_i| and 1 / |y_i|, or 0.
 void paired_cosines(Tensor x, Tensor y, Tensor cosines, Tensor inverse) {
@@ -173,4 +190,28 @@ void chosen_rows_backward(Tensor grad, Optional values, Tensor x, Optional y, Te
   });
 }
 
+std::vector<Operator> operators() {
+  return {
+      OPERATOR(unit_rows, "(Tensor x, Tensor(unit!) unit, Tensor(inverse!) inverse) -> ()"),
+      OPERATOR(unit_rows_backward,
+               "(Tensor grad_unit, Tensor x, Tensor inverse, float factor, Tensor(grad!) grad, "
+               "Tensor(dots!) dots) -> ()"),
+      OPERATOR(paired_cosines,
+               "(Tensor x, Tensor y, Tensor(cosines!) cosines, Tensor(inverse!) inverse) -> ()"),
+      OPERATOR(paired_cosines_backward,
+               "(Tensor grad, Tensor x, Tensor y, Tensor cosines, Tensor inverse, "
+               "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y) -> ()"),
+      OPERATOR(centred, "(Tensor x, Tensor? y, Tensor(rows!) rows, Tensor(columns!)? columns, "
+                        "Tensor(offsets!) offsets, Tensor(largest!) largest) -> ()"),
+      OPERATOR(chosen_rows, "(Tensor x, Tensor? y, Tensor columns, bool distances, "
+                            "Tensor(values!) values) -> ()"),
+      OPERATOR(chosen_rows_backward,
+               "(Tensor grad, Tensor? values, Tensor x, Tensor? y, Tensor columns, "
+               "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y) -> ()"),
+  };
+}
+
+}  // namespace
 }  // namespace fastsim
+
+REGISTER_OPERATORS(fastsim::operators)

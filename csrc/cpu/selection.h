@@ -36,17 +36,16 @@ int64_t first_of(const T* s, int64_t count, T value) {
 // The largest admitted score of each row other than its positive, and its first column.
 // `ceilings` holds the positives' scores for rows whose positive lies in another block.
 template <class T>
-void closest(const Block<T>& b, bool semi_hard, const T* ceilings, T* values, int64_t* indices,
-             int64_t begin, int64_t end) {
+void closest(const Block<T>& b, ClosestNegative<T> args, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const int64_t positive = mark_left_out(b, row);
     T* s = b.scores + row * b.stride;
-    const T ceiling = positive >= 0 ? s[positive] : ceilings[row];
+    const T ceiling = positive >= 0 ? s[positive] : args.ceilings[row];
     if (positive >= 0) s[positive] = kLeftOut<T>;
-    const T top = largest_admitted(s, b.columns, Closest<T>{semi_hard}, ceiling);
-    if (top > kLeftOut<T> && top > values[row]) {
-      values[row] = top;
-      indices[row] = b.column0 + first_of(s, b.columns, top);
+    const T top = largest_admitted(s, b.columns, Closest<T>{args.semi_hard}, ceiling);
+    if (top > kLeftOut<T> && top > args.values[row]) {
+      args.values[row] = top;
+      args.indices[row] = b.column0 + first_of(s, b.columns, top);
     }
   }
 }
@@ -55,9 +54,9 @@ void closest(const Block<T>& b, bool semi_hard, const T* ceilings, T* values, in
 // columns: the hardest positive and the hardest negative. `offsets`, if given, are taken from the
 // scores by column.
 template <class T>
-void hardest(const Block<T>& b, const T* offsets, const Extreme<T>& lowest,
-             const Extreme<T>& highest, int64_t begin, int64_t end) {
+void hardest(const Block<T>& b, HardestPairs<T> args, int64_t begin, int64_t end) {
   const int64_t* groups = b.column_groups;
+  const T* offsets = args.offsets;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
     T* s = b.scores + row * b.stride;
@@ -75,22 +74,27 @@ void hardest(const Block<T>& b, const T* offsets, const Extreme<T>& lowest,
       low = positive < low ? positive : low;
       high = negative > high ? negative : high;
     }
-    const auto keep = [&](const Extreme<T>& to, T value, bool own) {
+    const auto first = [&](T value, bool own) {
       int64_t at = 0;
       while (s[at] != value || (groups[at] == group) != own) ++at;
-      to.values[row] = value;
-      to.indices[row] = b.column0 + at;
+      return b.column0 + at;
     };
-    if (low < lowest.values[row]) keep(lowest, low, true);
-    if (high > highest.values[row]) keep(highest, high, false);
+    if (low < args.low[row]) {
+      args.low[row] = low;
+      args.low_index[row] = first(low, true);
+    }
+    if (high > args.high[row]) {
+      args.high[row] = high;
+      args.high_index[row] = first(high, false);
+    }
   }
 }
 
 // relu(mean negative - positive + margin) + relu(closest - positive + margin) of whole rows, and
 // the score gradients in place of the scores.
 template <class T>
-void triplet(const Block<T>& b, bool semi_hard, T margin, const T* weights, double* losses,
-             int64_t begin, int64_t end) {
+void triplet(const Block<T>& b, TripletRows<T> args, int64_t begin, int64_t end) {
+  const T* weights = args.weights;
   const auto hinge = [](double x) { return x <= 0 ? 0 : x; };  // keeps a NaN
   for (int64_t row = begin; row < end; ++row) {
     const int64_t positive = mark_left_out(b, row);
@@ -104,10 +108,10 @@ void triplet(const Block<T>& b, bool semi_hard, T margin, const T* weights, doub
       sum += out ? T(0) : s[j];
       count += out ? T(0) : T(1);
     }
-    const T top = largest_admitted(s, b.columns, Closest<T>{semi_hard}, own);
-    const double from_mean = count > 0 ? hinge(double(sum) / count - own + margin) : 0;
-    const double from_closest = top > kLeftOut<T> ? hinge(double(top) - own + margin) : 0;
-    losses[row] = from_mean + from_closest;
+    const T top = largest_admitted(s, b.columns, Closest<T>{args.semi_hard}, own);
+    const double from_mean = count > 0 ? hinge(double(sum) / count - own + args.margin) : 0;
+    const double from_closest = top > kLeftOut<T> ? hinge(double(top) - own + args.margin) : 0;
+    args.losses[row] = from_mean + from_closest;
     const int64_t at = from_closest == 0 ? -1 : first_of(s, b.columns, top);
     const T each = from_mean == 0 ? T(0) : weights[row] / count;
 #pragma omp simd
@@ -120,13 +124,13 @@ void triplet(const Block<T>& b, bool semi_hard, T margin, const T* weights, doub
 // Keeps the k largest of each row in descending order, the earlier column first among equals;
 // `values` and `indices` (rows, k) hold the best so far. A NaN ranks above every number.
 template <class T>
-void top_k(const Block<T>& b, int64_t k, T* values, int64_t* indices, int64_t begin,
-           int64_t end) {
+void top_k(const Block<T>& b, TopK<T> args, int64_t begin, int64_t end) {
   constexpr int64_t kStep = 64;
+  const int64_t k = args.k;
   for (int64_t row = begin; row < end; ++row) {
     const T* s = b.scores + row * b.stride;
-    T* value = values + row * k;
-    int64_t* index = indices + row * k;
+    T* value = args.values + row * k;
+    int64_t* index = args.indices + row * k;
     for (int64_t at = 0; at < b.columns; at += kStep) {
       const int64_t n = smaller(kStep, b.columns - at);
       int hits = 0;

@@ -1,6 +1,7 @@
 // Normalised losses: InfoNCE, SupCon, matrix cross entropy.
 #pragma once
 
+#include "finish.h"
 #include "isa.h"
 #include "pairs.h"
 
@@ -41,14 +42,14 @@ double sum_exponentials(T* s, int64_t count, T top, const Softmax<T>& softmax) {
   return sum;
 }
 
-// Adds sum_j t z and sum_j t of the row to the state.
+// Adds sum_j t z and sum_j t of the row to a state.
 template <class T>
-void add_targets(const Block<T>& b, const Row<T>& r, T scale, const SoftmaxState<T>& state,
-                 int64_t row) {
+void add_targets(const Block<T>& b, int64_t row, const Row<T>& r, T scale, double& target_logits,
+                 double& target_sums) {
   if (!has_matrix_targets(b)) {
     if (r.positive >= 0) {
-      state.target_logits[row] = double(scale) * r.scores[r.positive];
-      state.target_sums[row] = 1;
+      target_logits = double(scale) * r.scores[r.positive];
+      target_sums = 1;
     }
     return;
   }
@@ -66,8 +67,8 @@ void add_targets(const Block<T>& b, const Row<T>& r, T scale, const SoftmaxState
     logits += logit;
     sums += sum;
   });
-  state.target_logits[row] += double(scale) * logits;
-  state.target_sums[row] += sums;
+  target_logits += double(scale) * logits;
+  target_sums += sums;
 }
 
 // Subtracts `weight` times the targets from the score gradients of a row.
@@ -88,21 +89,22 @@ void subtract_targets(const Block<T>& b, int64_t row, int64_t positive, T weight
 
 // State and score gradient of whole rows in one fused pass.
 template <class T>
-void softmax_fused(const Block<T>& b, T scale, T margin, bool normalise, const T* weights,
-                   const SoftmaxState<T>& state, int64_t begin, int64_t end) {
-  const Softmax<T> softmax{scale};
+void softmax_fused(const Block<T>& b, SoftmaxFused<T> args, int64_t begin, int64_t end) {
+  const Softmax<T> softmax{args.scale};
   for (int64_t row = begin; row < end; ++row) {
-    const Row<T> r = open_row(b, margin, row);
-    state.rows.max[row] = r.top;
-    state.target_logits[row] = state.target_sums[row] = 0;
-    add_targets(b, r, scale, state, row);
+    const Row<T> r = open_row(b, args.margin, row);
+    double target_logits = 0, targets = 0;
+    add_targets(b, row, r, args.scale, target_logits, targets);
     const double sum = sum_exponentials<true>(r.scores, b.columns, r.top, softmax);
     const bool none = !any_pair(r.top, sum);
-    state.rows.sum[row] = none ? 0 : sum;
-    const double targets = state.target_sums[row];
-    const double unit = normalise && targets != 0 ? 1 / targets : normalise ? 0 : 1;
-    const double weight = none ? 0 : double(weights[row]) * scale * unit;
-    const T factor = T(weight * targets / sum);
+    const SoftmaxRow state{r.top, none ? 0 : sum, target_logits, targets};
+    args.max[row] = state.top;
+    args.sum[row] = state.sum;
+    args.target_logits[row] = target_logits;
+    args.target_sums[row] = targets;
+    const double of_logits = none ? 0 : double(args.weights[row]) * args.scale;
+    const double weight = state.target_weight(of_logits, args.normalise);
+    const T factor = T(ratio(weight * targets, state.sum));
     T* s = r.scores;
 #pragma omp simd
     for (int64_t j = 0; j < b.columns; ++j) s[j] *= factor;
@@ -111,22 +113,21 @@ void softmax_fused(const Block<T>& b, T scale, T margin, bool normalise, const T
 }
 
 template <class T>
-void softmax_forward_rows(const Block<T>& b, T scale, T margin, const SoftmaxState<T>& state,
-                       int64_t begin, int64_t end) {
-  const Softmax<T> softmax{scale};
+void softmax_forward(const Block<T>& b, SoftmaxForward<T> args, int64_t begin, int64_t end) {
+  const Softmax<T> softmax{args.scale};
   for (int64_t row = begin; row < end; ++row) {
-    const Row<T> r = open_row(b, margin, row);
-    add_targets(b, r, scale, state, row);
+    const Row<T> r = open_row(b, args.margin, row);
+    add_targets(b, row, r, args.scale, args.target_logits[row], args.target_sums[row]);
     const double sum = sum_exponentials<false>(r.scores, b.columns, r.top, softmax);
-    if (any_pair(r.top, sum)) merge(state.rows, row, r.top, sum, scale);
+    if (any_pair(r.top, sum)) merge({args.max, args.sum}, row, r.top, sum, args.scale);
   }
 }
 
-// After softmax_forward_rows on the same block, which has marked the pairs left out.
+// After softmax_forward on the same block, which has marked the pairs left out.
 template <class T>
-void softmax_forward_columns(const Block<T>& b, T scale, const MaxSum& state, int64_t begin,
-                          int64_t end) {
-  const Softmax<T> softmax{scale};
+void softmax_forward_columns(const Block<T>& b, SoftmaxForwardColumns<T> args, int64_t begin,
+                             int64_t end) {
+  const Softmax<T> softmax{args.scale};
   for_chunks(begin, end, [&](int64_t at, int64_t n) {
     T top[kChunk], sum[kChunk];
     for (int64_t j = 0; j < n; ++j) {
@@ -144,21 +145,20 @@ void softmax_forward_columns(const Block<T>& b, T scale, const MaxSum& state, in
       for (int64_t j = 0; j < n; ++j) sum[j] += softmax.share(s[j], top[j]);
     }
     for (int64_t j = 0; j < n; ++j) {
-      if (any_pair(top[j], sum[j])) merge(state, at + j, top[j], sum[j], scale);
+      if (any_pair(top[j], sum[j])) merge({args.max, args.sum}, at + j, top[j], sum[j], args.scale);
     }
   });
 }
 
 template <class T>
-void softmax_score_grad(const Block<T>& b, T scale, T margin, const SoftmaxScoreGrad<T>& score_grad,
-                   int64_t begin, int64_t end) {
-  const Softmax<T> softmax{scale};
+void softmax_score_grad(const Block<T>& b, SoftmaxScoreGrad<T> args, int64_t begin, int64_t end) {
+  const Softmax<T> softmax{args.scale};
   for (int64_t row = begin; row < end; ++row) {
-    const Row<T> r = open_row(b, margin, row);
+    const Row<T> r = open_row(b, args.margin, row);
     T* s = r.scores;
-    const T top = score_grad.row_top[row], weight = score_grad.row_weight[row];
-    if (score_grad.column_top) {
-      const T *tops = score_grad.column_top, *weights = score_grad.column_weight;
+    const T top = args.row_top[row], weight = args.row_weight[row];
+    if (args.column_top) {
+      const T *tops = args.column_top, *weights = args.column_weight;
 #pragma omp simd
       for (int64_t j = 0; j < b.columns; ++j) {
         s[j] = fused(weight, softmax.share(s[j], top), weights[j] * softmax.share(s[j], tops[j]));
@@ -167,7 +167,7 @@ void softmax_score_grad(const Block<T>& b, T scale, T margin, const SoftmaxScore
 #pragma omp simd
       for (int64_t j = 0; j < b.columns; ++j) s[j] = weight * softmax.share(s[j], top);
     }
-    subtract_targets(b, row, r.positive, score_grad.target_weight[row], s);
+    subtract_targets(b, row, r.positive, args.target_weight[row], s);
   }
 }
 

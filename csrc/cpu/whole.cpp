@@ -1,6 +1,5 @@
 // A loss whose scores are one block, and its gradient, in one operator. A small batch's time is
-// operator calls; here there is one. The formulas of finish and coefficients are those of
-// fastsim/tile.py.
+// operator calls; here there is one.
 
 #include <cmath>
 #include <cstdlib>
@@ -8,15 +7,25 @@
 #include <vector>
 
 #include "arguments.h"
-#include "epilogue.h"
+#include "finish.h"
+#include "operators.h"
 #include "passes.h"
 
 namespace fastsim {
 
 namespace {
 
-// In the order of WHOLE in fastsim/backends/cpu.py.
-enum class Kind : int64_t { softmax, sigmoid, squared_error, hard_triplet, semi_hard_triplet };
+// The kinds of fastsim/kinds that are served, by their names there.
+enum class Kind { softmax, sigmoid, squared_error, hard_triplet, semi_hard_triplet };
+
+Kind kind_of(const std::string& name) {
+  if (name == "softmax") return Kind::softmax;
+  if (name == "sigmoid") return Kind::sigmoid;
+  if (name == "squared_error") return Kind::squared_error;
+  if (name == "hard_triplet") return Kind::hard_triplet;
+  STD_TORCH_CHECK(name == "semi-hard_triplet", "fastsim: whole does not serve kind ", name);
+  return Kind::semi_hard_triplet;
+}
 
 struct Loss {
   Kind kind;
@@ -64,30 +73,33 @@ class Scratch {
   std::unique_ptr<void, void (*)(void*)> memory_;
 };
 
-double logit_sum(double scale, double top, double sum) { return scale * top + std::log(sum); }
-
-// The loss of a row from its log-sum-exp.
-double row_loss(double lse, double logits, double sums, bool one_positive, bool normalise) {
-  if (one_positive) return lse - logits;
-  if (sums == 0 && logits == 0) return 0;
-  return normalise ? lse - logits / sums : lse * sums - logits;
+template <class T>
+bool one_positive(const Block<T>& b) {
+  return !b.row_groups && !b.dense.data;
 }
 
 template <class T>
 Result softmax_of_rows(const Block<T>& b, const Loss& loss, const T* weights) {
   std::vector<double> top(b.rows), sum(b.rows), logits(b.rows), sums(b.rows);
-  const SoftmaxState<T> state{{top.data(), sum.data()}, logits.data(), sums.data()};
   over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-    kernels().of<T>().softmax_fused(b, T(loss.scale), T(loss.margin), loss.normalise, weights,
-                                    state, begin, end);
+    kernels().of<T>().softmax_fused(b,
+                                    {.scale = T(loss.scale),
+                                     .margin = T(loss.margin),
+                                     .normalise = loss.normalise,
+                                     .weights = weights,
+                                     .max = top.data(),
+                                     .sum = sum.data(),
+                                     .target_logits = logits.data(),
+                                     .target_sums = sums.data()},
+                                    begin, end);
   });
-  const bool one_positive = !b.row_groups && !b.dense.data;
   Result result;
   for (int64_t i = 0; i < b.rows; ++i) {
-    const double lse = logit_sum(loss.scale, top[i], sum[i]);
-    result.loss += weights[i] * row_loss(lse, logits[i], sums[i], one_positive, loss.normalise);
+    const SoftmaxRow row{top[i], sum[i], logits[i], sums[i]};
+    const double lse = row.log_sum_exp(loss.scale);
+    result.loss += weights[i] * row.loss(lse, one_positive(b), loss.normalise);
     if (loss.margin != 0) {
-      const double share = std::exp(logits[i] - loss.scale * top[i]) / sum[i];
+      const double share = row.positive_share(loss.scale, top[i], sum[i]);
       result.scale_score_grad -= loss.margin * weights[i] * (share - 1);
     }
   }
@@ -100,46 +112,57 @@ Result softmax_both_ways(const Block<T>& b, const Loss& loss, const T* weights) 
   const double scale = loss.scale;
   std::vector<double> top(b.rows, kLeftOut<double>), sum(b.rows), logits(b.rows), sums(b.rows);
   std::vector<double> column_top(b.columns, kLeftOut<double>), column_sum(b.columns);
-  const SoftmaxState<T> state{{top.data(), sum.data()}, logits.data(), sums.data()};
-  const MaxSum columns{column_top.data(), column_sum.data()};
   over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-    kernels().of<T>().softmax_forward_rows(b, T(scale), T(loss.margin), state, begin, end);
+    kernels().of<T>().softmax_forward(b,
+                                      {.scale = T(scale),
+                                       .margin = T(loss.margin),
+                                       .max = top.data(),
+                                       .sum = sum.data(),
+                                       .target_logits = logits.data(),
+                                       .target_sums = sums.data()},
+                                      begin, end);
   });
   over(b.columns, b.rows, [&](int64_t begin, int64_t end) {
-    kernels().of<T>().softmax_forward_columns(b, T(scale), columns, begin, end);
+    kernels().of<T>().softmax_forward_columns(
+        b, {.scale = T(scale), .max = column_top.data(), .sum = column_sum.data()}, begin, end);
   });
 
-  std::vector<double> column_weight(b.columns);  // of the rows whose positive it is
-  for (int64_t i = 0; i < b.rows; ++i) column_weight[b.positives[i]] += weights[i];
+  std::vector<double> column_weight(b.columns);  // half of those of the rows whose positive it is
+  for (int64_t i = 0; i < b.rows; ++i) column_weight[b.positives[i]] += 0.5 * weights[i];
   Result result;
   std::vector<T> tops(b.rows), shares(b.rows), targets(b.rows);
   for (int64_t i = 0; i < b.rows; ++i) {
     const int64_t j = b.positives[i];
     const double weight = weights[i];
-    const double lse = 0.5 * (logit_sum(scale, top[i], sum[i]) +
-                              logit_sum(scale, column_top[j], column_sum[j]));
-    result.loss += weight * (lse - logits[i]);
+    const SoftmaxRow row{top[i], sum[i], logits[i], sums[i]};
+    const SoftmaxRow column{column_top[j], column_sum[j], logits[i], 1};
+    const double lse = 0.5 * (row.log_sum_exp(scale) + column.log_sum_exp(scale));
+    result.loss += weight * row.loss(lse, true, false);
     if (loss.margin != 0) {
-      const double along_row = std::exp(logits[i] - scale * top[i]) / sum[i];
-      const double along_column = std::exp(logits[i] - scale * column_top[j]) / column_sum[j];
-      result.scale_score_grad -= loss.margin * (0.5 * (weight * along_row +
-                                                  column_weight[j] * along_column) - weight);
+      const double along_row = row.positive_share(scale, top[i], sum[i]);
+      const double along_column = row.positive_share(scale, column_top[j], column_sum[j]);
+      result.scale_score_grad -=
+          loss.margin * (0.5 * weight * along_row + column_weight[j] * along_column - weight);
     }
     tops[i] = T(top[i]);
-    shares[i] = T(0.5 * weight * scale / sum[i]);
+    shares[i] = T(ratio(0.5 * weight * scale, sum[i]));
     targets[i] = T(weight * scale);
   }
   std::vector<T> column_tops(b.columns), column_shares(b.columns);
   for (int64_t j = 0; j < b.columns; ++j) {
     column_tops[j] = T(column_top[j]);
-    const double weight = 0.5 * column_weight[j] * scale;
-    column_shares[j] = T(column_sum[j] == 0 ? 0 : weight / column_sum[j]);
+    column_shares[j] = T(ratio(column_weight[j] * scale, column_sum[j]));
   }
-  const SoftmaxScoreGrad<T> score_grad{tops.data(), shares.data(), targets.data(), column_tops.data(),
-                              column_shares.data()};
   over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-    // The forward reduction has taken the margin from the positives.
-    kernels().of<T>().softmax_score_grad(b, T(scale), T(0), score_grad, begin, end);
+    kernels().of<T>().softmax_score_grad(b,
+                                         {.scale = T(scale),
+                                          .margin = T(0),  // the forward reduction has taken it
+                                          .row_top = tops.data(),
+                                          .row_weight = shares.data(),
+                                          .target_weight = targets.data(),
+                                          .column_top = column_tops.data(),
+                                          .column_weight = column_shares.data()},
+                                         begin, end);
   });
   return result;
 }
@@ -151,11 +174,21 @@ Result row_by_row(const Block<T>& b, const Loss& loss, const T* weights) {
   over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
     const auto& k = kernels().of<T>();
     if (loss.kind == Kind::sigmoid) {
-      k.sigmoid(b, T(loss.scale), T(loss.bias), weights, losses.data(), score_grads.data(), begin, end);
+      k.sigmoid(b,
+                {.scale = T(loss.scale),
+                 .bias = T(loss.bias),
+                 .weights = weights,
+                 .losses = losses.data(),
+                 .score_grad_sums = score_grads.data()},
+                begin, end);
     } else if (loss.kind == Kind::squared_error) {
-      k.squared_error(b, weights, losses.data(), begin, end);
+      k.squared_error(b, {.weights = weights, .losses = losses.data()}, begin, end);
     } else {
-      k.triplet(b, loss.kind == Kind::semi_hard_triplet, T(loss.margin), weights, losses.data(),
+      k.triplet(b,
+                {.semi_hard = loss.kind == Kind::semi_hard_triplet,
+                 .margin = T(loss.margin),
+                 .weights = weights,
+                 .losses = losses.data()},
                 begin, end);
     }
   });
@@ -186,17 +219,17 @@ double finish_side(const Tensor& x, const T* inverse, T* grad) {
   return sum;
 }
 
-}  // namespace
-
 // weights (N,) weigh the losses of the rows. grad_x (N, D) and grad_y (M, D) are written in the
 // compute type where given; without y, x with itself, grad_x holds both shares. `total`: the
 // weighted sum of the losses, in that type too; `parameters` (2,): its derivatives by scale, right where a gradient
 // is given, and by bias.
 void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional column_ids,
            Optional row_groups, Optional column_groups, Optional dense, double negative_target,
-           int64_t skip, int64_t kind, double scale, double bias, double margin, bool normalise,
-           bool symmetric, Tensor weights, Optional grad_x, Optional grad_y, Tensor total,
-           Tensor parameters) {
+           std::string skip, std::string kind, double scale, double bias, double margin,
+           bool normalise, bool symmetric, Tensor weights, Optional grad_x, Optional grad_y,
+           Tensor total, Tensor parameters) {
+  const PairArguments pairs{positives,     row_ids, column_ids,      row_groups,
+                            column_groups, dense,   negative_target, skip};
   with_type(weights, [&](auto type) {
     using T = decltype(type);
     const Tensor& other = y ? *y : x;
@@ -214,11 +247,10 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
     b.stride = columns + kAligned / sizeof(T);  // off a power of two, for the cache's sets
     Scratch<T> packed(packed_rows<T>(columns) * width), panel(rows * b.stride);
     b.scores = panel;
-    take_pairs(b, positives, row_ids, column_ids, row_groups, column_groups, dense, negative_target,
-               skip);
+    take_pairs(pairs, b);
     pack<T>(unit_y, columns, width, packed);
     fill_scores<T>(unit_x, width, packed, b);
-    const Loss loss{static_cast<Kind>(kind), scale, bias, margin, normalise, symmetric};
+    const Loss loss{kind_of(kind), scale, bias, margin, normalise, symmetric};
     Result result = fused_pass(b, loss, input<T>(weights));
 
     double along = 0;
@@ -240,4 +272,17 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
   });
 }
 
+std::vector<Operator> operators() {
+  return {
+      OPERATOR(whole,
+               "(Tensor x, Tensor? y, " PAIRS_SCHEMA ", str kind, float scale, float bias, "
+               "float margin, bool normalise, bool symmetric, Tensor weights, "
+               "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y, Tensor(total!) total, "
+               "Tensor(parameters!) parameters) -> ()"),
+  };
+}
+
+}  // namespace
 }  // namespace fastsim
+
+REGISTER_OPERATORS(fastsim::operators)

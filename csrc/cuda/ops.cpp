@@ -72,7 +72,7 @@ Operands operands(const Tensor& x, const Tensor& y, int64_t product) {
 }
 
 Launch launch(const Tensor& x, const Tensor& y, int64_t product, int64_t row0, int64_t row1,
-              int64_t column0, int64_t column1, int64_t skip, const Optional& panel,
+              int64_t column0, int64_t column1, Skip skip, const Optional& panel,
               int64_t stream) {
   const Operands o = operands(x, y, product);
   STD_TORCH_CHECK(0 <= row0 && row0 < row1 && row1 <= o.x_rows && 0 <= column0 &&
@@ -82,7 +82,7 @@ Launch launch(const Tensor& x, const Tensor& y, int64_t product, int64_t row0, i
   l.grid = {static_cast<int>(row0), static_cast<int>(row1), static_cast<int>(column0),
             static_cast<int>(column1), static_cast<int>(in_tiles(row1 - row0)),
             static_cast<int>(in_tiles(column1 - column0)), false,
-            static_cast<Skip>(skip) == Skip::lower};
+            skip == Skip::lower};
   if (panel) {
     STD_TORCH_CHECK(on_device(*panel) && panel->scalar_type() == x.scalar_type() &&
                         panel->stride(1) == 1 && panel->stride(0) % 8 == 0 &&
@@ -97,11 +97,11 @@ Launch launch(const Tensor& x, const Tensor& y, int64_t product, int64_t row0, i
 
 Pairs pairs_of(const Optional& positives, const Optional& row_ids, const Optional& column_ids,
                const Optional& row_groups, const Optional& column_groups, const Optional& dense,
-               double negative_target, int64_t skip) {
+               double negative_target, Skip skip) {
   return {pointer<const int64_t>(positives),  pointer<const int64_t>(row_ids),
           pointer<const int64_t>(column_ids), pointer<const int64_t>(row_groups),
           pointer<const int64_t>(column_groups), dense ? matrix(*dense) : Matrix{},
-          static_cast<float>(negative_target), static_cast<Skip>(skip)};
+          static_cast<float>(negative_target), skip};
 }
 
 // What every operator over tiles opens with.
@@ -109,18 +109,20 @@ Pairs pairs_of(const Optional& positives, const Optional& row_ids, const Optiona
   Tensor x, Tensor y, int64_t product, int64_t row0, int64_t row1, int64_t column0,              \
       int64_t column1, Optional positives, Optional row_ids, Optional column_ids,                \
       Optional row_groups, Optional column_groups, Optional dense, double negative_target,             \
-      int64_t skip, int64_t stream
+      std::string skip, int64_t stream
 #define TILES_SCHEMA                                                                             \
   "(Tensor x, Tensor y, int product, int row0, int row1, int column0, int column1, "             \
   "Tensor? positives, Tensor? row_ids, Tensor? column_ids, Tensor? row_groups, "                 \
-  "Tensor? column_groups, Tensor? dense, float negative_target, int skip, int stream, "
+  "Tensor? column_groups, Tensor? dense, float negative_target, str skip, int stream, "
 #define PAIRS                                                                                    \
-  pairs_of(positives, row_ids, column_ids, row_groups, column_groups, dense, negative_target, skip)
+  pairs_of(positives, row_ids, column_ids, row_groups, column_groups, dense, negative_target,   \
+           skip_of(skip))
 
 #define LAUNCH(panel, ...)                                                                       \
   const OnDevice on(x.get_device());                                                             \
   launch_tiles(                                                                                  \
-      launch(x, y, product, row0, row1, column0, column1, skip, panel, stream), __VA_ARGS__)
+      launch(x, y, product, row0, row1, column0, column1, skip_of(skip), panel, stream),       \
+      __VA_ARGS__)
 
 void softmax_forward(TILES, Tensor scale, double margin, Tensor row_top, Tensor row_sum,
                   Optional positive, Optional target_scores, Optional target_sums,
@@ -177,7 +179,7 @@ void closest(TILES, Optional ceiling, Tensor top, Tensor column) {
 // The score of row i of x and row i of y, by the products of the tiles.
 void diagonal(Tensor x, Tensor y, int64_t product, Tensor out, int64_t stream) {
   const OnDevice on(x.get_device());
-  Launch l = launch(x, y, product, 0, x.size(0), 0, y.size(0), 0, std::nullopt, stream);
+  Launch l = launch(x, y, product, 0, x.size(0), 0, y.size(0), Skip::nothing, std::nullopt, stream);
   l.grid.diagonal = true;
   launch_tiles(l, Diagonal{pointer<float>(out)});
 }

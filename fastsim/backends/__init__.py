@@ -8,14 +8,13 @@ import os
 import threading
 from collections.abc import Iterator
 
-import torch.distributed as dist
-
 from fastsim.backends.base import Backend
 from fastsim.backends.cpu.backend import CpuBackend
 from fastsim.backends.cuda.backend import CudaBackend
 from fastsim.backends.eager import EagerBackend
 from fastsim.backends.torch.backend import TorchBackend
 from fastsim.backends.triton.backend import TritonBackend
+from fastsim.groups import process_group
 from fastsim.operators import transformed
 from fastsim.verify.verdicts import agreed, fastest
 
@@ -127,15 +126,12 @@ def _verified(tensors, kind, group):
         return None
     place = kind, tensors[0].dtype, tensors[0].device
     by_verdict = [name for name, backend in _BACKENDS.items() if backend.by_verdict]
-    group = getattr(group, "group", group)  # of a Ring
-    if isinstance(group, getattr(dist, "ProcessGroup", ())):
-        found = agreed(by_verdict, *place, group)
-    else:
-        able = [
-            n for n in by_verdict if _BACKENDS[n].unsupported_reason(*tensors, kind=kind) is None
-        ]
+    able = [n for n in by_verdict if _BACKENDS[n].unsupported_reason(*tensors, kind=kind) is None]
+    if group is None:
         found = able and fastest(able, *place)
-    return _BACKENDS[found] if found else None
+    else:
+        found = agreed(by_verdict, *place, process_group(group))
+    return _BACKENDS[found] if found in able else None
 
 
 def register(backend: Backend) -> None:

@@ -8,8 +8,8 @@ STREAM = 1 << 24  # scores of a panel of top_k: its keys are 8 bytes each
 def cosent(scan, scores, labels, scale, want_score_grad):
     """(loss (), dL/dscore (M,) or None): a library sort by label, then one scan from both ends.
 
-    scan(logits (M,)) -> running log-sum-exps (2, M), float64: of the logits forward, of their
-    negatives backward.
+    scan(logits (M,)) -> running log-sum-exps (2, M) in the type of sums: of the logits forward, of
+    their negatives backward.
 
     t_a = lse_{labels_b < labels_a} z_b - z_a,  L = lse(0, t),
     dL/dz_a = e^{z_a + lse_{labels_b > labels_a}(-z_b) - L} - e^{t_a - L}.
@@ -19,10 +19,10 @@ def cosent(scan, scores, labels, scale, want_score_grad):
     compute = torch.promote_types(scores.dtype, torch.float32)
     logits = (scores.to(compute) * scale)[order]
     forward, backward = scan(logits)
-    none = logits.new_full((1,), -torch.inf, dtype=torch.float64)
+    none = logits.new_full((1,), -torch.inf, dtype=forward.dtype)
     below = torch.cat([none, forward])[begin]
     above = torch.cat([backward, none])[end]
-    logits = logits.double()
+    logits = logits.to(forward.dtype)
     terms = below - logits
     # The 1 inside the logarithm; NaN or infinity in any score shows in it.
     loss = torch.logsumexp(torch.cat([terms, (logits * 0).sum().reshape(1)]), 0)

@@ -5,19 +5,21 @@ A row's chosen rows are the few columns chosen for it: columns (K, N), negative 
 
 import torch
 
+from fastsim.precision import wide_dtype, widened
+
 
 def centred(x, y):
     """`Backend.centred`."""
-    centre = (x if y is None else y).mean(0, dtype=torch.float64).to(x.dtype)
+    centre = (x if y is None else y).mean(0, dtype=wide_dtype(x.device)).to(x.dtype)
     sides = [(side - centre).contiguous() for side in (x, y) if side is not None]
-    norms = [torch.linalg.vector_norm(side, dim=1, dtype=torch.float64) for side in sides]
+    norms = [torch.linalg.vector_norm(side, dim=1, dtype=wide_dtype(x.device)) for side in sides]
     largest = torch.cat(norms).amax()
     unit = torch.where(largest == 0, 1.0, largest)
     # Twice the square root: one over a subnormal norm is no float32.
     root = unit.rsqrt().to(x.dtype)
     for side in sides:
         side.mul_(root).mul_(root)
-    offsets = (0.5 * (norms[-1] * root.double().square()).square()).to(x.dtype)
+    offsets = (0.5 * (norms[-1] * root.to(norms[-1].dtype).square()).square()).to(x.dtype)
     return sides[0], None if y is None else sides[1], offsets, largest.to(x.dtype)
 
 
@@ -36,7 +38,7 @@ def chosen_rows_backward(grad, values, x, y, columns, distances, wants):
     score_grads = torch.where(columns >= 0, grad, 0.0)
     if distances:
         # In float64: one over a subnormal distance is no float32.
-        inverse = 1 / values.double()
+        inverse = 1 / widened(values)
         score_grads = torch.where((columns >= 0) & (values != 0), grad * inverse, 0.0)
     other, columns = x if y is None else y, columns.clamp(min=0)
     grads = [torch.zeros_like(s) if want else None for s, want in zip((x, y), wants, strict=True)]
@@ -96,6 +98,8 @@ def add_rows(out, rows, values):
 
 def _pairs(x, y, columns, distances):
     """Distance or product of each row of x with a row of y, the same or the one named."""
+    if not len(x):  # one rank of a group may have no rows
+        return x.new_empty(0)
     parts = []
     for rows in _bands(x):
         # Not y[columns[rows]], which takes four times as long on a CPU.
@@ -112,7 +116,7 @@ def norms(gaps):
 
     In float64, where the squares of small numbers do not vanish.
     """
-    squares = gaps.double().square().sum(-1)
+    squares = widened(gaps).square().sum(-1)
     some = squares > 0
     return torch.where(some, torch.where(some, squares, 1.0).sqrt(), 0.0).to(gaps.dtype)
 

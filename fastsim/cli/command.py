@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from fastsim.encoders.encoder import ModelError
+from fastsim.encoders.names import ModelError
 
 # Exit codes: 0 done, 1 unforeseen, 2 options (also click's own), 3 data, 4 model, 5 output.
 FAILED, USAGE, DATA, MODEL, OUTPUT = 1, 2, 3, 4, 5

@@ -1,4 +1,4 @@
-"""The command line. Heavy packages are imported inside the commands that need them."""
+"""The command line. Heavy packages, torch among them, are imported inside the commands."""
 
 import json
 
@@ -7,10 +7,9 @@ import click
 from fastsim import __version__
 from fastsim.benchmark.options import options as bench_options
 from fastsim.cli.command import Command, quiet, table
-from fastsim.cli.info import as_json, report
 from fastsim.cli.mine import mine
 from fastsim.cli.options import COLUMNS_HELP, CPU, FORMAT, MODEL_OPTION, PICKLE, PROMPT, TRUST
-from fastsim.cli.plan import PRODUCTS
+from fastsim.cli.products import PRODUCTS
 from fastsim.cli.train import train
 
 
@@ -26,10 +25,12 @@ main.command_class = Command
 @main.command()
 @click.option("--json", "json_wanted", is_flag=True, help="For bug reports.")
 def info(json_wanted):
-    """Show versions, backends and devices, and what verify found on them.
+    """Show versions, backends, devices, and what verify found.
 
     Example: fastsim info
     """
+    from fastsim.cli.info import as_json, report
+
     click.echo(as_json() if json_wanted else report())
 
 
@@ -39,7 +40,7 @@ def info(json_wanted):
     "--backend", multiple=True, type=click.Choice(["triton", "cuda"]), help="Both, if not given."
 )
 def verify(device, backend):
-    """Check the GPU kernels on this machine's own device, and time them.
+    """Check and time the GPU kernels on this machine.
 
     Each backend, kind of loss and dtype in a process of its own. What is right and faster than
     plain torch is from then on taken by default; everything else is not.
@@ -55,7 +56,9 @@ def verify(device, backend):
 @main.command()
 @bench_options
 def bench(**options):
-    """Measure the losses beside what else computes them: time, peak memory, exactness.
+    """Measure the losses beside other implementations.
+
+    Time, peak memory and exactness.
 
     Example: fastsim bench --quick
     """
@@ -105,7 +108,9 @@ def evaluate(
     prompts,
     **trust,
 ):
-    """Measure a model on a file, whose columns decide the metrics, or on a retrieval set.
+    """Measure a model on a file or on a retrieval set.
+
+    The columns of the file decide the metrics.
 
     Example: fastsim evaluate --model model --data test.csv --columns sentence1,sentence2,score
     """
@@ -194,9 +199,9 @@ def search(model, corpus, query, top_k, index, batch_size, as_json, shown, promp
 @click.option("--progress/--no-progress", default=True)
 @CPU
 def demo(model, output, seed, progress, cpu):
-    """Train the embedded model on a few sentences that it finds hard, and show what it learnt.
+    """Train the embedded model on a few sentences, as a trial.
 
-    Takes a minute or two on two cores and no network.
+    It finds them hard before. Takes a minute or two on two cores and no network.
 
     Example: fastsim demo
     """
@@ -235,7 +240,7 @@ def demo(model, output, seed, progress, cpu):
 )
 @MODEL_OPTION
 def plan(model, dim, bits, rate, bandwidth, memory_rate, **options):
-    """Show what a step with a large batch takes: memory by part, and the least time.
+    """Show the memory and the least time of a training step.
 
     Example: fastsim plan --batch-size 65536 --ranks 8 --gpu --bits 16 --rate 400
     """

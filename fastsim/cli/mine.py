@@ -41,7 +41,9 @@ from fastsim.cli.options import COLUMNS_HELP, CPU, FORMAT, MODEL_OPTION, PICKLE,
 @TRUST
 @PICKLE
 def mine(model, pairs, output, first, last, max_length, prompts, cpu, **options):
-    """Find hard negatives for pairs: texts close to the anchor that are none of its positives.
+    """Find hard negatives for pairs.
+
+    A hard negative is close to the anchor and is none of its positives.
 
     Example: fastsim mine --pairs pairs.csv --output triplets.jsonl --first 5 --relative-margin 0.05
     """

@@ -3,7 +3,7 @@
 import click
 
 from fastsim.cli.command import Prompt
-from fastsim.encoders.model_files import EMBEDDED
+from fastsim.encoders.names import EMBEDDED
 from fastsim.training.rows import KINDS
 
 MODEL_OPTION = click.option(

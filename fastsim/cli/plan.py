@@ -11,24 +11,8 @@ import torch
 
 from fastsim.backends.cpu import backend as cpu
 from fastsim.backends.torch import panels
+from fastsim.cli.products import PRODUCTS
 
-# Products of N x M x D that a loss makes of the scores, forward and backward
-# (fastsim/engine/autograd.py): four where the score gradients look at columns, one of them less for
-# the scores that a backend keeps. Around a ring each forward reduction and the score gradients are
-# a round of their own (fastsim/engine/ring.py).
-PRODUCTS = {
-    "info_nce": (3, 4),
-    "info_nce symmetric": (4, 4),
-    "sup_con": (3, 4),
-    "nt_xent": (3, 5),
-    "multi_similarity": (3, 4),
-    "siglip": (3, 4),
-    "matrix_cross_entropy": (3, 4),
-    "matrix_mse": (3, 4),
-    "cosent_matrix": (4, 4),
-    "full_triplet": (1, 1),
-    "batch_hard_triplet": (1, 1),
-}
 GATHER, RING = "gather", "ring"
 
 
@@ -146,8 +130,14 @@ def times(plan, rate, bandwidth=None):
 # over rows, each read or write of 4 bytes in float32 and 2 in float16. Counted, not measured.
 # torch: the product writes the panel; maximum and sum read it; subtract, scale, exponential and
 # weight read and write it; it becomes float16, which two products read.
+# compiled, as where Triton is installed: all between the product and the float16 reads it three
+# times, for maximum, sum and score gradients.
 # kernels: the product's epilogue writes float16 score gradients, which two products read.
-PANEL_BYTES = {"torch": 4 + 2 * 4 + 4 * 8 + 6 + 2 * 2, "triton, cuda": 2 + 2 * 2}
+PANEL_BYTES = {
+    "torch": 4 + 2 * 4 + 4 * 8 + 6 + 2 * 2,
+    "torch, compiled": 4 + 3 * 4 + 2 + 2 * 2,
+    "triton, cuda": 2 + 2 * 2,
+}
 
 
 def estimates(plan, rate, memory_rate):
@@ -218,7 +208,8 @@ def report(plan, rate, bandwidth=None, memory_rate=None):
     lines.append(f"  at {rate / 1e12:.3g} TFLOP/s, nothing but the arithmetic: a floor")
     if plan.gpu:
         lines.append(
-            "  memory as of the torch backend, which is what a GPU without a verdict takes"
+            "  memory as of the torch backend, which a GPU takes by default: Triton and CUDA"
+            " kernels run where `fastsim verify` has found them right"
         )
     if memory_rate:
         lines += ["", "  the loss by backend, an estimate on paper: no device has measured it"]

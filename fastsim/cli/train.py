@@ -7,7 +7,7 @@ import click
 
 from fastsim.cli.command import Command, Prompt, Range, Setting, Widths, quiet, table
 from fastsim.cli.options import COLUMNS_HELP, CPU, FORMAT, MODEL_OPTION, PICKLE, PROMPT, TRUST
-from fastsim.training.parts import POOLINGS
+from fastsim.encoders.names import POOLINGS
 
 POSITIVE = click.FloatRange(0, min_open=True)
 COUNT = click.IntRange(1)
@@ -158,11 +158,11 @@ def train(dry_run, **options):
     """Train an encoder on a file of sentences.
 
     The columns decide the losses: (sentence1, sentence2, score) cosent, angle, cosine_regression;
-    (anchor, positive[, negative, ...]) info_nce, full_triplet, siglip, triplet_margin; (sentence1,
-    sentence2, label) classification; (text, label) siglip, matrix_mse, matrix_cross_entropy,
-    cosent_matrix, sup_con, nt_xent, multi_similarity, batch_hard_triplet. A cross-encoder takes
-    pairs: cosent, cross_entropy, regression. Rows with equal values in a column `together` come
-    into one batch.
+    (anchor, positive[, negative, ...]) info_nce, decoupled_contrastive, full_triplet, siglip,
+    triplet_margin; (sentence1, sentence2, label) classification; (text, label) siglip, matrix_mse,
+    matrix_cross_entropy, cosent_matrix, sup_con, nt_xent, multi_similarity, circle,
+    batch_hard_triplet. A cross-encoder takes pairs: cosent, cross_entropy, regression. Rows with
+    equal values in a column `together` come into one batch.
 
     Example: fastsim train --train train.csv --eval dev.csv --loss cosent --output model
     --columns sentence1,sentence2,score

@@ -7,13 +7,8 @@ import torch
 from torch import nn
 
 from fastsim.distributed import join
-from fastsim.encoders.model_files import (
-    ModelError,
-    load_transformer,
-    model_folder,
-    read_json,
-    read_parts,
-)
+from fastsim.encoders.model_files import load_transformer, model_folder, read_json, read_parts
+from fastsim.encoders.names import ModelError
 from fastsim.losses import cosent
 from fastsim.training.folders import replaced_folder
 

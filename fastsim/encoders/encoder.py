@@ -13,16 +13,15 @@ import torch
 from torch import nn
 
 from fastsim.encoders.model_files import (
-    EMBEDDED,
-    ModelError,
     is_decoder,
     load_transformer,
     model_folder,
     read_parts,
     write_parts,
 )
+from fastsim.encoders.names import EMBEDDED, POOLINGS, ModelError
 from fastsim.training.folders import replaced_folder
-from fastsim.training.parts import POOLINGS, Dense, Normalize, pool
+from fastsim.training.parts import Dense, Normalize, pool
 
 __all__ = ["EMBEDDED", "POOLINGS", "Dense", "Encoder", "ModelError", "Normalize", "pool"]
 

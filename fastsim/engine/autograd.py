@@ -21,6 +21,7 @@ from fastsim.engine.arguments import SCHEMA, TENSORS, TileArguments, tile_argume
 from fastsim.engine.passes import Call, backward, forward, loss_in_one_call
 from fastsim.engine.ring import ring_tile_loss
 from fastsim.operators import ONCE, define, differentiable_again
+from fastsim.precision import wide_dtype
 from fastsim.scores import compute_dtype, dense_scores
 
 
@@ -87,13 +88,13 @@ def _forward_fake(*arguments):
     rows, columns = call.x.shape[0], call.y.shape[0]
     dtype = compute_dtype(call.x)
     shape = call.tile.loss_shape(rows, columns) if call.weights is None else ()
-    loss = call.x.new_empty(shape, dtype=call.tile.loss_dtype(dtype))
+    loss = call.x.new_empty(shape, dtype=call.tile.loss_dtype(call.x))
     if not any(call.wants):
         return [loss]
     if arguments.finds_gradients:
         return [loss, *_gradients_fake(call, dtype)]
     shapes = call.tile.state_shapes(rows, columns)
-    return [loss, *(loss.new_empty(shape, dtype=torch.float64) for shape in shapes)]
+    return [loss, *(loss.new_empty(shape, dtype=wide_dtype(loss.device)) for shape in shapes)]
 
 
 def _backward_fake(grad, state, *arguments):
@@ -104,7 +105,7 @@ def _backward_fake(grad, state, *arguments):
 def _gradients_fake(call, dtype):
     sides = zip((call.x, call.y), call.products, strict=True)
     grads = [side.new_empty(side.shape if want else 0, dtype=dtype) for side, want in sides]
-    return [*grads, call.x.new_empty(2, dtype=torch.float64)]
+    return [*grads, call.x.new_empty(2, dtype=wide_dtype(call.x.device))]
 
 
 _tile = define("tile", f"({SCHEMA}) -> Tensor[]", forward, _forward_fake)

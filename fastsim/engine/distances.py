@@ -11,6 +11,7 @@ import torch
 
 from fastsim.backends.rows import add_rows, norms
 from fastsim.operators import differentiable_again, transformed
+from fastsim.precision import widened
 
 # A pair is close where |x - y|^2 is less than this share of |x|^2 + |y|^2; of any other, the
 # relative error of the distance is at most 1 / (2 CLOSE) times that of the squares.
@@ -75,7 +76,7 @@ class Distances(NamedTuple):
         rows = self.rows
         if self.close is None:
             # In float64, where the products of close rows do not vanish in rounding.
-            pull, x = pull.double(), self.x.double()
+            pull, x = widened(pull), widened(self.x)
             grad[rows] += (pull.sum(1, keepdim=True) * x[rows] - pull @ x).to(grad.dtype)
             grad += (pull.sum(0)[:, None] * x - pull.T @ x[rows]).to(grad.dtype)
             return

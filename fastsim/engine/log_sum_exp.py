@@ -12,8 +12,9 @@ import torch
 from fastsim.backends import pick
 from fastsim.checks import check_alike, check_embeddings, check_number
 from fastsim.engine.autograd import tile_loss
-from fastsim.losses.reduce import as_float
 from fastsim.pairs import Guide, Pairs, pair_mask, parse_exclude
+from fastsim.precision import widened
+from fastsim.reduce import as_float
 from fastsim.scores import compute_dtype, dense_cosines
 from fastsim.tile import Tile
 
@@ -65,7 +66,7 @@ def guide_cosines(rows, columns, *, backend=None):
     chosen = pick(backend, rows, kind="softmax")
     with torch.no_grad():
         if chosen.name == "eager":
-            sides = (torch.nn.functional.normalize(s.double(), dim=1) for s in (rows, columns))
+            sides = (torch.nn.functional.normalize(widened(s), dim=1) for s in (rows, columns))
             return torch.linalg.vecdot(*sides).to(compute_dtype(rows))
         return chosen.paired_scores(chosen.unit_rows(rows)[0], chosen.unit_rows(columns)[0])
 
@@ -88,7 +89,7 @@ def _safe_log_sum_exp(logits, part, dim):
     """float64; -inf with gradient 0, not NaN, where nothing takes part."""
     some = part.any(dim)
     held = logits.masked_fill(~some.unsqueeze(dim), 0.0)
-    return torch.logsumexp(held, dim).double().masked_fill(~some, -torch.inf)
+    return widened(torch.logsumexp(held, dim)).masked_fill(~some, -torch.inf)
 
 
 def _guide(guide, rows, columns, x):

@@ -18,9 +18,10 @@ import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fastsim.backends import get
-from fastsim.distributed import all_reduce_min
 from fastsim.engine.arguments import TileArguments
+from fastsim.engine.scoring import blocks_of, common_loss_scale, state_of
 from fastsim.pairs import Guide, with_thresholds
+from fastsim.precision import wide_dtype, widened
 from fastsim.scores import compute_dtype, without_autocast
 
 
@@ -47,12 +48,11 @@ class Call:
 
     def with_loss_scale(self, weights):
         """(weights, the factor that takes their loss scale back out of the gradient)."""
-        loss_scale = self.backend.loss_scale(self.tile, weights, self.x.dtype, self.y.shape[0])
+        loss_scale = common_loss_scale(
+            self.tile, weights, self.x.dtype, self.y.shape[0], self.backend, self.tile.group
+        )
         if loss_scale is None:
             return weights, self.x.new_ones((), dtype=compute_dtype(self.x))
-        if self.tile.group:
-            # Columns add up the weights of all ranks.
-            loss_scale = all_reduce_min(loss_scale, self.tile.group)
         return loss_scale if weights is None else weights * loss_scale, 1 / loss_scale
 
     def units(self):
@@ -157,11 +157,12 @@ def forward(*arguments):
                 call, state, call.weights, grads, (inverse_x, inverse_y), factor, inverse_x.dtype
             )
         else:
-            saved = state = call.tile.all_reduce(call.backend.forward(call.tile, unit_x, unit_y))
+            own = state_of(call.tile, unit_x, unit_y, call.backend)
+            saved = state = call.tile.all_reduce(own)
         loss = call.tile.finish(state)
         if call.weights is not None:
             loss = (loss * call.weights).sum()
-        dtype = call.tile.loss_dtype(inverse_x.dtype)
+        dtype = call.tile.loss_dtype(call.x)
         return [loss.to(dtype, copy=True), *(saved if any(call.wants) else ())]
 
 
@@ -209,7 +210,7 @@ def _forward_and_score_grad(call, unit_x, unit_y, weights, dtype):
     if backend.keeps_scores and backend.whole_rows_fit(unit_y.shape[0], unit_y.device):
         workspace = backend.workspace(unit_x, unit_y, keep=True)
     state = backend.forward(call.tile, unit_x, unit_y, workspace=workspace)
-    weights = 1.0 if weights is None else weights.double()
+    weights = 1.0 if weights is None else widened(weights)
     coefficients = _coefficients(call.tile, state, weights, dtype)
     if workspace is None:
         workspace = backend.workspace(unit_x, unit_y)
@@ -222,8 +223,7 @@ def _coefficients(tile, state, weights, dtype):
 
 def _score_grad_panels(call, unit_x, unit_y, coefficients, dtype, workspace):
     lower = call.tile.pairs.each_once
-    shape = unit_x.shape[0], unit_y.shape[0]
-    blocks = list(call.backend.blocks(*shape, unit_x.device, lower=lower))
+    blocks = list(blocks_of(unit_x, unit_y, call.backend, lower=lower))
     one_by_band = len({rows.start for rows, _ in blocks}) == len(blocks)
     products = _Products(call, unit_x, unit_y, dtype, spent=one_by_band)
     for block in blocks:
@@ -233,7 +233,7 @@ def _score_grad_panels(call, unit_x, unit_y, coefficients, dtype, workspace):
 
 
 def _input_gradients(call, state, grad_losses, unit_grads, inverses, factor, dtype):
-    """dL/dx and dL/dy in `dtype`, empty where not wanted, dL/dscale and dL/dbias (2,) float64.
+    """dL/dx and dL/dy in `dtype`, empty where not wanted, dL/dscale and dL/dbias (2,).
 
     grad_losses: dL/dloss of each row; factor: what the gradients of the unit rows still lack.
     """
@@ -244,13 +244,13 @@ def _input_gradients(call, state, grad_losses, unit_grads, inverses, factor, dty
         grad = values.new_empty(0 if len(values) else values.shape, dtype=dtype)
         if unit_grad.numel():
             grad, dots = rows_backward(unit_grad, values, inverse, factor, dtype)
-            along = factor * dots.double().sum()
+            along = factor * widened(dots).sum()
         grads.append(grad)
-    parameters = inverses[0].new_zeros(2, dtype=torch.float64)
+    parameters = inverses[0].new_zeros(2, dtype=wide_dtype(call.x.device))
     if call.wants[2]:
         # Together, dunit_x holds the rows' and the columns' share of the same sum.
         parameters[0] = along / ((1 + call.together) * call.scale)
-        doubled = None if grad_losses is None else grad_losses.double()
+        doubled = None if grad_losses is None else widened(grad_losses)
         parameters[0] += call.tile.record.scale_gradient(call.tile, state, doubled)
     if call.wants[3]:
         parameters[1] = call.tile.record.bias_gradient(call.tile, state, grad_losses)
@@ -264,7 +264,7 @@ def backward(grad, state, *arguments):
         grad_losses = grad if call.weights is None else grad * call.weights
         grad_losses = call.tile.own_gradient(grad_losses)
         unit_x, unit_y, *inverses = call.units()
-        weights, factor = call.with_loss_scale(grad_losses.double())
+        weights, factor = call.with_loss_scale(widened(grad_losses))
         dtype = inverses[0].dtype
         coefficients = _coefficients(call.tile, state, weights, dtype)
         # In the order of the forward reduction before it, so that the allocator finds its places

@@ -11,19 +11,20 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from fastsim.distributed import all_reduce_min
+from fastsim.engine.scoring import blocks_of, common_loss_scale, state_of
 from fastsim.engine.selection import hardest_columns
 from fastsim.kinds.kind import COLUMNS, MATRIX
 from fastsim.operators import once_differentiable
 from fastsim.pairs import with_thresholds
+from fastsim.precision import widened
 from fastsim.scores import without_autocast
 
 
 def travel(batch, lent, home=()):
     """One round of this rank's columns: yields (their slice among all columns, lent).
 
-    lent: tensors (M_rank, ...) that every rank reads. home: a list of such tensors that every rank
-    may replace; after the round it holds this rank's own again.
+    lent: tensors (M_rank, ...) that every rank reads. home: the tensors that every rank may
+    replace, a `Home`. Ranks without columns are passed over.
     """
     for step in range(batch.ranks):
         source = (batch.rank + step) % batch.ranks
@@ -31,9 +32,38 @@ def travel(batch, lent, home=()):
         # What is only read leaves while it is worked on; the last rank keeps it.
         leaving = lent if step < batch.ranks - 1 else []
         arrive = _pass_on(batch, leaving, source, tag=0)
-        yield slice(first, first + batch.column_counts[source]), lent
+        if batch.column_counts[source]:
+            yield slice(first, first + batch.column_counts[source]), lent
         lent = arrive()
-        home[:] = _pass_on(batch, home, source, tag=len(leaving))()
+        if home:
+            home.leave(batch, source, tag=len(leaving))
+    if home:
+        home.arrive()
+
+
+class Home:
+    """What is kept of columns, travelling with them; after a round a rank has its own again.
+
+    It is on its way while the rank works on the next columns: `arrive` waits for it.
+    """
+
+    def __init__(self, tensors=()):
+        self.tensors = list(tensors)
+        self._coming = None
+
+    def __bool__(self):
+        return bool(self.tensors) or self._coming is not None
+
+    def leave(self, batch, source, tag):
+        """Starts to send the tensors of the columns of `source` on."""
+        self._coming = _pass_on(batch, self.arrive(), source, tag)
+        self.tensors = []
+
+    def arrive(self):
+        """The tensors of the columns that are here; `tensors` to be replaced."""
+        if self._coming is not None:
+            self.tensors, self._coming = self._coming(), None
+        return self.tensors
 
 
 def _pass_on(batch, tensors, source, tag):
@@ -48,9 +78,11 @@ def _pass_on(batch, tensors, source, tag):
     received = [tensor.new_empty(count, *tensor.shape[1:]) for tensor in tensors]
     operations = []
     for number, (mine, theirs) in enumerate(zip(sent, received, strict=True), start=tag):
-        operations.append(dist.P2POp(dist.isend, mine, before, batch.group, number))
-        operations.append(dist.P2POp(dist.irecv, theirs, after, batch.group, number))
-    requests = dist.batch_isend_irecv(operations)
+        if len(mine):
+            operations.append(dist.P2POp(dist.isend, mine, before, batch.group, number))
+        if count:
+            operations.append(dist.P2POp(dist.irecv, theirs, after, batch.group, number))
+    requests = dist.batch_isend_irecv(operations) if operations else []
 
     def arrive():
         for request in requests:
@@ -86,12 +118,10 @@ class _RingTile(torch.autograd.Function):
         x, y, scale, weights, *state = ctx.saved_tensors
         tile, batch, backend = ctx.call
         own = _own(tile, batch)
-        losses = tile.own_gradient(grad if weights is None else grad * weights).double()
-        loss_scale = backend.loss_scale(own, losses, x.dtype, batch.columns)
+        losses = widened(tile.own_gradient(grad if weights is None else grad * weights))
         # One for all ranks: each adds to gradients that travel.
-        loss_scale = (
-            scale.new_ones(()) if loss_scale is None else all_reduce_min(loss_scale, batch.name)
-        )
+        loss_scale = common_loss_scale(own, losses, x.dtype, batch.columns, backend, batch.name)
+        loss_scale = scale.new_ones(()) if loss_scale is None else loss_scale
         coefficients = [
             c if c is None else c.to(scale.dtype)
             for c in own.coefficients(state, losses * loss_scale)
@@ -144,19 +174,16 @@ def _forward(tile, x, y, batch, backend):
     tile = _guided(tile, unit_x, y, batch, backend)
     own_parts = [part for part in tile.parts if part.axis != COLUMNS]
     column_parts = [part for part in tile.parts if part.axis == COLUMNS]
-    mine, of_columns = None, []
-    for columns, (visiting,) in travel(batch, [y], of_columns):
+    mine, home = None, Home(tile.split(tile.empty_state(0, len(y), y.device))[1])
+    for columns, (visiting,) in travel(batch, [y], home):
         part = replace(tile, pairs=tile.pairs.of_columns(columns))
         unit_y = backend.operand_rows(visiting, tile.cosine)[0]
-        found = tile.split(backend.forward(part, unit_x, unit_y))
-        if mine is None:
-            mine, of_columns[:] = found
-        else:
-            mine = tile.merge(own_parts, mine, found[0])
-            of_columns[:] = tile.merge(column_parts, of_columns, found[1])
+        found = tile.split(state_of(part, unit_x, unit_y, backend))
+        mine = found[0] if mine is None else tile.merge(own_parts, mine, found[0])
+        home.tensors = tile.merge(column_parts, home.arrive(), found[1])
     if tile.whole_rows:
         mine = _terms(tile, unit_x, y, mine, batch, backend)
-    return tile.all_reduce([*mine, *of_columns], [MATRIX])
+    return tile.all_reduce([*mine, *home.tensors], [MATRIX])
 
 
 def _terms(tile, unit_x, y, state, batch, backend):
@@ -164,10 +191,10 @@ def _terms(tile, unit_x, y, state, batch, backend):
     later = [part for part in tile.parts if part.needs_row]
     sums = state[: sum(part.size for part in tile.parts if not part.needs_row)]
     terms = None
-    for columns, (visiting,) in travel(batch, [y], []):
+    for columns, (visiting,) in travel(batch, [y]):
         part = replace(tile, pairs=tile.pairs.of_columns(columns))
         unit_y = backend.operand_rows(visiting, tile.cosine)[0]
-        found = backend.forward(part, unit_x, unit_y, sums=sums)
+        found = state_of(part, unit_x, unit_y, backend, sums=sums)
         found = found[len(sums) :]
         terms = found if terms is None else tile.merge(later, terms, found)
     return [*sums, *terms]
@@ -178,20 +205,24 @@ def _score_grads(tile, x, y, coefficients, want_y, batch, backend):
     unit_x, inverse = backend.operand_rows(x, tile.cosine)
     tile = _guided(tile, unit_x, y, batch, backend)
     grad_x = torch.zeros_like(unit_x, dtype=inverse.dtype)
-    home = [y.new_zeros(y.shape, dtype=inverse.dtype)] if want_y else []
+    home = Home([y.new_zeros(y.shape, dtype=inverse.dtype)] if want_y else [])
     of_columns = tile.column_coefficients(coefficients)
     for columns, (visiting, *visiting_columns) in travel(batch, [y, *of_columns], home):
         part = replace(tile, pairs=tile.pairs.of_columns(columns))
         unit_y = backend.operand_rows(visiting, tile.cosine)[0]
         coefficients = tile.with_column_coefficients(coefficients, visiting_columns)
+        # The share of this rank, while those of the ranks before are on their way.
+        share = grad_x.new_zeros(unit_y.shape) if want_y else None
         workspace = backend.workspace(unit_x, unit_y)
-        for block in backend.blocks(unit_x.shape[0], unit_y.shape[0], unit_x.device):
+        for block in blocks_of(unit_x, unit_y, backend):
             panel = backend.score_grad(part, unit_x, unit_y, block, coefficients, workspace)
             of_rows, within = block
             backend.multiply(panel, unit_y[within], grad_x[of_rows], accumulate=True)
-            if home:
-                backend.multiply(panel.t(), unit_x[of_rows], home[0][within], accumulate=True)
-    return grad_x, *home
+            if want_y:
+                backend.multiply(panel.t(), unit_x[of_rows], share[within], accumulate=True)
+        if want_y:
+            home.tensors = [home.arrive()[0].add_(share)]
+    return grad_x, *home.tensors
 
 
 # ---- selection, and the few scores that are then needed ----
@@ -208,7 +239,9 @@ def ring_closest(unit_x, unit_y, dtype, semi_hard, pairs, batch, backend):
     if len(unit_x):
         ceilings = backend.paired_scores(rows, backend.operand(unit_y[: len(unit_x)], dtype))
     best, found = torch.full_like(ceilings, -torch.inf), torch.full_like(pairs.positives, -1)
-    for columns, (visiting,) in travel(batch, [unit_y], []):
+    for columns, (visiting,) in travel(batch, [unit_y]):
+        if not len(rows):
+            continue
         part = pairs.of_columns(columns)
         closest = backend.closest(part, semi_hard, rows, backend.operand(visiting, dtype), ceilings)
         scores = torch.linalg.vecdot(unit_x, visiting[closest.clamp(min=0)])
@@ -236,7 +269,7 @@ def ring_hardest(x, y, dtype, measure, pairs, batch, backend):
     x, y = x.detach(), y.detach()
     best = [x.new_full((len(x),), -torch.inf) for _ in range(2)]
     found = [torch.full_like(pairs.row_groups, -1) for _ in range(2)]
-    for columns, (visiting,) in travel(batch, [y], []):
+    for columns, (visiting,) in travel(batch, [y]):
         rows, others, offsets, kind, _ = measure.operands(x, visiting, dtype, backend)
         part = pairs.of_columns(columns)
         hardest = hardest_columns(rows, others, offsets, kind, part, backend)
@@ -261,7 +294,7 @@ class _RingSum(torch.autograd.Function):
     def forward(ctx, x, y, function, batch):
         ctx.save_for_backward(x, y)
         ctx.call = function, batch
-        parts = [function(x, visiting, columns) for columns, (visiting,) in travel(batch, [y], [])]
+        parts = [function(x, visiting, columns) for columns, (visiting,) in travel(batch, [y])]
         return tuple(sum(part) for part in zip(*parts, strict=True))
 
     @staticmethod
@@ -269,7 +302,7 @@ class _RingSum(torch.autograd.Function):
     def backward(ctx, *grads):
         x, y = ctx.saved_tensors
         function, batch = ctx.call
-        grad_x, home = torch.zeros_like(x), [torch.zeros_like(y)]
+        grad_x, home = torch.zeros_like(x), Home([torch.zeros_like(y)])
         for columns, (visiting,) in travel(batch, [y], home):
             with torch.enable_grad():
                 sides = x.detach().requires_grad_(), visiting.detach().requires_grad_()
@@ -278,5 +311,5 @@ class _RingSum(torch.autograd.Function):
             outputs, above = zip(*wanted, strict=True)
             of_rows, of_columns = torch.autograd.grad(outputs, sides, above)
             grad_x += of_rows
-            home[0] += of_columns
-        return grad_x, home[0], None, None
+            home.tensors = [home.arrive()[0].add_(of_columns)]
+        return grad_x, *home.tensors, None, None

@@ -21,6 +21,8 @@ def closest_column(unit_x, unit_y, dtype, semi_hard, pairs, backend):
 
 def _forward(unit_x, unit_y, dtype, positives, row_ids, column_ids, semi_hard, backend):
     chosen = get(backend)
+    if not len(unit_x):  # one rank of a group may have no rows
+        return torch.empty_like(positives)
     with without_autocast(unit_x.device.type):
         pairs = Pairs(positives, row_ids, column_ids)
         operands = chosen.operand(unit_x, dtype), chosen.operand(unit_y, dtype)
@@ -57,6 +59,8 @@ def hardest_columns(x, y, offsets, dtype, pairs, backend):
 
 def _hardest_forward(x, y, offsets, dtype, row_groups, column_groups, skip, offset, backend):
     chosen = get(backend)
+    if not len(x):
+        return torch.empty_like(row_groups), torch.empty_like(row_groups)
     column_groups = row_groups if column_groups is None else column_groups
     pairs = Pairs(row_groups=row_groups, column_groups=column_groups, skip=skip, offset=offset)
     with without_autocast(x.device.type):

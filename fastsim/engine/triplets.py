@@ -9,6 +9,7 @@ import torch
 
 from fastsim.engine.distances import all_distances, distances_by_products
 from fastsim.operators import define, differentiable_again
+from fastsim.precision import wide_dtype, widened
 from fastsim.scores import without_autocast
 
 BAND = 1 << 20  # distances of a band; about ten arrays of that size are alive
@@ -59,8 +60,9 @@ def _forward(x, labels, margin, distance, triplets, largest, want_grad):
     grad = torch.zeros_like(x) if want_grad else x.new_empty(0)
     total, number = classes.unlisted(), labels.new_zeros(())
     tall = max(1, BAND // len(x))
-    # In float64: the mean of large numbers would round what it is to make small.
-    centred = None if distance == "cosine" else x - x.mean(0, dtype=torch.float64).to(x.dtype)
+    # The mean of large numbers would round what it is to make small.
+    wide = wide_dtype(x.device)
+    centred = None if distance == "cosine" else x - x.mean(0, dtype=wide).to(x.dtype)
     with without_autocast(x.device.type):
         for top in range(0, len(x), tall):
             rows = slice(top, min(top + tall, len(x)))
@@ -110,9 +112,9 @@ class _Classes:
         self.most = torch.arange(largest, device=labels.device)
 
     def unlisted(self):
-        """() float64: 0, or NaN where a class has more members than are listed."""
+        """(): 0, or NaN where a class has more members than are listed."""
         more = self.size.max() > len(self.most)
-        return torch.zeros_like(more, dtype=torch.float64).masked_fill_(more, torch.nan)
+        return torch.zeros_like(more, dtype=wide_dtype(more.device)).masked_fill_(more, torch.nan)
 
     def of(self, rows):
         """(columns (R, K), which of them are positives, which columns (R, N) are negatives)."""
@@ -136,7 +138,8 @@ def _semi_hard(distances, columns, positive, negative, margin):
     ones = active.to(distances.dtype)
     score_grad = torch.zeros_like(distances).scatter_add_(1, columns, ones)
     score_grad.scatter_add_(1, chosen, -ones)
-    return torch.where(active, losses, 0.0).sum(dtype=torch.float64), positive.sum(), score_grad
+    total = torch.where(active, losses, 0.0).sum(dtype=wide_dtype(losses.device))
+    return total, positive.sum(), score_grad
 
 
 def _all(distances, columns, positive, negative, margin):
@@ -144,9 +147,9 @@ def _all(distances, columns, positive, negative, margin):
     ordered = distances.masked_fill(~negative, torch.inf).sort(1).values
     # How many negatives each positive's bound exceeds, and their sum.
     count = torch.searchsorted(ordered, bounds) * positive
-    sums = ordered.masked_fill(ordered.isinf(), 0.0).cumsum(1, dtype=torch.float64)
+    sums = ordered.masked_fill(ordered.isinf(), 0.0).cumsum(1, dtype=wide_dtype(ordered.device))
     below = torch.where(count > 0, sums.gather(1, (count - 1).clamp(min=0)), 0.0)
-    total = torch.where(positive, count * bounds.double() - below, 0.0).sum()
+    total = torch.where(positive, count * widened(bounds) - below, 0.0).sum()
     # How many positives' bounds exceed each negative.
     ascending = bounds.masked_fill(~positive, -torch.inf).sort(1).values
     above = bounds.shape[1] - torch.searchsorted(ascending, distances, right=True)

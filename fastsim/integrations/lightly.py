@@ -24,6 +24,7 @@ from fastsim.integrations import names
 from fastsim.integrations.dtypes import as_theirs
 from fastsim.integrations.overrides import Hooked, is_plain, say_once
 from fastsim.losses import nt_xent
+from fastsim.precision import widened
 from fastsim.scores import compute_dtype, paired_cosine_similarity
 
 _CROSS_ENTROPY = torch.nn.CrossEntropyLoss()
@@ -73,7 +74,7 @@ class DCLLoss(_TwoViews, _TheirDCLLoss, hooks=("_loss",)):
     def fused(self, views, rows, out0, out1):
         scale = 1 / self.temperature
         negative = log_sum_exp(views, scale=scale, exclude=(rows, rows)).view(2, -1)
-        positive = scale * paired_cosine_similarity(out0, out1).double()
+        positive = scale * widened(paired_cosine_similarity(out0, out1))
         if self.weight_fn:
             unit = torch.nn.functional.normalize
             sides = unit(out0, dim=1), unit(out1, dim=1)

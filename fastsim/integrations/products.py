@@ -3,8 +3,8 @@
 from fastsim.backends import pick
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses import info_nce_from_scores
-from fastsim.losses.reduce import as_float, inverse, row_weights
 from fastsim.pairs import Pairs
+from fastsim.reduce import as_float, inverse, row_weights
 from fastsim.scores import compute_dtype
 from fastsim.tile import Tile
 

@@ -5,7 +5,7 @@ circle loss, and debiased contrastive loss.
 import torch
 
 from fastsim.kinds.kind import ROWS, Exponentials, Kind, Total, over
-from fastsim.losses.reduce import softplus
+from fastsim.reduce import softplus
 
 
 class MultiSimilarity(Kind):

@@ -2,7 +2,8 @@
 
 A forward reduction looks at panel after panel of scores and keeps a state; `finish` makes the
 losses of it, and `coefficients` what the score gradient of a pair needs beside its score. A state
-is a list of float64 tensors, described by the parts that `Kind.parts` names, in their order.
+is a list of tensors in the type of sums (fastsim/precision.py), described by the parts that
+`Kind.parts` names, in their order.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from fastsim.distributed import all_reduce_sum, merge_exponentials
+from fastsim.precision import rounded_off
 
 EMPTY = -1e30  # the maximum of no scores, as kLeftOut in csrc/epilogue.h
 
@@ -33,6 +35,12 @@ class Part:
         """The tensors over the scores of both; `one` of those that were looked at first."""
         raise NotImplementedError
 
+    def lost(self, tile, one, other, both):
+        """What rounding has taken from `both`, merged of `one` and `other`, and the factor by which
+        `one` went in: a pair for each tensor.
+        """
+        raise NotImplementedError
+
     def all_reduce(self, tile, mine):
         """The tensors over the scores of all ranks of `tile.group`."""
         raise NotImplementedError
@@ -44,6 +52,9 @@ class Total(Part):
 
     def merge(self, tile, one, other):
         return [one[0] + other[0]]
+
+    def lost(self, tile, one, other, both):
+        return [(rounded_off(one[0], other[0], both[0]), 1.0)]
 
     def all_reduce(self, tile, mine):
         return [all_reduce_sum(mine[0], tile.group)]
@@ -69,6 +80,13 @@ class Exponentials(Part):
         grown = other_total * (scale * (other_top - both)).exp()
         return [both, total * (scale * (top - both)).exp() + grown]
 
+    def lost(self, tile, one, other, both):
+        (top, total), (other_top, other_total), (both_top, sums) = one, other, both
+        scale = getattr(tile, self.scale)
+        factor = (scale * (top - both_top)).exp()
+        grown = other_total * (scale * (other_top - both_top)).exp()
+        return [(0.0, 0.0), (rounded_off(total * factor, grown, sums), factor)]
+
     def all_reduce(self, tile, mine):
         return list(merge_exponentials(*mine, getattr(tile, self.scale), tile.group))
 
@@ -79,6 +97,9 @@ class OfPositive(Part):
 
     def merge(self, tile, one, other):
         return one
+
+    def lost(self, tile, one, other, both):
+        return [(0.0, 0.0)]
 
 
 class Kind:

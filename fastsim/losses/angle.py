@@ -38,8 +38,12 @@ def angle_similarity(u: Tensor, v: Tensor, *, backend: str | None = None) -> Ten
         >>> fastsim.angle_similarity(torch.eye(2), torch.eye(2))
         tensor([1.0000, 1.0000])
     """
-    check_embeddings("u", u)
-    check_embeddings("v", v)
+    return _angle_scores(u, v, backend)
+
+
+def _angle_scores(u, v, backend, *, empty=False):
+    check_embeddings("u", u, empty=empty)
+    check_embeddings("v", v, empty=empty)
     check_alike("v", v, "u", u, rows=True)
     if u.shape[1] % 2:
         raise ValueError(f"u: wanted an even width (two halves), got {u.shape[1]}")
@@ -82,10 +86,10 @@ def angle(
         >>> fastsim.angle(rows, rows, torch.tensor([1.0, 0.0]))  # equal scores: log 2
         tensor(0.6931)
     """
-    check_embeddings("u", u)
+    check_embeddings("u", u, empty=group is not None)
     check_labels("labels", labels, u.shape[0], u.device)
     check_number("scale", scale, positive=True)
-    scores = angle_similarity(u, v, backend=backend)
+    scores = _angle_scores(u, v, backend, empty=group is not None)
     return cosent(scores, labels, scale=scale, group=group, backend=backend)
 
 

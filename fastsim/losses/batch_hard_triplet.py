@@ -93,7 +93,7 @@ def batch_hard_triplet(
     """
     _check_options(margin, soft, reduction)
     check_choice("distance", distance, DISTANCES)
-    pairs = parse_groups(embeddings, groups, None, None, False)
+    pairs = parse_groups(embeddings, groups, None, None, False, empty=group is not None)
     chosen = pick(backend, embeddings, margin, kind="hardest", group=group)
     batch = join(
         group,
@@ -152,7 +152,9 @@ def hardest_pairs(
         tensor([2, 2, 1, 1])
     """
     check_choice("distance", distance, DISTANCES)
-    pairs = parse_groups(embeddings, groups, references, reference_groups, own_first)
+    pairs = parse_groups(
+        embeddings, groups, references, reference_groups, own_first, empty=group is not None
+    )
     chosen = pick(backend, embeddings, references, kind="hardest", group=group)
     columns = embeddings if references is None else references
     batch = join(

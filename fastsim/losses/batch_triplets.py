@@ -146,7 +146,7 @@ def _mean(triplets, formula, embeddings, labels, margin, distance, largest_class
         check_number("largest_class", largest_class, positive=True, tensor=False)
     chosen = pick(backend, embeddings, labels)
     x = unit_rows(embeddings, chosen) if distance == "cosine" else as_float(embeddings)
-    labels = labels.to(torch.int64)
+    labels = labels.to(torch.int64).contiguous()
     if chosen.name == "eager":
         total, number = formula(distances_of(x, distance), labels, margin)
     else:

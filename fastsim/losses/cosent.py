@@ -55,7 +55,7 @@ def cosent(
         >>> fastsim.cosent(scores, labels)  # log 2
         tensor(0.6931)
     """
-    check_scores("scores", scores, ndim=1)
+    check_scores("scores", scores, ndim=1, empty=group is not None)
     chosen = pick(backend, scores, scale)
     check_labels("labels", labels, scores.shape[0], scores.device)
     check_number("scale", scale, positive=True)

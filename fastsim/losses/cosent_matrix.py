@@ -203,7 +203,7 @@ def _unknown(dense, levels):
     count = torch.zeros((), dtype=torch.int64, device=dense.device)
     for band in _bands(dense):
         targets = band.to(levels.dtype)
-        place = torch.searchsorted(levels, targets).clamp_(max=len(levels) - 1)
+        place = torch.searchsorted(levels, targets.contiguous()).clamp_(max=len(levels) - 1)
         count += (levels[place] != targets).sum()
     return count
 

@@ -29,6 +29,7 @@ from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
 from fastsim.losses.reduce import as_float, inverse, reduce
 from fastsim.pairs import Pairs, parse_bias, parse_positives
+from fastsim.precision import widened
 from fastsim.scores import compute_dtype, dense_scores, paired_scores
 from fastsim.tile import Tile
 
@@ -125,7 +126,7 @@ def decoupled_contrastive(
     def formula(scores, scale, _):
         logits = scores * scale if bias is None else scores * scale + bias
         negatives = logits.scatter(1, own[:, None], -torch.inf)
-        return torch.logsumexp(negatives, 1).double()
+        return widened(torch.logsumexp(negatives, 1))
 
     pairs = Pairs(row_ids=own + batch.first_column, column_ids=columns, column_bias=bias)
     sums = tile_loss(
@@ -138,7 +139,7 @@ def decoupled_contrastive(
         formula=formula,
         backend=chosen,
     )
-    positive = positive.double()
+    positive = widened(positive)
     return (sums - (positive if weights is None else (positive * weights).sum())).to(dtype)
 
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import torch
 
-from fastsim.encoders.model_files import ModelError
+from fastsim.encoders.names import ModelError
 from fastsim.training import metrics
 
 # Format -> the metric that chooses the best model.

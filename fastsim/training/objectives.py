@@ -69,6 +69,9 @@ LOSSES = {
     "info_nce": Loss(
         losses.InfoNCE, {"tuples": _candidates}, ("temperature",), repeats="exclude", minimum=2
     ),
+    "decoupled_contrastive": Loss(
+        losses.DecoupledContrastive, {"tuples": _candidates}, ("temperature",), minimum=2
+    ),
     "full_triplet": Loss(losses.FullTriplet, {"tuples": _candidates}, repeats="exclude", minimum=2),
     "siglip": Loss(
         losses.SigLIP, {"tuples": _candidates, "labelled texts": _matrix}, ("scale", "bias")
@@ -91,6 +94,7 @@ LOSSES = {
     "multi_similarity": Loss(
         losses.MultiSimilarity, {"labelled texts": _groups}, minimum=3, positives=True
     ),
+    "circle": Loss(losses.Circle, {"labelled texts": _groups}, minimum=3, positives=True),
     "batch_hard_triplet": Loss(
         losses.BatchHardTriplet, {"labelled texts": _groups}, minimum=3, positives=True
     ),

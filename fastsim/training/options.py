@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from fastsim.encoders.model_files import EMBEDDED
+from fastsim.encoders.names import EMBEDDED
 
 # Options that may change between a run and its resumption.
 FREE = (

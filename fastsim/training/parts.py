@@ -3,14 +3,7 @@
 import torch
 from torch import nn
 
-# Our names of the poolings -> those of sentence-transformers.
-POOLINGS = {
-    "mean": "mean",
-    "cls": "cls",
-    "max": "max",
-    "last": "lasttoken",
-    "weighted_mean": "weightedmean",
-}
+from fastsim.encoders.names import POOLINGS
 
 
 def pool(states, mask, pooling="mean"):

@@ -67,6 +67,7 @@ def _softmax(x, y, groups, int8, strided, ids):
         Problem("int8", fastsim.matrix_cross_entropy, [x, y], (int8,)),
         Problem("strided", fastsim.matrix_cross_entropy, [x, y], (strided,)),
         Problem("guide", _guided, [x, y], (x.flip(1).contiguous(), y.flip(1).contiguous())),
+        Problem("without the positive", fastsim.decoupled_contrastive, [x, y], learnt=warm),
     ]
 
 
@@ -138,6 +139,7 @@ _KINDS = {
     "squared_error": _squared_error,
     "multi_similarity": _by_groups(fastsim.multi_similarity),
     "multi_positive": _by_groups(fastsim.nt_xent, temperature=0.2),
+    "circle": _by_groups(fastsim.circle),
     "levels": _levels,
     "closest": _closest,
     "hardest": _hardest,

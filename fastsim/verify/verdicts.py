@@ -15,8 +15,8 @@ import warnings
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
+from fastsim.agreement import agree
 from fastsim.operators import constant_result
 
 PACKAGE = Path(__file__).parents[1]
@@ -184,23 +184,30 @@ def _traced(device):
 
 
 _agreed = {}  # (group, kind, dtype, device) -> what its ranks agreed on
+_NEVER = 1 << 40  # the ratio of kernels that must not be taken, in millionths
 
 
 def agreed(names, kind, dtype, device, group):
     """As `fastest`, of all ranks of a process group: right on each, by the slowest rank.
 
-    names: the same on every rank. The ranks wait for one another once for each kind and dtype.
+    names: the same on every rank. The ranks wait for one another once for each kind and dtype; one
+    that has failed by then says so in the same exchange.
     """
     place = group.group_name, kind, dtype, device
     if place not in _agreed:
         found = [verdict(name, kind, dtype, device) for name in names]
-        good = [v.served and (1.0 if v.ratio is None else v.ratio) if v else False for v in found]
-        slowest = torch.tensor([ratio or torch.inf for ratio in good], device=device)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX, group)
-        ratios = dict(zip(names, slowest.tolist(), strict=True))
-        best = min(ratios, key=ratios.get)
-        _agreed[place] = best if ratios[best] <= 1 else None
+        said = {"kind of loss": kind, "dtype": str(dtype), "kernels": ", ".join(names)}
+        table = agree(group, said, [_millionths(v) for v in found], last=False)
+        slowest = dict(zip(names, map(max, zip(*table, strict=True)), strict=True))
+        best = min(slowest, key=slowest.get)
+        _agreed[place] = best if slowest[best] <= 10**6 else None
     return _agreed[place]
+
+
+def _millionths(found):
+    if not found or not found.served:
+        return _NEVER
+    return int(1e6 * (1.0 if found.ratio is None else found.ratio))
 
 
 @constant_result

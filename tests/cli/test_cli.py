@@ -37,6 +37,8 @@ def test_help_has_an_example():
         result = run(name, "--help")
         assert result.exit_code == 0
         assert f"Example: fastsim {name}" in result.output
+    listed = run("--help").output.partition("Commands:")[2]
+    assert "..." not in listed  # the first sentence of each command is whole
 
 
 def test_train_evaluate_search(data, tmp_path):

@@ -1,28 +1,28 @@
-"""What tests/test_distributed.py runs on four processes at once: every case on groups of them.
+"""What test_losses.py runs on four processes at once: every case on groups of them.
 
 Each process also has the whole batch and computes the loss of one process itself, so that it knows
 what its part has to be.
 """
 
-import datetime
 import inspect
-import os
 import time
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import fastsim
-from fastsim import losses
 from fastsim.backends.cpu import backend as cpu
 from fastsim.distributed import Ring
-from fastsim.grad_cache import GradCache
 from tests.cases import CASES, Case, embeddings, integers
+from tests.distributed.recorder import order, recording
 
 RANKS = (2, 3, 4)
 ROWS, MORE_COLUMNS = (13, 7, 10, 6), (20, 0, 9, 3)  # of each rank
+NO_ROWS, MORE_OF_NO_ROWS = (
+    (0, 7, 5, 0),
+    (4, 2, 0, 0),
+)  # a rank without rows, one without columns too
 WIDTH = 8
 LEARNT = {"temperature": 0.3, "scale": 3.0, "bias": -1.0}
 
@@ -81,20 +81,31 @@ SELECTIONS = [
     )
 ]
 BATCHWISE = [c for c in CASES if "group" in c.loss.__kwdefaults__] + REFERENCES + SELECTIONS
-WAYS = (
-    ("gather", "cpu", torch.float32),
-    ("ring", "cpu", torch.float32),
-    ("gather", "cpu", torch.float64),
-    ("ring", "cpu", torch.float64),
-    ("gather", "eager", torch.float64),
-)
+# (exchange, backend, dtype). float32, "eager" and "torch" need not be tried with every number of
+# processes: what is theirs alone does not know it.
+WAYS = {
+    2: (("gather", "cpu", torch.float32), ("ring", "cpu", torch.float32)),
+    3: (("gather", "eager", torch.float64), ("gather", "torch", torch.float64)),
+    4: (("ring", "torch", torch.float64),),
+}
+ALWAYS = (("gather", "cpu", torch.float64), ("ring", "cpu", torch.float64))
+REDUCTION = {2: "mean", 3: "sum", 4: "none"}
 
 
-def ways(case):
-    """Those of a case; in a library product the scores of copies may differ by rounding."""
-    found = [way for way in WAYS if way[1] != "eager" or not case.name.endswith("-copies")]
-    gathers = case.loss is fastsim.late_interaction  # its documents do not travel
-    return [way for way in found if way[0] == "gather"] if gathers else found
+def ways(case, ranks):
+    """[(exchange, backend, dtype, reduction, whether a rank has no rows)] of a case."""
+    found = [(*way, REDUCTION[ranks], False) for way in ALWAYS + WAYS[ranks]]
+    if ranks == 4:
+        found += [(*way, "mean", True) for way in (*ALWAYS, *WAYS[3], *WAYS[4])]
+        found += [(*way, "none", True) for way in ALWAYS]
+    if "reduction" not in case.loss.__kwdefaults__:
+        found = list(dict.fromkeys((*way[:3], None, way[4]) for way in found))
+    if (
+        case.loss is fastsim.late_interaction
+    ):  # its documents do not travel, and every rank has some
+        found = [way for way in found if way[0] == "gather" and not way[4]]
+    # In a library product the scores of copies may differ by rounding.
+    return [way for way in found if way[1] == "cpu" or not case.name.endswith("-copies")]
 
 
 @dataclass
@@ -106,12 +117,13 @@ class Part:
     options: dict
 
 
-def parts_of(case, ranks, seed, shrink=1):
-    """One `Part` per rank, the same on every process."""
+def parts_of(case, ranks, seed, shrink=1, none=False):
+    """One `Part` per rank, the same on every process. none: some rank has no rows."""
     generator = torch.Generator().manual_seed(seed)
+    counts = (NO_ROWS, MORE_OF_NO_ROWS) if none else (ROWS, MORE_COLUMNS)
     sizes = [
-        (max(1, rows // shrink), max(1, (rows + more) // shrink))
-        for rows, more in zip(ROWS[:ranks], MORE_COLUMNS, strict=False)
+        (-(-rows // shrink), -(-(rows + more) // shrink))
+        for rows, more in list(zip(*counts, strict=True))[:ranks]
     ]
     found = [Part(*case.make(*size, WIDTH, generator)) for size in sizes]
     if found[0].others and found[0].others[0] is not None:
@@ -166,12 +178,6 @@ def whole_of(case, parts):
     return Part(sides, others, options), order
 
 
-def reductions(case, way):
-    if "reduction" not in case.loss.__kwdefaults__:
-        return (None,)
-    return ("mean",) if way[2] == torch.float32 else ("mean", "sum", "none")
-
-
 def joined(tensors):
     return None if tensors[0] is None else torch.cat(tensors)
 
@@ -195,11 +201,11 @@ def run(case, part, dtype, reduction, **extra):
     return value.detach(), sides, [number.grad for number in learnt.values()]
 
 
-def compare(case, group, way, reduction, seed):
+def compare(case, group, way, seed):
     """The largest relative error of value and gradients on this rank."""
-    exchange, backend, dtype = way
+    exchange, backend, dtype, reduction, none = way
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-    parts = parts_of(case, ranks, seed, shrink=3 if backend == "eager" else 1)
+    parts = parts_of(case, ranks, seed, shrink=3 if backend == "eager" else 1, none=none)
     whole, order = whole_of(case, parts)
     truth, sides, numbers = run(case, whole, dtype, reduction, backend="cpu")
     if order is not None:
@@ -229,6 +235,8 @@ def compare(case, group, way, reduction, seed):
 def relative(got, wanted, scale):
     assert got.shape == wanted.shape
     assert got.isfinite().all()
+    if not got.numel():
+        return 0.0
     return ((got - wanted).abs().max() / scale.abs().max().clamp(min=1e-30)).item()
 
 
@@ -282,29 +290,6 @@ def ids():
     return torch.arange(4)
 
 
-def micro_batches(group, seed):
-    """(relative error, synchronisations) of a step of GradCache on unequal ranks under DDP."""
-    rank = dist.get_rank(group)
-    generator = torch.Generator().manual_seed(seed)
-    torch.manual_seed(seed)
-    encode = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 5))
-    parts = [torch.randn(2, rows, 6, generator=generator) for rows in ROWS]
-    fastsim.siglip(*(encode(side) for side in torch.cat(parts, 1))).backward()
-    wanted = [p.grad for p in encode.parameters()]
-    encode.zero_grad()
-    together, count = torch.nn.parallel.DistributedDataParallel(encode, process_group=group), []
-
-    def hook(state, bucket):
-        count.append(len(bucket.gradients()))
-        return default_hooks.allreduce_hook(state, bucket)
-
-    together.register_comm_hook(group, hook)
-    cache = GradCache(together, losses.SigLIP(group=group), micro_batch_size=4)
-    cache.backward(*parts[rank])
-    pairs = zip(encode.parameters(), wanted, strict=True)
-    return max(relative(p.grad, w, w) for p, w in pairs), count
-
-
 def failure(group, seconds):
     """What a call says, and after how long, when another rank does not answer."""
     start = time.monotonic()
@@ -316,39 +301,22 @@ def failure(group, seconds):
     return "no error", time.monotonic() - start
 
 
-def work(rank, folder, seed):
-    """Everything on one of max(RANKS) processes; results in `folder`."""
-    torch.set_num_threads(1)
+def everything(groups, seed):
+    """{(case, ranks, *way): error}, and the calls of each, of this rank.
+
+    groups: {ranks: group or None}.
+    """
     cpu.PANEL, cpu.FEWEST_ROWS, cpu.WIDEST = 1 << 9, 12, 64  # so that there are many panels
-    count = max(RANKS)
-    file = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=file, rank=rank, world_size=count)
-    errors = {}
-    for ranks in RANKS:
-        group = dist.new_group(range(ranks))
-        if rank >= ranks:
-            continue
-        for case in BATCHWISE:
-            for way in ways(case):
-                for reduction in reductions(case, way):
-                    key = case.name, ranks, *way, reduction
-                    try:
-                        errors[key] = compare(case, group, way, reduction, seed)
-                    except Exception as error:
-                        raise AssertionError(f"{key}: {error}") from error
-    found = {"errors": errors, "refusals": refusals(dist.group.WORLD)}
-    found["micro-batches"] = micro_batches(dist.group.WORLD, seed)
-    slow = dist.new_group(timeout=datetime.timedelta(seconds=2))
-    last = rank == count - 1
-    found["slow"] = time.sleep(4) if last else failure(slow, 2)
-    dead = dist.new_group(timeout=datetime.timedelta(seconds=20))
-    dist.barrier()
-    found["dead"] = None if last else failure(dead, 20)
-    torch.save(found, f"{folder}/{rank}.pt")
-    os._exit(0)  # nobody waits for the others
-
-
-if __name__ == "__main__":
-    import sys
-
-    work(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    errors, calls = {}, {}
+    for ranks, group in groups.items():
+        for case in BATCHWISE if group is not None else []:
+            for way in ways(case, ranks):
+                key = case.name, ranks, *way
+                made = []
+                try:
+                    with recording(made):
+                        errors[key] = compare(case, group, way, seed)
+                except RuntimeError as error:
+                    raise AssertionError(f"{key}: {error}") from error
+                calls[key] = order(made)
+    return errors, calls

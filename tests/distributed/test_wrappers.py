@@ -1,47 +1,33 @@
 """Wrapped encoders reduce once a step; no rank waits for one that failed. See wrappers.py."""
 
-import os
-import subprocess
-import sys
+import re
 
 import pytest
-import torch
 
-RANKS = (2, 3)
+from tests.distributed import wrappers
+
 # float32: sums in another order. The limit of test_losses.py, which says the same of the losses.
 ALLOWED = 1e-5
 
 
-@pytest.fixture(scope="module", params=RANKS)
-def results(request, tmp_path_factory):
-    """What each process found; one start for all tests of as many processes."""
-    folder = tmp_path_factory.mktemp("wrappers")
-    count, seed = request.param, str(torch.seed() % 2**31)
-    command = [sys.executable, "-m", "tests.distributed.wrappers"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    logs = [folder / f"{rank}.log" for rank in range(count)]
-    processes = []
-    for rank, log in enumerate(logs):
-        with open(log, "w") as said:
-            arguments = [*command, str(rank), str(count), str(folder), seed]
-            processes.append(subprocess.Popen(arguments, env=environment, stderr=said))
-    codes = [process.wait(timeout=200) for process in processes]
-    assert not any(codes), (seed, [log.read_text()[-2000:] for log in logs])
-    return [torch.load(folder / f"{rank}.pt") for rank in range(count)]
+@pytest.fixture(params=wrappers.RANKS)
+def found(request, results):
+    """What each process of a group of so many found."""
+    return [rank["wrappers"][request.param] for rank in results[: request.param]]
 
 
 @pytest.mark.parametrize("wrapper", ["ddp", "function_around_ddp", "fsdp", "deepspeed"])
-def test_gradients_are_reduced_once_a_step(wrapper, results):
+def test_gradients_are_reduced_once_a_step(wrapper, found):
     """Unequal ranks, each with its own number of micro-batches."""
-    for rank in results:
+    for rank in found:
         error, reductions = rank[wrapper]
         assert error <= ALLOWED
         # FSDP2 reduces each of its two layers by itself.
         assert reductions == {"fsdp": 2}.get(wrapper, 1)
 
 
-def test_a_rank_without_rows_takes_part(results):
-    assert all(rank["no rows"] <= ALLOWED for rank in results)
+def test_a_rank_without_rows_takes_part(found):
+    assert all(rank["no rows"] <= ALLOWED for rank in found)
 
 
 @pytest.mark.parametrize(
@@ -55,12 +41,14 @@ def test_a_rank_without_rows_takes_part(results):
         ("embeddings", "embeddings: wanted"),
         ("labels", "labels: wanted"),
         ("encoder", "no such token"),
+        ("columns", "columns\\[1\\]: wanted a tensor"),
+        ("loss", "positives: wanted"),
+        ("kernels", "embeddings: wanted"),
+        ("kernels, later", "temperature: wanted"),
     ],
 )
-def test_a_refusal_on_one_rank_is_raised_on_all(name, reason, results):
-    import re
-
-    for number, rank in enumerate(results):
+def test_a_refusal_on_one_rank_is_raised_on_all(name, reason, found):
+    for number, rank in enumerate(found):
         said, seconds = rank["refusals"][name]
         assert re.search(reason, said), said
         assert seconds < 5
@@ -69,15 +57,56 @@ def test_a_refusal_on_one_rank_is_raised_on_all(name, reason, results):
         assert rank["refusals"]["after"] is True
 
 
-def test_a_learnt_temperature_has_one_gradient(results):
+def test_a_learnt_temperature_has_one_gradient(found):
     """Without DistributedDataParallel too: the mean over the ranks is that of one process."""
-    for rank in results:
+    for rank in found:
         for own, whole in rank["learnt"]:
             assert abs(own - whole) <= ALLOWED * abs(whole)
-    first = [own for own, _ in results[0]["learnt"]]
-    assert all([own for own, _ in rank["learnt"]] == first for rank in results)
+    first = [own for own, _ in found[0]["learnt"]]
+    assert all([own for own, _ in rank["learnt"]] == first for rank in found)
 
 
-def test_groups_are_copied_saved_and_meshes(results):
-    for rank in results:
+def test_groups_are_copied_saved_and_meshes(found):
+    for rank in found:
         assert rank["groups"] == [True, True, True]
+
+
+def test_ranks_that_verify_kernels_of_different_losses_are_told(found):
+    for rank in found:
+        said, seconds = rank["refusals"]["kernels, other loss"]
+        assert re.search("kind of loss: .* softmax on rank 0 and sigmoid on rank 1", said)
+        assert seconds < 5
+
+
+def test_a_temperature_is_learnt_within_fsdp(found):
+    assert all(rank["sharded with its loss"] <= ALLOWED for rank in found)
+
+
+def test_a_sharded_loss_is_refused_by_grad_cache(found):
+    assert all(
+        re.match("ValueError: loss: wanted .* whole", rank["sharded loss"]) for rank in found
+    )
+
+
+@pytest.mark.parametrize("placement", wrappers.PLACEMENTS[::2], ids=str)
+@pytest.mark.parametrize("name", wrappers.SHARDED)
+def test_dtensors_are_the_whole_batch(name, placement, found):
+    for rank in found:
+        assert rank["dtensors"][name, str(placement)] <= ALLOWED
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("columns", "anchors: wanted a DTensor of replicas, or one that is sharded by rows"),
+        ("replica beside rows", "candidates: wanted .* sharded by rows, as anchors is"),
+        ("plain beside rows", "candidates: .* got a plain tensor; x.full_tensor"),
+        ("more columns", "anchors, candidates: wanted .* got 8 in anchors, 10 in candidates"),
+        ("positives", "positives: wanted none"),
+        ("no group", "embeddings: wanted a plain tensor, got a DTensor; x.full_tensor"),
+        ("scores", "x: wanted a plain tensor, got a DTensor; x.full_tensor"),
+    ],
+)
+def test_dtensors_that_cannot_be_served_are_refused(name, reason, found):
+    for rank in found:
+        assert re.search(reason, rank["dtensor refusals"][name]), rank["dtensor refusals"][name]

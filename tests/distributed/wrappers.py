@@ -1,22 +1,24 @@
 """What test_wrappers.py runs on two and three processes: wrapped encoders, ranks that fail."""
 
 import copy
-import datetime
+import importlib
 import io
-import os
 import time
 
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import fastsim
 from fastsim import losses
 from fastsim.grad_cache import GradCache
+from fastsim.verify import verdicts
 
+RANKS = (2, 3)
 ROWS = (16, 7, 9)  # of each rank: other numbers of micro-batches
 SIZE = 4
 
@@ -56,8 +58,7 @@ def ddp(group, seed):
 
 
 def fsdp(group, seed):
-    ranks = dist.get_world_size(group)
-    mesh = init_device_mesh("cpu", (ranks,))
+    mesh = DeviceMesh.from_group(group, "cpu")
     encode, count = model(seed), []
     for layer in encode:
         if isinstance(layer, torch.nn.Linear):
@@ -71,7 +72,8 @@ class Engine(torch.nn.Module):
 
     def __init__(self, module, group, count):
         super().__init__()
-        self.module, self.group, self.count, self.boundary = module, group, count, True
+        self.module, self.data_parallel_group = module, group
+        self.count, self.boundary = count, True
 
     def forward(self, *inputs):
         return self.module(*inputs)
@@ -85,8 +87,8 @@ class Engine(torch.nn.Module):
         if self.boundary:
             self.count.append(1)
             for p in self.module.parameters():
-                dist.all_reduce(p.grad, group=self.group)
-                p.grad /= dist.get_world_size(self.group)
+                dist.all_reduce(p.grad, group=self.data_parallel_group)
+                p.grad /= dist.get_world_size(self.data_parallel_group)
 
 
 def deepspeed(group, seed):
@@ -132,6 +134,33 @@ def failing_encoder(group, seed):
     cache.backward(*batches(dist.get_world_size(group), seed)[dist.get_rank(group)])
 
 
+def said_of(call):
+    """(what it raises, seconds)."""
+    start = time.monotonic()
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}", time.monotonic() - start
+    return "no error", time.monotonic() - start
+
+
+backends = importlib.import_module("fastsim.backends")  # fastsim.backends is a function
+
+
+def verified(call):
+    """A call on a device whose kernels want verdicts, which the ranks agree on: a stand-in."""
+
+    def agree(tensors, kind, group):
+        return verdicts.agreed(["triton"], kind, tensors[0].dtype, torch.device("cpu"), group)
+
+    kept, backends._verified = backends._verified, agree
+    verdicts.forget()
+    try:
+        return call()
+    finally:
+        backends._verified = kept
+
+
 def refusals(group, seed):
     """What each rank says of a call that rank 1 alone refuses, and after how many seconds."""
     rank = dist.get_rank(group)
@@ -139,6 +168,7 @@ def refusals(group, seed):
     ids = torch.arange(4)
     bad = ids + 100 * (rank == 1)
     temperature = -1.0 if rank == 1 else 1.0
+    wrapped, _, _ = ddp(group, seed)
     found = {}
     for name, call in {
         "temperature": lambda: fastsim.info_nce(x, x, temperature=temperature, group=group),
@@ -151,14 +181,24 @@ def refusals(group, seed):
         "embeddings": lambda: fastsim.sup_con(x[0] if rank == 1 else x, ids, group=group),
         "labels": lambda: fastsim.cosent(x[:, 0], ids[rank == 1 :], group=group),
         "encoder": lambda: failing_encoder(group, seed),
+        "columns": lambda: GradCache(
+            wrapped, losses.SigLIP(group=group), micro_batch_size=SIZE
+        ).backward(x, x if rank != 1 else 3),
+        "loss": lambda: GradCache(
+            wrapped, lambda x, y: fastsim.triplet_margin(x, y[rank == 1 :], y), micro_batch_size=2
+        ).backward(x, x),
+        # Where the ranks agree on kernels: before and after it.
+        "kernels": lambda: verified(
+            lambda: fastsim.sup_con(x[0] if rank == 1 else x, ids, group=group)
+        ),
+        "kernels, later": lambda: verified(
+            lambda: fastsim.info_nce(x, x, temperature=temperature, group=group)
+        ),
+        "kernels, other loss": lambda: verified(
+            lambda: (fastsim.siglip if rank == 1 else fastsim.info_nce)(x, x, group=group)
+        ),
     }.items():
-        start = time.monotonic()
-        try:
-            call()
-            said = "no error"
-        except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-        found[name] = said, time.monotonic() - start
+        found[name] = said_of(call)
     found["after"] = fastsim.info_nce(x, x, group=group).isfinite().item()
     return found
 
@@ -186,29 +226,128 @@ def groups(group):
     torch.save(module, saved)
     saved.seek(0)
     x = torch.randn(4, 6)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(group),))
+    mesh = DeviceMesh.from_group(group, "cpu")
     others = copy.deepcopy(module), torch.load(saved, weights_only=False), losses.SigLIP(group=mesh)
     return [torch.equal(module(x, x), other(x, x)) for other in others]
 
 
-def work(rank, ranks, folder, seed):
-    torch.set_num_threads(1)
-    limit = datetime.timedelta(seconds=60)
-    file = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=file, rank=rank, world_size=ranks, timeout=limit)
-    group = dist.group.WORLD
+class Learning(torch.nn.Module):
+    """An encoder and a loss whose temperature it learns, of the shape that FSDP2 wants."""
+
+    def __init__(self, group, seed):
+        super().__init__()
+        self.encode = model(seed)
+        self.temperature = torch.nn.Parameter(torch.tensor([0.3]))
+        self.group = group
+
+    def forward(self, sides):
+        vectors = map(self.encode, sides)
+        return fastsim.info_nce(*vectors, temperature=self.temperature, group=self.group)
+
+
+def sharded_with_its_loss(group, seed):
+    """The error of the gradients, the temperature's among them, of a model in FSDP2."""
+    parts = batches(dist.get_world_size(group), seed)
+    one = Learning(None, seed)
+    one(torch.cat(parts, 1)).backward()
+    several = fully_shard(Learning(group, seed), mesh=DeviceMesh.from_group(group, "cpu"))
+    several(parts[dist.get_rank(group)]).backward()
+    gradients = [p.grad.full_tensor() for p in several.parameters()]
+    return worst(gradients, [p.grad for p in one.parameters()])
+
+
+def sharded_loss(group, seed):
+    """What GradCache says of a loss whose temperature is sharded."""
+    loss = losses.InfoNCE(temperature=torch.nn.Parameter(torch.tensor([0.3])), group=group)
+    fully_shard(loss, mesh=DeviceMesh.from_group(group, "cpu"))
+    cache = GradCache(model(seed), loss, micro_batch_size=SIZE)
+    return said_of(lambda: cache.backward(torch.randn(4, 6), torch.randn(4, 6)))[0]
+
+
+ROW_IDS = torch.arange(11) // 2
+# name -> (loss of x and y, whose rows are sharded; learnt numbers)
+SHARDED = {
+    "info_nce": (lambda x, y, ids, **o: fastsim.info_nce(x, y, **o), {"temperature": 0.3}),
+    "symmetric": (
+        lambda x, y, ids, **o: fastsim.info_nce(
+            x, y, symmetric=True, exclude=(ids, ids), reduction="sum", **o
+        ),
+        {"temperature": 0.3},
+    ),
+    "rows": (
+        lambda x, y, ids, **o: fastsim.siglip(x, y, reduction="none", **o),
+        {"scale": 3.0, "bias": -1.0},
+    ),
+    "groups": (lambda x, y, ids, **o: fastsim.sup_con(x, ids, **o), {"temperature": 0.3}),
+    "matrix": (
+        lambda x, y, ids, **o: fastsim.cosent_matrix(x, y, (ids, ids), **o),
+        {"scale": 3.0},
+    ),
+    "hardest": (lambda x, y, ids: fastsim.hardest_pairs(x, ids).negative, {}),
+}
+
+
+def dtensors(group, seed):
+    """{loss: the largest error of its value and gradients}, of replicas and of sharded rows."""
+    generator = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(2, 11, 6, generator=generator)  # 11 rows: no multiple of the ranks
+    mesh, found = DeviceMesh.from_group(group, "cpu"), {}
+    for name, (loss, learnt) in SHARDED.items():
+        truth = [t.clone().requires_grad_() for t in (x, y)]
+        numbers = {key: torch.tensor(value, requires_grad=True) for key, value in learnt.items()}
+        value = loss(*truth, ROW_IDS, **numbers)
+        value.sum().backward()
+        for placement in (Shard(0), Replicate()):
+            sides = [distribute_tensor(t, mesh, [placement]).requires_grad_() for t in (x, y)]
+            own = {key: torch.tensor(number, requires_grad=True) for key, number in learnt.items()}
+            ids = distribute_tensor(ROW_IDS, mesh, [placement])
+            got = loss(*sides, ids, **own)
+            got.sum().backward()
+            pairs = [(got.full_tensor(), value)]
+            pairs += [
+                (side.grad.full_tensor(), t.grad)
+                for side, t in zip(sides, truth, strict=True)
+                if t.grad is not None
+            ]
+            pairs += [(own[key].grad, numbers[key].grad) for key in learnt]
+            found[name, str(placement)] = worst(*zip(*pairs, strict=True))
+    return found
+
+
+def dtensor_refusals(group):
+    """What is said of DTensors that cannot be served."""
+    mesh = DeviceMesh.from_group(group, "cpu")
+    x = torch.randn(8, 6)
+    rows, columns, replica = (distribute_tensor(x, mesh, [p]) for p in PLACEMENTS)
+    more = distribute_tensor(torch.randn(10, 6), mesh, [Shard(0)])
+    places = distribute_tensor(torch.arange(8), mesh, [Shard(0)])
+    return {
+        name: said_of(call)[0]
+        for name, call in {
+            "columns": lambda: fastsim.info_nce(columns, columns),
+            "replica beside rows": lambda: fastsim.info_nce(rows, replica),
+            "plain beside rows": lambda: fastsim.info_nce(rows, x),
+            "more columns": lambda: fastsim.info_nce(rows, more),
+            "positives": lambda: fastsim.info_nce(rows, rows, places),
+            "no group": lambda: losses.batch_all_triplet(rows, torch.arange(8)),
+            "scores": lambda: fastsim.cosine_similarity(rows),
+        }.items()
+    }
+
+
+PLACEMENTS = Shard(0), Shard(1), Replicate()
+
+
+def everything(group, seed):
+    """All of the above on this rank of a group."""
     makes = (ddp, function_around_ddp, fsdp, deepspeed)
     found = {make.__name__: step_of(make, group, seed) for make in makes}
     found["no rows"] = step_of(ddp, group, seed, rows=(16, 0, 9))[0]
     found["refusals"] = refusals(group, seed)
     found["learnt"] = learnt(group, seed)
     found["groups"] = groups(group)
-    torch.save(found, f"{folder}/{rank}.pt")
-    dist.barrier()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    import sys
-
-    work(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    found["sharded with its loss"] = sharded_with_its_loss(group, seed)
+    found["sharded loss"] = sharded_loss(group, seed)
+    found["dtensors"] = dtensors(group, seed)
+    found["dtensor refusals"] = dtensor_refusals(group)
+    return found

@@ -139,6 +139,17 @@ LAYOUTS = {
 }
 
 
+def laid_out(value, layout):
+    """Tensors in arguments, ids and targets, in a layout; of a vector every second number."""
+    if isinstance(value, dict):
+        return {name: laid_out(one, layout) for name, one in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(laid_out(one, layout) for one in value)
+    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+        return value
+    return torch.stack([value, value], 1)[:, 0] if value.dim() == 1 else LAYOUTS[layout](value)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", WITH_ROWS, ids=repr)
@@ -146,6 +157,7 @@ def test_layouts(case, backend, layout, usable):
     usable(backend)
     tensors, others, options = inputs(case, (6, 9, 4), torch.float32, seed=4)
     chosen = {"backend": backend} if takes_backend(case) else {}
+    others, options = laid_out(others, layout), laid_out(options, layout)
     laid = [t if t is None else LAYOUTS[layout](t).detach().requires_grad_() for t in tensors]
     plain = [t if t is None else t.detach().contiguous().requires_grad_() for t in laid]
     for one, other in zip(laid, plain, strict=True):

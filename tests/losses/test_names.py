@@ -18,7 +18,7 @@ STEMS = sorted(p.stem for p in FOLDER.glob("*.py") if inspect.isfunction(vars(lo
 def test_a_loss_is_named_everywhere(stem):
     function = vars(losses)[stem]
     assert stem in losses.__all__
-    assert getattr(fastsim, stem, None) is function, "fastsim/__init__.py"
+    assert getattr(fastsim, stem, None) is function, "fastsim/public.py"
     assert stem in fastsim.__all__
     modules = [m for m in vars(losses).values() if getattr(m, "function", None) is function]
     assert len(modules) == 1, "a module in its file, named in fastsim/losses/__init__.py"

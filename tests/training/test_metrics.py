@@ -113,7 +113,10 @@ def test_fitting_is_the_table_of_the_documentation():
 
 
 def test_a_loss_that_does_not_fit_names_those_that_do():
-    with pytest.raises(ValueError, match="can train info_nce, full_triplet, siglip, got 'cosent'"):
+    with pytest.raises(
+        ValueError,
+        match="can train info_nce, decoupled_contrastive, full_triplet, siglip, got 'cosent'",
+    ):
         check_loss("cosent", PAIRS)
     with pytest.raises(ValueError, match="got 'cosend'; all losses: cosent, angle"):
         check_loss("cosend", SCORED)

@@ -55,10 +55,75 @@ def test_what_is_wrong_is_refused(name):
     assert WRONG[name] in verdict.sentence
 
 
+def test_an_option_that_is_not_known_is_a_refusal():
+    """Not an error: the sentence of the backend alone."""
+    verdict = checked("refusing", kind="softmax")
+    assert not verdict.served
+    assert verdict.reason == "it does not know exclude_above of the pairs of softmax losses"
+
+
 def test_what_is_right_is_served():
     verdict = checked("fake")
     assert verdict.served, verdict.reason
     assert verdict.reason is None
+
+
+@pytest.mark.parametrize("name", ["torch", "triton", "cuda"])
+def test_several_panels_are_several(name):
+    pytest.importorskip("triton")
+    rows, columns, _ = checks.TALL
+    with checks.panels_of(checks.SMALLEST):
+        blocks = get(name).blocks(rows, columns, CPU)
+        whole = get(name).blocks(rows, columns, CPU, whole_rows=True)
+        assert min(len(list(blocks)), len(list(whole))) > 2
+
+
+def test_the_shapes_on_a_device(monkeypatch):
+    """More tiles than two for each multiprocessor; 1, 4, 5, 12 and 13 steps in depth."""
+    properties = type("Properties", (), {"multi_processor_count": 132})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    found = checks.shapes(torch.device("cuda:0"))
+    assert max((rows // 128) * (columns // 128) for rows, columns, _ in found) > 2 * 132
+    assert {1, 4, 5, 12, 13} <= {depth // 64 for _, _, depth in found if depth % 64 == 0}
+    assert any(rows % 128 == columns % 128 == 0 for rows, columns, _ in found)
+    assert any(rows % 8 and columns % 8 and depth % 64 for rows, columns, depth in found)
+
+
+@pytest.mark.parametrize("where", ["recorded", "compiled"])
+def test_nothing_is_verified_under(where, two_kernels, monkeypatch):
+    """Neither while a CUDA graph is recorded nor while torch.compile traces."""
+    monkeypatch.setenv("FASTSIM_VERIFY", "1")
+    monkeypatch.setattr(run, "verify", lambda *place: pytest.fail("verified"))
+    if where == "compiled":
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    else:
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    device = META if where == "compiled" else torch.device("cuda")
+    monkeypatch.setattr(verdicts, "key", lambda *place: {})
+    assert verdicts.verdict("fake", "sigmoid", torch.float32, device) is None
+
+
+KEYED = {
+    "device": "another",
+    "capability": "8.9",
+    "driver": "12.8 570",
+    "torch": "1.0",
+    "triton": "2.0",
+    "kernels": "changed",
+    "backend": "cuda",
+    "kind": "levels",
+    "dtype": "float16",
+    "precision": "high",
+}
+
+
+def test_a_verdict_depends_on_all_of_its_key():
+    verdict = kept("fake")
+    assert set(KEYED) == set(verdict.key)
+    for name, value in KEYED.items():
+        assert verdict.key[name] != value
+        assert verdicts.read(verdict.key | {name: value}) is None
+    assert verdicts.read(verdict.key) == verdict
 
 
 @pytest.mark.parametrize("kind", cases.KINDS)

@@ -10,6 +10,7 @@ from fastsim.backends.cpu import amx, max_sim
 from fastsim.backends.cpu.passes import EMPTY, FORWARDS, SCORE_GRADS
 from fastsim.backends.panel import panel_bytes
 from fastsim.kinds import LATE_INTERACTION, SELECTIONS
+from fastsim.pairs import Pairs
 
 LIBRARY = Path(__file__).parents[2] / "_lib" / "cpu.so"
 
@@ -25,7 +26,6 @@ TILE_ROWS = 12  # rows of a panel are a multiple: whole register tiles for two t
 ALIGNED = 64  # a block's first column is a multiple of every kernel's column panel
 ODD = 16  # columns of padding
 WIDEST = 1 << 17  # columns of a block: 120 rows of them take 63 MB
-SKIP = {"nothing": 0, "diagonal": 1, "lower": 2}
 WHOLE = ("softmax", "sigmoid", "squared_error", "hard_triplet", "semi-hard_triplet")
 SMALL = 1 << 27  # multiply-adds of a product up to which one call is faster than a matrix unit
 CHEAP = 1 << 24  # multiply-adds of a product that cost less than the calls it saves
@@ -53,7 +53,7 @@ def _pairs(pairs, block):
     """The arguments that every panel operator opens with."""
     rows, columns = block
     parts = pairs.block(rows, columns)
-    return rows.start + pairs.offset, columns.start, *parts, pairs.negative_target, SKIP[pairs.skip]
+    return rows.start + pairs.offset, columns.start, *parts, pairs.negative_target, pairs.skip
 
 
 def _with_positives(columns, first):
@@ -151,8 +151,8 @@ class CpuBackend(Backend):
             y,
             *tile.pairs.tensors(),
             tile.pairs.negative_target,
-            SKIP[tile.pairs.skip],
-            WHOLE.index(tile.kind),
+            tile.pairs.skip,
+            tile.kind,
             tile.scale,
             tile.bias,
             tile.margin,
@@ -346,7 +346,8 @@ class CpuBackend(Backend):
         for block in self.blocks(shape[0], corpus.shape[0], corpus.device):
             torch.ops.fastsim_cpu.top_k(
                 self.scores(unit_x, unit_y, block, workspace),
-                block[1].start,
+                *_pairs(Pairs(), block),
+                k,
                 values[block[0]],
                 indices[block[0]],
             )

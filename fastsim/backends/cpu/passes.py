@@ -21,7 +21,7 @@ class _SoftmaxForward:
     def __init__(self, tile, rows, columns):
         self.tile = tile
         self.rows = (_state(rows, EMPTY), _state(rows), _state(rows), _state(rows))
-        self.columns = (_state(columns, EMPTY), _state(columns)) if tile.symmetric else (None, None)
+        self.columns = (_state(columns, EMPTY), _state(columns)) if tile.symmetric else ()
 
     def add(self, panel, pairs, block):
         rows, columns = block
@@ -32,8 +32,10 @@ class _SoftmaxForward:
             tile.scale,
             tile.margin,
             *(state[rows] for state in self.rows),
-            *(None if state is None else state[columns] for state in self.columns),
         )
+        if tile.symmetric:
+            of_columns = (state[columns] for state in self.columns)
+            torch.ops.fastsim_cpu.softmax_forward_columns(panel, *pairs, tile.scale, *of_columns)
 
     def fused_pass(self, panel, pairs, weights):
         tile = self.tile
@@ -48,7 +50,7 @@ class _SoftmaxForward:
         )
 
     def result(self):
-        return [*self.rows, *(self.columns if self.tile.symmetric else ())]
+        return [*self.rows, *self.columns]
 
 
 class _SigmoidForward:

@@ -8,7 +8,6 @@ from dataclasses import fields
 
 import torch
 
-from fastsim.backends.cpu.backend import SKIP
 from fastsim.kinds.kind import EMPTY
 from fastsim.pairs import Pairs
 from fastsim.tile import Tile
@@ -112,7 +111,7 @@ class Launch:
         if dense is not None and dense.dtype == torch.bool:
             dense = dense.view(torch.uint8)
         vectors = (None if v is None else v.contiguous() for v in pairs.tensors()[:-1])
-        self.of_pairs = (*vectors, dense, pairs.negative_target, SKIP[pairs.skip])
+        self.of_pairs = (*vectors, dense, pairs.negative_target, pairs.skip)
         self.product = product(unit_x.dtype)
         self.size = operators().tile_size()
         self.everything = slice(0, unit_x.shape[0]), slice(0, unit_y.shape[0])

@@ -10,7 +10,7 @@ waits for the device.
 import torch
 
 from fastsim.backends.base import Backend
-from fastsim.backends.torch import cosent, max_sim, panels, rows, selection
+from fastsim.backends.torch import cosent, max_sim, panels, rows, selection, steps
 from fastsim.backends.torch.block import Block
 from fastsim.backends.torch.epilogues import EPILOGUES
 from fastsim.backends.torch.states import States
@@ -86,22 +86,15 @@ class TorchBackend(Backend):
         panels.multiply(left, right.t(), panel)
         return panel
 
-    def block(self, pairs, unit_x, unit_y, place, workspace):
-        """A `Block` with its scores."""
-        whole = place[1] == slice(0, unit_y.shape[0])
-        return Block(pairs, place, self.scores(unit_x, unit_y, place, workspace), whole)
-
-    def _prepared(self, tile, unit_x, unit_y, place, workspace):
-        """The block of a loss, what takes no part left out."""
-        block = self.block(tile.pairs, unit_x, unit_y, place, workspace)
-        guide, guided = tile.pairs.guide, None
+    def block(self, pairs, unit_x, unit_y, place, workspace, scale=None):
+        """A `Block` with its scores, and those of the guide; scale: of logits with a bias."""
+        guide, guided = pairs.guide, None
         if guide is not None:
             guided = self.scores(guide.rows, guide.columns, place, panels.Workspace())
-        block.leave_out(guided)
-        if tile.pairs.column_bias is not None:
-            block.panel.add_(tile.pairs.score_bias(place[1], tile.scale))
-        EPILOGUES[tile.kind].prepare(tile, block)
-        return block
+        panel = self.scores(unit_x, unit_y, place, workspace)
+        biased = pairs.column_bias is not None
+        bias = pairs.score_bias(place[1], scale) if biased else None
+        return Block.of(pairs, place, panel, unit_y.shape[0], guided, bias)
 
     # ---- passes ----
 
@@ -117,24 +110,23 @@ class TorchBackend(Backend):
         rows, columns, where = unit_x.shape[0], unit_y.shape[0], unit_x.device
         states, workspace = States(tile, sums), panels.Workspace()
         for place in self.blocks(rows, columns, where, lower=tile.pairs.each_once):
-            block = self._prepared(tile, unit_x, unit_y, place, workspace)
+            block = self.block(tile.pairs, unit_x, unit_y, place, workspace, tile.scale)
             of_rows = None if sums is None else [part[place[0]] for part in sums]
-            states.add(EPILOGUES[tile.kind].forward(tile, block, of_rows), place)
+            states.add(steps.forward(tile, block, of_rows), place)
         return states.result()
 
     def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
-        prepared = self._prepared(tile, unit_x, unit_y, block, workspace)
+        whole = self.block(tile.pairs, unit_x, unit_y, block, workspace, tile.scale)
         if weights is not None and weights.ndim:
             weights = weights[block[0]]
-        state = EPILOGUES[tile.kind].fused(tile.of_rows(block[0]), prepared, weights)
-        return state, workspace.operand(prepared.panel, unit_x.dtype)
+        out = workspace.operand(whole.panel, unit_x.dtype)
+        return steps.fused(tile.of_rows(block[0]), whole, weights, out), out
 
     def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
-        prepared = self._prepared(tile, unit_x, unit_y, block, workspace)
-        EPILOGUES[tile.kind].score_grad(
-            tile, prepared, tile.coefficients_of_block(coefficients, block)
-        )
-        return workspace.operand(prepared.panel, unit_x.dtype)
+        scores = self.block(tile.pairs, unit_x, unit_y, block, workspace, tile.scale)
+        out = workspace.operand(scores.panel, unit_x.dtype)
+        steps.score_grad(tile, scores, tile.coefficients_of_block(coefficients, block), out)
+        return out
 
     def paired_scores(self, unit_x, unit_y):
         workspace, parts = panels.Workspace(), []

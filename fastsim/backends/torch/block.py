@@ -1,8 +1,9 @@
 """A block of the score matrix: which of its pairs take part, and their targets, in torch."""
 
-from functools import cached_property
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from fastsim.kinds.kind import EMPTY
 
@@ -14,35 +15,80 @@ LEFT_OUT, LOWEST = EMPTY, 0.1 * EMPTY
 SLACK = 8
 
 
+@dataclass
 class Block:
-    """The pairs of a slice of rows with a slice of columns, and the panel of their scores.
+    """The pairs of R rows with C columns, and the panel (R, C) of their scores.
 
-    `whole`: the block has all columns, so that every positive is inside.
+    positives: (R,) columns of the panel, some of them outside unless `whole`: the block has all
+    columns. Ids, groups (R,) and (C,), `dense` (R, C) and `thresholds` (R,) are those of
+    `fastsim.pairs.Pairs`; `guided` (R, C) are the guide's scores with thresholds of their own.
+    bias: (C,) what is added to the scores of pairs that take part, or None.
+    first: row r of the panel is column r + first of it.
     """
 
-    def __init__(self, pairs, place, panel, whole):
-        self.pairs, self.place, self.panel, self.whole = pairs, place, panel, whole
-        rows, columns = place
-        parts = pairs.block(rows, columns)
-        self.positives, *self.ids, row_groups, column_groups, self.dense = parts
-        self.groups = row_groups, column_groups
-        # Row r of the panel is column r + first of the panel.
-        self.first = rows.start + pairs.offset - columns.start
+    panel: Tensor
+    positives: Tensor | None
+    row_ids: Tensor | None
+    column_ids: Tensor | None
+    row_groups: Tensor | None
+    column_groups: Tensor | None
+    dense: Tensor | None
+    thresholds: Tensor | None
+    guided: Tensor | None
+    guide_thresholds: Tensor | None
+    bias: Tensor | None
+    first: int
+    whole: bool
+    skip: str
+    exclude_above: float | None
+    negative_target: float
+    _same: Tensor | None = None
+
+    @classmethod
+    def of(cls, pairs, place, panel, columns, guided=None, bias=None):
+        """The block of two slices, of a matrix with so many columns."""
+        rows, across = place
+        positives, *others = pairs.block(rows, across)
+        guide_thresholds = None if guided is None else pairs.guide.thresholds[rows]
+        return cls(
+            panel,
+            None if positives is None else positives - across.start,
+            *others,
+            None if pairs.thresholds is None else pairs.thresholds[rows],
+            guided,
+            guide_thresholds,
+            bias,
+            first=rows.start + pairs.offset - across.start,
+            whole=across == slice(0, columns) and not pairs.sliced,
+            skip=pairs.skip,
+            exclude_above=pairs.exclude_above,
+            negative_target=pairs.negative_target,
+        )
+
+    @property
+    def one_positive(self):
+        """As `Pairs.one_positive`."""
+        return self.positives is not None and self.row_groups is None and self.dense is None
+
+    @property
+    def untargeted(self):
+        """As `Pairs.untargeted`."""
+        return self.positives is None and self.row_groups is None and self.dense is None
 
     # ---- positives ----
 
-    @cached_property
+    @property
     def columns(self):
         """(R, 1) the columns of the positives in the panel, clamped where they are outside."""
-        columns = (self.positives - self.place[1].start)[:, None]
+        columns = self.positives[:, None]
         return columns if self.whole else columns.clamp(0, self.panel.shape[1] - 1)
 
-    @cached_property
+    @property
     def inside(self):
         """(R, 1) bool: whose positive is in the panel; None for all."""
         if self.whole:
             return None
-        columns = (self.positives - self.place[1].start)[:, None]
+        columns = self.positives[:, None]
         return (columns >= 0) & (columns < self.panel.shape[1])
 
     def at_positives(self):
@@ -66,38 +112,43 @@ class Block:
 
     # ---- pairs that take no part ----
 
-    def leave_out(self, guided=None):
-        """Decides which pairs take no part; guided: the panel of the guide's scores, if it has.
+    def leave_out(self):
+        """Decides which pairs take no part. Their scores become LEFT_OUT."""
+        self.mask = None
+        for mask in self._masks():
+            self.mask = mask if self.mask is None else self.mask.logical_or_(mask)
+        self.fill(self.panel, LEFT_OUT)
 
-        Their scores become LEFT_OUT.
-        """
-        pairs, panel = self.pairs, self.panel
-        rows, columns = panel.shape
-        self.diagonal = pairs.skip == "diagonal" and -rows < self.first < columns
-        masks = []
-        if pairs.skip == "lower" and self.first + rows > 0:
-            row = torch.arange(self.first, self.first + rows, device=panel.device)
-            masks.append(torch.arange(columns, device=panel.device) <= row[:, None])
-        if self.ids[0] is not None:
-            same = self.ids[0][:, None] == self.ids[1]
+    def _masks(self):
+        """(R, C) bool matrices of pairs that take no part, but for those of the diagonal."""
+        panel = self.panel
+        masks = self._masks_by_index()
+        if self.row_ids is not None:
+            same = self.row_ids[:, None] == self.column_ids
             if self.positives is not None:
                 self.set_at_positives(same, False)
             masks.append(same)
-        if pairs.thresholds is not None:
+        if self.thresholds is not None:
             masks.append(panel > self._thresholds())
-        if guided is not None:
-            masks.append(guided > _above(pairs.guide.thresholds[self.place[0], None]))
-        self.mask = None
-        for mask in masks:
-            self.mask = mask if self.mask is None else self.mask.logical_or_(mask)
-        self.fill(panel, LEFT_OUT)
+        if self.guided is not None:
+            masks.append(self.guided > _above(self.guide_thresholds[:, None]))
+        return masks
+
+    def _masks_by_index(self):
+        rows, columns = self.panel.shape
+        self.diagonal = self.skip == "diagonal" and -rows < self.first < columns
+        if self.skip != "lower" or self.first + rows <= 0:
+            return []
+        row = torch.arange(self.first, self.first + rows, device=self.panel.device)
+        return [torch.arange(columns, device=self.panel.device) <= row[:, None]]
 
     def _thresholds(self):
         """(R, 1) the highest score that takes part."""
         # Of this very panel where they can be: a copy of the positive ties with it.
-        own = self.panel.gather(1, self.columns) + self.pairs.exclude_above
-        thresholds = _above(self.pairs.thresholds[self.place[0], None])
-        return own if self.whole else torch.where(self.inside, own, thresholds)
+        own = self.panel.gather(1, self.columns) + self.exclude_above
+        if self.whole:
+            return own
+        return torch.where(self.inside, own, _above(self.thresholds[:, None]))
 
     def fill(self, matrix, value):
         """Sets a matrix of the panel's shape to a number where pairs take no part."""
@@ -108,20 +159,21 @@ class Block:
 
     # ---- targets ----
 
-    @cached_property
+    @property
     def same(self):
         """(R, C) bool: pairs of one group that take part."""
-        same = self.groups[0][:, None] == self.groups[1]
-        self.fill(same, False)
-        return same
+        if self._same is None:
+            self._same = self.row_groups[:, None] == self.column_groups
+            self.fill(self._same, False)
+        return self._same
 
     def targets(self):
         """(R, C) targets in the panel's type, 0 for pairs that take no part; a fresh matrix."""
         if self.dense is not None:
             targets = self.dense.to(self.panel.dtype, copy=True)
-        elif self.groups[0] is not None:
-            targets = (self.groups[0][:, None] == self.groups[1]).to(self.panel.dtype)
-            negative = self.pairs.negative_target
+        elif self.row_groups is not None:
+            targets = (self.row_groups[:, None] == self.column_groups).to(self.panel.dtype)
+            negative = self.negative_target
             if negative:
                 targets.mul_(1 - negative).add_(negative)
         else:
@@ -129,6 +181,30 @@ class Block:
             self.set_at_positives(targets, 1.0)
         self.fill(targets, 0)
         return targets
+
+
+class FusibleBlock(Block):
+    """The same by comparing the index of each pair, which a compiler fuses into what follows.
+
+    It looks at sizes nowhere, so that one compilation serves all of them.
+    """
+
+    @property
+    def _column(self):
+        return torch.arange(self.panel.shape[1], device=self.panel.device)
+
+    def add_at_positives(self, values):
+        self.panel += torch.where(self._column == self.positives[:, None], values, 0.0)
+
+    def set_at_positives(self, matrix, value):
+        matrix.masked_fill_(self._column == self.positives[:, None], value)
+
+    def _masks_by_index(self):
+        self.diagonal = False
+        if self.skip == "nothing":
+            return []
+        own = torch.arange(self.panel.shape[0], device=self.panel.device)[:, None] + self.first
+        return [self._column == own if self.skip == "diagonal" else self._column <= own]
 
 
 def _above(thresholds):

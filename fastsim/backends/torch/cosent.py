@@ -3,7 +3,7 @@
 import torch
 
 from fastsim.backends import lists
-from fastsim.backends.torch.panels import state_dtype
+from fastsim.precision import wide_dtype
 
 LENGTH = 1024  # of a piece, which is scanned by itself
 LARGEST = 300.0  # logits whose exponentials, and the products of two, double precision holds
@@ -39,7 +39,7 @@ def _sums(scores, labels, scale):
 
 def running_sums(logits):
     """Running log-sum-exps (2, M) of logits (M,): forward, and of the negatives backward."""
-    wide = logits.to(state_dtype(logits.device))
+    wide = logits.to(wide_dtype(logits.device))
     both = torch.stack([wide, (-wide).flip(0)])
     forward, backward = _scan(both, torch.logcumsumexp, torch.logaddexp)
     return torch.stack([forward, backward.flip(0)])

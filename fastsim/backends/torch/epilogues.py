@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import softplus
 
 from fastsim.backends.torch.block import LEFT_OUT, LOWEST
-from fastsim.backends.torch.panels import state_dtype
+from fastsim.precision import wide_dtype
 
 FEW = 8  # levels that are looked at one after another; more are scattered
 SOFTPLUS_LINEAR = 50.0  # from here on softplus(x) is x, in double precision too
@@ -45,8 +45,13 @@ def narrowed(coefficients, panel):
     return [c if c is None else c.to(panel.dtype) for c in coefficients]
 
 
+def _given(number):
+    """Whether it is not 0; of a tensor that is known."""
+    return isinstance(number, torch.Tensor) or number != 0
+
+
 def _wide(*parts):
-    return [part.to(state_dtype(part.device)) for part in parts]
+    return [part.to(wide_dtype(part.device)) for part in parts]
 
 
 def _shares(scores, top, scale, out=None):
@@ -66,8 +71,8 @@ def _exponentials(scores, scale, dim, out=None):
 
 class Softmax(Epilogue):
     def prepare(self, tile, block):
-        if tile.margin:
-            block.add_at_positives(block.panel.new_full((block.panel.shape[0], 1), -tile.margin))
+        if _given(tile.margin):
+            block.add_at_positives(block.panel.new_ones(block.panel.shape[0], 1) * -tile.margin)
 
     def forward(self, tile, block, sums=None):
         panel, scale = block.panel, tile.scale
@@ -79,7 +84,7 @@ class Softmax(Epilogue):
         if not tile.rows_alone:
             return super().fused(tile, block, weights)
         panel = block.panel
-        targets = None if tile.pairs.one_positive or tile.pairs.untargeted else block.targets()
+        targets = None if block.one_positive or block.untargeted else block.targets()
         of_targets = self._of_targets(tile, block, targets)
         state = [*_wide(*_exponentials(panel, tile.scale, 1, out=panel)), *of_targets]
         weights = weights.to(state[0].dtype)
@@ -91,9 +96,9 @@ class Softmax(Epilogue):
     def _of_targets(self, tile, block, targets):
         """(sum_j t z, sum_j t) by rows."""
         rows = block.panel.shape[0]
-        if tile.pairs.untargeted:
-            return [block.panel.new_zeros(rows, dtype=state_dtype(block.panel.device))] * 2
-        if tile.pairs.one_positive:
+        if block.untargeted:
+            return [block.panel.new_zeros(rows, dtype=wide_dtype(block.panel.device))] * 2
+        if block.one_positive:
             (scores,) = _wide(block.at_positives()[:, 0])
             count = torch.ones_like(scores)
             if not block.whole:
@@ -117,9 +122,9 @@ class Softmax(Epilogue):
 
     def _take_targets(self, tile, block, weights, targets):
         """Takes weights (R,) times the targets from the score gradients."""
-        if tile.pairs.untargeted:
+        if block.untargeted:
             return
-        if tile.pairs.one_positive:
+        if block.one_positive:
             block.add_at_positives(-weights[:, None])
             return
         targets = block.targets() if targets is None else targets
@@ -206,7 +211,7 @@ class Debiased(Epilogue):
     def forward(self, tile, block, sums=None):
         panel, same = block.panel, block.same
         scores = panel.masked_fill(same, LEFT_OUT)
-        of_weights = _exponentials(scores, tile.weight_scale, 1) if tile.hardness else ()
+        of_weights = _exponentials(scores, tile.weight_scale, 1) if _given(tile.hardness) else ()
         negatives = _exponentials(scores, tile.hard_scale, 1, out=scores)
         torch.neg(panel, out=scores).masked_fill_(~same, LEFT_OUT)
         return _wide(*negatives, *_exponentials(scores, tile.scale, 1, out=scores), *of_weights)
@@ -216,7 +221,7 @@ class Debiased(Epilogue):
         found = (c if c is None else c[:, None] for c in coefficients)
         top, weight, positive_top, positive_weight, weight_top, of_weights = found
         positives = _shares(panel.neg(), positive_top, tile.scale).mul_(-positive_weight)
-        if tile.hardness:
+        if _given(tile.hardness):
             positives.masked_fill_(~block.same, 0)
             others = _shares(panel, weight_top, tile.weight_scale).mul_(of_weights)
             others = others.masked_fill_(block.same, 0)
@@ -224,7 +229,7 @@ class Debiased(Epilogue):
             positives.sub_(others)
             del others
         _shares(panel, top, tile.hard_scale, out=panel).mul_(weight)
-        if tile.hardness:
+        if _given(tile.hardness):
             panel.masked_fill_(block.same, 0).add_(positives)
         else:
             torch.where(block.same, positives, panel, out=panel)
@@ -339,7 +344,7 @@ class Levels(Epilogue):
         """(R C,) the level of each pair."""
         if block.dense is None:
             return block.same.reshape(-1).to(torch.int32)
-        targets = block.dense.to(block.panel.dtype).reshape(-1)
+        targets = block.dense.to(block.panel.dtype).contiguous().reshape(-1)
         index = torch.searchsorted(tile.levels, targets, out_int32=True)
         return index.clamp_(max=len(tile.levels) - 1)
 

@@ -16,11 +16,6 @@ SMALLEST_PANEL, LARGEST_PANEL, SHARE = 64 << 20, 256 << 20, 64
 FEWEST_ROWS = 64  # of a block of whole rows: fewer would starve the products
 
 
-def state_dtype(device):
-    """The type of sums over many scores: float64 where the device has it."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 @functools.cache
 def half_products(device):
     """Whether the device multiplies float16 rows into a float32 matrix."""
@@ -91,10 +86,8 @@ class Workspace:
         return self._empty(left, (left.shape[0], right.shape[0]), dtype)
 
     def operand(self, panel, dtype):
-        """Score gradients as operands for products with rows in `dtype`."""
-        if panel.dtype == dtype:
-            return panel
-        return self._empty(panel, panel.shape, dtype).copy_(panel)
+        """Where score gradients go that are to be multiplied with rows in `dtype`."""
+        return panel if panel.dtype == dtype else self._empty(panel, panel.shape, dtype)
 
     def _empty(self, like, shape, dtype):
         count = shape[0] * shape[1]

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from fastsim.checks import check_alike, check_embeddings, check_number
 from fastsim.engine.autograd import tile_loss
-from fastsim.losses.reduce import as_float, row_weights
+from fastsim.reduce import as_float, row_weights
 from fastsim.scores import compute_dtype
 
 

@@ -12,7 +12,7 @@ from fastsim.backends import pick
 from fastsim.integrations import names, overrides
 from fastsim.integrations.dtypes import as_theirs
 from fastsim.integrations.pytorch_metric_learning import unsupported_reasons
-from fastsim.losses.reduce import as_float
+from fastsim.reduce import as_float
 from fastsim.scores import paired, unit_rows
 
 HOOKS = ("_compute_loss", "mat_based_loss", "pair_based_loss", "_assert_either_pos_or_neg")

@@ -8,7 +8,7 @@ from sentence_transformers.sentence_transformer import losses as theirs
 
 from fastsim.integrations.sentence_transformers.fused import Fused, class_labels
 from fastsim.losses import batch_all_triplet, batch_semi_hard_triplet, hardest_pairs
-from fastsim.losses.reduce import softplus
+from fastsim.reduce import softplus
 
 _Distance = theirs.BatchHardTripletLossDistanceFunction
 DISTANCES = {

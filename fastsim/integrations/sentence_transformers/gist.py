@@ -21,7 +21,8 @@ from sentence_transformers.util import all_gather_with_grad, batch_to_device, ge
 from fastsim.engine.log_sum_exp import guide_cosines, log_sum_exp
 from fastsim.integrations.overrides import is_plain
 from fastsim.integrations.sentence_transformers.fused import Fused, LearntInCache, check_columns
-from fastsim.losses.reduce import inverse
+from fastsim.precision import widened
+from fastsim.reduce import inverse
 from fastsim.scores import compute_dtype, paired_cosine_similarity
 
 _their_forward = theirs.GISTEmbedLoss.forward
@@ -152,7 +153,7 @@ def _gist(options, embeddings, guides, temperature):
     def terms(x, y, guide_x, guide_y, **more):
         return log_sum_exp(x, y, scale=scale, guide=(guide_x, guide_y, thresholds), **more)
 
-    positive = scale * paired_cosine_similarity(anchors, positives).double()
+    positive = scale * widened(paired_cosine_similarity(anchors, positives))
     exclude = everyone[offset : offset + len(anchors)], ids
     sides = torch.cat(candidates), anchor_guides, torch.cat(candidate_guides)
     parts = [positive, terms(anchors, *sides, exclude=exclude)]

@@ -7,7 +7,7 @@ from sentence_transformers.sentence_transformer import losses as theirs
 from fastsim.integrations.overrides import patched_attribute
 from fastsim.integrations.sentence_transformers.fused import Fused, check_columns, check_labels
 from fastsim.losses import triplet_margin
-from fastsim.losses.reduce import as_float
+from fastsim.reduce import as_float
 from fastsim.scores import paired_cosine_similarity
 
 _Metric = theirs.TripletDistanceMetric

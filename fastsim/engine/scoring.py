@@ -1,0 +1,37 @@
+"""What is asked of a backend where a process may have no rows, or no columns, of its own.
+
+One rank of a group may have none, as at the end of an epoch: there are no scores then, and no
+backend is asked for any.
+"""
+
+import torch
+
+from fastsim.distributed import all_reduce_min
+
+
+def state_of(tile, unit_x, unit_y, backend, **options):
+    """`Backend.forward`: the state of the scores of unit_x (N, D) and unit_y (M, D)."""
+    if not (len(unit_x) and len(unit_y)):
+        return tile.empty_state(len(unit_x), len(unit_y), unit_x.device)
+    return backend.forward(tile, unit_x, unit_y, **options)
+
+
+def blocks_of(unit_x, unit_y, backend, **options):
+    """`Backend.blocks` of their scores."""
+    if not (len(unit_x) and len(unit_y)):
+        return []
+    return backend.blocks(len(unit_x), len(unit_y), unit_x.device, **options)
+
+
+def common_loss_scale(tile, weights, dtype, columns, backend, group):
+    """`Backend.loss_scale`, the least of all ranks of a group by name: gradients of theirs meet.
+
+    group: "" for one process.
+    """
+    some = weights is None or weights.numel() > 0
+    # A rank without rows has no score gradients that could be too large.
+    asked = weights if some else weights.new_zeros(1)
+    loss_scale = backend.loss_scale(tile, asked, dtype, columns)
+    if loss_scale is None or not group:
+        return loss_scale
+    return all_reduce_min(loss_scale if some else torch.full_like(loss_scale, torch.inf), group)

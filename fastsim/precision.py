@@ -1,0 +1,38 @@
+"""The precision of sums: float64 where the device has it, compensated float32 elsewhere."""
+
+import torch
+
+WITHOUT_FLOAT64 = {"mps"}  # types of devices
+
+
+def wide_dtype(device):
+    """The type of sums over many terms."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
+
+def widened(tensor):
+    """The tensor in the type of sums."""
+    return tensor.to(wide_dtype(tensor.device))
+
+
+def rounded_off(one, other, total):
+    """What rounding has taken from total = one + other, exactly (Knuth, TAOCP 2, 4.2.2, theorem B).
+
+    0 of sums that are not finite.
+    """
+    part = total - one
+    lost = (one - (total - part)) + (other - part)
+    return torch.where(lost.isfinite(), lost, 0.0)
+
+
+def inverse_norms(x):
+    """1 / |x| of rows (..., D) of the compute type, 0 where the norm is no normal number."""
+    tiny = torch.finfo(x.dtype).tiny
+    if wide_dtype(x.device) == torch.float64:
+        norm = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
+        return norm.reciprocal().masked_fill_(norm < tiny, 0.0)
+    # The squares of float32 numbers pass its range: the largest is taken out first.
+    largest = x.abs().amax(-1)
+    size = torch.where(largest == 0, 1.0, largest)
+    norm = torch.linalg.vector_norm(x / size[..., None], dim=-1)
+    return torch.where(largest < tiny, 0.0, 1 / norm / size)

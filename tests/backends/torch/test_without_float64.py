@@ -1,0 +1,68 @@
+"""Every loss on a device without float64, as MPS: played by a CPU on which any such tensor raises.
+
+What the device itself computes is not tested here, and has not been: no such device was at hand.
+"""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fastsim import operators, precision
+from tests.cases import CASES, takes_backend
+from tests.losses import test_losses
+from tests.losses.test_losses import compare
+
+
+class NoFloat64(TorchDispatchMode):
+    """An error where an operation takes or makes a float64 tensor."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for value in tree_leaves((args, kwargs, result)):
+            if isinstance(value, torch.Tensor) and value.dtype == torch.float64:
+                raise TypeError(f"{function} on a device without float64")
+        return result
+
+
+def narrow(value):
+    """Labels and biases as such a device may have them."""
+    wide = isinstance(value, torch.Tensor) and value.dtype == torch.float64
+    return value.float() if wide else value
+
+
+@pytest.fixture(autouse=True)
+def without_float64(monkeypatch):
+    """Losses of float32 inputs, the oracle apart, run where float64 is an error."""
+    monkeypatch.setattr(precision, "WITHOUT_FLOAT64", {"cpu"})
+    # So that our operators are looked into rather than taken for one operation.
+    monkeypatch.setattr(operators, "is_in_torch_dispatch_mode", lambda: False)
+    called = test_losses.call
+
+    def call(loss, tensors, others, options):
+        if options.get("backend") != "torch":
+            return called(loss, tensors, others, options)
+        others = [narrow(other) for other in others]
+        options = {name: narrow(value) for name, value in options.items()}
+        with NoFloat64():
+            return called(loss, tensors, others, options)
+
+    monkeypatch.setattr(test_losses, "call", call)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if takes_backend(case)], ids=repr)
+def test_every_loss(case):
+    compare(case, "torch", torch.float32, (13, 29, 18), seed=3)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("case", [case for case in CASES if case.tile], ids=repr)
+def test_many_panels(case, reduction, small_panels):
+    shape = (26, 41, 18) if case.largest >= 10_000 else (13, 41, 18)
+    extra = {"reduction": reduction} if case.reduces else {}
+    compare(case, "torch", torch.float32, shape, seed=5, **extra)
+
+
+def test_a_float64_would_show():
+    with pytest.raises(TypeError, match="without float64"), NoFloat64():
+        torch.ones(2).double()

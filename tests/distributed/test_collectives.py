@@ -1,0 +1,182 @@
+"""What the ranks exchange, recorded: the same calls in the same order, none of them waited for.
+
+NCCL is not tried here. What can be said without it: every call is one that it has, of a type that
+it carries, on contiguous tensors; all ranks make the same calls; on tensors of the `meta` device,
+which hold no values, nothing between them asks for a value; and on the ring columns travel while
+scores are worked on.
+"""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import fastsim
+from fastsim import agreement, grad_cache, losses
+from fastsim.backends.torch.backend import TorchBackend
+from fastsim.distributed import Ring
+from tests.distributed import ranks
+from tests.distributed.recorder import CARRIED, GLOO_AND_NCCL, Done, recording
+from tests.test_no_waiting import on_meta
+
+RANKS, ROWS = 3, 5
+
+
+@pytest.fixture
+def more():
+    """Rows that the other ranks have more than this one."""
+    return 0
+
+
+@pytest.fixture
+def group(more, monkeypatch):
+    """A group of three whose others are not there."""
+    dist.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
+
+    def exchange(group, numbers):
+        failed, digest, rows, columns, dense = numbers
+        others = [failed, digest, rows + more, columns + more, dense]
+        return [numbers, *[others] * (RANKS - 1)]
+
+    monkeypatch.setattr(agreement, "exchange", exchange)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def prepared(case, more, device):
+    """(embeddings, other arguments, options) of this rank; more: rows of every other one."""
+    generator = torch.Generator().manual_seed(3)
+    tensors, others, options = case.make(ROWS, ROWS, ranks.WIDTH, generator)
+    if others and isinstance(others[0], torch.Tensor) and others[0].dim() == 2:
+        columns = ROWS * RANKS + (RANKS - 1) * more
+        others[0] = torch.ones(ROWS, columns)
+    if case.loss is fastsim.cosent_matrix:
+        options["levels"] = torch.tensor([-1.0, 1.0], dtype=torch.float64, device=device)
+    learnt = {
+        name: torch.tensor(value, device=device, requires_grad=True)
+        for name, value in ranks.LEARNT.items()
+        if name in case.loss.__kwdefaults__
+    }
+    options = {k: on_meta(v) if device == "meta" else v for k, v in options.items()} | learnt
+    others = [on_meta(v) if device == "meta" else v for v in others]
+    return [t if t is None else t.to(device).requires_grad_() for t in tensors], others, options
+
+
+@pytest.mark.parametrize("more", [0, 1], ids=["equal ranks", "unequal ranks"])
+@pytest.mark.parametrize("exchange", ["gather", "ring"])
+@pytest.mark.parametrize("case", ranks.BATCHWISE, ids=repr)
+def test_nothing_waits_between_the_collectives(case, exchange, group, more):
+    if exchange not in [way[0] for way in ranks.ways(case, RANKS)]:
+        pytest.skip(f"no {exchange}")
+    sides, others, options = prepared(case, more, "meta")
+    options["group"] = Ring(group) if exchange == "ring" else group
+    calls = []
+    with recording(calls, instead=lambda *_, **__: [Done()]):
+        case.loss(*sides, *others, **options, backend="torch").sum().backward()
+    assert all(side is None or side.grad.shape == side.shape for side in sides)
+    assert calls
+    for call in calls:
+        assert call.name in GLOO_AND_NCCL, call
+        assert call.dtype in CARRIED, call
+        assert call.contiguous, call
+
+
+def test_a_wait_between_them_would_show(group):
+    calls = []
+    value = torch.empty((), device="meta")
+    with recording(calls, instead=lambda *_, **__: [Done()]):
+        dist.all_reduce(value)
+    assert [call.name for call in calls] == ["all_reduce"]
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        value.item()
+
+
+def test_labels_of_16_bits_travel_as_what_nccl_carries(group):
+    calls = []
+    with recording(calls, instead=lambda *_, **__: [Done()]):
+        scores, labels = torch.zeros(4), torch.ones(4, dtype=torch.int16)
+        fastsim.cosent(scores, labels, group=group)
+    assert {call.dtype for call in calls} <= CARRIED
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_all_ranks_make_the_same_calls(number, results):
+    for count in ranks.RANKS:
+        keys = [key for key in results[0]["calls"] if key[1] == count]
+        assert keys
+        for key in keys[number::2]:
+            first, *others = [rank["calls"][key] for rank in results[:count]]
+            assert all(other == first for other in others), key
+            assert {call[0] for call in first} <= GLOO_AND_NCCL
+            assert {call[1] for call in first} <= CARRIED
+
+
+# ---- the ring ----
+
+
+class Request:
+    """Something on its way; `wait` is told."""
+
+    def __init__(self, happened, number):
+        self.happened, self.number = happened, number
+
+    def wait(self):
+        self.happened.append(("wait", self.number))
+
+
+def happened_on_the_ring(group, call, monkeypatch):
+    """[("send", number), ("wait", number), ("scores", "")] in their order."""
+    happened = []
+
+    def batch_isend_irecv(operations):
+        number = sum(what == "send" for what, _ in happened)
+        happened.append(("send", number))
+        for each in operations:
+            if each.op is dist.irecv:
+                each.tensor.fill_(0.5)
+        return [Request(happened, number)]
+
+    monkeypatch.setattr(dist, "batch_isend_irecv", batch_isend_irecv)
+    for name in ("forward", "score_grad"):
+        plain = getattr(TorchBackend, name)
+
+        def work(self, *arguments, plain=plain, **options):
+            happened.append(("scores", ""))
+            return plain(self, *arguments, **options)
+
+        monkeypatch.setattr(TorchBackend, name, work)
+    with recording([], instead=lambda *_, **__: [Done()]):
+        monkeypatch.setattr(dist, "batch_isend_irecv", batch_isend_irecv)
+        call(Ring(group))
+    return happened
+
+
+def test_columns_travel_while_scores_are_worked_on(group, monkeypatch):
+    """A rank works on some scores between each sending and the wait for what it brings."""
+    x, y = (torch.randn(ROWS, ranks.WIDTH, requires_grad=True) for _ in range(2))
+
+    def call(ring):
+        fastsim.info_nce(x, y, symmetric=True, group=ring, backend="torch").backward()
+
+    happened = happened_on_the_ring(group, call, monkeypatch)
+    sent = [number for what, number in happened if what == "send"]
+    # Of each of two rounds: the columns twice, and three times what of them comes home.
+    assert len(sent) == 2 * (RANKS - 1 + RANKS)
+    waited_at_once = [
+        number
+        for number in sent
+        if ("scores", "")
+        not in happened[happened.index(("send", number)) : happened.index(("wait", number))]
+    ]
+    # But for what comes home at the end of a round: there is nothing left to do.
+    assert len(waited_at_once) == 2
+
+
+def test_a_step_of_grad_cache_reduces_by_calls_that_both_have(group):
+    """Its own calls are those that agree on failures and on the number of micro-batches."""
+    calls = []
+    with recording(calls, instead=lambda *_, **__: None):
+        counts = grad_cache._most([[1, 2], [1]], group, torch.device("cpu"))
+    assert counts == [2, 1]
+    assert {call.name for call in calls} <= GLOO_AND_NCCL
+    assert isinstance(losses.SigLIP(group=group), torch.nn.Module)
