@@ -95,19 +95,23 @@ def instructions(cubin):
 
 
 def product_loops(code):
-    """[(first, last)] addresses of the innermost loops that multiply matrices."""
-    loops = []
+    """[(first, last)] addresses of the loops that multiply matrices.
+
+    Waits that stand behind the code jump back into it; what such a jump spans is no loop, and longer
+    than the one that it jumps into.
+    """
+    spans = []
     for at, name, rest in code:
         target = re.search(r"0x([0-9a-f]+)", rest) if name == "BRA" else None
-        if target and int(target[1], 16) <= at:
-            inside = (int(target[1], 16), at)
-            if any(unit_of(n) == "tensor" and inside[0] <= a <= at for a, n, _ in code):
-                loops.append(inside)
-    return [
-        loop
-        for loop in loops
-        if not any(o != loop and loop[0] <= o[0] and o[1] <= loop[1] for o in loops)
-    ]
+        if target and int(target[1], 16) < at:
+            first = int(target[1], 16)
+            if any(unit_of(n) == "tensor" and first <= a <= at for a, n, _ in code):
+                spans.append((first, at))
+    loops = []
+    for first, last in sorted(spans, key=lambda span: span[1] - span[0]):
+        if all(last < other or end < first for other, end in loops):
+            loops.append((first, last))
+    return loops
 
 
 def counts(code, steps):
@@ -183,7 +187,7 @@ def library_ms(products, gpu):
 
 
 def launched(architecture, call):
-    """{(kernel, epilogue): (constants, compiled)} of the launches of `call(backend, x, y)`."""
+    """(name, constants, compiled) of the tile kernels that `call(backend, x, y)` launches."""
     with recording(architecture) as found, operand("float16") as dtype:
         backend = TritonBackend()
         x, y = (torch.randn(n, DEPTH, dtype=dtype) for n in (256, 512))
@@ -258,7 +262,7 @@ def _capability(architecture):
 
 
 def siglip_kernel(architecture):
-    """Its product with the loss as an epilogue: the fastest of the block sizes that it tries."""
+    """Its product with the loss as an epilogue: the fastest of four block sizes that it tries."""
     with _capability(architecture), recording(architecture):
         from siglip_kernel import fused_chunked_epilogue as package
 
@@ -273,6 +277,7 @@ def siglip_kernel(architecture):
                 **sizes,
                 num_warps=config.num_warps,
                 num_stages=config.num_stages,
+                enable_fp_fusion=True,
                 grid=(1,),
             )
             tile = sizes["BLOCK_M"], sizes["BLOCK_N"]
@@ -292,6 +297,7 @@ def memeff(architecture):
         x = torch.zeros(1024, DEPTH, dtype=torch.bfloat16)
         sums, out = torch.zeros(1024), torch.zeros(1024, DEPTH)
         blocks = {"BLOCK_SIZE_D": 64, "D_MODEL": DEPTH, "INPUT_PRECISION": "tf32", "grid": (1,)}
+        blocks["enable_fp_fusion"] = True
         first = package.clip_denom_kernel.warmup(
             x, x, sums, sums, 1024, 1024, 20.0, BLOCK_SIZE_I=128, BLOCK_SIZE_J=128, **blocks
         )
@@ -335,7 +341,7 @@ def lines(architecture):
             yield LAYOUT.format(*row, *units, *clocks, f"{found.ms:.1f}")
         name = f"with {products} library products" if products else "a step"
         blanks = ("",) * (len(HEAD) - 5)
-        yield LAYOUT.format(package, loss, name, architecture, *blanks, "", f"{total:.1f}")
+        yield LAYOUT.format(package, loss, name, architecture, *blanks, f"{total:.1f}")
 
 
 @click.command()
