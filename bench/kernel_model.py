@@ -97,8 +97,8 @@ def instructions(cubin):
 def product_loops(code):
     """[(first, last)] addresses of the loops that multiply matrices.
 
-    Waits that stand behind the code jump back into it; what such a jump spans is no loop, and longer
-    than the one that it jumps into.
+    Waits that stand behind the code jump back into it; what such a jump spans is no loop, and
+    longer than the one that it jumps into.
     """
     spans = []
     for at, name, rest in code:
