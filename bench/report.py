@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from bench import tables
+from bench import late_interaction, tables
 from bench.figures import draw
 from bench.results import folders, read
 from bench.training.tables import crossed_table, improved_table
@@ -32,7 +32,9 @@ TABLES = {
     "scaling": tables.of_device(tables.scaling),
     "pictures": tables.pictures,
     "estimates": tables.estimates,
+    "ranks": tables.ranks,
     "parity": tables.parity,
+    "late_interaction": late_interaction.table,
     "improved": lambda _: improved_table(),
     "crossed": lambda _: crossed_table(),
 }

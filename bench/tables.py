@@ -4,7 +4,7 @@ import statistics
 
 from bench.figures import FIGURES, HEADLINES, LINK, PROCESSES, WIDTH
 from bench.results import FOLDER, folders, read
-from fastsim.benchmark import compare, model, results
+from fastsim.benchmark import model, results
 from fastsim.benchmark.cases import CASES
 from fastsim.benchmark.found import BOTH, Found
 
@@ -164,15 +164,14 @@ def slower(found):
 
 def repeated(folder):
     """Whether a later run of the same code agrees, in a sentence."""
-    runs = [read(name, folder) for name in ("losses", "losses_again")]
-    if None in runs:
+    run = read("repeated", folder)
+    if run is None:
         return NOTHING
-    found = compare.shared(*runs)
-    beyond = len(compare.changed(found))
-    apart = [abs(two[0] / one[0] - 1) for _, one, two in found]
+    (row,) = run[1]
     return (
-        f"Of {len(found)} ratios to fastsim's time a later run puts {beyond} beyond the spread of"
-        f" the repeats; it differs by {statistics.median(apart):.1%} in the median."
+        f"Of {row['ratios']} ratios to fastsim's time a later run puts {row['beyond their spread']}"
+        " beyond the spread of the repeats; it differs by"
+        f" {row['median difference']:.1%} in the median."
     )
 
 
@@ -227,6 +226,49 @@ def estimates(device):
         f" ({about['source']})."
     )
     return f"{text}\n\n{markdown(head, lines, 3)}"
+
+
+def ranks(device):
+    """What the loss takes on many GPUs, reckoned rather than measured."""
+    path = FOLDER / "ranks.jsonl"
+    if not path.is_file():
+        return NOTHING
+    about, rows = results.read(path)
+    assert device == about["device"].split()[0].lower()
+    names = ("products ms", "link ms", "loss ms")
+    lines = [
+        [
+            *(f"{row['ranks']}", row["link"], row["exchange"], f"{row['GB']:.2f} GB"),
+            *(milliseconds(row[name]) for name in names),
+            f"{row['memory GB']:.1f} GB",
+        ]
+        for row in rows
+        if "ranks" in row
+    ]
+    head = ["ranks", "link", "exchange", "over the link", "products", "link", "loss", "memory"]
+    one = rows[0]
+    settings = ", ".join(f"{name} {value:g}" for name, value in about["settings"].items())
+    spans = "; ".join(
+        f"over {link} "
+        + ", ".join(
+            f"{row['faster']} from {row['from rows']:,}" for row in rows if _spans(row, link)
+        )
+        for link in dict.fromkeys(row["link"] for row in rows)
+    )
+    text = (
+        f"**Estimates {about['estimate']}.** {one['loss']} of {one['rows of a rank']:,} rows of"
+        f" width {one['width']:,} on every rank, bfloat16, forward and backward. {about['device']}"
+        f" at its peak: {settings} ({about['source']})."
+    )
+    after = (
+        f"The faster exchange by rows of a rank: {spans}. Gathered, 80 GB hold"
+        f" {about['ranks that 80 GB hold gathered']:,} ranks of these rows."
+    )
+    return f"{text}\n\n{markdown(head, lines, 3)}\n\n{after}"
+
+
+def _spans(row, link):
+    return "faster" in row and row["link"] == link
 
 
 def parity(folder):

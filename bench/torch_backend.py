@@ -1,11 +1,15 @@
 """python -m bench.torch_backend: the backend in plain torch beside the dense formula, on a CPU.
 
 Of each tile loss the time of forward and backward of both in turns, and how far a call of the
-backend raises the peak memory of a fresh process. Writes torch_backend.jsonl in
+backend raises the peak memory of a fresh process. Times are the processor's seconds of one thread,
+which other programs on the machine do not lengthen. Writes torch_backend.jsonl in
 bench/results/<device>; rows of other losses, sizes and measures stay there.
 """
 
+import time
+
 import click
+import torch
 
 from bench.results import FOLDER, write
 from fastsim.benchmark import memory, results, timing
@@ -26,8 +30,10 @@ def times(loss, rows, width, seconds):
     }
     # A large batch needs no warm-up: that of the small one before it has loaded all there is.
     warm_up = rows < 1024
-    for by, found in timing.in_turns(calls, seconds=seconds, warm_up=warm_up).items():
-        row = {"loss": loss, "rows": rows, "width": width, "measure": "time", "by": by}
+    clock = time.process_time
+    found_by = timing.in_turns(calls, seconds=seconds, warm_up=warm_up, clock=clock)
+    for by, found in found_by.items():
+        row = {"loss": loss, "rows": rows, "width": width, "measure": "CPU time", "by": by}
         yield row | ({"not measured": found} if isinstance(found, str) else timing.summary(found))
 
 
@@ -48,7 +54,8 @@ def peak(loss, rows, width):
 @click.option("--seconds", default=0.5, help="For the rounds of one loss at one size.")
 def main(losses, rows, timed, memory_rows, weighed, width, seconds):
     """Measure and write."""
-    about = results.environment()
+    about = results.environment()  # before the threads: these are in the device's name
+    torch.set_num_threads(1)
     path = FOLDER / about["device"] / f"{NAME}.jsonl"
     kept = results.read(path)[1] if path.is_file() else []
     rows_found = {tuple(row[key] for key in KEY): row for row in kept}
@@ -58,7 +65,7 @@ def main(losses, rows, timed, memory_rows, weighed, width, seconds):
         for row in found:
             rows_found[tuple(row[key] for key in KEY)] = row
             click.echo(row)
-    click.echo(write(NAME, list(rows_found.values()), about))
+        write(NAME, list(rows_found.values()), about)
 
 
 if __name__ == "__main__":

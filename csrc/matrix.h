@@ -6,7 +6,7 @@
 namespace fastsim {
 
 // Pairs that take no part because of where they lie.
-enum class Skip : int64_t { nothing, diagonal, lower };
+enum class Skip { nothing, diagonal, lower };
 
 // The dtypes that embeddings and dense targets may have.
 enum class Dtype { int8, uint8, int16, int32, int64, float16, bfloat16, float32, float64 };

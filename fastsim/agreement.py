@@ -90,7 +90,7 @@ def raised_together(group):
         _raise(messages)
 
 
-_WIDTH = 5  # of a row of the table; a rank that has failed does not know what the others send
+_WIDTH = 6  # of a row of the table; a rank that has failed does not know what the others send
 
 
 def exchange(group, numbers):

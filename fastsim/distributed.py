@@ -40,7 +40,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 
-from fastsim.agreement import agree, describe, failures_are_told
+from fastsim.agreement import agree, describe, exchange, failures_are_told
+from fastsim.batch_metrics import watched
 from fastsim.dtensor import any_dtensor, as_dtensor, is_dtensor, local_arguments
 from fastsim.groups import Ring, all_gather, process_group
 from fastsim.operators import once_differentiable
@@ -61,7 +62,7 @@ _groups = {}  # name -> group: registered operators take strings
 class Batch:
     """Where this process's part lies in the whole batch; alone, it is the whole.
 
-    row_counts, column_counts: of every rank.
+    row_counts, column_counts: of every rank. longest: texts of tokens, over all ranks.
     """
 
     row_counts: list
@@ -69,6 +70,7 @@ class Batch:
     group: object = None
     ring: bool = False
     rank: int = 0
+    longest: int = 0
 
     @property
     def ranks(self):
@@ -123,8 +125,7 @@ class Batch:
         """The values (K,) of all ranks, any number of each."""
         if self.group is None:
             return part
-        count = torch.tensor([part.shape[0]], device=part.device)
-        counts = _all_gather(count, [1] * self.ranks, self.group).tolist()
+        counts = [row[0] for row in exchange(self.group, [part.shape[0]])]
         return _all_gather(part, counts, self.group)
 
     def reduce(self, losses, reduction, count=None):
@@ -236,15 +237,16 @@ class _Shared(torch.autograd.Function):
         return all_reduce_sum(grad, ctx.group.group_name) / ctx.share, None, None
 
 
-def join(group, loss, rows, columns, **options):
+def join(group, loss, rows, columns, *, length=0, **options):
     """The `Batch` of a loss's arguments: how many rows and columns each rank of the group has.
 
+    length: of this rank's longest text of tokens, where there are some.
     group: a process group, a DeviceMesh of one dimension, `Ring(group)`, or None. ValueError on
     every rank, with the name and both values, where ranks call different losses or have different
     options; RankError where another rank has failed.
     """
     if group is None:
-        return Batch([rows.shape[0]], [columns.shape[0]])
+        return Batch([rows.shape[0]], [columns.shape[0]], longest=length)
     ring = isinstance(group, Ring)
     if ring and options["backend"] == "eager":
         raise ValueError("group: the eager backend holds every score, so nothing can travel")
@@ -253,13 +255,14 @@ def join(group, loss, rows, columns, **options):
     sides = {"rows": rows, "columns": columns}
     said = {"loss": loss, "exchange": "ring" if ring else "gather", "width": rows.shape[1:]}
     said |= {"dtype": rows.dtype, "gradients enabled": torch.is_grad_enabled()}
+    said |= {"metrics": watched()}
     said |= {f"gradient of {side}": tensor.requires_grad for side, tensor in sides.items()}
     said = {name: describe(value) for name, value in (said | options).items()}
     targets = options.get("targets")
     dense = targets.shape[-1] if isinstance(targets, torch.Tensor) else -1
-    numbers = [rows.shape[0], columns.shape[0], dense]
+    numbers = [rows.shape[0], columns.shape[0], dense, length]
     table = agree(group, said, numbers)
-    row_counts, column_counts, of_targets = map(list, zip(*table, strict=True))
+    row_counts, column_counts, of_targets, lengths = map(list, zip(*table, strict=True))
     for side, counts in (("rows", row_counts), ("columns", column_counts)):
         if not any(counts):
             raise ValueError(f"{side}: wanted at least one over all ranks of the group, got none")
@@ -269,7 +272,7 @@ def join(group, loss, rows, columns, **options):
                 f"targets: wanted {sum(column_counts)} columns, those of all ranks,"
                 f" got {count} on rank {rank}"
             )
-    return Batch(row_counts, column_counts, group, ring, dist.get_rank(group))
+    return Batch(row_counts, column_counts, group, ring, dist.get_rank(group), max(lengths))
 
 
 # ---- what is merged over the ranks ----

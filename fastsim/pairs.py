@@ -134,11 +134,11 @@ class Pairs:
         """`tensors` for the rows and columns of two slices; `positives` keeps global columns."""
         dense = self.dense
         return (
-            None if self.positives is None else self.positives[rows],
-            None if self.row_ids is None else self.row_ids[rows],
-            None if self.column_ids is None else self.column_ids[columns],
-            None if self.row_groups is None else self.row_groups[rows],
-            None if self.column_groups is None else self.column_groups[columns],
+            part_of(self.positives, rows),
+            part_of(self.row_ids, rows),
+            part_of(self.column_ids, columns),
+            part_of(self.row_groups, rows),
+            part_of(self.column_groups, columns),
             None if dense is None else dense[rows, columns],
         )
 
@@ -146,6 +146,16 @@ class Pairs:
 def _ids(integers):
     """Ids of rows or columns as the backends read them."""
     return integers.to(torch.int64).contiguous()
+
+
+def part_of(values, part):
+    """values[part] of a slice; of all of them the values themselves, since to slice takes time.
+
+    None stays None.
+    """
+    if values is None or part == slice(0, values.shape[0]):
+        return values
+    return values[part]
 
 
 def parse_positives(positives, rows, columns, device):

@@ -5,6 +5,7 @@
 
 from fastsim import losses
 from fastsim.backends import backends, use_backend
+from fastsim.batch_metrics import Metrics, metrics
 from fastsim.losses import (
     angle,
     angle_similarity,
@@ -35,6 +36,7 @@ from fastsim.scores import cosine_similarity, paired_cosine_similarity, top_k
 from fastsim.token_scores import max_sim
 
 __all__ = [
+    "Metrics",
     "angle",
     "angle_similarity",
     "backends",
@@ -57,6 +59,7 @@ __all__ = [
     "matrix_mse",
     "max_sim",
     "mean_negative",
+    "metrics",
     "mine_hard_negatives",
     "multi_similarity",
     "nt_xent",

@@ -29,6 +29,8 @@ class Tile:
     hardness: by how much higher scores weigh more among the negatives, in units of the scale.
     prior: (N, 2) of each row, the probability that a negative is a positive, and how many
         negatives it has; None: no negative is a positive.
+    seen: (N, len(SEEN)), to which what first looks at the scores adds what `fastsim.metrics` are
+        made of; None: nobody asks.
     """
 
     kind: str
@@ -45,6 +47,7 @@ class Tile:
     base: float = 0.0
     hardness: float = 0.0
     prior: torch.Tensor | None = None
+    seen: torch.Tensor | None = None
 
     @property
     def record(self):

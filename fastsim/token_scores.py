@@ -57,8 +57,8 @@ def max_sim(
         gradient.
 
     Raises:
-        ValueError, TypeError: arguments that do not fit.
-        RuntimeError: a backend that cannot serve them.
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
 
     Example:
         >>> queries = torch.eye(2)[None]

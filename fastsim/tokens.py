@@ -53,6 +53,10 @@ class Tokens:
             return values.view(self.count, self.length, -1).sum(1)
         return torch.segment_reduce(values, "sum", offsets=self.offsets, axis=0, initial=0.0)
 
+    def cleared(self):
+        """The rows, zeros where the mask says padding, whatever that holds."""
+        return self.rows if self.mask is None else torch.where(self.mask[:, None], self.rows, 0.0)
+
     def kept(self):
         """How many rows of each sequence the mask keeps: (count,) int64."""
         if self.mask is None:

@@ -11,6 +11,7 @@ import torch
 import fastsim
 from fastsim import losses
 from tests import oracles
+from tests.seeds import fresh
 
 # (rows, columns, width): alone, tiny, ragged against every vector, tile and panel width.
 SHAPES = ((1, 1, 6), (5, 7, 4), (13, 29, 18), (67, 75, 34))
@@ -402,9 +403,8 @@ def takes_backend(case):
 
 
 def inputs(case, shape, dtype, seed):
-    """Fresh (embeddings in dtype, other arguments, options)."""
-    generator = torch.Generator().manual_seed(seed)
-    tensors, others, options = case.make(*shape, generator)
+    """Fresh (embeddings in dtype, other arguments, options); seed: the place of `tests.seeds`."""
+    tensors, others, options = case.make(*shape, fresh(seed))
     return [t if t is None else t.to(dtype) for t in tensors], others, options
 
 

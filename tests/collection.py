@@ -86,3 +86,11 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_report_collectionfinish(config):
     return [f"left out: {line}" for line in getattr(config, "left_out", ())]
+
+
+def pytest_report_header(config):
+    """The same of a run in several processes, which collect and do not speak."""
+    if not getattr(config.option, "numprocesses", None):
+        return []
+    reasons = fastsim.backends().items()
+    return [f"left out: tests of {name}, {reason}" for name, reason in reasons if reason]

@@ -7,6 +7,8 @@ that cancel, of a temperature that multiplies errors, and of the rounding of the
 
 import torch
 
+from tests.seeds import fresh
+
 STEP = 1e-7  # relative change of the inputs: far above the rounding of float64, far below kinks
 DRAWS = 4
 ROUNDINGS = 3  # of a score: the two norms and the product
@@ -40,7 +42,7 @@ def conditioning(function, tensors, seed=0):
     tensors: float64, or None. function: returns a list of float64 results. A random change of
     every number, the worst of a few draws. Returns one number for each result.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = fresh(seed)
     before = function(tensors)
     most = [0.0] * len(before)
     for _ in range(DRAWS):

@@ -289,6 +289,100 @@ def grouped(loss):
     return prepared("sick_groups", paraphrase_groups, loss, *GENTLE, *more, judge=paraphrase_pairs)
 
 
+# ---- LoRA, prompts, mined negatives ----
+
+
+def stsb_lora(folder, steps=60):
+    """CoSENT with LoRA alone: a third of an epoch."""
+    lora = ("--lora", 16, "--learning-rate", "5e-4", "--max-steps", steps)
+    result, command = train(
+        folder / "m", "--train", DATA / "stsb/train.csv", "--loss", "cosent", *STSB, *lora
+    )
+    test = DATA / "stsb/test.csv"
+    write(
+        "stsb_lora",
+        command=command,
+        steps=result["steps"],
+        seconds=result["seconds"],
+        before=evaluate("all-minilm-l6-v2", test, *STSB),
+        after=evaluate(folder / "m", test, *STSB),
+    )
+
+
+def retrieval_set(folder, part):
+    """SICK as a search, in the layout of BEIR: entailed sentences among all of its sentences.
+
+    A query is a sentence, its answers are the sentences that it entails.
+    """
+    rows = sick_rows(part)
+    answers = {}
+    for row in rows:
+        if row["entailment_judgment"] == "ENTAILMENT" and row["sentence_A"] != row["sentence_B"]:
+            answers.setdefault(row["sentence_A"], set()).add(row["sentence_B"])
+    texts = {text for row in rows for text in (row["sentence_A"], row["sentence_B"])}
+    ids = {text: f"d{number}" for number, text in enumerate(sorted(texts))}
+    (folder / "qrels").mkdir(parents=True)
+    write_rows(folder / "corpus.jsonl", [{"_id": ids[text], "text": text} for text in ids])
+    # With its document's id, so that a query is not its own answer.
+    write_rows(folder / "queries.jsonl", [{"_id": ids[text], "text": text} for text in answers])
+    lines = [
+        f"{ids[q]}\t{ids[text]}\t1\n" for q, found in answers.items() for text in sorted(found)
+    ]
+    (folder / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
+    return folder
+
+
+def retrieval_mined(folder):
+    """InfoNCE with mined negatives, prompts and LoRA, judged by the search of the test part."""
+    pairs = entailment_pairs(folder, "train")
+    corpus, triplets = folder / "corpus.txt", folder / "triplets.jsonl"
+    texts = {row[side]: None for row in sick_rows("train") for side in ("sentence_A", "sentence_B")}
+    corpus.write_text("\n".join(texts), encoding="utf-8")
+    prompts = ("--prompt", "query=query: ", "--prompt", "document=passage: ")
+    mining = ("mine", "--pairs", pairs, "--corpus", corpus, "--output", triplets)
+    mining += ("--first", 3, "--relative-margin", 0.05, "--max-length", 64)
+    fastsim(*mining)
+    lora = ("--lora", 16, "--learning-rate", "5e-4")
+    result, command = train(
+        folder / "m", "--train", triplets, "--loss", "info_nce", *prompts, *lora
+    )
+    test = retrieval_set(folder / "test", "test")
+
+    def judged(model, *more):
+        asked = ("evaluate", "--model", model, "--retrieval", test, "--max-length", 64, "--json")
+        found = json.loads(fastsim(*asked, *more).splitlines()[-1])
+        return {name: value for name, value in found.items() if isinstance(value, float)}
+
+    write(
+        "sick_retrieval_mined",
+        mining="fastsim " + " ".join(_shown(part) for part in mining),
+        triplets=result["rows"],
+        command=command,
+        steps=result["steps"],
+        seconds=result["seconds"],
+        before=judged("all-minilm-l6-v2"),
+        before_with_prompts=judged("all-minilm-l6-v2", *prompts),
+        after=judged(folder / "m"),
+    )
+
+
+def sick_prompts(folder):
+    """InfoNCE on entailed pairs with a prompt a side."""
+    data = {part: entailment_pairs(folder, part) for part in ("train", "test")}
+    prompts = ("--prompt", "query=query: ", "--prompt", "document=passage: ")
+    result, command = train(
+        folder / "m", "--train", data["train"], "--loss", "info_nce", *prompts, *GENTLE
+    )
+    write(
+        "sick_pairs_prompts",
+        command=command,
+        steps=result["steps"],
+        seconds=result["seconds"],
+        before=evaluate("all-minilm-l6-v2", data["test"]),
+        after=evaluate(folder / "m", data["test"]),
+    )
+
+
 def demo(folder):
     """`fastsim demo`."""
     start = time.perf_counter()
@@ -364,6 +458,9 @@ EXPERIMENTS = {
     "sick_classification": sick_classification,
     "sick_info_nce": prepared("sick_pairs", entailment_pairs, "info_nce"),
     "sick_full_triplet": prepared("sick_pairs", entailment_pairs, "full_triplet"),
+    "stsb_lora": stsb_lora,
+    "sick_prompts": sick_prompts,
+    "retrieval_mined": retrieval_mined,
     **{f"sick_{loss}": grouped(loss) for loss in GROUPED},
     "cross_entailed_cosent": crossed("entailed", entailed, "cosent"),
     "cross_entailed_cross_entropy": crossed("entailed", entailed, "cross_entropy"),

@@ -9,10 +9,16 @@ PARAPHRASES = ["average_precision_cosine", "accuracy_cosine"]
 IMPROVED = {
     "demo": ("the demo's sentences, CoSENT", ["spearman_cosine"]),
     "stsb_cosent": ("STS-B scores, CoSENT, one epoch", ["spearman_cosine"]),
+    "stsb_lora": ("STS-B scores, CoSENT, LoRA, a third of an epoch", ["spearman_cosine"]),
     "sick_cosent": ("SICK relatedness, CoSENT", ["spearman_cosine"]),
     "sick_classification": ("SICK entailment, classification (u; v; abs(u-v))", ["accuracy"]),
     "sick_pairs_info_nce": ("SICK entailed pairs, InfoNCE", ["recall@1", "mrr@10"]),
     "sick_pairs_full_triplet": ("SICK entailed pairs, full triplet", ["recall@1", "mrr@10"]),
+    "sick_pairs_prompts": ("SICK entailed pairs, InfoNCE, prompts", ["recall@1", "mrr@10"]),
+    "sick_retrieval_mined": (
+        "SICK as a search, InfoNCE with mined negatives, prompts, LoRA",
+        ["ndcg@10", "mrr@10"],
+    ),
     "sick_groups_sup_con": ("SICK paraphrase groups, SupCon", PARAPHRASES),
     "sick_groups_nt_xent": ("SICK paraphrase groups, NT-Xent", PARAPHRASES),
     "sick_groups_multi_similarity": ("SICK paraphrase groups, multi-similarity", PARAPHRASES),

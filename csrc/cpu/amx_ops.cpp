@@ -92,6 +92,9 @@ class Tiles {
   std::unique_ptr<uint16_t, void (*)(void*)> memory_;
 };
 
+int64_t amx_group() { return kTileGroup; }  // rows and depth of operands are a multiple
+static_assert(kTileGroup == kTileDepth);
+
 std::string amx_name() { return amx_kernels() ? amx_kernels()->name : ""; }
 
 int64_t check_parts(int64_t parts) {
@@ -193,6 +196,7 @@ void amx_multiply(Tensor panel, Tensor right, Optional rest, Tensor out, bool tr
 std::vector<Operator> operators() {
   return {
       OPERATOR(amx_name, "() -> str"),
+      OPERATOR(amx_group, "() -> int"),
       OPERATOR(amx_norms, "(Tensor x, Tensor(inverse!) inverse, Tensor(powers!) powers, "
                           "Tensor(rest!) rest) -> ()"),
       OPERATOR(amx_pack, "(Tensor y, Tensor? powers, Tensor(packed!) packed) -> bool"),

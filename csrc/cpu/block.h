@@ -20,6 +20,9 @@ constexpr int64_t kTileRows = 6;
 // Distinct targets that CoSENT over a matrix keeps sums of.
 constexpr int64_t kMostLevels = 256;
 
+// Numbers of each row that metrics are made of (SEEN in fastsim/batch_metrics.py).
+constexpr int64_t kObserved = 8;
+
 // Rows [row0, row0 + rows) against columns [column0, column0 + columns) of the score matrix.
 // `scores` is row-major, `stride` apart. Pointers index the block's own rows and columns;
 // `positives` holds columns of the whole matrix. Null: not given.
@@ -79,6 +82,7 @@ struct Winners {
   const int64_t *query_of, *query_starts, *document_starts;
   const T* grad;
   Matrix x, y;
+  const bool *mask_x, *mask_y;  // which rows are tokens; null: all
   const T *inverse_x, *inverse_y;
 };
 

@@ -6,6 +6,7 @@
 #include "elementwise.h"
 #include "levels.h"
 #include "max_sim.h"
+#include "observe.h"
 #include "paired.h"
 #include "products.h"
 #include "rows.h"

@@ -330,10 +330,11 @@ std::vector<T> inverse_norms(const Matrix& x, int64_t rows, int64_t width) {
 
 // dL/dx and dL/dy in the dtypes of their tensors from dL/dscores (B, K).
 void max_sim_backward(Tensor grad, Tensor winners, Tensor x, Tensor y, Tensor x_starts,
-                      Tensor y_starts, bool cosine, bool own, Optional grad_x, Optional grad_y) {
+                      Tensor y_starts, Optional x_mask, Optional y_mask, bool cosine, bool own,
+                      Optional grad_x, Optional grad_y) {
   with_type(grad, [&](auto type) {
     using T = decltype(type);
-    const Sequences a = sequences(x, x_starts, {}), b = sequences(y, y_starts, {});
+    const Sequences a = sequences(x, x_starts, x_mask), b = sequences(y, y_starts, y_mask);
     const int64_t width = x.size(1);
     std::vector<int64_t> query_of(a.tokens);
     for (int64_t query = 0; query < a.count; ++query) {
@@ -346,7 +347,7 @@ void max_sim_backward(Tensor grad, Tensor winners, Tensor x, Tensor y, Tensor x_
     }
     const Winners<T> w{winners.const_data_ptr(), winners.scalar_type() == ScalarType::Int, own,
                        winners.size(0), a.tokens, width, query_of.data(), a.starts, b.starts,
-                       input<T>(grad), a.rows, b.rows, cosine ? inverse_x.data() : nullptr,
+                       input<T>(grad), a.rows, b.rows, a.mask, b.mask, cosine ? inverse_x.data() : nullptr,
                        cosine ? inverse_y.data() : nullptr};
     const auto& k = kernels().of<T>();
     if (grad_x) {
@@ -375,8 +376,8 @@ std::vector<Operator> operators() {
                "Tensor(winners!)? winners) -> bool"),
       OPERATOR(max_sim_backward,
                "(Tensor grad, Tensor winners, Tensor x, Tensor y, Tensor x_starts, "
-               "Tensor y_starts, bool cosine, bool own, Tensor(grad_x!)? grad_x, "
-               "Tensor(grad_y!)? grad_y) -> ()"),
+               "Tensor y_starts, Tensor? x_mask, Tensor? y_mask, bool cosine, bool own, "
+               "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y) -> ()"),
   };
 }
 

@@ -80,11 +80,12 @@ void largest_of_columns(const T* panel, int64_t stride, int64_t rows, int64_t co
 }
 
 // out = the gradient of row `row` of x in its dtype, from the gradient `g` of what was multiplied:
-// of the row itself, or with `inverse` of the row times its inverse norm.
+// of the row itself, or with `inverse` of the row times its inverse norm. `g` of a row that the mask
+// leaves out is zero, and the row, whatever it holds, not looked at.
 template <class T>
-void token_gradient(const Matrix& x, int64_t row, int64_t width, const T* inverse, T* g, T* chunk,
-                    void* out, Dtype dtype) {
-  if (inverse) {
+void token_gradient(const Matrix& x, int64_t row, int64_t width, const T* inverse, const bool* mask,
+                    T* g, T* chunk, void* out, Dtype dtype) {
+  if (inverse && (!mask || mask[row])) {
     const T r = inverse[row];
     load(x, row, 0, width, chunk);
     const T along = T(dot(chunk, g, width) * double(r) * double(r));
@@ -133,7 +134,7 @@ void max_sim_queries(const Winners<T>& w, void* grad, Dtype dtype, T* memory, in
       add_row(sum, row_of(w.y, row, w.width, chunk), w.inverse_y ? factor * w.inverse_y[row] : factor,
               w.width);
     }
-    token_gradient(w.x, token, w.width, w.inverse_x, sum, chunk, grad, dtype);
+    token_gradient(w.x, token, w.width, w.inverse_x, w.mask_x, sum, chunk, grad, dtype);
   }
 }
 
@@ -157,8 +158,8 @@ void max_sim_documents(const Winners<T>& w, void* grad, Dtype dtype, T* memory, 
               w.inverse_x ? factor * w.inverse_x[token] : factor, w.width);
     }
     for (int64_t place = 0; place < count; ++place) {
-      token_gradient(w.y, start + place, w.width, w.inverse_y, memory + place * w.width, chunk,
-                     grad, dtype);
+      token_gradient(w.y, start + place, w.width, w.inverse_y, w.mask_y, memory + place * w.width,
+                     chunk, grad, dtype);
     }
   }
 }

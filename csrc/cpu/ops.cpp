@@ -59,7 +59,13 @@ void leave_out_above(Tensor panel, Tensor guide, Tensor thresholds) {
   });
 }
 
+// ---- what Python has to agree with ----
+
 std::string instruction_set() { return kernels().name; }
+int64_t tile_rows() { return kTileRows; }
+int64_t most_levels() { return kMostLevels; }
+int64_t observed() { return kObserved; }
+double left_out() { return kLeftOut<double>; }
 
 // ---- kernels over pairs ----
 
@@ -182,6 +188,10 @@ std::vector<Operator> operators() {
                          "bool add) -> ()"),
       OPERATOR(leave_out_above, "(Tensor(panel!) panel, Tensor guide, Tensor thresholds) -> ()"),
       OPERATOR(instruction_set, "() -> str"),
+      OPERATOR(tile_rows, "() -> int"),
+      OPERATOR(most_levels, "() -> int"),
+      OPERATOR(observed, "() -> int"),
+      OPERATOR(left_out, "() -> float"),
 #define FUNCTION(...)
 #define PAIRS_KERNEL(name, Fields, each, ...)                                          \
   {#name "(Tensor(panel!) panel, int row0, int column0, " PAIRS_SCHEMA __VA_ARGS__     \

@@ -227,7 +227,7 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
            Optional row_groups, Optional column_groups, Optional dense, double negative_target,
            std::string skip, std::string kind, double scale, double bias, double margin,
            bool normalise, bool symmetric, Tensor weights, Optional grad_x, Optional grad_y,
-           Tensor total, Tensor parameters) {
+           Tensor total, Tensor parameters, Optional seen) {
   const PairArguments pairs{positives,     row_ids, column_ids,      row_groups,
                             column_groups, dense,   negative_target, skip};
   with_type(weights, [&](auto type) {
@@ -250,6 +250,12 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
     take_pairs(pairs, b);
     pack<T>(unit_y, columns, width, packed);
     fill_scores<T>(unit_x, width, packed, b);
+    if (seen) {
+      double* numbers = output<double>(*seen);
+      over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+        kernels().of<T>().observe(b, {.seen = numbers}, begin, end);
+      });
+    }
     const Loss loss{kind_of(kind), scale, bias, margin, normalise, symmetric};
     Result result = fused_pass(b, loss, input<T>(weights));
 
@@ -278,7 +284,7 @@ std::vector<Operator> operators() {
                "(Tensor x, Tensor? y, " PAIRS_SCHEMA ", str kind, float scale, float bias, "
                "float margin, bool normalise, bool symmetric, Tensor weights, "
                "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y, Tensor(total!) total, "
-               "Tensor(parameters!) parameters) -> ()"),
+               "Tensor(parameters!) parameters, Tensor(seen!)? seen) -> ()"),
   };
 }
 

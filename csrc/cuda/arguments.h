@@ -21,7 +21,7 @@
 namespace fastsim {
 
 // The product that makes the scores: operands float16; float32 in tf32; float32 in full.
-enum class Product : int64_t { half, tf32, full };
+enum class Product { half, tf32, full };
 
 // Unit rows padded with zeros to whole lines of 128 bytes.
 struct Operands {

@@ -1,6 +1,7 @@
 // Registers the CUDA kernels as torch.ops.fastsim_cuda.*: stable ABI, every output given by the
 // caller, the stream as a number. fastsim/backends/cuda.py is the only caller.
 
+#include <string>
 #include <type_traits>
 
 #include "arguments.h"
@@ -51,13 +52,20 @@ T* pointer(const Optional& t) {
 const float* input(const Tensor& t) { return pointer<const float>(t); }
 const float* input(const Optional& t) { return pointer<const float>(t); }
 
+// By the names of fastsim/backends/cuda/passes.py.
+Product product_of(const std::string& name) {
+  if (name == "half") return Product::half;
+  if (name == "tf32") return Product::tf32;
+  STD_TORCH_CHECK(name == "full", "fastsim: no product is called ", name);
+  return Product::full;
+}
+
 void* stream_of(int64_t stream) { return reinterpret_cast<void*>(stream); }
 
 int64_t in_tiles(int64_t count) { return (count + kTile - 1) / kTile; }
 
 // x (N, K) and y (M, K) unit rows, both padded to lines of 128 bytes and `width` elements apart.
-Operands operands(const Tensor& x, const Tensor& y, int64_t product) {
-  const Product kind = static_cast<Product>(product);
+Operands operands(const Tensor& x, const Tensor& y, Product kind) {
   const ScalarType wanted = kind == Product::half ? ScalarType::Half : ScalarType::Float;
   const int64_t size = kind == Product::half ? 2 : 4, row_bytes = x.stride(0) * size;
   for (const Tensor& t : {x, y}) {
@@ -71,7 +79,7 @@ Operands operands(const Tensor& x, const Tensor& y, int64_t product) {
           static_cast<int>(y.size(0)), row_bytes, kind};
 }
 
-Launch launch(const Tensor& x, const Tensor& y, int64_t product, int64_t row0, int64_t row1,
+Launch launch(const Tensor& x, const Tensor& y, Product product, int64_t row0, int64_t row1,
               int64_t column0, int64_t column1, Skip skip, const Optional& panel,
               int64_t stream) {
   const Operands o = operands(x, y, product);
@@ -106,12 +114,12 @@ Pairs pairs_of(const Optional& positives, const Optional& row_ids, const Optiona
 
 // What every operator over tiles opens with.
 #define TILES                                                                                    \
-  Tensor x, Tensor y, int64_t product, int64_t row0, int64_t row1, int64_t column0,              \
+  Tensor x, Tensor y, std::string product, int64_t row0, int64_t row1, int64_t column0,          \
       int64_t column1, Optional positives, Optional row_ids, Optional column_ids,                \
       Optional row_groups, Optional column_groups, Optional dense, double negative_target,             \
       std::string skip, int64_t stream
 #define TILES_SCHEMA                                                                             \
-  "(Tensor x, Tensor y, int product, int row0, int row1, int column0, int column1, "             \
+  "(Tensor x, Tensor y, str product, int row0, int row1, int column0, int column1, "             \
   "Tensor? positives, Tensor? row_ids, Tensor? column_ids, Tensor? row_groups, "                 \
   "Tensor? column_groups, Tensor? dense, float negative_target, str skip, int stream, "
 #define PAIRS                                                                                    \
@@ -121,7 +129,8 @@ Pairs pairs_of(const Optional& positives, const Optional& row_ids, const Optiona
 #define LAUNCH(panel, ...)                                                                       \
   const OnDevice on(x.get_device());                                                             \
   launch_tiles(                                                                                  \
-      launch(x, y, product, row0, row1, column0, column1, skip_of(skip), panel, stream),       \
+      launch(x, y, product_of(product), row0, row1, column0, column1, skip_of(skip), panel,      \
+             stream),                                                                            \
       __VA_ARGS__)
 
 void softmax_forward(TILES, Tensor scale, double margin, Tensor row_top, Tensor row_sum,
@@ -177,16 +186,17 @@ void closest(TILES, Optional ceiling, Tensor top, Tensor column) {
 #undef LAUNCH
 
 // The score of row i of x and row i of y, by the products of the tiles.
-void diagonal(Tensor x, Tensor y, int64_t product, Tensor out, int64_t stream) {
+void diagonal(Tensor x, Tensor y, std::string product, Tensor out, int64_t stream) {
   const OnDevice on(x.get_device());
-  Launch l = launch(x, y, product, 0, x.size(0), 0, y.size(0), Skip::nothing, std::nullopt, stream);
+  Launch l = launch(x, y, product_of(product), 0, x.size(0), 0, y.size(0), Skip::nothing,
+                    std::nullopt, stream);
   l.grid.diagonal = true;
   launch_tiles(l, Diagonal{pointer<float>(out)});
 }
 
-void unit_rows(Tensor x, Tensor unit, Optional inverse, int64_t product, int64_t stream) {
+void unit_rows(Tensor x, Tensor unit, Optional inverse, std::string product, int64_t stream) {
   const OnDevice on(x.get_device());
-  const Product kind = static_cast<Product>(product);
+  const Product kind = product_of(product);
   STD_TORCH_CHECK(on_device(unit) && unit.is_contiguous() &&
                       unit.scalar_type() ==
                           (kind == Product::half ? ScalarType::Half : ScalarType::Float),
@@ -244,8 +254,8 @@ STABLE_TORCH_LIBRARY(fastsim_cuda, m) {
         "Tensor scale, Tensor levels, Tensor high, Tensor up, Tensor low, Tensor down, "
         "Tensor(a!) panel) -> ()");
   m.def("closest" TILES_SCHEMA "Tensor? ceiling, Tensor(a!) top, Tensor(b!) column) -> ()");
-  m.def("diagonal(Tensor x, Tensor y, int product, Tensor(a!) out, int stream) -> ()");
-  m.def("unit_rows(Tensor x, Tensor(a!) unit, Tensor(b!)? inverse, int product, int stream) -> ()");
+  m.def("diagonal(Tensor x, Tensor y, str product, Tensor(a!) out, int stream) -> ()");
+  m.def("unit_rows(Tensor x, Tensor(a!) unit, Tensor(b!)? inverse, str product, int stream) -> ()");
   m.def("unit_rows_backward(Tensor grad_unit, Tensor x, Tensor inverse, Tensor factor, "
         "Tensor(a!) grad, Tensor(b!) dots, int stream) -> ()");
   m.def("merge(Tensor tops, Tensor sums, Tensor scale, bool running, Tensor(a!) top, "

@@ -19,7 +19,7 @@ constexpr int kPart = kThreads * kItems;
 struct Running {
   double top, sum;
 };
-constexpr double kNothing = -1e30;
+constexpr double kNothing = kLeftOut<double>;
 
 FASTSIM_DEVICE double share(double top, double both) {
   return exponential(static_cast<float>(top - both));

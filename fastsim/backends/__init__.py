@@ -14,9 +14,13 @@ from fastsim.backends.cuda.backend import CudaBackend
 from fastsim.backends.eager import EagerBackend
 from fastsim.backends.torch.backend import TorchBackend
 from fastsim.backends.triton.backend import TritonBackend
+from fastsim.batch_metrics import watched
 from fastsim.groups import process_group
+from fastsim.kinds import KINDS
 from fastsim.operators import transformed
 from fastsim.verify.verdicts import agreed, fastest
+
+OBSERVED = {*KINDS, "closest"}  # what `fastsim.metrics` looks at
 
 # In the order of preference of `auto`.
 _BACKENDS: dict[str, Backend] = {
@@ -101,7 +105,7 @@ def pick(name, *tensors, kind=None, group=None, column_bias=False):
         )
         raise RuntimeError(f"backend {name!r} cannot be used: {reason} ({others})")
     dense = transformed(*tensors)
-    if not (dense or column_bias):
+    if not (dense or column_bias or watched()):
         verified = _verified(tensors[:1], kind, group)
         if verified is not None:
             return verified
@@ -117,7 +121,10 @@ def _reason(backend, tensors, kind, column_bias):
         return _TRANSFORMED
     if column_bias and not backend.adds_column_bias:
         return "its kernels add no bias to the logits of a column (`candidate_bias`)"
-    return backend.unsupported_reason(*tensors[:1], kind=kind)
+    reason = backend.unsupported_reason(*tensors[:1], kind=kind)
+    if reason is None and not backend.observes and kind in OBSERVED and watched():
+        return "it does not look at scores for fastsim.metrics"
+    return reason
 
 
 def _verified(tensors, kind, group):

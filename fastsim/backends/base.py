@@ -16,7 +16,10 @@ class Backend:
     automatic = True  # whether `auto` may choose it
     by_verdict = False  # whether `auto` may where a verdict calls it right (fastsim/verify)
     adds_column_bias = False  # whether its logits may have a bias of their column
+    # Distinct targets up to which sums per level are cheaper than a sort of all entries.
+    most_levels = 256
     keeps_scores = False  # whether `forward` leaves scores for the score gradients that follow it
+    observes = False  # whether it looks at scores for `fastsim.metrics`, where `Tile.seen` is given
 
     def unsupported_reason(self, *tensors, kind=None):
         """None if these tensors can be served (no tensors: if the machine can), else a sentence.
@@ -188,10 +191,11 @@ class Backend:
         """Score (N,) of each row's positive, as `paired_scores`."""
         return self.paired_scores(unit_x, unit_y[pairs.positives])
 
-    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None, seen=None):
         """Column (N,) int64 of each row's closest negative, -1 where it has none.
 
-        ceilings (N,): the positives' scores, where positives are not among these columns.
+        ceilings (N,): the positives' scores, where positives are not among these columns. seen: as
+        `Tile.seen`.
         """
         raise NotImplementedError
 

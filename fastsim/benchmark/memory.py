@@ -40,10 +40,14 @@ def rise(loss, name, rows, width, *, device="cpu", dtype="float32", limit=None):
 
     name: of a baseline, or "fastsim <backend>". limit: bytes that the call may take.
     """
+    return in_fresh_process(_rise, loss, name, rows, width, device, dtype, limit)
+
+
+def in_fresh_process(function, *arguments):
+    """What a function returns there, or the sentence why the process was ended."""
     try:
         with variables(_ALLOCATOR), ProcessPoolExecutor(1, mp_context=_context()) as pool:
-            arguments = (loss, name, rows, width, device, dtype, limit)
-            return pool.submit(_rise, *arguments).result()
+            return pool.submit(function, *arguments).result()
     except BrokenProcessPool:
         return "out of memory: the process was ended"
 
@@ -83,7 +87,7 @@ def _rise(loss, name, rows, width, device, dtype, limit):
     if device == "cpu" and not _CLEAR.exists():
         return "the peak of a process is known on Linux alone"
     case, baseline, dtype = CASES[loss], baseline_named(name), getattr(torch, dtype)
-    measure = gpu_rise if device == "cuda" else _resident_rise
+    measure = gpu_rise if device == "cuda" else resident_rise
     try:
         small = case.problem(128, width, device=device, dtype=dtype)
         step(baseline.call(small), small)  # so that what is loaded on the first call is there
@@ -100,7 +104,8 @@ def _gradient_bytes(problem):
     return sum(leaf.grad.nbytes for leaf in problem.leaves)
 
 
-def _resident_rise(call, problem):
+def resident_rise(call, problem):
+    """Bytes beyond inputs and gradients that a call has of this process's memory at its peak."""
     # Making the inputs had a peak of its own: writing 5 brings the mark down to what is held now.
     _CLEAR.write_text("5")
     before = _high_water_mark()

@@ -43,6 +43,7 @@ _OPTIONS = (
     click.option("--memory-limit", type=float, help="GB that a call may take; 16 or less."),
     click.option("--quick", is_flag=True, help="Two small sizes, under a minute."),
     click.option("--out", metavar="FILE", help="JSON lines; a folder gets DEVICE/losses.jsonl."),
+    click.option("--resume", is_flag=True, help="Go on with the --out that was broken off."),
     click.option("--from", "source", metavar="FILE", help="Show an earlier run, measure nothing."),
     click.option("--against", metavar="FILE", help="Say which ratios left their spread there."),
     click.option("--progress/--no-progress", default=True),

@@ -17,6 +17,7 @@ from dataclasses import asdict, replace
 import click
 
 from fastsim.benchmark.cases import UP_TO
+from fastsim.benchmark.parts import Parts
 from fastsim.benchmark.results import environment
 from fastsim.benchmark.run import run
 from fastsim.benchmark.settings import LARGE_IN
@@ -32,14 +33,19 @@ _RATES = ("GFLOP/s", "GB/s", "G/s")  # of the best repeat
 _FIGURES = {"repeats ms", "median ms", "rounds", "not measured", *_RATES}
 
 
-def run_in_processes(settings, *, progress=True):
+def run_in_processes(settings, *, progress=True, parts=None):
     """Yield (environment, rows) of all so far, after the first process and each that follows.
 
-    What is not timed is measured in this process, before all.
+    What is not timed is measured in this process, before all. parts: `Parts` that keep what each
+    process measured; what is there already is not measured again.
     """
     about = environment(settings.device, asdict(settings)) | {"allocator": ALLOCATOR}
+    parts = parts or Parts(None)
     others = tuple(measure for measure in settings.measures if measure != "time")
-    rest = run(replace(settings, measures=others), progress=progress)[1] if others else []
+    rest = []
+    if others:
+        untimed = replace(settings, measures=others)
+        rest = parts.kept("others", about, lambda: run(untimed, progress=progress)[1])
     if "time" not in settings.measures:
         yield about, rest
         return
@@ -49,12 +55,15 @@ def run_in_processes(settings, *, progress=True):
             click.echo(f"process {index + 1} of {settings.processes}", err=True)
         largest = None if index < LARGE_IN else UP_TO
         part = replace(settings, measures=("time",), largest=largest)
-        with (
-            variables(ALLOCATOR),
-            ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool,
-        ):
-            runs.append(pool.submit(run, part, progress=progress).result()[1])
+        runs.append(parts.kept(f"{index + 1}", about, lambda part=part: _fresh(part, progress)))
         yield about, joined(runs) + rest
+
+
+def _fresh(settings, progress):
+    """The rows of a run in a process of its own."""
+    spawned = multiprocessing.get_context("spawn")
+    with variables(ALLOCATOR), ProcessPoolExecutor(1, spawned) as pool:
+        return pool.submit(run, settings, progress=progress).result()[1]
 
 
 def joined(runs):

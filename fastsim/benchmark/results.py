@@ -6,6 +6,7 @@ Rows that are no figure have "not measured", a sentence, in its place.
 import json
 import os
 import platform
+import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -29,7 +30,8 @@ def device_name(device="cpu"):
         lines = cpuinfo.read_text().splitlines()
         names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
         name = next(names, name)
-    return f"{name} x{torch.get_num_threads()}".lower().replace(" ", "-")
+    words = re.sub(r"\((r|tm)\)|\b(cpu|processor)\b", " ", name.lower()).split()
+    return "-".join([*words, f"x{torch.get_num_threads()}"])
 
 
 def environment(device="cpu", settings=None):

@@ -10,16 +10,17 @@ from fastsim.benchmark.calls import reason
 REPEATS = 5  # parts of a run whose best times are kept, for the spread
 
 
-def in_turns(functions, *, seconds, fewest=2, most=200, warm_up=True):
+def in_turns(functions, *, seconds, fewest=2, most=200, warm_up=True, clock=time.perf_counter):
     """{name: [seconds of each round]} of functions called one after the other.
 
     Each goes on until it has had its share of `seconds`, with at least `fewest` rounds and
     at most `most`. warm_up: each is called once before, which is left out. A function that fails is
-    left out of the rest; its name then has the reason, a sentence, in place of times.
+    left out of the rest; its name then has the reason, a sentence, in place of times. clock:
+    time.process_time counts the processor's seconds of this process alone, whatever runs beside.
     """
     times = {name: [] for name in functions}
     if warm_up:
-        _round(functions, times)
+        _round(functions, times, clock)
         times = {name: [] if isinstance(found, list) else found for name, found in times.items()}
     share = seconds / max(1, len(functions))
     for _ in range(most):
@@ -31,19 +32,19 @@ def in_turns(functions, *, seconds, fewest=2, most=200, warm_up=True):
         }
         if not due:
             break
-        _round(due, times)
+        _round(due, times, clock)
     return times
 
 
-def _round(functions, times):
+def _round(functions, times, clock):
     for name, function in functions.items():
-        start = time.perf_counter()
+        start = clock()
         try:
             function()
         except Exception as error:  # a baseline's own, of any kind
             times[name] = reason(error)
         else:
-            times[name].append(time.perf_counter() - start)
+            times[name].append(clock() - start)
 
 
 def summary(seconds):

@@ -73,7 +73,12 @@ main.add_command(mine)
 
 @main.command()
 @MODEL_OPTION
-@click.option("--data", metavar="FILE", help="CSV, TSV, JSON, JSON lines or Parquet.")
+@click.option(
+    "--data",
+    metavar="FILE",
+    type=click.Path(),
+    help="CSV, TSV, JSON, JSON lines or Parquet; or a data set on the hub, hub:NAME:SPLIT.",
+)
 @click.option(
     "--retrieval",
     metavar="DIR",
@@ -228,6 +233,12 @@ def demo(model, output, seed, progress, cpu):
 @click.option("--columns", type=click.IntRange(2), default=2, help="Texts a row: 2 and negatives.")
 @click.option("--loss", type=click.Choice(list(PRODUCTS)), default="info_nce")
 @click.option("--exchange", type=click.Choice(["gather", "ring"]), default="gather")
+@click.option(
+    "--sharding",
+    type=click.Choice(["none", "zero1", "zero2", "fsdp"]),
+    default="none",
+    help="Of the encoder over the processes: DeepSpeed's ZeRO 1 or 2, or FSDP2.",
+)
 @click.option("--bits", type=click.Choice(["16", "32"]), default="32", help="Of an embedding.")
 @click.option("--tokens", type=click.IntRange(1), default=128, help="Per text.")
 @click.option("--gpu", is_flag=True, help="Panels as the torch backend has them on a GPU.")

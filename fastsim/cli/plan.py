@@ -14,6 +14,7 @@ from fastsim.backends.torch import panels
 from fastsim.cli.products import PRODUCTS
 
 GATHER, RING = "gather", "ring"
+FLOAT = 4  # bytes in which weights, states and gradients of unit rows are kept
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Plan:
     micro_batch_size: texts encoded at once. columns: text columns, the anchors' first, every other
     one a candidate. bytes_each: of an embedding's number. exchange: "gather" or "ring". parameters,
     of which `looked_up` are never multiplied (word embeddings), layers, hidden, heads, tokens: of
-    the encoder and its texts; 0 parameters: leave it out.
+    the encoder and its texts; 0 parameters: leave it out. sharding: of the encoder over the ranks,
+    "none", "zero1", "zero2" (DeepSpeed) or "fsdp" (FSDP2).
     """
 
     batch_size: int
@@ -42,6 +44,7 @@ class Plan:
     hidden: int = 0
     heads: int = 0
     tokens: int = 128
+    sharding: str = "none"
 
     @property
     def rows(self):
@@ -63,14 +66,11 @@ class Plan:
 
 def memory(plan):
     """[(part, bytes on one rank, how they come about)]."""
-    number = 4  # bytes in which weights, states and gradients of unit rows are kept
     operand = 2 if plan.gpu and plan.bytes_each == 2 else 4
     own = plan.rows * plan.columns * plan.dim
     parts = []
     if plan.parameters:
-        parts.append(
-            ("encoder", 4 * number * plan.parameters, "weights, gradients, two states of AdamW")
-        )
+        parts += _encoder(plan)
         # Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
         # equation 1, in bytes for 16-bit activations.
         per_token = plan.hidden * (34 + 5 * plan.heads * plan.tokens / plan.hidden)
@@ -83,20 +83,40 @@ def memory(plan):
         how = "of all ranks" if plan.exchange == GATHER else "of three ranks, on their way around"
         parts.append((f"candidates ({plan.exchange})", 2 * each * plan.bytes_each, how))
     units = (plan.rows + plan.alive_candidates) * plan.dim * operand
-    sums = plan.alive_candidates * plan.dim * number
+    sums = plan.alive_candidates * plan.dim * FLOAT
     parts.append(("unit rows", units + sums, "of anchors and candidates, and a gradient"))
     if plan.gpu:
         # Scores and one matrix beside them in float32, score gradients in the operands' type.
-        scores = min(panels.LARGEST_PANEL // number, plan.rows * plan.alive_candidates)
+        scores = min(panels.LARGEST_PANEL // FLOAT, plan.rows * plan.alive_candidates)
         how = "scores and score gradients, of the torch backend"
-        parts.append(("panel", (2 * number + operand) * scores, how))
+        parts.append(("panel", (2 * FLOAT + operand) * scores, how))
     else:
         columns = plan.alive_candidates
         kept = cpu.KEPT if PRODUCTS[plan.loss][0] == 4 and plan.ranks == 1 else 0
         panel = min(plan.rows * columns, max(cpu.PANEL, kept, cpu.FEWEST_ROWS * columns))
-        size = number * (panel + columns * plan.dim)
+        size = FLOAT * (panel + columns * plan.dim)
         parts.append(("panel", size, "scores; the candidates once more, packed"))
     return parts
+
+
+def _encoder(plan):
+    """The encoder's parameters, what is learnt of them, and what the ranks share of it.
+
+    Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+    Models", section 3. In FSDP2 `GradCache` reduces once a step, so that weights stay gathered and
+    gradients whole from the first micro-batch's backward pass to the last one's.
+    """
+    each, share = FLOAT * plan.parameters, 1 / plan.ranks
+    if plan.sharding == "none" or plan.ranks == 1:
+        return [("encoder", 4 * each, "weights, gradients, two states of AdamW")]
+    if plan.sharding == "fsdp":
+        return [
+            ("encoder", int(3 * share * each), "its share of weights and two states of AdamW"),
+            ("gathered", 2 * each, "weights and gradients, whole until the last micro-batch"),
+        ]
+    whole, how = (1, "weights") if plan.sharding == "zero2" else (2, "weights, gradients")
+    rest = "of gradients and two states of AdamW" if whole == 1 else "of two states of AdamW"
+    return [("encoder", int((whole + (4 - whole) * share) * each), f"{how}, its share {rest}")]
 
 
 def dense(plan):
@@ -117,13 +137,29 @@ def times(plan, rate, bandwidth=None):
     found.append(("loss", products / rate, f"{passes} products of {plan.rows:,} x "
                   f"{plan.candidates:,} x {plan.dim:,}"))  # fmt: skip
     if bandwidth and plan.ranks > 1:
-        others = plan.candidates * (plan.ranks - 1) / plan.ranks * plan.dim
-        # There and back; on the ring the columns twice and their gradient.
-        sent = others * (
-            2 * plan.bytes_each if plan.exchange == GATHER else 2 * plan.bytes_each + 4
-        )
-        found.append(("exchange", sent / bandwidth, f"{sent / 1e9:,.2f} GB to and from a rank"))
+        sent = sum(size for _, size in rounds(plan))
+        how = f"{sent / 1e9:,.2f} GB to and from a rank"
+        seconds = sent / bandwidth
+        if plan.exchange == RING:
+            hidden = sum(min(work / rate, size / bandwidth) for work, size in rounds(plan))
+            seconds -= hidden
+            how += f", and {hidden:.3g} s while scores are worked on"
+        found.append(("exchange", seconds, how))
     return found
+
+
+def rounds(plan):
+    """[(operations, bytes to and from a rank)] of the loss: forward and backward.
+
+    Gathered, embeddings come and their gradients go, in float32; on the ring embeddings come again
+    on the way back.
+    """
+    around = plan.exchange == RING and plan.ranks > 1
+    passes = PRODUCTS[plan.loss][around]
+    product = 2 * plan.rows * plan.candidates * plan.dim
+    others = plan.candidates * (plan.ranks - 1) // plan.ranks * plan.dim
+    back = FLOAT + (plan.bytes_each if around else 0)
+    return [(product, others * plan.bytes_each), ((passes - 1) * product, others * back)]
 
 
 # Bytes of device memory that a score costs beside the products, forward and backward of a loss

@@ -72,9 +72,16 @@ def _as_text(option, given):
     required=True,
     multiple=True,
     metavar="FILE",
-    help="CSV, TSV, JSON, JSON lines or Parquet, plain or .gz. May be repeated.",
+    type=click.Path(),
+    help="CSV, TSV, JSON, JSON lines or Parquet, plain or .gz; or a data set on the hub,"
+    " hub:NAME:SPLIT or hub:NAME:CONFIG:SPLIT. May be repeated.",
 )
-@click.option("--eval", metavar="FILE", help="Data for the metrics and the choice of the best.")
+@click.option(
+    "--eval",
+    metavar="FILE",
+    type=click.Path(),
+    help="Data for the metrics and the choice of the best model, as --train.",
+)
 @click.option("--loss", required=True, metavar="NAME", help="A wrong name lists those that fit.")
 @click.option("--output", required=True, metavar="DIR", help="The model's folder.")
 @click.option("--columns", metavar="NAMES", help=COLUMNS_HELP)

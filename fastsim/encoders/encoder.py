@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from fastsim.encoders.batches import encode_batches, encode_in_processes
 from fastsim.encoders.model_files import (
     is_decoder,
     load_transformer,
@@ -198,15 +199,33 @@ class Encoder(nn.Module):
         progress=None,
         dtype=torch.float32,
         to_numpy=False,
+        devices=None,
     ):
         """Embeddings of a list of texts, without a gradient: (N, dim) on the CPU.
 
         Texts are encoded in order of length, so that batches hold little padding, and returned in
-        the order given. prompt: a name in `prompts`, or a text, put before each text; by default
-        `default_prompt`. normalize: unit rows. progress: a progress bar on the error stream; by
-        default where that is a terminal and there is more than one batch. dtype: of the result,
-        float16 for half the memory. to_numpy: an array. TypeError or ValueError
-        for arguments that do not fit.
+        the order given. To encode in half precision, convert the encoder: `encoder.bfloat16()`.
+
+        Args:
+            texts: an iterable of str.
+            batch_size: how many texts are encoded at a time.
+            prompt: a name in `prompts`, or a text, put before each text; by default
+                `default_prompt`.
+            normalize: unit rows.
+            progress: a progress bar on the error stream; by default where that is a terminal and
+                there is more than one batch.
+            dtype: of the result; float16 halves its memory.
+            to_numpy: an array in place of a tensor.
+            devices: where to encode, a process each: `["cuda:0", "cuda:1"]`, or `["cpu"] * 4`,
+                which share the threads. A script that asks for it wants the line
+                `if __name__ == "__main__":`, as processes are started afresh. None: in this
+                process, on the encoder's device.
+
+        Returns:
+            (N, dim), the same batches and so the same values for any devices of one kind.
+
+        Raises:
+            TypeError, ValueError: arguments that do not fit.
         """
         if isinstance(texts, str):
             raise TypeError("texts: wanted a list of str, got one str")
@@ -216,30 +235,30 @@ class Encoder(nn.Module):
             raise TypeError(f"texts: wanted a list of str, got {others[0]} in it")
         if batch_size < 1:
             raise ValueError(f"batch_size: wanted at least 1, got {batch_size}")
+        if to_numpy and dtype == torch.bfloat16:
+            raise ValueError("dtype: wanted one that numpy has, such as float16, got bfloat16")
+        if devices is not None and (isinstance(devices, str) or not list(devices)):
+            raise ValueError(f"devices: wanted a list of names of devices, got {devices!r}")
         from tqdm.auto import tqdm
 
         prompt = self.default_prompt if prompt is None else prompt
         prefix = "" if prompt is None else self.prompts.get(prompt, prompt)
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-        result = torch.empty(len(texts), self.dim, dtype=dtype)
-        starts = range(0, len(texts), batch_size)
+        places = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+        batches = ([texts[row] for row in rows] for rows in places)
+        if devices is None or not texts:
+            found = encode_batches(self, batches, prefix)
+        else:
+            found = encode_in_processes(self, batches, prefix, list(devices))
         # tqdm: disable=None hides the bar where the stream is no terminal
-        hidden = True if len(starts) < 2 and progress is None else None
+        hidden = True if len(places) < 2 and progress is None else None
         hidden = not progress if progress is not None else hidden
-        was_training = self.training
-        self.eval()
-        try:
-            with torch.no_grad():
-                for start in tqdm(starts, desc="encode", unit="batch", disable=hidden):
-                    rows = order[start : start + batch_size]
-                    features = self.tokenize([texts[i] for i in rows], prefix)
-                    features = {name: value.to(self.device) for name, value in features.items()}
-                    vectors = self(features)
-                    if normalize:
-                        vectors = nn.functional.normalize(vectors, dim=1)
-                    result[rows] = vectors.to(dtype).cpu()
-        finally:
-            self.train(was_training)
+        bar = tqdm(places, desc="encode", unit="batch", disable=hidden)
+        result = torch.empty(len(texts), self.dim, dtype=dtype)
+        for rows, vectors in zip(bar, found, strict=True):
+            if normalize:
+                vectors = nn.functional.normalize(vectors, dim=1)
+            result[rows] = vectors.to(dtype).cpu()
         return result.numpy() if to_numpy else result
 
     @classmethod

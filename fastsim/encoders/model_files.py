@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from fastsim.encoders.names import EMBEDDED, POOLINGS, ModelError
+from fastsim.training.folders import cut_off
 from fastsim.training.parts import Dense, Normalize
 
 _FLAGS = {  # the spelling in folders that every version of sentence-transformers reads
@@ -23,6 +24,11 @@ _PARTS = ("Transformer", "Pooling", "Dense", "Normalize")
 def model_folder(name, *, trust_remote_code=False, allow_pickle=False):
     """The folder of a model: itself, the embedded one, or a copy fetched from the hub."""
     if os.path.isdir(name):
+        if cut_off(name) and not os.path.isfile(os.path.join(name, "modules.json")):
+            raise ModelError(
+                f"model: a crash cut off the exchange of the files in {str(name)!r}; the command"
+                " that wrote them finishes it, with --resume"
+            )
         return Path(name)
     if str(name) == EMBEDDED:
         try:

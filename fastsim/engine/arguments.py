@@ -17,7 +17,8 @@ class TileArguments(NamedTuple):
 
     Fields of the names of `Tile`, `Pairs` and `Guide` (`guide_...`) hold what those hold. Tensors
     come first. y: None for x itself. weights: (N,) of the losses, or None for the losses
-    themselves. wants: which gradients, of x, y, scale and bias. backend: its name.
+    themselves. observed: whether `Tile.seen` is asked for, which is then returned last. wants:
+    which gradients, of x, y, scale and bias. backend: its name.
     """
 
     x: Tensor
@@ -50,6 +51,7 @@ class TileArguments(NamedTuple):
     cosine: bool
     base: float
     hardness: float
+    observed: bool
     wants: list[bool]
     backend: str
 
@@ -118,4 +120,5 @@ def tile_arguments(tile, x, y, scale, bias, weights, wants, backend):
         guide_tensors = guide.rows, columns, guide.thresholds
     named |= zip(("guide_rows", "guide_columns", "guide_thresholds"), guide_tensors, strict=True)
     named |= {name: getattr(tile, name) for name in _TILE}
-    return TileArguments(x, y, scale, bias, weights, **named, wants=wants, backend=backend.name)
+    named |= {"observed": tile.seen is not None, "wants": wants, "backend": backend.name}
+    return TileArguments(x, y, scale, bias, weights, **named)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fastsim.backends import get
+from fastsim.batch_metrics import not_compiled, nothing_seen, record, watched, with_positives
 from fastsim.engine.arguments import SCHEMA, TENSORS, TileArguments, tile_arguments
 from fastsim.engine.passes import Call, backward, forward, loss_in_one_call
 from fastsim.engine.ring import ring_tile_loss
@@ -25,7 +26,9 @@ from fastsim.precision import wide_dtype
 from fastsim.scores import compute_dtype, dense_scores
 
 
-def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, formula, backend):
+def tile_loss(
+    tile, x, y, *, scale, bias=0.0, weights=None, batch=None, formula, backend, positive=None
+):
     """The loss `tile` over the scores of x (N, D) and y (M, D); y=None: x with itself.
 
     scale and bias are numbers or 0-d tensors; `weights` (N,) asks for sum_i weights_i loss_i,
@@ -33,9 +36,24 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, formula,
     pairs of the tile being those of x with the columns of all processes; None: they are all of it.
     formula: (scores (N, M), scale, bias) -> losses (N,) in plain torch, for derivatives of the
     gradient.
+    positive (N,): the scores of the rows' positives, where the pairs leave them out by their ids.
     Returns the compute type: float64 for float64 inputs, else float32; log-sum-exps, which are to
     be merged with others, are float64.
     """
+    given = (x, y, scale, bias, weights, batch, formula, backend)
+    if not watched() or (tile.pairs.untargeted and positive is None):
+        return _loss(tile, *given)
+    not_compiled()
+    seen = nothing_seen(x.shape[0], x.device)
+    loss = _loss(replace(tile, seen=seen), *given)
+    if positive is not None:
+        with_positives(seen, positive)
+    y = None if y is x else y
+    record(seen, x, y, cosine=tile.cosine, batch=batch, backend=backend)
+    return loss
+
+
+def _loss(tile, x, y, scale, bias, weights, batch, formula, backend):
     alone = batch is None or batch.group is None
     wanted = torch.is_grad_enabled() and any(_wants_grad(side) for side in (x, y, scale, bias))
     if alone and not wanted:
@@ -61,10 +79,14 @@ def tile_loss(tile, x, y, *, scale, bias=0.0, weights=None, batch=None, formula,
     assert all(name in tile.record.learns for name, want in learnt if want), tile.kind
     arguments = tile_arguments(tile, *sides, weights, wants, backend)
     if not any(wants):
-        return _tile(*arguments)[0]
-    # Where there is a group the formula has no scores of its own.
-    traced = torch.compiler.is_compiling() or (batch is not None and batch.group is not None)
-    return _TileLoss.apply(*arguments, None if traced else formula)
+        loss, *seen = _tile(*arguments)
+    else:
+        # Where there is a group the formula has no scores of its own.
+        traced = torch.compiler.is_compiling() or (batch is not None and batch.group is not None)
+        loss, *seen = _TileLoss.apply(*arguments, None if traced else formula)
+    if seen:
+        tile.seen.copy_(seen[0])
+    return loss
 
 
 def _wants_grad(side):
@@ -89,12 +111,14 @@ def _forward_fake(*arguments):
     dtype = compute_dtype(call.x)
     shape = call.tile.loss_shape(rows, columns) if call.weights is None else ()
     loss = call.x.new_empty(shape, dtype=call.tile.loss_dtype(call.x))
+    seen = [nothing_seen(rows, loss.device)] if arguments.observed else []
     if not any(call.wants):
-        return [loss]
+        return [loss, *seen]
     if arguments.finds_gradients:
-        return [loss, *_gradients_fake(call, dtype)]
+        return [loss, *_gradients_fake(call, dtype), *seen]
     shapes = call.tile.state_shapes(rows, columns)
-    return [loss, *(loss.new_empty(shape, dtype=wide_dtype(loss.device)) for shape in shapes)]
+    dtype = wide_dtype(loss.device)
+    return [loss, *(loss.new_empty(shape, dtype=dtype) for shape in shapes), *seen]
 
 
 def _backward_fake(grad, state, *arguments):
@@ -132,17 +156,19 @@ class _TileLoss(torch.autograd.Function):
         *arguments, ctx.formula = arguments
         loss, *saved = _tile(*arguments)
         arguments = TileArguments(*arguments)
+        seen = [saved.pop()] if arguments.observed else []
+        ctx.mark_non_differentiable(*seen)
         ctx.options, ctx.wants, ctx.cosine = arguments.options, arguments.wants, arguments.cosine
         ctx.dtypes = arguments.x.dtype, arguments.scale.dtype
         ctx.found = arguments.finds_gradients
         # The inputs even where the gradients are found: for derivatives of these, and so that to
         # change an input before the backward pass is an error whatever has been found.
         ctx.save_for_backward(*arguments.tensors, *saved)
-        return loss
+        return loss, *seen
 
     @staticmethod
     @differentiable_again(_formula, inputs=4)
-    def backward(ctx, grad):
+    def backward(ctx, grad, *_):
         tensors, saved = ctx.saved_tensors[:TENSORS], ctx.saved_tensors[TENSORS:]
         if ctx.found:
             parts = [part * grad for part in saved]

@@ -31,8 +31,8 @@ def max_sim_scores(x, y, cosine, own, backend):
 def formula(x, y, cosine, own):
     """The specification: every pair of tokens, the first of equals chosen."""
     rows, columns = (
-        _unit_formula(side.rows) if cosine else side.rows.to(compute_dtype(side.rows))
-        for side in (x, y)
+        _unit_formula(found) if cosine else found.to(compute_dtype(found))
+        for found in (x.cleared(), y.cleared())
     )
     with without_autocast(rows.device.type):
         scores = rows @ columns.T
@@ -69,10 +69,10 @@ class _MaxSim(torch.autograd.Function):
         inputs=2,
     )  # fmt: skip
     def backward(ctx, grad):
-        x, y, places, _, _, *offsets = ctx.saved_tensors
+        x, y, places, *rest = ctx.saved_tensors
         wants = list(ctx.needs_input_grad[:2])
         grads = _max_sim_backward(
-            grad.contiguous(), places, x, y, *offsets, *ctx.options[:4], wants, ctx.options[4]
+            grad.contiguous(), places, x, y, *rest, *ctx.options[:4], wants, ctx.options[4]
         )
         grads = (g if wanted else None for g, wanted in zip(grads, wants, strict=True))
         return *grads, *(None,) * 9
@@ -116,16 +116,42 @@ def _fake(
 
 
 def _backward(
-    grad, places, x, y, x_offsets, y_offsets, queries, documents, cosine, own, wants, backend
+    grad,
+    places,
+    x,
+    y,
+    x_mask,
+    y_mask,
+    x_offsets,
+    y_offsets,
+    queries,
+    documents,
+    cosine,
+    own,
+    wants,
+    backend,
 ):
-    sides = _sides(x, y, None, None, x_offsets, y_offsets, queries, documents)
+    sides = _sides(x, y, x_mask, y_mask, x_offsets, y_offsets, queries, documents)
     with without_autocast(x.device.type):
         grads = get(backend).max_sim_backward(grad, places, *sides, cosine, own, wants)
     return tuple(x.new_empty(0) if found is None else found for found in grads)
 
 
 def _backward_fake(
-    grad, places, x, y, x_offsets, y_offsets, queries, documents, cosine, own, wants, backend
+    grad,
+    places,
+    x,
+    y,
+    x_mask,
+    y_mask,
+    x_offsets,
+    y_offsets,
+    queries,
+    documents,
+    cosine,
+    own,
+    wants,
+    backend,
 ):
     return tuple(
         t.new_empty(t.shape if wanted else 0) for t, wanted in zip((x, y), wants, strict=True)
@@ -142,8 +168,9 @@ _max_sim = define(
 )
 _max_sim_backward = define(
     "max_sim_backward",
-    "(Tensor grad, Tensor places, Tensor x, Tensor y, Tensor? x_offsets, Tensor? y_offsets,"
-    " SymInt queries, SymInt documents, bool cosine, bool own, bool[] wants, str backend)"
+    "(Tensor grad, Tensor places, Tensor x, Tensor y, Tensor? x_mask, Tensor? y_mask,"
+    " Tensor? x_offsets, Tensor? y_offsets, SymInt queries, SymInt documents, bool cosine,"
+    " bool own, bool[] wants, str backend)"
     " -> (Tensor, Tensor)",
     _backward,
     _backward_fake,

@@ -18,9 +18,10 @@ import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fastsim.backends import get
+from fastsim.batch_metrics import nothing_seen
 from fastsim.engine.arguments import TileArguments
 from fastsim.engine.scoring import blocks_of, common_loss_scale, state_of
-from fastsim.pairs import Guide, with_thresholds
+from fastsim.pairs import Guide, part_of, with_thresholds
 from fastsim.precision import wide_dtype, widened
 from fastsim.scores import compute_dtype, without_autocast
 
@@ -36,6 +37,14 @@ class Call:
         self.scale = arguments.scale
         self.backend = get(arguments.backend)
         self.tile = arguments.tile((lambda scalar: scalar) if fake else self.backend.number)
+        self.seen = None
+        if arguments.observed and not fake:
+            self.seen = nothing_seen(self.x.shape[0], self.x.device)
+
+    @property
+    def first_look(self):
+        """The tile of what looks at every score first, and once."""
+        return self.tile if self.seen is None else replace(self.tile, seen=self.seen)
 
     @property
     def products(self):
@@ -106,11 +115,12 @@ class _Products:
         rows, columns = block
         # That of y first: the other may write over the unit rows that it reads.
         if self.wants[1]:
-            out = self.grad_y[columns]
-            self.multiply(panel.t(), self.unit_x[rows], out, accumulate=rows.start > 0)
+            out = part_of(self.grad_y, columns)
+            self.multiply(panel.t(), part_of(self.unit_x, rows), out, accumulate=rows.start > 0)
         if self.wants[0]:
             begun = rows.start == self.row_begun
-            self.multiply(panel, self.unit_y[columns], self.grad_x[rows], accumulate=begun)
+            others, out = part_of(self.unit_y, columns), part_of(self.grad_x, rows)
+            self.multiply(panel, others, out, accumulate=begun)
             self.row_begun = rows.start
 
     def result(self):
@@ -140,13 +150,15 @@ def _rounded(value, dtype):
 
 
 def forward(*arguments):
-    """[loss, and if any gradient is wanted those of the inputs or the state]."""
+    """[loss, if a gradient is wanted those of the inputs or the state, if observed `Tile.seen`]."""
     call = Call(TileArguments(*arguments))
     with without_autocast(call.x.device.type):
         if _is_whole(call):
             y = None if call.together else call.y
-            loss, *saved = call.backend.whole(call.tile, call.x, y, call.weights, call.products)
-            return [loss, *(saved if any(call.wants) else ())]
+            loss, *saved = call.backend.whole(
+                call.first_look, call.x, y, call.weights, call.products
+            )
+            return _returned(call, loss, saved)
         unit_x, unit_y, inverse_x, inverse_y = call.units()
         if call.arguments.finds_gradients:
             weights, factor = call.with_loss_scale(call.weights)
@@ -157,13 +169,19 @@ def forward(*arguments):
                 call, state, call.weights, grads, (inverse_x, inverse_y), factor, inverse_x.dtype
             )
         else:
-            own = state_of(call.tile, unit_x, unit_y, call.backend)
+            own = state_of(call.first_look, unit_x, unit_y, call.backend)
             saved = state = call.tile.all_reduce(own)
         loss = call.tile.finish(state)
         if call.weights is not None:
             loss = (loss * call.weights).sum()
         dtype = call.tile.loss_dtype(call.x)
-        return [loss.to(dtype, copy=True), *(saved if any(call.wants) else ())]
+        return _returned(call, loss.to(dtype, copy=True), saved)
+
+
+def _returned(call, loss, saved):
+    """What `forward` returns."""
+    seen = () if call.seen is None else (call.seen,)
+    return [loss, *(saved if any(call.wants) else ()), *seen]
 
 
 def _is_whole(call):
@@ -198,7 +216,9 @@ def _fused_panels(call, unit_x, unit_y, weights, dtype):
     workspace = call.backend.workspace(unit_x, unit_y, whole_rows=True)
     states = []
     for block in _whole_rows(call):
-        state, panel = call.backend.fused_pass(call.tile, unit_x, unit_y, block, weights, workspace)
+        state, panel = call.backend.fused_pass(
+            call.first_look, unit_x, unit_y, block, weights, workspace
+        )
         states.append(state)
         products.add(panel, block)
     state = states[0] if len(states) == 1 else list(map(torch.cat, zip(*states, strict=True)))
@@ -209,7 +229,7 @@ def _forward_and_score_grad(call, unit_x, unit_y, weights, dtype):
     backend, workspace = call.backend, None
     if backend.keeps_scores and backend.whole_rows_fit(unit_y.shape[0], unit_y.device):
         workspace = backend.workspace(unit_x, unit_y, keep=True)
-    state = backend.forward(call.tile, unit_x, unit_y, workspace=workspace)
+    state = backend.forward(call.first_look, unit_x, unit_y, workspace=workspace)
     weights = 1.0 if weights is None else widened(weights)
     coefficients = _coefficients(call.tile, state, weights, dtype)
     if workspace is None:

@@ -109,7 +109,7 @@ class _RingTile(torch.autograd.Function):
             state = _forward(tile, x, y, batch, backend)
             loss = _own(tile, batch).finish(state)
         ctx.save_for_backward(x, y, scale, weights, *state)
-        ctx.call = tile, batch, backend
+        ctx.call = replace(tile, seen=None), batch, backend
         return (loss if weights is None else (loss * weights).sum()).to(scale.dtype)
 
     @staticmethod
@@ -182,7 +182,7 @@ def _forward(tile, x, y, batch, backend):
         mine = found[0] if mine is None else tile.merge(own_parts, mine, found[0])
         home.tensors = tile.merge(column_parts, home.arrive(), found[1])
     if tile.whole_rows:
-        mine = _terms(tile, unit_x, y, mine, batch, backend)
+        mine = _terms(replace(tile, seen=None), unit_x, y, mine, batch, backend)
     return tile.all_reduce([*mine, *home.tensors], [MATRIX])
 
 
@@ -228,7 +228,7 @@ def _score_grads(tile, x, y, coefficients, want_y, batch, backend):
 # ---- selection, and the few scores that are then needed ----
 
 
-def ring_closest(unit_x, unit_y, dtype, semi_hard, pairs, batch, backend):
+def ring_closest(unit_x, unit_y, dtype, semi_hard, pairs, batch, backend, seen=None):
     """`fastsim.engine.selection.closest_column` where unit_y travels: columns among those of all
     ranks.
     """
@@ -243,7 +243,8 @@ def ring_closest(unit_x, unit_y, dtype, semi_hard, pairs, batch, backend):
         if not len(rows):
             continue
         part = pairs.of_columns(columns)
-        closest = backend.closest(part, semi_hard, rows, backend.operand(visiting, dtype), ceilings)
+        others = backend.operand(visiting, dtype)
+        closest = backend.closest(part, semi_hard, rows, others, ceilings, seen)
         scores = torch.linalg.vecdot(unit_x, visiting[closest.clamp(min=0)])
         best, found = _larger(best, found, scores, closest, columns)
     return found

@@ -8,25 +8,29 @@ from fastsim.pairs import Pairs
 from fastsim.scores import without_autocast
 
 
-def closest_column(unit_x, unit_y, dtype, semi_hard, pairs, backend):
+def closest_column(unit_x, unit_y, dtype, semi_hard, pairs, backend, seen=None):
     """Column (N,) int64 of each row's largest admitted cosine but its positive's; -1: none.
 
-    unit_x (N, D), unit_y (M, D): unit rows in the compute type, of embeddings in `dtype`.
+    unit_x (N, D), unit_y (M, D): unit rows in the compute type, of embeddings in `dtype`. seen: as
+    `Tile.seen`, where nothing is traced.
     """
     ids = pairs.row_ids, pairs.column_ids
-    return _closest(
-        unit_x.detach(), unit_y.detach(), dtype, pairs.positives, *ids, semi_hard, backend.name
-    )
+    arguments = unit_x.detach(), unit_y.detach(), dtype, pairs.positives, *ids, semi_hard
+    if seen is not None:
+        return _forward(*arguments, backend.name, seen)
+    return _closest(*arguments, backend.name)
 
 
-def _forward(unit_x, unit_y, dtype, positives, row_ids, column_ids, semi_hard, backend):
+def _forward(unit_x, unit_y, dtype, positives, row_ids, column_ids, semi_hard, backend, seen=None):
     chosen = get(backend)
     if not len(unit_x):  # one rank of a group may have no rows
         return torch.empty_like(positives)
     with without_autocast(unit_x.device.type):
         pairs = Pairs(positives, row_ids, column_ids)
         operands = chosen.operand(unit_x, dtype), chosen.operand(unit_y, dtype)
-        return chosen.closest(pairs, semi_hard, *operands)
+        return chosen.closest(
+            pairs, semi_hard, *operands, **({} if seen is None else {"seen": seen})
+        )
 
 
 def _forward_fake(unit_x, unit_y, dtype, positives, row_ids, column_ids, semi_hard, backend):

@@ -13,7 +13,7 @@ import torch
 from fastsim.distributed import all_reduce_sum, merge_exponentials
 from fastsim.precision import rounded_off
 
-EMPTY = -1e30  # the maximum of no scores, as kLeftOut in csrc/epilogue.h
+EMPTY = -1e30  # the maximum of no scores: kLeftOut of csrc/epilogue.h, or the library is refused
 
 ROWS, COLUMNS, MATRIX = "rows", "columns", "matrix"
 

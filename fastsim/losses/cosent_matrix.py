@@ -42,8 +42,6 @@ from fastsim.pairs import (
 from fastsim.scores import compute_dtype, dense_scores
 from fastsim.tile import Tile
 
-# Past this many distinct targets a sort of all entries is cheaper than running sums per level.
-MOST_LEVELS = 256
 BAND = 1 << 20  # targets that are looked at at once
 
 
@@ -123,7 +121,7 @@ def cosent_matrix(
         levels = _levels(pairs, dtype, x.device)
         if pairs.dense is not None:
             levels = batch.gather_values(levels).unique()
-    if chosen.name != "eager" and levels.numel() <= MOST_LEVELS:
+    if chosen.name != "eager" and levels.numel() <= chosen.most_levels:
         pairs = replace(pairs, offset=batch.first_column)
         tile = Tile("levels", pairs, levels=levels, cosine=similarity == "cosine")
         loss = tile_loss(

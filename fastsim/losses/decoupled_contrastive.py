@@ -113,7 +113,8 @@ def decoupled_contrastive(
         return batch.reduce(losses, reduction)
     dtype, scale = compute_dtype(anchors), inverse(temperature, anchors)
     sides = anchors.to(dtype), candidates[own].to(dtype)
-    positive = scale * paired_scores(*sides, chosen, similarity)
+    own_scores = paired_scores(*sides, chosen, similarity)
+    positive = scale * own_scores
     if of_own is not None:
         positive = positive + of_own[own]
     if batch.columns == 1:
@@ -138,6 +139,7 @@ def decoupled_contrastive(
         batch=batch,
         formula=formula,
         backend=chosen,
+        positive=own_scores,
     )
     positive = widened(positive)
     return (sums - (positive if weights is None else (positive * weights).sum())).to(dtype)

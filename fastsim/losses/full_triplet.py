@@ -15,6 +15,7 @@ from torch import Tensor
 from fastsim.annotations import Exclude, Group, Mining, Reduction
 from fastsim.backends import pick
 from fastsim.backends.rows import add_rows
+from fastsim.batch_metrics import not_compiled, nothing_seen, record, watched
 from fastsim.checks import (
     check_alike,
     check_choice,
@@ -107,13 +108,14 @@ def full_triplet(
         scores, exclude = _positives_first(anchors, positives, pairs, batch, chosen)
         losses = full_triplet_from_scores(scores, **options, exclude=exclude, reduction="none")
         return batch.reduce(losses, reduction)
-    if batch.ring:
-        terms = _ring_terms(anchors, positives, mining, pairs, batch, chosen)
-        return batch.reduce(_hinges(*terms, margin), reduction)
     weights = batch.row_weights(reduction, anchors)
     kind, shape = f"{mining}_triplet", (anchors.shape[0], batch.columns, anchors.shape[1])
     # A margin to learn, or sizes that are symbols of torch.export, go the way that takes any.
-    number = not isinstance(margin, torch.Tensor) and all(isinstance(n, int) for n in shape)
+    number = (
+        not batch.ring
+        and not isinstance(margin, torch.Tensor)
+        and all(isinstance(n, int) for n in shape)
+    )
     if number and weights is not None and chosen.serves_whole(kind, *shape):
 
         def formula(scores, *_):
@@ -130,9 +132,20 @@ def full_triplet(
             formula=formula,
             backend=chosen,
         )
-    unit_x, unit_y = _units(anchors, batch.gather_columns(positives), chosen)
-    indices = closest_column(unit_x, unit_y, anchors.dtype, mining == "semi-hard", pairs, chosen)
-    terms = _terms(unit_x, unit_y, indices, pairs, chosen, batch.first_column)
+    seen = None
+    if watched():
+        not_compiled()
+        seen = nothing_seen(anchors.shape[0], anchors.device)
+    if batch.ring:
+        terms = _ring_terms(anchors, positives, mining, pairs, batch, chosen, seen)
+    else:
+        unit_x, unit_y = _units(anchors, batch.gather_columns(positives), chosen)
+        semi_hard = mining == "semi-hard"
+        indices = closest_column(unit_x, unit_y, anchors.dtype, semi_hard, pairs, chosen, seen)
+        terms = _terms(unit_x, unit_y, indices, pairs, chosen, batch.first_column)
+    if seen is not None:
+        other = None if positives is anchors else positives
+        record(seen, anchors, other, cosine=True, batch=batch, backend=chosen)
     return batch.reduce(_hinges(*terms, margin), reduction)
 
 
@@ -300,11 +313,11 @@ def _terms(unit_x, unit_y, indices, pairs, backend, first=0):
     return positive, mean, torch.where(indices >= 0, closest, -torch.inf)
 
 
-def _ring_terms(anchors, positives, mining, pairs, batch, backend):
+def _ring_terms(anchors, positives, mining, pairs, batch, backend, seen):
     """The same where the rank's own columns travel."""
     unit_x, unit_y = _units(anchors, positives, backend)
     semi_hard = mining == "semi-hard"
-    indices = ring_closest(unit_x, unit_y, anchors.dtype, semi_hard, pairs, batch, backend)
+    indices = ring_closest(unit_x, unit_y, anchors.dtype, semi_hard, pairs, batch, backend, seen)
 
     def of_block(unit_x, unit_y, columns):
         within = indices - columns.start

@@ -89,8 +89,8 @@ def late_interaction(
         A scalar, or (B,) for reduction "none". float32, float64 for float64.
 
     Raises:
-        ValueError, TypeError: arguments that do not fit.
-        RuntimeError: a backend that cannot serve them.
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
 
     Example:
         >>> tokens = torch.stack([torch.eye(2), -torch.eye(2)])
@@ -117,6 +117,7 @@ def late_interaction(
         "late_interaction",
         queries[:, 0],
         documents[:, 0],
+        length=documents.shape[1],
         **options,
         **scored,
         exclude=exclude,
@@ -209,8 +210,8 @@ def late_interaction_distillation(
         A scalar, or (B,) for reduction "none". float32, float64 for float64.
 
     Raises:
-        ValueError, TypeError: arguments that do not fit.
-        RuntimeError: a backend that cannot serve them.
+        ValueError, TypeError: for arguments that do not fit.
+        RuntimeError: for a backend that cannot serve them.
 
     Example:
         >>> tokens = torch.stack([torch.eye(2), -torch.eye(2)])
@@ -281,11 +282,9 @@ def _gathered(documents, mask, batch):
     """Documents and mask of all ranks, padded to the longest."""
     if batch.group is None:
         return documents, mask
-    length = torch.tensor([documents.shape[1]], device=documents.device)
-    longest = batch.gather_values(length).max().item()
     if mask is None:
         mask = documents.new_ones(documents.shape[:2], dtype=torch.bool)
-    more = longest - documents.shape[1]
+    more = batch.longest - documents.shape[1]
     documents, mask = pad(documents, (0, 0, 0, more)), pad(mask, (0, more))
     gathered = batch.gather_columns(mask.to(torch.uint8))
     return batch.gather_columns(documents), gathered.bool()

@@ -13,6 +13,8 @@ import tempfile
 from pathlib import Path
 
 from fastsim.training.formats import describe, format_of, is_role
+from fastsim.training.hub import is_hub
+from fastsim.training.hub import rows as hub_rows
 from fastsim.training.rows import (
     KINDS,
     SUFFIXES,
@@ -44,7 +46,8 @@ def read_data(
     """A file as (datasets.Dataset of the columns in use, `Format`).
 
     path: CSV or TSV (UTF-8; TSV without quoting), JSON lines, JSON or Parquet, plain or gzip, told
-    by the suffix or `kind`; or a list of such files with the same columns. columns: None, a header
+    by the suffix or `kind`; or a data set on the hub (`fastsim.training.hub`); or a list of such
+    with the same columns. columns: None, a header
     with the names of `formats.COLUMNS`; or a list of items `role`, `role=name in the header`, `_`
     (not used). Plain roles select from a header that has them all, else the file has no header and
     they name its columns in order; header says so where that is not to be guessed. delimiter: of a
@@ -58,8 +61,8 @@ def read_data(
     bad, last = [], None
     store = None
     for one in paths:
-        file = check_file(one)
-        kind_here = kind_of(file, kind)
+        file, kind_here = (one, "hub") if is_hub(one) else (check_file(one), None)
+        kind_here = kind_here or kind_of(file, kind)
         roles = _parse_columns(columns)
         if kind_here in ("csv", "tsv"):
             names, rows, found = _open_delimited(file, kind_here, roles, delimiter, header)
@@ -200,7 +203,7 @@ def _pick(path, rows, places, width):
 
 
 def _open_named(path, kind, roles):
-    rows = named_rows(path, kind)
+    rows = hub_rows(path) if kind == "hub" else named_rows(path, kind)
     first = next(rows, None)
     if first is None:
         raise DataError(f"{path}: no rows")
@@ -375,12 +378,14 @@ def _label(value, name, path, line):
 
 def read_corpus(path):
     """The texts of a file: each line of .txt, else the column `text` (`DataError` as above)."""
-    path = check_file(path)
-    if path.suffixes and path.suffixes[0].lower() == ".txt":
+    path = path if is_hub(path) else check_file(path)
+    if not is_hub(path) and path.suffixes and path.suffixes[0].lower() == ".txt":
         texts = [text.strip() for _, text in lines(path) if text.strip()]
     else:
-        kind = kind_of(path, more=(".txt",))
-        if kind in ("csv", "tsv"):
+        kind = "hub" if is_hub(path) else kind_of(path, more=(".txt",))
+        if kind == "hub":
+            rows = hub_rows(path)
+        elif kind in ("csv", "tsv"):
             rows = delimited_rows(path, kind)
             header = next(rows, (1, []))[1]
             rows = ((line, dict(zip(header, row, strict=False))) for line, row in rows)

@@ -108,7 +108,7 @@ def evaluate_encoder(encoder, dataset, layout, *, classifier=None, batch_size=32
             logits = module.logits(parts[0].to(device), parts[1].to(device)).cpu()
         return metrics.classes(logits, [classes.index(label) for label in labels])
     if layout.name == "tuples":
-        return _tuples(vectors, rows, parts, layout)
+        return _tuples(vectors, rows, parts, layout, [text for _, text in unique])
     return _labelled_texts(vectors, rows[0], list(dataset[layout.label]))
 
 
@@ -133,7 +133,8 @@ def evaluate_cross_encoder(model, dataset, layout, *, batch_size=32, progress=Fa
     return metrics.binary(scores, as_binary(labels))
 
 
-def _tuples(vectors, rows, parts, layout):
+def _tuples(vectors, rows, parts, layout, texts):
+    """texts: of each row of `vectors`; two rows of one text have different prompts."""
     result = {}
     if layout.negatives:
         found = [metrics.triplets(parts[0], parts[1], negative) for negative in parts[2:]]
@@ -144,8 +145,9 @@ def _tuples(vectors, rows, parts, layout):
     for anchor, positive in zip(rows[0], rows[1], strict=True):
         answers[anchor].add(position[positive])
     queries = list(answers)
-    # A text can be a query and in the corpus: it is no answer to itself.
-    own = [position.get(query, -1) for query in queries]
+    # A text can be a query and in the corpus: it is no answer to itself, whatever its prompts.
+    place_of = {texts[row]: index for row, index in position.items()}
+    own = [place_of.get(texts[query], -1) for query in queries]
     relevant = [
         answers[query] - {row} or answers[query] for query, row in zip(queries, own, strict=True)
     ]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 MANIFEST = "fastsim_manifest.json"
 _LAST = ("config.json", "modules.json", MANIFEST)  # without them a folder passes for no model
+_NEW, _OLD = ".fastsim-new-", ".fastsim-old-"  # folders of an exchange, of one further name
 
 
 class OutputError(OSError):
@@ -28,7 +29,8 @@ def replaced_folder(path):
     another file system or a parent without permission to write are no hindrance; every file is on
     the disk before the first is exchanged. Removed are the files that the manifest of an earlier
     writing names, and no others; a file that is in the way and in no manifest is put aside under
-    its name with `.old`. After an error nothing has changed. OSError where the folder cannot be
+    its name with `.old`. After an error nothing has changed; what a crash cut off in the middle of
+    an exchange is finished first. OSError where the folder cannot be
     written; `OutputError` where the disk is full.
     """
     path = Path(os.path.realpath(path))
@@ -36,7 +38,8 @@ def replaced_folder(path):
         raise NotADirectoryError(f"path: wanted a folder, {str(path)!r} is a file")
     made = not path.exists()
     path.mkdir(parents=True, exist_ok=True)
-    stage = Path(tempfile.mkdtemp(prefix=".fastsim-new-", dir=path))
+    finish_exchanges(path)
+    stage = Path(tempfile.mkdtemp(prefix=_NEW, dir=path))
     done = False
     try:
         with full_disk_named(stage, path):
@@ -48,7 +51,7 @@ def replaced_folder(path):
                 if file.is_file():
                     file.chmod(0o666 & ~_umask())
                     _flush(file)
-            _exchange(stage, path, [*names, MANIFEST])
+            _exchange(stage, path)
         done = True
     finally:
         shutil.rmtree(stage, ignore_errors=True)
@@ -65,12 +68,15 @@ def check_writable(path):
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".fastsim-new-", dir=path) as stage:
+        finish_exchanges(path)
+        with tempfile.TemporaryDirectory(prefix=_NEW, dir=path) as stage:
             probe = Path(stage) / "probe"
             probe.write_text("")
             target = Path(tempfile.mktemp(prefix=".fastsim-probe-", dir=path))
             os.rename(probe, target)
             target.unlink()
+    except OutputError:
+        raise
     except OSError as error:
         raise OutputError(f"output: cannot write in {str(path)!r}: {error.strerror}") from error
     finally:
@@ -121,10 +127,40 @@ def _newest(folder):
     return max(files, key=lambda file: file.stat().st_mtime_ns, default=None)
 
 
-def _exchange(stage, path, names):
-    """Move the staged files in and the old manifest's out; all of it or nothing."""
-    old = files_of(path)
-    aside = Path(tempfile.mkdtemp(prefix=".fastsim-old-", dir=path))
+def finish_exchanges(path):
+    """Finish what a crash cut off: all new files were on the disk before the first was moved."""
+    for aside in sorted(Path(path).glob(f"{_OLD}*")):
+        stage = _partner(aside, _OLD, _NEW)
+        if (stage / MANIFEST).is_file():  # moved last
+            _exchange(stage, path)
+        elif not (path / MANIFEST).is_file():
+            raise OutputError(
+                f"output: {str(aside)!r} holds files of a model and nothing says where they belong;"
+                " move them to where you want them"
+            )
+        for folder in (stage, aside):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def cut_off(path):
+    """Whether a crash in the middle of an exchange left a folder without a whole model."""
+    return any(Path(path).glob(f"{_OLD}*"))
+
+
+def _partner(folder, one, other):
+    return folder.with_name(folder.name.replace(one, other))
+
+
+def _exchange(stage, path):
+    """Move the staged files in and the old manifest's out; all of it or nothing.
+
+    Called again after a crash it goes on where it was.
+    """
+    aside = _partner(stage, _NEW, _OLD)
+    aside.mkdir(exist_ok=True)
+    names = files_of(stage)
+    old = files_of(aside) or files_of(path)
+    out = old if all((stage / name).is_file() for name in names) else []  # else all are out
     undo = []
 
     def move(source, target):
@@ -135,10 +171,12 @@ def _exchange(stage, path, names):
     try:
         # A folder without these is no model: so a process that is killed here leaves none by
         # halves.
-        for name in sorted(old, key=lambda name: name not in _LAST):
+        for name in sorted(out, key=lambda name: name not in _LAST):
             if os.path.lexists(path / name):
                 move(path / name, aside / name)
-        for name in sorted(names, key=lambda name: (name in _LAST, name)):
+        for name in sorted(names, key=_place):
+            if not (stage / name).is_file():
+                continue
             target = path / name
             blocked = next(
                 (p for p in (target, *target.parents) if _in_the_way(p, path, target)), None
@@ -150,7 +188,9 @@ def _exchange(stage, path, names):
         for target, source in reversed(undo):
             source.parent.mkdir(parents=True, exist_ok=True)
             os.rename(target, source)
-        shutil.rmtree(aside, ignore_errors=True)
+        for folder in (*sorted(aside.rglob("*"), reverse=True), aside):
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # not what an earlier call put there
         raise
     shutil.rmtree(aside, ignore_errors=True)
     for name in old:  # folders of the old model that hold nothing now
@@ -159,6 +199,11 @@ def _exchange(stage, path, names):
                 break
             with contextlib.suppress(OSError):
                 folder.rmdir()
+
+
+def _place(name):
+    """The order in which files come in."""
+    return _LAST.index(name) if name in _LAST else -1, name
 
 
 def _in_the_way(place, path, target):

@@ -1,5 +1,9 @@
 """The README.md of a trained model: data, loss, metrics, how to use it."""
 
+from pathlib import Path
+
+from fastsim.training.hub import is_hub
+
 _SHOWN = 3
 
 
@@ -43,7 +47,5 @@ def main_metrics(metrics, metric):
 
 
 def _files(paths):
-    from pathlib import Path
-
     paths = [paths] if isinstance(paths, str) else paths
-    return ", ".join(f"`{Path(path).name}`" for path in paths)
+    return ", ".join(f"`{path if is_hub(path) else Path(path).name}`" for path in paths)

@@ -51,7 +51,8 @@ def _backend(device):
 
 
 class Lines(transformers.TrainerCallback):
-    """One line a log step: step, loss, learning rate, speed and the time that is left."""
+    """One line a log step: step, loss, learning rate, speed, the time that is left, and the
+    share of rows whose positive was above the batch's negatives."""
 
     def __init__(self, say, batch_size, metric=None, verbose=False):
         self.say, self.batch_size, self.metric, self.verbose = say, batch_size, metric, verbose
@@ -73,6 +74,8 @@ class Lines(transformers.TrainerCallback):
             f"step {state.global_step:,}/{state.max_steps:,}  loss {logs['loss']:.4f}"
             f"  rate {logs['learning_rate']:.2e}  {speed:,.0f} rows/s  {_duration(left)} left"
         )
+        if "batch_accuracy" in logs:
+            line += f"  in-batch accuracy {logs['batch_accuracy']:.3f}"
         if self.verbose:
             line += f"  gradient norm {logs.get('grad_norm', 0.0):.3g}  epoch {state.epoch:.3f}"
         self.say(line)

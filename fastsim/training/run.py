@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fastsim.training import checkpoints as saved
+from fastsim.training import hub
 from fastsim.training.batch_plan import small_batches
 from fastsim.training.folders import (
     OutputError,
@@ -43,6 +44,7 @@ def train(options, say=None, *, dry_run=False):
     from fastsim.training.stopping import Watch
     from fastsim.training.trainer import Collator, Trainer, freeze_idle
 
+    _check_sharding()
     output = Path(os.path.realpath(options.output))
     process = PartialState(cpu=options.cpu or not torch.cuda.is_available())
     several = process.num_processes > 1
@@ -146,6 +148,17 @@ def _push(name, output, say):
     say(f"pushed to {name}")
 
 
+def _check_sharding():
+    """ValueError where accelerate's configuration shards the model, whose weights are not saved."""
+    for name in ("FSDP", "DEEPSPEED"):
+        if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true":
+            raise ValueError(
+                f"ACCELERATE_USE_{name}: wanted a configuration of accelerate that keeps the model"
+                " whole on every process (MULTI_GPU or MULTI_CPU); for a training loop of your own"
+                " fastsim.grad_cache serves FSDP2 and DeepSpeed"
+            )
+
+
 def _tell(line):
     print(line, file=sys.stderr, flush=True)
 
@@ -188,7 +201,7 @@ def _begin(options, task, checkpoints, main, say):
 
 def _fingerprints(paths):
     paths = [paths] if isinstance(paths, str) else paths
-    return [saved.fingerprint(path) for path in paths]
+    return [(hub if hub.is_hub(path) else saved).fingerprint(path) for path in paths]
 
 
 def _resume(options, task, asked, checkpoints, main, say):

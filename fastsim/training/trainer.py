@@ -10,6 +10,7 @@ from torch import nn
 from transformers.trainer_utils import TrainOutput
 
 from fastsim.grad_cache import GradCache, MicroBatches
+from fastsim.integrations.transformers import log_metrics
 from fastsim.training.batch_plan import LinkedRows
 from fastsim.training.batches import LinkedBatches, SharedBatches
 from fastsim.training.checkpoints import seal
@@ -119,7 +120,8 @@ class Trainer(transformers.Trainer):
     batch_size: rows of a batch over all processes. micro_batch_size: rows that are encoded at
     once, by `GradCache`; None: all. evaluation: None, or a function that returns metrics of the
     model being trained. loss_learning_rate: for the loss's own parameters, by default that of the
-    encoder. A loss or a weight that is not finite ends the training before anything is saved.
+    encoder. What losses see of their batches (`fastsim.metrics`) is logged beside the loss as
+    `batch_...`. A loss or a weight that is not finite ends the training before anything is saved.
     """
 
     def __init__(
@@ -137,6 +139,7 @@ class Trainer(transformers.Trainer):
         self._bad = None  # on the device: whether a loss was not finite
         self.batch_size, self.micro_batch_size = batch_size, micro_batch_size
         self.loss_learning_rate = loss_learning_rate
+        log_metrics(self)
 
     def get_train_dataloader(self):
         """The batches of this process: its share of those that one process would have."""

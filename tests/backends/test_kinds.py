@@ -12,6 +12,7 @@ from fastsim.kinds import KINDS, LATE_INTERACTION, SELECTIONS
 from fastsim.kinds.kind import COLUMNS, MATRIX, ROWS, Kind
 from fastsim.pairs import Pairs
 from fastsim.tile import Tile
+from tests.seeds import fresh
 
 BACKENDS = tuple(fastsim.backends())
 NAMES = (*KINDS, *SELECTIONS, *LATE_INTERACTION)
@@ -110,7 +111,7 @@ def tile(request):
 
 def state_of(tile, columns):
     """(the tile, its state, unit rows) of a slice of the columns, in float64."""
-    generator = torch.Generator().manual_seed(5)
+    generator = fresh(5)
     x, y = (
         torch.nn.functional.normalize(torch.randn(n, 4, generator=generator, dtype=torch.float64))
         for n in (5, 7)

@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("matplotlib", reason="the figures need matplotlib")
 
-from bench import figures, parity, report
+from bench import figures, parity, repeated, report
 from bench import results as kept
 from bench import tables as markdown
 from fastsim.backends.cpu import backend as cpu
@@ -135,7 +135,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "here"
 
 
-def test_figures_and_tables(folder):
+def test_figures_and_tables(folder, monkeypatch):
     from PIL import Image
 
     drawn = figures.draw("here", kept.read("losses", "here"))
@@ -154,7 +154,9 @@ def test_figures_and_tables(folder):
     assert "| info_nce | eager torch | out of memory |" in text
     assert "| info_nce | fastsim cpu | 17 MB |" in text
     assert "apart in the median" in text
-    shutil.copy(folder / "losses.jsonl", folder / "losses_again.jsonl")
+    later = shutil.copy(folder / "losses.jsonl", folder / "later.jsonl")
+    monkeypatch.setattr(repeated, "FOLDER", folder.parent)
+    repeated.main.callback(folder.name, later)
     same = "a later run puts 0 beyond the spread of the repeats; it differs by 0.0% in the median."
     assert report.TABLES["repeated"]("here").endswith(same)
     assert report.TABLES["times"]("cpu").startswith("here:\n\n| loss |")

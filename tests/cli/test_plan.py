@@ -6,7 +6,17 @@ from pathlib import Path
 import pytest
 
 from fastsim.benchmark import results
-from fastsim.cli.plan import PANEL_BYTES, PRODUCTS, Plan, dense, estimates, memory, report, times
+from fastsim.cli.plan import (
+    PANEL_BYTES,
+    PRODUCTS,
+    Plan,
+    dense,
+    estimates,
+    memory,
+    report,
+    rounds,
+    times,
+)
 
 SMALL = Plan(batch_size=1000, dim=64, ranks=4, micro_batch_size=8, columns=3)
 
@@ -49,6 +59,33 @@ def test_least_time(loss):
     assert found["encode again"] == pytest.approx(3 * found["encode"])
     assert found["exchange"] == pytest.approx(1500 * 64 * 8 / 1e9)
     assert "together" in report(asked, 1e6)
+
+
+def test_a_ring_hides_what_travels_behind_the_products():
+    """Forward: a product and the embeddings; backward: the rest, embeddings again, gradients."""
+    around = dataclasses.replace(SMALL, exchange="ring", bytes_each=2)
+    product, others = 2 * 250 * 2000 * 64, 1500 * 64
+    assert rounds(around) == [(product, 2 * others), (3 * product, 6 * others)]
+    for rate, bandwidth in ((1e6, 1e9), (1e12, 1e6), (3e9, 4e7)):
+        found = {stage: seconds for stage, seconds, _ in times(around, rate, bandwidth)}
+        both = found["loss"] + found["exchange"]
+        forward = max(product / rate, 2 * others / bandwidth)
+        assert both == pytest.approx(forward + max(3 * product / rate, 6 * others / bandwidth))
+    gathered = dataclasses.replace(SMALL, bytes_each=2)  # gradients travel in float32
+    assert rounds(gathered) == [(product, 2 * others), (2 * product, 4 * others)]
+
+
+@pytest.mark.parametrize(
+    ("sharding", "numbers"),
+    [("none", 4), ("zero1", 2 + 2 / 4), ("zero2", 1 + 3 / 4), ("fsdp", 2 + 3 / 4)],
+)
+def test_memory_of_a_sharded_encoder(sharding, numbers):
+    """Of weights, gradients and two states, what four ranks share; FSDP2 gathers two of them."""
+    encoder = {"parameters": 1000, "layers": 1, "hidden": 8, "heads": 2}
+    asked = dataclasses.replace(SMALL, sharding=sharding, **encoder)
+    assert size(asked, "encoder") + size(asked, "gathered") == pytest.approx(4000 * numbers)
+    alone = dataclasses.replace(asked, ranks=1)
+    assert size(alone, "encoder") == 16_000
 
 
 def test_the_loss_takes_what_was_measured():

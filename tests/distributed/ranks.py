@@ -16,6 +16,7 @@ from fastsim.backends.cpu import backend as cpu
 from fastsim.distributed import Ring
 from tests.cases import CASES, Case, embeddings, integers
 from tests.distributed.recorder import order, recording
+from tests.seeds import fresh
 
 RANKS = (2, 3, 4)
 ROWS, MORE_COLUMNS = (13, 7, 10, 6), (20, 0, 9, 3)  # of each rank
@@ -50,7 +51,7 @@ selected.__kwdefaults__ = fastsim.hardest_pairs.__kwdefaults__
 
 def copies(n, d, generator):
     """Rows of which there are few, the same on every rank: which is chosen is told by its place."""
-    few = embeddings(5, d, generator=torch.Generator().manual_seed(d))
+    few = embeddings(5, d, generator=fresh(d))
     return few[integers(5, n, generator=generator)]
 
 
@@ -119,7 +120,7 @@ class Part:
 
 def parts_of(case, ranks, seed, shrink=1, none=False):
     """One `Part` per rank, the same on every process. none: some rank has no rows."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = fresh(seed)
     counts = (NO_ROWS, MORE_OF_NO_ROWS) if none else (ROWS, MORE_COLUMNS)
     sizes = [
         (-(-rows // shrink), -(-(rows + more) // shrink))
@@ -144,7 +145,7 @@ def whole_of(case, parts):
     if "exclude" in options:
         exclude = zip(*(part.options["exclude"] for part in parts), strict=True)
         options["exclude"] = tuple(map(torch.cat, exclude))
-    for name in {"query_mask", "document_mask", "candidate_bias"} & {*options}:
+    for name in {"query_mask", "document_mask", "candidate_bias", "tau_plus"} & {*options}:
         options[name] = torch.cat([part.options[name] for part in parts])
     others, order = [], None
     own = [torch.arange(len(part.tensors[0])) for part in parts]
@@ -230,6 +231,34 @@ def compare(case, group, way, seed):
         # A sum of both signs may be anything; what it is a sum of is as large as the loss.
         errors.append(relative(mine / share, one, one.abs() + truth.abs().mean()))
     return max(errors)
+
+
+def seen_by(group, seed):
+    """{(case, exchange): (error, how many numbers)} of what is seen; group: or None."""
+    found = {}
+    for case in BATCHWISE if group is not None else []:
+        for exchange in sorted({way[0] for way in ways(case, 3) if way[1] == "cpu"}):
+            found[case.name, exchange] = seen_error(case, group, exchange, seed)
+    return found
+
+
+def seen_error(case, group, exchange, seed):
+    """The largest difference of what the ranks and one process see of the whole batch."""
+    parts = parts_of(case, dist.get_world_size(group), seed)
+    chosen = Ring(group) if exchange == "ring" else group
+    found = []
+    for part, extra in (
+        (whole_of(case, parts)[0], {}),
+        (parts[dist.get_rank(group)], {"group": chosen}),
+    ):
+        with fastsim.metrics() as seen:
+            run(case, part, torch.float64, None, backend="cpu", **extra)
+        found.append(seen.read())
+    for numbers in found:
+        numbers.pop("uniformity", None)  # of other pairs of rows
+    one, all_of_them = found
+    assert one.keys() == all_of_them.keys()
+    return max((abs(one[name] - all_of_them[name]) for name in one), default=0.0), len(one)
 
 
 def relative(got, wanted, scale):

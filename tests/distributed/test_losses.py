@@ -27,6 +27,18 @@ def test_ranks_together_are_one_process(case, count, exchange, results):
             assert error <= ALLOWED[way[2]], way
 
 
+@pytest.mark.parametrize("exchange", ["gather", "ring"])
+@pytest.mark.parametrize("case", ranks.BATCHWISE, ids=repr)
+def test_ranks_together_see_one_batch(case, exchange, results):
+    if exchange not in [way[0] for way in ranks.ways(case, 3)]:
+        pytest.skip(f"no {exchange}")
+    found = [rank["seen"][case.name, exchange] for rank in results[:3]]
+    for error, numbers in found:
+        assert error <= ALLOWED[torch.float64]
+        unseen = "batch_hard_triplet", "hardest_pairs", "cosent", "angle", "late_interaction"
+        assert bool(numbers) != (inspect.unwrap(case.loss).__name__ in unseen)
+
+
 def test_every_loss_with_a_group_is_there():
     functions = [value for value in vars(fastsim).values() if hasattr(value, "__kwdefaults__")]
     wanted = {inspect.unwrap(f) for f in functions if "group" in (f.__kwdefaults__ or {})}

@@ -182,3 +182,11 @@ def test_duplicates_are_excluded(tmp_path, calm, monkeypatch):
     assert len(row_ids.unique()) == 4
     same = (vectors[:, None] - vectors[None]).abs().amax(2) < 1e-5
     assert torch.equal(same, row_ids[:, None] == column_ids[None, :])
+
+
+@pytest.mark.parametrize("name", ["FSDP", "DEEPSPEED"])
+def test_a_configuration_that_shards_the_model_is_refused(name, tmp_path, monkeypatch):
+    monkeypatch.setenv(f"ACCELERATE_USE_{name}", "true")
+    settings = {"model": "none", "train": "none", "loss": "info_nce", "output": str(tmp_path)}
+    with pytest.raises(ValueError, match=f"ACCELERATE_USE_{name}: wanted .* whole on every"):
+        train(Options(**settings))

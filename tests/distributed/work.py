@@ -26,6 +26,7 @@ def main(rank, count, folder, seed):
     start = time.monotonic()
     found = {"refusals": ranks.refusals(dist.group.WORLD)}
     found["errors"], found["calls"] = ranks.everything(groups, seed)
+    found["seen"] = ranks.seen_by(groups[3], seed)
     print(f"losses {time.monotonic() - start:.1f} s", file=sys.stderr)
     found["wrappers"] = {
         some: wrappers.everything(group, seed)

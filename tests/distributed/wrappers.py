@@ -17,6 +17,7 @@ import fastsim
 from fastsim import losses
 from fastsim.grad_cache import GradCache
 from fastsim.verify import verdicts
+from tests.seeds import fresh, seed_of
 
 RANKS = (2, 3)
 ROWS = (16, 7, 9)  # of each rank: other numbers of micro-batches
@@ -24,12 +25,12 @@ SIZE = 4
 
 
 def model(seed):
-    torch.manual_seed(seed)
+    torch.manual_seed(seed_of(seed))
     return torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 5))
 
 
 def batches(ranks, seed, rows=ROWS):
-    generator = torch.Generator().manual_seed(seed)
+    generator = fresh(seed)
     return [torch.randn(2, count, 6, generator=generator) for count in rows[:ranks]]
 
 
@@ -289,7 +290,7 @@ SHARDED = {
 
 def dtensors(group, seed):
     """{loss: the largest error of its value and gradients}, of replicas and of sharded rows."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = fresh(seed)
     x, y = torch.randn(2, 11, 6, generator=generator)  # 11 rows: no multiple of the ranks
     mesh, found = DeviceMesh.from_group(group, "cpu"), {}
     for name, (loss, learnt) in SHARDED.items():

@@ -90,6 +90,33 @@ def test_encode_checks_at_the_door():
         encoder.encode(["a"], batch_size=0)
 
 
+def test_encode_in_several_processes_is_encode_in_one(tmp_path):
+    encoder = Encoder.from_pretrained(models.tiny_bert(), max_length=32).train()
+    encoder.prompts["query"] = "the question : "
+    options = {"batch_size": 3, "prompt": "query", "normalize": True}
+    alone = encoder.encode(TEXTS, **options)
+    several = encoder.encode(TEXTS, **options, devices=["cpu", "cpu"])
+    torch.testing.assert_close(several, alone, rtol=0, atol=1e-6)  # other threads, other rounding
+    assert encoder.training
+    with pytest.raises(ValueError, match="devices: wanted a list of names of devices, got 'cpu'"):
+        encoder.encode(TEXTS, devices="cpu")
+
+
+def test_encode_to_numpy_and_in_half_precision():
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    whole = encoder.encode(TEXTS)
+    half = encoder.encode(TEXTS, dtype=torch.float16, to_numpy=True)
+    assert (type(half).__name__, half.dtype.name) == ("ndarray", "float16")
+    assert torch.equal(torch.from_numpy(half), whole.half())
+    with pytest.raises(ValueError, match="dtype: wanted one that numpy has"):
+        encoder.encode(TEXTS, dtype=torch.bfloat16, to_numpy=True)
+    # Two layers with a norm after each: the error stays near a rounding of the inputs.
+    computed = encoder.bfloat16().encode(TEXTS)
+    assert computed.dtype == torch.float32
+    error = (computed - whole).norm() / whole.norm()
+    assert 0 < error < 8 * torch.finfo(torch.bfloat16).eps
+
+
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_sentence_transformers_loads_what_we_save(pooling, tmp_path):
     sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -267,6 +294,29 @@ def test_prompts_of_queries_and_documents_left_out_of_the_pooling(tmp_path):
     half = again.encode_query(TEXTS, dtype=torch.float16, to_numpy=True)
     assert half.dtype == "float16"
     assert abs(half - again.encode_query(TEXTS, to_numpy=True)).max() < 2**-9
+
+
+def test_a_query_with_a_prompt_is_no_answer_to_itself(tmp_path):
+    from datasets import Dataset
+
+    from fastsim.training.evaluation import evaluate_encoder
+    from fastsim.training.formats import format_of
+
+    class Counts(Encoder):
+        """Letters are counted, and the prompt: a text is closest to itself under any prompt."""
+
+        def encode(self, texts, *, prompt=None, **options):
+            rows = [[text.count(letter) for letter in "abc"] + [len(prompt)] for text in texts]
+            return torch.tensor(rows, dtype=torch.float32)
+
+        dim = 4
+
+    encoder = Counts.from_pretrained(models.tiny_bert())
+    encoder.prompts = {"query": "q", "document": ""}
+    pairs = {"anchor": ["aab", "ccb"], "positive": ["ab", "aab"]}
+    found = evaluate_encoder(encoder, Dataset.from_dict(pairs), format_of(list(pairs)))
+    # "aab" finds "ab" when it is not its own answer; "ccb" finds "ab" before "aab".
+    assert found["recall@1"] == 0.5
 
 
 def test_lora_trains_little_and_saves_the_sum(tmp_path):

@@ -16,6 +16,7 @@ import torch
 import fastsim
 from fastsim.integrations import overrides
 from tests.measure import assert_close
+from tests.seeds import fresh
 
 ROWS, WIDTH = 21, 12
 
@@ -48,7 +49,7 @@ def _bare(monkeypatch, name, path):
 
 
 def of(*shape, seed):
-    return 1.5 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return 1.5 * torch.randn(*shape, generator=fresh(seed))
 
 
 def compare(ours, theirs, tensors):

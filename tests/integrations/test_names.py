@@ -9,6 +9,7 @@ import pytest
 # module of theirs, whether it is written out or imported whole -> module of ours in its place
 PLACES = {
     "sentence_transformers.sentence_transformer.losses": "sentence_transformers",
+    "sentence_transformers.multi_vector_encoder.losses": "sentence_transformers.multi_vector",
     "pytorch_metric_learning.losses": "pytorch_metric_learning.losses",
     "pytorch_metric_learning.miners": "pytorch_metric_learning.miners",
     "open_clip.loss": "open_clip",

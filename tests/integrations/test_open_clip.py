@@ -26,8 +26,10 @@ pytest.importorskip(
 import fastsim
 from fastsim.integrations import open_clip, overrides
 from fastsim.integrations.open_clip import ClipLoss, CoCaLoss, SigLipLoss
+from fastsim.integrations.open_clip import features as scales
 from tests.integrations import open_clip_peer
 from tests.measure import assert_close
+from tests.seeds import fresh
 
 peer = open_clip_peer.load()
 PAIRS = {"ClipLoss": ClipLoss, "SigLipLoss": SigLipLoss}
@@ -35,7 +37,7 @@ NAMES = ("loss", "image gradient", "text gradient", "scale gradient", "bias grad
 
 
 def features(rows, width, *, unit, seed):
-    generator = torch.Generator().manual_seed(seed)
+    generator = fresh(seed)
     x = torch.randn(rows, width, generator=generator)
     return torch.nn.functional.normalize(x) if unit else 0.3 * x
 
@@ -145,8 +147,10 @@ def test_16_bit_features(name, dtype, autocast):
 
 
 @pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("scale", [-3.0, 0.0])
-def test_scale_of_no_temperature(name, scale):
+@pytest.mark.parametrize("read", [True, False], ids=["read", "as on a GPU"])
+@pytest.mark.parametrize("scale", [-3.0, 0.0, 14.3])
+def test_scale_of_any_sign(name, scale, read, monkeypatch):
+    monkeypatch.setattr(scales, "_is_read", lambda scale: read)
     image, text, _, bias = arguments(name, False, (), True)
     given = image, text, torch.tensor(scale), bias
     compare(
@@ -154,6 +158,7 @@ def test_scale_of_no_temperature(name, scale):
         results(getattr(peer, name)(), *given, torch.float32),
         results(getattr(peer, name)(), *given, torch.float64),
     )
+    monkeypatch.undo()  # a number is always looked at
     number = PAIRS[name]()(image, text, scale, bias)
     torch.testing.assert_close(number, getattr(peer, name)()(image, text, scale, bias))
 

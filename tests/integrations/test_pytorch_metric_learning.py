@@ -20,6 +20,7 @@ from pytorch_metric_learning import distances, reducers, regularizers
 from fastsim.integrations import overrides
 from fastsim.integrations.pytorch_metric_learning import losses, miners
 from tests.measure import assert_close
+from tests.seeds import fresh
 
 ROWS, REFERENCES, WIDTH, CLASSES = 33, 47, 12, 7
 
@@ -30,7 +31,7 @@ def nothing_said(monkeypatch):
 
 
 def batch(rows=ROWS, seed=3):
-    generator = torch.Generator().manual_seed(seed)
+    generator = fresh(seed)
     x = torch.randn(rows, WIDTH, generator=generator)
     return x, torch.randint(0, CLASSES, (rows,), generator=generator)
 

@@ -2,6 +2,8 @@
 
 import copy
 import functools
+import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -13,6 +15,7 @@ from tests.models import texts, tiny_bert
 
 pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
 
+import transformers
 from datasets import Dataset
 from sentence_transformers import (
     SentenceTransformer,
@@ -23,6 +26,7 @@ from sentence_transformers.sentence_transformer import losses as theirs
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 from fastsim.integrations import sentence_transformers as ours
+from fastsim.integrations.transformers import log_metrics
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of the trainer's own libraries
 
@@ -74,7 +78,7 @@ def make(package, name, options, encoder):
     return getattr(package, name)(encoder, **guide, **options)
 
 
-def train(loss, encoder, columns, folder, **options):
+def train(loss, encoder, columns, folder, prepare=None, **options):
     """The losses of the steps."""
     arguments = SentenceTransformerTrainingArguments(
         output_dir=str(folder),
@@ -90,9 +94,13 @@ def train(loss, encoder, columns, folder, **options):
         dataloader_pin_memory=False,
         **options,
     )
+    several = any(isinstance(column, Dataset) for column in columns.values())
+    rows = columns if several else Dataset.from_dict(columns)
     trainer = SentenceTransformerTrainer(
-        model=encoder, args=arguments, train_dataset=Dataset.from_dict(columns), loss=loss
+        model=encoder, args=arguments, train_dataset=rows, loss=loss
     )
+    if prepare is not None:
+        prepare(trainer)
     trainer.train()
     return [row["loss"] for row in trainer.state.log_history if "loss" in row]
 
@@ -132,6 +140,28 @@ def test_under_matryoshka(name, options, columns):
     largest = max(grad.abs().max().item() for grad in results[1][1:])
     for got, wanted in zip(*results, strict=True):
         torch.testing.assert_close(got, wanted, rtol=2e-5, atol=2e-5 * largest)
+
+
+def test_metrics_are_logged(tmp_path):
+    """Beside the loss, which stays what it is; every reporter is told."""
+    told, curves = [], []
+
+    class Reporter(transformers.TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **more):
+            told.append({name for name in logs if name.startswith("batch_")})
+
+    def prepare(trainer):
+        trainer.add_callback(Reporter())
+        log_metrics(trainer)
+
+    for way in (prepare, None):
+        encoder = model()
+        loss = ours.MultipleNegativesRankingLoss(encoder)
+        curves.append(train(loss, encoder, COLUMNS["triplets"], tmp_path, way))
+    assert curves[0] == curves[1]
+    names = {"accuracy", "positive", "negative", "hardest_negative", "alignment", "uniformity"}
+    names |= {"excluded_by_id", "excluded_by_score"}
+    assert told == [{f"batch_{name}" for name in names}] * 3 + [set()]  # the last: the run's
 
 
 def test_learnt_numbers_in_the_trainer(tmp_path):
@@ -178,14 +208,18 @@ def test_losses_of_ours_train(name, tmp_path):
 # ---- several devices ----
 
 PROCESS = """
-    import itertools, os, sys
+    import itertools, os, sys, warnings
     import torch, torch.distributed as dist
+
+    warnings.simplefilter("ignore")
+    from tests.integrations import test_sentence_transformers_training as training
     from tests.integrations.sentence_transformers_peer import DIRECTIONS, HARDNESS
     from tests.integrations.sentence_transformers_peer import Given, Guided, padded
     from fastsim.integrations import sentence_transformers as ours
     from sentence_transformers.sentence_transformer import losses as theirs
 
     rank, path = int(sys.argv[1]), sys.argv[2]
+    training.kept_model()  # of several processes the first alone would write its files
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
     torch.set_num_threads(1)
 
@@ -216,20 +250,53 @@ PROCESS = """
     for name in ("GISTEmbedLoss", "CachedGISTEmbedLoss"):
         columns, guides = ([torch.randn(7, 6) for _ in range(3)] for _ in range(2))
         same(name, {"temperature": 0.2}, columns, guides)
+
+    # Their trainer with several data sets and a loss for each, under DistributedDataParallel.
+    results = [training.several_sets(package, path) for package in (theirs, ours)]
+    (curve, weights), (other_curve, other_weights) = results
+    assert len(curve) >= 4
+    torch.testing.assert_close(other_curve, curve, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(other_weights, weights, rtol=0, atol=1e-4)
+    # Both processes have the same weights at the end.
+    everyone = [torch.empty_like(other_weights) for _ in range(2)]
+    dist.all_gather(everyone, other_weights)
+    assert torch.equal(*everyone)
     dist.destroy_process_group()
 """
+# Without gather_across_devices: at a step the processes may train on different sets.
+SETS = {
+    "pairs": ("MultipleNegativesRankingLoss", {}),
+    "triplets": ("CachedMultipleNegativesRankingLoss", {"mini_batch_size": 3}),
+    "scores": ("CoSENTLoss", {}),
+}
+
+
+def several_sets(package, folder):
+    """(losses of the steps, weights) of the multi-data-set trainer with the losses of a package."""
+    encoder = model()
+    loss = {key: make(package, *named, encoder) for key, named in SETS.items()}
+    sets = {key: Dataset.from_dict(COLUMNS[key]) for key in SETS}
+    curve = train(loss, encoder, sets, f"{folder}-out")
+    return torch.tensor(curve), encoder[0].model.embeddings.word_embeddings.weight.detach()
 
 
 def test_gathered_across_devices(tmp_path):
-    """Two processes: value and gradients as theirs, whose candidates come from both."""
+    """Two processes: value and gradients as theirs, whose candidates come from both, and training
+    on several data sets at once.
+    """
     if not torch.distributed.is_available():
         pytest.skip("torch without torch.distributed")
     command = [sys.executable, "-c", textwrap.dedent(PROCESS)]
-    running = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "store")], stderr=subprocess.PIPE, text=True
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    running = []
+    for rank in range(2):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+        arguments = [*command, str(rank), str(tmp_path / "store")]
+        running.append(
+            subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=os.environ | place)
         )
-        for rank in range(2)
-    ]
     errors = [process.communicate(timeout=300)[1] for process in running]
     assert [process.returncode for process in running] == [0, 0], "\n".join(errors)[-4000:]

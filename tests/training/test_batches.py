@@ -10,10 +10,11 @@ pytest.importorskip("datasets")
 from fastsim.training.batches import LinkedBatches, SharedBatches, UniqueBatches
 from fastsim.training.data import read_data
 from tests import models
+from tests.seeds import fresh
 
 
 def random_rows(seed, rows=300, vocabulary=150, width=2):
-    generator = torch.Generator().manual_seed(seed)
+    generator = fresh(seed)
     return torch.randint(vocabulary, (rows, width), generator=generator).tolist()
 
 

@@ -230,6 +230,33 @@ def test_long_fields_gzip_json_and_several_files(tmp_path):
         read_data(path)
 
 
+def test_data_sets_of_the_hub_are_read_by_name(tmp_path):
+    from fastsim.training import hub
+
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n- config_name: pairs\n  data_files:\n  - split: train\n    path: a.jsonl\n"
+        "  - split: held\n    path: b.jsonl\n---\n"
+    )
+    for name in "ab":
+        (folder / f"{name}.jsonl").write_text(f'{{"question": "{name}?", "answer": "{name}!"}}\n')
+    columns = "anchor=question,positive=answer"
+    for name, text in (("", "a?"), (":held", "b?"), (":pairs:held", "b?")):
+        dataset, layout = read_data(f"hub:{folder}{name}", columns=columns)
+        assert layout.name == "tuples"
+        assert dataset["anchor"][:] == [text]
+    assert hub.fingerprint(f"hub:{folder}") != hub.fingerprint(f"hub:{folder}:held")
+    both, _ = read_data([f"hub:{folder}", f"hub:{folder}:held"], columns=columns)
+    assert both["positive"][:] == ["a!", "b!"]
+    with pytest.raises(DataError, match=r"^hub:.*: the data set did not come: ValueError: Unknown"):
+        read_data(f"hub:{folder}:no", columns=columns)
+    with pytest.raises(DataError, match=r"line 1: no column text; it has question, answer"):
+        read_corpus(f"hub:{folder}")
+    with pytest.raises(DataError, match="hub:a::b: wanted hub:NAME, hub:NAME:SPLIT"):
+        read_data("hub:a::b")
+
+
 def test_many_rows_are_mapped_from_a_file(tmp_path, monkeypatch):
     from fastsim.training import data
 

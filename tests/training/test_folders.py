@@ -64,6 +64,43 @@ def test_an_error_in_the_exchange_changes_nothing(tmp_path, monkeypatch):
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="wants fork")
+@pytest.mark.parametrize("moves", range(10))  # 4 files out, 5 in, one put aside
+def test_a_crash_in_the_exchange_is_finished_by_the_next(moves, tmp_path):
+    out = tmp_path / "out"
+    write(out, {"modules.json": "old", "weights": "old", "1_Pooling/config.json": "old"})
+    (out / "notes").write_text("mine")
+    new = {"modules.json": "new", "weights": "new", "2_Dense/model": "new", "notes": "new"}
+    child = os.fork()
+    if child == 0:
+        rename, left = os.rename, iter([True] * moves)
+        os.rename = lambda *names: rename(*names) if next(left, False) else os._exit(9)
+        write(out, new)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    there = content(out)
+    assert "mine" in there.values()
+    if "modules.json" in there:  # what passes for a model is whole
+        wanted = new if there["modules.json"] == "new" else {"modules.json": "old"}
+        assert wanted.items() <= there.items()
+    check_writable(out)
+    assert content(out) == new | {"notes.old": "mine"}
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
+
+
+def test_a_model_cut_off_in_the_exchange_is_named(tmp_path):
+    pytest.importorskip("transformers")
+    from fastsim.encoders.model_files import ModelError, model_folder
+
+    (tmp_path / ".fastsim-old-x").mkdir()
+    with pytest.raises(ModelError, match="a crash cut off the exchange of the files in"):
+        model_folder(tmp_path)
+    (tmp_path / ".fastsim-old-x/weights").write_text("mine")
+    with pytest.raises(OutputError, match="nothing says where they belong"):
+        check_writable(tmp_path)
+    assert (tmp_path / ".fastsim-old-x/weights").read_text() == "mine"
+
+
 def test_a_link_is_followed(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "out").symlink_to(tmp_path / "real")

@@ -14,6 +14,7 @@ from fastsim.cli import main as cli
 from fastsim.training import metrics
 from fastsim.training.formats import format_of
 from fastsim.training.objectives import LOSSES, Objective, check_loss, fitting
+from tests.seeds import fresh
 
 SCORED = format_of(["sentence1", "sentence2", "score"])
 LABELLED = format_of(["sentence1", "sentence2", "label"])
@@ -46,7 +47,7 @@ def test_correlation_of_constants_is_nan():
 
 
 def test_binary_tries_every_threshold():
-    generator = torch.Generator().manual_seed(1)
+    generator = fresh(1)
     labels = torch.randint(0, 2, (40,), generator=generator).tolist()
     scores = (torch.randn(40, generator=generator) + torch.tensor(labels)).tolist()
     found = metrics.binary(scores, labels)

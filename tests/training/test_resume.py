@@ -1,7 +1,9 @@
 """Runs that are cut off and go on: SIGKILL, SIGTERM, damaged checkpoints, longer runs, NaN."""
 
+import functools
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,51 +16,58 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("datasets")
 from fastsim.encoders.encoder import Encoder
+from fastsim.training import demo
 from fastsim.training.run import Options, OutputError, train
 from tests import models
-from tests.training.test_run import files, losses, options  # noqa: F401
-
-RUN = """
-import sys
-from fastsim.training.run import Options, train
-train(Options(**eval(sys.argv[1])))
-"""
-
-
-def start(asked):
-    return subprocess.Popen(
-        [sys.executable, "-c", RUN, repr(vars(asked))], stderr=subprocess.PIPE, text=True
-    )
+from tests.training.processes import start
+from tests.training.test_run import KEPT, files, losses, options, rows_of, write  # noqa: F401
 
 
 def wait_for(path, process):
     end = time.monotonic() + 120
-    while not path.exists() and process.poll() is None and time.monotonic() < end:
+    while not path.exists() and process.is_alive() and time.monotonic() < end:
         time.sleep(0.002)
+    assert path.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_cut_off_and_resumed_is_the_unbroken_run(number, files, tmp_path, capsys):  # noqa: F811
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """A loss -> (its data, the options of a run, what the run without a break found)."""
+
+    @functools.cache
+    def run(loss):
+        folder = tmp_path_factory.mktemp(loss)
+        if loss == "cosent":
+            file = demo.write_pairs(KEPT[:12], folder / "train.jsonl")
+        else:
+            file = write(folder / "train.jsonl", rows_of("tuples", KEPT[:20]))
+        more = {"loss": loss, "checkpoint_steps": 4, "max_steps": 40, "keep_checkpoints": True}
+        whole = train(options(folder, file, **more))
+        assert round(1 / whole["history"][0]["epoch"]) > 4  # so that the end is inside an epoch
+        return file, more, whole, folder / "out"
+
+    return run
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_cut_off_and_resumed_is_the_unbroken_run(number, unbroken, tmp_path, capsys):
     killed = number == signal.SIGKILL
-    loss, kind = ("info_nce", "tuples") if killed else ("cosent", "scored pairs")
-    file, _ = files(kind)
-    more = {"loss": loss, "checkpoint_steps": 4, "max_steps": 40, "keep_checkpoints": True}
-    whole = train(options(tmp_path, file, output=str(tmp_path / "whole"), **more))
-    assert round(1 / whole["history"][0]["epoch"]) > 4  # so that the end is inside an epoch
+    file, more, whole, out = unbroken("info_nce" if killed else "cosent")
     asked = options(tmp_path, file, output=str(tmp_path / "cut"), **more)
-    process = start(asked)
+    process = start(asked, tmp_path / "said")
     checkpoints = tmp_path / "cut-checkpoints"
     wait_for(checkpoints / "checkpoint-8/trainer_state.json", process)
     os.kill(process.pid, number)
-    _, said = process.communicate()
+    process.join()
+    said = (tmp_path / "said").read_text()
     assert not (tmp_path / "cut/modules.json").exists()  # nothing half-done passes for a model
     if killed:
-        assert process.returncode == -number
+        assert process.exitcode == -number
         broken = checkpoints / "checkpoint-99"  # cut off while it was being written
         broken.mkdir()
         (broken / "model.safetensors").write_bytes(b"x")
     else:
-        assert "SIGTERM ended the run after step" in said
+        assert f"{signal.Signals(number).name} ended the run after step" in said
         assert "Go on with the same command and --resume" in said
     asked.resume = True
     asked.logging_steps = 1
@@ -67,7 +76,7 @@ def test_cut_off_and_resumed_is_the_unbroken_run(number, files, tmp_path, capsys
         assert "checkpoint-99 cannot be used: it was cut off" in capsys.readouterr().err
     assert losses(resumed) == losses(whole)
     texts = models.texts(10)
-    one, two = (Encoder.from_pretrained(tmp_path / name) for name in ("whole", "cut"))
+    one, two = (Encoder.from_pretrained(path) for path in (out, tmp_path / "cut"))
     assert torch.equal(one.encode(texts), two.encode(texts))
 
 
@@ -166,10 +175,24 @@ def test_nan_ends_a_run_and_the_old_model_stays(files, tmp_path):  # noqa: F811
     assert torch.equal(Encoder.from_pretrained(asked.output).encode(texts), before)
 
 
+# In one process: importing what training needs takes longer than the runs.
 FULL = """
-import sys
+import os, shlex, subprocess, sys
+from click.testing import CliRunner
 from fastsim.cli.main import main
-main(sys.argv[1:])
+def run(*more):
+    done = CliRunner().invoke(main, [*shlex.split(sys.argv[1]), *more])
+    print(done.output, "code", done.exit_code)
+def sums():
+    subprocess.run("sha256sum disk/out/*.safetensors", shell=True)
+run("--checkpoints", "elsewhere")
+sums()
+sys.stdout.flush()
+subprocess.run("head -c 100000 /dev/zero >disk/hole; cat /dev/zero >disk/filler; rm disk/hole",
+               shell=True)
+run("--checkpoints", "disk/inside", "--overwrite")
+sys.stdout.flush()
+sums()
 """
 
 
@@ -181,20 +204,17 @@ def test_a_full_disk_keeps_the_old_model(files, tmp_path):  # noqa: F811
     file, _ = files("tuples")
     (tmp_path / "disk").mkdir()
     arguments = f"train --model {models.tiny_bert()} --train {file} --loss info_nce --cpu"
-    arguments += " --output disk/out --max-steps 2 --no-progress --checkpoints "
-    run = f"{sys.executable} -m fastsim {arguments}"
-    script = (
-        f"cd {tmp_path} && mount -t tmpfs -o size=3m none disk && {run} elsewhere && "
-        "sha256sum disk/out/*.safetensors && head -c 100000 /dev/zero >disk/hole;"
-        " cat /dev/zero >disk/filler 2>&-; rm disk/hole; "
-        f"{run} disk/inside --overwrite; echo code $?; sha256sum disk/out/*.safetensors; ls disk"
-    )
+    arguments += " --output disk/out --max-steps 2 --no-progress"
+    (tmp_path / "full.py").write_text(FULL)
+    script = f"cd {tmp_path} && mount -t tmpfs -o size=3m none disk && "
+    script += f"{sys.executable} full.py {shlex.quote(arguments)}"
     environment = os.environ | {"PYTHONPATH": os.getcwd()}
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, env=environment
     )
-    assert "Error: disk full: cannot write" in done.stderr, done.stderr
-    assert "disk/inside/checkpoint-2" in done.stderr
+    assert "Error: disk full: cannot write" in done.stdout, done.stdout + done.stderr
+    assert "disk/inside/checkpoint-2" in done.stdout
+    assert "code 0" in done.stdout
     assert "code 5" in done.stdout
     sums = [line for line in done.stdout.splitlines() if "safetensors" in line]
     assert len(sums) == 2

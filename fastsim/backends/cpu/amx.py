@@ -10,7 +10,6 @@ one.
 import torch
 
 _PARTS = {"highest": 3, "high": 2, "medium": 1}
-GROUP = 32  # the operands' depth and rows are padded to a multiple
 CACHED = 20 << 20  # bytes of a packed right operand that is kept from panel to panel
 DEPTH = 2048  # rows of one that is not: packed for one panel
 
@@ -79,7 +78,8 @@ class Columns:
         powers = None
         if isinstance(columns, Rows):
             columns, powers, self.rest = columns.values, columns.powers, columns.rest
-        rows, width = (-(-size // GROUP) * GROUP for size in columns.shape)
+        group = torch.ops.fastsim_cpu.amx_group()
+        rows, width = (-(-size // group) * group for size in columns.shape)
         self.tiles = torch.empty(rows, parts(columns.dtype) * width, dtype=torch.int16)
         # An infinite entry has no parts whose products add up to what it gives; that of a cosine
         # makes NaN of its row in any case.

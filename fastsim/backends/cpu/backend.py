@@ -7,9 +7,11 @@ import torch
 
 from fastsim.backends.base import Backend
 from fastsim.backends.cpu import amx, max_sim
-from fastsim.backends.cpu.passes import EMPTY, FORWARDS, SCORE_GRADS
+from fastsim.backends.cpu.passes import forward_of, served, write_score_grad
 from fastsim.backends.panel import panel_bytes
+from fastsim.batch_metrics import SEEN
 from fastsim.kinds import LATE_INTERACTION, SELECTIONS
+from fastsim.kinds.kind import EMPTY
 from fastsim.pairs import Pairs
 
 LIBRARY = Path(__file__).parents[2] / "_lib" / "cpu.so"
@@ -42,11 +44,25 @@ def _load():
         torch.ops.load_library(LIBRARY)
     except OSError as error:
         return f"the C++ extension does not load: {error}"
-    return None
+    return None if _agrees() else "the C++ extension is of other sources; reinstall fastsim"
+
+
+def _agrees():
+    """Whether the library has the constants that this backend counts on."""
+    library = torch.ops.fastsim_cpu
+    if not hasattr(library, "observed"):
+        return False
+    packed = [library.panel_columns(single) for single in (True, False)]
+    return (
+        library.left_out() == EMPTY
+        and library.observed() == len(SEEN)
+        and TILE_ROWS % library.tile_rows() == 0
+        and not any(ALIGNED % columns for columns in packed)
+    )
 
 
 _UNAVAILABLE = _load()
-_KINDS = {*FORWARDS, *SELECTIONS, *LATE_INTERACTION}
+_KINDS = {*served(), *SELECTIONS, *LATE_INTERACTION}
 
 
 def _pairs(pairs, block):
@@ -77,6 +93,7 @@ class CpuBackend(Backend):
     name = "cpu"
     adds_column_bias = True
     keeps_scores = True
+    observes = True
 
     def unsupported_reason(self, *tensors, kind=None):
         for tensor in tensors:
@@ -93,6 +110,10 @@ class CpuBackend(Backend):
 
     def number(self, scalar):
         return scalar.item()
+
+    @property
+    def most_levels(self):
+        return torch.ops.fastsim_cpu.most_levels()
 
     def unit_rows(self, x, dtype=None):
         dtype = dtype or torch.promote_types(x.dtype, torch.float32)
@@ -163,6 +184,7 @@ class CpuBackend(Backend):
             grad_y if want_y else None,
             loss,
             parameters,
+            tile.seen,
         )
         return loss, grad_x, grad_y, parameters
 
@@ -188,7 +210,7 @@ class CpuBackend(Backend):
         """The score panel of a block, in the workspace.
 
         tile: whose pairs' thresholds, guide and bias of the columns are applied to it; pairs that
-        they decide against get a score below all others.
+        they decide against get a score below all others. What it asks to be seen is, without bias.
         """
         rows, columns = block
         pairs = None if tile is None else tile.pairs
@@ -200,6 +222,8 @@ class CpuBackend(Backend):
             guide = pairs.guide
             guided = self.scores(guide.rows, guide.columns, block, workspace.guided(guide))
             torch.ops.fastsim_cpu.leave_out_above(panel, guided, guide.thresholds[rows])
+        if pairs is not None and tile.seen is not None:
+            torch.ops.fastsim_cpu.observe(panel, *_pairs(pairs, block), tile.seen[rows])
         if pairs is not None and pairs.column_bias is not None:
             panel.add_(pairs.score_bias(columns, tile.scale))
         return panel
@@ -223,7 +247,7 @@ class CpuBackend(Backend):
 
     def forward(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
-        state = FORWARDS[tile.kind](tile, rows, columns)
+        state = forward_of(tile, rows, columns)
         if sums is not None:
             state.know(sums)
         whole, lower = tile.whole_rows, tile.pairs.each_once
@@ -238,7 +262,7 @@ class CpuBackend(Backend):
 
     def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
         panel = self.scores(unit_x, unit_y, block, workspace, tile)
-        state = FORWARDS[tile.kind](tile.of_rows(block[0]), *panel.shape)
+        state = forward_of(tile.of_rows(block[0]), *panel.shape)
         pairs = _pairs(tile.pairs, block)
         state.fused_pass(panel, pairs, weights[block[0]])
         return state.result(), panel
@@ -251,10 +275,10 @@ class CpuBackend(Backend):
             tile = replace(
                 tile, margin=0.0
             )  # the forward reduction has taken it from the positives
-        SCORE_GRADS[tile.kind](tile, panel, _pairs(tile.pairs, block), block, coefficients)
+        write_score_grad(tile, panel, _pairs(tile.pairs, block), block, coefficients)
         return panel
 
-    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None, seen=None):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
         # Only rows whose positive lies in another block read their ceiling from here.
         if ceilings is None:
@@ -266,9 +290,12 @@ class CpuBackend(Backend):
         workspace = self.workspace(unit_x, unit_y)
         for block in self.blocks(rows, columns, unit_x.device):
             part = block[0]
+            panel, arguments = self.scores(unit_x, unit_y, block, workspace), _pairs(pairs, block)
+            if seen is not None:
+                torch.ops.fastsim_cpu.observe(panel, *arguments, seen[part])
             torch.ops.fastsim_cpu.closest(
-                self.scores(unit_x, unit_y, block, workspace),
-                *_pairs(pairs, block),
+                panel,
+                *arguments,
                 semi_hard,
                 ceilings[part],
                 values[part],

@@ -20,7 +20,8 @@ def max_sim_backward(grad, places, x, y, cosine, own, wants):
     """`Backend.max_sim_backward`."""
     sides = [_rows(side) for side in (x, y)]
     grads = [torch.empty_like(s) if want else None for s, want in zip(sides, wants, strict=True)]
-    arguments = grad, places, *sides, x.starts(), y.starts(), cosine, own
+    starts, masks = (x.starts(), y.starts()), (_mask(x), _mask(y))
+    arguments = grad, places, *sides, *starts, *masks, cosine, own
     torch.ops.fastsim_cpu.max_sim_backward(*arguments, *grads)
     return grads
 

@@ -6,6 +6,7 @@ gradients too (`fused_pass`).
 
 import torch
 
+from fastsim.kinds import KINDS
 from fastsim.kinds.kind import EMPTY
 
 
@@ -88,8 +89,8 @@ class _SquaredErrorForward:
         return [self.losses]
 
 
-class _ContrastForward:
-    """Positives against negatives: multi-similarity, multi-positive, circle."""
+class _RowsForward:
+    """Any kind with a state of rows alone, by its operators <kind>_forward, <kind>_score_grad."""
 
     def __init__(self, tile, rows, columns):
         self.tile = tile
@@ -107,7 +108,7 @@ class _ContrastForward:
     def fused_pass(self, panel, pairs, weights):
         self._run(panel, pairs, self.state)
         coefficients = _in_type(panel, self.tile.coefficients(self.state, weights.double()))
-        _contrast_score_grad(self.tile, panel, pairs, (slice(None), None), coefficients)
+        _rows_score_grad(self.tile, panel, pairs, (slice(None), None), coefficients)
 
     def _run(self, panel, pairs, state):
         forward = getattr(torch.ops.fastsim_cpu, f"{self.tile.kind}_forward")
@@ -118,7 +119,7 @@ class _ContrastForward:
         return self.state
 
 
-class _DebiasedForward(_ContrastForward):
+class _DebiasedForward(_RowsForward):
     """Sums of exponentials of both sides; with hardness those of the negatives at a second scale.
 
     The kernels are those of multi-similarity.
@@ -193,7 +194,7 @@ def _parameters(tile):
     return [getattr(tile, name) for name in tile.record.parameters]
 
 
-def _contrast_score_grad(tile, panel, pairs, block, coefficients):
+def _rows_score_grad(tile, panel, pairs, block, coefficients):
     score_grad = getattr(torch.ops.fastsim_cpu, f"{tile.kind}_score_grad")
     score_grad(panel, *pairs, *_parameters(tile), *(c[block[0]] for c in coefficients))
 
@@ -213,13 +214,12 @@ def _levels_score_grad(tile, panel, pairs, block, coefficients):
     torch.ops.fastsim_cpu.levels_score_grad(panel, *pairs, tile.scale, tile.levels, *coefficients)
 
 
+# The kinds whose operators take more than the numbers of their rows. Any other needs no entry here:
+# the names of its operators say what serves it.
 FORWARDS = {
     "softmax": _SoftmaxForward,
     "sigmoid": _SigmoidForward,
     "squared_error": _SquaredErrorForward,
-    "multi_similarity": _ContrastForward,
-    "multi_positive": _ContrastForward,
-    "circle": _ContrastForward,
     "debiased": _DebiasedForward,
     "levels": _LevelsForward,
 }
@@ -227,9 +227,22 @@ SCORE_GRADS = {
     "softmax": _softmax_score_grad,
     "sigmoid": _sigmoid_score_grad,
     "squared_error": _squared_error_score_grad,
-    "multi_similarity": _contrast_score_grad,
-    "multi_positive": _contrast_score_grad,
-    "circle": _contrast_score_grad,
     "debiased": _debiased_score_grad,
     "levels": _levels_score_grad,
 }
+
+
+def served():
+    """The kinds that there are operators for."""
+    library = torch.ops.fastsim_cpu
+    return {name for name in KINDS if name in FORWARDS or hasattr(library, f"{name}_forward")}
+
+
+def forward_of(tile, rows, columns):
+    """An empty state of so many rows and columns, to which panels are added."""
+    return FORWARDS.get(tile.kind, _RowsForward)(tile, rows, columns)
+
+
+def write_score_grad(tile, panel, pairs, block, coefficients):
+    """Makes the score gradients of a block of its scores, in their place."""
+    SCORE_GRADS.get(tile.kind, _rows_score_grad)(tile, panel, pairs, block, coefficients)

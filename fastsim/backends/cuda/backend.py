@@ -90,7 +90,7 @@ class CudaBackend(TritonBackend):
     def positive_scores(self, pairs, unit_x, unit_y):
         return self.paired_scores(unit_x, unit_y[pairs.positives])
 
-    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None, seen=None):
         return cuda_passes.closest(pairs, semi_hard, unit_x, unit_y, ceilings)
 
     def hardest(self, pairs, offsets, x, y):

@@ -14,7 +14,7 @@ from fastsim.tile import Tile
 
 PARTIALS = 128 << 20  # bytes of partial results alive
 LINE = 128  # bytes: unit rows are padded to whole lines
-HALF, TF32, FULL = range(3)  # Product of csrc/cuda/arguments.h
+HALF, TF32, FULL = "half", "tf32", "full"  # Product of csrc/cuda/arguments.h
 
 # What the kernels know of a loss: anything else that is not at its default is refused.
 KNOWN = {

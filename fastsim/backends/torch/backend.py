@@ -7,15 +7,19 @@ float16 unit rows where the device multiplies those into float32 scores, else fl
 waits for the device.
 """
 
+from dataclasses import replace
+
 import torch
 
 from fastsim.backends.base import Backend
 from fastsim.backends.torch import cosent, max_sim, panels, rows, selection, steps
 from fastsim.backends.torch.block import Block
 from fastsim.backends.torch.epilogues import EPILOGUES
+from fastsim.backends.torch.observe import observe
 from fastsim.backends.torch.states import States
 from fastsim.backends.triton.backend import TritonBackend
 from fastsim.kinds import LATE_INTERACTION, SELECTIONS
+from fastsim.pairs import part_of
 
 SQUARE = 128  # rows and columns of the products that paired scores are the diagonals of
 
@@ -25,6 +29,7 @@ class TorchBackend(Backend):
 
     name = "torch"
     adds_column_bias = True
+    observes = True
 
     def unsupported_reason(self, *tensors, kind=None):
         return self.unsupported_kind(kind)
@@ -33,7 +38,7 @@ class TorchBackend(Backend):
         return {*EPILOGUES, *SELECTIONS, *LATE_INTERACTION}
 
     def note(self):
-        return ", on any device"
+        return ", on any device; GPUs with Triton compile what is between its products"
 
     def number(self, scalar):
         return scalar.item() if scalar.device.type == "cpu" else scalar
@@ -81,7 +86,7 @@ class TorchBackend(Backend):
     def scores(self, unit_x, unit_y, place, workspace):
         """The score panel of a block, in the workspace."""
         rows, columns = place
-        left, right = unit_x[rows], unit_y[columns]
+        left, right = part_of(unit_x, rows), part_of(unit_y, columns)
         panel = workspace.panel(left, right)
         panels.multiply(left, right.t(), panel)
         return panel
@@ -103,7 +108,7 @@ class TorchBackend(Backend):
         if sums is None and tile.whole_rows and not self.whole_rows_fit(columns, unit_x.device):
             # The sums over whole rows come first, then the terms that want them.
             count = sum(part.size for part in tile.parts if not part.needs_row)
-            sums = self._reduced(tile, unit_x, unit_y, None)[:count]
+            sums = self._reduced(replace(tile, seen=None), unit_x, unit_y, None)[:count]
         return self._reduced(tile, unit_x, unit_y, sums)
 
     def _reduced(self, tile, unit_x, unit_y, sums):
@@ -111,14 +116,16 @@ class TorchBackend(Backend):
         states, workspace = States(tile, sums), panels.Workspace()
         for place in self.blocks(rows, columns, where, lower=tile.pairs.each_once):
             block = self.block(tile.pairs, unit_x, unit_y, place, workspace, tile.scale)
+            _observed(tile, block, place)
             of_rows = None if sums is None else [part[place[0]] for part in sums]
             states.add(steps.forward(tile, block, of_rows), place)
         return states.result()
 
     def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
         whole = self.block(tile.pairs, unit_x, unit_y, block, workspace, tile.scale)
+        _observed(tile, whole, block)
         if weights is not None and weights.ndim:
-            weights = weights[block[0]]
+            weights = part_of(weights, block[0])
         out = workspace.operand(whole.panel, unit_x.dtype)
         return steps.fused(tile.of_rows(block[0]), whole, weights, out), out
 
@@ -138,8 +145,8 @@ class TorchBackend(Backend):
 
     # ---- selection and lists ----
 
-    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
-        return selection.closest(self, pairs, semi_hard, unit_x, unit_y, ceilings)
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None, seen=None):
+        return selection.closest(self, pairs, semi_hard, unit_x, unit_y, ceilings, seen)
 
     def hardest(self, pairs, offsets, x, y):
         return selection.hardest(self, pairs, offsets, x, y)
@@ -155,3 +162,8 @@ class TorchBackend(Backend):
 
     def cosent(self, scores, labels, scale, want_score_grad):
         return cosent.cosent(scores, labels, scale, want_score_grad)
+
+
+def _observed(tile, block, place):
+    if tile.seen is not None:
+        observe(block, tile.seen[place[0]])

@@ -22,7 +22,7 @@ from fastsim.backends.torch.epilogues import FEW
 from fastsim.tile import Tile
 
 VARIABLE = "FASTSIM_COMPILE"
-WORTHWHILE = 1 << 20  # scores of a panel: over fewer a GPU spends no time that could be saved
+WORTHWHILE = 1 << 20  # scores of a panel: a GPU is done with fewer before the next is launched
 DEVICES = ("cuda", "xpu")
 COMPILER = "inductor"
 
@@ -55,7 +55,22 @@ def attempt(step, tile, block, given=(), out=None):
     arguments = _arguments(tile, block, given, out)
     # Whether autograd records is a part of what a compilation depends on.
     with torch.no_grad():
-        return _first_call(key, function, arguments, block) if first else function(*arguments)
+        call = _first_call if first else _later_call
+        return call(key, function, arguments, block)
+
+
+def _later_call(key, function, arguments, block):
+    """A call that compiles only where a setting of torch, or a layout of memory, is a new one."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        compiler = torch._dynamo.exc
+        if not isinstance(error, (compiler.TorchDynamoException, compiler.FailOnRecompileLimitHit)):
+            raise
+        # Too many of these, which is known before anything has run.
+        _functions[key] = None
+        _tell(block.panel.device, error)
+        return None
 
 
 def _first_call(key, function, arguments, block):
@@ -94,10 +109,12 @@ def _tell(device, error):
 
 def wanted(device, scores):
     """Whether panels of so many scores go through torch.compile on a device."""
-    asked = os.environ.get(VARIABLE)
+    asked = os.environ.get(VARIABLE) or "auto"
+    if asked not in ("auto", "0", "1"):
+        raise ValueError(f"{VARIABLE}: wanted 0, 1 or auto, got {asked!r}")
     if asked == "1":
         return device.type in ("cpu", *DEVICES)
-    return asked != "0" and device.type in DEVICES and scores >= WORTHWHILE and _triton()
+    return asked == "auto" and device.type in DEVICES and scores >= WORTHWHILE and _triton()
 
 
 @functools.cache

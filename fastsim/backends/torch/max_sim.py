@@ -11,7 +11,7 @@ GATHERED = 1 << 21  # numbers of the rows that the backward pass gathers at a ti
 
 def max_sim(backend, x, y, cosine, own, scores, places):
     """`Backend.max_sim`."""
-    left, right = (_operand(backend, side.rows, cosine) for side in (x, y))
+    left, right = (_operand(backend, side.cleared(), cosine) for side in (x, y))
     values = x.rows.new_empty(x.rows.shape[0], scores.shape[1], dtype=scores.dtype)
     workspace = panels.Workspace()
     for rows, columns, documents, meets in _blocks(x, y, own):
@@ -33,9 +33,10 @@ def max_sim(backend, x, y, cosine, own, scores, places):
 
 def max_sim_backward(backend, grad, places, x, y, cosine, own, wants):
     """`Backend.max_sim_backward`."""
+    rows_x, rows_y = x.cleared(), y.cleared()
     (left, inverse_x), (right, inverse_y) = (
-        backend.unit_rows(side.rows, grad.dtype) if cosine else (side.rows.to(grad.dtype), None)
-        for side in (x, y)
+        backend.unit_rows(rows, grad.dtype) if cosine else (rows.to(grad.dtype), None)
+        for rows in (rows_x, rows_y)
     )
     sums = [
         torch.zeros_like(t) if want else None for t, want in zip((left, right), wants, strict=True)
@@ -54,7 +55,7 @@ def max_sim_backward(backend, grad, places, x, y, cosine, own, wants):
                 sums[0][rows].addcmul_(right.index_select(0, columns), factor)
             if sums[1] is not None:
                 add_rows(sums[1], columns, left[rows] * factor)
-    pairs = zip(sums, (x.rows, y.rows), (inverse_x, inverse_y), strict=True)
+    pairs = zip(sums, (rows_x, rows_y), (inverse_x, inverse_y), strict=True)
     return [_through(backend, *parts) for parts in pairs]
 
 

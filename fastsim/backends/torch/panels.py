@@ -94,7 +94,7 @@ class Workspace:
         memory = self._memory.get(dtype)
         if memory is None or memory.numel() < count:
             memory = self._memory[dtype] = like.new_empty(count, dtype=dtype)
-        return memory[:count].view(shape)
+        return (memory if memory.numel() == count else memory[:count]).view(shape)
 
 
 def _panel(device):

@@ -4,6 +4,7 @@ import torch
 
 from fastsim.backends import lists
 from fastsim.backends.torch.block import LEFT_OUT, LOWEST, SLACK
+from fastsim.backends.torch.observe import observe
 from fastsim.backends.torch.panels import Workspace
 
 
@@ -26,7 +27,7 @@ class Best:
         self.columns = torch.where(better, columns, self.columns)
 
 
-def closest(backend, pairs, semi_hard, unit_x, unit_y, ceilings):
+def closest(backend, pairs, semi_hard, unit_x, unit_y, ceilings, seen):
     """`Backend.closest`."""
     rows, columns = unit_x.shape[0], unit_y.shape[0]
     whole = backend.whole_rows_fit(columns, unit_x.device)
@@ -38,6 +39,8 @@ def closest(backend, pairs, semi_hard, unit_x, unit_y, ceilings):
     found, best, workspace = [], None, Workspace()
     for place in backend.blocks(rows, columns, unit_x.device):
         block = backend.block(pairs, unit_x, unit_y, place, workspace)
+        if seen is not None:
+            observe(block, seen[place[0]])
         if semi_hard:
             limit = block.at_positives() if ceilings is None else ceilings[place[0], None]
             block.panel.masked_fill_(block.panel > limit, LEFT_OUT)

@@ -209,7 +209,7 @@ class TritonBackend(Backend):
     def positive_scores(self, pairs, unit_x, unit_y):
         return _passes().positive_scores(pairs, unit_x, unit_y)
 
-    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None):
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None, seen=None):
         return _passes().closest(pairs, semi_hard, unit_x, unit_y, ceilings)
 
     def hardest(self, pairs, offsets, x, y):

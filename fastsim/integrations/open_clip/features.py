@@ -13,7 +13,7 @@ def checked(image_features, text_features, logit_scale):
     """(image features, text features, scale): everything looked at, the scale positive.
 
     A scale of 0 or less is multiplied into the image features, and 1 is left. Off the CPU a tensor
-    is not looked at, as that would wait for the device: trainers give exp of what they learn.
+    is not looked at, as that would wait for the device: the features are multiplied by 1 or by it.
     """
     check_embeddings("image_features", image_features)
     check_embeddings("text_features", text_features)
@@ -22,6 +22,10 @@ def checked(image_features, text_features, logit_scale):
     check_number("logit_scale", scale)
     if _is_read(scale) and scale <= 0:
         return as_float(image_features) * scale, as_float(text_features), 1.0
+    if not _is_read(scale):
+        above = scale > 0
+        factor = torch.where(above, 1.0, scale).to(image_features.dtype)
+        return image_features * factor, text_features, torch.where(above, scale, 1.0)
     return image_features, text_features, scale
 
 

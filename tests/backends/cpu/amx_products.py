@@ -20,9 +20,7 @@ def precision():
     torch.set_float32_matmul_precision(before)
 
 
-def problem(rows, columns, width, dtype, seed=None):
-    if seed is not None:
-        torch.manual_seed(seed)
+def problem(rows, columns, width, dtype):
     # Norms over the range of the dtype's exponents, in which no product may leave float32's.
     spread = 3 if dtype == torch.float16 else 25
     sizes = 10.0 ** torch.empty(rows + columns, 1).uniform_(-spread / 2, spread / 2)
@@ -149,7 +147,7 @@ def test_zero_rows_and_extreme_norms(dtype):
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
 def test_not_finite(value):
     """A cosine is NaN; a product of rows as they are is what float32 products give."""
-    x, y = problem(40, 70, 33, torch.float32, seed=1)
+    x, y = problem(40, 70, 33, torch.float32)
     x[7, 2] = value
     panel = panel_of(x, y)[0]
     assert panel[7].isnan().all()

@@ -9,7 +9,7 @@ import fastsim
 from fastsim import losses
 from tests.cases import BY_NAME, CASES, call, inputs
 from tests.losses.test_losses import compare, names
-from tests.measure import assert_close
+from tests.measure import assert_close, conditioning
 
 # The engine for sm_90 takes 16-bit inputs alone; float32 is the other engine's.
 PORTABLE = os.environ.get("FASTSIM_EMULATED_ENGINE") != "hopper"
@@ -46,12 +46,19 @@ def test_many_tiles_equal_the_formula_in_every_order(case, dtype, monkeypatch):
         return  # rounding to float16 may choose another of two close negatives than the formula
     # The dense formula of cosent_matrix compares every pair of scores with every other.
     eager = options | {"backend": "cpu" if case.loss is fastsim.cosent_matrix else "eager"}
-    truth, exact = call(case.loss, [t if t is None else t.double() for t in tensors], others, eager)
-    formula = [t if t is None else t.float() for t in tensors]
-    dense, dense_grads = call(case.loss, formula, others, eager)
-    assert_close("value", value, truth, dense, dtype)
-    for grad, wanted, theirs in zip(grads, exact, dense_grads, strict=True):
-        assert_close("gradient", grad, wanted, theirs, dtype)
+
+    def results(sides):
+        value, grads = call(case.loss, sides, others, eager)
+        return [value, *grads]
+
+    exact = [t if t is None else t.double() for t in tensors]
+    dense = results([t if t is None else t.float() for t in tensors])
+    # Both operands of the scores and the panel of score gradients are rounded to the type.
+    half = torch.finfo(dtype).eps / 2
+    moved = (half * move for move in conditioning(results, exact))
+    for parts in zip((value, *grads), results(exact), dense, moved, strict=True):
+        got, wanted, theirs, move = parts
+        assert_close("value or gradient", got, wanted, theirs, dtype, moved=move)
 
 
 @pytest.mark.skipif(not PORTABLE, reason="float32 operands have one engine")

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import fastsim
-from fastsim.backends.torch import compiled
+from fastsim.backends.base import Backend
+from fastsim.backends.torch import compiled, panels
+from fastsim.backends.torch.backend import TorchBackend
 from fastsim.backends.torch.epilogues import EPILOGUES
 from tests.cases import BY_NAME, CASES
 from tests.losses.test_losses import compare
@@ -76,6 +78,24 @@ def test_every_kind_compiled_once(kind):
     assert compilations() - before == len(compiled._functions) <= 2
 
 
+@pytest.mark.parametrize("name", ["info_nce", "siglip"])
+def test_into_operands_of_16_bits(name, uncompiled, monkeypatch):
+    """Score gradients go straight into the operands of their products, as they would by a copy."""
+    monkeypatch.setattr(panels, "half_products", lambda device: True)
+    monkeypatch.setattr(TorchBackend, "number", Backend.number)
+    found = []
+    sides = [torch.randn(n, 18).bfloat16() for n in (13, 29)]
+    for asked in "10":
+        monkeypatch.setenv(compiled.VARIABLE, asked)
+        leaves = [side.clone().requires_grad_() for side in sides]
+        getattr(fastsim, name)(*leaves, backend="torch").backward()
+        found.append([leaf.grad.double() for leaf in leaves])
+    assert works()
+    for mine, theirs in zip(*found, strict=True):
+        most = torch.finfo(torch.bfloat16).eps * theirs.abs().max()
+        assert (mine - theirs).abs().max() <= most
+
+
 def test_every_kind_is_there():
     assert set(OF_KINDS) == set(EPILOGUES)
 
@@ -120,6 +140,24 @@ def test_scores_outlive_a_failure(monkeypatch):
     assert torch.equal(found, fastsim.siglip(x, y, backend="torch"))
 
 
+def test_after_too_many_compilations(monkeypatch):
+    """What torch.compile gives up on later goes on without it."""
+    monkeypatch.setattr(compiled, "COMPILER", "eager")
+    x, y = rows()
+    loss = fastsim.siglip(x, y, backend="torch")
+    assert works()
+
+    def exhausted(*arguments):
+        raise torch._dynamo.exc.FailOnRecompileLimitHit("recompile_limit reached")
+
+    for key in compiled._functions:
+        monkeypatch.setitem(compiled._functions, key, exhausted)
+    with pytest.warns(UserWarning, match="recompile_limit reached"):
+        again = fastsim.siglip(x, y, backend="torch")
+    torch.testing.assert_close(again, loss)
+    assert not works()
+
+
 @pytest.mark.parametrize("when", ["recorded", "of one row", "turned off"])
 def test_where_it_is_not_tried(when, monkeypatch):
     x, y = rows()
@@ -131,6 +169,12 @@ def test_where_it_is_not_tried(when, monkeypatch):
         x = x[:1]
     fastsim.siglip(x, y[: len(x)] if when == "of one row" else y, backend="torch")
     assert not compiled._functions
+
+
+def test_another_value_is_refused(monkeypatch):
+    monkeypatch.setenv(compiled.VARIABLE, "yes")
+    with pytest.raises(ValueError, match="FASTSIM_COMPILE: wanted 0, 1 or auto, got 'yes'"):
+        fastsim.siglip(*rows(), backend="torch")
 
 
 def test_by_default_on_gpus_with_triton(monkeypatch):

@@ -8,8 +8,10 @@ does not have is None and costs nothing.
 import triton
 import triton.language as tl
 
+from fastsim.kinds.kind import EMPTY
+
 # The score of a pair that takes no part: far below every cosine, finite so that 0 * s stays 0.
-LEFT_OUT = tl.constexpr(-1e30)
+LEFT_OUT = tl.constexpr(EMPTY)
 
 
 @triton.jit

@@ -1,0 +1,114 @@
+"""python -m bench.late_interaction: MaxSim and its gradient beside sentence-transformers' form.
+
+InfoNCE over the scores of B queries with B documents, in-batch negatives, embeddings of norm 1:
+the time of forward and backward, all in turns in one process, and how far a call raises the peak
+memory of a fresh one beyond inputs and gradients. Writes late_interaction.jsonl in
+bench/results/<device>.
+"""
+
+import click
+import torch
+
+from bench.results import read, write
+from fastsim import late_interaction
+from fastsim.benchmark import memory, results, timing
+from fastsim.benchmark.calls import runnable
+from fastsim.benchmark.cases import Problem
+
+# What it is of: queries and documents, tokens of a query, of a document, width.
+SIZES = {"ColBERT": (128, 32, 300, 128), "ColPali": (16, 32, 1030, 128)}
+SMALL = (4, 32, 64, 128)
+DTYPES = ("float32", "bfloat16")
+NAME = "late_interaction"
+
+
+def fastsim_loss(backend, similarity="dot"):
+    def call(queries, documents):
+        return late_interaction(queries, documents, similarity=similarity, backend=backend)
+
+    return call
+
+
+def sentence_transformers_loss(queries, documents):
+    from sentence_transformers.multi_vector_encoder.scoring import colbert_scores
+
+    scores = colbert_scores(queries, documents[:, None])
+    return torch.nn.functional.cross_entropy(scores, torch.arange(len(queries)))
+
+
+CALLS = {
+    "fastsim cpu": fastsim_loss("cpu"),
+    "fastsim cpu, cosines": fastsim_loss("cpu", "cosine"),
+    "fastsim torch": fastsim_loss("torch"),
+    "sentence-transformers": sentence_transformers_loss,
+}
+
+
+def problem(size, dtype):
+    """Queries (B, Lq, D) and documents (B, Ld, D) of unit tokens."""
+    batch, query_tokens, document_tokens, width = size
+    generator = torch.Generator().manual_seed(0)
+    sides = (
+        torch.randn(batch, tokens, width, generator=generator)
+        for tokens in (query_tokens, document_tokens)
+    )
+    unit = (torch.nn.functional.normalize(side, dim=-1) for side in sides)
+    return Problem(None, [side.to(getattr(torch, dtype)).requires_grad_() for side in unit])
+
+
+def peak(name, size, dtype):
+    """Megabytes (2^20 bytes) of one call; for a process of its own."""
+    call = CALLS[name]
+    runnable(call, problem(SMALL, dtype), "forward + backward")()
+    return round(memory.resident_rise(call, problem(size, dtype)) / memory.MIB, 1)
+
+
+def measured(what, dtype, seconds):
+    """Rows of one size and dtype."""
+    size = SIZES[what]
+    given = problem(size, dtype)
+    calls = {name: runnable(call, given, "forward + backward") for name, call in CALLS.items()}
+    about = {"what": what, "size": size, "dtype": dtype}
+    for name, found in timing.in_turns(calls, seconds=seconds).items():
+        row = about | {"by": name}
+        row |= {"not measured": found} if isinstance(found, str) else timing.summary(found)
+        above = memory.in_fresh_process(peak, name, size, dtype)
+        yield row | ({"memory": above} if isinstance(above, str) else {"MB": above})
+
+
+def table(folder):
+    """The table of a device in bench/README.md."""
+    run = read(NAME, folder)
+    if run is None:
+        return "Not yet measured."
+    lines = [
+        "| size | dtype | by | time | memory |",
+        "| --- | --- | --- | ---: | ---: |",
+    ]
+    for row in run[1]:
+        batch, query_tokens, document_tokens, width = row["size"]
+        size = f"{row['what']}: {batch} x {query_tokens}, {batch} x {document_tokens}, {width}"
+        best = f"{min(row['repeats ms']):,.0f} ms" if "repeats ms" in row else row["not measured"]
+        above = f"{row['MB']:,.0f} MB" if "MB" in row else row["memory"]
+        lines.append(f"| {size} | {row['dtype']} | {row['by']} | {best} | {above} |")
+    return "\n".join(lines)
+
+
+@click.command()
+@click.option("--what", multiple=True, type=click.Choice([*SIZES]), default=[*SIZES])
+@click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), default=DTYPES)
+@click.option("--seconds", default=4.0, help="For the rounds of all at one size and dtype.")
+def main(what, dtypes, seconds):
+    """Measure and write."""
+    about = results.environment()
+    rows = []
+    for name in what:
+        for dtype in dtypes:
+            for row in measured(name, dtype, seconds):
+                rows.append(row)
+                click.echo(row)
+    click.echo(write(NAME, rows, about))
+
+
+if __name__ == "__main__":
+    main()

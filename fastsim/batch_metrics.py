@@ -1,0 +1,229 @@
+"""What the scores of a batch say of the training: accuracy, similarities, what was excluded.
+
+A loss looks at every score once, in panels; within `metrics` the same look also counts positives
+and negatives. No product is made a second time, no score is kept, and the loss has the same bits.
+It is a context rather than an argument, so no loss has a parameter for it, and it reaches losses
+that are called by others: by `GradCache`, by a wrapped model, by a trainer.
+"""
+
+import contextlib
+import math
+import threading
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+# Of each row, over the columns: two maxima, EMPTY of no scores, then sums.
+SEEN = (
+    "highest_negative",
+    "highest_positive",
+    "negative_sum",
+    "negatives",
+    "positive_sum",
+    "positives",
+    "excluded_by_id",
+    "excluded_by_score",
+)
+MAXIMA = 2
+EMPTY = -1e30  # as fastsim.kinds.kind.EMPTY
+
+# What is added up over rows, ranks and batches.
+_TOTALS = (
+    "rows",
+    "hits",
+    "rows_with_positive",
+    "hardest_sum",
+    "rows_with_negative",
+    *SEEN[MAXIMA:],
+    "squared_distances",
+    "distances",
+    "row_potential",
+    "row_potentials",
+    "column_potential",
+    "column_potentials",
+)
+_SHARPNESS = 2.0  # t of the Gaussian potential exp(-t |x - y|^2)
+
+_watchers = threading.local()  # `open`: the `Metrics` of the blocks that this thread is in
+
+
+class Metrics:
+    """What losses have seen within a `metrics` block, added up over their calls."""
+
+    def __init__(self) -> None:
+        self._total: Tensor | None = None
+
+    def add(self, total: Tensor) -> None:
+        """Adds the sums of one call of a loss."""
+        if self._total is not None:
+            total = total + self._total.to(total.device)
+        self._total = total
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._total = None
+
+    def read(self) -> dict[str, float]:
+        """The numbers of all calls so far; one of which nothing was seen is left out.
+
+        A GPU is waited for here, and nowhere else. Every number is a mean over what it is about
+        (rows, pairs), whichever call each of them was in:
+
+        accuracy: share of the rows with a positive of which a positive has a higher score than
+            every negative. A tie is a miss.
+        positive, negative: mean score of the positive pairs and of the negative pairs.
+        hardest_negative: mean over the rows of the highest score of a negative.
+        excluded_by_id: candidates of a row that `exclude` leaves out.
+        excluded_by_score: those that `exclude_above` or a guide leaves out.
+        alignment: mean of |x - y|^2 = 2 - 2 cos over the positive pairs.
+        uniformity: log of the mean of exp(-2 |x - y|^2) over pairs of rows of one side, the mean of
+            both sides. The loss does not compare the rows of a side with each other; to do so would
+            be a product of its own. So the pairs are those of row i and row i + N // 2: N // 2 of
+            the N (N - 1) / 2 that there are, a sample that is unbiased where the order of the
+            rows says nothing of them.
+
+        Scores are cosines; of a loss over dot products there is neither alignment nor uniformity.
+        Source: Wang and Isola 2020, "Understanding Contrastive Representation Learning through
+        Alignment and Uniformity on the Hypersphere", section 4.1, alpha = 2 and t = 2.
+        """
+        if self._total is None:
+            return {}
+        of = dict(zip(_TOTALS, self._total.tolist(), strict=True))
+        shares = {
+            "accuracy": (of["hits"], of["rows_with_positive"]),
+            "positive": (of["positive_sum"], of["positives"]),
+            "negative": (of["negative_sum"], of["negatives"]),
+            "hardest_negative": (of["hardest_sum"], of["rows_with_negative"]),
+            "excluded_by_id": (of["excluded_by_id"], of["rows"]),
+            "excluded_by_score": (of["excluded_by_score"], of["rows"]),
+            "alignment": (of["squared_distances"], of["distances"]),
+        }
+        found = {name: total / count for name, (total, count) in shares.items() if count}
+        # At least exp(-8): no pair is farther apart than 2.
+        sides = [
+            math.log(of[f"{side}_potential"] / of[f"{side}_potentials"])
+            for side in ("row", "column")
+            if of[f"{side}_potentials"]
+        ]
+        if sides:
+            found["uniformity"] = sum(sides) / len(sides)
+        return found
+
+
+@contextlib.contextmanager
+def metrics(seen: Metrics | None = None) -> Iterator[Metrics]:
+    """Within the block, losses over all pairs of a batch say what they see of it.
+
+    A positive pair is one whose target is above 0: the anchor's positive, the same group, or a
+    target matrix's entry. Several losses, or several steps, add up until `Metrics.clear`. Blocks
+    can be nested; each sees what happens within it. A block is that of its thread.
+
+    With `group=` every rank has to be in a block, and reads the numbers of all ranks together.
+    Drop-ins that gather embeddings themselves (open_clip, sentence-transformers) count their own
+    rows. With `GradCache` the block is around its `backward`, which calls the loss once; under
+    DistributedDataParallel there is nothing to do.
+
+    Losses on distances, on a list of scores or on sets of tokens (`batch_hard_triplet`,
+    `triplet_margin`, `cosent`, `angle`, `cosine_regression`, `late_interaction`) are not seen, nor
+    is `cosent_matrix` where it sorts its entries (more than 256 levels).
+
+    Args:
+        seen: what to go on adding to; None: a new `Metrics`.
+
+    Returns:
+        A context whose value is the `Metrics`; `Metrics.read` says what each number is.
+
+    Raises:
+        RuntimeError: by a loss in the block whose backend does not look (cpu and torch do), or that
+            torch.compile traces: with fullgraph=True it is refused, else not compiled.
+
+    Example:
+        >>> rows = torch.eye(3)
+        >>> with fastsim.metrics() as seen:
+        ...     loss = fastsim.info_nce(rows, rows)
+        >>> seen.read()["accuracy"], seen.read()["hardest_negative"]
+        (1.0, 0.0)
+    """
+    seen = Metrics() if seen is None else seen
+    before = _open()
+    _watchers.open = (*before, seen)
+    try:
+        yield seen
+    finally:
+        _watchers.open = before
+
+
+def _open():
+    return getattr(_watchers, "open", ())
+
+
+def watched():
+    """Whether this thread is in a `metrics` block."""
+    return bool(_open())
+
+
+def nothing_seen(rows, device):
+    """The numbers (N, len(SEEN)) of rows of which no score has been looked at."""
+    seen = torch.zeros(rows, len(SEEN), dtype=torch.float64, device=device)
+    seen[:, :MAXIMA] = EMPTY
+    return seen
+
+
+def not_compiled():
+    """RuntimeError while torch.compile traces a watched loss."""
+    if torch.compiler.is_compiling():
+        raise RuntimeError(
+            "metrics: wanted a loss that is not compiled, got one inside torch.compile;"
+            " leave the block or the compiled function's fullgraph=True"
+        )
+
+
+def with_positives(seen, scores):
+    """Numbers of rows whose positive was left out by its id, with the positives' scores (N,)."""
+    at = SEEN.index
+    for name in ("highest_positive", "positive_sum"):
+        seen[:, at(name)] = scores.detach()
+    seen[:, at("positives")] = 1
+    seen[:, at("excluded_by_id")] -= 1
+
+
+@torch.no_grad()
+def record(seen, x, y, *, cosine, batch, backend):
+    """Adds the numbers of a loss's rows to the blocks that it was called in.
+
+    seen (N, len(SEEN)). x (N, D), y (M, D) or None: its embeddings, this rank's own. batch: a
+    `Batch` over whose ranks everything is added up, or None.
+    """
+    of = dict(zip(SEEN, seen.unbind(1), strict=True))
+    some, other = of["positives"] > 0, of["negatives"] > 0
+    hits = some & (of["highest_positive"] > of["highest_negative"])
+    hardest = torch.where(other, of["highest_negative"], 0.0)
+    sums = {name: of[name].sum() for name in SEEN[MAXIMA:]}
+    zero = seen.new_zeros(())
+    sums |= {
+        "rows": zero + len(seen),
+        "hits": hits.sum(),
+        "rows_with_positive": some.sum(),
+        "hardest_sum": hardest.sum(),
+        "rows_with_negative": other.sum(),
+        "squared_distances": 2 * (sums["positives"] - sums["positive_sum"]) if cosine else zero,
+        "distances": sums["positives"] if cosine else zero,
+    }
+    for side, rows in (("row", x), ("column", y)):
+        half = 0 if rows is None or not cosine else rows.shape[0] // 2
+        potential = _potential(rows, half, backend) if half else zero
+        sums |= {f"{side}_potential": potential, f"{side}_potentials": zero + half}
+    total = torch.stack([sums[name].to(seen.dtype) for name in _TOTALS])
+    if batch is not None:
+        total = batch.total(total)
+    for watcher in _open():
+        watcher.add(total)
+
+
+def _potential(rows, half, backend):
+    """sum_i exp(-t |u_i - u_{i + half}|^2) over the first `half` unit rows."""
+    dtype = torch.promote_types(rows.dtype, torch.float32)
+    one, other = rows.detach()[:half].to(dtype), rows.detach()[half : 2 * half].to(dtype)
+    cosines = backend.paired_cosines(one, other)[0].double()
+    return (2 * _SHARPNESS * (cosines - 1)).exp().sum()

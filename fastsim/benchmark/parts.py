@@ -1,0 +1,57 @@
+"""What is there of a run that was broken off: a file for each process that came to its end."""
+
+import json
+from pathlib import Path
+
+from fastsim.benchmark import results
+
+
+class Parts:
+    """The files of a run, in the folder FILE.parts beside its result file; None keeps nothing.
+
+    ValueError where there are parts of a run that is not to be resumed, or of another one: other
+    settings, device, versions or commit.
+    """
+
+    def __init__(self, out, *, resume=False):
+        self.folder = None if out is None else Path(f"{out}.parts")
+        if self.folder is None or resume or not any(self._files()):
+            return
+        raise ValueError(
+            f"out: {str(self.folder)!r} holds parts of a run that was broken off; go on with"
+            " --resume, or remove it"
+        )
+
+    def kept(self, name, about, measure):
+        """The rows of a part: read if they are there, else measured and written."""
+        if self.folder is None:
+            return measure()
+        path = self.folder / f"{name}.jsonl"
+        if path.is_file():
+            earlier, rows = results.read(path)
+            self._check(path, earlier, about)
+            return rows
+        rows = measure()
+        results.write(path, about, rows)
+        return rows
+
+    def remove(self):
+        """Remove the files, once the whole is written."""
+        if self.folder is not None and self.folder.is_dir():
+            for path in self._files():
+                path.unlink()
+            self.folder.rmdir()
+
+    def _files(self):
+        return self.folder.glob("*.jsonl")
+
+    @staticmethod
+    def _check(path, earlier, about):
+        # As JSON has them: lists for tuples.
+        now = json.loads(json.dumps(about))
+        for name in ("device", "settings", "versions", "commit"):
+            if earlier[name] != now[name]:
+                raise ValueError(
+                    f"resume: {path} has other {name} than this run: {earlier[name]}, here"
+                    f" {now[name]}"
+                )

@@ -1,0 +1,51 @@
+"""Data sets on the hub, by name: hub:NAME, hub:NAME:SPLIT, hub:NAME:CONFIG:SPLIT.
+
+NAME is what `datasets.load_dataset` takes: owner/name, or a folder in its layout. Without a split
+it is "train".
+"""
+
+import hashlib
+
+from fastsim.training.rows import DataError
+
+PREFIX = "hub:"
+_PART = 10_000  # rows read at once
+
+
+def is_hub(name):
+    """Whether a name of data is one of a data set on the hub."""
+    return str(name).startswith(PREFIX)
+
+
+def load(name):
+    """The `datasets.Dataset` of a name; `DataError` where it does not come."""
+    import datasets
+
+    place, *parts = str(name).removeprefix(PREFIX).split(":")
+    if not place or len(parts) > 2 or not all(parts):
+        raise DataError(f"{name}: wanted hub:NAME, hub:NAME:SPLIT or hub:NAME:CONFIG:SPLIT")
+    config, split = ([None, "train"] if not parts else [None, *parts])[-2:]
+    try:
+        return datasets.load_dataset(place, config, split=split)
+    except Exception as error:  # the loader has a dozen kinds, from bad name to no network
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise DataError(
+            f"{name}: the data set did not come: {type(error).__name__}: {reason}"
+        ) from error
+
+
+def rows(name):
+    """(number, {column: value}) of each row, counted from 1."""
+    number = 0
+    for part in load(name).iter(_PART):
+        for values in zip(*part.values(), strict=True):
+            number += 1
+            yield number, dict(zip(part, values, strict=True))
+
+
+def fingerprint(name):
+    """SHA-256 of the rows."""
+    digest = hashlib.sha256()
+    for part in load(name).iter(_PART):
+        digest.update(repr(part).encode())
+    return digest.hexdigest()

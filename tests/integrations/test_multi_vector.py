@@ -1,0 +1,144 @@
+"""sentence-transformers' multi-vector losses and PyLate's against ours in their place."""
+
+import importlib
+
+import pytest
+import torch
+
+# PyLate's own imports.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+QUERIES, DOCUMENTS, TOKENS, WIDTH = 6, 3, (4, 7), 10
+
+
+@pytest.fixture
+def sentences():
+    """(their losses, ours); skipped where theirs are not installed."""
+    name = "sentence_transformers.multi_vector_encoder.losses"
+    theirs = pytest.importorskip(name, reason="it is not installed")
+    return theirs, importlib.import_module(
+        "fastsim.integrations.sentence_transformers.multi_vector"
+    )
+
+
+@pytest.fixture
+def pylate():
+    """(their scores, our module); skipped where PyLate is not installed."""
+    theirs = pytest.importorskip(
+        "pylate.scores", reason="it is not installed", exc_type=ImportError
+    )
+    return theirs, importlib.import_module("fastsim.integrations.pylate")
+
+
+def texts(*shape, generator=None):
+    """Unit tokens and a mask that leaves each text one."""
+    values = torch.nn.functional.normalize(torch.randn(*shape, WIDTH), dim=-1)
+    mask = torch.rand(*shape) < 0.7
+    mask[..., 1] = True
+    return values, mask
+
+
+def differentiated(call, *sides):
+    leaves = [side.clone().requires_grad_() for side in sides]
+    value = call(*leaves)
+    weights = torch.linspace(-1, 2, value.numel()).reshape(value.shape)
+    (value * weights).sum().backward()  # which hooks of cached losses need
+    return value.detach(), [leaf.grad for leaf in leaves]
+
+
+def compare(ours, theirs, *sides):
+    torch.testing.assert_close(differentiated(ours, *sides), differentiated(theirs, *sides))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("prefix", ["", "mean_"])
+@pytest.mark.parametrize("form", ["colbert_scores", "colbert_kd_scores", "colbert_scores_pairwise"])
+def test_scores_of_sentence_transformers(form, prefix, masked, sentences, monkeypatch):
+    from sentence_transformers.multi_vector_encoder import scoring
+
+    theirs, ours = getattr(scoring, prefix + form), getattr(sentences[1], prefix + form)
+    many = (QUERIES,) if "pairwise" in form else (QUERIES, DOCUMENTS)
+    (q, q_mask), (d, d_mask) = texts(QUERIES, TOKENS[0]), texts(*many, TOKENS[1])
+    d[1, ..., 3, :] = q[0, 0] = 0  # padding there, where no mask is given
+    masks = {"queries_mask": q_mask, "documents_mask": d_mask} if masked else {}
+    compare(lambda q, d: ours(q, d, **masks), lambda q, d: theirs(q, d, **masks), q, d)
+    d_mask[2] = False
+    torch.testing.assert_close(ours(q, d, **masks), theirs(q, d, **masks))
+    # Weights of tokens, and lists, are scored by their code.
+    if masked and form == "colbert_scores":
+        weights = torch.rand(QUERIES, TOKENS[0])
+        torch.testing.assert_close(ours(q, d, weights), theirs(q, d, weights))
+
+
+class Given(torch.nn.Module):
+    """Stands in for an encoder: the features hold the embeddings of the tokens."""
+
+    def forward(self, features, task=None, **_):
+        return {
+            "token_embeddings": features["embeddings"],
+            "attention_mask": features["attention_mask"],
+        }
+
+
+LOSSES = {
+    "MultiVectorMultipleNegativesRankingLoss": {"scale": 3.0},
+    "CachedMultiVectorMultipleNegativesRankingLoss": {"scale": 3.0, "mini_batch_size": 2},
+    "MultiVectorDistillKLDivLoss": {"temperature": 0.7},
+    "MultiVectorMarginMSELoss": {},
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_of_sentence_transformers(name, sentences):
+    columns = [texts(QUERIES, TOKENS[0]), *(texts(QUERIES, TOKENS[1]) for _ in range(DOCUMENTS))]
+    labels = torch.randn(QUERIES, DOCUMENTS)
+    sides, masks = zip(*columns, strict=True)
+
+    def call(module):
+        loss = getattr(module, name)(Given(), **LOSSES[name])
+
+        def value(*leaves):
+            pairs = zip(leaves, masks, strict=True)
+            # The ids are what mini-batches are cut by.
+            ids = [{"input_ids": m.long(), "embeddings": e, "attention_mask": m} for e, m in pairs]
+            return loss(ids, labels)
+
+        return value, loss
+
+    theirs, ours = (call(module) for module in sentences)
+    assert type(ours[1]).__mro__[2] is type(theirs[1])
+    assert ours[1].get_config_dict() == theirs[1].get_config_dict()
+    assert ours[1].similarity_fct is not theirs[1].similarity_fct
+    compare(ours[0], theirs[0], *sides)
+
+
+def test_another_score_stays(sentences):
+    from sentence_transformers.multi_vector_encoder.scoring import XTRScores
+
+    score = XTRScores(top_k=3)
+    loss = sentences[1].MultiVectorMultipleNegativesRankingLoss(Given(), similarity_fct=score)
+    assert loss.similarity_fct is score
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("form", ["colbert_scores", "colbert_kd_scores", "ColBERTScores"])
+def test_scores_of_pylate(form, masked, pylate):
+    theirs, ours = (getattr(module, form) for module in pylate)
+    if form == "ColBERTScores":
+        theirs, ours = theirs(), ours()
+    many = (DOCUMENTS,) if form == "colbert_scores" else (QUERIES, DOCUMENTS)
+    (q, q_mask), (d, d_mask) = texts(QUERIES, TOKENS[0]), texts(*many, TOKENS[1])
+    masks = (q_mask, d_mask) if masked else ()
+    compare(lambda q, d: ours(q, d, *masks), lambda q, d: theirs(q, d, *masks), q, d)
+
+
+@pytest.mark.parametrize("name", ["Contrastive", "CachedContrastive", "Distillation"])
+def test_losses_of_pylate(name, pylate):
+    from pylate import losses as theirs
+
+    loss = getattr(pylate[1], name)(Given())
+    assert isinstance(loss, getattr(theirs, name))
+    scores = loss.score_metric
+    assert type(scores) is pylate[1].ColBERTScores or scores is pylate[1].colbert_kd_scores
+    other = getattr(pylate[1], name)(Given(), score_metric=len)
+    assert other.score_metric is len
