@@ -150,6 +150,18 @@ def _store(out, values, count, place, at, inside, COUNT: tl.constexpr):  # noqa:
 
 
 @triton.jit
+def _store_positives(scores, own, row, row0, row1, begin, positives, out):
+    """Each row's score with its positive, if that is among the columns from `begin` on.
+
+    It is in one tile, so one program writes the row.
+    """
+    in_rows = row < row1
+    positive = tl.load(positives + row, mask=in_rows, other=-1)
+    here = (positive >= begin) & (positive < begin + scores.shape[1]) & in_rows
+    tl.store(out + row - row0, tl.sum(tl.where(own, scores, 0.0), 1), mask=here)
+
+
+@triton.jit
 def _store_score_grads(out, row, local, row0, row1, panel, panel_lines):
     stride = panel_lines * LINE
     at = (row - row0).to(tl.int64)[:, None] * stride + local[None, :]
@@ -292,12 +304,6 @@ def tile_kernel(
             in_rows = row < row1
             at = ranges + row_place + row - row0
             keep(part_scores, row - row0, local, in_rows, panel, panel_lines * LINE, at, row_plane)
-        if positive_out is not None:
-            # One tile has the positive, so one program writes the row.
-            positive = tl.load(positives + row_at)
-            here = (positive >= begin) & (positive < begin + WIDTH) & (row < row1)
-            value = tl.sum(tl.where(own, part_scores, 0.0), 1)
-            tl.store(positive_out + row - row0, value, mask=here)
         by_level = (levels, level_count, of_levels)
         if of_levels is not None and not writes:
             of_tile = (tile_row.to(tl.int64) * tiles + place) * 4 * level_count
@@ -306,6 +312,8 @@ def tile_kernel(
         if MIRRORED:
             take = begin + WIDTH > top
         if take:
+            if positive_out is not None:
+                _store_positives(part_scores, own, row, row0, row1, begin, positives, positive_out)
             kept_of_rows, kept_of_columns, score_grads = EPILOGUE(
                 part_scores,
                 target,
@@ -342,6 +350,10 @@ def tile_kernel(
                     SKIP,
                     NEGATIVE,
                 )
+                if positive_out is not None:
+                    _store_positives(
+                        mirrored, mirrored_own, column, row0, row1, top, positives, positive_out
+                    )
                 kept_mirrored, _, _ = EPILOGUE(
                     mirrored,
                     mirrored_target,
