@@ -187,6 +187,9 @@ class Launch:
             self.guide = (pairs.guide.thresholds, rows, columns, steps)
             # Its product has an accumulator of its own.
             sizes = sizes._replace(columns=sizes.columns // 2, width=sizes.width // 2)
+        # Addresses of targets, or what is known of levels, for each score.
+        if pairs.dense is not None or (tile is not None and tile.levels is not None):
+            sizes = sizes.crowded()
         self.sizes, self.steps = sizes, self.unit_x.stride(0) // sizes.depth
         self.width = sizes.width // 2 if heavy else sizes.width
         self.spares = self.unit_x.stride(0) >= sizes.spare
@@ -213,6 +216,8 @@ class Launch:
         tall, wide = self.tiles(everything, everything)
         same = self.alone and self.skip != "lower" and self.guide[0] is None
         self.mirrored = same and self.spares and tall * (tall + wide) * per_tile <= PARTIALS
+        if self.mirrored:
+            self.sizes = self.sizes.crowded()
         return self.mirrored
 
     def row_partials(self, rows, columns, *fills):

@@ -33,6 +33,10 @@ class BlockSizes(NamedTuple):
     spare: int
     descriptors: bool = False
 
+    def crowded(self):
+        """For an epilogue that needs more registers than a thread of four warps has."""
+        return self._replace(warps=max(8, self.warps))
+
 
 # (architecture, kind of operand, depth bucket) -> block sizes; see `block_sizes`. Full float32
 # products of NVIDIA have no tensor cores: 32 sums a thread leave registers for two programs at a

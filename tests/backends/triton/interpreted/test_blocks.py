@@ -18,7 +18,7 @@ def test_several_blocks(dtype, monkeypatch):
     from fastsim.backends.triton import backend
     from fastsim.backends.triton.kernels import launches
 
-    x, y = torch.randn(40, 24).to(dtype), torch.randn(70, 24).to(dtype)
+    x, y = torch.randn(20, 24).to(dtype), torch.randn(40, 24).to(dtype)
 
     def run():
         found = []
