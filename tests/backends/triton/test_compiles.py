@@ -90,6 +90,7 @@ CASES = (
     "squared_error integers",
     "levels once",
     "softmax alone",
+    "sigmoid alone",
     "rows",
 )
 EVERYTHING = [(name, "float16") for name in ("sm_90", "sm_80", "gfx942")]

@@ -128,9 +128,16 @@ def _both(a, b):
 
 @triton.jit
 def _sum_logs_one_plus(e):
-    """sum_j log(1 + e_j) of each row, 0 <= e_j <= 1: the logarithm of the product, one a row."""
-    tl.static_assert(e.shape[1] <= 64)  # 2^64 is far from the end of the range
-    return _log_one_plus(tl.reduce(e, 1, _both))
+    """sum_j log(1 + e_j) of each row, 0 <= e_j <= 1: the logarithm of the product, one a row.
+
+    One for every 64 columns: 2^64 is far from the end of the range.
+    """
+    columns: tl.constexpr = e.shape[1]
+    if columns <= 64:
+        return _log_one_plus(tl.reduce(e, 1, _both))
+    else:
+        split: tl.constexpr = (e.shape[0], columns // 64, 64)
+        return tl.sum(_log_one_plus(tl.reduce(tl.reshape(e, split), 2, _both)), 1)
 
 
 @triton.jit
