@@ -91,6 +91,11 @@ def instructions(cubin):
         path.write_bytes(cubin)
         tool = [knobs.nvidia.cuobjdump.path, "-sass", path]
         text = subprocess.run(tool, check=True, capture_output=True, text=True).stdout
+    return instructions_of(text)
+
+
+def instructions_of(text):
+    """[(address, name, operands)] of what cuobjdump prints."""
     return [(int(at, 16), name, rest) for at, name, rest in INSTRUCTION.findall(text)]
 
 

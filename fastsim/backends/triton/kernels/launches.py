@@ -258,7 +258,9 @@ class Launch:
         ranges=None,
     ):
         """One launch of the tile kernel over a block; see there what the tensors are."""
-        sizes, operands = self.sizes, (self.unit_x, self.unit_y)
+        # What makes codes of scores needs more registers, too.
+        sizes = self.sizes if ranges is None else self.sizes.crowded()
+        operands = self.unit_x, self.unit_y
         if sizes.descriptors:
             tiles = (sizes.rows, sizes.columns)
             operands = (described(u, t, sizes.depth) for u, t in zip(operands, tiles, strict=True))
