@@ -184,7 +184,7 @@ def tiles():
     ]
 
 
-def run_alone(tile, dtype, depth=768):
+def run_alone(tile, dtype, depth=1536):
     """The forward reduction of rows with themselves."""
     backend = TritonBackend()
     unit = backend.tile_rows(torch.randn(ROWS, depth, dtype=dtype))[0]
@@ -275,6 +275,9 @@ def calls():
         tile = Tile(kind, square, *torch.tensor([20.0, -10.0]))
         made[f"{kind} alone"] = functools.partial(run_alone, tile)
     made["exclude, 128"] = functools.partial(made["exclude"], depth=128)
+    # So deep that every architecture keeps scores.
+    for name in ("exclude", "multi_positive"):
+        made[f"{name}, 1536"] = functools.partial(made[name], depth=1536)
     made["rows"] = run_rest
     return made
 

@@ -83,6 +83,7 @@ def failing_product(*operands, accumulate):
 # Of the report's cases those that together have every kernel and every epilogue.
 CASES = (
     "exclude",
+    "exclude, 1536",
     "dense",
     "multi_positive",
     "multi_similarity",
@@ -171,7 +172,7 @@ def test_compiled_once_for_any_batch():
     found = {}
     with recording("sm_90") as launched:
         for rows, columns in sizes:
-            x, y = (torch.zeros(n, 384, dtype=torch.float16) for n in (rows, columns))
+            x, y = (torch.zeros(n, 1280, dtype=torch.float16) for n in (rows, columns))
             block = slice(0, rows), slice(0, columns)
             unit_x, unit_y = (backend.unit_rows(side)[0] for side in (x, y))
             workspace = backend.workspace(unit_x, unit_y, whole_rows=True)

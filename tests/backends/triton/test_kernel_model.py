@@ -2,7 +2,7 @@
 
 from bench.kernel_model import counts, instructions_of, product_loops
 
-# A loop of two products, a wait for it that stands behind the code, an epilogue of two exponentials.
+# A loop of two products, a wait that stands behind the code, an epilogue of one exponential.
 CODE = """
         /*0000*/                   LDC R1, c[0x0][0x28] ;     /* 0x00000a00ff017b82 */
         /*0010*/                   SYNCS.PHASECHK P0, [UR4] ; /* 0x0000000000000000 */
