@@ -99,12 +99,11 @@ def check_number(name, value, *, positive=False, tensor=True):
     A tensor's value is looked at on a CPU only: elsewhere that would wait for the device. While
     torch.compile traces, a number stands for all that may come, and its value is not looked at.
     """
-    wanted = "a number or a 0-d tensor" if tensor else "a number"
+    wanted = "a number or a floating tensor of one number" if tensor else "a number"
     if tensor and isinstance(value, torch.Tensor):
         if value.dim() != 0 or value.dtype not in FLOATING:
             raise ValueError(
-                f"{name}: wanted a number or a floating tensor of one number,"
-                f" got shape {tuple(value.shape)} of {value.dtype}"
+                f"{name}: wanted {wanted}, got shape {tuple(value.shape)} of {value.dtype}"
             )
         if not _can_be_read(value):
             return

@@ -164,6 +164,13 @@ CASES = {
             {"temperature": 0.1},
             (1, 3),
         ),
+        Case(
+            "debiased_contrastive",
+            fastsim.debiased_contrastive,
+            _pairs,
+            {"temperature": 0.5, "tau_plus": 0.1},
+            (1, 3),
+        ),
         Case("batch_hard_triplet", fastsim.batch_hard_triplet, _one_side, {"margin": 1.0}, (1, 1)),
         Case(
             "matrix_cross_entropy",

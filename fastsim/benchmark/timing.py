@@ -10,14 +10,16 @@ from fastsim.benchmark.calls import reason
 REPEATS = 5  # parts of a run whose best times are kept, for the spread
 
 
-def in_turns(functions, *, seconds, fewest=2, most=200, warm_up=True, clock=time.perf_counter):
+def in_turns(functions, *, seconds, fewest=2, most=200, warm_up=True, clock=None):
     """{name: [seconds of each round]} of functions called one after the other.
 
     Each goes on until it has had its share of `seconds`, with at least `fewest` rounds and
     at most `most`. warm_up: each is called once before, which is left out. A function that fails is
     left out of the rest; its name then has the reason, a sentence, in place of times. clock:
-    time.process_time counts the processor's seconds of this process alone, whatever runs beside.
+    time.perf_counter by default; time.process_time counts the processor's seconds of this process
+    alone, whatever runs beside.
     """
+    clock = clock or time.perf_counter
     times = {name: [] for name in functions}
     if warm_up:
         _round(functions, times, clock)

@@ -24,7 +24,6 @@ from fastsim.engine.distances import all_distances
 from fastsim.engine.ring import ring_hardest, ring_sum
 from fastsim.engine.selection import centred_rows, hardest_columns
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, reduce, softplus
 from fastsim.pairs import (
     dense_targets,
     global_groups,
@@ -32,6 +31,7 @@ from fastsim.pairs import (
     pair_mask,
     parse_groups,
 )
+from fastsim.reduce import as_float, reduce, softplus
 from fastsim.scores import paired, unit_rows, without_autocast
 
 DISTANCES = ("euclidean", "cosine")

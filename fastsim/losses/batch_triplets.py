@@ -21,7 +21,7 @@ from fastsim.checks import check_choice, check_embeddings, check_integers, check
 from fastsim.engine.triplets import distances_of, triplet_sum
 from fastsim.losses.batch_hard_triplet import DISTANCES
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float
+from fastsim.reduce import as_float
 from fastsim.scores import unit_rows
 
 

@@ -20,8 +20,8 @@ from fastsim.checks import check_number
 from fastsim.distributed import batchwise
 from fastsim.losses.grouped import grouped_from_scores, grouped_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import below_every_score
 from fastsim.pairs import dense_targets, pair_mask
+from fastsim.reduce import below_every_score
 
 
 @batchwise

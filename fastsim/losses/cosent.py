@@ -17,7 +17,7 @@ from fastsim.checks import check_labels, check_number, check_scores
 from fastsim.distributed import batchwise, join
 from fastsim.engine.cosent import rank_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float
+from fastsim.reduce import as_float
 
 
 @batchwise

@@ -31,7 +31,6 @@ from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.cosent import cosent
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float
 from fastsim.pairs import (
     check_own_targets,
     dense_targets,
@@ -39,6 +38,7 @@ from fastsim.pairs import (
     global_targets,
     parse_targets,
 )
+from fastsim.reduce import as_float
 from fastsim.scores import compute_dtype, dense_scores
 from fastsim.tile import Tile
 

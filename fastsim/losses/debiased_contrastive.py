@@ -30,7 +30,6 @@ from fastsim.checks import (
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, inverse, reduce, softplus
 from fastsim.pairs import (
     Pairs,
     global_exclude,
@@ -40,6 +39,7 @@ from fastsim.pairs import (
     parse_exclude,
     parse_positives,
 )
+from fastsim.reduce import as_float, inverse, reduce, softplus
 from fastsim.scores import compute_dtype, dense_cosines
 from fastsim.tile import Tile
 
@@ -126,7 +126,10 @@ def debiased_contrastive(
     def formula(scores, scale, _):
         return _losses(scores, pairs, 1 / scale, tau_plus, beta)
 
-    by_groups = Pairs(positives, row_ids, column_ids, positives, columns, negative_target=0.0)
+    # A copy: torch.compile takes no tensor twice.
+    by_groups = Pairs(
+        positives, row_ids, column_ids, positives.clone(), columns, negative_target=0.0
+    )
     return tile_loss(
         Tile("debiased", by_groups, hardness=float(beta), prior=prior),
         anchors,

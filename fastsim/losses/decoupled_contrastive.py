@@ -27,9 +27,9 @@ from fastsim.checks import (
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, inverse, reduce
 from fastsim.pairs import Pairs, parse_bias, parse_positives
 from fastsim.precision import widened
+from fastsim.reduce import as_float, inverse, reduce
 from fastsim.scores import compute_dtype, dense_scores, paired_scores
 from fastsim.tile import Tile
 

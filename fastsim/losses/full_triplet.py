@@ -31,7 +31,6 @@ from fastsim.engine.chosen_rows import row_terms
 from fastsim.engine.ring import ring_closest, ring_sum
 from fastsim.engine.selection import closest_column
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, below_every_score, reduce
 from fastsim.pairs import (
     Pairs,
     global_exclude,
@@ -40,6 +39,7 @@ from fastsim.pairs import (
     parse_exclude,
     parse_positives,
 )
+from fastsim.reduce import as_float, below_every_score, reduce
 from fastsim.scores import dense_cosines, paired, unit_rows, without_autocast
 from fastsim.tile import Tile
 

@@ -7,8 +7,8 @@ from fastsim.backends import pick
 from fastsim.checks import check_reduction, check_similarity
 from fastsim.distributed import join
 from fastsim.engine.autograd import tile_loss
-from fastsim.losses.reduce import as_float, reduce
 from fastsim.pairs import global_groups, groups_of_scores, parse_groups
+from fastsim.reduce import as_float, reduce
 from fastsim.scores import dense_scores
 from fastsim.tile import Tile
 

@@ -33,7 +33,6 @@ from fastsim.checks import (
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, below_every_score, inverse, reduce
 from fastsim.pairs import (
     Pairs,
     global_exclude,
@@ -44,6 +43,7 @@ from fastsim.pairs import (
     parse_exclude,
     parse_positives,
 )
+from fastsim.reduce import as_float, below_every_score, inverse, reduce
 from fastsim.scores import dense_scores
 from fastsim.tile import Tile
 

@@ -33,8 +33,8 @@ from fastsim.checks import (
 from fastsim.distributed import batchwise, join
 from fastsim.losses.info_nce import info_nce_from_scores
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, reduce
 from fastsim.pairs import global_exclude, global_positives, parse_exclude, parse_positives
+from fastsim.reduce import as_float, reduce
 from fastsim.token_scores import SIMILARITIES, max_sim
 from fastsim.tokens import check_mask, check_some_token, check_tokens
 

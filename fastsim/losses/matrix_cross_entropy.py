@@ -28,7 +28,6 @@ from fastsim.checks import (
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, inverse, reduce
 from fastsim.pairs import (
     check_own_targets,
     dense_targets,
@@ -37,6 +36,7 @@ from fastsim.pairs import (
     parse_bias,
     parse_targets,
 )
+from fastsim.reduce import as_float, inverse, reduce
 from fastsim.scores import dense_scores
 from fastsim.tile import Tile
 

@@ -17,7 +17,6 @@ from fastsim.checks import check_alike, check_embeddings, check_reduction, check
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, reduce
 from fastsim.pairs import (
     check_own_targets,
     dense_targets,
@@ -25,6 +24,7 @@ from fastsim.pairs import (
     global_targets,
     parse_targets,
 )
+from fastsim.reduce import as_float, reduce
 from fastsim.scores import dense_cosines
 from fastsim.tile import Tile
 

@@ -21,8 +21,8 @@ from fastsim.checks import check_embeddings, check_number
 from fastsim.distributed import batchwise
 from fastsim.losses.grouped import grouped_from_scores, grouped_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import below_every_score, inverse, softplus
 from fastsim.pairs import dense_targets, pair_mask, positive_counts
+from fastsim.reduce import below_every_score, inverse, softplus
 
 
 @batchwise

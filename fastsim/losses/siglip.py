@@ -27,7 +27,6 @@ from fastsim.checks import (
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, reduce
 from fastsim.pairs import (
     check_own_targets,
     dense_targets,
@@ -35,6 +34,7 @@ from fastsim.pairs import (
     global_targets,
     parse_targets,
 )
+from fastsim.reduce import as_float, reduce
 from fastsim.scores import compute_dtype, dense_scores
 from fastsim.tile import Tile
 

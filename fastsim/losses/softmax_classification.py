@@ -16,7 +16,7 @@ from fastsim.checks import (
     check_range,
     check_reduction,
 )
-from fastsim.losses.reduce import as_float
+from fastsim.reduce import as_float
 from fastsim.scores import without_autocast
 
 

@@ -14,8 +14,8 @@ from fastsim.annotations import Reduction
 from fastsim.backends.rows import norms
 from fastsim.checks import check_alike, check_embeddings, check_number, check_reduction
 from fastsim.losses.module import LossModule
-from fastsim.losses.reduce import as_float, reduce
 from fastsim.operators import differentiable_again, transformed
+from fastsim.reduce import as_float, reduce
 
 
 def triplet_margin(

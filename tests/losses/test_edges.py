@@ -51,9 +51,17 @@ def test_nan_and_inf_reach_the_closest_negative(backend, mining, value, usable):
     assert every.isnan().all()
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+# A dot product with an infinite number is infinite, and a loss of it may be 0.
+REACHING = [
+    (case, value)
+    for case in CASES
+    for value in (float("nan"), float("inf"))
+    if value != float("inf") or "dot" not in case.name
+]
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize(("case", "value"), REACHING, ids=str)
 def test_nan_and_inf_reach_the_loss(case, backend, value, usable):
     usable(backend)
     tensors, others, options = inputs(case, (6, 9, 4), torch.float32, seed=2)

@@ -36,7 +36,7 @@ def wrong(name, kind, pattern, call):
               lambda: fastsim.info_nce(X, Y, temperature=1e-39)),
         wrong("temperature tensor", ValueError, "temperature: wanted a positive .* got -1",
               lambda: fastsim.info_nce(X, Y, temperature=torch.tensor(-1.0))),
-        wrong("temperature vector", ValueError, "temperature: wanted a number or a 0-d",
+        wrong("temperature vector", ValueError, "temperature: wanted a number or a floating",
               lambda: fastsim.info_nce(X, Y, temperature=torch.ones(2))),
         wrong("temperature text", TypeError, "temperature: wanted a number .* got str",
               lambda: fastsim.info_nce(X, Y, temperature="hot")),

@@ -61,6 +61,11 @@ def _agrees():
     )
 
 
+def _most_levels():
+    """As the library was built. Read once: torch.compile traces no operator without a tensor."""
+    return Backend.most_levels if _UNAVAILABLE else torch.ops.fastsim_cpu.most_levels()
+
+
 _UNAVAILABLE = _load()
 _KINDS = {*served(), *SELECTIONS, *LATE_INTERACTION}
 
@@ -111,9 +116,7 @@ class CpuBackend(Backend):
     def number(self, scalar):
         return scalar.item()
 
-    @property
-    def most_levels(self):
-        return torch.ops.fastsim_cpu.most_levels()
+    most_levels = _most_levels()
 
     def unit_rows(self, x, dtype=None):
         dtype = dtype or torch.promote_types(x.dtype, torch.float32)

@@ -1,5 +1,7 @@
 """The losses as one writes them in plain torch: the whole score matrix, then its loss."""
 
+import math
+
 import torch
 from torch.nn import functional
 
@@ -88,6 +90,15 @@ def decoupled_contrastive(x, y, temperature):
     return (logits.masked_fill(eye, -torch.inf).logsumexp(1) - logits.diagonal()).mean()
 
 
+def debiased_contrastive(x, y, temperature, tau_plus):
+    logits, others = cosines(x, y) / temperature, len(x) - 1
+    weights, positive = logits.exp(), logits.diagonal()
+    mean = (weights.sum(1) - weights.diagonal()) / others
+    mean = (mean - tau_plus * weights.diagonal()) / (1 - tau_plus)
+    mean = mean.clamp(min=math.exp(-1 / temperature))
+    return ((weights.diagonal() + others * mean).log() - positive).mean()
+
+
 def multi_similarity(x, groups, alpha, beta, base):
     scores = cosines(x, x) - base
     one = scores.new_zeros(len(x), 1)
@@ -156,6 +167,7 @@ FORMULAS = {
     "multi_similarity": multi_similarity,
     "circle": circle,
     "decoupled_contrastive": decoupled_contrastive,
+    "debiased_contrastive": debiased_contrastive,
     "batch_hard_triplet": batch_hard_triplet,
     "matrix_cross_entropy": matrix_cross_entropy,
     "matrix_mse": matrix_mse,

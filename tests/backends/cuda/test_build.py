@@ -96,7 +96,7 @@ import torch
 torch.ops.load_library({str(built)!r})
 x = torch.zeros(2, 64)
 try:
-    torch.ops.fastsim_cuda.unit_rows(x, x, None, 2, 0)
+    torch.ops.fastsim_cuda.unit_rows(x, x, None, "full", 0)
 except NotImplementedError as error:
     assert "CPU" in str(error), error
     print("refused", torch.ops.fastsim_cuda.tile_size())
