@@ -41,9 +41,9 @@ class BlockSizes(NamedTuple):
 # (architecture, kind of operand, depth bucket) -> block sizes; see `block_sizes`. Full float32
 # products of NVIDIA have no tensor cores: 32 sums a thread leave registers for two programs at a
 # time, and by pointers, as descriptors take more of them than there are. For float16 on sm_90 two
-# blocks of four warps are resident, so that one multiplies under the other's epilogue; a launch that
-# keeps scores is a block of eight, alone, and by `python -m bench.kernel_model` spares less than it
-# costs up to 1280 features.
+# blocks of four warps are resident, so that one multiplies under the other's epilogue; a launch
+# that keeps scores is a block of eight, alone, and by `python -m bench.kernel_model` spares less
+# than it costs up to 1280 features.
 TABLE = {
     ("sm_90", "float16", "deep"): BlockSizes(128, 128, 64, 8, 4, 3, 32, 1280, True),
     ("sm_90", "float16", "shallow"): BlockSizes(128, 128, 64, 8, 8, 3, 64, 320, True),
