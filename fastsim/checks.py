@@ -77,6 +77,27 @@ def check_enough(name, value, other_name, other):
         )
 
 
+def check_sides(name, value, other_name, other, *, empty=False):
+    """Two sides of embeddings, `value` and (`other_name`) `other`, that are alike."""
+    check_embeddings(other_name, other, empty=empty)
+    check_embeddings(name, value, empty=empty)
+    check_alike(name, value, other_name, other)
+
+
+def check_candidates(anchors, candidates, positives, group):
+    """The two sides of a loss of anchors with candidates; positives None: each its own column."""
+    check_sides("candidates", candidates, "anchors", anchors, empty=group is not None)
+    if positives is None:
+        check_enough("candidates", candidates, "anchors", anchors)
+
+
+def check_columns(scores):
+    """Scores (N, M) with a column for every row: row i's positive is column i."""
+    rows, columns = scores.shape
+    if columns < rows:
+        raise ValueError(f"scores: wanted at least as many columns as rows, got {rows, columns}")
+
+
 def check_choice(name, value, choices):
     """`value` is one of `choices`."""
     if value not in choices:

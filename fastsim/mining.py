@@ -11,7 +11,7 @@ import operator
 import torch
 from torch import Tensor
 
-from fastsim.checks import check_alike, check_embeddings, check_integers, check_number
+from fastsim.checks import check_integers, check_number, check_sides
 from fastsim.scores import paired_cosine_similarity, top_k
 
 _QUERIES = 8192  # searched at once, so that what is held does not grow with N x depth
@@ -69,9 +69,7 @@ def mine_hard_negatives(
         tensor([[2],
                 [2]])
     """
-    check_embeddings("queries", queries)
-    check_embeddings("corpus", corpus)
-    check_alike("corpus", corpus, "queries", queries)
+    check_sides("corpus", corpus, "queries", queries)
     rows, columns = queries.shape[0], corpus.shape[0]
     first, last = _check(count, ranks, margin, relative_margin, score_range)
     if positives is None:

@@ -143,7 +143,7 @@ class Pairs:
         )
 
 
-def _ids(integers):
+def as_ids(integers):
     """Ids of rows or columns as the backends read them."""
     return integers.to(torch.int64).contiguous()
 
@@ -164,7 +164,7 @@ def parse_positives(positives, rows, columns, device):
         return torch.arange(rows, device=device)
     check_integers("positives", positives, rows, device)
     check_range("positives", positives, columns)
-    return _ids(positives)
+    return as_ids(positives)
 
 
 def parse_exclude(exclude, rows, columns, device):
@@ -174,7 +174,7 @@ def parse_exclude(exclude, rows, columns, device):
     row_ids, column_ids = _two("exclude", exclude, "row_ids, column_ids")
     check_integers("exclude[0]", row_ids, rows, device)
     check_integers("exclude[1]", column_ids, columns, device)
-    return _ids(row_ids), _ids(column_ids)
+    return as_ids(row_ids), as_ids(column_ids)
 
 
 def parse_bias(bias, columns, x):
@@ -193,7 +193,7 @@ def parse_targets(targets, rows, columns, device, *, skip="nothing"):
         row_groups, column_groups = _two("targets", targets, "row_groups, column_groups")
         check_integers("targets[0]", row_groups, rows, device)
         check_integers("targets[1]", column_groups, columns, device)
-        row_groups, column_groups = _ids(row_groups), _ids(column_groups)
+        row_groups, column_groups = as_ids(row_groups), as_ids(column_groups)
         return Pairs(row_groups=row_groups, column_groups=column_groups, skip=skip)
     dtypes = (*FLOATING, *INTEGRAL)
     what = "a real or integer matrix"
@@ -243,10 +243,10 @@ def _grouped(shape, groups, reference_groups, own_first, device):
     rows, columns = shape
     check_choice("own_first", own_first, (False, True))
     check_integers("groups", groups, rows, device)
-    groups = column_groups = _ids(groups)
+    groups = column_groups = as_ids(groups)
     if reference_groups is not None:
         check_integers("reference_groups", reference_groups, columns, device)
-        column_groups = _ids(reference_groups)
+        column_groups = as_ids(reference_groups)
         if own_first and columns < rows:
             raise ValueError(
                 f"references: wanted at least {rows} rows with own_first, got {columns}"

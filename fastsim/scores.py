@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fastsim.backends import get, pick
-from fastsim.checks import check_alike, check_embeddings
+from fastsim.checks import check_alike, check_embeddings, check_sides
 from fastsim.operators import define, differentiable_again
 from fastsim.precision import widened
 
@@ -150,9 +150,7 @@ def top_k(
         >>> fastsim.top_k(torch.tensor([[3.0, 4.0]]), torch.eye(2), k=1)
         (tensor([[0.8000]]), tensor([[1]]))
     """
-    check_embeddings("queries", queries)
-    check_embeddings("corpus", corpus)
-    check_alike("corpus", corpus, "queries", queries)
+    check_sides("corpus", corpus, "queries", queries)
     try:
         k = operator.index(None if isinstance(k, bool) else k)
     except TypeError:

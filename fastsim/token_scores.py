@@ -7,16 +7,13 @@ Contextualized Late Interaction over BERT", equation 3; for images Faysse et al.
 Efficient Document Retrieval with Vision Language Models".
 """
 
-from typing import Literal
-
 from torch import Tensor
 
+from fastsim.annotations import Similarity
 from fastsim.backends import pick
-from fastsim.checks import check_alike, check_choice
+from fastsim.checks import check_alike, check_choice, check_similarity
 from fastsim.engine.max_sim import max_sim_scores
 from fastsim.tokens import Tokens, check_mask, check_offsets, check_tokens
-
-SIMILARITIES = ("cosine", "dot")
 
 
 def max_sim(
@@ -27,7 +24,7 @@ def max_sim(
     *,
     query_offsets: Tensor | None = None,
     document_offsets: Tensor | None = None,
-    similarity: Literal["cosine", "dot"] = "cosine",
+    similarity: Similarity = "cosine",
     average: bool = False,
     backend: str | None = None,
 ) -> Tensor:
@@ -72,7 +69,7 @@ def max_sim(
     check_alike("documents", documents, "queries", queries)
     check_mask("query_mask", query_mask, "queries", queries)
     check_mask("document_mask", document_mask, "documents", documents)
-    check_choice("similarity", similarity, SIMILARITIES)
+    check_similarity(similarity)
     check_choice("average", average, (False, True))
     query_offsets = check_offsets("query_offsets", query_offsets, "queries", queries)
     document_offsets = check_offsets("document_offsets", document_offsets, "documents", documents)

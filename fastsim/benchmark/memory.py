@@ -24,7 +24,7 @@ from fastsim.benchmark.baselines import BASELINES, baseline_named
 from fastsim.benchmark.baselines.baseline import anywhere
 from fastsim.benchmark.calls import reason, step
 from fastsim.benchmark.cases import CASES
-from fastsim.benchmark.variables import variables
+from fastsim.environment import variables
 
 MIB, GIB = 2**20, 2**30
 

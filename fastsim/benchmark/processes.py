@@ -21,7 +21,7 @@ from fastsim.benchmark.parts import Parts
 from fastsim.benchmark.results import environment
 from fastsim.benchmark.run import run
 from fastsim.benchmark.settings import LARGE_IN
-from fastsim.benchmark.variables import variables
+from fastsim.environment import variables
 
 # Read by glibc when a process starts; 32 MB is the most that it takes as a threshold.
 ALLOCATOR = {

@@ -78,6 +78,9 @@ def _loss(tile, x, y, scale, bias, weights, batch, formula, backend):
     learnt = zip(("scale", "bias"), wants[2:], strict=True)
     assert all(name in tile.record.learns for name, want in learnt if want), tile.kind
     arguments = tile_arguments(tile, *sides, weights, wants, backend)
+    if torch.compiler.is_compiling():
+        # It takes no tensor twice, and a user may: ids that are positives too, of rows and columns.
+        arguments = [a.view_as(a) if isinstance(a, Tensor) else a for a in arguments]
     if not any(wants):
         loss, *seen = _tile(*arguments)
     else:

@@ -21,6 +21,7 @@ from fastsim.checks import check_choice, check_embeddings, check_integers, check
 from fastsim.engine.triplets import distances_of, triplet_sum
 from fastsim.losses.batch_hard_triplet import DISTANCES
 from fastsim.losses.module import LossModule
+from fastsim.pairs import as_ids
 from fastsim.reduce import as_float
 from fastsim.scores import unit_rows
 
@@ -146,7 +147,7 @@ def _mean(triplets, formula, embeddings, labels, margin, distance, largest_class
         check_number("largest_class", largest_class, positive=True, tensor=False)
     chosen = pick(backend, embeddings, labels)
     x = unit_rows(embeddings, chosen) if distance == "cosine" else as_float(embeddings)
-    labels = labels.to(torch.int64).contiguous()
+    labels = as_ids(labels)
     if chosen.name == "eager":
         total, number = formula(distances_of(x, distance), labels, margin)
     else:

@@ -17,10 +17,9 @@ from fastsim.annotations import Exclude, Group, Reduction, Scalar
 from fastsim.backends import pick
 from fastsim.checks import (
     FLOATING,
-    check_alike,
+    check_candidates,
+    check_columns,
     check_device,
-    check_embeddings,
-    check_enough,
     check_number,
     check_range,
     check_reduction,
@@ -91,11 +90,7 @@ def debiased_contrastive(
         >>> fastsim.debiased_contrastive(queries, documents, temperature=1.0)
         tensor(0.4671)
     """
-    check_embeddings("anchors", anchors, empty=group is not None)
-    check_embeddings("candidates", candidates, empty=group is not None)
-    check_alike("candidates", candidates, "anchors", anchors)
-    if positives is None:
-        check_enough("candidates", candidates, "anchors", anchors)
+    check_candidates(anchors, candidates, positives, group)
     check_reduction(reduction)
     chosen = pick(backend, anchors, candidates, temperature, kind="debiased", group=group)
     _check_options(temperature, tau_plus, beta, anchors)
@@ -126,10 +121,7 @@ def debiased_contrastive(
     def formula(scores, scale, _):
         return _losses(scores, pairs, 1 / scale, tau_plus, beta)
 
-    # A copy: torch.compile takes no tensor twice.
-    by_groups = Pairs(
-        positives, row_ids, column_ids, positives.clone(), columns, negative_target=0.0
-    )
+    by_groups = Pairs(positives, row_ids, column_ids, positives, columns, negative_target=0.0)
     return tile_loss(
         Tile("debiased", by_groups, hardness=float(beta), prior=prior),
         anchors,
@@ -175,8 +167,8 @@ def debiased_contrastive_from_scores(
     _check_options(temperature, tau_plus, beta, scores)
     check_reduction(reduction)
     rows, columns = scores.shape
-    if positives is None and columns < rows:
-        raise ValueError(f"scores: wanted at least as many columns as rows, got {rows, columns}")
+    if positives is None:
+        check_columns(scores)
     positives = parse_positives(positives, rows, columns, scores.device)
     pairs = Pairs(positives, *parse_exclude(exclude, rows, columns, scores.device))
     return reduce(_losses(as_float(scores), pairs, temperature, tau_plus, beta), reduction)

@@ -16,9 +16,8 @@ from torch import Tensor
 from fastsim.annotations import Group, Reduction, Scalar, Similarity
 from fastsim.backends import pick
 from fastsim.checks import (
-    check_alike,
-    check_embeddings,
-    check_enough,
+    check_candidates,
+    check_columns,
     check_number,
     check_reduction,
     check_scores,
@@ -76,11 +75,7 @@ def decoupled_contrastive(
         >>> fastsim.decoupled_contrastive(queries, documents, temperature=1.0)  # log 2 - 1
         tensor(-0.3069)
     """
-    check_embeddings("anchors", anchors, empty=group is not None)
-    check_embeddings("candidates", candidates, empty=group is not None)
-    check_alike("candidates", candidates, "anchors", anchors)
-    if positives is None:
-        check_enough("candidates", candidates, "anchors", anchors)
+    check_candidates(anchors, candidates, positives, group)
     check_number("temperature", temperature, positive=True)
     check_reduction(reduction)
     check_similarity(similarity)
@@ -175,8 +170,8 @@ def decoupled_contrastive_from_scores(
     check_number("temperature", temperature, positive=True)
     check_reduction(reduction)
     rows, columns = scores.shape
-    if positives is None and columns < rows:
-        raise ValueError(f"scores: wanted at least as many columns as rows, got {rows, columns}")
+    if positives is None:
+        check_columns(scores)
     positives = parse_positives(positives, rows, columns, scores.device)
     bias = parse_bias(candidate_bias, columns, scores)
     return reduce(_losses(as_float(scores), positives, temperature, bias), reduction)

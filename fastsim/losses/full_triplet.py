@@ -17,13 +17,13 @@ from fastsim.backends import pick
 from fastsim.backends.rows import add_rows
 from fastsim.batch_metrics import not_compiled, nothing_seen, record, watched
 from fastsim.checks import (
-    check_alike,
     check_choice,
-    check_embeddings,
+    check_columns,
     check_enough,
     check_number,
     check_reduction,
     check_scores,
+    check_sides,
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
@@ -272,8 +272,7 @@ def _negatives(scores, exclude):
     """The scores as floats and the (N, M) bool matrix of negatives."""
     check_scores("scores", scores)
     rows, columns = scores.shape
-    if columns < rows:
-        raise ValueError(f"scores: wanted at least as many columns as rows, got {rows, columns}")
+    check_columns(scores)
     pairs = _pairs(exclude, rows, columns, scores.device)
     negative = pair_mask(pairs, rows, columns, scores.device)
     return as_float(scores), negative.scatter(1, pairs.positives[:, None], False)
@@ -392,9 +391,7 @@ def _pairs(exclude, rows, columns, device):
 
 
 def _check(anchors, positives, mining, backend, margin=None, group=None):
-    check_embeddings("anchors", anchors, empty=group is not None)
-    check_embeddings("positives", positives, empty=group is not None)
-    check_alike("positives", positives, "anchors", anchors)
+    check_sides("positives", positives, "anchors", anchors, empty=group is not None)
     check_enough("positives", positives, "anchors", anchors)
     check_choice("mining", mining, MININGS)
     return pick(backend, anchors, positives, margin, kind="closest", group=group)

@@ -21,10 +21,9 @@ from torch import Tensor
 from fastsim.annotations import Exclude, Group, Reduction, Scalar, Similarity
 from fastsim.backends import pick
 from fastsim.checks import (
-    check_alike,
+    check_candidates,
     check_choice,
-    check_embeddings,
-    check_enough,
+    check_columns,
     check_number,
     check_reduction,
     check_scores,
@@ -105,11 +104,7 @@ def info_nce(
         >>> fastsim.info_nce(queries, documents, temperature=1.0)  # log(e + 2) - 1
         tensor(0.5514)
     """
-    check_embeddings("anchors", anchors, empty=group is not None)
-    check_embeddings("candidates", candidates, empty=group is not None)
-    check_alike("candidates", candidates, "anchors", anchors)
-    if positives is None:
-        check_enough("candidates", candidates, "anchors", anchors)
+    check_candidates(anchors, candidates, positives, group)
     check_reduction(reduction)
     check_similarity(similarity)
     chosen = pick(
@@ -207,8 +202,8 @@ def info_nce_from_scores(
     """The specification of `info_nce`: scores (N, M), the other parameters as there."""
     check_scores("scores", scores)
     rows, columns = scores.shape
-    if positives is None and columns < rows:
-        raise ValueError(f"scores: wanted at least as many columns as rows, got {rows, columns}")
+    if positives is None:
+        check_columns(scores)
     positives = parse_positives(positives, rows, columns, scores.device)
     ids = parse_exclude(exclude, rows, columns, scores.device)
     bias = parse_bias(candidate_bias, columns, scores)

@@ -14,13 +14,11 @@ distillation: Santhanam et al. 2022, "ColBERTv2", section 3.3; images: Faysse et
 Knowledge in a Neural Network", section 2. With one token of each it is `info_nce`.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fastsim.annotations import Exclude, Group, Reduction, Scalar
+from fastsim.annotations import Exclude, Group, Reduction, Scalar, Similarity
 from fastsim.backends import pick
 from fastsim.checks import (
     check_alike,
@@ -29,13 +27,14 @@ from fastsim.checks import (
     check_number,
     check_reduction,
     check_scores,
+    check_similarity,
 )
 from fastsim.distributed import batchwise, join
 from fastsim.losses.info_nce import info_nce_from_scores
 from fastsim.losses.module import LossModule
 from fastsim.pairs import global_exclude, global_positives, parse_exclude, parse_positives
 from fastsim.reduce import as_float, reduce
-from fastsim.token_scores import SIMILARITIES, max_sim
+from fastsim.token_scores import max_sim
 from fastsim.tokens import check_mask, check_some_token, check_tokens
 
 
@@ -48,7 +47,7 @@ def late_interaction(
     positives: Tensor | None = None,
     *,
     temperature: Scalar = 1.0,
-    similarity: Literal["cosine", "dot"] = "cosine",
+    similarity: Similarity = "cosine",
     average: bool = False,
     symmetric: bool = False,
     exclude: Exclude = None,
@@ -150,7 +149,7 @@ class LateInteraction(LossModule):
         self,
         *,
         temperature: Scalar = 1.0,
-        similarity: Literal["cosine", "dot"] = "cosine",
+        similarity: Similarity = "cosine",
         average: bool = False,
         symmetric: bool = False,
         reduction: Reduction = "mean",
@@ -183,7 +182,7 @@ def late_interaction_distillation(
     *,
     temperature: Scalar = 1.0,
     teacher_temperature: float | None = None,
-    similarity: Literal["cosine", "dot"] = "cosine",
+    similarity: Similarity = "cosine",
     average: bool = False,
     reduction: Reduction = "mean",
     backend: str | None = None,
@@ -257,7 +256,7 @@ class LateInteractionDistillation(LossModule):
         *,
         temperature: Scalar = 1.0,
         teacher_temperature: float | None = None,
-        similarity: Literal["cosine", "dot"] = "cosine",
+        similarity: Similarity = "cosine",
         average: bool = False,
         reduction: Reduction = "mean",
         backend: str | None = None,
@@ -273,7 +272,7 @@ def _check_sides(
     check_alike("documents", documents, "queries", queries)
     check_mask("query_mask", query_mask, "queries", queries)
     check_mask("document_mask", document_mask, "documents", documents)
-    check_choice("similarity", similarity, SIMILARITIES)
+    check_similarity(similarity)
     check_choice("average", average, (False, True))
     check_reduction(reduction)
 

@@ -18,11 +18,10 @@ from torch import Tensor
 from fastsim.annotations import Group, Reduction, Scalar, Similarity, Targets
 from fastsim.backends import pick
 from fastsim.checks import (
-    check_alike,
-    check_embeddings,
     check_number,
     check_reduction,
     check_scores,
+    check_sides,
     check_similarity,
 )
 from fastsim.distributed import batchwise, join
@@ -86,9 +85,7 @@ def matrix_cross_entropy(
         >>> fastsim.matrix_cross_entropy(rows, rows, targets)  # log(e + 1) - 1
         tensor(0.3133)
     """
-    check_embeddings("x", x, empty=group is not None)
-    check_embeddings("y", y, empty=group is not None)
-    check_alike("y", y, "x", x)
+    check_sides("y", y, "x", x, empty=group is not None)
     check_reduction(reduction)
     check_similarity(similarity)
     chosen = pick(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fastsim.annotations import Group, Reduction, Targets
 from fastsim.backends import pick
-from fastsim.checks import check_alike, check_embeddings, check_reduction, check_scores
+from fastsim.checks import check_reduction, check_scores, check_sides
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
@@ -67,9 +67,7 @@ def matrix_mse(
         >>> fastsim.matrix_mse(rows, rows, None)  # the zeros are wanted to be -1
         tensor(0.5000)
     """
-    check_embeddings("x", x, empty=group is not None)
-    check_embeddings("y", y, empty=group is not None)
-    check_alike("y", y, "x", x)
+    check_sides("y", y, "x", x, empty=group is not None)
     check_reduction(reduction)
     chosen = pick(backend, x, y, kind="squared_error", group=group)
     check_own_targets(targets, x, y, group)

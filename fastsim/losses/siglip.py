@@ -17,11 +17,10 @@ from torch import Tensor
 from fastsim.annotations import Group, Reduction, Scalar, Similarity, Targets
 from fastsim.backends import pick
 from fastsim.checks import (
-    check_alike,
-    check_embeddings,
     check_number,
     check_reduction,
     check_scores,
+    check_sides,
     check_similarity,
 )
 from fastsim.distributed import batchwise, join
@@ -82,9 +81,7 @@ def siglip(
         >>> fastsim.siglip(torch.eye(2), torch.eye(2), scale=1.0, bias=0.0)  # log 2 + log(1 + 1/e)
         tensor(1.0064)
     """
-    check_embeddings("x", x, empty=group is not None)
-    check_embeddings("y", y, empty=group is not None)
-    check_alike("y", y, "x", x)
+    check_sides("y", y, "x", x, empty=group is not None)
     check_reduction(reduction)
     check_similarity(similarity)
     chosen = pick(backend, x, y, scale, bias, kind="sigmoid", group=group)

@@ -1,6 +1,5 @@
 """One training run: from a data file and a model to a better model in a folder."""
 
-import contextlib
 import json
 import os
 import signal
@@ -8,6 +7,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from fastsim.environment import variables
 from fastsim.training import checkpoints as saved
 from fastsim.training import hub
 from fastsim.training.batch_plan import small_batches
@@ -121,21 +121,13 @@ def train(options, say=None, *, dry_run=False):
     return result
 
 
-@contextlib.contextmanager
 def _tensorboard_in(folder):
     """A Trainer made within writes TensorBoard's events to `folder`, if no variable names another.
 
     transformers reads the place from the environment alone, when the Trainer is made.
     """
     name = "TENSORBOARD_LOGGING_DIR"
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = str(folder)
-    try:
-        yield
-    finally:
-        os.environ.pop(name, None)
+    return variables({name: os.environ.get(name, str(folder))})
 
 
 def _push(name, output, say):

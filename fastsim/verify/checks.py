@@ -4,8 +4,6 @@ Value and every gradient against float64; the error may be twice that of the tor
 same precision, and a rounding of the largest entry.
 """
 
-import contextlib
-import os
 import statistics
 import time
 
@@ -13,6 +11,7 @@ import torch
 
 from fastsim.backends import get, panel
 from fastsim.backends.torch import compiled
+from fastsim.environment import variables
 from fastsim.verify.canaries import canaries
 from fastsim.verify.cases import problems
 
@@ -96,7 +95,7 @@ def _faults_of_calls(backend, made, device):
 
 def _faults_of_panels(backend, made, device):
     """What shows where scores are computed again, panel after panel, rather than kept."""
-    with setting(panel.VARIABLE, SMALLEST):
+    with variables({panel.VARIABLE: SMALLEST}):
         for problem in made if device.type != "cpu" else made[:1]:
             fault = _fault(backend, problem, problem.leaves[0].dtype, device)
             if fault:
@@ -106,19 +105,6 @@ def _faults_of_panels(backend, made, device):
 
 def _equal(one, other):
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-@contextlib.contextmanager
-def setting(variable, value):
-    """An environment variable within a block."""
-    kept = os.environ.get(variable)
-    os.environ[variable] = value
-    try:
-        yield
-    finally:
-        os.environ.pop(variable)
-        if kept is not None:
-            os.environ[variable] = kept
 
 
 def outputs(problem, backend, device, dtype=None):
@@ -174,7 +160,7 @@ def verdict(backend, kind, dtype, device):
         return False, reason, None
     try:
         # The backend to compare with compiles where it is timed: here it would for every option.
-        with setting(compiled.VARIABLE, "0"):
+        with variables({compiled.VARIABLE: "0"}):
             found = faults(backend, kind, dtype, device)
     except RuntimeError as error:
         # An option of the kind that it says it does not know, which is no fault.

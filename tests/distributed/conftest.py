@@ -11,6 +11,7 @@ import torch
 
 import fastsim
 from tests.distributed import ranks
+from tests.seeds import SEED
 
 LIMIT = 900  # seconds, on a machine that does other things beside
 
@@ -37,12 +38,11 @@ def _start(folder, count):
     """Run the ranks to their end."""
     command = [sys.executable, "-m", "tests.distributed.work"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    seed = str(int(os.environ.get("FASTSIM_SEED", torch.seed() % 2**31)))
     logs = [folder / f"{rank}.log" for rank in range(count)]
     processes = []
     for rank, log in enumerate(logs):
         with open(log, "w") as said:
-            arguments = [*command, str(rank), str(count), str(folder), seed]
+            arguments = [*command, str(rank), str(count), str(folder), str(SEED)]
             processes.append(subprocess.Popen(arguments, env=environment, stderr=said))
     end = time.monotonic() + LIMIT
     while time.monotonic() < end and any(p.poll() is None for p in processes):
@@ -55,5 +55,5 @@ def _start(folder, count):
     said = [log.read_text()[-3000:] for log in logs]
     codes = [p.returncode for p in processes]
     assert not any(codes), (
-        f"FASTSIM_SEED={seed}, exit codes {codes} (-9: longer than {LIMIT} s)\n{said}"
+        f"FASTSIM_SEED={SEED}, exit codes {codes} (-9: longer than {LIMIT} s)\n{said}"
     )

@@ -87,6 +87,20 @@ def test_compile(case, backend, usable):
         torch.testing.assert_close(grad, other)
 
 
+@pytest.mark.parametrize("backend", COMPILED)
+def test_compile_with_a_tensor_in_several_places(backend, usable):
+    usable(backend)
+    ids = torch.arange(6)
+    sides = [torch.randn(6, 4, requires_grad=True) for _ in "xy"]
+
+    def loss(x, y):
+        return fastsim.info_nce(x, y, ids, exclude=(ids, ids), backend=backend)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*sides), loss(*sides))
+
+
 @pytest.mark.parametrize("within", [None, "cpu", "auto"])
 @pytest.mark.parametrize("name", ["info_nce", "full_triplet", "nt_xent", "cosent", "angle"])
 def test_compile_with_the_default_backend(name, within, usable):

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 import fastsim
 from fastsim.backends import get, panel, pick
 from fastsim.cli.main import main
+from fastsim.environment import variables
 from fastsim.verify import cases, checks, run, verdicts
 from tests.verify import fakes
 
@@ -72,7 +73,7 @@ def test_what_is_right_is_served():
 def test_several_panels_are_several(name):
     pytest.importorskip("triton")
     rows, columns, _ = checks.TALL
-    with checks.setting(panel.VARIABLE, checks.SMALLEST):
+    with variables({panel.VARIABLE: checks.SMALLEST}):
         blocks = get(name).blocks(rows, columns, CPU)
         whole = get(name).blocks(rows, columns, CPU, whole_rows=True)
         assert min(len(list(blocks)), len(list(whole))) > 2

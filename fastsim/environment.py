@@ -1,4 +1,4 @@
-"""Environment variables for the processes that start meanwhile."""
+"""Environment variables of a block, and of the processes that start in it."""
 
 import contextlib
 import os
