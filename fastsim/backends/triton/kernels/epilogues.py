@@ -360,17 +360,18 @@ def levels_score_grad(
 ):
     scale, _, _, _ = numbers
     values, size, of_level = levels
-    s = _taking_part(scores, scores)
+    part = (scores <= LEFT_OUT) == 0
+    # A pair that takes no part stays with numbers of 0: a level without pairs has no extremes.
+    s = tl.where(part, scores, 0.0)
     high, up = tl.zeros_like(s), tl.zeros_like(s)
     low, down = tl.zeros_like(s), tl.zeros_like(s)
     for level in range(size):
-        here = target == tl.load(values + level)
+        here = (target == tl.load(values + level)) & part
         high = tl.where(here, tl.load(of_level + level), high)
         up = tl.where(here, tl.load(of_level + size + level), up)
         low = tl.where(here, tl.load(of_level + 2 * size + level), low)
         down = tl.where(here, tl.load(of_level + 3 * size + level), down)
-    out = _weighted_share(s, scale, high, up) - _weighted_share(-s, scale, low, down)
-    return (), (), (_taking_part(scores, out),)
+    return (), (), (_weighted_share(s, scale, high, up) - _weighted_share(-s, scale, low, down),)
 
 
 # ---- selection: the closest negative of the triplet loss, the hardest pairs by group ----
