@@ -111,13 +111,12 @@ def test_one_product_where_scores_are_kept(monkeypatch):
     assert products(losses.info_nce, x, y) == 1
 
 
-@pytest.mark.parametrize("dtype", [SINGLE, HALF], ids=str)
-def test_half_the_tiles_of_rows_with_themselves(dtype, monkeypatch):
+def test_half_the_tiles_of_rows_with_themselves(monkeypatch):
     """Folded for rows and columns at once, or, where the partial results are too many, in full."""
     from fastsim.backends.triton.kernels import launches
 
     rows = 33  # three rows of tiles, two columns
-    x, groups = torch.randn(rows, 40).to(dtype), torch.randint(0, rows // 3, (rows,))
+    x, groups = torch.randn(rows, 40, dtype=HALF), torch.randint(0, rows // 3, (rows,))
     matrix = torch.rand(rows, rows)
     common = {"reduction": "none", "backend": "triton"}
     found, mirror = [], launches.Launch.mirror
@@ -131,14 +130,13 @@ def test_half_the_tiles_of_rows_with_themselves(dtype, monkeypatch):
             losses.sup_con(x, groups, **common),
             losses.info_nce(x, x, positives, exclude=ids, **common),
             losses.siglip(x, x, (groups, groups.flip(0)), **common),
-            losses.matrix_cross_entropy(x, x, matrix, **common),
             losses.matrix_mse(x, x, matrix, **common),
         ]
 
     half = values()
     monkeypatch.setattr(launches, "PARTIALS", 1)
     full = values()
-    assert found == [True] * 5 + [False] * 5
+    assert found == [True] * 4 + [False] * 4
     for a, b in zip(half, full, strict=True):
         assert (a - b).abs().max() <= 8 * torch.finfo(SINGLE).eps * b.abs().max()
 
