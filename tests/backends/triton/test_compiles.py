@@ -136,7 +136,8 @@ def test_compiles(architecture, operand, compilations):
     assert all(product in row.assembly for row in tiles)
     if product == "wgmma":
         assert all("cp.async.bulk.tensor" in row.assembly for row in tiles)
-    assert not [row[:-2] for row in compiled if row.spills]
+    if architecture in ("sm_90", "sm_80", "gfx942") and operand == "float16":
+        assert not [row[:-2] for row in compiled if row.spills]
     if (architecture, operand) not in EVERYTHING:
         return
     assert {row.epilogue for row in tiles} == {
