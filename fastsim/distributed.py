@@ -154,6 +154,10 @@ class Batch:
         weights = torch.full((like.shape[0],), weight, dtype=dtype, device=like.device)
         return weights if count is None or not mean else weights / self.total(count).clamp(min=1)
 
+    def total_with_gradient(self, value):
+        """The sum of a tensor over the ranks, differentiable."""
+        return value if self.group is None else _Total.apply(value, self.name)
+
     def total(self, value):
         """The sum of a tensor over the ranks."""
         return value if self.group is None else all_reduce_sum(value, self.name)
@@ -221,6 +225,20 @@ def _shared(number, group, averaged):
     if not (learnt and torch.is_grad_enabled()):
         return number
     return _Shared.apply(number, group, dist.get_world_size(group) if averaged else 1)
+
+
+class _Total(torch.autograd.Function):
+    """The sum over the ranks; its gradient is the sum of the ranks' gradients."""
+
+    @staticmethod
+    def forward(ctx, value, name):
+        ctx.name = name
+        return all_reduce_sum(value, name)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return all_reduce_sum(grad, ctx.name), None
 
 
 class _Shared(torch.autograd.Function):

@@ -10,6 +10,7 @@ import pytest
 
 import fastsim
 from fastsim.backends import get
+from fastsim.backends.base import EXTRAS
 
 # Folders of quick tests; the others start processes, train or compile.
 QUICK = ("losses", "engine")
@@ -45,8 +46,9 @@ def without_kernels(item):
     name, kind = backend_of(item), getattr(case, "kind", None)
     if name not in fastsim.backends():
         return None
-    if getattr(case, "biased", False) and not get(name).adds_column_bias:
-        return "it adds no bias to the logits of a column"
+    for extra in getattr(case, "extras", ()):
+        if extra not in get(name).extras:
+            return EXTRAS[extra]
     return get(name).unsupported_kind(kind) if kind else None
 
 

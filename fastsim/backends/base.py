@@ -4,6 +4,12 @@ import torch
 
 from fastsim.backends import rows as formulas
 
+COLUMN_BIAS, GUIDED_POSITIVES = "column bias", "guided positives"
+EXTRAS = {
+    COLUMN_BIAS: "its kernels add no bias to the logits of a column (`candidate_bias`)",
+    GUIDED_POSITIVES: "its kernels leave out a positive that the guide decides against (`guide`)",
+}
+
 
 class Backend:
     """One way to run the passes of the engine.
@@ -15,7 +21,7 @@ class Backend:
     name: str
     automatic = True  # whether `auto` may choose it
     by_verdict = False  # whether `auto` may where a verdict calls it right (fastsim/verify)
-    adds_column_bias = False  # whether its logits may have a bias of their column
+    extras = frozenset()  # what not every backend does with a tile loss (EXTRAS)
     # Distinct targets up to which sums per level are cheaper than a sort of all entries.
     most_levels = 256
     keeps_scores = False  # whether `forward` leaves scores for the score gradients that follow it

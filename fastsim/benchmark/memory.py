@@ -52,7 +52,9 @@ def in_fresh_process(function, *arguments):
         return "out of memory: the process was ended"
 
 
-_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}  # read by the server when it starts
+# Read by the server when it starts. One arena: a second one reserves 64 MB of address space when
+# a thread first allocates, and a call could take that beyond its limit.
+_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_ARENA_MAX": "1"}
 _CLEAR, _STATUS, _STATM = (Path("/proc/self") / name for name in ("clear_refs", "status", "statm"))
 
 

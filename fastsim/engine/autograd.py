@@ -27,7 +27,18 @@ from fastsim.scores import compute_dtype, dense_scores
 
 
 def tile_loss(
-    tile, x, y, *, scale, bias=0.0, weights=None, batch=None, formula, backend, positive=None
+    tile,
+    x,
+    y,
+    *,
+    scale,
+    bias=0.0,
+    weights=None,
+    batch=None,
+    formula,
+    backend,
+    positive=None,
+    measured=True,
 ):
     """The loss `tile` over the scores of x (N, D) and y (M, D); y=None: x with itself.
 
@@ -37,11 +48,12 @@ def tile_loss(
     formula: (scores (N, M), scale, bias) -> losses (N,) in plain torch, for derivatives of the
     gradient.
     positive (N,): the scores of the rows' positives, where the pairs leave them out by their ids.
+    measured: whether `fastsim.metrics` sees the scores.
     Returns the compute type: float64 for float64 inputs, else float32; log-sum-exps, which are to
     be merged with others, are float64.
     """
     given = (x, y, scale, bias, weights, batch, formula, backend)
-    if not watched() or (tile.pairs.untargeted and positive is None):
+    if not (measured and watched()) or (tile.pairs.untargeted and positive is None):
         return _loss(tile, *given)
     not_compiled()
     seen = nothing_seen(x.shape[0], x.device)

@@ -21,7 +21,7 @@ from fastsim.backends import get
 from fastsim.batch_metrics import nothing_seen
 from fastsim.engine.arguments import TileArguments
 from fastsim.engine.scoring import blocks_of, common_loss_scale, state_of
-from fastsim.pairs import Guide, part_of, with_thresholds
+from fastsim.pairs import part_of, with_thresholds, with_unit_guide
 from fastsim.precision import wide_dtype, widened
 from fastsim.scores import compute_dtype, without_autocast
 
@@ -76,12 +76,7 @@ class Call:
             unit_y, inverse_y = unit_x, inverse_x.new_empty(0)
         else:
             unit_y, inverse_y = prepare(self.y)
-        pairs, guide = self.tile.pairs, self.tile.pairs.guide
-        if guide is not None:
-            rows = self.backend.unit_rows(guide.rows)[0]
-            same = guide.columns is guide.rows
-            columns = rows if same else self.backend.unit_rows(guide.columns)[0]
-            pairs = replace(pairs, guide=Guide(rows, columns, guide.thresholds))
+        pairs = with_unit_guide(self.tile.pairs, self.backend)
         if pairs.exclude_above is not None:
             pairs = with_thresholds(pairs, unit_x, unit_y, self.backend)
         self.tile = replace(self.tile, pairs=pairs)

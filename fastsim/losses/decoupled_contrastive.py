@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fastsim.annotations import Group, Reduction, Scalar, Similarity
 from fastsim.backends import pick
+from fastsim.backends.base import COLUMN_BIAS
 from fastsim.checks import (
     check_candidates,
     check_columns,
@@ -86,7 +87,7 @@ def decoupled_contrastive(
         temperature,
         kind="softmax",
         group=group,
-        column_bias=candidate_bias is not None,
+        extras=() if candidate_bias is None else (COLUMN_BIAS,),
     )
     bias = parse_bias(candidate_bias, candidates.shape[0], anchors)
     batch = join(

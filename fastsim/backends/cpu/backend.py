@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from fastsim.backends.base import Backend
+from fastsim.backends.base import EXTRAS, Backend
 from fastsim.backends.cpu import amx, max_sim
 from fastsim.backends.cpu.passes import forward_of, served, write_score_grad
 from fastsim.backends.panel import panel_bytes
@@ -96,7 +96,7 @@ class CpuBackend(Backend):
     """Float32 and float64 panels; 16-bit inputs are normalised into float32."""
 
     name = "cpu"
-    adds_column_bias = True
+    extras = frozenset(EXTRAS)
     keeps_scores = True
     observes = True
 
@@ -224,7 +224,10 @@ class CpuBackend(Backend):
         if pairs is not None and pairs.guide is not None:
             guide = pairs.guide
             guided = self.scores(guide.rows, guide.columns, block, workspace.guided(guide))
+            positives = None if pairs.positives is None else _Positives(pairs, block, panel)
             torch.ops.fastsim_cpu.leave_out_above(panel, guided, guide.thresholds[rows])
+            if positives is not None:
+                positives.restore(panel)
         if pairs is not None and tile.seen is not None:
             torch.ops.fastsim_cpu.observe(panel, *_pairs(pairs, block), tile.seen[rows])
         if pairs is not None and pairs.column_bias is not None:
@@ -391,6 +394,21 @@ class CpuBackend(Backend):
         score_grad = torch.empty_like(compute) if want_score_grad else None
         torch.ops.fastsim_cpu.cosent(compute, labels.contiguous(), scale, loss, score_grad)
         return loss.to(compute.dtype), score_grad
+
+
+class _Positives:
+    """The scores of the positives in a panel, which no guide leaves out."""
+
+    def __init__(self, pairs, block, panel):
+        rows, columns = block
+        within = (pairs.positives[rows] - columns.start)[:, None]
+        self.inside = (within >= 0) & (within < panel.shape[1])
+        self.columns = within.clamp(0, panel.shape[1] - 1)
+        self.scores = panel.gather(1, self.columns)
+
+    def restore(self, panel):
+        scores = torch.where(self.inside, self.scores, panel.gather(1, self.columns))
+        panel.scatter_(1, self.columns, scores)
 
 
 class _Workspace:

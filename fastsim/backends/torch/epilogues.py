@@ -97,7 +97,9 @@ class Softmax(Epilogue):
         """(sum_j t z, sum_j t) by rows."""
         rows = block.panel.shape[0]
         if block.untargeted:
-            return [block.panel.new_zeros(rows, dtype=wide_dtype(block.panel.device))] * 2
+            # Two tensors: an operator returns both, and no two of its results may share memory.
+            wide = wide_dtype(block.panel.device)
+            return [block.panel.new_zeros(rows, dtype=wide) for _ in range(2)]
         if block.one_positive:
             (scores,) = _wide(block.at_positives()[:, 0])
             count = torch.ones_like(scores)
