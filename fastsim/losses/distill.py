@@ -221,7 +221,7 @@ def _divergences(x, y, pairs, batch, backend, temperature, teacher_temperature, 
 def _margins(
     x, y, pairs, batch, backend, temperature, teacher_temperature, weights, within, positives
 ):
-    count = max(batch.columns - 1, 1)
+    others = batch.columns - 1
     pairs = _times(pairs, temperature / teacher_temperature, x)
     gap, above = _of_positives(x, y, pairs, batch, backend, within, positives)
     pairs = replace(pairs, row_shift=gap.detach())
@@ -230,8 +230,8 @@ def _margins(
         taught = _matrix(pairs, x)
         return (scores - taught - pairs.row_shift[:, None]).square().sum(1)
 
-    # Of one column the loss is 0, as it is of no others.
-    factor = (batch.columns > 1) / (temperature**2 * count)
+    # 1 / others, and 0 where there are none, without asking which: the number may be a symbol.
+    factor = others / (temperature * max(others, 1)) ** 2
     losses = tile_loss(
         Tile("squared_error", pairs),
         x,
