@@ -9,13 +9,14 @@ N x M is kept, whatever is concatenated.
 
 import torch
 
-from fastsim.backends import pick
+from fastsim.backends import get, pick
 from fastsim.checks import check_alike, check_embeddings, check_number
 from fastsim.engine.autograd import tile_loss
+from fastsim.operators import define
 from fastsim.pairs import Guide, Pairs, pair_mask, parse_exclude
 from fastsim.precision import widened
 from fastsim.reduce import as_float
-from fastsim.scores import compute_dtype, dense_cosines
+from fastsim.scores import compute_dtype, dense_cosines, without_autocast
 from fastsim.tile import Tile
 
 
@@ -68,7 +69,22 @@ def guide_cosines(rows, columns, *, backend=None):
         if chosen.name == "eager":
             sides = (torch.nn.functional.normalize(widened(s), dim=1) for s in (rows, columns))
             return torch.linalg.vecdot(*sides).to(compute_dtype(rows))
+        return _guide_cosines(rows.detach(), columns.detach(), chosen.name)
+
+
+def _paired(rows, columns, backend):
+    chosen = get(backend)
+    with without_autocast(rows.device.type):
         return chosen.paired_scores(chosen.unit_rows(rows)[0], chosen.unit_rows(columns)[0])
+
+
+def _paired_fake(rows, columns, backend):
+    return rows.new_empty(rows.shape[0], dtype=compute_dtype(rows))
+
+
+_guide_cosines = define(
+    "guide_cosines", "(Tensor rows, Tensor columns, str backend) -> Tensor", _paired, _paired_fake
+)
 
 
 def log_sum_exp_from_scores(scores, *, scale, exclude=None, columns=False):

@@ -10,7 +10,7 @@ import fastsim
 from fastsim import scores
 from fastsim.backends import get
 from fastsim.engine import autograd as engine
-from fastsim.engine import chosen_rows, max_sim, selection, triplets
+from fastsim.engine import chosen_rows, log_sum_exp, max_sim, selection, triplets
 from fastsim.engine import cosent as ranking
 from tests.cases import BY_NAME, CASES, call, inputs, takes_backend
 
@@ -36,6 +36,7 @@ def recorded(monkeypatch):
         (engine, ("_tile", "_tile_backward")),
         (scores, ("_unit_rows", "_unit_rows_backward")),
         (scores, ("_paired_cosines", "_paired_cosines_backward")),
+        (log_sum_exp, ("_guide_cosines",)),
         (selection, ("_closest", "_hardest", "_centred")),
         (
             chosen_rows,
