@@ -208,12 +208,11 @@ class _TileLoss(torch.autograd.Function):
 
 
 def _small_formula(ctx, *sides):
-    """As `_formula`, of sides that may be numbers."""
-    x, y, scale, bias = (n if t is None else t for t, n in zip(sides, ctx.numbers, strict=False))
-    scores = dense_scores(x, y, get("eager"), "cosine")
-    weights = ctx.saved_tensors[4]
-    weights = ctx.numbers[4] if weights is None else weights
-    return (ctx.formula(scores, scale, bias) * weights).sum()
+    """As `_formula`, of sides and weights that may be numbers."""
+    *numbers, weight = ctx.numbers
+    sides = (n if t is None else t for t, n in zip(sides, numbers, strict=True))
+    found = _formula(ctx, *sides)
+    return found if weight is None else (found * weight).sum()
 
 
 class _SmallLoss(torch.autograd.Function):
@@ -227,8 +226,8 @@ class _SmallLoss(torch.autograd.Function):
         ctx.numbers = [
             value if tensor is None else None for value, tensor in zip(given, tensors, strict=True)
         ]
-        ctx.dtypes = x.dtype, loss.dtype
-        ctx.wants, ctx.formula = wants, formula
+        ctx.dtypes, ctx.wants = (x.dtype, loss.dtype), wants
+        ctx.formula, ctx.cosine = formula, tile.cosine
         ctx.save_for_backward(*tensors, *found)
         return loss
 
