@@ -90,6 +90,10 @@ class Backend:
         """(factor * dL/dx in `dtype`, unit . grad_unit (N,)) from dL/dunit; factor is 0-d."""
         raise NotImplementedError
 
+    def tile_rows_backward(self, grad_rows, x, inverse, factor, dtype):
+        """`unit_rows_backward` from what `multiply` made of panels and `tile_rows`."""
+        return self.unit_rows_backward(grad_rows, x, inverse, factor, dtype)
+
     def paired_cosines(self, x, y):
         """(cosines (N,) of paired rows, inverse norms (2, N) of x and y) in the compute type."""
         dtype = torch.promote_types(x.dtype, torch.float32)
@@ -133,7 +137,9 @@ class Backend:
         """`unit_rows` for scores that are no cosines: a copy of x as operands, and ones."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         rows = torch.empty(x.shape, dtype=dtype, device=x.device)
-        return self.operand(rows.copy_(x), x.dtype), rows.new_ones(x.shape[0])
+        # float16, the operand of 16-bit inputs, has not the range of bfloat16.
+        kind = dtype if x.dtype == torch.bfloat16 else x.dtype
+        return self.operand(rows.copy_(x), kind), rows.new_ones(x.shape[0])
 
     def plain_rows_backward(self, grad_rows, x, inverse, factor, dtype):
         """(factor * dL/dx in `dtype`, x . grad_rows (N,)), as `unit_rows_backward`."""

@@ -264,7 +264,7 @@ def _input_gradients(call, state, grad_losses, unit_grads, inverses, factor, dty
     """
     grads, along = [], 0.0
     backend = call.backend
-    rows_backward = backend.unit_rows_backward if call.tile.cosine else backend.plain_rows_backward
+    rows_backward = backend.tile_rows_backward if call.tile.cosine else backend.plain_rows_backward
     for values, unit_grad, inverse in zip((call.x, call.y), unit_grads, inverses, strict=True):
         grad = values.new_empty(0 if len(values) else values.shape, dtype=dtype)
         if unit_grad.numel():

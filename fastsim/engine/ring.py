@@ -237,7 +237,10 @@ def ring_closest(unit_x, unit_y, dtype, semi_hard, pairs, batch, backend, seen=N
     """
     unit_x, unit_y = unit_x.detach(), unit_y.detach()
     rows = backend.operand(unit_x, dtype)
-    ceilings = torch.linalg.vecdot(unit_x, unit_y[: len(unit_x)])
+    # By the same products as the scores, so that a copy of a positive ties with it.
+    ceilings = unit_x.new_empty(0)
+    if len(unit_x):
+        ceilings = backend.paired_scores(rows, backend.operand(unit_y[: len(unit_x)], dtype))
     best, found = torch.full_like(ceilings, -torch.inf), torch.full_like(pairs.positives, -1)
     for columns, (visiting,) in travel(batch, [unit_y]):
         if not len(rows):
