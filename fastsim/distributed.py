@@ -10,8 +10,8 @@ by groups are columns too: each rank gives its own, with `own_first` beginning w
 embeddings, and its rows are held against those of all. A row that
 two ranks give counts twice.
 
-A rank may have no rows, as at the end of an epoch (`late_interaction` wants some). An error
-on one rank is raised on all of them (fastsim/agreement.py), so that nobody waits.
+A rank may have no rows, as at the end of an epoch. An error on one rank is raised on all of them
+(fastsim/agreement.py), so that nobody waits.
 
 Under DistributedDataParallel, which averages gradients, nothing else is to be done: reduction
 "mean" weighs a row by ranks / rows of all ranks (or / what else the loss takes its mean over), so
