@@ -179,6 +179,11 @@ class GradCache:
                     "loss: wanted parameters of its own that are whole on every rank, got DTensors;"
                     " leave the loss out of fully_shard: what it learns is averaged over its group"
                 )
+            if any(hasattr(p, "ds_tensor") and not p.numel() for p in own):
+                raise ValueError(
+                    "loss: wanted parameters of its own that are whole on every rank, got some that"
+                    " ZeRO-3 has partitioned; ZeRO-1 and ZeRO-2 leave them whole"
+                )
         with torch.enable_grad():
             value = self.loss(*leaves)
             scaled = value if scale is None else scale(value)

@@ -110,10 +110,8 @@ def ways(case, ranks):
         found += [(*way, "none", True) for way in ALWAYS]
     if "reduction" not in case.loss.__kwdefaults__:
         found = list(dict.fromkeys((*way[:3], None, way[4]) for way in found))
-    if (
-        case.loss is fastsim.late_interaction
-    ):  # its documents do not travel, and every rank has some
-        found = [way for way in found if way[0] == "gather" and not way[4]]
+    if case.loss is fastsim.late_interaction:  # its documents do not travel
+        found = [way for way in found if way[0] == "gather"]
     # In a library product the scores of copies may differ by rounding.
     return [way for way in found if way[1] == "cpu" or not case.name.endswith("-copies")]
 
