@@ -68,7 +68,9 @@ COLUMNS = {
     "sentence-transformers/wikipedia-en-sentences": "sentence",
     "sentence-transformers/wikipedia-sections": _TRIPLET,
     "sentence-transformers/yahoo-answers": "question answer",
-    "tomaarsen/llamaindex-vdr-en-train-preprocessed": "query image negative_0",
+    "tomaarsen/llamaindex-vdr-en-train-preprocessed": (
+        f"query image {' '.join(f'negative_{n}' for n in range(16))}"
+    ),
     "tomaarsen/miriad-4.4M-split": "question passage_text",
     "tomaarsen/msmarco-Qwen3-Reranker-0.6B": (
         "query positive negative_1 negative_2 negative_3 score:four"

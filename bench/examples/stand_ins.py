@@ -6,6 +6,7 @@ of every name; images are sentences. Evaluators answer nothing: they are no part
 
 import functools
 import gzip
+import importlib
 import importlib.util
 import random
 import sys
@@ -138,6 +139,8 @@ def no_evaluation():
         def __call__(self, *given, **options):
             return defaultdict(float)
 
+    for kind in ("sentence_transformer", "multi_vector_encoder", "cross_encoder"):
+        importlib.import_module(f"sentence_transformers.{kind}.evaluation")
     for name, module in list(sys.modules.items()):
         if name.startswith("sentence_transformers") and "evaluation" in name:
             for attribute in vars(module):
