@@ -90,8 +90,8 @@ def named_parts(layers):
     original = Transformer.__init__
 
     @functools.wraps(original)
-    def init(self, name, *given, **options):
-        original(self, local(name, layers), *given, **options)
+    def init(self, model_name_or_path, *given, **options):
+        original(self, local(model_name_or_path, layers), *given, **options)
 
     Transformer.__init__ = init
     for kind in (
