@@ -47,7 +47,8 @@ def drawn(case, dtype, chance):
         width = 2 ** chance.randint(4, 6)  # what every kernel takes
     options = {}
     if "temperature" in case.options:
-        options["temperature"] = 10 ** chance.uniform(-2, 1)
+        # The debiased loss of a kernel has terms e^((cos - 1) / temperature) in float32.
+        options["temperature"] = 10 ** chance.uniform(-1 if "tau_plus" in case.options else -2, 1)
     if "scale" in case.options:
         options["scale"] = 10 ** chance.uniform(0, 2)
     if "margin" in case.options:

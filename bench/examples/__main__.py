@@ -89,19 +89,17 @@ def trainers(seen):
         if isinstance(self, CrossEncoderTrainer):
             return found
         held = self.loss.values() if isinstance(self.loss, dict) else [self.loss]
-        parts = [part for loss in held for part in loss.modules() if "oss" in type(part).__name__]
-        ours = (part for part in parts if type(part).__name__ in replaced_names(type(part)))
-        seen["classes"] = sorted({type(part).__name__ for part in ours})
+        kinds = {type(part) for loss in held for part in loss.modules()}
+        seen["classes"] = sorted(kind.__name__ for kind in kinds if is_ours(kind))
         raise DoneError
 
     BaseTrainer.compute_loss, BaseTrainer.train = compute_loss, trained
     BaseTrainer.hyperparameter_search = lambda self, **options: self.train()
 
 
-def replaced_names(kind):
-    """The class's own name where it is one of ours."""
-    bases = {base.__module__.partition(".")[0] for base in kind.__mro__}
-    return {kind.__name__} if "fastsim" in bases else set()
+def is_ours(kind):
+    """Whether a class, or one that it is a subclass of, is of fastsim."""
+    return any(base.__module__.startswith("fastsim.") for base in kind.__mro__)
 
 
 def run(path, ours, mixed):
@@ -136,6 +134,8 @@ def run(path, ours, mixed):
     with warnings.catch_warnings(record=True) as said, contextlib.suppress(DoneError):
         warnings.simplefilter("always")
         exec(code, {"__name__": "__main__", "__file__": str(path)})
+    if "classes" not in seen:
+        raise RuntimeError("nothing was trained")
     found = (FALLBACK.search(str(each.message)) for each in said)
     seen["not fused"] = sorted({f"{each[1]}: {each[2]}" for each in found if each})
     return seen
