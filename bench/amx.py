@@ -2,9 +2,12 @@
 
 Forward and backward of each loss and dtype: fastsim, the dense formula in that dtype in eager
 torch, and three bare products of the size of the score matrix, one for the scores and one for each
-gradient. The errors are relative to float64, of the smaller problem (`Case.exact` rows). Writes
-bench/results/<device>/amx.jsonl; `fastsim info` says whether the unit is in use.
+gradient. Times are processor seconds of one thread, which what runs beside changes least.
+The errors are relative to float64, of the smaller problem (`Case.exact` rows). Writes
+bench/results/<device>/amx_<dtype>_<rows>.jsonl; `fastsim info` says whether the unit is in use.
 """
+
+import time
 
 import click
 import torch
@@ -19,7 +22,8 @@ from fastsim.benchmark.results import environment
 from fastsim.benchmark.timing import in_turns, summary
 
 LOSSES = ("info_nce", "info_nce symmetric", "siglip")
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+DTYPES = ("bfloat16", "float16", "float32")
+PRECISIONS = ("highest", "high", "medium")
 BOTH = "forward + backward"
 
 
@@ -41,7 +45,9 @@ def measured(case, dtype, rows, width, seconds):
     makers = {"fastsim": ours("cpu"), "eager torch": BASELINES["eager torch"]}
     calls = {name: maker.call(problem) for name, maker in makers.items()}
     functions = {name: runnable(call, problem, BOTH) for name, call in calls.items()}
-    times = in_turns(functions | {"three products": products(problem)}, seconds=seconds)
+    times = in_turns(
+        functions | {"three products": products(problem)}, seconds=seconds, clock=time.process_time
+    )
     for name, found in times.items():
         row = {"loss": case.name, "dtype": str(dtype)[6:], "rows": rows, "dim": width, "name": name}
         row |= {"not measured": found} if isinstance(found, str) else summary(found)
@@ -53,17 +59,28 @@ def measured(case, dtype, rows, width, seconds):
 @click.command(help=__doc__)
 @click.option("--rows", default=4096, show_default=True)
 @click.option("--dim", default=384, show_default=True)
+@click.option("--dtype", "dtypes", type=click.Choice(DTYPES), multiple=True, default=DTYPES)
+@click.option(
+    "--precision",
+    type=click.Choice(PRECISIONS),
+    default=PRECISIONS[0],
+    show_default=True,
+    help="of float32 products, fastsim's and the others'",
+)
 @click.option("--seconds", default=6.0, show_default=True, help="of a loss and a dtype")
-def main(rows, dim, seconds):
-    kernels = get("cpu").note()
-    about = environment("cpu", {"rows": rows, "dim": dim, "seconds": seconds, "kernels": kernels})
-    found = []
-    for name in LOSSES:
-        for dtype in DTYPES:
-            for row in measured(CASES[name], dtype, rows, dim, seconds):
+def main(rows, dim, dtypes, precision, seconds):
+    torch.set_float32_matmul_precision(precision)
+    torch.set_num_threads(1)
+    settings = {"rows": rows, "dim": dim, "seconds": seconds, "precision": precision}
+    about = environment("cpu", settings | {"kernels": get("cpu").note()})
+    for dtype in dtypes:
+        found = []
+        suffix = "" if precision == PRECISIONS[0] else f"_{precision}"
+        for name in LOSSES:
+            for row in measured(CASES[name], getattr(torch, dtype), rows, dim, seconds):
                 found.append(row)
                 click.echo(row)
-    write(f"amx_{rows}", found, about)
+            write(f"amx_{dtype}{suffix}_{rows}", found, about)  # with each loss: kept if cut short
 
 
 if __name__ == "__main__":

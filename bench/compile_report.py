@@ -66,7 +66,8 @@ class _Driver:
         if architecture.startswith("sm_"):
             self.target = GPUTarget("cuda", int(architecture[3:]), 32)
         else:
-            self.target = GPUTarget("hip", architecture, 64)
+            # Those for data centres have warps of 64 threads.
+            self.target = GPUTarget("hip", architecture, 64 if architecture[3] == "9" else 32)
 
     def get_current_target(self):
         return self.target
@@ -183,18 +184,18 @@ def tiles():
     ]
 
 
-def run_alone(tile, dtype, depth=768):
+def run_alone(tile, dtype, depth=1536):
     """The forward reduction of rows with themselves."""
     backend = TritonBackend()
-    unit = backend.unit_rows(torch.randn(ROWS, depth, dtype=dtype))[0]
+    unit = backend.tile_rows(torch.randn(ROWS, depth, dtype=dtype))[0]
     backend.forward(tile, unit, unit)
 
 
 def run_tile(tile, dtype, depth=768):
     """Every launch of a tile loss for inputs of that dtype."""
     backend = TritonBackend()
-    unit_x = backend.unit_rows(torch.randn(ROWS, depth, dtype=dtype))[0]
-    unit_y = backend.unit_rows(torch.randn(COLUMNS, depth, dtype=dtype))[0]
+    unit_x = backend.tile_rows(torch.randn(ROWS, depth, dtype=dtype))[0]
+    unit_y = backend.tile_rows(torch.randn(COLUMNS, depth, dtype=dtype))[0]
     block = slice(0, ROWS), slice(0, COLUMNS)
     workspace = backend.workspace(unit_x, unit_y, whole_rows=True)
     state = backend.forward(tile, unit_x, unit_y)
@@ -213,6 +214,7 @@ def run_rest(dtype, depth=768):
     backend.unit_rows(x, torch.float32)
     for written in {dtype, torch.float32}:
         backend.unit_rows_backward(torch.randn(ROWS, depth), x, inverse, torch.ones(()), written)
+        backend.tile_rows_backward(torch.randn(ROWS, depth), x, inverse, torch.ones(()), written)
     excluding = Pairs(torch.arange(ROWS), _integers(ROWS), _integers(COLUMNS))
     backend.closest(excluding, True, unit_x, unit_y)
     groups = Pairs(row_groups=_integers(ROWS), column_groups=_integers(COLUMNS))
@@ -239,11 +241,7 @@ def compile_case(architecture, operand_name, case):
     for kernel, constants, compiled in found:
         if compiled.hash in seen:
             continue
-        epilogue = "+".join(
-            function.fn.__name__
-            for key in ("FORWARD", "SCORE_GRAD")
-            if (function := constants.get(key))
-        )
+        epilogue = constants["EPILOGUE"].fn.__name__ if "EPILOGUE" in constants else ""
         row = (kernel.fn.__name__, epilogue, case, operand_name, architecture)
         registers, shared, spills, assembly = resources(compiled)
         seen[compiled.hash] = Compiled(*row, registers, shared, spills, compiled.hash, assembly)
@@ -251,14 +249,19 @@ def compile_case(architecture, operand_name, case):
 
 
 @contextlib.contextmanager
-def compiling(keys, cases):
-    """{(architecture, operand): futures of `compile_case` of each case}, on every core.
+def compiling(cases):
+    """{(architecture, operand): futures of `compile_case` of each of its cases}, on every core.
+
+    cases: {(architecture, operand): names of cases}.
 
     A kernel of several cases is compiled by the first and found in Triton's cache by the others.
     """
     pool = ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"))
     try:
-        yield {key: [pool.submit(compile_case, *key, case) for case in cases] for key in keys}
+        yield {
+            key: [pool.submit(compile_case, *key, case) for case in names]
+            for key, names in cases.items()
+        }
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -272,6 +275,9 @@ def calls():
         tile = Tile(kind, square, *torch.tensor([20.0, -10.0]))
         made[f"{kind} alone"] = functools.partial(run_alone, tile)
     made["exclude, 128"] = functools.partial(made["exclude"], depth=128)
+    # So deep that every architecture keeps scores.
+    for name in ("exclude", "multi_positive"):
+        made[f"{name}, 1536"] = functools.partial(made[name], depth=1536)
     made["rows"] = run_rest
     return made
 
@@ -289,7 +295,7 @@ def main(architectures, operands):
     click.echo(layout.format(*heading))
     seen = set()
     keys = list(itertools.product(architectures, operands))
-    with compiling(keys, calls()) as futures:
+    with compiling(dict.fromkeys(keys, calls())) as futures:
         for future in itertools.chain.from_iterable(futures.values()):
             for row in future.result():
                 if row.hash not in seen:

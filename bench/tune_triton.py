@@ -47,8 +47,8 @@ def candidates(architecture, name):
     ):
         # More scores a thread than its registers hold, or fewer than feed a product of warps.
         if 32 <= rows * columns // (32 * warps) <= 128:
-            step, parts = table.LINE // (2 if name == "float16" else 4), columns // width
-            yield table.BlockSizes(rows, columns, step, 8, warps, stages, parts, 0, descriptors)
+            step = table.LINE // (2 if name == "float16" else 4)
+            yield table.BlockSizes(rows, columns, step, 8, warps, stages, width, 0, descriptors)
 
 
 def passes(rows, columns, depth, dtype, device):
@@ -58,7 +58,7 @@ def passes(rows, columns, depth, dtype, device):
     backend = get("triton")
     x = torch.randn(rows, depth, device=device).to(dtype)
     y = torch.randn(columns, depth, device=device).to(dtype)
-    unit_x, unit_y = (backend.unit_rows(t)[0] for t in (x, y))
+    unit_x, unit_y = (backend.tile_rows(t)[0] for t in (x, y))
     block = slice(0, rows), slice(0, columns)
     workspace = unit_x.new_empty(rows * (columns + 64))  # its rows are padded
     weights = torch.ones(rows, device=device)

@@ -66,28 +66,48 @@ def tell(group, error):
     _messages(group, f"{type(error).__name__}: {error}")
 
 
+class Failures:
+    """What fails on one rank is raised on every rank: its own error, or a RankError that names it.
+
+    `caught()`: an error within is kept, and what follows is left to the other ranks. `tell()`:
+    every rank raises where one has an error; all ranks call it at the same places.
+    group: None where there is one process; then errors are raised where they happen.
+    """
+
+    def __init__(self, group):
+        self.group, self.error = group, None
+
+    @contextmanager
+    def caught(self):
+        """Keeps an error."""
+        try:
+            yield
+        except Exception as error:
+            # Where the group itself has failed, nothing can be told over it.
+            if self.group is None or isinstance(error, dist.DistError):
+                raise
+            self.error = error
+
+    def tell(self):
+        """Raises where a rank has an error."""
+        if self.group is None:
+            return
+        table = exchange(self.group, [self.error is not None])
+        if any(row[_FAILED] for row in table):
+            mine = self.error and f"{type(self.error).__name__}: {self.error}"
+            messages = _messages(self.group, mine)
+            if self.error is not None:
+                raise self.error
+            _raise(messages)
+
+
 @contextmanager
 def raised_together(group):
-    """What is raised within is raised on every rank: its own error, or a RankError that names it.
-
-    group: None where there is one process.
-    """
-    error = None
-    try:
+    """What is raised within is raised on every rank, as by `Failures`."""
+    failures = Failures(group)
+    with failures.caught():
         yield
-    except Exception as caught:
-        # Where the group itself has failed, nothing can be told over it.
-        if group is None or isinstance(caught, dist.DistError):
-            raise
-        error = caught
-    if group is None:
-        return
-    table = exchange(group, [error is not None])
-    if any(row[_FAILED] for row in table):
-        messages = _messages(group, error and f"{type(error).__name__}: {error}")
-        if error is not None:
-            raise error
-        _raise(messages)
+    failures.tell()
 
 
 _WIDTH = 6  # of a row of the table; a rank that has failed does not know what the others send

@@ -10,8 +10,8 @@ by groups are columns too: each rank gives its own, with `own_first` beginning w
 embeddings, and its rows are held against those of all. A row that
 two ranks give counts twice.
 
-A rank may have no rows, as at the end of an epoch (`late_interaction` wants some). An error
-on one rank is raised on all of them (fastsim/agreement.py), so that nobody waits.
+A rank may have no rows, as at the end of an epoch. An error on one rank is raised on all of them
+(fastsim/agreement.py), so that nobody waits.
 
 Under DistributedDataParallel, which averages gradients, nothing else is to be done: reduction
 "mean" weighs a row by ranks / rows of all ranks (or / what else the loss takes its mean over), so
@@ -142,17 +142,22 @@ class Batch:
         return (losses * self.row_weights(reduction, losses, count)).sum()
 
     def row_weights(self, reduction, like, count=None):
-        """The weights (N,) that make sum_i weights_i loss_i the reduction; None for "none".
+        """The weights that make sum_i weights_i loss_i the reduction; None for "none".
 
-        like: the rows, whose device and compute type the weights take. count: as in `reduce`.
+        A number for all rows, or with `count` (N,) in the compute type of the rows `like`. count:
+        as in `reduce`.
         """
-        if reduction == "none":
-            return None
+        if reduction != "mean":
+            return None if reduction == "none" else 1.0
+        if count is None:
+            return self.ranks / self.rows
         dtype = torch.promote_types(like.dtype, torch.float32)
-        mean = reduction == "mean"
-        weight = self.ranks / (self.rows if count is None else 1) if mean else 1.0
-        weights = torch.full((like.shape[0],), weight, dtype=dtype, device=like.device)
-        return weights if count is None or not mean else weights / self.total(count).clamp(min=1)
+        weights = torch.full((like.shape[0],), self.ranks, dtype=dtype, device=like.device)
+        return weights / self.total(count).clamp(min=1)
+
+    def total_with_gradient(self, value):
+        """The sum of a tensor over the ranks, differentiable."""
+        return value if self.group is None else _Total.apply(value, self.name)
 
     def total(self, value):
         """The sum of a tensor over the ranks."""
@@ -221,6 +226,20 @@ def _shared(number, group, averaged):
     if not (learnt and torch.is_grad_enabled()):
         return number
     return _Shared.apply(number, group, dist.get_world_size(group) if averaged else 1)
+
+
+class _Total(torch.autograd.Function):
+    """The sum over the ranks; its gradient is the sum of the ranks' gradients."""
+
+    @staticmethod
+    def forward(ctx, value, name):
+        ctx.name = name
+        return all_reduce_sum(value, name)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return all_reduce_sum(grad, ctx.name), None
 
 
 class _Shared(torch.autograd.Function):

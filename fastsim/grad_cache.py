@@ -16,14 +16,18 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from fastsim.agreement import raised_together
+from fastsim.agreement import Failures, raised_together
 from fastsim.checks import FLOATING
 from fastsim.dtensor import any_dtensor
 from fastsim.gradient_sync import (
+    accumulating,
     device_of,
+    gather,
     process_group_of,
     reducing,
+    release,
     run_backward,
+    shards_parameters,
     wrappers_of,
 )
 
@@ -46,9 +50,11 @@ class GradCache:
     Processes reduce their gradients once a step, after the last micro-batch, where the encoder is
     wrapped in DistributedDataParallel, FSDP2 (`fully_shard`) or a DeepSpeed engine. All of them
     encode equally many micro-batches: a process with fewer rows encodes a row again, whose
-    embedding is not used. An error in the encoder of one process is raised on all of them.
-    FSDP2 gathers its parameters for each micro-batch, unless `set_reshard_after_forward(False)`
-    keeps them.
+    embedding is not used. An error in the encoder of one process is raised on all of them;
+    the gradients are then of no use.
+    FSDP2 gathers its parameters before each micro-batch, unless `set_reshard_after_forward(False)`
+    keeps them. ZeRO-2 and 3 reduce after each micro-batch where DeepSpeed cannot put it off
+    (`coalesce_grad_reduction` of its recent versions, without accumulation over steps).
 
     Example:
         >>> from fastsim.grad_cache import GradCache
@@ -92,18 +98,65 @@ class GradCache:
                     column = MicroBatches.of(column, self.micro_batch_size, name, group is not None)
                 parts.append(column)
         work = _work(encoders, parts, _most(parts, group, device))
-        with raised_together(group):
-            vectors, states = self._encode(work, len(columns))
-        with raised_together(group):
-            value, gradients, own = self._differentiate(vectors, scale)
-        del vectors
-        after = _random_state()
+        try:
+            vectors, states = self._encode(work, len(columns), wrappers, group)
+            gather(together)  # the loss may hold some of the parameters
+            with raised_together(group):
+                value, gradients, own = self._differentiate(vectors, scale)
+            del vectors
+            after = _random_state()
+            with accumulating(together) as ends:
+                ends = dict(zip(map(id, together), ends, strict=True))
+                self._pull(work, states, gradients, own, wrappers, ends, group)
+        except BaseException:
+            release(together)
+            raise
+        _set_random_state(after)
+        return value
+
+    def _encode(self, work, count, wrappers, group):
+        """The embeddings of each column, and the random states before each micro-batch."""
+        vectors, states = [[] for _ in range(count)], []
+        failures = Failures(group)
+        with torch.no_grad():
+            for encode, part, number, used in work:
+                sharded = shards_parameters(wrappers[id(encode)])
+                gather(wrappers[id(encode)])
+                states.append(_random_state())
+                with failures.caught():
+                    if failures.error is None:
+                        encoded = _encoded(encode, part, number)
+                        vectors[number].append(encoded if used else encoded[:0])
+                if sharded:  # before the next gathering
+                    failures.tell()
+            with failures.caught():
+                if failures.error is None:
+                    vectors = [torch.cat(parts) for parts in vectors]
+        failures.tell()
+        # Weights that autocast has cast without a graph must not serve the second pass.
+        torch.clear_autocast_cache()
+        return vectors, states
+
+    def _pull(self, work, states, gradients, own, wrappers, ends, group):
+        """The second pass: every micro-batch with its part of the gradients.
+
+        ends: {id of a wrapper: whether it reduces after its last micro-batch}.
+        """
+        failures = Failures(group)
         last = {id(w): step for step, (encode, *_) in enumerate(work) for w in wrappers[id(encode)]}
         for step, (encode, part, number, used) in enumerate(work):
             running = wrappers[id(encode)]
-            with reducing(running, [step == last[id(wrapper)] for wrapper in running]):
+            now = [step == last[id(wrapper)] and ends[id(wrapper)] for wrapper in running]
+            with reducing(running, now):
+                gather(running)
                 _set_random_state(states[step])
-                encoded = encode(part)
+                with failures.caught():
+                    if failures.error is None:
+                        encoded = encode(part)
+                if any(now) or shards_parameters(running):  # before ranks meet in a backward pass
+                    failures.tell()
+                if failures.error is not None:
+                    continue
                 if used:
                     pull, gradients[number] = gradients[number].tensor_split([len(encoded)])
                 else:
@@ -111,21 +164,9 @@ class GradCache:
                 roots, pulls = [encoded], [pull]
                 if step == len(work) - 1:
                     roots, pulls = roots + own[0], pulls + own[1]
-                run_backward(running, roots, pulls)
-        _set_random_state(after)
-        return value
-
-    def _encode(self, work, count):
-        """The embeddings of each column, and the random states before each micro-batch."""
-        vectors, states = [[] for _ in range(count)], []
-        with torch.no_grad():
-            for encode, part, number, used in work:
-                states.append(_random_state())
-                encoded = _encoded(encode, part, number)
-                vectors[number].append(encoded if used else encoded[:0])
-        # Weights that autocast has cast without a graph must not serve the second pass.
-        torch.clear_autocast_cache()
-        return [torch.cat(parts) for parts in vectors], states
+                with failures.caught():
+                    run_backward(running, roots, pulls)
+        failures.tell()
 
     def _differentiate(self, vectors, scale):
         """(loss, its gradient of each column, (its own parameters, their gradients))."""
@@ -137,6 +178,11 @@ class GradCache:
                 raise ValueError(
                     "loss: wanted parameters of its own that are whole on every rank, got DTensors;"
                     " leave the loss out of fully_shard: what it learns is averaged over its group"
+                )
+            if any(hasattr(p, "ds_tensor") and not p.numel() for p in own):
+                raise ValueError(
+                    "loss: wanted parameters of its own that are whole on every rank, got some that"
+                    " ZeRO-3 has partitioned; ZeRO-1 and ZeRO-2 leave them whole"
                 )
         with torch.enable_grad():
             value = self.loss(*leaves)

@@ -5,6 +5,9 @@ Three families of wrappers, known by their methods:
     no_sync()                                  DistributedDataParallel and its kin
     set_requires_gradient_sync(bool)           FSDP2 (`torch.distributed.fsdp.fully_shard`)
     set_gradient_accumulation_boundary(bool)   DeepSpeed, whose engine also runs the backward pass
+
+FSDP2 gathers parameters too. It does so before an encoder is called, not within: where the encoder
+fails on one process, no other waits for it in a gathering.
 """
 
 import contextlib
@@ -92,6 +95,76 @@ def device_of(wrappers):
     return next((p.device for p in parameters), torch.device("cpu"))
 
 
+def shards_parameters(wrappers):
+    """Whether the processes hold shards of the parameters that `gather` makes whole."""
+    return any(_sharded(wrappers))
+
+
+def gather(wrappers):
+    """Make the parameters of FSDP2's modules whole, on all processes at once."""
+    for module in _sharded(wrappers):
+        module.unshard()
+
+
+def release(wrappers):
+    """After an error: nothing is gathered any more, and the modules can be called again."""
+    for wrapper in wrappers:
+        if hasattr(wrapper, "reset_iter_state"):  # of newer versions of torch
+            wrapper.reset_iter_state()
+    for module in _sharded(wrappers):
+        module.reshard()
+
+
+def _sharded(wrappers):
+    for wrapper in wrappers:
+        if hasattr(wrapper, "set_requires_gradient_sync"):
+            yield from (module for module in _inner(wrapper) if hasattr(module, "unshard"))
+
+
+@contextlib.contextmanager
+def accumulating(wrappers):
+    """Around the backward passes of a step; DeepSpeed's engines are left as they were.
+
+    Yields, per wrapper, whether the step reduces at its end: not within `no_sync`, nor within an
+    accumulation over several steps.
+    """
+    engines = [wrapper for wrapper in wrappers if _is_engine(wrapper)]
+    kept = [getattr(engine, _BOUNDARY, None) for engine in engines]
+    ends = [not _is_engine(w) or _at_boundary(w) for w in wrappers]
+    with contextlib.ExitStack() as stack:
+        for engine in engines:
+            stack.enter_context(_one_reduction(engine))
+        yield ends
+    for engine, boundary in zip(engines, kept, strict=True):
+        if hasattr(engine, _BOUNDARY):  # None: the engine counts the steps itself
+            setattr(engine, _BOUNDARY, boundary)
+
+
+_BOUNDARY = "_is_gradient_accumulation_boundary"
+
+
+def _is_engine(wrapper):
+    return hasattr(wrapper, "set_gradient_accumulation_boundary")
+
+
+def _at_boundary(engine):
+    ask = getattr(engine, "is_gradient_accumulation_boundary", None)
+    return True if ask is None else ask()
+
+
+@contextlib.contextmanager
+def _one_reduction(engine):
+    """ZeRO-2 and 3 reduce in every backward pass, but for those within this block."""
+    several = getattr(engine, "gradient_accumulation_steps", lambda: 1)() > 1
+    stage = getattr(engine, "zero_optimization_stage", lambda: 0)()
+    coalesce = getattr(engine, "coalesce_grad_reduction", None)
+    with contextlib.ExitStack() as stack:
+        if stage >= 2 and not several and coalesce is not None:
+            with contextlib.suppress(NotImplementedError):  # with this optimizer
+                stack.enter_context(coalesce())
+        yield
+
+
 @contextlib.contextmanager
 def reducing(wrappers, last):
     """A backward pass after which gradients are reduced over the processes, or not yet.
@@ -100,7 +173,7 @@ def reducing(wrappers, last):
     """
     with contextlib.ExitStack() as stack:
         for wrapper, now in zip(wrappers, last, strict=True):
-            if hasattr(wrapper, "set_gradient_accumulation_boundary"):
+            if _is_engine(wrapper):
                 wrapper.set_gradient_accumulation_boundary(now)
             elif hasattr(wrapper, "set_requires_gradient_sync"):
                 _set_fsdp(wrapper, now)
@@ -120,7 +193,7 @@ def _set_fsdp(wrapper, now):
 
 def run_backward(wrappers, roots, gradients):
     """The backward pass; DeepSpeed's engine runs its own."""
-    engines = [w for w in wrappers if hasattr(w, "set_gradient_accumulation_boundary")]
+    engines = [w for w in wrappers if _is_engine(w)]
     if not engines:
         torch.autograd.backward(roots, gradients)
         return

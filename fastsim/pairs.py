@@ -55,7 +55,7 @@ class Pairs:
     Left out: `skip` "diagonal" (j == i) or "lower" (j <= i: each unordered pair once), where row
     i counts as i + offset; pairs with row_ids[i] == column_ids[j] unless j == positives[i]; pairs
     whose score is more than `exclude_above` over the positive's; and pairs that `guide` decides
-    against.
+    against, unless j == positives[i].
 
     column_bias: (M,) in the compute type, what is added to the logits of a column.
     thresholds: (N,) in the compute type, what `exclude_above` comes to with the positives' scores
@@ -358,7 +358,10 @@ def pair_mask(pairs, rows, columns, device):
         rows_, columns_ = (torch.nn.functional.normalize(widened(side), dim=1) for side in sides)
         guided = rows_ @ columns_.T
         thresholds = pairs.guide.thresholds[:, None]
-        part = part & ~(guided.to(thresholds.dtype) > thresholds)
+        above = guided.to(thresholds.dtype) > thresholds
+        if pairs.positives is not None:
+            above = above & (column != pairs.positives[:, None])
+        part = part & ~above
     return part
 
 
@@ -369,6 +372,16 @@ def with_thresholds(pairs, unit_x, unit_y, backend):
     else:  # one rank of a group may have no rows
         thresholds = unit_x.new_empty(0)
     return replace(pairs, thresholds=thresholds)
+
+
+def with_unit_guide(pairs, backend):
+    """Pairs with the guide's embeddings as the backend's unit rows."""
+    guide = pairs.guide
+    if guide is None:
+        return pairs
+    rows = backend.unit_rows(guide.rows)[0]
+    columns = rows if guide.columns is guide.rows else backend.unit_rows(guide.columns)[0]
+    return replace(pairs, guide=Guide(rows, columns, guide.thresholds))
 
 
 def not_above(scores, positives, margin):

@@ -98,19 +98,21 @@ def chosen(scores, places, starts):
     return torch.where(places >= 0, scores.gather(1, columns), -torch.inf)
 
 
-def check_tokens(name, value, offsets, *, dimensions=3):
-    """(count, L, D) token embeddings, or (P, D) with offsets."""
+def check_tokens(name, value, offsets, *, dimensions=3, empty=False):
+    """(count, L, D) token embeddings, or (P, D) with offsets; empty: as for `check_tensor`."""
     shape = {2: "(P, D), as offsets are given", 3: "(B, L, D)", 4: "(B, N, L, D)"}
     dimensions = dimensions if offsets is None else 2
     what = f"floating-point token embeddings {shape[dimensions]}"
-    check_tensor(name, value, ndim=dimensions, dtypes=FLOATING, what=what)
+    check_tensor(name, value, ndim=dimensions, dtypes=FLOATING, what=what, empty=empty)
 
 
 def check_mask(name, mask, like_name, like):
     """A bool mask of the tokens of `like`, or None."""
     if mask is None:
         return
-    check_tensor(name, mask, ndim=like.dim() - 1, dtypes=(torch.bool,), what="a bool tensor")
+    empty = like.shape[0] == 0
+    what = "a bool tensor"
+    check_tensor(name, mask, ndim=like.dim() - 1, dtypes=(torch.bool,), what=what, empty=empty)
     if mask.shape != like.shape[:-1]:
         wanted = tuple(like.shape[:-1])
         raise ValueError(

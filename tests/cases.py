@@ -10,6 +10,7 @@ import torch
 
 import fastsim
 from fastsim import losses
+from fastsim.backends.base import COLUMN_BIAS, GUIDED_POSITIVES
 from tests import oracles
 from tests.seeds import fresh
 
@@ -30,12 +31,15 @@ class Case:
     tile: bool = True
     counted: Any = None  # of the other arguments, what the mean divides by; None: the rows
     kind: str | None = None  # which a backend may have no kernels of
-    biased: bool = False  # has a bias for each column, which a backend may not add
+    extras: tuple = ()  # what of `EXTRAS` it needs
     dot: bool = False  # its scores are dot products: a zero vector is a point like others
     exact: bool = True  # the gradient is that of the value: no part of it is held constant
 
     def __repr__(self):
         return self.name
+
+
+EXTRAS = {"candidate_bias": COLUMN_BIAS, "guide": GUIDED_POSITIVES}
 
 
 def embeddings(*shape, generator):
@@ -50,7 +54,7 @@ def _two_sides(n, m, d, generator):
     return [embeddings(n, d, generator=generator), embeddings(m, d, generator=generator)]
 
 
-def _case(name, loss, *, make=_two_sides, kind=None, **options):
+def _case(name, loss, *, make=_two_sides, kind=None, largest=10_000, **options):
     """Two-sided loss: `options` values may be callables of (n, m, generator)."""
 
     def build(n, m, d, generator):
@@ -59,7 +63,7 @@ def _case(name, loss, *, make=_two_sides, kind=None, **options):
         positives = [made.pop("positives")] if "positives" in made else []
         return make(n, m, d, generator), positives + targets, made
 
-    largest = 800 if loss is fastsim.cosent_matrix else 10_000
+    largest = 800 if loss is fastsim.cosent_matrix else largest
     return Case(
         name,
         loss,
@@ -68,7 +72,7 @@ def _case(name, loss, *, make=_two_sides, kind=None, **options):
         reduces=loss is not fastsim.cosent_matrix,
         largest=largest,
         kind=kind,
-        biased="candidate_bias" in options,
+        extras=tuple(extra for name, extra in EXTRAS.items() if name in options),
         dot=options.get("similarity") == "dot",
     )
 
@@ -101,6 +105,10 @@ def _columns(n, m, generator):
 
 def _priors(n, m, generator):
     return 0.3 * torch.rand(n, generator=generator, dtype=torch.float64)
+
+
+def _guides(n, m, generator):
+    return embeddings(n, 5, generator=generator), embeddings(m, 5, generator=generator)
 
 
 def _log_q(n, m, generator):
@@ -228,16 +236,39 @@ CASES = (
         candidate_bias=_log_q,
         similarity="dot",
     ),
-    _case("decoupled_contrastive", fastsim.decoupled_contrastive),
+    _case("info_nce-smooth", fastsim.info_nce, label_smoothing=0.1, candidate_bias=_log_q),
+    _case(
+        "info_nce-guide",
+        fastsim.info_nce,
+        positives=_columns,
+        guide=_guides,
+        guide_margin=0.1,
+        symmetric=True,
+    ),
+    _case(
+        "info_nce-directions",
+        fastsim.info_nce,
+        positives=_columns,
+        temperature=0.2,
+        exclude=_ids,
+        guide=_guides,
+        guide_margin=0.2,
+        guide_strategy="relative",
+        directions=("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"),
+        largest=800,
+    ),
+    _case("decoupled_contrastive", fastsim.decoupled_contrastive, kind="decoupled"),
     _case(
         "decoupled_contrastive-positives",
         fastsim.decoupled_contrastive,
         positives=_columns,
         temperature=0.02,
+        kind="decoupled",
     ),
     _case(
         "decoupled_contrastive-dot-bias",
         fastsim.decoupled_contrastive,
+        kind="decoupled",
         positives=_columns,
         temperature=2.0,
         candidate_bias=_log_q,

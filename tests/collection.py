@@ -1,4 +1,4 @@
-"""Which of the collected tests run: those that this machine can, or the quick ones alone.
+"""Which of the collected tests run, and in which order: those that this machine can, long first.
 
 A test of a backend that is not usable here is left out at collection, with one line that says why.
 `pytest -m quick` keeps every loss on every usable backend, each of them once a test function.
@@ -10,6 +10,7 @@ import pytest
 
 import fastsim
 from fastsim.backends import get
+from fastsim.backends.base import EXTRAS
 
 # Folders of quick tests; the others start processes, train or compile.
 QUICK = ("losses", "engine")
@@ -21,6 +22,22 @@ SLOW = (
     "test_torch_integration",
     "test_seeds",
 )
+
+# Files of few tests that compile, or start processes that do. With `pytest -n` they come first, so
+# that no process is left with one of them when the others are done.
+LONG = ("backends/triton", "backends/cuda", "distributed", "test_examples", "training", "verify")
+
+
+def pytest_configure(config):
+    """`--dist loadfile` else takes files of many tests first, which are the short ones."""
+    config.option.loadscopereorder = False
+
+
+def longest_first(items):
+    def is_short(item):
+        return not any(f"tests/{name}" in item.path.as_posix() for name in LONG)
+
+    return sorted(items, key=is_short)
 
 
 def backend_of(item):
@@ -45,8 +62,9 @@ def without_kernels(item):
     name, kind = backend_of(item), getattr(case, "kind", None)
     if name not in fastsim.backends():
         return None
-    if getattr(case, "biased", False) and not get(name).adds_column_bias:
-        return "it adds no bias to the logits of a column"
+    for extra in getattr(case, "extras", ()):
+        if extra not in get(name).extras:
+            return EXTRAS[extra]
     return get(name).unsupported_kind(kind) if kind else None
 
 
@@ -80,7 +98,7 @@ def pytest_collection_modifyitems(config, items):
         for name, count in counts.items()
     ]
     config.hook.pytest_deselected(items=left_out)
-    items[:] = kept
+    items[:] = longest_first(kept)
     mark_quick(items)
 
 

@@ -42,27 +42,74 @@ def info_nce(
     margin=0.0,
     candidate_bias=None,
     similarity="cosine",
+    guide=None,
+    guide_margin=0.0,
+    guide_strategy="absolute",
+    directions=("query_to_doc",),
+    own_negatives=None,
+    references=None,
+    label_smoothing=0.0,
 ):
     s = scores(x, y, similarity)
     n, m = s.shape
     positives = list(range(n)) if positives is None else positives.tolist()
+    of_rows, of_columns = (None, None) if exclude is None else exclude
+    guides = None if guide is None else [side.double() for side in guide]
+    bias = torch.zeros(m, dtype=torch.float64) if candidate_bias is None else candidate_bias
+
+    def limit(i):
+        t = cosines(guides[0][i][None], guides[1][positives[i]][None])[0, 0]
+        return t - guide_margin * (abs(t) if guide_strategy == "relative" else 1)
+
+    def out(i, side, row, other, column):
+        """Whether row i leaves a pair out that is no positive: side 0 an anchor, 1 a candidate."""
+        ids = of_rows, of_columns
+        if exclude is not None and ids[side][row] == ids[other][column]:
+            return True
+        if guide is None:
+            return False
+        cosine = cosines(guides[side][row][None], guides[other][column][None])[0, 0]
+        return bool(cosine > limit(i))
+
     lowered = torch.zeros(n, m, dtype=torch.float64)
     part = torch.ones(n, m, dtype=torch.bool)
     for i, p in enumerate(positives):
         lowered[i, p] = margin
         for j in range(m):
-            if exclude is not None and j != p and exclude[0][i] == exclude[1][j]:
+            if j != p and out(i, 0, i, 1, j):
                 part[i, j] = False
             if exclude_above is not None and s[i, j] > s[i, p] + exclude_above:
                 part[i, j] = False
-    z = (s - lowered) / temperature
-    if candidate_bias is not None:
-        z = torch.stack([row + candidate_bias for row in z])
+    z = torch.stack([row + bias for row in (s - lowered) / temperature])
     losses = []
     for i, p in enumerate(positives):
-        loss = log_sum_exp(z[i][part[i]]) - z[i, p]
+        terms = [z[i][part[i]]]
+
+        def add(one, others, wanted, bias=0.0, terms=terms):
+            logits = scores(one[None], others, similarity)[0] / temperature + bias
+            terms.append(logits[wanted])
+
+        if "query_to_query" in directions:
+            add(x[i], x, [j for j in range(n) if j != i and not out(i, 0, i, 0, j)])
+        if "doc_to_query" in directions:
+            add(y[p], x, [j for j in range(n) if j == i or not out(i, 1, p, 0, j)])
+        if "doc_to_doc" in directions:
+            add(y[p], y, [j for j in range(m) if j != p and not out(i, 1, p, 1, j)], bias)
+        if own_negatives is not None:
+            kept = range(own_negatives.shape[1])
+            if exclude_above is not None:
+                own = scores(x[i][None], own_negatives[i].double(), similarity)[0]
+                kept = [k for k in kept if own[k] <= s[i, p] + exclude_above]
+            add(x[i], own_negatives[i].double(), list(kept))
+        if references is not None:
+            add(x[i], references.detach().double(), list(range(len(references))))
+        loss = log_sum_exp(torch.cat(terms)) - z[i, p]
         if symmetric:
             loss = (loss + log_sum_exp(z[:, p][part[:, p]]) - z[i, p]) / 2
+        if label_smoothing:
+            target = torch.full((m,), label_smoothing / m, dtype=torch.float64)
+            target[p] += 1 - label_smoothing
+            loss = sum(target[j] * (log_sum_exp(z[i]) - z[i, j]) for j in range(m))
         losses.append(loss)
     return torch.stack(losses)
 

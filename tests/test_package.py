@@ -120,9 +120,12 @@ def test_a_module_learns_and_saves_its_temperature():
     assert torch.equal(module(x, y, exclude=(ids, ids)), module(x, y))
 
 
+FURTHER = ("directions", "own_negatives", "references")  # their logits are one matrix
+
+
 @pytest.mark.parametrize("function", losses.SPECIFICATIONS)
 def test_a_specification_has_its_losses_parameters(function):
-    of_scores = ("backend", "group", "levels", "similarity", "average")  # what makes them
+    of_scores = ("backend", "group", "levels", "similarity", "average", *FURTHER)  # what makes them
     options = {
         name: p.default
         for name, p in inspect.signature(function).parameters.items()

@@ -3,9 +3,12 @@
 #include "amx.h"
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <new>
+#include <utility>
 
 #define FASTSIM_STRING2(x) #x
 #define FASTSIM_STRING(x) FASTSIM_STRING2(x)
@@ -19,171 +22,7 @@ inline int64_t tiles(int64_t count, int64_t size) { return (count + size - 1) / 
 
 #include "amx_tiles.h"
 
-// The first that no bfloat16 is nearest to but infinity.
-constexpr uint32_t kPastLargest = 0x7f7f8000, kInfinity = 0x7f800000;
-
-// The bits of the nearest bfloat16, in the upper half. Without `plain`, infinities and NaN may come
-// and stay what they are, and what would round to infinity is cut off instead.
-template <bool plain>
-inline uint32_t nearest_part(uint32_t bits) {
-  const uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
-  if (plain) return rounded & 0xffff0000;
-  const uint32_t size = bits & 0x7fffffff;
-  const uint32_t cut = size > kInfinity ? bits | 0x400000 : bits;
-  return (size >= kPastLargest ? cut : rounded) & 0xffff0000;
-}
-
-// Takes the next part off `values`: its bits into the lower half of `words`, or with `upper` into
-// the upper half beside what is there.
-template <bool upper, bool plain>
-inline void take_part(float* values, uint32_t* words, int64_t count) {
-#pragma omp simd
-  for (int64_t k = 0; k < count; ++k) {
-    uint32_t bits;
-    std::memcpy(&bits, values + k, sizeof bits);
-    const uint32_t part = nearest_part<plain>(bits);
-    float value;
-    std::memcpy(&value, &part, sizeof value);
-    const bool finite = plain || (bits & kInfinity) != kInfinity;
-    values[k] = finite ? values[k] - value : 0.0f;
-    words[k] = upper ? words[k] | part : part >> 16;
-  }
-}
-
-inline void transpose(const uint32_t* from, uint32_t* to) {
-  for (int r = 0; r < 16; ++r) {
-#pragma omp simd
-    for (int c = 0; c < 16; ++c) to[r * 16 + c] = from[c * 16 + r];
-  }
-}
-
-// The tiles of all parts from the values of one.
-template <bool pairs, bool transposed, bool plain>
-void split_tile(float* values, int64_t parts, uint16_t* to, int64_t next) {
-  alignas(64) uint32_t words[256];
-  for (int64_t part = 0; part < parts; ++part) {
-    uint32_t* out = reinterpret_cast<uint32_t*>(to + part * next);
-    uint32_t* target = transposed ? words : out;
-    for (int r = 0; r < 16; ++r) {
-      float* row = values + r * 32;
-      if constexpr (pairs) {
-        take_part<false, plain>(row, target + r * 16, 16);
-        take_part<true, plain>(row + 16, target + r * 16, 16);
-      } else {
-        alignas(64) uint32_t halves[32];
-        take_part<false, plain>(row, halves, 32);
-        uint16_t* packed = reinterpret_cast<uint16_t*>(target + r * 16);
-#pragma omp simd
-        for (int k = 0; k < 32; ++k) packed[k] = static_cast<uint16_t>(halves[k]);
-      }
-    }
-    if constexpr (transposed) transpose(words, out);
-  }
-}
-
-inline void load(const float* from, int64_t count, float* to) {
-  std::memcpy(to, from, count * sizeof(float));
-}
-
-inline void load(const _Float16* from, int64_t count, float* to) {
-#pragma omp simd
-  for (int64_t k = 0; k < count; ++k) to[k] = static_cast<float>(from[k]);
-}
-
-inline void load(const uint16_t* from, int64_t count, float* to) {
-#pragma omp simd
-  for (int64_t k = 0; k < count; ++k) {
-    const uint32_t bits = static_cast<uint32_t>(from[k]) << 16;
-    std::memcpy(to + k, &bits, sizeof bits);
-  }
-}
-
-inline void multiply(float* values, int64_t count, const float* row_scale,
-                     const float* column_scale) {
-  const float of_row = row_scale ? *row_scale : 1.0f;
-  if (column_scale) {
-#pragma omp simd
-    for (int64_t k = 0; k < count; ++k) values[k] *= of_row * column_scale[k];
-  } else if (row_scale) {
-#pragma omp simd
-    for (int64_t k = 0; k < count; ++k) values[k] *= of_row;
-  }
-}
-
-// One operand tile of each part, `next` apart, of `rows` x `columns` entries from `row`, `column`
-// on, zeros beyond them; false if one is not finite.
-template <class S, bool pairs, bool transposed>
-bool pack_tile(const Packed& from, int64_t row, int64_t column, int64_t rows, int64_t columns,
-               int64_t parts, uint16_t* to, int64_t next) {
-  constexpr int64_t tall = pairs ? 32 : 16, wide = pairs ? 16 : 32;
-  alignas(64) float values[tall * wide];
-  const S* corner = static_cast<const S*>(from.matrix.data) + row * from.matrix.row_stride + column;
-  const float* of_columns = from.column_scale ? from.column_scale + column : nullptr;
-  const auto take = [&](int64_t r, int64_t count) {
-    float* value = values + r * wide;
-    load(corner + r * from.matrix.row_stride, count, value);
-    multiply(value, count, from.row_scale ? from.row_scale + row + r : nullptr, of_columns);
-  };
-  if (rows >= tall && columns >= wide) {
-    for (int64_t r = 0; r < tall; ++r) take(r, wide);
-  } else {
-    std::memset(values, 0, sizeof values);
-    for (int64_t r = 0; r < smaller(rows, tall); ++r) take(r, smaller(columns, wide));
-  }
-  uint32_t largest = 0;
-#pragma omp simd reduction(max : largest)
-  for (int64_t k = 0; k < tall * wide; ++k) {
-    uint32_t bits;
-    std::memcpy(&bits, values + k, sizeof bits);
-    bits &= 0x7fffffff;
-    largest = bits > largest ? bits : largest;
-  }
-  const auto split = largest < kPastLargest ? split_tile<pairs, transposed, true>
-                                            : split_tile<pairs, transposed, false>;
-  split(values, parts, to, next);
-  return largest < kInfinity;
-}
-
-// Strips of a matrix of `strip_count` rows (`rows`) or columns (`pairs`).
-template <class S, bool pairs, bool transposed>
-bool pack_strips(const Packed& from, int64_t strip_count, int64_t first, int64_t depth,
-                 int64_t parts, uint16_t* to, Range strips) {
-  const int64_t steps = tiles(depth, kTileDepth), next = steps * kTileElements;
-  bool finite = true;
-  for (int64_t strip = strips.begin; strip < strips.end; ++strip) {
-    const int64_t at = strip * kTileSide, count = strip_count - at;
-    uint16_t* out = to + strip * parts * next;
-    if (count <= 0) {
-      std::memset(out, 0, parts * next * sizeof *out);
-      continue;
-    }
-    for (int64_t step = 0; step < steps; ++step) {
-      const int64_t k = first + step * kTileDepth, rest = first + depth - k;
-      finite &= pack_tile<S, pairs, transposed>(from, pairs ? k : at, pairs ? at : k,
-                                                pairs ? rest : count, pairs ? count : rest, parts,
-                                                out + step * kTileElements, next);
-    }
-  }
-  return finite;
-}
-
-template <class S>
-bool pack_from(Pack form, const Packed& from, int64_t strip_count, int64_t first, int64_t depth,
-               int64_t parts, uint16_t* to, Range strips) {
-  const auto run = form == Pack::rows              ? pack_strips<S, false, false>
-                   : form == Pack::rows_transposed ? pack_strips<S, false, true>
-                   : form == Pack::pairs           ? pack_strips<S, true, false>
-                                                   : pack_strips<S, true, true>;
-  return run(from, strip_count, first, depth, parts, to, strips);
-}
-
-bool pack(Pack form, const Packed& from, int64_t strip_count, int64_t first, int64_t depth,
-          int64_t parts, uint16_t* to, Range strips) {
-  const auto run = from.matrix.dtype == Dtype::float16    ? pack_from<_Float16>
-                   : from.matrix.dtype == Dtype::bfloat16 ? pack_from<uint16_t>
-                                                          : pack_from<float>;
-  return run(form, from, strip_count, first, depth, parts, to, strips);
-}
+#include "amx_pack.h"
 
 template <class S>
 double square(const S* row, int64_t width) {
@@ -391,14 +230,24 @@ void multiply_rows(const GradProduct& p, Range groups) {
 
 // out (columns, width) (+)= sums^T, with sums (width, 32) as blocks of 32 x 32.
 void add_transposed(const float* sums, int64_t columns, int64_t width, float* out, bool add) {
-  for (int64_t at = 0; at < width; at += kTileGroup, sums += kTileGroup * kTileGroup) {
-    const int64_t wide = smaller(kTileGroup, width - at);
-    for (int64_t j = 0; j < smaller(columns, kTileGroup); ++j) {
-      float* to = out + j * width + at;
-#pragma omp simd
-      for (int64_t d = 0; d < wide; ++d) {
-        const float sum = sums[d * kTileGroup + j];
-        to[d] = add ? to[d] + sum : sum;
+  columns = smaller(columns, kTileGroup);
+  for (int64_t at = 0; at < width; at += kLanes, sums += kLanes * kTileGroup) {
+    const int64_t wide = smaller(kLanes, width - at);
+    for (int64_t first = 0; first < columns; first += kLanes) {
+      Words block[kLanes];
+      for (int d = 0; d < kLanes; ++d) {
+        std::memcpy(block + d, sums + d * kTileGroup + first, sizeof block[d]);
+      }
+      transpose(block);
+      for (int64_t j = 0; j < smaller(kLanes, columns - first); ++j) {
+        float* to = out + (first + j) * width + at;
+        const Floats sum = same_bits<Floats>(block[j]);
+        if (wide == kLanes) {
+          const Floats both = add ? load(to) + sum : sum;
+          std::memcpy(to, &both, sizeof both);
+        } else {
+          for (int64_t d = 0; d < wide; ++d) to[d] = add ? to[d] + sum[d] : sum[d];
+        }
       }
     }
   }
@@ -407,34 +256,49 @@ void add_transposed(const float* sums, int64_t columns, int64_t width, float* ou
 // Groups of columns that share the other operand's block while it is in cache.
 constexpr int64_t kSharing = 8;
 
+// What a thread has for these: the groups as an operand, and their sums.
+struct ColumnGroups {
+  alignas(64) uint16_t tiles[kSharing * 2 * 3 * kBlockDepth * kTileSide];
+  std::unique_ptr<float[], void (*)(void*)> sums{nullptr, std::free};
+  int64_t room = 0;
+
+  float* sums_of(int64_t count) {
+    if (count > room) {
+      sums.reset(static_cast<float*>(std::aligned_alloc(64, count * sizeof(float))));
+      if (!sums) throw std::bad_alloc();
+      room = count;
+    }
+    return sums.get();
+  }
+};
+
 void multiply_columns(const GradProduct& p, Range groups) {
   const UsesTiles in_use;
-  static thread_local PanelBlock block;
+  static thread_local ColumnGroups mine;
   const MultiplyBlock block_product = block_of(p.parts, p.panel_parts);
   const int64_t full = block_elements(p.parts, p.width, kBlockDepth);
   const int64_t area = tiles(p.width, kTileGroup) * kTileGroup * kTileGroup;
-  const std::unique_ptr<float[]> sums(new float[kSharing * area]);
+  float* const sums = mine.sums_of(kSharing * area);
   for (int64_t first = groups.begin; first < groups.end; first += kSharing) {
-    const int64_t last = smaller(first + kSharing, groups.end);
+    const int64_t last = smaller(first + kSharing, groups.end), column = first * kTileGroup;
     for (int64_t k = 0; k < p.depth; k += kBlockDepth) {
       const int64_t count = smaller(kBlockDepth, p.depth - k), steps = tiles(count, kTileDepth);
       const Operand right{p.right + k / kBlockDepth * full, p.parts, steps};
-      const Operand mine{block.tiles, p.panel_parts, steps};
-      for (int64_t group = first; group < last; ++group) {
-        const int64_t column = group * kTileGroup;
-        pack(Pack::pairs, {float_matrix(p.panel + column, p.stride), p.depth_scale, nullptr},
-             p.count - column, k, count, p.panel_parts, block.tiles, {0, 2});
-        float* to = sums.get() + (group - first) * area;
+      const Operand panel{mine.tiles, p.panel_parts, steps};
+      pack(Pack::pairs, {float_matrix(p.panel + column, p.stride), p.depth_scale, nullptr},
+           p.count - column, k, count, p.panel_parts, mine.tiles, {0, 2 * (last - first)});
+      for (int64_t group = 0; group < last - first; ++group) {
+        float* to = sums + group * area;
         for (int64_t at = 0; at < p.width; at += kTileGroup, to += kTileGroup * kTileGroup) {
-          multiply_into(right, at / kTileSide, mine, 0, block_product, to, kTileGroup, k > 0,
-                        kTileGroup, kTileGroup);
+          multiply_into(right, at / kTileSide, panel, 2 * group, block_product, to, kTileGroup,
+                        k > 0, kTileGroup, kTileGroup);
         }
       }
     }
     for (int64_t group = first; group < last; ++group) {
-      const int64_t column = group * kTileGroup;
-      add_transposed(sums.get() + (group - first) * area, p.count - column, p.width,
-                     p.out + column * p.width, p.add);
+      const int64_t at = group * kTileGroup;
+      add_transposed(sums + (group - first) * area, p.count - at, p.width, p.out + at * p.width,
+                     p.add);
     }
   }
 }

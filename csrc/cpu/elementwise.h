@@ -11,39 +11,57 @@ namespace {
 // is the product of these, less 1, which keeps the digits of small e; a lane takes kChunk / kSums.
 template <class T>
 struct LaneSums {
-  static constexpr int64_t kSums = 64;
+  static constexpr int64_t kSums = 64, kWide = 8;
   T losses[kSums] = {}, score_grads[kSums] = {}, product[kSums] = {};
 
   void add_to(double& loss, double& score_grad) const {
-    double half[2] = {0, 0};  // a product of 2^1024 would be infinite
-    for (int64_t l = 0; l < kSums; ++l) {
-      loss += losses[l];
-      score_grad += score_grads[l];
-      const double one = product[l];
-      half[l % 2] += one + half[l % 2] * one;
+    double wide_losses[kWide] = {}, wide_score_grads[kWide] = {}, wide_product[kWide] = {};
+    for (int64_t at = 0; at < kSums; at += kWide) {
+#pragma omp simd
+      for (int64_t l = 0; l < kWide; ++l) {
+        wide_losses[l] += losses[at + l];
+        wide_score_grads[l] += score_grads[at + l];
+        wide_product[l] = both(wide_product[l], product[at + l]);
+      }
+    }
+    double half[2] = {};  // a product of 2^1024 would be infinite
+    for (int64_t l = 0; l < kWide; ++l) {
+      loss += wide_losses[l];
+      score_grad += wide_score_grads[l];
+      half[l % 2] = both(half[l % 2], wide_product[l]);
     }
     loss += __builtin_log1p(half[0]) + __builtin_log1p(half[1]);
   }
+
+  static double both(double a, double b) { return fused(a, b, a + b); }  // (1 + a) (1 + b) - 1
 };
 
-// One chunk; everything by value, so that no store into `s` can be thought to change it.
+// Up to kSums scores, one a lane; everything by value, so that no store into `s` can be thought to
+// change it.
+template <bool with_score_grad, class T, class Epilogue>
+FASTSIM_INLINE void elementwise_lanes(T* s, const T* targets, int64_t count, Epilogue epilogue,
+                                      T weight, LaneSums<T>& sums) {
+#pragma omp simd
+  for (int64_t j = 0; j < count; ++j) {
+    T e, score_grad;
+    sums.losses[j] += epilogue.without_logarithm(s[j], targets[j], e, score_grad);
+    sums.score_grads[j] += score_grad;
+    sums.product[j] = fused(sums.product[j], e, sums.product[j] + e);
+    if constexpr (with_score_grad) s[j] = weight * score_grad;
+  }
+}
+
 template <bool with_score_grad, class T, class Epilogue>
 void elementwise_chunk(T* s, const T* targets, int64_t count, Epilogue epilogue, T weight,
                        double& losses, double& score_grads) {
   constexpr int64_t kSums = LaneSums<T>::kSums;
   static_assert(kChunk / kSums * kSums == kChunk && kChunk <= 1024);
   LaneSums<T> sums;
-  for (int64_t at = 0; at < count; at += kSums) {
-    const int64_t n = smaller(kSums, count - at);
-#pragma omp simd
-    for (int64_t j = 0; j < n; ++j) {
-      T e, score_grad;
-      sums.losses[j] += epilogue.without_logarithm(s[at + j], targets[at + j], e, score_grad);
-      sums.score_grads[j] += score_grad;
-      sums.product[j] = fused(sums.product[j], e, sums.product[j] + e);
-      if constexpr (with_score_grad) s[at + j] = weight * score_grad;
-    }
+  int64_t at = 0;
+  for (; at + kSums <= count; at += kSums) {  // of a length known here, or each began anew
+    elementwise_lanes<with_score_grad>(s + at, targets + at, kSums, epilogue, weight, sums);
   }
+  elementwise_lanes<with_score_grad>(s + at, targets + at, count - at, epilogue, weight, sums);
   sums.add_to(losses, score_grads);
 }
 

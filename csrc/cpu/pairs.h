@@ -78,8 +78,8 @@ bool any_pair(T top, double sum) {
 inline void merge(const MaxSum& state, int64_t at, double top, double sum, double scale) {
   const double old = state.max[at];
   const double both = top > old ? top : old;
-  state.sum[at] = state.sum[at] * exponential(scale * (old - both)) +
-                  sum * exponential(scale * (top - both));
+  state.sum[at] = state.sum[at] * exponential(old - both, scale) +
+                  sum * exponential(top - both, scale);
   state.max[at] = both;
 }
 

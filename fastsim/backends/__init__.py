@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-from fastsim.backends.base import Backend
+from fastsim.backends.base import EXTRAS, Backend
 from fastsim.backends.cpu.backend import CpuBackend
 from fastsim.backends.cuda.backend import CudaBackend
 from fastsim.backends.eager import EagerBackend
@@ -75,7 +75,7 @@ _TRANSFORMED = (
 )
 
 
-def pick(name, *tensors, kind=None, group=None, column_bias=False):
+def pick(name, *tensors, kind=None, group=None, extras=()):
     """The backend for these tensors, and for that kind of loss or selection (see fastsim/kinds).
 
     The first tensor is served, on whose device the others are; these are what else a derivative
@@ -85,8 +85,8 @@ def pick(name, *tensors, kind=None, group=None, column_bias=False):
     backend's own reason (RuntimeError), never replaced. None or "auto" takes, off the CPU, the
     fastest kernels that a verdict of the device calls right (fastsim/verify), else the first
     that has no objection; inside torch.func or forward-mode AD, "eager", which is never taken
-    otherwise. group: a process group, or None, whose ranks agree on these kernels. column_bias:
-    whether logits have a bias of their column.
+    otherwise. group: a process group, or None, whose ranks agree on these kernels. extras: what of
+    `EXTRAS` the loss needs.
     """
     name = name or getattr(_chosen, "name", None)
     if name:
@@ -94,35 +94,37 @@ def pick(name, *tensors, kind=None, group=None, column_bias=False):
     else:
         name = os.environ.get("FASTSIM_BACKEND") or "auto"
         named = _find(name, "FASTSIM_BACKEND")
+    asked = tensors[:1], kind, extras, transformed(*tensors), watched()
     if named is not None:
-        reason = _reason(named, tensors, kind, column_bias)
+        reason = _reason(named, *asked)
         if reason is None:
             return named
         others = "; ".join(
-            f"{other.name}: {_reason(other, tensors, kind, column_bias) or 'usable'}"
+            f"{other.name}: {_reason(other, *asked) or 'usable'}"
             for other in _BACKENDS.values()
             if other is not named
         )
         raise RuntimeError(f"backend {name!r} cannot be used: {reason} ({others})")
-    dense = transformed(*tensors)
-    if not (dense or column_bias or watched()):
+    *_, dense, observed = asked
+    if not (dense or extras or observed):
         verified = _verified(tensors[:1], kind, group)
         if verified is not None:
             return verified
     for backend in _BACKENDS.values():
-        if (dense or backend.automatic) and _reason(backend, tensors, kind, column_bias) is None:
+        if (dense or backend.automatic) and _reason(backend, *asked) is None:
             return backend
-    reasons = (f"{b.name}: {_reason(b, tensors, kind, column_bias)}" for b in _BACKENDS.values())
+    reasons = (f"{b.name}: {_reason(b, *asked)}" for b in _BACKENDS.values())
     raise RuntimeError(f"no backend can be used ({'; '.join(reasons)})")
 
 
-def _reason(backend, tensors, kind, column_bias):
-    if backend.name != "eager" and transformed(*tensors):
+def _reason(backend, tensors, kind, extras, dense, observed):
+    if dense and backend.name != "eager":
         return _TRANSFORMED
-    if column_bias and not backend.adds_column_bias:
-        return "its kernels add no bias to the logits of a column (`candidate_bias`)"
-    reason = backend.unsupported_reason(*tensors[:1], kind=kind)
-    if reason is None and not backend.observes and kind in OBSERVED and watched():
+    for extra in extras:
+        if extra not in backend.extras:
+            return EXTRAS[extra]
+    reason = backend.unsupported_reason(*tensors, kind=kind)
+    if reason is None and observed and not backend.observes and kind in OBSERVED:
         return "it does not look at scores for fastsim.metrics"
     return reason
 

@@ -4,6 +4,12 @@ import torch
 
 from fastsim.backends import rows as formulas
 
+COLUMN_BIAS, GUIDED_POSITIVES = "column bias", "guided positives"
+EXTRAS = {
+    COLUMN_BIAS: "its kernels add no bias to the logits of a column (`candidate_bias`)",
+    GUIDED_POSITIVES: "its kernels leave out a positive that the guide decides against (`guide`)",
+}
+
 
 class Backend:
     """One way to run the passes of the engine.
@@ -15,7 +21,7 @@ class Backend:
     name: str
     automatic = True  # whether `auto` may choose it
     by_verdict = False  # whether `auto` may where a verdict calls it right (fastsim/verify)
-    adds_column_bias = False  # whether its logits may have a bias of their column
+    extras = frozenset()  # what not every backend does with a tile loss (EXTRAS)
     # Distinct targets up to which sums per level are cheaper than a sort of all entries.
     most_levels = 256
     keeps_scores = False  # whether `forward` leaves scores for the score gradients that follow it
@@ -84,6 +90,10 @@ class Backend:
         """(factor * dL/dx in `dtype`, unit . grad_unit (N,)) from dL/dunit; factor is 0-d."""
         raise NotImplementedError
 
+    def tile_rows_backward(self, grad_rows, x, inverse, factor, dtype):
+        """`unit_rows_backward` from what `multiply` made of panels and `tile_rows`."""
+        return self.unit_rows_backward(grad_rows, x, inverse, factor, dtype)
+
     def paired_cosines(self, x, y):
         """(cosines (N,) of paired rows, inverse norms (2, N) of x and y) in the compute type."""
         dtype = torch.promote_types(x.dtype, torch.float32)
@@ -103,16 +113,19 @@ class Backend:
         of_x, of_y = (x, inverse[0]), (y, inverse[1])
         return side(wants[0], *of_x, *of_y), side(wants[1], *of_y, *of_x)
 
-    def serves_whole(self, kind, rows, columns, width):
-        """Whether `whole` serves a loss of that kind over a matrix of that size, and pays."""
+    def serves_whole(self, tile, rows, columns, width):
+        """Whether `whole` serves a loss over a matrix of that size, and pays."""
         return False
 
-    def whole(self, tile, x, y, weights, wants):
+    def whole(self, tile, x, y, scale, bias, weights, wants):
         """The weighted sum of the losses of `tile` and its gradient, all in one call.
 
-        x (N, D), y (M, D) or None: x with itself; `wants`: whether dL/dx and dL/dy are wanted.
+        x (N, D), y (M, D) or None: x with itself; scale and bias: numbers, in the place of those of
+        the tile; weights: (N,) in the compute type, or a number for all rows; `wants`: whether
+        dL/dx and dL/dy are wanted, or None where no gradient is.
         Returns loss (), dL/dx and dL/dy in the compute type, empty where not wanted, and (2,)
-        float64: dL/dscale, which needs one of the two, and dL/dbias.
+        float64: dL/dscale, which needs one of the two, and dL/dbias; without a gradient the loss
+        alone.
         """
         raise NotImplementedError
 
@@ -124,7 +137,9 @@ class Backend:
         """`unit_rows` for scores that are no cosines: a copy of x as operands, and ones."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         rows = torch.empty(x.shape, dtype=dtype, device=x.device)
-        return self.operand(rows.copy_(x), x.dtype), rows.new_ones(x.shape[0])
+        # float16, the operand of 16-bit inputs, has not the range of bfloat16.
+        kind = dtype if x.dtype == torch.bfloat16 else x.dtype
+        return self.operand(rows.copy_(x), kind), rows.new_ones(x.shape[0])
 
     def plain_rows_backward(self, grad_rows, x, inverse, factor, dtype):
         """(factor * dL/dx in `dtype`, x . grad_rows (N,)), as `unit_rows_backward`."""

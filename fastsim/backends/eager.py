@@ -3,7 +3,7 @@
 It has no engine methods: each loss evaluates its own `_from_scores` on the full score matrix.
 """
 
-from fastsim.backends.base import Backend
+from fastsim.backends.base import EXTRAS, Backend
 from fastsim.kinds import KINDS, LATE_INTERACTION, SELECTIONS
 
 
@@ -11,7 +11,7 @@ class EagerBackend(Backend):
     """Dense torch: holds the N x M matrix as often as autograd asks."""
 
     name = "eager"
-    adds_column_bias = True
+    extras = frozenset(EXTRAS)
     automatic = False  # the specification: it serves everything, in N x M memory
 
     def unsupported_reason(self, *tensors, kind=None):

@@ -11,11 +11,12 @@ BAND = {"cpu": 512, "cuda": 4096}  # rows of the reused panel of scores
 PANEL = {"cpu": (512, 2048), "cuda": (4096, 16384)}  # scores at hand, and enough to keep it busy
 
 
-def bare_products(rows, width, *, device="cpu", dtype=torch.float32):
-    """A function that does the three products of an exact loss, a panel at a time.
+def bare_products(rows, width, *, count=3, device="cpu", dtype=torch.float32):
+    """A function that does the products of an exact loss, a panel at a time.
 
     Scores, the gradient of x and the gradient of y, by the library, into buffers that are there:
-    6 N^2 D operations, and nothing between them.
+    6 N^2 D operations, and nothing between them. count: of products (`Case.products`), the scores
+    alone with 1, the scores twice with 4.
     """
     x, y = (normalize(leaf.detach(), dim=1) for leaf in _info_nce(rows, width, device, dtype))
     tall = min(rows, BAND[device])
@@ -26,7 +27,10 @@ def bare_products(rows, width, *, device="cpu", dtype=torch.float32):
         for top in range(0, rows, tall):
             part = x[top : top + tall]
             scores = panel[: len(part)]
-            torch.mm(part, y.T, out=scores)
+            for _ in range(max(1, count - 2)):
+                torch.mm(part, y.T, out=scores)
+            if count == 1:
+                continue
             torch.mm(scores, y, out=grad_x[top : top + tall])
             grad_y.addmm_(scores.T, part)
         if device == "cuda":

@@ -9,13 +9,14 @@ N x M is kept, whatever is concatenated.
 
 import torch
 
-from fastsim.backends import pick
+from fastsim.backends import get, pick
 from fastsim.checks import check_alike, check_embeddings, check_number
 from fastsim.engine.autograd import tile_loss
+from fastsim.operators import define
 from fastsim.pairs import Guide, Pairs, pair_mask, parse_exclude
 from fastsim.precision import widened
 from fastsim.reduce import as_float
-from fastsim.scores import compute_dtype, dense_cosines
+from fastsim.scores import compute_dtype, dense_cosines, without_autocast
 from fastsim.tile import Tile
 
 
@@ -38,7 +39,7 @@ def log_sum_exp(x, y=None, *, scale, exclude=None, guide=None, columns=False, ba
     check_number("scale", scale, positive=True)
     rows, count = x.shape[0], x.shape[0] if y is None else y.shape[0]
     row_ids, column_ids = parse_exclude(exclude, rows, count, x.device)
-    guide = None if guide is None else _guide(guide, rows, count, x)
+    guide = None if guide is None else as_guide(guide, rows, count, x)
     pairs = Pairs(row_ids=row_ids, column_ids=column_ids, guide=guide)
     chosen = pick(backend, x, y, scale, kind="softmax")
     if chosen.name == "eager":
@@ -68,7 +69,22 @@ def guide_cosines(rows, columns, *, backend=None):
         if chosen.name == "eager":
             sides = (torch.nn.functional.normalize(widened(s), dim=1) for s in (rows, columns))
             return torch.linalg.vecdot(*sides).to(compute_dtype(rows))
+        return _guide_cosines(rows.detach(), columns.detach(), chosen.name)
+
+
+def _paired(rows, columns, backend):
+    chosen = get(backend)
+    with without_autocast(rows.device.type):
         return chosen.paired_scores(chosen.unit_rows(rows)[0], chosen.unit_rows(columns)[0])
+
+
+def _paired_fake(rows, columns, backend):
+    return rows.new_empty(rows.shape[0], dtype=compute_dtype(rows))
+
+
+_guide_cosines = define(
+    "guide_cosines", "(Tensor rows, Tensor columns, str backend) -> Tensor", _paired, _paired_fake
+)
 
 
 def log_sum_exp_from_scores(scores, *, scale, exclude=None, columns=False):
@@ -81,21 +97,22 @@ def _from_scores(scores, pairs, scale, columns):
     logits = as_float(scores) * scale
     part = pair_mask(pairs, *scores.shape, scores.device)
     logits = logits.masked_fill(~part, -torch.inf)
-    sums = tuple(_safe_log_sum_exp(logits, part, dim) for dim in ((1, 0) if columns else (1,)))
+    sums = tuple(safe_log_sum_exp(logits, part, dim) for dim in ((1, 0) if columns else (1,)))
     return sums if columns else sums[0]
 
 
-def _safe_log_sum_exp(logits, part, dim):
+def safe_log_sum_exp(logits, part, dim):
     """float64; -inf with gradient 0, not NaN, where nothing takes part."""
     some = part.any(dim)
     held = logits.masked_fill(~some.unsqueeze(dim), 0.0)
     return widened(torch.logsumexp(held, dim)).masked_fill(~some, -torch.inf)
 
 
-def _guide(guide, rows, columns, x):
+def as_guide(guide, rows, columns, x):
+    """(rows (N, E), columns (M, E), thresholds (N,)) as a `Guide` for embeddings x, checked."""
     guide_rows, guide_columns, thresholds = guide
     for name, value, count in (("rows", guide_rows, rows), ("columns", guide_columns, columns)):
-        check_embeddings(f"guide {name}", value)
+        check_embeddings(f"guide {name}", value, empty=count == 0)
         if value.shape[0] != count:
             raise ValueError(f"guide {name}: wanted {count} rows, got {value.shape[0]}")
     check_alike("guide columns", guide_columns, "guide rows", guide_rows)

@@ -21,7 +21,7 @@ from fastsim.backends import get
 from fastsim.batch_metrics import nothing_seen
 from fastsim.engine.arguments import TileArguments
 from fastsim.engine.scoring import blocks_of, common_loss_scale, state_of
-from fastsim.pairs import Guide, part_of, with_thresholds
+from fastsim.pairs import part_of, with_thresholds, with_unit_guide
 from fastsim.precision import wide_dtype, widened
 from fastsim.scores import compute_dtype, without_autocast
 
@@ -49,11 +49,7 @@ class Call:
     @property
     def products(self):
         """Which gradients of unit rows are computed: (x, y); together, x's holds both shares."""
-        want_x, want_y, want_scale, _ = self.wants
-        if self.together:
-            return want_x or want_scale, False
-        # The scale's gradient is sum_i unit_x . dunit_x / scale, so one side has to be there.
-        return want_x or (want_scale and not want_y), want_y
+        return _products(self.wants, self.together)
 
     def with_loss_scale(self, weights):
         """(weights, the factor that takes their loss scale back out of the gradient)."""
@@ -76,12 +72,7 @@ class Call:
             unit_y, inverse_y = unit_x, inverse_x.new_empty(0)
         else:
             unit_y, inverse_y = prepare(self.y)
-        pairs, guide = self.tile.pairs, self.tile.pairs.guide
-        if guide is not None:
-            rows = self.backend.unit_rows(guide.rows)[0]
-            same = guide.columns is guide.rows
-            columns = rows if same else self.backend.unit_rows(guide.columns)[0]
-            pairs = replace(pairs, guide=Guide(rows, columns, guide.thresholds))
+        pairs = with_unit_guide(self.tile.pairs, self.backend)
         if pairs.exclude_above is not None:
             pairs = with_thresholds(pairs, unit_x, unit_y, self.backend)
         self.tile = replace(self.tile, pairs=pairs)
@@ -129,24 +120,37 @@ class _Products:
         return self.grad_x, self.grad_y
 
 
-def loss_in_one_call(tile, x, y, scale, bias, weights, backend):
-    """The loss where no gradient is wanted and one call of the backend makes it, else None.
+def is_small(tile, x, y, weights, backend):
+    """Whether one call of the backend makes the loss, with its gradients.
 
     Of a small batch the operator's arguments would take longer than the loss.
     """
-    if torch.compiler.is_compiling() or not _plain(tile, weights) or is_in_torch_dispatch_mode():
-        return None
-    other = x if y is None else y
-    if not backend.serves_whole(tile.kind, x.shape[0], other.shape[0], x.shape[1]):
-        return None
-    tile = replace(tile, scale=_rounded(scale, x.dtype), bias=_rounded(bias, x.dtype))
-    return backend.whole(tile, x, y, weights, (False, False))[0]
+    if weights is None or torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+        return False
+    rows, width = x.shape
+    return _plain(tile) and backend.serves_whole(tile, rows, rows if y is None else len(y), width)
 
 
-def _rounded(value, dtype):
-    """A number or 0-d tensor on the CPU as a number of the compute type."""
+def in_one_call(tile, x, y, scale, bias, weights, wants, backend):
+    """(loss, if a gradient is wanted those of the inputs) of a loss that `is_small`."""
+    scale, bias = _number(scale, x.dtype), _number(bias, x.dtype)
+    products = _products(wants, y is None) if any(wants) else None
+    return backend.whole(tile, x, y, scale, bias, weights, products)
+
+
+def _number(value, dtype):
+    """A number or 0-d tensor as a number of the compute type."""
     value = value.item() if isinstance(value, torch.Tensor) else value
     return value if dtype == torch.float64 else ctypes.c_float(value).value
+
+
+def _products(wants, together):
+    """Which gradients of unit rows are computed: (x, y); together, x's holds both shares."""
+    want_x, want_y, want_scale, _ = wants
+    if together:
+        return want_x or want_scale, False
+    # The scale's gradient is sum_i unit_x . dunit_x / scale, so one side has to be there.
+    return want_x or (want_scale and not want_y), want_y
 
 
 def forward(*arguments):
@@ -154,10 +158,10 @@ def forward(*arguments):
     call = Call(TileArguments(*arguments))
     with without_autocast(call.x.device.type):
         if _is_whole(call):
-            y = None if call.together else call.y
-            loss, *saved = call.backend.whole(
-                call.first_look, call.x, y, call.weights, call.products
-            )
+            tile, y = call.first_look, None if call.together else call.y
+            products = call.products if any(call.wants) else None
+            given = tile.scale, tile.bias, call.weights, products
+            loss, *saved = call.backend.whole(tile, call.x, y, *given)
             return _returned(call, loss, saved)
         unit_x, unit_y, inverse_x, inverse_y = call.units()
         if call.arguments.finds_gradients:
@@ -187,12 +191,13 @@ def _returned(call, loss, saved):
 def _is_whole(call):
     """Whether one call of the backend does it all: loss, gradients, everything between."""
     tile, (rows, width), columns = call.tile, call.x.shape, call.y.shape[0]
-    return _plain(tile, call.weights) and call.backend.serves_whole(tile.kind, rows, columns, width)
+    served = call.weights is not None and _plain(tile)
+    return served and call.backend.serves_whole(tile, rows, columns, width)
 
 
-def _plain(tile, weights):
+def _plain(tile):
     """Whether a loss is one that `whole` may serve, for its kind and its size."""
-    return tile.cosine and tile.pairs.plain and not tile.group and weights is not None
+    return tile.cosine and not tile.group and tile.pairs.plain
 
 
 def _at_once(call):
@@ -259,7 +264,7 @@ def _input_gradients(call, state, grad_losses, unit_grads, inverses, factor, dty
     """
     grads, along = [], 0.0
     backend = call.backend
-    rows_backward = backend.unit_rows_backward if call.tile.cosine else backend.plain_rows_backward
+    rows_backward = backend.tile_rows_backward if call.tile.cosine else backend.plain_rows_backward
     for values, unit_grad, inverse in zip((call.x, call.y), unit_grads, inverses, strict=True):
         grad = values.new_empty(0 if len(values) else values.shape, dtype=dtype)
         if unit_grad.numel():

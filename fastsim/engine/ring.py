@@ -15,7 +15,7 @@ from fastsim.engine.scoring import blocks_of, common_loss_scale, state_of
 from fastsim.engine.selection import hardest_columns
 from fastsim.kinds.kind import COLUMNS, MATRIX
 from fastsim.operators import once_differentiable
-from fastsim.pairs import with_thresholds
+from fastsim.pairs import with_thresholds, with_unit_guide
 from fastsim.precision import widened
 from fastsim.scores import without_autocast
 
@@ -160,7 +160,10 @@ def _own(tile, batch):
 
 
 def _guided(tile, unit_x, y, batch, backend):
-    """The tile with the thresholds of its rows, whose positives are among their own columns."""
+    """The tile with unit rows of its guide, and the thresholds of its rows, whose positives are
+    among their own columns.
+    """
+    tile = replace(tile, pairs=with_unit_guide(tile.pairs, backend))
     if tile.pairs.exclude_above is None:
         return tile
     unit_y = backend.operand_rows(y, tile.cosine)[0]
@@ -234,7 +237,10 @@ def ring_closest(unit_x, unit_y, dtype, semi_hard, pairs, batch, backend, seen=N
     """
     unit_x, unit_y = unit_x.detach(), unit_y.detach()
     rows = backend.operand(unit_x, dtype)
-    ceilings = torch.linalg.vecdot(unit_x, unit_y[: len(unit_x)])
+    # By the same products as the scores, so that a copy of a positive ties with it.
+    ceilings = unit_x.new_empty(0)
+    if len(unit_x):
+        ceilings = backend.paired_scores(rows, backend.operand(unit_y[: len(unit_x)], dtype))
     best, found = torch.full_like(ceilings, -torch.inf), torch.full_like(pairs.positives, -1)
     for columns, (visiting,) in travel(batch, [unit_y]):
         if not len(rows):

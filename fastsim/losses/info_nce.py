@@ -4,22 +4,31 @@
     z_ij = (s(a_i, c_j) - margin [j = pos_i]) / temperature + candidate_bias_j
 
 s is the cosine, or with similarity="dot" the dot product. symmetric=True: the mean of L_i and of
-the same over anchors, log sum_k exp(z_{k, pos_i}) - z_{i, pos_i}.
+the same over anchors, log sum_k exp(z_{k, pos_i}) - z_{i, pos_i}. The sum has further candidates
+with directions, own_negatives and references (further_candidates.py). label_smoothing e: e times
+z_{i, pos_i} - mean_j z_ij is added.
 
 Source: van den Oord et al. 2018, "Representation Learning with Contrastive Predictive Coding",
 equation 4; symmetric: Radford et al. 2021 (CLIP), figure 3; margin: Yang et al. 2019, "Improving
 Multilingual Sentence Embedding using Bi-directional Dual Encoder with Additive Margin Softmax",
 equation 5; candidate_bias: Yi et al. 2019, "Sampling-Bias-Corrected Neural Modeling for Large
-Corpus Item Recommendations", section 3, s - log p_j (logQ correction). Known as
+Corpus Item Recommendations", section 3, s - log p_j (logQ correction); directions: Li et al. 2023,
+"Towards General Text Embeddings with Multi-stage Contrastive Learning" (GTE), equation 3;
+references: He et al. 2020 (MoCo), Wang et al. 2020 (XBM); guide: Solatorio 2024, "GISTEmbed";
+label_smoothing: Szegedy et al. 2016, as torch.nn.CrossEntropyLoss has it. Known as
 MultipleNegativesRanking (scale = 1 / temperature), NT-Xent, in-batch negatives. SupCon (`sup_con`)
 is the same with several positives.
 """
+
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fastsim.annotations import Exclude, Group, Reduction, Scalar, Similarity
 from fastsim.backends import pick
+from fastsim.backends.base import COLUMN_BIAS, GUIDED_POSITIVES
 from fastsim.checks import (
     check_candidates,
     check_choice,
@@ -31,6 +40,19 @@ from fastsim.checks import (
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
+from fastsim.losses.further_candidates import (
+    MARGINS,
+    Further,
+    above_mean,
+    check_guide,
+    dense,
+    dense_guide,
+    guide_of,
+    log_sum,
+    own_scores,
+    parts_of,
+    positive_logits,
+)
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
     Pairs,
@@ -42,6 +64,7 @@ from fastsim.pairs import (
     parse_exclude,
     parse_positives,
 )
+from fastsim.precision import widened
 from fastsim.reduce import as_float, below_every_score, inverse, reduce
 from fastsim.scores import dense_scores
 from fastsim.tile import Tile
@@ -59,6 +82,13 @@ def info_nce(
     exclude_above: float | None = None,
     margin: float = 0.0,
     candidate_bias: Tensor | None = None,
+    guide: tuple[Tensor, Tensor] | None = None,
+    guide_margin: float = 0.0,
+    guide_strategy: Literal["absolute", "relative"] = "absolute",
+    directions: Sequence[str] = ("query_to_doc",),
+    own_negatives: Tensor | None = None,
+    references: Tensor | None = None,
+    label_smoothing: float = 0.0,
     similarity: Similarity = "cosine",
     reduction: Reduction = "mean",
     group: Group = None,
@@ -67,7 +97,8 @@ def info_nce(
     """InfoNCE with in-batch and hard negatives.
 
     The first choice for pairs, such as queries and documents. Take `siglip` where a row has several
-    positives in the batch, `sup_con` where rows have class labels.
+    positives in the batch, `sup_con` where rows have class labels. Where many negatives are false
+    and no `guide` is at hand, `exclude_above` or `debiased_contrastive`.
 
     Args:
         anchors: (N, D).
@@ -85,6 +116,21 @@ def info_nce(
             a gradient. Where candidate j is drawn with probability q_j, as in-batch negatives are
             drawn by how popular they are, give `-q.log()`: minus the log. The gradient is then that
             of the softmax over the whole catalogue, estimated from the batch.
+        guide: (anchors (N, E), candidates (M, E)), embeddings of the same rows by another model. A
+            candidate whose cosine with the anchor is by them above t - guide_margin takes no part,
+            t being their cosine of the anchor with its positive, which is always kept (GISTEmbed).
+        guide_margin: a number; with guide_strategy "relative" the limit is t - |t| guide_margin.
+        guide_strategy: "absolute" or "relative".
+        directions: what else competes with the positive. Always "query_to_doc", the anchors with
+            the candidates; "query_to_query", the other anchors with the anchor; "doc_to_query", all
+            anchors with the positive, and "doc_to_doc", the other candidates with it. With all four
+            it is the loss of GTE.
+        own_negatives: (N, K, D), hard negatives that only their own row is held against; K of them
+            cost N K products, where as candidates they cost N^2 K.
+        references: (R, D), candidates without a gradient, such as a queue of earlier batches; those
+            of this process alone, with `group` too.
+        label_smoothing: the share, at least 0 and below 1, of the target that all M candidates
+            get in equal parts.
         similarity: what a score is: "cosine", or "dot" for the product of the rows as they are,
             with a temperature near 1.
         reduction: "mean", "sum" or "none".
@@ -107,6 +153,9 @@ def info_nce(
     check_candidates(anchors, candidates, positives, group)
     check_reduction(reduction)
     check_similarity(similarity)
+    further = Further(tuple(directions), own_negatives, references)
+    further.check(anchors)
+    extras = [COLUMN_BIAS] * (candidate_bias is not None) + [GUIDED_POSITIVES] * (guide is not None)
     chosen = pick(
         backend,
         anchors,
@@ -114,13 +163,18 @@ def info_nce(
         temperature,
         kind="softmax",
         group=group,
-        column_bias=candidate_bias is not None,
+        extras=extras,
     )
     options = {"temperature": temperature, "symmetric": symmetric, "margin": margin}
     options["exclude_above"] = exclude_above
+    options |= {"label_smoothing": label_smoothing}
+    options |= {"guide_margin": guide_margin, "guide_strategy": guide_strategy}
     _check_options(**options)
+    if further or label_smoothing:
+        _check_together(exclude, exclude_above, guide, symmetric, margin, label_smoothing, further)
+    check_guide(guide, anchors, candidates)
     own = anchors.shape[0], candidates.shape[0], anchors.device
-    positives, ids = parse_positives(positives, *own), parse_exclude(exclude, *own)
+    within, ids = parse_positives(positives, *own), parse_exclude(exclude, *own)
     bias = parse_bias(candidate_bias, candidates.shape[0], anchors)
     batch = join(
         group,
@@ -130,41 +184,97 @@ def info_nce(
         **options,
         exclude=exclude,
         candidate_bias=candidate_bias,
+        guided=guide is not None,
+        directions=further.directions,
+        own_negatives=None if own_negatives is None else "given",
+        references=None if references is None else "given",
         similarity=similarity,
         reduction=reduction,
         backend=chosen.name,
     )
-    positives = global_positives(positives, batch)
+    positives = global_positives(within, batch)
     row_ids, column_ids = global_exclude(ids, batch)
-    bias = batch.gather_columns(bias)
+    of_own, bias = bias, batch.gather_columns(bias)
+    decided = guide_of(guide, guide_margin, guide_strategy, within, anchors, batch, chosen)
+    pairs = Pairs(
+        positives,
+        row_ids,
+        column_ids,
+        exclude_above=exclude_above,
+        guide=decided,
+        column_bias=bias,
+    )
+    parts = parts_of(further, anchors, candidates, within, pairs, guide, batch) if further else []
     if chosen.name == "eager":
+        # Rows of other ranks add nothing to what this rank holds its own against.
+        gather, more = (lambda rows: rows) if further else batch.gather_rows, None
+        scores = dense_scores(gather(anchors), batch.gather_columns(candidates), chosen, similarity)
+        if further:
+            more = dense(parts, temperature, similarity, chosen)
+            if own_negatives is not None:
+                given = further, anchors, candidates, within, exclude_above, chosen, similarity
+                more.append(_of_own(*given) / temperature)
+            more = torch.cat(more, 1)
+            if not len(anchors):
+                # Nothing to add, but other ranks wait for the gradients of what they gathered.
+                nothing = torch.cat([scores, more], 1).nan_to_num(neginf=0.0).sum(1)
+                return batch.reduce(nothing, reduction)
         losses = info_nce_from_scores(
-            dense_scores(*batch.gather_both(anchors, candidates), chosen, similarity),
-            batch.gather_rows(positives),
+            scores,
+            gather(positives),
             **options,
-            exclude=None if row_ids is None else (batch.gather_rows(row_ids), column_ids),
+            exclude=None if row_ids is None else (gather(row_ids), column_ids),
             candidate_bias=bias,
+            guide=None if guide is None else (gather(decided.rows), decided.columns),
+            more=more,
             reduction="none",
         )
         return batch.reduce(losses, reduction)
-    pairs = Pairs(positives, row_ids, column_ids, exclude_above=exclude_above, column_bias=bias)
 
     def formula(scores, scale, _):
         exclude = None if row_ids is None else (row_ids, column_ids)
         given = options | {"temperature": 1 / scale, "exclude": exclude, "reduction": "none"}
-        return info_nce_from_scores(scores, positives, **given, candidate_bias=bias)
+        given |= {"label_smoothing": 0.0, "candidate_bias": bias}
+        given["guide"] = None if guide is None else (decided.rows, decided.columns)
+        return info_nce_from_scores(scores, positives, **given)
 
-    cosine = similarity == "cosine"
-    return tile_loss(
-        Tile("softmax", pairs, margin=float(margin), symmetric=symmetric, cosine=cosine),
+    scale = inverse(temperature, anchors)
+    alone = not (further or label_smoothing)
+    losses = tile_loss(
+        Tile(
+            "softmax",
+            pairs,
+            margin=float(margin),
+            symmetric=symmetric,
+            cosine=similarity == "cosine",
+        ),
         anchors,
         candidates,
-        scale=inverse(temperature, anchors),
-        weights=batch.row_weights(reduction, anchors),
+        scale=scale,
+        weights=batch.row_weights(reduction, anchors) if alone else None,
         batch=batch,
         formula=formula,
         backend=chosen,
     )
+    if alone:
+        return losses
+    if further:
+        positive = positive_logits(anchors, candidates, within, scale, similarity, chosen)
+        sums = [log_sum(part, scale, positive, similarity, chosen) for part in parts]
+        if own_negatives is not None:
+            scores = _of_own(
+                further, anchors, candidates, within, exclude_above, chosen, similarity
+            )
+            sums.append(torch.logsumexp(scale * widened(scores), 1))
+        biased = positive - scale * margin
+        biased = biased if of_own is None else biased + of_own[within]
+        rest = torch.logsumexp(torch.stack(sums), 0) - biased
+        losses = torch.logaddexp(widened(losses), rest).to(losses.dtype)
+    if label_smoothing:
+        more = scale * above_mean(anchors, candidates, within, similarity, batch, chosen)
+        more = more if bias is None else more + (of_own[within] - bias.mean())
+        losses = losses + label_smoothing * more
+    return batch.reduce(losses, reduction)
 
 
 class InfoNCE(LossModule):
@@ -179,6 +289,10 @@ class InfoNCE(LossModule):
         symmetric: bool = False,
         exclude_above: float | None = None,
         margin: float = 0.0,
+        guide_margin: float = 0.0,
+        guide_strategy: Literal["absolute", "relative"] = "absolute",
+        directions: Sequence[str] = ("query_to_doc",),
+        label_smoothing: float = 0.0,
         similarity: Similarity = "cosine",
         reduction: Reduction = "mean",
         group: Group = None,
@@ -197,9 +311,18 @@ def info_nce_from_scores(
     exclude_above: float | None = None,
     margin: float = 0.0,
     candidate_bias: Tensor | None = None,
+    guide: tuple[Tensor, Tensor] | None = None,
+    guide_margin: float = 0.0,
+    guide_strategy: Literal["absolute", "relative"] = "absolute",
+    more: Tensor | None = None,
+    label_smoothing: float = 0.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """The specification of `info_nce`: scores (N, M), the other parameters as there."""
+    """The specification of `info_nce`: scores (N, M), the other parameters as there.
+
+    more: (N, R) logits of what each row is held against beside its candidates (the directions, its
+        own negatives, references), -inf for what takes no part.
+    """
     check_scores("scores", scores)
     rows, columns = scores.shape
     if positives is None:
@@ -207,8 +330,18 @@ def info_nce_from_scores(
     positives = parse_positives(positives, rows, columns, scores.device)
     ids = parse_exclude(exclude, rows, columns, scores.device)
     bias = parse_bias(candidate_bias, columns, scores)
-    pairs = Pairs(positives, *ids)
-    _check_options(temperature, symmetric, margin, exclude_above)
+    _check_options(
+        temperature,
+        symmetric,
+        margin,
+        exclude_above,
+        label_smoothing,
+        guide_margin,
+        guide_strategy,
+    )
+    pairs = Pairs(
+        positives, *ids, guide=dense_guide(guide, guide_margin, guide_strategy, positives, scores)
+    )
     check_reduction(reduction)
     scores = as_float(scores)
     part = pair_mask(pairs, rows, columns, scores.device)
@@ -221,20 +354,72 @@ def info_nce_from_scores(
     if bias is not None:
         logits = logits + bias
     positive = logits.gather(1, place)[:, 0]
-    if pairs.row_ids is not None or exclude_above is not None:
+    every = logits
+    if pairs.row_ids is not None or exclude_above is not None or guide is not None:
         logits = logits.masked_fill(~part, below_every_score(logits))
-    losses = torch.logsumexp(logits, 1) - positive
+    all_logits = logits if more is None else torch.cat([logits, more], 1)
+    losses = torch.logsumexp(all_logits, 1) - positive
+    if label_smoothing:
+        losses = losses + label_smoothing * (positive - every.mean(1))
     if symmetric:
         backward = torch.logsumexp(logits, 0)[pairs.positives] - positive
         losses = 0.5 * (losses + backward)
     return reduce(losses, reduction)
 
 
-def _check_options(temperature, symmetric, margin, exclude_above):
+def _of_own(further, anchors, candidates, own, exclude_above, backend, similarity):
+    """(N, K) scores of the own negatives, -inf for what `exclude_above` leaves out."""
+    scores = own_scores(further, anchors, backend, similarity)
+    if exclude_above is None:
+        return scores
+    positive = positive_logits(anchors, candidates, own, 1.0, similarity, backend).to(scores.dtype)
+    return scores.masked_fill(scores > positive[:, None] + exclude_above, -torch.inf)
+
+
+def _check_options(
+    temperature,
+    symmetric,
+    margin,
+    exclude_above,
+    label_smoothing,
+    guide_margin,
+    guide_strategy,
+):
     check_number("temperature", temperature, positive=True)
     check_choice("symmetric", symmetric, (False, True))
     check_number("margin", margin, tensor=False)
+    check_number("guide_margin", guide_margin, tensor=False)
+    check_choice("guide_strategy", guide_strategy, MARGINS)
+    check_number("label_smoothing", label_smoothing, tensor=False)
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(f"label_smoothing: wanted at least 0 and below 1, got {label_smoothing}")
     if exclude_above is not None:
         check_number("exclude_above", exclude_above, tensor=False)
         if exclude_above < 0:
             raise ValueError(f"exclude_above: wanted at least 0, or None, got {exclude_above}")
+
+
+def _check_together(exclude, exclude_above, guide, symmetric, margin, label_smoothing, further):
+    """ValueError for options whose meaning together nothing defines."""
+    names = {
+        "exclude": exclude is not None,
+        "exclude_above": exclude_above is not None,
+        "guide": guide is not None,
+        "symmetric": symmetric,
+        "margin": margin != 0,
+        "directions": len(further.directions) > 1,
+        "own_negatives": further.own_negatives is not None,
+        "references": further.references is not None,
+    }
+    refused = []
+    if label_smoothing:
+        refused = [("label_smoothing", name) for name in names if names[name]]
+    for name in ("directions", "own_negatives", "references"):
+        if names[name] and symmetric:
+            refused.append((name, "symmetric"))
+    for name in ("directions", "references"):
+        if names[name] and names["exclude_above"]:
+            refused.append((name, "exclude_above"))
+    if refused:
+        name, other = refused[0]
+        raise ValueError(f"{name}: wanted without {other}, got both")

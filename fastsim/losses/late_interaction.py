@@ -96,7 +96,16 @@ def late_interaction(
         >>> fastsim.late_interaction(tokens, tokens)  # scores 2 and 0: log(e^2 + 1) - 2
         tensor(0.1269)
     """
-    _check_sides(queries, documents, query_mask, document_mask, similarity, average, reduction)
+    _check_sides(
+        queries,
+        documents,
+        query_mask,
+        document_mask,
+        similarity,
+        average,
+        reduction,
+        empty=group is not None,
+    )
     if positives is None and documents.shape[0] < queries.shape[0]:
         raise ValueError(
             f"documents: wanted at least {queries.shape[0]}, one per query, got"
@@ -127,12 +136,17 @@ def late_interaction(
             "group: wanted a process group, as late_interaction gathers documents, got a Ring"
         )
     documents, document_mask = _gathered(documents, document_mask, batch)
-    scores = max_sim(queries, documents, query_mask, document_mask, **scored)
+    if queries.shape[0]:
+        scores = max_sim(queries, documents, query_mask, document_mask, **scored)
+    else:
+        scores = _no_scores(queries, documents)
     positives = global_positives(positives, batch)
     row_ids, column_ids = global_exclude(ids, batch)
     if symmetric:  # a column's softmax runs over the queries of all ranks
         scores, positives = batch.gather_rows(scores), batch.gather_rows(positives)
         row_ids = batch.gather_rows(row_ids)
+    if scores.shape[0] == 0:  # all that is learnt takes part in the backward pass of all ranks
+        return batch.reduce((scores / temperature).sum(1), reduction)
     exclude = None if row_ids is None else (row_ids, column_ids)
     losses = late_interaction_from_scores(
         scores, positives, **options, exclude=exclude, reduction="none"
@@ -265,16 +279,30 @@ class LateInteractionDistillation(LossModule):
 
 
 def _check_sides(
-    queries, documents, query_mask, document_mask, similarity, average, reduction, dimensions=3
+    queries,
+    documents,
+    query_mask,
+    document_mask,
+    similarity,
+    average,
+    reduction,
+    dimensions=3,
+    empty=False,
 ):
-    check_tokens("queries", queries, None)
-    check_tokens("documents", documents, None, dimensions=dimensions)
+    check_tokens("queries", queries, None, empty=empty)
+    check_tokens("documents", documents, None, dimensions=dimensions, empty=empty)
     check_alike("documents", documents, "queries", queries)
     check_mask("query_mask", query_mask, "queries", queries)
     check_mask("document_mask", document_mask, "documents", documents)
     check_similarity(similarity)
     check_choice("average", average, (False, True))
     check_reduction(reduction)
+
+
+def _no_scores(queries, documents):
+    """Scores (0, C) of a rank without queries, by which the gradient of the documents goes home."""
+    dtype = torch.promote_types(queries.dtype, torch.float32)
+    return queries.to(dtype).sum((1, 2))[:, None] + documents.to(dtype).sum((1, 2))
 
 
 def _gathered(documents, mask, batch):

@@ -30,7 +30,7 @@ class Matryoshka(torch.nn.Module):
     Args:
         loss: a loss module of fastsim, or any function of embeddings (N, D) and further arguments
             that returns a scalar; its embeddings are the arguments, by place or by name, that are
-            floating-point matrices, a target matrix (`targets`) excepted.
+            floating-point of two or three dimensions, a target matrix (`targets`) excepted.
         widths: distinct ints.
         weights: as many numbers or 0-d tensors c_w, 1 by default.
 
@@ -73,18 +73,18 @@ class Matryoshka(torch.nn.Module):
             for place, value in given.items()
             if place not in (self._targets, "targets")
             and isinstance(value, torch.Tensor)
-            and value.dim() == 2
+            and value.dim() in (2, 3)
             and value.dtype in FLOATING
         }
         if not embeddings:
             raise TypeError("arguments: wanted embeddings (N, D), got none")
-        full = min(value.shape[1] for value in embeddings.values())
+        full = min(value.shape[-1] for value in embeddings.values())
         if max(self.widths) > full:
             raise ValueError(f"widths: wanted at most {full}, got {max(self.widths)}")
         terms = []
         for width, weight in zip(self.widths, self.weights, strict=True):
             # The same tensor on both sides stays one.
-            cut = {id(value): value[:, :width] for value in embeddings.values()}
+            cut = {id(value): value[..., :width] for value in embeddings.values()}
             part = {
                 place: cut[id(value)] if place in embeddings else value
                 for place, value in given.items()

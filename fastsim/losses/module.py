@@ -9,7 +9,13 @@ from torch import Tensor
 
 from fastsim.groups import named
 
-PER_CALL = ("exclude", "candidate_bias")  # data of one batch, so an argument of forward
+PER_CALL = (
+    "exclude",
+    "candidate_bias",
+    "guide",
+    "own_negatives",
+    "references",
+)  # data of one batch, so an argument of forward
 
 
 class LossModule(torch.nn.Module):

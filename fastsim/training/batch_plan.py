@@ -19,7 +19,7 @@ def batch_plan(dataset, layout, loss, batch_size, *, seed=0):
     if layout.name not in DEALT:
         return None
     names = {"groups": layout.label, "topics": layout.together}
-    known = {key: list(dataset[name]) for key, name in names.items() if name}
+    known = {key: dataset[name][:] for key, name in names.items() if name}
     repeats = LOSSES[loss].repeats if layout.name == "tuples" else "share"
     if repeats == "ignore":
         numbers = np.arange(len(dataset))[:, None]

@@ -1,20 +1,20 @@
 """Reading data files, strictly: a bad row stops with file, line and reason.
 
-The rows of a file end as a `datasets.Dataset`: in memory while they are few, else in a file of
-Arrow that is mapped into memory and vanishes with the process.
+What is in Arrow already (Parquet, the hub) is looked at by columns, the rest by rows; the rows end
+as a `datasets.Dataset` (fastsim/training/store.py).
 """
 
+import functools
 import itertools
 import math
 import os
 import re
 import sys
-import tempfile
-from pathlib import Path
 
 from fastsim.training.formats import describe, format_of, is_role
 from fastsim.training.hub import is_hub
 from fastsim.training.hub import rows as hub_rows
+from fastsim.training.hub import tables as hub_tables
 from fastsim.training.rows import (
     KINDS,
     SUFFIXES,
@@ -24,12 +24,14 @@ from fastsim.training.rows import (
     kind_of,
     lines,
     named_rows,
+    parquet_tables,
 )
+from fastsim.training.store import Store
+from fastsim.training.tables import checked_columns
 
 __all__ = ["KINDS", "SUFFIXES", "DataError", "read_corpus", "read_data"]
 
 _PART = 10_000  # rows checked and written at once
-_IN_MEMORY = 50_000  # rows; more are mapped from a file
 _SHOWN = 3  # rows left out that are named
 
 
@@ -66,8 +68,12 @@ def read_data(
         roles = _parse_columns(columns)
         if kind_here in ("csv", "tsv"):
             names, rows, found = _open_delimited(file, kind_here, roles, delimiter, header)
+            parts = _parts(names, rows)
+        elif kind_here in ("hub", "parquet"):
+            names, parts, found = _open_tables(file, kind_here, roles)
         else:
             names, rows, found = _open_named(file, kind_here, roles)
+            parts = _parts(names, rows)
         try:
             layout = format_of(names)
         except ValueError as error:
@@ -75,9 +81,10 @@ def read_data(
         if last is not None and layout != last:
             raise DataError(f"{file}: wanted the columns of {paths[0]}, {last.columns}")
         last = layout
-        store = store or _Store(layout, say)
+        store = store or Store(layout, say)
         count = store.rows
-        _collect(file, names, rows, layout, store, bad if skip_bad_rows else None)
+        for part in parts:
+            store.add(part(file, layout, bad if skip_bad_rows else None))
         if store.rows == count:
             raise DataError(f"{file}: no rows")
     if bad:
@@ -203,32 +210,65 @@ def _pick(path, rows, places, width):
 
 
 def _open_named(path, kind, roles):
-    rows = hub_rows(path) if kind == "hub" else named_rows(path, kind)
+    rows = named_rows(path, kind)
     first = next(rows, None)
     if first is None:
         raise DataError(f"{path}: no rows")
     header = list(first[1])
     names = _select(header, roles, path)
     keys = [header[place] for place in names.values()]
+    return list(names), _of_keys(path, keys, _again([first], rows)), header
 
-    def values():
-        for line, row in _again([first], rows):
-            missing = [key for key in keys if row.get(key) is None]
-            if missing:
-                yield line, DataError(f"{path}, line {line}: no {', '.join(missing)}")
-            else:
-                yield line, [row[key] for key in keys]
 
-    return list(names), values(), header
+def _of_keys(path, keys, rows):
+    for line, row in rows:
+        missing = [key for key in keys if row.get(key) is None]
+        if missing:
+            yield line, DataError(f"{path}, line {line}: no {', '.join(missing)}")
+        else:
+            yield line, [row[key] for key in keys]
+
+
+def _open_tables(path, kind, roles):
+    tables = hub_tables(path) if kind == "hub" else parquet_tables(path)
+    first = next(tables, None)
+    if first is None:
+        raise DataError(f"{path}: no rows")
+    header = first.column_names
+    places = _select(header, roles, path)
+    keys = {name: header[place] for name, place in places.items()}
+    return list(keys), _table_parts(keys, _again([first], tables)), header
+
+
+# ---- parts: functions of (path, format, rows left out or None) that give checked columns ----
+
+
+def _parts(names, rows):
+    while part := list(itertools.islice(rows, _PART)):
+        yield functools.partial(_rows_checked, names, part)
+
+
+def _table_parts(keys, tables):
+    count = 1
+    for table in tables:
+        yield functools.partial(_table_checked, keys, table, count)
+        count += len(table)
+
+
+def _rows_checked(names, part, path, layout, bad):
+    return _checked(path, part, [names.index(name) for name in layout.columns], layout, bad)
+
+
+def _table_checked(keys, table, first, path, layout, bad):
+    columns = checked_columns(table, keys, layout)
+    if columns is not None:
+        return columns
+    rows = enumerate(table.select(list(keys.values())).to_pylist(), start=first)
+    return _rows_checked(list(keys), list(_of_keys(path, list(keys.values()), rows)),
+                         path, layout, bad)  # fmt: skip
 
 
 # ---- checked columns ----
-
-
-def _collect(path, names, rows, layout, store, bad):
-    places = [names.index(name) for name in layout.columns]
-    while part := list(itertools.islice(rows, _PART)):
-        store.add(_checked(path, part, places, layout, bad))
 
 
 def _checked(path, part, places, layout, bad):
@@ -283,64 +323,6 @@ def _value(value, name, layout, path, line):
     if name in layout.texts:
         return _text(value, name, path, line)
     return (_score if name == "score" else _label)(value, name, path, line)
-
-
-class _Store:
-    """Columns that grow by parts: in memory, or from `_IN_MEMORY` rows on in a mapped file."""
-
-    def __init__(self, layout, say):
-        import pyarrow
-
-        kinds = {"score": pyarrow.float64()}
-        fields = [(name, kinds.get(name, pyarrow.string())) for name in layout.columns]
-        self.schema = pyarrow.schema(fields)
-        self.rows, self._parts, self._writer, self._say = 0, [], None, say
-        self._named = 0
-
-    def add(self, columns):
-        import pyarrow
-
-        arrays = [
-            pyarrow.array(column, type=field.type)
-            for column, field in zip(columns, self.schema, strict=True)
-        ]
-        part = pyarrow.record_batch(arrays, schema=self.schema)
-        self.rows += len(part)
-        if self._writer is None:
-            self._parts.append(part)
-            if self.rows > _IN_MEMORY:
-                self._spill()
-        else:
-            self._writer.write_batch(part)
-        if self.rows - self._named >= 500_000:
-            self._named = self.rows
-            self._say(f"read {self.rows:,} rows")
-
-    def _spill(self):
-        import datasets
-        import pyarrow
-
-        folder = Path(datasets.config.HF_DATASETS_CACHE)
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, self._path = tempfile.mkstemp(prefix="fastsim-", suffix=".arrow", dir=folder)
-        self._file = os.fdopen(handle, "wb")
-        self._writer = pyarrow.ipc.new_stream(self._file, self.schema)
-        for part in self._parts:
-            self._writer.write_batch(part)
-        self._parts = []
-
-    def dataset(self):
-        import datasets
-        import pyarrow
-
-        if self._writer is None:
-            return datasets.Dataset(pyarrow.Table.from_batches(self._parts, self.schema))
-        self._writer.close()
-        self._file.close()
-        found = datasets.Dataset.from_file(self._path)
-        if os.name == "posix":
-            os.unlink(self._path)  # the map keeps it until the process ends
-        return found
 
 
 def _text(value, name, path, line):

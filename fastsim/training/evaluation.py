@@ -49,7 +49,7 @@ def check_evaluation(dataset, layout, *, cross_encoder=False, classes=None):
         wanted = " or ".join(PRIMARY_OF_CROSS_ENCODER)
         raise ValueError(f"data: a cross-encoder is evaluated on {wanted}, got {layout.name}")
     if layout.name == "labelled pairs":
-        labels = dataset[layout.label]
+        labels = dataset[layout.label][:]
         if classes is None and not is_binary(labels):
             found = sorted({str(label) for label in labels})[:5]
             raise ValueError(
@@ -60,7 +60,9 @@ def check_evaluation(dataset, layout, *, cross_encoder=False, classes=None):
         if unknown:
             raise ValueError(f"data: the model knows {classes}, got the class {unknown[0]!r}")
     if layout.name == "labelled texts":
-        pairs = set(zip(dataset[layout.texts[0]], dataset[layout.label], strict=True))
+        pairs = set(
+            zip(*(dataset[name][:] for name in (layout.texts[0], layout.label)), strict=True)
+        )
         if len({label for _, label in pairs}) == len(pairs):
             raise ValueError("data: wanted a label with two different texts, got none")
 
@@ -85,7 +87,7 @@ def evaluate_encoder(encoder, dataset, layout, *, classifier=None, batch_size=32
     retrieval of the texts of the same label. ValueError for data without a metric.
     """
     check_evaluation(dataset, layout, classes=classifier and classifier[1])
-    columns = [list(dataset[name]) for name in layout.texts]
+    columns = [dataset[name][:] for name in layout.texts]
     prompts = [encoder.prompt_of_column(name) for name in layout.texts]
     pairs = zip(prompts, columns, strict=True)
     unique = list(dict.fromkeys((prompt, text) for prompt, column in pairs for text in column))
@@ -97,9 +99,9 @@ def evaluate_encoder(encoder, dataset, layout, *, classifier=None, batch_size=32
     ]
     parts = [vectors[column] for column in rows]
     if layout.name == "scored pairs":
-        return metrics.pair_correlations(*parts, list(dataset[layout.label]))
+        return metrics.pair_correlations(*parts, dataset[layout.label][:])
     if layout.name == "labelled pairs":
-        labels = list(dataset[layout.label])
+        labels = dataset[layout.label][:]
         if classifier is None:
             return metrics.pair_binary(*parts, as_binary(labels))
         module, classes = classifier
@@ -109,7 +111,7 @@ def evaluate_encoder(encoder, dataset, layout, *, classifier=None, batch_size=32
         return metrics.classes(logits, [classes.index(label) for label in labels])
     if layout.name == "tuples":
         return _tuples(vectors, rows, parts, layout, [text for _, text in unique])
-    return _labelled_texts(vectors, rows[0], list(dataset[layout.label]))
+    return _labelled_texts(vectors, rows[0], dataset[layout.label][:])
 
 
 def _encode(encoder, unique, batch_size, progress):
@@ -125,9 +127,9 @@ def _encode(encoder, unique, batch_size, progress):
 def evaluate_cross_encoder(model, dataset, layout, *, batch_size=32, progress=False):
     """Metrics of a `CrossEncoder`: correlations for scored pairs, `metrics.binary` for labels."""
     check_evaluation(dataset, layout, cross_encoder=True)
-    texts = [list(dataset[name]) for name in layout.texts]
+    texts = [dataset[name][:] for name in layout.texts]
     scores = model.score(*texts, batch_size=batch_size, progress=progress).tolist()
-    labels = list(dataset[layout.label])
+    labels = dataset[layout.label][:]
     if layout.name == "scored pairs":
         return metrics.correlations(scores, labels)
     return metrics.binary(scores, as_binary(labels))

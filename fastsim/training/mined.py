@@ -24,7 +24,7 @@ def mine(encoder, pairs, *, corpus=None, columns=None, kind=None, batch_size=32,
     dataset, layout = read_data(pairs, columns=columns, kind=kind)
     if layout.name != "tuples":
         raise DataError(f"{pairs}: wanted columns anchor and positive, got {layout.name}")
-    anchors, positives = list(dataset["anchor"]), list(dataset["positive"])
+    anchors, positives = dataset["anchor"][:], dataset["positive"][:]
     texts = list(dict.fromkeys(positives))
     if corpus is not None:
         texts = list(dict.fromkeys([*texts, *read_corpus(corpus)]))

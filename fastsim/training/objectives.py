@@ -163,7 +163,8 @@ class Objective(nn.Module):
         self._apply_loss = spec.apply[layout.name]
         self.learnt = nn.ParameterDict()
         for option in learn:
-            start = torch.tensor(float(getattr(self.loss, option)))
+            # Of one dimension: FSDP2 shards no numbers without.
+            start = torch.tensor([float(getattr(self.loss, option))])
             self.learnt[option] = nn.Parameter(start.log() if option in _POSITIVE else start)
 
     def forward(self, vectors, labels=None, exclude=None):
@@ -171,7 +172,8 @@ class Objective(nn.Module):
 
         exclude: `exclude=` of a loss over candidates.
         """
-        for option, value in self.learnt.items():
+        for option, learnt in self.learnt.items():
+            value = learnt.reshape(())
             # A Parameter itself would become one of the loss module too, saved twice.
             setattr(self.loss, option, value.exp() if option in _POSITIVE else value.clone())
         options = {} if exclude is None else {"exclude": exclude}

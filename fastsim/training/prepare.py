@@ -53,16 +53,16 @@ class Task:
         found = {}
         if not self.cross:
             rows = data.select(range(min(SHOWN, len(data))))
-            vectors = [self.encoder.encode(list(rows[name])) for name in layout.texts[:2]]
+            vectors = [self.encoder.encode(rows[name][:]) for name in layout.texts[:2]]
             found["heat"] = cosine_similarity(vectors[0], vectors[-1]).tolist()
         if layout.label == "score":
             rows = data.select(range(min(SCATTERED, len(data))))
-            texts = [list(rows[name]) for name in layout.texts]
+            texts = [rows[name][:] for name in layout.texts]
             if self.cross:
                 scores = self.encoder.score(*texts)
             else:
                 scores = paired_cosine_similarity(*(self.encoder.encode(part) for part in texts))
-            found |= {"gold": list(rows["score"]), "scores": scores.tolist()}
+            found |= {"gold": rows["score"][:], "scores": scores.tolist()}
         return found
 
     def features(self):
@@ -119,7 +119,7 @@ def prepare(options, group=None, say=None):
     train = _numbers(options, train, layout, classes, cross)
     check_learnable(
         options.loss,
-        None if layout.label is None else list(train[layout.label]),
+        None if layout.label is None else train[layout.label][:],
         lambda name: train[name],
         layout,
         options.batch_size,
@@ -220,7 +220,7 @@ def _check_cross(options, layout):
 
 
 def _classes(train, layout):
-    names = sorted(set(train[layout.label]))
+    names = sorted(set(train[layout.label][:]))
     if len(names) < 2:
         raise ValueError(f"label: classification wants two classes or more, got {names}")
     return names
@@ -230,7 +230,7 @@ def _numbers(options, train, layout, classes, cross):
     """The training data with labels as numbers."""
     if layout.label is None:
         return train
-    values = list(train[layout.label])
+    values = train[layout.label][:]
     if layout.name == "scored pairs":
         if options.score_range is not None:
             low, high = options.score_range

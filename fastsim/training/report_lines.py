@@ -18,7 +18,7 @@ def header(options, task, processes):
     device = task.encoder.device
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
-    loss = ", ".join(f"{name}={value}" for name, value in task.loss_values().items())
+    loss = ", ".join(f"{name}={_shown(value)}" for name, value in task.loss_values().items())
     micro = f", {options.micro_batch_size} encoded at once" if options.micro_batch_size else ""
     many = f" x {options.accumulate} accumulated" if options.accumulate > 1 else ""
     return [
@@ -33,6 +33,11 @@ def header(options, task, processes):
         + (f" ({loss})" if loss else "")
         + f", backend {_backend(device)}",
     ]
+
+
+def _shown(value):
+    """A float32 number in as few digits as it was given in."""
+    return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def planned_steps(options, task):

@@ -108,13 +108,19 @@ def _json_list(path):
 
 
 def _parquet(path):
+    parts = (table.to_pylist() for table in parquet_tables(path))
+    yield from enumerate(itertools.chain.from_iterable(parts), start=1)
+
+
+def parquet_tables(path):
+    """The rows of a Parquet file as Arrow tables of up to 10,000."""
     import pyarrow
     import pyarrow.parquet
 
     try:
         file = pyarrow.parquet.ParquetFile(path)
-        batches = (batch.to_pylist() for batch in file.iter_batches(10_000))
-        yield from enumerate(itertools.chain.from_iterable(batches), start=1)
+        for batch in file.iter_batches(10_000):
+            yield pyarrow.Table.from_batches([batch])
     except pyarrow.ArrowException as error:
         raise DataError(f"{path}: no Parquet: {error}") from error
 

@@ -40,17 +40,19 @@ def train(options, say=None, *, dry_run=False):
     import transformers
     from accelerate import PartialState
 
+    from fastsim.training import sharding
     from fastsim.training.report_lines import Lines, header
     from fastsim.training.stopping import Watch
     from fastsim.training.trainer import Collator, Trainer, freeze_idle
 
-    _check_sharding()
+    sharded = sharding.asked_for()
     output = Path(os.path.realpath(options.output))
     process = PartialState(cpu=options.cpu or not torch.cuda.is_available())
     several = process.num_processes > 1
     say = (say or _tell) if process.is_main_process else (lambda line: None)
-    say(f"reading {options.train}")
-    task = prepare(options, torch.distributed.group.WORLD if several else None, say)
+    say(f"reading {options.train if isinstance(options.train, str) else ', '.join(options.train)}")
+    with variables(sharding.whole_while_loading()):
+        task = prepare(options, torch.distributed.group.WORLD if several else None, say)
     if process.is_main_process:
         check_writable(output)
     checkpoints = saved.checkpoint_folder(output, options.checkpoints)
@@ -65,6 +67,7 @@ def train(options, say=None, *, dry_run=False):
         state, checkpoint = _begin(options, task, checkpoints, process.is_main_process, say)
     if state["before"]:
         say(f"before   {task.metric} {state['before'][task.metric]:.4f}")
+    layout, metric, cross = task.layout, task.metric, task.cross
     collator = Collator(
         task.encoder, task.layout, cross=task.cross, micro_batch_size=options.micro_batch_size
     )
@@ -87,10 +90,12 @@ def train(options, say=None, *, dry_run=False):
             batches=task.batches,
             batch_size=options.batch_size,
             micro_batch_size=options.micro_batch_size,
-            evaluation=None if task.eval is None else task.evaluate,
+            task=task,
             loss_learning_rate=options.loss_learning_rate,
             callbacks=callbacks,
         )
+    if sharded and not trainer.is_sharded:
+        say(f"accelerate shards no model on {process.device}: every process holds all of it")
     for chatter in (transformers.PrinterCallback, transformers.trainer_callback.ProgressCallback):
         trainer.remove_callback(chatter)
     with watch.listening():
@@ -98,22 +103,23 @@ def train(options, say=None, *, dry_run=False):
     if watch.signal and outcome.global_step < trainer.state.max_steps:
         _stop(watch.signal, outcome.global_step, trainer.state.max_steps, checkpoints)
     trainer.check_finite()
-    after = None if task.eval is None else task.evaluate()
+    task = trainer.whole_task()
+    after = None if trainer.eval_dataset is None else task.evaluate()
     result = {
         "options": asdict(options),
         "versions": versions(),
-        "columns": task.layout.columns,
-        "rows": len(task.train),
+        "columns": layout.columns,
+        "rows": len(trainer.train_dataset),
         "steps": outcome.global_step,
         "seconds": outcome.metrics["train_runtime"],
-        "metric": task.metric,
+        "metric": metric,
         "before": state["before"],
         "after": after,
         "loss_values": task.loss_values(),
         "history": trainer.state.log_history,
     }
     if trainer.is_world_process_zero():
-        _save(task, result, state, output)
+        _save(task, result, state, output, cross=cross)
         if not options.keep_checkpoints:
             saved.remove_run(checkpoints)
         if options.push_to_hub:
@@ -138,17 +144,6 @@ def _push(name, output, say):
     hub.create_repo(name, exist_ok=True)
     hub.upload_folder(repo_id=name, folder_path=output, allow_patterns=files_of(output))
     say(f"pushed to {name}")
-
-
-def _check_sharding():
-    """ValueError where accelerate's configuration shards the model, whose weights are not saved."""
-    for name in ("FSDP", "DEEPSPEED"):
-        if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true":
-            raise ValueError(
-                f"ACCELERATE_USE_{name}: wanted a configuration of accelerate that keeps the model"
-                " whole on every process (MULTI_GPU or MULTI_CPU); for a training loop of your own"
-                " fastsim.grad_cache serves FSDP2 and DeepSpeed"
-            )
 
 
 def _tell(line):
@@ -241,17 +236,17 @@ def _write_run(checkpoints, state):
 # ---- where it ends ----
 
 
-def _save(task, result, state, output):
+def _save(task, result, state, output, *, cross):
     from fastsim.training import plots
 
     with replaced_folder(output) as folder:
         task.write_to(folder)
         text = json.dumps(result, indent=1)
         (folder / "fastsim_training.json").write_text(text, encoding="utf-8")
-        card = model_card(result, task.encoder, output.name, cross=task.cross)
+        card = model_card(result, task.encoder, output.name, cross=cross)
         (folder / "README.md").write_text(card, encoding="utf-8")
         pictures = folder / "pictures"
-        plots.curves(result["history"], task.metric, pictures / "curves.png")
+        plots.curves(result["history"], result["metric"], pictures / "curves.png")
         now = task.sample()
         if "heat" in now:
             plots.heat_maps(state["heat"], now["heat"], pictures / "cosines.png")

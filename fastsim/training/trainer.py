@@ -15,6 +15,7 @@ from fastsim.training.batch_plan import LinkedRows
 from fastsim.training.batches import LinkedBatches, SharedBatches
 from fastsim.training.checkpoints import seal
 from fastsim.training.folders import full_disk_named
+from fastsim.training.sharding import WholeTask, any_process, local_part
 
 
 class BiEncoderModel(nn.Module):
@@ -23,6 +24,7 @@ class BiEncoderModel(nn.Module):
     def __init__(self, encoder, objective):
         super().__init__()
         self.encoder, self.objective = encoder, objective
+        self._no_split_modules = _layers_of(encoder)
 
     def forward(self, features, labels=None, exclude=None):
         """features: one dictionary of tensors per text column; labels (N,) or None.
@@ -40,10 +42,18 @@ class CrossEncoderModel(nn.Module):
     def __init__(self, encoder, loss, group=None):
         super().__init__()
         self.encoder, self.loss, self.group = encoder, loss, group
+        self._no_split_modules = _layers_of(encoder)
 
     def forward(self, features, labels=None):
         """features: the tensors of the joint input; labels (N,) in [0, 1]."""
         return {"loss": self.loss(self.encoder(features), labels, group=self.group)}
+
+
+def _layers_of(encoder):
+    """Names of the classes of layers that FSDP2 gathers one by one, for accelerate."""
+    names = getattr(encoder.model, "_no_split_modules", None) or []
+    found = {type(module).__name__ for module in encoder.modules()}
+    return [name for name in names if name in found]
 
 
 class Bound(nn.Module):
@@ -118,9 +128,9 @@ class Trainer(transformers.Trainer):
 
     batches: a batch sampler over all processes, or None: rows as transformers shuffles them.
     batch_size: rows of a batch over all processes. micro_batch_size: rows that are encoded at
-    once, by `GradCache`; None: all. evaluation: None, or a function that returns metrics of the
-    model being trained. loss_learning_rate: for the loss's own parameters, by default that of the
-    encoder. What losses see of their batches (`fastsim.metrics`) is logged beside the loss as
+    once, by `GradCache`; None: all. task: the `Task`, which evaluates the model being trained
+    where it has data for it. loss_learning_rate: for the loss's own parameters, by default that of
+    the encoder. What losses see of their batches (`fastsim.metrics`) is logged beside the loss as
     `batch_...`. A loss or a weight that is not finite ends the training before anything is saved.
     """
 
@@ -130,12 +140,18 @@ class Trainer(transformers.Trainer):
         batches,
         batch_size,
         micro_batch_size=None,
-        evaluation=None,
+        task=None,
         loss_learning_rate=None,
         **options,
     ):
         super().__init__(**options)
-        self.batches, self.evaluation = batches, evaluation
+        self.batches, self.task = batches, task
+        self.is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        if self.is_deepspeed_enabled:
+            zero = self.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
+            zero["stage3_gather_16bit_weights_on_model_save"] = True  # what is saved is whole
+        self._whole = WholeTask(task, self.accelerator) if self.is_sharded else None
+        self._best = None  # the folder of the best weights, where they are not loaded
         self._bad = None  # on the device: whether a loss was not finite
         self.batch_size, self.micro_batch_size = batch_size, micro_batch_size
         self.loss_learning_rate = loss_learning_rate
@@ -181,16 +197,22 @@ class Trainer(transformers.Trainer):
             model, Bound(self.model.objective, **inputs), micro_batch_size=self.micro_batch_size
         )
         steps, scaler = self.current_gradient_accumulation_steps, self.accelerator.scaler
+        if self.is_deepspeed_enabled:
+            model.set_gradient_accumulation_boundary(self.accelerator.sync_gradients)
         with self.compute_loss_context_manager():
             value = cache.backward(
                 *columns,
                 scale=lambda loss: (loss if scaler is None else scaler.scale(loss)) / steps,
             )
+        if self.is_deepspeed_enabled and self.accelerator.sync_gradients:
+            model.step()  # accelerate's optimizer leaves it to the engine
         return value / steps
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
-        """The metrics of `evaluation`, logged under `eval_...`."""
-        found = self.evaluation()
+        """The metrics of the task, logged under `eval_...`."""
+        if self.is_sharded:
+            self._whole.fill(self.model_wrapped)
+        found = (self._whole or self.task).evaluate()
         found = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self.log(found)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
@@ -212,9 +234,36 @@ class Trainer(transformers.Trainer):
         state.max_steps, self.state = steps, state
         best = state.best_model_checkpoint if self.args.load_best_model_at_end else None
         folder = Path(best) if best and Path(best).is_dir() else checkpoint
-        self._load_from_checkpoint(str(folder))
+        if self.is_sharded:
+            self._best = folder
+        else:
+            self._load_from_checkpoint(str(folder))
         seconds = sum(entry.get("train_runtime", 0.0) for entry in state.log_history)
         return TrainOutput(state.global_step, 0.0, {"train_runtime": seconds})
+
+    def whole_task(self):
+        """The task with all weights of its model: itself, or its copy where they are sharded."""
+        if not self.is_sharded:
+            return self.task
+        if self._best is None:
+            self._whole.fill(self.model_wrapped)
+        else:
+            self._whole.read(self._best)
+        return self._whole
+
+    def _load_best_model(self):
+        """As in transformers; of sharded models the copy reads the best weights."""
+        if self.is_sharded:
+            self._best = Path(self.state.best_model_checkpoint)
+        else:
+            super()._load_best_model()
+
+    def save_model(self, output_dir=None, _internal_call=False):
+        """As in transformers; of sharded models whole weights, for `whole_task`."""
+        if not self.is_sharded:
+            return super().save_model(output_dir, _internal_call)
+        state = self.accelerator.get_state_dict(self.model_wrapped)
+        return self._save(output_dir, state_dict=state)
 
     def check_finite(self, *, weights=True):
         """FloatingPointError where a loss since the start, or a weight now, is not finite."""
@@ -225,7 +274,8 @@ class Trainer(transformers.Trainer):
         if not weights:
             return
         for name, parameter in self.model.named_parameters():
-            if not bool(parameter.isfinite().all()):
+            bad = not bool(local_part(parameter).isfinite().all())
+            if any_process(bad, self.args.device) if self.is_sharded else bad:
                 raise FloatingPointError(
                     f"the weights {name} became NaN or infinite by step {step}: {hint}"
                 )

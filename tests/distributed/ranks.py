@@ -81,7 +81,16 @@ SELECTIONS = [
         ("copies", 1, copies),
     )
 ]
-BATCHWISE = [c for c in CASES if "group" in c.loss.__kwdefaults__] + REFERENCES + SELECTIONS
+
+
+def _own_negatives(n, m, d, generator):
+    sides = [embeddings(count, d, generator=generator) for count in (n, m)]
+    return sides, [], {"own_negatives": embeddings(n, 3, d, generator=generator)}
+
+
+OWN_NEGATIVES = [Case("info_nce-own", fastsim.info_nce, None, _own_negatives)]
+WITH_GROUP = [c for c in CASES if "group" in c.loss.__kwdefaults__]
+BATCHWISE = WITH_GROUP + REFERENCES + SELECTIONS + OWN_NEGATIVES
 # (exchange, backend, dtype). float32, "eager" and "torch" need not be tried with every number of
 # processes: what is theirs alone does not know it.
 WAYS = {
@@ -101,10 +110,8 @@ def ways(case, ranks):
         found += [(*way, "none", True) for way in ALWAYS]
     if "reduction" not in case.loss.__kwdefaults__:
         found = list(dict.fromkeys((*way[:3], None, way[4]) for way in found))
-    if (
-        case.loss is fastsim.late_interaction
-    ):  # its documents do not travel, and every rank has some
-        found = [way for way in found if way[0] == "gather" and not way[4]]
+    if case.loss is fastsim.late_interaction:  # its documents do not travel
+        found = [way for way in found if way[0] == "gather"]
     # In a library product the scores of copies may differ by rounding.
     return [way for way in found if way[1] == "cpu" or not case.name.endswith("-copies")]
 
@@ -142,10 +149,11 @@ def whole_of(case, parts):
     counts = [[len(t) for t in part.tensors if t is not None] for part in parts]
     starts = [sum(count[-1] for count in counts[:rank]) for rank in range(len(parts))]
     options = dict(parts[0].options)
-    if "exclude" in options:
-        exclude = zip(*(part.options["exclude"] for part in parts), strict=True)
-        options["exclude"] = tuple(map(torch.cat, exclude))
-    for name in {"query_mask", "document_mask", "candidate_bias", "tau_plus"} & {*options}:
+    for name in {"exclude", "guide"} & {*options}:
+        pairs = zip(*(part.options[name] for part in parts), strict=True)
+        options[name] = tuple(map(torch.cat, pairs))
+    of_rows = {"query_mask", "document_mask", "candidate_bias", "own_negatives", "tau_plus"}
+    for name in of_rows & {*options}:
         options[name] = torch.cat([part.options[name] for part in parts])
     others, order = [], None
     own = [torch.arange(len(part.tensors[0])) for part in parts]
@@ -186,6 +194,8 @@ def joined(tensors):
 def run(case, part, dtype, reduction, **extra):
     """(value, gradients of embeddings, gradients of the learnt numbers)."""
     options = part.options | extra
+    if "own_negatives" in options:
+        options["own_negatives"] = options["own_negatives"].to(dtype)
     learnt = {}
     for name, value in LEARNT.items():
         if name in case.loss.__kwdefaults__:

@@ -57,6 +57,17 @@ def test_a_refusal_on_one_rank_is_raised_on_all(name, reason, found):
         assert rank["refusals"]["after"] is True
 
 
+@pytest.mark.parametrize("at", [2, 12], ids=["first pass", "second pass"])
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
+def test_an_encoder_that_fails_on_one_rank_is_told_to_all(wrapper, at, found):
+    """Between the layers too, whose parameters FSDP2 gathers; from the first pass all go on."""
+    for number, rank in enumerate(found):
+        said, seconds, error = rank["failing"][wrapper, at]
+        assert ("" if number == 1 else "rank 1: ") + "ValueError: no such layer" in said
+        assert seconds < 5
+        assert error <= ALLOWED
+
+
 def test_a_learnt_temperature_has_one_gradient(found):
     """Without DistributedDataParallel too: the mean over the ranks is that of one process."""
     for rank in found:

@@ -24,9 +24,11 @@ ROWS = (16, 7, 9)  # of each rank: other numbers of micro-batches
 SIZE = 4
 
 
-def model(seed):
+def model(seed, middle=None):
+    """middle: a layer that changes nothing, put between the others."""
     torch.manual_seed(seed_of(seed))
-    return torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 5))
+    layers = torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 5)
+    return torch.nn.Sequential(*layers[:2], middle or torch.nn.Identity(), layers[2])
 
 
 def batches(ranks, seed, rows=ROWS):
@@ -46,21 +48,21 @@ def worst(found, truth):
     return max(((f - t).abs().max() / t.abs().max()).item() for f, t in pairs)
 
 
-def ddp(group, seed):
+def ddp(group, seed, middle=None):
     count = []
 
     def hook(state, bucket):
         count.append(1)
         return default_hooks.allreduce_hook(state, bucket)
 
-    wrapped = torch.nn.parallel.DistributedDataParallel(model(seed), process_group=group)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model(seed, middle), process_group=group)
     wrapped.register_comm_hook(group, hook)
     return wrapped, count, lambda: [p.grad for p in wrapped.parameters()]
 
 
-def fsdp(group, seed):
+def fsdp(group, seed, middle=None):
     mesh = DeviceMesh.from_group(group, "cpu")
-    encode, count = model(seed), []
+    encode, count = model(seed, middle), []
     for layer in encode:
         if isinstance(layer, torch.nn.Linear):
             fully_shard(layer, mesh=mesh)
@@ -133,6 +135,36 @@ def failing_encoder(group, seed):
 
     cache = GradCache(encode, losses.SigLIP(group=group), micro_batch_size=SIZE, module=wrapped)
     cache.backward(*batches(dist.get_world_size(group), seed)[dist.get_rank(group)])
+
+
+class Failing(torch.nn.Module):
+    """A layer that fails at its so many-th call on rank 1."""
+
+    def __init__(self, group, at):
+        super().__init__()
+        self.group, self.at, self.calls = group, at, 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == self.at and dist.get_rank(self.group) == 1:
+            raise ValueError("no such layer")
+        return x
+
+
+def failing_within(make, group, seed, at):
+    """A step whose encoder fails between its layers on rank 1, and then one that does not.
+
+    None after a failure in the second pass, which leaves part of the gradients behind.
+    """
+    encode, _, gradients = make(group, seed, Failing(group, at))
+    parts = batches(dist.get_world_size(group), seed)
+    cache = GradCache(encode, losses.SigLIP(group=group), micro_batch_size=SIZE)
+    said, seconds = said_of(lambda: cache.backward(*parts[dist.get_rank(group)]))
+    if at > 8:
+        return said, seconds, 0.0
+    encode.zero_grad()
+    cache.backward(*parts[dist.get_rank(group)])
+    return said, seconds, worst(gradients(), wanted(parts, seed))
 
 
 def said_of(call):
@@ -343,6 +375,12 @@ def everything(group, seed):
     """All of the above on this rank of a group."""
     makes = (ddp, function_around_ddp, fsdp, deepspeed)
     found = {make.__name__: step_of(make, group, seed) for make in makes}
+    # In the first pass and in the second, of which each has eight calls on a rank.
+    found["failing"] = {
+        (make.__name__, at): failing_within(make, group, seed, at)
+        for make in (ddp, fsdp)
+        for at in (2, 12)
+    }
     found["no rows"] = step_of(ddp, group, seed, rows=(16, 0, 9))[0]
     found["refusals"] = refusals(group, seed)
     found["learnt"] = learnt(group, seed)

@@ -1,9 +1,12 @@
 """Reading data: every fault stops with file, line and reason."""
 
 import json
+import math
 from collections import Counter
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 pytest.importorskip("datasets")
 from fastsim.training.data import DataError, read_corpus, read_data
@@ -109,6 +112,31 @@ FAULTS = {
     "missing": ("jsonl", '{"anchor": "a", "positive": "b"}\n{"anchor": "a"}\n', "line 2: no posi"),
     "null": ("jsonl", '{"anchor": "a", "positive": null}\n', "line 1: no positive"),
     "a number": ("jsonl", '{"anchor": "a", "positive": 3}\n', "line 1: positive: wanted a text"),
+    "parquet, a number": (
+        "parquet",
+        {"anchor": ["a"], "positive": [3]},
+        "line 1: positive: wanted",
+    ),
+    "parquet, null": (
+        "parquet",
+        {"anchor": ["a"] * 10_002, "positive": ["b"] * 10_001 + [None]},
+        "line 10002: no positive",
+    ),
+    "parquet, empty": (
+        "parquet",
+        {"anchor": ["a", "\u2003"], "positive": ["b"] * 2},
+        "line 2: anchor",
+    ),
+    "parquet, a NUL": (
+        "parquet",
+        {"anchor": ["a", "b\0"], "positive": ["b"] * 2},
+        "line 2: anchor",
+    ),
+    "parquet, NaN": (
+        "parquet",
+        {"sentence1": ["a"], "sentence2": ["b"], "score": [math.nan]},
+        "line 1: score: wanted a number",
+    ),
     "no parquet": ("parquet", "x" * 20, "no Parquet"),
 }
 
@@ -117,7 +145,10 @@ FAULTS = {
 def test_a_fault_stops_with_its_line(fault, tmp_path):
     kind, text, reason = FAULTS[fault]
     path = tmp_path / f"data.{kind}"
-    path.write_text(text)
+    if isinstance(text, dict):
+        parquet.write_table(pyarrow.table(text), path)
+    else:
+        path.write_text(text)
     with pytest.raises(DataError, match=reason) as caught:
         read_data(path)
     assert str(path) in str(caught.value)
@@ -230,6 +261,27 @@ def test_long_fields_gzip_json_and_several_files(tmp_path):
         read_data(path)
 
 
+def test_columns_of_arrow_are_read_as_rows_are(tmp_path, monkeypatch):
+    """Classes that are numbers, scores that are integers, other types of text: the same values."""
+    from fastsim.training import data
+
+    tables = [
+        {"sentence1": ["a ", "b"], "sentence2": ["c", "d"], "score": [1, 0]},
+        {"sentence1": ["a"], "sentence2": ["c"], "score": pyarrow.array([0.5], pyarrow.float32())},
+        {"text": ["a", "b"], "label": [3, 4]},
+        {"text": ["a", "b"], "label": [" x", "y"]},
+        {"text": ["a", "b"], "label": [1.0, 2.0]},
+        {"text": pyarrow.array(["a"], pyarrow.large_string()), "label": ["z"]},
+    ]
+    for number, columns in enumerate(tables):
+        path = tmp_path / f"{number}.parquet"
+        parquet.write_table(pyarrow.table(columns), path)
+        found = read_data(path)[0].to_dict()
+        with monkeypatch.context() as patch:
+            patch.setattr(data, "checked_columns", lambda *_: None)
+            assert read_data(path)[0].to_dict() == found
+
+
 def test_data_sets_of_the_hub_are_read_by_name(tmp_path):
     from fastsim.training import hub
 
@@ -258,9 +310,9 @@ def test_data_sets_of_the_hub_are_read_by_name(tmp_path):
 
 
 def test_many_rows_are_mapped_from_a_file(tmp_path, monkeypatch):
-    from fastsim.training import data
+    from fastsim.training import data, store
 
-    monkeypatch.setattr(data, "_IN_MEMORY", 20)
+    monkeypatch.setattr(store, "_IN_MEMORY", 20)
     monkeypatch.setattr(data, "_PART", 7)
     path = tmp_path / "data.tsv"
     path.write_text("anchor\tpositive\n" + "".join(f"a{i}\tb{i}\n" for i in range(50)))

@@ -63,6 +63,12 @@ class CudaBackend(TritonBackend):
     def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
         return cuda_passes.unit_rows_backward(grad_unit, x, inverse, factor, dtype)
 
+    def tile_rows(self, x):
+        return self.unit_rows(x)
+
+    def tile_rows_backward(self, grad_rows, x, inverse, factor, dtype):
+        return self.unit_rows_backward(grad_rows, x, inverse, factor, dtype)
+
     def forward(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
         return cuda_passes.forward(tile, unit_x, unit_y)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from fastsim.backends.base import Backend
+from fastsim.backends.base import EXTRAS, Backend
 from fastsim.backends.torch import cosent, max_sim, panels, rows, selection, steps
 from fastsim.backends.torch.block import Block
 from fastsim.backends.torch.epilogues import EPILOGUES
@@ -28,7 +28,7 @@ class TorchBackend(Backend):
     """Every floating-point tensor on every device."""
 
     name = "torch"
-    adds_column_bias = True
+    extras = frozenset(EXTRAS)
     observes = True
 
     def unsupported_reason(self, *tensors, kind=None):

@@ -131,7 +131,10 @@ class Block:
         if self.thresholds is not None:
             masks.append(panel > self._thresholds())
         if self.guided is not None:
-            masks.append(self.guided > _above(self.guide_thresholds[:, None]))
+            above = self.guided > _above(self.guide_thresholds[:, None])
+            if self.positives is not None:
+                self.set_at_positives(above, False)
+            masks.append(above)
         return masks
 
     def _masks_by_index(self):

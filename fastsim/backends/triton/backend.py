@@ -1,18 +1,21 @@
 """The Triton backend: a product of unit rows with the loss as an epilogue, on NVIDIA and AMD GPUs.
 
 A forward reduction leaves partial results per tile, merged in a fixed order; a score gradient panel
-goes to library products. Operands of 16-bit inputs are float16, whose score gradients are kept in
-range by a power of two (`loss_scale`); float32 operands follow
+goes to library products. Operands of 16-bit inputs are float16: their own rows,
+scaled by powers of two, whose products are exact (`ScaledRows`); their score gradients are kept in
+range by a power of two (`loss_scale`). float32 operands follow
 torch.get_float32_matmul_precision(). Nothing waits for the device. The kernels are in
 fastsim/backends/triton/kernels, imported on first use.
 
 Forward and backward take 6u, u = N M D, where a panel is visited once: elementwise losses write
 loss and score gradient from one product, others keep the scores in 16 bits for the score gradients
-(kept.py). Losses that look at columns or the whole matrix can do so where the matrix fits the panel
-(13,500 rows and columns; more by FASTSIM_PANEL_MB), else they take 8u, as float32 operands do.
+(kept.py), from the depth on that table.py names, and take 8u below. Losses that look at columns or
+the whole matrix can do so where the matrix fits the panel (13,500 rows and columns; more by
+FASTSIM_PANEL_MB), else they take 8u, as float32 operands do.
 """
 
 import functools
+import importlib.metadata
 import importlib.util
 import os
 
@@ -21,6 +24,8 @@ import torch
 from fastsim.backends import lists
 from fastsim.backends.base import Backend
 from fastsim.backends.panel import panel_bytes
+from fastsim.backends.triton.kernels.table import PANEL_LINE
+from fastsim.backends.triton.scaled_rows import values_and_rest
 from fastsim.pairs import Pairs
 
 # Bytes of float16 score gradients alive, twice that of float32; FASTSIM_PANEL_MB sets another
@@ -31,14 +36,43 @@ PANEL = 352 << 20
 WIDEST = 1 << 17  # columns of a block of whole rows: more would leave the products too few rows
 WIDE = 1 << 14  # columns of any other block: tall blocks read the sums over panels back less often
 TALL = 128  # a block's height is a multiple, so that no tile but the last is ragged
-LINE = 64  # a panel's row is padded to a multiple: library products want aligned rows
 _INSTALLED = importlib.util.find_spec("triton") is not None  # found, not imported
+OLDEST_TRITON = (3, 6)
 TOP_EXPONENT = 15  # float16 score gradients stay below 2^15, half its range
 
 
 def interpreting():
     """Whether Triton's interpreter runs the kernels (on CPU tensors, for tests)."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
+
+
+@functools.cache
+def _unsupported_device(device):
+    """None if the kernels serve this GPU with the Triton and torch at hand, else a sentence."""
+    version = importlib.metadata.version("triton")
+    if tuple(map(int, version.split(".")[:2])) < OLDEST_TRITON:
+        oldest = ".".join(map(str, OLDEST_TRITON))
+        return f"it wants Triton {oldest} or later, got {version}"
+    capability = torch.cuda.get_device_capability(device)
+    if not torch.version.hip and capability < (8, 0):
+        return f"it wants compute capability 8.0 or later, got {'.'.join(map(str, capability))}"
+    half = torch.ones(16, 16, dtype=torch.float16, device=f"cuda:{device}")
+    try:
+        sums = torch.empty(16, 16, dtype=torch.float32, device=half.device)
+        for accumulate in (False, True):
+            _wide_product(half, half, sums, accumulate=accumulate)
+    except (RuntimeError, AttributeError) as error:
+        why = str(error).splitlines()[0]
+        return f"torch's product of float16 matrices with a float32 result fails here: {why}"
+    return None
+
+
+def _wide_product(left, right, out, *, accumulate):
+    """out = left @ right in the type of `out`, which is wider, or added to it."""
+    if accumulate:
+        torch.ops.aten.addmm.dtype_out(out, left, right, out.dtype, out=out)
+    else:
+        torch.ops.aten.mm.dtype_out(left, right, out.dtype, out=out)
 
 
 @functools.cache
@@ -81,8 +115,12 @@ class TritonBackend(Backend):
                 return f"it serves {wanted}, got one on {tensor.device}"
             if tensor.dtype == torch.float64:
                 return "it serves float16, bfloat16 and float32, got torch.float64"
-        if where == "cuda" and not torch.cuda.is_available():
-            return "no GPU is visible (TRITON_INTERPRET=1 runs the kernels on CPU tensors)"
+        if where == "cuda":
+            if not torch.cuda.is_available():
+                return "no GPU is visible (TRITON_INTERPRET=1 runs the kernels on CPU tensors)"
+            device = tensors[0].device.index if tensors else torch.cuda.current_device()
+            if (reason := _unsupported_device(device)) is not None:
+                return reason
         return self.unsupported_kind(kind)
 
     def kinds(self):
@@ -99,14 +137,13 @@ class TritonBackend(Backend):
         )
 
     def multiply(self, left, right, out, *, accumulate):
+        right, _ = values_and_rest(right)
         if left.dtype == out.dtype:
             super().multiply(left, right, out, accumulate=accumulate)
         elif out.device.type == "cpu":
             super().multiply(left.to(out.dtype), right.to(out.dtype), out, accumulate=accumulate)
-        elif accumulate:
-            torch.ops.aten.addmm.dtype_out(out, left, right, out.dtype, out=out)
         else:
-            torch.ops.aten.mm.dtype_out(left, right, out.dtype, out=out)
+            _wide_product(left, right, out, accumulate=accumulate)
 
     def loss_scale(self, tile, weights, dtype, columns):
         if dtype.itemsize != 2:
@@ -121,11 +158,18 @@ class TritonBackend(Backend):
     def unit_rows(self, x, dtype=None):
         return _launches().unit_rows(x, dtype)
 
+    def tile_rows(self, x):
+        return _launches().tile_rows(x)
+
     def operand(self, unit, dtype):
         return _launches().operand(unit, dtype)
 
     def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
         return _launches().unit_rows_backward(grad_unit, x, inverse, factor, dtype)
+
+    def tile_rows_backward(self, grad_rows, x, inverse, factor, dtype):
+        scaled = x.dtype.itemsize == 2
+        return _launches().unit_rows_backward(grad_rows, x, inverse, factor, dtype, scaled=scaled)
 
     def whole_rows_fit(self, columns, device):
         return columns <= WIDEST
@@ -180,7 +224,7 @@ class TritonBackend(Backend):
 
 
 def _padded(columns):
-    return -(-columns // LINE) * LINE
+    return -(-columns // PANEL_LINE) * PANEL_LINE
 
 
 def _panel_bytes():

@@ -26,7 +26,9 @@ class NoFloat64(TorchDispatchMode):
 
 
 def narrow(value):
-    """Labels and biases as such a device may have them."""
+    """Labels, biases and guides as such a device may have them."""
+    if isinstance(value, tuple):
+        return tuple(map(narrow, value))
     wide = isinstance(value, torch.Tensor) and value.dtype == torch.float64
     return value.float() if wide else value
 

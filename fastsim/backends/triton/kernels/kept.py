@@ -1,20 +1,20 @@
 """Scores kept in 16 bits between a forward reduction and the score gradients, so that the product
 is done once.
 
-A row of a tile keeps its maximum and a step, and each score as a whole number of steps below that
-maximum; one number stands for a pair that takes no part, so nothing is decided twice. The maximum
-itself comes back exactly, so a row of one candidate has score gradient exactly 0. The others are
-off by at most range / 2^17: 2^-16 where cosines go from -1 to 1, and a tenth of that for the few
-tenths that the scores of a row usually span. Rounding unit rows of 768 features to float16 moves a
-score by as much as the larger of the two. An exponential in float16, the other thing that 16 bits
-could hold, serves rows only: what is nothing to its row may be all that a column has.
+A row of a part of a tile keeps its maximum and a step, and each score as a whole number of steps
+below that maximum; one number stands for a pair that takes no part, so nothing is decided twice.
+The maximum itself comes back exactly, so a row of one candidate has score gradient exactly 0. The
+others are off by at most range / 2^17: 2^-16 where cosines go from -1 to 1, and a tenth of that for
+the few tenths that the scores of a row usually span. At a scale of 100 that moves an exponential by
+2e-4, less than float16 rounds a score gradient by. An exponential in float16, the other thing that
+16 bits could hold, serves rows only: what is nothing to its row may be all that a column has.
 
 What it costs and saves, per score: 2 bytes written by the forward reduction and 2 read back by the
-score gradient pass, and either way 8 bytes of maximum and step for each part of a row (64 scores on
-sm_90), 4.25 bytes in all; the codes lie where the score gradients will. Against that stand 2 D
-FLOP. On an H200 (4.3 TB/s, 790 TFLOP/s of the library) that is 1.0 ps against 1.9 ps at D = 768,
-and even at D = 390, sooner where a tile product does not reach the library's rate: table.py says
-from which depth on.
+score gradient pass, and either way 8 bytes of maximum and step for each part of a row (32 scores),
+4.5 bytes in all; the codes lie where the score gradients will. Against that stand 2 D FLOP. On an
+H200 (4.3 TB/s, 790 TFLOP/s of the library) that is 1.05 ps against 1.9 ps at D = 768, and even at
+D = 410, sooner where a tile product does not reach the library's rate: table.py says from which
+depth on.
 """
 
 import triton
@@ -28,34 +28,35 @@ MIDDLE = tl.constexpr(32768)  # codes are stored less this, as signed integers
 
 
 @triton.jit
-def _place(row, column, block, kept):
-    at = (row - block.row0).to(tl.int64)[:, None] * kept.stride
-    at += (column - block.column0)[None, :]
-    return kept.codes + at, (row < block.row1)[:, None] & (column < block.column1)[None, :]
+def _place(row, local, in_rows, codes, stride):
+    """Places and mask of the codes of rows and columns of the block; a row ends with a line."""
+    at = row.to(tl.int64)[:, None] * stride + local[None, :]
+    return codes + at, in_rows[:, None] & (local < stride)[None, :]
 
 
 @triton.jit
-def keep(scores, row, column, at, block, kept):
-    """Writes the codes of a tile of scores, and the maximum and step of its rows to places `at`."""
+def keep(scores, row, local, in_rows, codes, stride, ranges, plane):
+    """Writes the codes of a tile of scores, and the maximum and step of its rows to `ranges`."""
     left_out = scores <= LEFT_OUT
     top = tl.max(scores, 1)
     bottom = tl.min(tl.where(left_out, top[:, None], scores), 1)
     step = (top - bottom) / STEPS
-    tl.store(kept.top + at, top, mask=row < block.row1)
-    tl.store(kept.step + at, step, mask=row < block.row1)
+    tl.store(ranges, top, mask=in_rows)
+    tl.store(ranges + plane, step, mask=in_rows)
     per_step = tl.where(step > 0, 1.0 / tl.where(step > 0, step, 1.0), 0.0)
-    steps = tl.minimum((top[:, None] - scores) * per_step[:, None] + 0.5, STEPS).to(tl.int32)
+    # The integer below, of half a step more.
+    steps = tl.minimum(tl.fma(top[:, None] - scores, per_step[:, None], 0.5), STEPS).to(tl.int32)
     code = tl.where(left_out, NO_PART, steps) - MIDDLE
-    place, inside = _place(row, column, block, kept)
+    place, inside = _place(row, local, in_rows, codes, stride)
     tl.store(place, code.to(tl.int16), mask=inside)
 
 
 @triton.jit
-def recall(row, column, at, block, kept):
+def recall(row, local, in_rows, codes, stride, ranges, plane):
     """The scores of a tile again."""
-    place, inside = _place(row, column, block, kept)
+    place, inside = _place(row, local, in_rows, codes, stride)
     code = tl.load(place, mask=inside, other=NO_PART - MIDDLE).to(tl.int32) + MIDDLE
-    top = tl.load(kept.top + at, mask=row < block.row1, other=0.0)
-    step = tl.load(kept.step + at, mask=row < block.row1, other=0.0)
-    scores = top[:, None] - code.to(tl.float32) * step[:, None]
+    top = tl.load(ranges, mask=in_rows, other=0.0)
+    step = tl.load(ranges + plane, mask=in_rows, other=0.0)
+    scores = tl.fma(-code.to(tl.float32), step[:, None], top[:, None])
     return tl.where(code == NO_PART, LEFT_OUT, scores)

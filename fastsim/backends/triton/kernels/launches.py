@@ -1,20 +1,16 @@
 """What is allocated and launched: row kernels, and the tile kernel for one pair of unit rows."""
 
+from typing import NamedTuple
+
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fastsim.backends.triton.kernels.arguments import (
-    Block,
-    GuideArguments,
-    Kept,
-    PairArguments,
-    Work,
-)
 from fastsim.backends.triton.kernels.launching import launch
 from fastsim.backends.triton.kernels.merge import merge_exponentials_kernel
 from fastsim.backends.triton.kernels.rows import unit_rows_backward_kernel, unit_rows_kernel
 from fastsim.backends.triton.kernels.table import (
     LINE,
+    PANEL_LINE,
     architecture,
     block_sizes,
     operand_kind,
@@ -24,18 +20,57 @@ from fastsim.backends.triton.kernels.tile import (
     positives_kernel,
     tile_kernel,
 )
+from fastsim.backends.triton.scaled_rows import ScaledRows, values_and_rest
 
 PARTIALS = 128 << 20  # bytes of partial results alive
-KEPT_ROWS = (
-    32  # of a program that turns kept scores into score gradients: 16 a thread at 64 columns
-)
+KEPT_ROWS = 32  # of a program that turns kept scores into score gradients
+
+
+class Given(NamedTuple):
+    """What an epilogue is given beside the scores of a block.
+
+    of_rows (K, n), of_columns (K, m): coefficients. of_levels: what is written or read of each of
+    the `levels` (K,).
+    """
+
+    of_rows: torch.Tensor | None = None
+    of_columns: torch.Tensor | None = None
+    levels: torch.Tensor | None = None
+    of_levels: torch.Tensor | None = None
+
+    @property
+    def arguments(self):
+        """In the order of the kernels."""
+        count = 0 if self.levels is None else self.levels.numel()
+        return self.levels, count, self.of_levels, self.of_rows, self.of_columns
+
+    @property
+    def counts(self):
+        """How many coefficients there are, as the kernels' constants."""
+        rows, columns = (0 if c is None else len(c) for c in (self.of_rows, self.of_columns))
+        return {"ROWS_IN": rows, "COLUMNS_IN": columns}
+
+
+NOTHING = Given()
 
 
 # ---- rows ----
 
 
-def unit_rows(x, dtype):
-    """(unit rows, inverse norms); rows of operands (dtype None) are padded to whole lines."""
+def tile_rows(x):
+    """`unit_rows`, of 16-bit inputs as `ScaledRows`."""
+    if x.dtype.itemsize != 2:
+        return unit_rows(x, None)
+    rest = x.new_empty(x.shape[0], dtype=torch.float32)
+    values, inverse = unit_rows(x, None, rest)
+    return ScaledRows(values, rest), inverse
+
+
+def unit_rows(x, dtype, rest=None):
+    """(unit rows, inverse norms); rows of operands (dtype None) are padded to whole lines.
+
+    rest (N,): to be filled, of rows scaled by powers of two (`ScaledRows`).
+    """
     rows, depth = x.shape
     operand = dtype or operand_dtype(x.dtype)
     step = LINE // operand.itemsize
@@ -51,6 +86,7 @@ def unit_rows(x, dtype):
         *x.stride(),
         unit,
         inverse,
+        rest,
         rows,
         depth,
         width,
@@ -62,8 +98,8 @@ def unit_rows(x, dtype):
     return unit[:, :depth], inverse
 
 
-def unit_rows_backward(grad_unit, x, inverse, factor, dtype):
-    """(factor * dL/dx in `dtype`, unit . grad_unit)."""
+def unit_rows_backward(grad_unit, x, inverse, factor, dtype, *, scaled=False):
+    """(factor * dL/dx in `dtype`, unit . grad_unit); scaled: from the gradient of `ScaledRows`."""
     rows, depth = x.shape
     # The interpreter cuts float32 to bfloat16 instead of rounding it.
     written = torch.float32 if architecture(x.device) == "interpreter" else dtype
@@ -82,6 +118,7 @@ def unit_rows_backward(grad_unit, x, inverse, factor, dtype):
         dots,
         rows,
         depth,
+        SCALED=scaled,
         ROWS=band,
         BLOCK=chunk,
         num_warps=4,
@@ -122,28 +159,40 @@ class Launch:
 
     mirrored: a forward reduction over all rows with themselves takes the tiles that reach the
     diagonal or lie above it, and reduces the latter both ways. For a forward reduction that
-    keep nothing of columns.
+    keeps nothing of columns.
     """
 
     mirrored = False
 
-    def __init__(self, pairs, numbers, unit_x, unit_y, *, heavy=False):
-        self.unit_x, self.unit_y, self.device = unit_x, unit_y, unit_x.device
-        self.pairs, self.numbers, self.skip = pair_arguments(pairs), numbers, pairs.skip
-        self.stride = unit_x.stride(0)
+    def __init__(self, pairs, unit_x, unit_y, *, tile=None, heavy=False):
+        self.alone = unit_x is unit_y
+        (self.unit_x, x_rest), (self.unit_y, y_rest) = map(values_and_rest, (unit_x, unit_y))
+        self.device, self.rests = unit_x.device, (x_rest, y_rest)
+        self.pairs, self.skip = pair_arguments(pairs), pairs.skip
+        self.negative = float(pairs.negative_target)
+        self.numbers = (None, None, None, None)
+        if tile is not None:
+            taken, of_positives = tile.record.parameters, None
+            if "positive_scale" in taken:
+                of_positives = torch.full_like(tile.scale, tile.positive_scale)
+            scale, bias = (getattr(tile, n) if n in taken else None for n in ("scale", "bias"))
+            self.numbers = (scale, bias, float(tile.margin) or None, of_positives)
         kind = operand_kind(unit_x.dtype)
         self.precision = "tf32" if kind == "tf32" else "ieee"
-        self.sizes = block_sizes(architecture(self.device), kind, self.stride)
-        self.guide = None
+        sizes = block_sizes(architecture(self.device), kind, self.unit_x.stride(0))
+        self.guide = (pairs.thresholds, None, None, 0)
         if pairs.guide is not None:
             rows, columns = pairs.guide.rows, pairs.guide.columns
-            self.guide = GuideArguments(rows, columns, rows.stride(0), pairs.guide.thresholds)
+            steps = rows.stride(0) // sizes.depth
+            self.guide = (pairs.guide.thresholds, rows, columns, steps)
             # Its product has an accumulator of its own.
-            self.sizes = self.sizes._replace(columns=self.sizes.columns // 2)
-        elif pairs.thresholds is not None:
-            self.guide = GuideArguments(None, None, None, pairs.thresholds)
-        self.parts = self.sizes.parts * (2 if heavy else 1)
-        self.spares = self.stride >= self.sizes.spare
+            sizes = sizes._replace(columns=sizes.columns // 2, width=sizes.width // 2)
+        # Addresses of targets, or what is known of levels, for each score.
+        if pairs.dense is not None or (tile is not None and tile.levels is not None):
+            sizes = sizes.crowded()
+        self.sizes, self.steps = sizes, self.unit_x.stride(0) // sizes.depth
+        self.width = sizes.width // 2 if heavy else sizes.width
+        self.spares = self.unit_x.stride(0) >= sizes.spare
         self.keeps = self.spares and kind == "float16"
 
     def grid(self, rows, columns):
@@ -156,7 +205,7 @@ class Launch:
     def tiles(self, rows, columns):
         """(rows, columns) of what the epilogues take for tiles."""
         tall, wide = self.grid(rows, columns)
-        return tall, wide * self.parts
+        return tall, wide * (self.sizes.columns // self.width)
 
     def mirror(self, per_tile):
         """Whether both sides are the same rows and half the tiles pay; from now on if so.
@@ -165,16 +214,23 @@ class Launch:
         """
         everything = slice(0, self.unit_x.shape[0])
         tall, wide = self.tiles(everything, everything)
-        same = self.unit_x is self.unit_y and self.skip != "lower" and self.guide is None
+        same = self.alone and self.skip != "lower" and self.guide[0] is None
         self.mirrored = same and self.spares and tall * (tall + wide) * per_tile <= PARTIALS
+        if self.mirrored:
+            self.sizes = self.sizes.crowded()
         return self.mirrored
 
-    def row_partials(self, rows, columns, fill=0.0):
-        """(tiles, n) float32 for the rows of a block; `fill` where mirrored tiles write nothing."""
+    def row_partials(self, rows, columns, *fills):
+        """A plane (tiles, n) float32 for each of `fills`, what mirrored tiles that write nothing
+        leave.
+        """
         tall, wide = self.tiles(rows, columns)
-        shape = wide + tall * self.mirrored, rows.stop - rows.start
+        shape = len(fills), wide + tall * self.mirrored, rows.stop - rows.start
         partials = self.unit_x.new_empty(shape, dtype=torch.float32)
-        return partials.fill_(fill) if self.mirrored else partials
+        if self.mirrored:
+            for plane, fill in zip(partials, fills, strict=True):
+                plane.fill_(fill)
+        return partials
 
     def bands(self, per_tile):
         """Slices of rows whose tiles leave at most PARTIALS bytes, `per_tile` (row, column) each.
@@ -188,9 +244,23 @@ class Launch:
         tall = max(1, PARTIALS // (across * per_tile)) * self.sizes.rows
         return [slice(top, min(rows, top + tall)) for top in range(0, rows, tall)]
 
-    def __call__(self, rows, columns, *, forward=None, score_grad=None, **work):
-        """One launch of the tile kernel over a block; `work`: fields of `Work` beside its pairs."""
-        sizes, operands = self.sizes, (self.unit_x, self.unit_y)
+    def __call__(
+        self,
+        rows,
+        columns,
+        epilogue,
+        *,
+        given=NOTHING,
+        row_out=None,
+        column_out=None,
+        positive_out=None,
+        panel=None,
+        ranges=None,
+    ):
+        """One launch of the tile kernel over a block; see there what the tensors are."""
+        # What makes codes of scores needs more registers, too.
+        sizes = self.sizes if ranges is None else self.sizes.crowded()
+        operands = self.unit_x, self.unit_y
         if sizes.descriptors:
             tiles = (sizes.rows, sizes.columns)
             operands = (described(u, t, sizes.depth) for u, t in zip(operands, tiles, strict=True))
@@ -200,38 +270,58 @@ class Launch:
             (tall * wide,),
             self.device,
             *operands,
-            self.stride,
-            Block(rows.start, rows.stop, columns.start, columns.stop),
-            Work(self.pairs, self.numbers, guide=self.guide, **work),
+            self.steps,
+            *self.rests,
+            *(rows.start, rows.stop, columns.start, columns.stop),
+            *self.pairs,
+            *self.guide,
+            *self.numbers,
+            *given.arguments,
+            row_out,
+            column_out,
+            positive_out,
+            panel if ranges is None else panel.view(torch.int16),
+            0 if panel is None else panel.stride(0) // PANEL_LINE,
+            ranges,
+            EPILOGUE=epilogue,
             SKIP=self.skip,
-            FORWARD=forward,
-            SCORE_GRAD=score_grad,
+            NEGATIVE=self.negative,
+            **given.counts,
+            ROWS_OUT=0 if row_out is None else len(row_out),
+            COLUMNS_OUT=0 if column_out is None else len(column_out),
             MIRRORED=self.mirrored,
             PRECISION=self.precision,
-            PARTS=self.parts,
+            WIDTH=self.width,
             SIZES=sizes,
             num_warps=sizes.warps,
             num_stages=sizes.stages,
         )
 
-    def keeping(self, rows, columns, panel):
-        """Places for the scores of a block: their codes in a panel of 16 bits, and its ranges."""
-        shape = self.tiles(rows, columns)[1], rows.stop - rows.start
-        top, step = (panel.new_empty(shape, dtype=torch.float32) for _ in range(2))
-        return Kept(panel.view(torch.int16), panel.stride(0), top, step)
+    def ranges(self, rows, columns):
+        """Places for the ranges of the scores that a panel of 16 bits keeps of a block."""
+        shape = 2, self.tiles(rows, columns)[1], rows.stop - rows.start
+        return self.unit_x.new_empty(shape, dtype=torch.float32)
 
-    def kept_score_grads(self, rows, columns, *, score_grad, **work):
+    def kept_score_grads(self, rows, columns, epilogue, *, given, panel, ranges):
         """Score gradients from the scores that a forward reduction over the same block has kept."""
-        width = self.sizes.columns // self.parts
         launch(
             kept_score_grads_kernel,
             (cdiv(rows.stop - rows.start, KEPT_ROWS) * self.tiles(rows, columns)[1],),
             self.device,
-            Block(rows.start, rows.stop, columns.start, columns.stop),
-            Work(self.pairs, self.numbers, **work),
-            SCORE_GRAD=score_grad,
+            *self.rests,
+            *(rows.start, rows.stop, columns.start, columns.stop),
+            *self.pairs,
+            *self.numbers,
+            *given.arguments,
+            panel,
+            panel.stride(0) // PANEL_LINE,
+            ranges,
+            EPILOGUE=epilogue,
+            NEGATIVE=self.negative,
+            **given.counts,
             ROWS=KEPT_ROWS,
-            COLUMNS=width,
+            WIDTH=self.width,
+            COLUMNS=self.sizes.columns,
             num_warps=4,
         )
 
@@ -245,8 +335,9 @@ class Launch:
             self.device,
             self.unit_x,
             self.unit_y,
-            self.stride,
-            self.pairs.positives,
+            self.steps,
+            *self.rests,
+            self.pairs[0],
             out,
             rows,
             PRECISION=self.precision,
@@ -256,8 +347,8 @@ class Launch:
         )
         return out
 
-    def merge(self, tops, sums, top, total, *, running, scale=None):
-        """Merges (tiles, n) maxima and sums of exponentials, of the loss's scale or another."""
+    def merge(self, tops, sums, top, total, *, running=False, positives=False):
+        """Merges (tiles, n) maxima and sums of exponentials, of the positives' scale if theirs."""
         tiles, count = tops.shape
         block = 64
         launch(
@@ -268,7 +359,7 @@ class Launch:
             sums,
             top,
             total,
-            self.numbers.scale if scale is None else scale,
+            self.numbers[3 if positives else 0],
             tiles,
             count,
             RUNNING=running,
@@ -285,19 +376,10 @@ def described(unit, rows, depth):
 
 
 def pair_arguments(pairs):
-    """`Pairs` as kernel arguments."""
+    """`Pairs` in the order of pairs.py."""
     dense = pairs.dense
     if dense is not None and dense.dtype == torch.bool:
         dense = dense.view(torch.uint8)
-    strides = (None, None) if dense is None else dense.stride()
-    return PairArguments(
-        pairs.positives,
-        pairs.row_ids,
-        pairs.column_ids,
-        pairs.row_groups,
-        pairs.column_groups,
-        None if pairs.row_groups is None else float(pairs.negative_target),
-        dense,
-        *strides,
-        None if pairs.skip == "nothing" else pairs.offset,
-    )
+    strides = (0, 0) if dense is None else dense.stride()
+    indices = pairs.tensors()[:-1]
+    return *indices, dense, *strides, 0 if pairs.skip == "nothing" else pairs.offset

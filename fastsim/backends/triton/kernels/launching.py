@@ -10,9 +10,8 @@ def run(kernel, grid, arguments, constants):
 
 def launch(kernel, grid, device, *arguments, **constants):
     """Runs the kernel on a device."""
-    # Triton warns where this is left open, as its default is about to change; a product and a sum
-    # in one rounding are what the epilogues want.
-    constants["enable_fp_fusion"] = True
+    # What is to be rounded once is written so (epilogues.py); nothing else may be.
+    constants["enable_fp_fusion"] = False
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
             run(kernel, grid, arguments, constants)

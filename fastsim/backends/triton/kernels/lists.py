@@ -5,6 +5,7 @@ from fastsim.backends.triton.kernels.launching import launch
 from fastsim.backends.triton.kernels.scan import carries_kernel, scan_kernel, totals_kernel
 
 PART = 1024  # scores of a program
+CARRIES = 512  # parts that are added up at a time
 
 
 def running_sums(logits):
@@ -15,6 +16,6 @@ def running_sums(logits):
     top, total = logits.new_empty(2, count), logits.new_empty(2, count)
     grid, device = (parts, 2), logits.device
     launch(totals_kernel, grid, device, logits, tops, sums, count, BLOCK=PART)
-    launch(carries_kernel, (2,), device, tops, sums, before, held, parts, num_warps=1)
+    launch(carries_kernel, (2,), device, tops, sums, before, held, parts, BLOCK=CARRIES)
     launch(scan_kernel, grid, device, logits, before, held, top, total, count, BLOCK=PART)
     return total.double().log_().add_(top)

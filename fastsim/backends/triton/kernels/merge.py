@@ -3,10 +3,13 @@
 import triton
 import triton.language as tl
 
+from fastsim.backends.triton.kernels.epilogues import LOG2_E
 from fastsim.backends.triton.kernels.pairs import LEFT_OUT
 
+PLANES = ["tops_ptr", "sums_ptr", "top_ptr", "sum_ptr"]  # one behind the other, of any size
 
-@triton.jit(do_not_specialize=["tiles", "count"])
+
+@triton.jit(do_not_specialize=["tiles", "count"], do_not_specialize_on_alignment=PLANES)
 def merge_exponentials_kernel(
     tops_ptr,
     sums_ptr,
@@ -20,7 +23,7 @@ def merge_exponentials_kernel(
     BLOCK: tl.constexpr,  # noqa: N803
 ):
     """(tiles, count) maxima and sums -> (count,); RUNNING: together with what is there."""
-    scale = tl.load(scale_ptr)
+    scale = tl.load(scale_ptr) * LOG2_E
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = entry < count
     if RUNNING:
@@ -36,8 +39,8 @@ def merge_exponentials_kernel(
         tops = tl.load(tops_ptr + at, mask=here, other=LEFT_OUT)
         sums = tl.load(sums_ptr + at, mask=here, other=0.0)
         both = tl.maximum(top, tl.max(tops, 0))
-        grown = tl.sum(sums * tl.exp(scale * (tops - both[None, :])), 0)
-        total = total * tl.exp(scale * (top - both)) + grown
+        grown = tl.sum(sums * tl.exp2(scale * (tops - both[None, :])), 0)
+        total = total * tl.exp2(scale * (top - both)) + grown
         top = both
     tl.store(top_ptr + entry, top, mask=inside)
     tl.store(sum_ptr + entry, total, mask=inside)

@@ -1,4 +1,9 @@
-"""Which pairs of a tile take part, and their targets: decided from indices, never from a mask."""
+"""Which pairs of a tile take part, and their targets: decided from indices, never from a mask.
+
+`pairs` is what `Launch` passes of `fastsim.pairs.Pairs`, in its order: positives, row_ids,
+column_ids, row_groups, column_groups, dense, its strides of rows and columns, offset. What a call
+does not have is None and costs nothing.
+"""
 
 import triton
 import triton.language as tl
@@ -10,57 +15,79 @@ LEFT_OUT = tl.constexpr(EMPTY)
 
 
 @triton.jit
-def row_place(row, tile, block):
-    """Where what a tile keeps of these rows lies in (columns of tiles, rows of the block)."""
-    return tile[1].to(tl.int64) * (block.row1 - block.row0) + (row - block.row0)
-
-
-@triton.jit
-def own_pairs(row, column, block, pairs):
+def own_pairs(row_at, column, pairs):
     """(BLOCK_M, BLOCK_N): whether the column is the row's positive."""
-    if pairs.positives is None:
-        return tl.zeros((row.shape[0], column.shape[0]), tl.int1)
-    positive = tl.load(pairs.positives + row, mask=row < block.row1, other=-1)
-    return column[None, :] == positive[:, None]
+    positives, _, _, _, _, _, _, _, _ = pairs
+    if positives is None:
+        return tl.zeros((row_at.shape[0], column.shape[0]), tl.int1)
+    else:  # which is compiled where there are some alone
+        return column[None, :] == tl.load(positives + row_at)[:, None]
 
 
 @triton.jit
-def own_group(row, column, block, pairs):
-    """(BLOCK_M, BLOCK_N): whether row and column are of one group."""
-    row_group = tl.load(pairs.row_groups + row, mask=row < block.row1, other=0)
-    column_group = tl.load(pairs.column_groups + column, mask=column < block.column1, other=0)
-    return row_group[:, None] == column_group[None, :]
-
-
-@triton.jit
-def pair_mask(row, column, block, pairs, SKIP: tl.constexpr):  # noqa: N803
-    """(BLOCK_M, BLOCK_N): inside the block, not skipped, not excluded."""
-    in_rows, in_columns = row < block.row1, column < block.column1
-    part = in_rows[:, None] & in_columns[None, :]
+def without_left_out(
+    scores,
+    row,
+    column,
+    row_at,
+    column_at,
+    row1,
+    column1,
+    pairs,
+    SKIP: tl.constexpr,  # noqa: N803
+):
+    """The scores, LEFT_OUT where the pair is past an edge, skipped or excluded."""
+    _, row_ids, column_ids, _, _, _, _, _, offset = pairs
+    part = (row < row1)[:, None] & (column < column1)[None, :]
     if SKIP == "diagonal":
-        part = part & (row[:, None] + pairs.offset != column[None, :])
+        part = part & (row[:, None] + offset != column[None, :])
     if SKIP == "lower":
-        part = part & (column[None, :] > row[:, None] + pairs.offset)
-    if pairs.row_ids is not None:
-        row_id = tl.load(pairs.row_ids + row, mask=in_rows, other=0)
-        column_id = tl.load(pairs.column_ids + column, mask=in_columns, other=0)
-        same = row_id[:, None] == column_id[None, :]
-        part = part & (own_pairs(row, column, block, pairs) | (same == 0))
-    return part
+        part = part & (column[None, :] > row[:, None] + offset)
+    if row_ids is not None:
+        same = tl.load(row_ids + row_at)[:, None] == tl.load(column_ids + column_at)[None, :]
+        part = part & (own_pairs(row_at, column, pairs) | (same == 0))
+    return tl.where(part, scores, LEFT_OUT)
 
 
 @triton.jit
-def targets(row, column, block, pairs):
-    """(BLOCK_M, BLOCK_N) float32 targets."""
-    in_rows, in_columns = row < block.row1, column < block.column1
-    if pairs.dense is not None:
-        at = row.to(tl.int64)[:, None] * pairs.dense_row
-        at += column.to(tl.int64)[None, :] * pairs.dense_column
-        inside = in_rows[:, None] & in_columns[None, :]
+def all_take_part(
+    top,
+    left,
+    row1,
+    column1,
+    pairs,
+    ROWS: tl.constexpr,  # noqa: N803
+    COLUMNS: tl.constexpr,  # noqa: N803
+    SKIP: tl.constexpr,  # noqa: N803
+):
+    """Whether no pair of the ROWS x COLUMNS from (top, left) on has to be left out by its index."""
+    _, _, _, _, _, _, _, _, offset = pairs
+    whole = (top + ROWS <= row1) & (left + COLUMNS <= column1)
+    if SKIP != "nothing":
+        above = left > top + ROWS - 1 + offset
+        if SKIP == "diagonal":
+            above = above | (left + COLUMNS <= top + offset)
+        whole = whole & above
+    return whole
+
+
+@triton.jit
+def targets(row, column, row_at, column_at, whole, row1, column1, pairs, NEGATIVE: tl.constexpr):  # noqa: N803
+    """(BLOCK_M, BLOCK_N) float32 targets; `whole`: no pair lies past an edge."""
+    _, _, _, row_groups, column_groups, dense, dense_row, dense_column, _ = pairs
+    if dense is not None:
+        at = dense + row.to(tl.int64)[:, None] * dense_row
+        at += column.to(tl.int64)[None, :] * dense_column
+        # Without a mask several at a time are read.
+        if whole:
+            target = tl.load(at)
+        else:
+            inside = (row < row1)[:, None] & (column < column1)[None, :]
+            target = tl.load(at, mask=inside, other=0)
         # Straight to float32: the caller's dtype may be one the interpreter cannot compute in.
-        target = tl.load(pairs.dense + at, mask=inside, other=0).to(tl.float32)
-    elif pairs.row_groups is not None:
-        target = tl.where(own_group(row, column, block, pairs), 1.0, pairs.negative_target)
+        return target.to(tl.float32)
+    elif row_groups is not None:
+        same = tl.load(row_groups + row_at)[:, None] == tl.load(column_groups + column_at)[None, :]
+        return tl.where(same, 1.0, NEGATIVE)
     else:
-        target = tl.where(own_pairs(row, column, block, pairs), 1.0, 0.0)
-    return target
+        return tl.where(own_pairs(row_at, column, pairs), 1.0, 0.0)

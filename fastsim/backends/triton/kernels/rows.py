@@ -4,6 +4,14 @@ import triton
 import triton.language as tl
 
 
+@triton.jit
+def _rest(inverse):
+    """r in [0.5, 1) with inverse = r 2^e; 0 where it is 0."""
+    bits = inverse.to(tl.int32, bitcast=True)
+    rest = ((bits & 0x007FFFFF) | 0x3F000000).to(tl.float32, bitcast=True)
+    return tl.where(inverse > 0, rest, inverse)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def unit_rows_kernel(
     x_ptr,
@@ -11,6 +19,7 @@ def unit_rows_kernel(
     column_stride,
     unit_ptr,
     inverse_ptr,
+    rest_ptr,
     rows,
     depth,
     width,
@@ -20,7 +29,8 @@ def unit_rows_kernel(
 ):
     """x (N, depth) -> x / |x| in (N, width), zeros past depth, and 1 / |x|.
 
-    A row shorter than TINY, the smallest normal number, gives zeros and inverse norm 0.
+    With a place for the rest r of 1 / |x| = r 2^e, the rows are 2^e x instead. A row shorter than
+    TINY, the smallest normal number, gives zeros, inverse norm 0 and rest 0.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     in_rows = (row < rows)[:, None]
@@ -37,12 +47,18 @@ def unit_rows_kernel(
     none = norm < TINY
     inverse = tl.where(none, 0.0, 1.0 / tl.where(none, 1.0, norm)).to(tl.float32)
     tl.store(inverse_ptr + row, inverse, mask=row < rows)
+    factor = inverse
+    if rest_ptr is not None:
+        rest = _rest(inverse)
+        tl.store(rest_ptr + row, rest, mask=row < rows)
+        # Of numbers that differ by a power of two the quotient is exact.
+        factor = tl.where(inverse > 0, inverse / tl.where(inverse > 0, rest, 1.0), inverse)
     unit = unit_ptr + row.to(tl.int64)[:, None] * width
     for start in range(0, width, BLOCK):
         k = start + tl.arange(0, BLOCK)
         inside = in_rows & (k < depth)[None, :]
         value = tl.load(x + k.to(tl.int64)[None, :] * column_stride, mask=inside, other=0.0)
-        value = value.to(tl.float32) * inverse[:, None]
+        value = value.to(tl.float32) * factor[:, None]
         inside = in_rows & (k < width)[None, :]
         tl.store(unit + k[None, :], value.to(unit_ptr.dtype.element_ty), mask=inside)
 
@@ -59,15 +75,22 @@ def unit_rows_backward_kernel(
     dots_ptr,
     rows,
     depth,
+    SCALED: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    """dx = factor r (g - (u . g) u) for g = dL/du, u = r x; `dots` keeps u . g."""
+    """dx = factor (g - (u . g) u) / |x| for g = dL/du, u = x / |x|; `dots` keeps u . g.
+
+    SCALED: what is given is g times the rest of 1 / |x|, of rows that are scaled by powers of two.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     in_rows = (row < rows)[:, None]
     x = x_ptr + row.to(tl.int64)[:, None] * row_stride
     flat = row.to(tl.int64)[:, None] * depth
     inverse = tl.load(inverse_ptr + row, mask=row < rows, other=0.0)
+    back = tl.full((ROWS,), 1.0, tl.float32)
+    if SCALED:
+        back = 1.0 / tl.where(inverse > 0, _rest(inverse), 1.0)
     dot = tl.zeros((ROWS,), tl.float64)
     for start in range(0, depth, BLOCK):
         k = start + tl.arange(0, BLOCK)
@@ -75,7 +98,7 @@ def unit_rows_backward_kernel(
         value = tl.load(x + k.to(tl.int64)[None, :] * column_stride, mask=inside, other=0.0)
         grad = tl.load(grad_unit_ptr + flat + k[None, :], mask=inside, other=0.0)
         dot += tl.sum(value.to(tl.float32).to(tl.float64) * grad.to(tl.float64), 1)
-    along = (dot * inverse).to(tl.float32)
+    along = (dot * (inverse * back)).to(tl.float32)
     tl.store(dots_ptr + row, along, mask=row < rows)
     outer = (tl.load(factor_ptr) * inverse)[:, None]
     pull = (along * inverse)[:, None]
@@ -84,5 +107,5 @@ def unit_rows_backward_kernel(
         inside = in_rows & (k < depth)[None, :]
         value = tl.load(x + k.to(tl.int64)[None, :] * column_stride, mask=inside, other=0.0)
         grad = tl.load(grad_unit_ptr + flat + k[None, :], mask=inside, other=0.0)
-        out = outer * (grad - pull * value.to(tl.float32))
+        out = outer * (grad * back[:, None] - pull * value.to(tl.float32))
         tl.store(grad_ptr + flat + k[None, :], out.to(grad_ptr.dtype.element_ty), mask=inside)

@@ -8,13 +8,15 @@ with its maximum, so any spread of logits is safe; the order is fixed, so the re
 import triton
 import triton.language as tl
 
+from fastsim.backends.triton.kernels.epilogues import LOG2_E
 from fastsim.backends.triton.kernels.pairs import LEFT_OUT
 
 
 @triton.jit
 def _join(top, total, other_top, other_total):
     both = tl.maximum(top, other_top)
-    total = total * tl.exp(top - both) + other_total * tl.exp(other_top - both)
+    grown = other_total * tl.exp2((other_top - both) * LOG2_E)
+    total = tl.fma(total, tl.exp2((top - both) * LOG2_E), grown)
     return both, total
 
 
@@ -35,23 +37,37 @@ def totals_kernel(logits_ptr, tops_ptr, sums_ptr, count, BLOCK: tl.constexpr):  
     """(2, parts) maximum and sum of exponentials of each part."""
     value, _, inside = _load(logits_ptr, count, BLOCK)
     top = tl.max(value, 0)
-    total = tl.sum(tl.where(inside, tl.exp(value - top), 0.0), 0)
+    total = tl.sum(tl.where(inside, tl.exp2((value - top) * LOG2_E), 0.0), 0)
     at = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     tl.store(tops_ptr + at, top)
     tl.store(sums_ptr + at, total)
 
 
 @triton.jit(do_not_specialize=["parts"])
-def carries_kernel(tops_ptr, sums_ptr, carry_tops_ptr, carry_sums_ptr, parts):
-    """(2, parts) what lies before each part; one after the other, as a part holds thousands."""
+def carries_kernel(tops_ptr, sums_ptr, carry_tops_ptr, carry_sums_ptr, parts, BLOCK: tl.constexpr):  # noqa: N803
+    """(2, parts) what lies before each part, BLOCK parts at a time."""
     first = tl.program_id(0) * parts
     top = tl.full((), LEFT_OUT, tl.float32)
     total = tl.full((), 0.0, tl.float32)
-    for part in range(0, parts):
-        tl.store(carry_tops_ptr + first + part, top)
-        tl.store(carry_sums_ptr + first + part, total)
-        held = tl.load(tops_ptr + first + part), tl.load(sums_ptr + first + part)
-        top, total = _join(top, total, held[0], held[1])
+    for start in range(0, parts, BLOCK):
+        part = start + tl.arange(0, BLOCK)
+        # What lies before a part ends with the one before it.
+        before = (part > start) & (part <= parts)
+        tops = tl.load(tops_ptr + first + part - 1, mask=before, other=LEFT_OUT)
+        sums = tl.load(sums_ptr + first + part - 1, mask=before, other=0.0)
+        tops, sums = tl.associative_scan((tops, sums), 0, _join)
+        tops, sums = _join(top, total, tops, sums)
+        inside = part < parts
+        tl.store(carry_tops_ptr + first + part, tops, mask=inside)
+        tl.store(carry_sums_ptr + first + part, sums, mask=inside)
+        # All of these parts, with what lay before the first.
+        last = part - start == BLOCK - 1
+        top = tl.max(tl.where(last, tops, LEFT_OUT), 0)
+        total = tl.sum(tl.where(last, sums, 0.0), 0)
+        end = start + BLOCK - 1
+        held = tl.load(tops_ptr + first + end, mask=end < parts, other=LEFT_OUT)
+        held_sum = tl.load(sums_ptr + first + end, mask=end < parts, other=0.0)
+        top, total = _join(top, total, held, held_sum)
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import torch
 
-LINE = 128  # bytes: unit rows are padded to whole lines, which are whole BLOCK_K too
+LINE = 128  # bytes: unit rows are padded to whole lines, which are whole steps in depth too
+PANEL_LINE = 64  # elements, to which rows of a panel are padded: library products want them aligned
 
 
 class BlockSizes(NamedTuple):
     """A tile of scores, its step in depth, and how a program runs it.
 
-    parts: in how many parts, side by side, a light epilogue takes the tile; a heavy one takes it
-    in twice as many.
+    width: of the parts in which a light epilogue takes the tile; a heavy one takes half of it.
     spare: features from which on a product is worth sparing: a fused pass keeps scores of 16 bits
     instead of multiplying them again, a forward reduction of rows with themselves takes half the
     tiles.
@@ -29,29 +29,38 @@ class BlockSizes(NamedTuple):
     group: int
     warps: int
     stages: int
-    parts: int
+    width: int
     spare: int
     descriptors: bool = False
+
+    def crowded(self):
+        """For an epilogue that needs more registers than a thread of four warps has."""
+        return self._replace(warps=max(8, self.warps))
 
 
 # (architecture, kind of operand, depth bucket) -> block sizes; see `block_sizes`. Full float32
 # products of NVIDIA have no tensor cores: 32 sums a thread leave registers for two programs at a
-# time, and by pointers, as descriptors take more of them than there are.
+# time, and by pointers, as descriptors take more of them than there are. For float16 on sm_90 two
+# blocks of four warps are resident, so that one multiplies under the other's epilogue; a launch
+# that keeps scores is a block of eight, alone, and by `python -m bench.kernel_model` spares less
+# than it costs up to 1280 features.
 TABLE = {
-    ("sm_90", "float16", "deep"): BlockSizes(128, 256, 64, 8, 8, 3, 4, 320, True),
-    ("sm_90", "float16", "shallow"): BlockSizes(128, 128, 64, 8, 8, 3, 2, 320, True),
-    ("sm_90", "tf32", "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 4, 320, True),
-    ("sm_90", "float32", "deep"): BlockSizes(64, 128, 32, 8, 8, 2, 4, 320),
-    ("sm_80", "float16", "deep"): BlockSizes(128, 128, 64, 8, 8, 3, 4, 256),
-    ("sm_80", "tf32", "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 4, 256),
-    ("sm_80", "float32", "deep"): BlockSizes(64, 128, 16, 8, 8, 3, 4, 256),
-    ("gfx942", "float16", "deep"): BlockSizes(128, 128, 64, 8, 8, 2, 4, 512),
-    ("gfx942", "tf32", "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 4, 512),
-    ("gfx942", "float32", "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 4, 512),
-    ("interpreter", "float16", "deep"): BlockSizes(16, 32, 64, 2, 4, 1, 2, 0, True),
-    ("interpreter", "tf32", "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 4, 0),
-    ("interpreter", "float32", "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 4, 0),
+    ("sm_90", "float16", "deep"): BlockSizes(128, 128, 64, 8, 4, 3, 32, 1280, True),
+    ("sm_90", "float16", "shallow"): BlockSizes(128, 128, 64, 8, 8, 3, 64, 320, True),
+    ("sm_90", "tf32", "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 32, 320, True),
+    ("sm_90", "float32", "deep"): BlockSizes(64, 128, 32, 8, 8, 2, 32, 320),
+    ("sm_80", "float16", "deep"): BlockSizes(128, 128, 64, 8, 8, 3, 32, 256),
+    ("sm_80", "tf32", "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 32, 256),
+    ("sm_80", "float32", "deep"): BlockSizes(64, 128, 16, 8, 8, 3, 32, 256),
+    ("sm_86", "float16", "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 32, 256),
+    ("gfx942", "float16", "deep"): BlockSizes(128, 128, 64, 8, 8, 2, 32, 512),
+    ("gfx942", "tf32", "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 32, 512),
+    ("gfx942", "float32", "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 32, 512),
+    ("interpreter", "float16", "deep"): BlockSizes(16, 32, 64, 2, 4, 1, 16, 0, True),
+    ("interpreter", "tf32", "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 8, 0),
+    ("interpreter", "float32", "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 8, 0),
 }
+SMALL = ("sm_86", "sm_87", "sm_89", "sm_120", "sm_121")  # 100 KB of shared memory for all blocks
 SHALLOW = 256  # features: below, the epilogue outweighs the product
 
 
@@ -68,6 +77,8 @@ def operand_kind(dtype):
 
 def block_sizes(architecture, operand, depth):
     """The entry of the table; an unknown architecture takes the one nearest in kind."""
+    if (architecture, operand, "deep") not in TABLE and architecture in SMALL:
+        architecture = "sm_86"
     if (architecture, operand, "deep") not in TABLE:
         architecture = "gfx942" if architecture.startswith("gfx") else "sm_80"
     deep = TABLE[architecture, operand, "deep"]

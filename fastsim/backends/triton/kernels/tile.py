@@ -1,15 +1,54 @@
-"""The tile kernel: a product of unit rows with the epilogues of a loss on its accumulator.
+"""The tile kernel: a product of unit rows with the epilogue of a loss on its accumulator.
 
-One source for both passes: FOLD writes what the loss keeps of the tile, SLOPE the tile of score
-gradients, either or both; they are compiled in. Nothing is added atomically: each tile has a place
-of its own.
+One source for all passes. An epilogue (epilogues.py) says what is kept of the rows and columns of a
+tile, and what its score gradients are; the kernel stores what it is given places for. Nothing is
+added atomically: each tile has a place of its own.
+
+What all kernels here are given, in this order; what a call does not have is None and costs nothing:
+
+x_rest, y_rest: of `ScaledRows` by global row and column; the score of unit rows is the product
+    times both, and its score gradient is taken times both, which serves both products with it.
+row0, row1, column0, column1: the block, rows [row0, row1) against columns [column0, column1). Pairs
+    are indexed by global row and column, all else by place in the block, n rows by m columns.
+positives ... offset: the pairs, see pairs.py; thresholds: those of `fastsim.pairs.Pairs`.
+scale, bias, positive_scale: pointers, so that nothing waits for them; margin: a number.
+levels, level_count: of CoSENT over a matrix, (K,) and K; of_levels: (4, K), or (tiles, 4, K).
+of_rows (ROWS_IN, n), of_columns (COLUMNS_IN, m): float32 coefficients.
+panel (n, LINE panel_lines): score gradients, or codes of kept scores (kept.py) with their ranges
+    (2, tiles, n). A row of it is whole lines, so that a mask by them leaves stores wide.
+
+Numbers that differ from batch to batch are not specialised, so that a kernel is compiled once.
 """
 
 import triton
 import triton.language as tl
 
 from fastsim.backends.triton.kernels.kept import keep, recall
-from fastsim.backends.triton.kernels.pairs import LEFT_OUT, pair_mask, row_place
+from fastsim.backends.triton.kernels.pairs import (
+    LEFT_OUT,
+    all_take_part,
+    own_pairs,
+    targets,
+    without_left_out,
+)
+from fastsim.backends.triton.kernels.table import PANEL_LINE
+
+LINE = tl.constexpr(PANEL_LINE)
+COUNTS = ["steps", "row0", "row1", "column0", "column1", "offset", "guide_steps"]
+COUNTS += ["level_count", "panel_lines"]
+# Their parts begin at any element, and few of them are read.
+VECTORS = ["positives", "row_ids", "column_ids", "row_groups", "column_groups", "thresholds"]
+VECTORS += [
+    "x_rest",
+    "y_rest",
+    "scale",
+    "bias",
+    "positive_scale",
+    "levels",
+    "of_levels",
+    "of_rows",
+    "of_columns",
+]
 
 
 @triton.jit
@@ -24,7 +63,7 @@ def _place(rows, columns, GROUP: tl.constexpr):  # noqa: N803
 
 
 @triton.jit
-def _product(x, y, x_row, y_row, depth, stride, PRECISION: tl.constexpr, SIZES: tl.constexpr):  # noqa: N803
+def _product(x, y, x_row, y_row, steps, stride, PRECISION: tl.constexpr, SIZES: tl.constexpr):  # noqa: N803
     """Scores of the rows of x and y by pointers; unit rows are padded to whole steps in depth."""
     rows: tl.constexpr = SIZES.rows
     columns: tl.constexpr = SIZES.columns
@@ -32,7 +71,7 @@ def _product(x, y, x_row, y_row, depth, stride, PRECISION: tl.constexpr, SIZES: 
     x += x_row.to(tl.int64)[:, None] * stride + k[None, :]
     y += y_row.to(tl.int64)[:, None] * stride + k[None, :]
     scores = tl.zeros((rows, columns), tl.float32)
-    for _ in range(0, depth, SIZES.depth):
+    for _ in range(0, steps):
         scores = tl.dot(tl.load(x), tl.load(y).T, scores, input_precision=PRECISION)
         x += SIZES.depth
         y += SIZES.depth
@@ -40,12 +79,12 @@ def _product(x, y, x_row, y_row, depth, stride, PRECISION: tl.constexpr, SIZES: 
 
 
 @triton.jit
-def _described_product(x, y, row, column, depth, PRECISION: tl.constexpr, SIZES: tl.constexpr):  # noqa: N803
+def _described_product(x, y, row, column, steps, PRECISION: tl.constexpr, SIZES: tl.constexpr):  # noqa: N803
     """The same by tensor descriptors, from the first row of x and of y on."""
     rows: tl.constexpr = SIZES.rows
     columns: tl.constexpr = SIZES.columns
     scores = tl.zeros((rows, columns), tl.float32)
-    for k in range(0, depth, SIZES.depth):
+    for k in range(0, steps * SIZES.depth, SIZES.depth):
         scores = tl.dot(x.load([row, k]), y.load([column, k]).T, scores, input_precision=PRECISION)
     return scores
 
@@ -64,160 +103,390 @@ def _quarters(scores):
 
 
 @triton.jit
-def _write_score_grads(scores, row, column, block, work, SCORE_GRAD: tl.constexpr):  # noqa: N803
-    out = SCORE_GRAD(scores, row, column, block, work.pairs, work.numbers, work.coefficients)
-    at = (row - block.row0).to(tl.int64)[:, None] * work.panel_stride
-    at += (column - block.column0)[None, :]
-    inside = (row < block.row1)[:, None] & (column < block.column1)[None, :]
-    tl.store(work.panel + at, out.to(work.panel.dtype.element_ty), mask=inside)
-
-
-@triton.jit(do_not_specialize=["block"])
-def tile_kernel(
-    x,
-    y,
-    stride,
-    block,
-    work,
-    SKIP: tl.constexpr,  # noqa: N803
-    FORWARD: tl.constexpr,  # noqa: N803
-    SCORE_GRAD: tl.constexpr,  # noqa: N803
-    MIRRORED: tl.constexpr,  # noqa: N803
-    PRECISION: tl.constexpr,  # noqa: N803
-    PARTS: tl.constexpr,  # noqa: N803
-    SIZES: tl.constexpr,  # noqa: N803
-):
-    """x (N, stride), y (M, stride) unit rows, pointers or descriptors of them.
-
-    PARTS, 1, 2, 4 or 8: the epilogues take the tile in as many parts, each a tile of its own to
-    them, so that what they compute with fits beside the accumulator.
-
-    MIRRORED: x is y; see `_forward_mirrored`.
-    """
-    tile_rows = tl.cdiv(block.row1 - block.row0, SIZES.rows)
-    tile_columns = tl.cdiv(block.column1 - block.column0, SIZES.columns)
-    tile_row, tile_column = _place(tile_rows, tile_columns, SIZES.group)
-    top = block.row0 + tile_row * SIZES.rows
-    left = block.column0 + tile_column * SIZES.columns
-    row = top + tl.arange(0, SIZES.rows)
-    depth = stride
-    if SKIP == "lower":
-        # A tile below the diagonal has no pair that takes part, so no product either.
-        diagonal = top + work.pairs.offset
-        depth = tl.where(left + SIZES.columns <= diagonal + 1, 0, stride)
-    if MIRRORED:
-        depth = tl.where(left + SIZES.columns <= top, 0, stride)
-    # Past the edge the last row again: loads need no mask, the epilogue drops the scores.
-    x_row = tl.minimum(row, block.row1 - 1)
-    y_row = tl.minimum(left + tl.arange(0, SIZES.columns), block.column1 - 1)
-    guide = work.guide
-    if guide is not None:
-        threshold = tl.load(guide.thresholds + x_row)[:, None]
-        if guide.x_ptr is not None:
-            # Before the scores, so that of this product only a bit of each pair stays alive.
-            guided = _product(
-                guide.x_ptr,
-                guide.y_ptr,
-                x_row,
-                y_row,
-                guide.stride,
-                guide.stride,
-                PRECISION,
-                SIZES,
-            )
-            above = guided > threshold
-    if SIZES.descriptors:
-        scores = _described_product(x, y, top, left, depth, PRECISION, SIZES)
+def _parts(scores, WIDTH: tl.constexpr):  # noqa: N803
+    """The scores in parts of WIDTH columns, side by side: 1, 2, 4 or 8."""
+    count: tl.constexpr = scores.shape[1] // WIDTH
+    tl.static_assert(count <= 8)
+    if count == 1:
+        return (scores,)
+    elif count == 2:
+        return _halves(scores)
+    elif count == 4:
+        return _quarters(scores)
     else:
-        scores = _product(x, y, x_row, y_row, depth, stride, PRECISION, SIZES)
-    if guide is not None:
-        if guide.x_ptr is None:
-            above = scores > threshold
-        scores = tl.where(above, LEFT_OUT, scores)
-    if PARTS == 1:
-        parts = (scores,)
-    elif PARTS == 2:
-        parts = _halves(scores)
-    elif PARTS == 4:
-        parts = _quarters(scores)
-    else:
-        first, second = _halves(scores)
-        parts = _quarters(first) + _quarters(second)
-    width: tl.constexpr = SIZES.columns // PARTS
-    for part in tl.static_range(PARTS):
-        tile = (tile_row, tile_column * PARTS + part, tile_columns * PARTS)
-        column = left + part * width + tl.arange(0, width)
-        # Not before the product, whose loop wants the registers that a mask would fill.
-        part_of = pair_mask(row, column, block, work.pairs, SKIP)
-        scores = tl.where(part_of, parts[part], LEFT_OUT)
-        if work.kept is not None:
-            keep(scores, row, column, row_place(row, tile, block), block, work.kept)
-        if SCORE_GRAD is not None:
-            _write_score_grads(scores, row, column, block, work, SCORE_GRAD)
-        if MIRRORED:
-            _forward_mirrored(parts[part], scores, row, column, tile, block, work, SKIP, FORWARD)
-        elif FORWARD is not None:
-            FORWARD(scores, row, column, tile, block, work.pairs, work.numbers, work.partials)
+        left, right = _halves(scores)
+        return _quarters(left) + _quarters(right)
 
 
 @triton.jit
-def _forward_mirrored(
-    product,
+def _number(pointer):
+    """What it points to; 0 for none."""
+    value = 0.0
+    if pointer is not None:
+        value = tl.load(pointer)
+    return value
+
+
+@triton.jit
+def _rests(x_rest, y_rest, row_at, column_at):
+    return tl.load(x_rest + row_at)[:, None] * tl.load(y_rest + column_at)[None, :]
+
+
+@triton.jit
+def _coefficients(at, planes, count, COUNT: tl.constexpr, AXIS: tl.constexpr):  # noqa: N803
+    """COUNT vectors of (COUNT, count) planes at these places, along the axis of a tile."""
+    found = ()
+    for plane in tl.static_range(COUNT):
+        vector = tl.load(planes + plane * count.to(tl.int64) + at)
+        found = found + (tl.expand_dims(vector, AXIS),)  # noqa: RUF005 (Triton has no such display)
+    return found
+
+
+@triton.jit
+def _store(out, values, count, place, at, inside, COUNT: tl.constexpr):  # noqa: N803
+    """The first COUNT of the values, plane by plane of `count`, from `place` on."""
+    for plane in tl.static_range(COUNT):
+        tl.store(out + plane * count + place + at, values[plane], mask=inside)
+
+
+@triton.jit
+def _store_positives(scores, own, row, row0, row1, begin, positives, out):
+    """Each row's score with its positive, if that is among the columns from `begin` on.
+
+    It is in one tile, so one program writes the row.
+    """
+    in_rows = row < row1
+    positive = tl.load(positives + row, mask=in_rows, other=-1)
+    here = (positive >= begin) & (positive < begin + scores.shape[1]) & in_rows
+    tl.store(out + row - row0, tl.sum(tl.where(own, scores, 0.0), 1), mask=here)
+
+
+@triton.jit
+def _store_score_grads(out, row, local, row0, row1, panel, panel_lines):
+    stride = panel_lines * LINE
+    at = (row - row0).to(tl.int64)[:, None] * stride + local[None, :]
+    inside = (row < row1)[:, None] & (local < stride)[None, :]
+    tl.store(panel + at, out.to(panel.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=VECTORS)
+def tile_kernel(
+    x,
+    y,
+    steps,
+    x_rest,
+    y_rest,
+    row0,
+    row1,
+    column0,
+    column1,
+    positives,
+    row_ids,
+    column_ids,
+    row_groups,
+    column_groups,
+    dense,
+    dense_row,
+    dense_column,
+    offset,
+    thresholds,
+    guide_x,
+    guide_y,
+    guide_steps,
+    scale,
+    bias,
+    margin,
+    positive_scale,
+    levels,
+    level_count,
+    of_levels,
+    of_rows,
+    of_columns,
+    row_out,
+    column_out,
+    positive_out,
+    panel,
+    panel_lines,
+    ranges,
+    EPILOGUE: tl.constexpr,  # noqa: N803
+    SKIP: tl.constexpr,  # noqa: N803
+    NEGATIVE: tl.constexpr,  # noqa: N803
+    ROWS_IN: tl.constexpr,  # noqa: N803
+    COLUMNS_IN: tl.constexpr,  # noqa: N803
+    ROWS_OUT: tl.constexpr,  # noqa: N803
+    COLUMNS_OUT: tl.constexpr,  # noqa: N803
+    MIRRORED: tl.constexpr,  # noqa: N803
+    PRECISION: tl.constexpr,  # noqa: N803
+    WIDTH: tl.constexpr,  # noqa: N803
+    SIZES: tl.constexpr,  # noqa: N803
+):
+    """x (N, D), y (M, D) unit rows of `steps` steps, pointers or descriptors of them.
+
+    guide_x, guide_y: unit rows of the guide, of `guide_steps` steps; None: the scores decide.
+    row_out (ROWS_OUT, tiles, n), column_out (COLUMNS_OUT, rows of tiles, m): what is kept of rows
+        and columns by tile; positive_out (n,): each row's score with its positive.
+    NEGATIVE: the target of a pair of different groups.
+    WIDTH: the epilogue takes the tile in parts of as many columns, each a tile of its own to it, so
+        that what it computes with fits beside the accumulator.
+    MIRRORED: x is y; a pair is looked at once. A tile above the diagonal is taken both ways, for
+        its rows and transposed for its columns, whose places lie behind those of the rows; of tiles
+        on the diagonal the parts that lie below it are left to those they mirror.
+    """
+    rows: tl.constexpr = SIZES.rows
+    columns: tl.constexpr = SIZES.columns
+    parts: tl.constexpr = columns // WIDTH
+    writes: tl.constexpr = panel is not None and ranges is None
+    height, across = row1 - row0, column1 - column0
+    tile_rows, tile_columns = tl.cdiv(height, rows), tl.cdiv(across, columns)
+    tile_row, tile_column = _place(tile_rows, tile_columns, SIZES.group)
+    top, left = row0 + tile_row * rows, column0 + tile_column * columns
+    pairs = (
+        positives,
+        row_ids,
+        column_ids,
+        row_groups,
+        column_groups,
+        dense,
+        dense_row,
+        dense_column,
+        offset,
+    )
+    row = top + tl.arange(0, rows)
+    # Past the edge the last row again: loads need no mask, its scores are left out.
+    row_at = tl.minimum(row, row1 - 1)
+    y_row = tl.minimum(left + tl.arange(0, columns), column1 - 1)
+    stride = steps * SIZES.depth
+    if SKIP == "lower":
+        # A tile below the diagonal has no pair that takes part, so no product either.
+        steps = tl.where(left + columns <= top + offset + 1, 0, steps)
+    if MIRRORED:
+        steps = tl.where(left + columns <= top, 0, steps)
+    if thresholds is not None:
+        threshold = tl.load(thresholds + row_at)[:, None]
+        if guide_x is not None:
+            # Before the scores, so that of this product only a bit of each pair stays alive.
+            guide_stride = guide_steps * SIZES.depth
+            guided = _product(
+                guide_x, guide_y, row_at, y_row, guide_steps, guide_stride, PRECISION, SIZES
+            )
+            above = guided > threshold
+    if SIZES.descriptors:
+        scores = _described_product(x, y, top, left, steps, PRECISION, SIZES)
+    else:
+        scores = _product(x, y, row_at, y_row, steps, stride, PRECISION, SIZES)
+    if x_rest is not None:
+        scores *= _rests(x_rest, y_rest, row_at, y_row)
+    if thresholds is not None:
+        if guide_x is None:
+            above = scores > threshold
+        scores = tl.where(above, LEFT_OUT, scores)
+
+    numbers = (_number(scale), _number(bias), margin, _number(positive_scale))
+    split = _parts(scores, WIDTH)
+    tiles = tile_columns * parts
+    if MIRRORED:
+        tiles += tile_rows
+    row_plane = tiles.to(tl.int64) * height
+    column_plane = tile_rows.to(tl.int64) * across
+    for part in tl.static_range(parts):
+        local = tile_column * columns + part * WIDTH + tl.arange(0, WIDTH)
+        column = column0 + local
+        column_at = tl.minimum(column, column1 - 1)
+        begin = left + part * WIDTH
+        place = tile_column * parts + part
+        # Not before the product, whose loop wants the registers that masks would fill.
+        whole = all_take_part(top, begin, row1, column1, pairs, rows, WIDTH, SKIP)
+        part_scores, target, own = _pairs_of(
+            split[part], row, column, row_at, column_at, whole, row1, column1, pairs, SKIP, NEGATIVE
+        )
+        row_place = place.to(tl.int64) * height
+        if ranges is not None:
+            in_rows = row < row1
+            at = ranges + row_place + row - row0
+            keep(part_scores, row - row0, local, in_rows, panel, panel_lines * LINE, at, row_plane)
+        by_level = (levels, level_count, of_levels)
+        if of_levels is not None and not writes:
+            of_tile = (tile_row.to(tl.int64) * tiles + place) * 4 * level_count
+            by_level = (levels, level_count, of_levels + of_tile)
+        take = True
+        if MIRRORED:
+            take = begin + WIDTH > top
+        if take:
+            if positive_out is not None:
+                _store_positives(part_scores, own, row, row0, row1, begin, positives, positive_out)
+            kept_of_rows, kept_of_columns, score_grads = EPILOGUE(
+                part_scores,
+                target,
+                own,
+                column,
+                numbers,
+                _coefficients(row_at - row0, of_rows, height, ROWS_IN, 1),
+                _coefficients(column_at - column0, of_columns, across, COLUMNS_IN, 0),
+                by_level,
+                writes,
+            )
+            _store(row_out, kept_of_rows, row_plane, row_place, row - row0, row < row1, ROWS_OUT)
+            column_place, inside = tile_row.to(tl.int64) * across, column < column1
+            _store(
+                column_out, kept_of_columns, column_plane, column_place, local, inside, COLUMNS_OUT
+            )
+            if writes:
+                score_grad = score_grads[0]
+                if x_rest is not None:
+                    score_grad *= _rests(x_rest, y_rest, row_at, column_at)
+                _store_score_grads(score_grad, row, local, row0, row1, panel, panel_lines)
+        if MIRRORED:  # noqa: SIM102 (known when it is compiled)
+            if begin > top + rows - 1:
+                mirrored, mirrored_target, mirrored_own = _pairs_of(
+                    tl.trans(split[part]),
+                    column,
+                    row,
+                    column_at,
+                    row_at,
+                    whole,
+                    column1,
+                    row1,
+                    pairs,
+                    SKIP,
+                    NEGATIVE,
+                )
+                if positive_out is not None:
+                    _store_positives(
+                        mirrored, mirrored_own, column, row0, row1, top, positives, positive_out
+                    )
+                kept_mirrored, _, _ = EPILOGUE(
+                    mirrored,
+                    mirrored_target,
+                    mirrored_own,
+                    row,
+                    numbers,
+                    _coefficients(column_at - column0, of_rows, height, ROWS_IN, 1),
+                    (),
+                    by_level,
+                    False,
+                )
+                mirrored_place = (tile_columns * parts + tile_row).to(tl.int64) * height
+                in_rows = column < column1
+                _store(row_out, kept_mirrored, row_plane, mirrored_place, local, in_rows, ROWS_OUT)
+
+
+@triton.jit
+def _pairs_of(
     scores,
     row,
     column,
-    tile,
-    block,
-    work,
+    row_at,
+    column_at,
+    whole,
+    row1,
+    column1,
+    pairs,
     SKIP: tl.constexpr,  # noqa: N803
-    FORWARD: tl.constexpr,  # noqa: N803
+    NEGATIVE: tl.constexpr,  # noqa: N803
 ):
-    """Forward reduction a tile of a symmetric matrix for its rows, and above the diagonal for its
-    columns.
-
-    Tiles are nested, so a pair is folded once: below the diagonal by the tile that mirrors it, or
-    by its own where that reaches the diagonal.
-    """
-    pairs, numbers = work.pairs, work.numbers
-    if tl.max(column, 0) >= tl.min(row, 0):
-        FORWARD(scores, row, column, tile, block, pairs, numbers, work.partials)
-    if tl.min(column, 0) > tl.max(row, 0):
-        part = pair_mask(column, row, block, pairs, SKIP)
-        mirrored = tl.where(part, tl.trans(product), LEFT_OUT)
-        place = (tile[1], tile[2] + tile[0], tile[2])
-        FORWARD(mirrored, column, row, place, block, pairs, numbers, work.partials)
+    """(scores, LEFT_OUT where a pair takes no part, targets, own pairs) of a tile."""
+    _, row_ids, _, _, _, _, _, _, _ = pairs
+    masked = whole == 0
+    if row_ids is not None:
+        masked = True
+    if masked:
+        scores = without_left_out(
+            scores, row, column, row_at, column_at, row1, column1, pairs, SKIP
+        )
+    target = targets(row, column, row_at, column_at, whole, row1, column1, pairs, NEGATIVE)
+    return scores, target, own_pairs(row_at, column, pairs)
 
 
-@triton.jit(do_not_specialize=["block"])
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=VECTORS)
 def kept_score_grads_kernel(
-    block,
-    work,
-    SCORE_GRAD: tl.constexpr,  # noqa: N803
+    x_rest,
+    y_rest,
+    row0,
+    row1,
+    column0,
+    column1,
+    positives,
+    row_ids,
+    column_ids,
+    row_groups,
+    column_groups,
+    dense,
+    dense_row,
+    dense_column,
+    offset,
+    scale,
+    bias,
+    margin,
+    positive_scale,
+    levels,
+    level_count,
+    of_levels,
+    of_rows,
+    of_columns,
+    panel,
+    panel_lines,
+    ranges,
+    EPILOGUE: tl.constexpr,  # noqa: N803
+    NEGATIVE: tl.constexpr,  # noqa: N803
+    ROWS_IN: tl.constexpr,  # noqa: N803
+    COLUMNS_IN: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
+    WIDTH: tl.constexpr,  # noqa: N803
     COLUMNS: tl.constexpr,  # noqa: N803
 ):
-    """Score gradients in the place of kept scores; COLUMNS is the width of the parts that kept
-    them.
-    """
-    tile_columns = tl.cdiv(block.column1 - block.column0, COLUMNS)
-    tile_row = tl.program_id(0) // tile_columns
-    tile_column = tl.program_id(0) % tile_columns
-    row = block.row0 + tile_row * ROWS + tl.arange(0, ROWS)
-    column = block.column0 + tile_column * COLUMNS + tl.arange(0, COLUMNS)
-    at = row_place(row, (tile_row, tile_column), block)
-    scores = recall(row, column, at, block, work.kept)
+    """Score gradients in the place of kept scores, of tiles of COLUMNS in parts of WIDTH."""
+    height, across = row1 - row0, column1 - column0
+    tiles = tl.cdiv(across, COLUMNS) * (COLUMNS // WIDTH)
+    tile_row, place = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    pairs = (
+        positives,
+        row_ids,
+        column_ids,
+        row_groups,
+        column_groups,
+        dense,
+        dense_row,
+        dense_column,
+        offset,
+    )
+    row = row0 + tile_row * ROWS + tl.arange(0, ROWS)
+    local = place * WIDTH + tl.arange(0, WIDTH)
+    column = column0 + local
+    row_at, column_at = tl.minimum(row, row1 - 1), tl.minimum(column, column1 - 1)
+    row_plane = tiles.to(tl.int64) * height
+    at = ranges + place.to(tl.int64) * height + row - row0
+    codes = panel.to(tl.pointer_type(tl.int16), bitcast=True)
+    scores = recall(row - row0, local, row < row1, codes, panel_lines * LINE, at, row_plane)
+    whole = (tile_row * ROWS + ROWS <= height) & (place * WIDTH + WIDTH <= across)
+    target = targets(row, column, row_at, column_at, whole, row1, column1, pairs, NEGATIVE)
+    _, _, score_grads = EPILOGUE(
+        scores,
+        target,
+        own_pairs(row_at, column, pairs),
+        column,
+        (_number(scale), _number(bias), margin, _number(positive_scale)),
+        _coefficients(row_at - row0, of_rows, height, ROWS_IN, 1),
+        _coefficients(column_at - column0, of_columns, across, COLUMNS_IN, 0),
+        (levels, level_count, of_levels),
+        True,
+    )
     # Every thread has its codes before another writes score gradients over them.
     tl.debug_barrier()
-    _write_score_grads(scores, row, column, block, work, SCORE_GRAD)
+    score_grad = score_grads[0]
+    if x_rest is not None:
+        score_grad *= _rests(x_rest, y_rest, row_at, column_at)
+    _store_score_grads(score_grad, row, local, row0, row1, panel, panel_lines)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["steps", "rows"])
 def positives_kernel(
-    x_ptr,
-    y_ptr,
-    stride,
-    positives_ptr,
-    out_ptr,
+    x,
+    y,
+    steps,
+    x_rest,
+    y_rest,
+    positives,
+    out,
     rows,
     PRECISION: tl.constexpr,  # noqa: N803
     SIZES: tl.constexpr,  # noqa: N803
@@ -225,8 +494,10 @@ def positives_kernel(
     """The score (rows,) of each row's positive, by the same products as the tiles."""
     start = tl.program_id(0) * SIZES.rows
     row, column = start + tl.arange(0, SIZES.rows), start + tl.arange(0, SIZES.columns)
-    y_row = tl.load(positives_ptr + column, mask=column < rows, other=0)
+    y_row = tl.load(positives + column, mask=column < rows, other=0)
     x_row = tl.minimum(row, rows - 1)
-    scores = _product(x_ptr, y_ptr, x_row, y_row, stride, stride, PRECISION, SIZES)
+    scores = _product(x, y, x_row, y_row, steps, steps * SIZES.depth, PRECISION, SIZES)
+    if x_rest is not None:
+        scores *= _rests(x_rest, y_rest, x_row, y_row)
     value = tl.sum(tl.where(row[:, None] == column[None, :], scores, 0.0), 1)
-    tl.store(out_ptr + row, value, mask=row < rows)
+    tl.store(out + row, value, mask=row < rows)

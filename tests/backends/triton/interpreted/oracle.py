@@ -48,10 +48,10 @@ def sup_con(s, groups, temperature):
     for i in range(s.shape[0]):
         others = [j for j in range(s.shape[0]) if j != i]
         same = [j for j in others if groups[j] == groups[i]]
-        if not same:
-            losses.append(s[i].sum() * 0)
-            continue
         z = s[i] / temperature
+        if not same:
+            losses.append(z.sum() * 0)
+            continue
         losses.append(torch.logsumexp(z[others], 0) - z[same].mean())
     return torch.stack(losses)
 
@@ -67,7 +67,7 @@ def nt_xent(s, groups, temperature):
     for i, z in enumerate(s / temperature):
         same, others = _sides_of(i, groups)
         terms = [torch.logsumexp(z[[p, *others]], 0) - z[p] for p in same]
-        losses.append(sum(terms, s[i].sum() * 0))
+        losses.append(sum(terms, z.sum() * 0))
     return torch.stack(losses)
 
 

@@ -27,7 +27,7 @@ def tile_losses(x, y, temperature=0.05):
 @pytest.mark.parametrize("temperature", [0.001, 100.0])
 @pytest.mark.parametrize("dtype", [SINGLE, HALF], ids=str)
 def test_any_temperature_is_finite(temperature, dtype):
-    x, y = (torch.randn(20, 12).to(dtype).requires_grad_() for _ in "xy")
+    x, y = (torch.randn(9, 12).to(dtype).requires_grad_() for _ in "xy")
     for loss in tile_losses(x, y, temperature):
         loss.backward()
         assert loss.isfinite()
@@ -40,7 +40,7 @@ def test_any_temperature_is_finite(temperature, dtype):
 @pytest.mark.parametrize("dtype", [SINGLE, HALF], ids=str)
 @pytest.mark.parametrize("where", ["row", "column"])
 def test_nan_reaches_the_loss(where, dtype):
-    x, y = torch.randn(20, 12, dtype=dtype), torch.randn(33, 12, dtype=dtype)
+    x, y = torch.randn(9, 12, dtype=dtype), torch.randn(33, 12, dtype=dtype)
     (x if where == "row" else y)[-1 if where == "column" else 3, 5] = torch.nan
     x.requires_grad_()
     for loss in tile_losses(x, y):

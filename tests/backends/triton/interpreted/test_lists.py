@@ -5,6 +5,7 @@ import torch
 
 import fastsim
 from fastsim import losses
+from fastsim.integrations.products import cross_entropy
 from tests.backends.triton.interpreted import oracle
 
 HALF, SINGLE = torch.float16, torch.float32
@@ -161,3 +162,16 @@ def test_products_of_rows_as_they_are(name, dtype):
     for mine, truth in zip(*found, strict=True):
         eps = torch.finfo(dtype).eps
         assert (mine.double() - truth).abs().max() <= 8 * eps * truth.abs().max()
+
+
+def test_products_of_rows_that_float16_cannot_hold():
+    x, y = ((factor * torch.randn(21, 24)).bfloat16() for factor in (2.0**20, 2.0**-20))
+    found = []
+    for backend, wide in (("triton", torch.bfloat16), ("eager", torch.float64)):
+        leaves = [side.to(wide, copy=True).requires_grad_() for side in (x, y)]
+        with fastsim.use_backend(backend):
+            value = cross_entropy(*leaves, torch.arange(21), 0.5)
+        found.append([value.detach(), *torch.autograd.grad(value, leaves)])
+    for mine, truth in zip(*found, strict=True):
+        eps = torch.finfo(torch.bfloat16).eps
+        assert (mine.double() - truth).abs().max() <= 4 * eps * truth.abs().max()

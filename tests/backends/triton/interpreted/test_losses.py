@@ -1,9 +1,12 @@
 """Every loss of the Triton backend against loops in float64: value and all gradients.
 
+Each loss has one configuration a run, drawn afresh: inputs of 16 or 32 bits, sizes that divide no
+tile, rows that are strided, transposed or zero, targets beyond [-1, 1].
+
 The tolerance is twice the error of the dense torch formula (`_from_scores` of the loss) on unit
-rows rounded to the operands' precision, plus one rounding: of the largest entry of a gradient of
-rows; of what the scores of a row, each rounded, may move its loss; of all terms of a gradient that
-is one sum over the scores.
+rows of float32, plus one rounding: of a loss, what the scores of a row, each rounded to float32,
+may move it; of a gradient of rows, the terms of its entries in the type of the score gradients,
+which is float16 for inputs of 16 bits; of a gradient that is one sum over the scores, its terms.
 """
 
 from dataclasses import dataclass, field, replace
@@ -19,9 +22,13 @@ from fastsim.losses import SPECIFICATIONS
 from fastsim.pairs import Pairs
 from fastsim.tile import Tile
 from tests.backends.triton.interpreted import oracle
+from tests.seeds import seed_of
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-SHAPES = {"aligned": (16, 32, 64), "ragged": (21, 45, 40), "narrow": (5, 33, 3)}
+SIZES = (1, 3, 17, 100, 127, 129)
+TILES = 12  # of 16 x 32 scores, at most: what the interpreter does in a second or two
+CHOOSING = ("full_triplet", "info_nce above")
+LAYOUTS = ("rows", "strided", "transposed", "zero row")
 
 
 @dataclass
@@ -135,6 +142,10 @@ def soft(rows, columns):
     return (2 * torch.rand(rows, 2 * columns) - 1).bfloat16()[:, ::2]
 
 
+def far(rows, columns):
+    return 8 * torch.randn(columns, rows).T
+
+
 def ids(rows, columns):
     return torch.randint(0, 5, (rows,)), torch.randint(0, 5, (columns,))
 
@@ -151,7 +162,7 @@ def target_cases(loss, truth, numbers):
     def none(rows, columns):
         return against(loss, truth, None, diagonal(rows, columns), numbers)
 
-    kinds = {"groups": ids, "soft": soft, "integers": integers}
+    kinds = {"groups": ids, "soft": soft, "integers": integers, "far": far}
     return {"diagonal": none, **{name: made(kind) for name, kind in kinds.items()}}
 
 
@@ -199,16 +210,21 @@ def gradients(outputs, wanted):
     return [outputs.detach(), *(tensor.grad for tensor in wanted)]
 
 
-def rounded_units(x, dtype):
-    """Unit rows as the kernels hold them; the gradient passes the rounding."""
-    unit = torch.nn.functional.normalize(x.float(), eps=torch.finfo(torch.float32).tiny)
-    return unit + (unit.to(dtype).float() - unit).detach()
+def units(x):
+    return torch.nn.functional.normalize(x.float(), eps=torch.finfo(torch.float32).tiny)
+
+
+def terms(score_grads, x, y):
+    """What the entries of dL/dx are summed of, in absolute values; 0 for zero rows."""
+    x, y = x.detach(), y.detach()
+    norms = x.norm(dim=1, keepdim=True)
+    units = y / y.norm(dim=1, keepdim=True).clamp(min=1e-300)
+    return torch.where(norms > 0, score_grads @ units.abs() / norms.clamp(min=1e-300), 0.0)
 
 
 def results(case, x, y, reduction):
     """(Triton, dense formula, truth), each the losses and every gradient, and their roundings."""
-    half = x.dtype.itemsize == 2
-    operand = torch.float16 if half else torch.float32
+    panel = torch.float16 if x.dtype.itemsize == 2 else torch.float32
     options = case.options | ({} if reduction is None else {"reduction": reduction})
     found = []
     for kind in ("triton", "dense", "truth"):
@@ -225,7 +241,7 @@ def results(case, x, y, reduction):
             operands = operands or ((left,) if case.alone else (left, right))
             out = case.loss(*operands, *case.arguments, **numbers, **options, backend="triton")
         elif kind == "dense":
-            scores = rounded_units(left, operand) @ rounded_units(right, operand).T
+            scores = units(left) @ units(right).T
             spec = SPECIFICATIONS[case.loss]
             out = spec(scores, *case.arguments, **numbers, **options, **case.spec_options)
         else:
@@ -243,6 +259,10 @@ def results(case, x, y, reduction):
     if "bias" in per:
         per["bias"] = score_grads.sum() / case.numbers["scale"]
     sizes = [t.abs().max() for t in found[-1]]
+    of_rows, of_columns = terms(score_grads, left, right), terms(score_grads.T, right, left)
+    sizes[1] = (of_rows + of_columns if case.alone else of_rows).max()
+    if not case.alone:
+        sizes[2] = of_columns.max()
     moved = (score_grads * cosines.abs()).sum(1)
     sizes[0] = sizes[0] + (moved.max() if reduction == "none" else moved.sum())
     if per:
@@ -252,8 +272,9 @@ def results(case, x, y, reduction):
     largest = numbers.get("scale", 1.0) / numbers.get("temperature", 1.0) + abs(
         numbers.get("bias", 0.0)
     )
-    eps = torch.finfo(operand).eps + torch.finfo(torch.float32).eps * largest
-    return found, [float(eps * size) for size in sizes]
+    single = torch.finfo(torch.float32).eps * (1 + largest)
+    spacings = [single, *(torch.finfo(panel).eps + single,) * (len(sizes) - 1)]
+    return found, [float(eps * size) for eps, size in zip(spacings, sizes, strict=True)]
 
 
 def check(found, roundings):
@@ -273,23 +294,53 @@ def clear_of_ties(x, y):
     return min(gap, (rest - s.diagonal()[:, None]).abs().amin()) > 1e-5
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES)
+def drawn(choices):
+    return choices[torch.randint(len(choices), ()).item()]
+
+
+def shape_of(name):
+    """(rows, columns, depth): no more rows than columns, and two of what needs others.
+
+    Where a score is chosen, enough of depth for all scores to differ.
+    """
+    while True:
+        rows, columns, depth = (drawn(SIZES) for _ in range(3))
+        alone = name.startswith(("sup_con", "nt_xent", "multi", "cosent_matrix alone"))
+        columns = rows if alone else columns
+        few = -(-rows // 16) * -(-columns // 32) <= TILES
+        deep = depth > 3 or not name.startswith(CHOOSING)
+        if few and deep and rows <= columns and columns > alone:
+            return rows, columns, depth
+
+
+def rows_of(count, depth, layout, dtype):
+    if layout == "strided":
+        return torch.randn(count, 2 * depth).to(dtype)[:, ::2]
+    x = torch.randn(depth, count).to(dtype).T if layout == "transposed" else None
+    x = torch.randn(count, depth).to(dtype) if x is None else x
+    if layout == "zero row":
+        x[torch.randint(count, ())] = 0
+    return x
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_loss(name, shape, dtype):
-    rows, columns, depth = SHAPES[shape]
-    if dtype != torch.float32 and shape != "ragged":
-        pytest.skip("16-bit operands take the ragged shape alone")
-    if name.startswith(("full_triplet", "info_nce above")) and dtype != torch.float32:
-        pytest.skip("which negative is chosen is a matter of rounding: test_selection")
+def test_loss(name):
+    torch.manual_seed(seed_of([*CASES].index(name)))
+    rows, columns, depth = shape_of(name)
+    # Which negative is chosen is a matter of rounding and of ties: test_lists.
+    chooses = name.startswith(CHOOSING)
+    dtype = torch.float32 if chooses else drawn(DTYPES)
+    layouts = [drawn(LAYOUTS[: 3 if chooses else 4]) for _ in "xy"]
+    print(rows, columns, depth, dtype, layouts)  # shown for a test that fails
     for _ in range(20):
-        x, y = torch.randn(rows, depth).to(dtype), torch.randn(columns, depth).to(dtype)
-        if not name.startswith("full_triplet") or clear_of_ties(x, y):
+        x, y = (
+            rows_of(count, depth, layout, dtype)
+            for count, layout in zip((rows, columns), layouts, strict=True)
+        )
+        if not chooses or clear_of_ties(x, y):
             break
     case = CASES[name](rows, columns)
-    reductions = case.reductions if shape == "ragged" else case.reductions[:1]
-    for reduction in reductions:
-        check(*results(case, x, y, reduction))
+    check(*results(case, x, y, drawn(case.reductions)))
 
 
 @pytest.mark.parametrize("first", [0, 5, 33])

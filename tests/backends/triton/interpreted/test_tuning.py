@@ -6,8 +6,8 @@ import torch
 from bench import tune_triton
 from fastsim.backends.triton.kernels import table
 
-FIRST = table.BlockSizes(16, 32, 64, 2, 4, 1, 2, 0, True)
-SECOND = FIRST._replace(parts=1, descriptors=False)
+FIRST = table.BlockSizes(16, 32, 64, 2, 4, 1, 16, 0, True)
+SECOND = FIRST._replace(width=32, descriptors=False)
 UNFIT = FIRST._replace(depth=48)  # no power of two: it does not build
 
 
