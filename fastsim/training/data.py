@@ -27,7 +27,6 @@ from fastsim.training.rows import (
     parquet_tables,
 )
 from fastsim.training.store import Store
-from fastsim.training.tables import checked_columns
 
 __all__ = ["KINDS", "SUFFIXES", "DataError", "read_corpus", "read_data"]
 
@@ -260,6 +259,8 @@ def _rows_checked(names, part, path, layout, bad):
 
 
 def _table_checked(keys, table, first, path, layout, bad):
+    from fastsim.training.tables import checked_columns  # wants Arrow, which rows alone do not
+
     columns = checked_columns(table, keys, layout)
     if columns is not None:
         return columns
