@@ -125,10 +125,9 @@ def is_small(tile, x, y, weights, backend):
 
     Of a small batch the operator's arguments would take longer than the loss.
     """
-    if weights is None or torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
         return False
-    rows, width = x.shape
-    return _plain(tile) and backend.serves_whole(tile, rows, rows if y is None else len(y), width)
+    return _is_whole(tile, x, x if y is None else y, weights, backend)
 
 
 def in_one_call(tile, x, y, scale, bias, weights, wants, backend):
@@ -157,7 +156,7 @@ def forward(*arguments):
     """[loss, if a gradient is wanted those of the inputs or the state, if observed `Tile.seen`]."""
     call = Call(TileArguments(*arguments))
     with without_autocast(call.x.device.type):
-        if _is_whole(call):
+        if _is_whole(call.tile, call.x, call.y, call.weights, call.backend):
             tile, y = call.first_look, None if call.together else call.y
             products = call.products if any(call.wants) else None
             given = tile.scale, tile.bias, call.weights, products
@@ -188,16 +187,10 @@ def _returned(call, loss, saved):
     return [loss, *(saved if any(call.wants) else ()), *seen]
 
 
-def _is_whole(call):
+def _is_whole(tile, x, y, weights, backend):
     """Whether one call of the backend does it all: loss, gradients, everything between."""
-    tile, (rows, width), columns = call.tile, call.x.shape, call.y.shape[0]
-    served = call.weights is not None and _plain(tile)
-    return served and call.backend.serves_whole(tile, rows, columns, width)
-
-
-def _plain(tile):
-    """Whether a loss is one that `whole` may serve, for its kind and its size."""
-    return tile.cosine and not tile.group and tile.pairs.plain
+    plain = weights is not None and tile.cosine and not tile.group and tile.pairs.plain
+    return plain and backend.serves_whole(tile, x.shape[0], y.shape[0], x.shape[1])
 
 
 def _at_once(call):

@@ -264,9 +264,10 @@ def _table_checked(keys, table, first, path, layout, bad):
     columns = checked_columns(table, keys, layout)
     if columns is not None:
         return columns
-    rows = enumerate(table.select(list(keys.values())).to_pylist(), start=first)
-    return _rows_checked(list(keys), list(_of_keys(path, list(keys.values()), rows)),
-                         path, layout, bad)  # fmt: skip
+    wanted = list(keys.values())
+    rows = enumerate(table.select(wanted).to_pylist(), start=first)
+    part = list(_of_keys(path, wanted, rows))
+    return _rows_checked(list(keys), part, path, layout, bad)
 
 
 # ---- checked columns ----
