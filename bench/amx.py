@@ -75,12 +75,12 @@ def main(rows, dim, dtypes, precision, seconds):
     about = environment("cpu", settings | {"kernels": get("cpu").note()})
     for dtype in dtypes:
         found = []
+        suffix = "" if precision == PRECISIONS[0] else f"_{precision}"
         for name in LOSSES:
             for row in measured(CASES[name], getattr(torch, dtype), rows, dim, seconds):
                 found.append(row)
                 click.echo(row)
-        suffix = "" if precision == PRECISIONS[0] else f"_{precision}"
-        write(f"amx_{dtype}{suffix}_{rows}", found, about)
+            write(f"amx_{dtype}{suffix}_{rows}", found, about)  # with each loss: kept if cut short
 
 
 if __name__ == "__main__":

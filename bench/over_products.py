@@ -2,8 +2,10 @@
 
 Forward and backward of each headline loss, in turns with the libraries that it is compared with and
 with bare panel products by torch: as many as an exact loss needs, from panels that fit the cache,
-with nothing between them (`Case.products`). "of products" is a time over theirs. Writes
-over_products.jsonl in bench/results/<device>; rows of other losses and sizes stay there.
+with nothing between them (`Case.products`). "of products" is the best time over theirs. With
+--threads 1 times are the processor's seconds of one thread, which other programs on the machine
+lengthen less. Writes over_products.jsonl in bench/results/<device>; rows of other losses, sizes and
+numbers of threads stay there.
 
 FASTSIM_AMX=0 leaves a processor's matrix unit out of use: the products of both are then float32.
 """
@@ -29,12 +31,13 @@ BASELINES = {
     "siglip": ("open_clip",),
     "full_triplet": ("eager torch",),
 }
-KEY = ("loss", "rows", "width", "by", "kernels")
+KEY = ("loss", "rows", "width", "threads", "by", "kernels")
 
 
-def measured(loss, rows, width, seconds, clock):
+def measured(loss, rows, width, seconds):
     """The result rows of one loss at one size."""
-    case = CASES[loss]
+    case, threads = CASES[loss], torch.get_num_threads()
+    clock = time.process_time if threads == 1 else None
     problem = case.problem(rows, width)
     functions = {
         name: runnable(baseline_named(name).call(problem), problem, "forward + backward")
@@ -43,9 +46,10 @@ def measured(loss, rows, width, seconds, clock):
     functions[PRODUCTS] = bare_products(rows, width, count=case.products[1])
     found_by = in_turns(functions, seconds=seconds, fewest=3, clock=clock)
     floor = min(found_by[PRODUCTS])
-    kernels = get("cpu").note().removeprefix(", ")
+    about = {"loss": loss, "rows": rows, "width": width, "threads": threads}
+    about["kernels"] = get("cpu").note().removeprefix(", ")
     for by, found in found_by.items():
-        row = {"loss": loss, "rows": rows, "width": width, "by": by, "kernels": kernels}
+        row = about | {"by": by}
         if isinstance(found, str):
             yield row | {"not measured": found}
         else:
@@ -57,22 +61,19 @@ def measured(loss, rows, width, seconds, clock):
 @click.option("--rows", multiple=True, type=int, default=(2048, 8192), help="Of either side.")
 @click.option("--width", default=384)
 @click.option("--seconds", default=8.0, help="For the rounds of one loss at one size.")
-@click.option("--one-thread", is_flag=True, help="The processor's seconds of one; writes nothing.")
-def main(losses, rows, width, seconds, one_thread):
-    about = results.environment(settings={"seconds": seconds})
-    if one_thread:
-        torch.set_num_threads(1)
+@click.option("--threads", type=int, help="By default as many as torch takes.")
+def main(losses, rows, width, seconds, threads):
+    about = results.environment(settings={"seconds": seconds})  # its device names all threads
+    torch.set_num_threads(threads or torch.get_num_threads())
     path = FOLDER / about["device"] / f"{NAME}.jsonl"
     kept = results.read(path)[1] if path.is_file() else []
     rows_found = {tuple(row[key] for key in KEY): row for row in kept}
     for loss in losses:
         for count in rows:
-            clock = time.process_time if one_thread else None
-            for row in measured(loss, count, width, seconds, clock):
+            for row in measured(loss, count, width, seconds):
                 rows_found[tuple(row[key] for key in KEY)] = row
                 click.echo(row)
-        if not one_thread:
-            write(NAME, list(rows_found.values()), about)
+        write(NAME, list(rows_found.values()), about)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import random
 import click
 import torch
 
+from bench import kernel_cases
 from bench.drop_in_cases import DROP_INS
 from bench.results import write
 from fastsim.benchmark.accuracy import relative
@@ -46,7 +47,8 @@ def drawn(case, dtype, chance):
         width = 2 ** chance.randint(4, 6)  # what every kernel takes
     options = {}
     if "temperature" in case.options:
-        options["temperature"] = 10 ** chance.uniform(-2, 1)
+        # The debiased loss of a kernel has terms e^((cos - 1) / temperature) in float32.
+        options["temperature"] = 10 ** chance.uniform(-1 if "tau_plus" in case.options else -2, 1)
     if "scale" in case.options:
         options["scale"] = 10 ** chance.uniform(0, 2)
     if "margin" in case.options:
@@ -64,7 +66,14 @@ def replaced(case, peer):
         if case.function is None:
             return None
         return f"fastsim.{case.function.__name__}", ours("cpu").call
-    return f"fastsim.integrations.{peer.package}", make
+    return getattr(peer, "by", f"fastsim.integrations.{peer.package}"), make
+
+
+def exact(case, peer):
+    """make(problem) of what is right in float64: the peer, for kernels the dense formula."""
+    if isinstance(peer, kernel_cases.KernelBaseline):
+        return peer.truth
+    return BASELINES["eager torch"].call if peer in KERNELS else peer.call
 
 
 def outputs(make, problem):
@@ -89,8 +98,7 @@ def difference(case, peer, make, dtype, chance):
     except Exception as error:  # of any kind: a dtype that it does not take
         raise UnavailableError(reason(error)) from error
     mine = outputs(make, problem)
-    exact = BASELINES["eager torch"] if peer in KERNELS else peer  # kernels have no float64
-    truth = outputs(exact.call, problem.to(torch.float64))
+    truth = outputs(exact(case, peer), problem.to(torch.float64))
     return *apart(mine, theirs), apart(mine, truth)[1], apart(theirs, truth)[1]
 
 
@@ -120,7 +128,7 @@ def pairs():
     """(case, peer) of every loss of a peer that is here and that something stands in for."""
     peers = KERNELS if interpreted() else PEERS
     known = [(CASES[name], peer) for peer in peers for name in peer.losses]
-    for case, peer in (*known, *(() if interpreted() else DROP_INS)):
+    for case, peer in (*known, *(kernel_cases.PAIRS if interpreted() else DROP_INS)):
         try:
             peer.call(case.problem(FEWEST_ROWS, 16))
         except UnavailableError:

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from bench import late_interaction, tables
+from bench.examples.table import table as examples
 from bench.figures import draw
 from bench.results import folders, read
 from bench.training.tables import crossed_table, improved_table
@@ -34,6 +35,8 @@ TABLES = {
     "estimates": tables.estimates,
     "ranks": tables.ranks,
     "parity": tables.parity,
+    "kernel_parity": tables.kernel_parity,
+    "examples": examples,
     "late_interaction": late_interaction.table,
     "improved": lambda _: improved_table(),
     "crossed": lambda _: crossed_table(),

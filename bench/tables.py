@@ -271,9 +271,9 @@ def _spans(row, link):
     return "faster" in row and row["link"] == link
 
 
-def parity(folder):
+def parity(folder, name="parity"):
     """Differences to the peers in float32; the file has the other dtypes too."""
-    run = read("parity", folder)
+    run = read(name, folder)
     if not run:
         return NOTHING
     kinds = [f"{of} {which}" for of in ("value", "gradient") for which in ("median", "worst")]
@@ -281,6 +281,11 @@ def parity(folder):
     lines = [
         [row["loss"], f"`{row['by']}`", row["peer"], *(f"{row[kind]:.0e}" for kind in kinds)]
         for row in run[1]
-        if row["dtype"] == "float32"
+        if row["dtype"] == "float32" and "not measured" not in row
     ]
     return markdown(["loss", "by", "peer", *kinds], lines, 3)
+
+
+def kernel_parity(folder):
+    """The same of kernels under Triton's interpreter."""
+    return parity(folder, "parity_kernels")

@@ -179,15 +179,6 @@ def not_compiled():
         )
 
 
-def with_positives(seen, scores):
-    """Numbers of rows whose positive was left out by its id, with the positives' scores (N,)."""
-    at = SEEN.index
-    for name in ("highest_positive", "positive_sum"):
-        seen[:, at(name)] = scores.detach()
-    seen[:, at("positives")] = 1
-    seen[:, at("excluded_by_id")] -= 1
-
-
 @torch.no_grad()
 def record(seen, x, y, *, cosine, batch, backend):
     """Adds the numbers of a loss's rows to the blocks that it was called in.

@@ -142,17 +142,18 @@ class Batch:
         return (losses * self.row_weights(reduction, losses, count)).sum()
 
     def row_weights(self, reduction, like, count=None):
-        """The weights (N,) that make sum_i weights_i loss_i the reduction; None for "none".
+        """The weights that make sum_i weights_i loss_i the reduction; None for "none".
 
-        like: the rows, whose device and compute type the weights take. count: as in `reduce`.
+        A number for all rows, or with `count` (N,) in the compute type of the rows `like`. count:
+        as in `reduce`.
         """
-        if reduction == "none":
-            return None
+        if reduction != "mean":
+            return None if reduction == "none" else 1.0
+        if count is None:
+            return self.ranks / self.rows
         dtype = torch.promote_types(like.dtype, torch.float32)
-        mean = reduction == "mean"
-        weight = self.ranks / (self.rows if count is None else 1) if mean else 1.0
-        weights = torch.full((like.shape[0],), weight, dtype=dtype, device=like.device)
-        return weights if count is None or not mean else weights / self.total(count).clamp(min=1)
+        weights = torch.full((like.shape[0],), self.ranks, dtype=dtype, device=like.device)
+        return weights / self.total(count).clamp(min=1)
 
     def total_with_gradient(self, value):
         """The sum of a tensor over the ranks, differentiable."""

@@ -10,6 +10,8 @@ import torch
 
 HINT = "x.full_tensor() is the whole of a DTensor x, x.to_local() this rank's part of it"
 
+_PLAIN = (torch.Tensor, float, bool, str, type(None))  # what nearly every argument is
+
 
 def is_dtensor(value):
     """Whether it is a DTensor; torch.distributed.tensor is not imported to find out."""
@@ -19,10 +21,13 @@ def is_dtensor(value):
 
 def any_dtensor(values):
     """Whether there is a DTensor among values or in the tuples among them."""
-    return any(
-        any_dtensor(value) if type(value) in (tuple, list) else is_dtensor(value)
-        for value in values
-    )
+    for value in values:
+        kind = type(value)
+        if kind in _PLAIN:
+            continue
+        if any_dtensor(value) if kind in (tuple, list) else is_dtensor(value):
+            return True
+    return False
 
 
 def local_arguments(arguments):

@@ -5,6 +5,7 @@
 
 from fastsim import losses
 from fastsim.backends import backends, use_backend
+from fastsim.backends.panel import panel_size
 from fastsim.batch_metrics import Metrics, metrics
 from fastsim.losses import (
     angle,
@@ -66,6 +67,7 @@ __all__ = [
     "multi_similarity",
     "nt_xent",
     "paired_cosine_similarity",
+    "panel_size",
     "siglip",
     "sup_con",
     "top_k",

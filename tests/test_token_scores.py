@@ -1,5 +1,6 @@
 """max_sim against loops in float64: layouts of the tokens, edges, gradients, bits."""
 
+import math
 import os
 import subprocess
 import sys
@@ -364,3 +365,24 @@ Q, D = torch.randn(2, 3, 4), torch.randn(5, 6, 4)
 def test_wrong_argument(call, kind, pattern):
     with pytest.raises(kind, match=pattern):
         call()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_query_without_tokens_has_the_same_score_with_all(backend):
+    queries = torch.randn(3, 4, WIDTH)
+    documents = torch.randn(5, 6, WIDTH, requires_grad=True)
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    mask[1] = False
+    queries[1] = torch.nan  # padding, so never read
+    queries.requires_grad_()
+    options = {"reduction": "none", "backend": backend}
+    losses = fastsim.late_interaction(queries, documents, mask, **options)
+    others = fastsim.late_interaction(
+        queries[::2], documents, positives=torch.tensor([0, 2]), **options
+    )
+    torch.testing.assert_close(losses[::2], others)
+    assert losses[1].item() == pytest.approx(math.log(5), rel=4 * torch.finfo(losses.dtype).eps)
+    grads = torch.autograd.grad(losses[1], (queries, documents), retain_graph=True)
+    assert not any(grad.any() for grad in grads)
+    for grad in torch.autograd.grad(losses.sum(), (queries, documents)):
+        assert grad.isfinite().all()

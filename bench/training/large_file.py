@@ -41,7 +41,8 @@ def header_of(path, output):
         command, cwd=ROOT, env=os.environ, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     for line in running.stderr:
-        said.append((round(time.monotonic() - start, 2), line.strip()))
+        line = line.strip().replace(f"{path.parent}/", "")
+        said.append((round(time.monotonic() - start, 2), line))
     if running.wait():
         sys.exit("\n".join(line for _, line in said))
     used = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -171,5 +171,47 @@ void softmax_score_grad(const Block<T>& b, SoftmaxScoreGrad<T> args, int64_t beg
   }
 }
 
+// ---- decoupled: the positive is in no sum of exponentials ----
+
+template <class T>
+Row<T> open_without_positive(const Block<T>& b, int64_t row, T& own) {
+  T* s = b.scores + row * b.stride;
+  const int64_t positive = mark_left_out(b, row);
+  if (positive >= 0) {
+    own = s[positive];
+    s[positive] = kLeftOut<T>;
+  }
+  return {s, positive, maximum(s, b.columns)};
+}
+
+template <class T>
+void decoupled_forward(const Block<T>& b, DecoupledForward<T> args, int64_t begin, int64_t end) {
+  const Softmax<T> softmax{args.scale};
+  for (int64_t row = begin; row < end; ++row) {
+    T own = 0;
+    const Row<T> r = open_without_positive(b, row, own);
+    const double sum = sum_exponentials<false>(r.scores, b.columns, r.top, softmax);
+    if (any_pair(r.top, sum)) merge({args.max, args.sum}, row, r.top, sum, args.scale);
+    if (r.positive < 0) continue;
+    args.positive_logits[row] = double(args.scale) * own;
+    r.scores[r.positive] = own;
+  }
+}
+
+template <class T>
+void decoupled_score_grad(const Block<T>& b, DecoupledScoreGrad<T> args, int64_t begin,
+                          int64_t end) {
+  const Softmax<T> softmax{args.scale};
+  for (int64_t row = begin; row < end; ++row) {
+    T own = 0;
+    const Row<T> r = open_without_positive(b, row, own);
+    const T top = args.row_top[row], weight = args.row_weight[row];
+    T* s = r.scores;
+#pragma omp simd
+    for (int64_t j = 0; j < b.columns; ++j) s[j] = weight * softmax.share(s[j], top);
+    if (r.positive >= 0) s[r.positive] = -args.positive_weight[row];
+  }
+}
+
 }  // namespace
 }  // namespace fastsim::FASTSIM_ISA

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <memory>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "arguments.h"
@@ -16,21 +18,42 @@ namespace fastsim {
 namespace {
 
 // The kinds of fastsim/kinds that are served, by their names there.
-enum class Kind { softmax, sigmoid, squared_error, hard_triplet, semi_hard_triplet };
+enum class Kind {
+  softmax,
+  sigmoid,
+  squared_error,
+  decoupled,
+  multi_similarity,
+  multi_positive,
+  circle,
+  debiased,
+  hard_triplet,
+  semi_hard_triplet,
+};
 
 Kind kind_of(const std::string& name) {
-  if (name == "softmax") return Kind::softmax;
-  if (name == "sigmoid") return Kind::sigmoid;
-  if (name == "squared_error") return Kind::squared_error;
-  if (name == "hard_triplet") return Kind::hard_triplet;
-  STD_TORCH_CHECK(name == "semi-hard_triplet", "fastsim: whole does not serve kind ", name);
-  return Kind::semi_hard_triplet;
+  static const std::unordered_map<std::string, Kind> kinds{
+      {"softmax", Kind::softmax},
+      {"sigmoid", Kind::sigmoid},
+      {"squared_error", Kind::squared_error},
+      {"decoupled", Kind::decoupled},
+      {"multi_similarity", Kind::multi_similarity},
+      {"multi_positive", Kind::multi_positive},
+      {"circle", Kind::circle},
+      {"debiased", Kind::debiased},
+      {"hard_triplet", Kind::hard_triplet},
+      {"semi-hard_triplet", Kind::semi_hard_triplet},
+  };
+  const auto found = kinds.find(name);
+  STD_TORCH_CHECK(found != kinds.end(), "fastsim: whole does not serve kind ", name);
+  return found->second;
 }
 
+// score_grad: whether the scores are to become score gradients.
 struct Loss {
   Kind kind;
-  double scale, bias, margin;
-  bool normalise, symmetric;
+  double scale, bias, margin, positive_scale, base;
+  bool normalise, symmetric, score_grad;
 };
 
 // A sum that keeps what each addition rounds away (Neumaier 1974): a row's term may already be a
@@ -80,25 +103,37 @@ bool one_positive(const Block<T>& b) {
 
 template <class T>
 Result softmax_of_rows(const Block<T>& b, const Loss& loss, const T* weights) {
-  std::vector<double> top(b.rows), sum(b.rows), logits(b.rows), sums(b.rows);
+  std::vector<double> top(b.rows, kLeftOut<double>), sum(b.rows), logits(b.rows), sums(b.rows);
   over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-    kernels().of<T>().softmax_fused(b,
-                                    {.scale = T(loss.scale),
-                                     .margin = T(loss.margin),
-                                     .normalise = loss.normalise,
-                                     .weights = weights,
-                                     .max = top.data(),
-                                     .sum = sum.data(),
-                                     .target_logits = logits.data(),
-                                     .target_sums = sums.data()},
-                                    begin, end);
+    const auto& k = kernels().of<T>();
+    if (loss.score_grad) {
+      k.softmax_fused(b,
+                      {.scale = T(loss.scale),
+                       .margin = T(loss.margin),
+                       .normalise = loss.normalise,
+                       .weights = weights,
+                       .max = top.data(),
+                       .sum = sum.data(),
+                       .target_logits = logits.data(),
+                       .target_sums = sums.data()},
+                      begin, end);
+    } else {
+      k.softmax_forward(b,
+                        {.scale = T(loss.scale),
+                         .margin = T(loss.margin),
+                         .max = top.data(),
+                         .sum = sum.data(),
+                         .target_logits = logits.data(),
+                         .target_sums = sums.data()},
+                        begin, end);
+    }
   });
   Result result;
   for (int64_t i = 0; i < b.rows; ++i) {
     const SoftmaxRow row{top[i], sum[i], logits[i], sums[i]};
     const double lse = row.log_sum_exp(loss.scale);
     result.loss += weights[i] * row.loss(lse, one_positive(b), loss.normalise);
-    if (loss.margin != 0) {
+    if (loss.score_grad && loss.margin != 0) {
       const double share = row.positive_share(loss.scale, top[i], sum[i]);
       result.scale_score_grad -= loss.margin * weights[i] * (share - 1);
     }
@@ -148,6 +183,7 @@ Result softmax_both_ways(const Block<T>& b, const Loss& loss, const T* weights) 
     shares[i] = T(ratio(0.5 * weight * scale, sum[i]));
     targets[i] = T(weight * scale);
   }
+  if (!loss.score_grad) return result;
   std::vector<T> column_tops(b.columns), column_shares(b.columns);
   for (int64_t j = 0; j < b.columns; ++j) {
     column_tops[j] = T(column_top[j]);
@@ -177,12 +213,14 @@ Result row_by_row(const Block<T>& b, const Loss& loss, const T* weights) {
       k.sigmoid(b,
                 {.scale = T(loss.scale),
                  .bias = T(loss.bias),
-                 .weights = weights,
+                 .weights = loss.score_grad ? weights : nullptr,
                  .losses = losses.data(),
                  .score_grad_sums = score_grads.data()},
                 begin, end);
     } else if (loss.kind == Kind::squared_error) {
-      k.squared_error(b, {.weights = weights, .losses = losses.data()}, begin, end);
+      k.squared_error(b,
+                      {.weights = loss.score_grad ? weights : nullptr, .losses = losses.data()},
+                      begin, end);
     } else {
       k.triplet(b,
                 {.semi_hard = loss.kind == Kind::semi_hard_triplet,
@@ -200,11 +238,93 @@ Result row_by_row(const Block<T>& b, const Loss& loss, const T* weights) {
   return result;
 }
 
-// The scores of the block become its score gradients.
+// Losses that keep of a row what its negatives and its positives come to; prior (N, 2): of debiased.
 template <class T>
-Result fused_pass(const Block<T>& b, const Loss& loss, const T* weights) {
-  if (loss.kind != Kind::softmax) return row_by_row(b, loss, weights);
-  return loss.symmetric ? softmax_both_ways(b, loss, weights) : softmax_of_rows(b, loss, weights);
+Result side_by_side(const Block<T>& b, const Loss& loss, const T* weights, const T* prior) {
+  const Kind kind = loss.kind;
+  const T scale = T(loss.scale), margin = T(loss.margin);
+  const T positive_scale = T(kind == Kind::debiased ? loss.scale : loss.positive_scale);
+  std::vector<double> top(b.rows, kLeftOut<double>), sum(b.rows);
+  std::vector<double> positive_top(top), positive_sum(b.rows);
+  double *max = top.data(), *sums = sum.data();
+  double *positive_max = positive_top.data(), *positive_sums = positive_sum.data();
+  const auto& k = kernels().of<T>();
+  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+    switch (kind) {
+      case Kind::decoupled:
+        return k.decoupled_forward(b, {scale, max, sums, positive_max}, begin, end);
+      case Kind::multi_positive:
+        return k.multi_positive_forward(
+            b, {scale, false, max, sums, positive_max, positive_sums}, begin, end);
+      case Kind::circle:
+        return k.circle_forward(b, {scale, margin, max, sums, positive_max, positive_sums}, begin,
+                                end);
+      default:
+        return k.multi_similarity_forward(
+            b, {scale, positive_scale, max, sums, positive_max, positive_sums}, begin, end);
+    }
+  });
+  Result result;
+  std::vector<T> tops(b.rows), shares(b.rows), positive_tops(b.rows), positive_shares(b.rows);
+  for (int64_t i = 0; i < b.rows; ++i) {
+    const Sides state{top[i], sum[i], positive_top[i], positive_sum[i]};
+    const Finished row = [&] {
+      switch (kind) {
+        case Kind::decoupled:
+          return decoupled(state, loss.scale);
+        case Kind::multi_positive:
+          return multi_positive(state, loss.scale);
+        case Kind::circle:
+          return circle(state, loss.scale);
+        case Kind::debiased:
+          // Without a prior the count is 0, which leaves N no least value.
+          return debiased(state, loss.scale, prior ? prior[2 * i] : 0, prior ? prior[2 * i + 1] : 0);
+        default:
+          return multi_similarity(state, loss.scale, loss.positive_scale, loss.base);
+      }
+    }();
+    const double weight = weights[i];
+    result.loss += weight * row.loss;
+    result.scale_score_grad += weight * row.by_scale;
+    tops[i] = T(top[i]);
+    shares[i] = T(weight * row.weight);
+    positive_tops[i] = T(kind == Kind::multi_positive ? std::log(sum[i]) : positive_top[i]);
+    positive_shares[i] = T(weight * row.positive_weight);
+  }
+  if (!loss.score_grad) return result;
+  const T *high = tops.data(), *up = shares.data();
+  const T *low = positive_tops.data(), *down = positive_shares.data();
+  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+    switch (kind) {
+      case Kind::decoupled:
+        return k.decoupled_score_grad(b, {scale, high, up, down}, begin, end);
+      case Kind::multi_positive:
+        return k.multi_positive_score_grad(b, {scale, high, up, low, down}, begin, end);
+      case Kind::circle:
+        return k.circle_score_grad(b, {scale, margin, high, up, low, down}, begin, end);
+      default:
+        return k.multi_similarity_score_grad(b, {scale, positive_scale, high, up, low, down},
+                                             begin, end);
+    }
+  });
+  return result;
+}
+
+// The losses of the block; its scores become its score gradients where these are wanted.
+template <class T>
+Result fused_pass(const Block<T>& b, const Loss& loss, const T* weights, const T* prior) {
+  switch (loss.kind) {
+    case Kind::softmax:
+      return loss.symmetric ? softmax_both_ways(b, loss, weights)
+                            : softmax_of_rows(b, loss, weights);
+    case Kind::sigmoid:
+    case Kind::squared_error:
+    case Kind::hard_triplet:
+    case Kind::semi_hard_triplet:
+      return row_by_row(b, loss, weights);
+    default:
+      return side_by_side(b, loss, weights, prior);
+  }
 }
 
 // Through the normalisation, in place; returns sum_i unit_i . dunit_i.
@@ -219,18 +339,19 @@ double finish_side(const Tensor& x, const T* inverse, T* grad) {
   return sum;
 }
 
-// weights (N,) weigh the losses of the rows. grad_x (N, D) and grad_y (M, D) are written in the
+// weights (N,) weigh the losses of the rows; without, `weight` all of them. grad_x (N, D) and grad_y (M, D) are written in the
 // compute type where given; without y, x with itself, grad_x holds both shares. `total`: the
-// weighted sum of the losses, in that type too; `parameters` (2,): its derivatives by scale, right where a gradient
-// is given, and by bias.
+// weighted sum of the losses, in that type too; `parameters` (2,): its derivatives by scale, right
+// where a gradient is given, and by bias.
 void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional column_ids,
            Optional row_groups, Optional column_groups, Optional dense, double negative_target,
            std::string skip, std::string kind, double scale, double bias, double margin,
-           bool normalise, bool symmetric, Tensor weights, Optional grad_x, Optional grad_y,
-           Tensor total, Tensor parameters, Optional seen) {
+           double positive_scale, double base, bool normalise, bool symmetric, Optional prior,
+           Optional weights, double weight, Optional grad_x, Optional grad_y, Tensor total,
+           Optional parameters, Optional seen) {
   const PairArguments pairs{positives,     row_ids, column_ids,      row_groups,
                             column_groups, dense,   negative_target, skip};
-  with_type(weights, [&](auto type) {
+  with_type(total, [&](auto type) {
     using T = decltype(type);
     const Tensor& other = y ? *y : x;
     const int64_t rows = x.size(0), columns = other.size(0), width = x.size(1);
@@ -256,8 +377,11 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
         kernels().of<T>().observe(b, {.seen = numbers}, begin, end);
       });
     }
-    const Loss loss{kind_of(kind), scale, bias, margin, normalise, symmetric};
-    Result result = fused_pass(b, loss, input<T>(weights));
+    const Loss loss{kind_of(kind), scale,     bias,      margin,          positive_scale,
+                    base,          normalise, symmetric, grad_x || grad_y};
+    const std::vector<T> alike(weights ? 0 : rows, T(weight));
+    const T* of_rows = weights ? input<T>(*weights) : alike.data();
+    Result result = fused_pass(b, loss, of_rows, input<T>(prior));
 
     double along = 0;
     if (grad_x) {
@@ -272,7 +396,8 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
       along = finish_side<T>(other, inverse_own, out);
     }
     *output<T>(total) = T(result.loss);
-    double* score_grads = output<double>(parameters);
+    if (!parameters) return;
+    double* score_grads = output<double>(*parameters);
     score_grads[0] = double(result.scale_score_grad) + along / scale;
     score_grads[1] = double(result.bias_score_grad);
   });
@@ -282,9 +407,10 @@ std::vector<Operator> operators() {
   return {
       OPERATOR(whole,
                "(Tensor x, Tensor? y, " PAIRS_SCHEMA ", str kind, float scale, float bias, "
-               "float margin, bool normalise, bool symmetric, Tensor weights, "
-               "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y, Tensor(total!) total, "
-               "Tensor(parameters!) parameters, Tensor(seen!)? seen) -> ()"),
+               "float margin, float positive_scale, float base, bool normalise, bool symmetric, "
+               "Tensor? prior, Tensor? weights, float weight, Tensor(grad_x!)? grad_x, "
+               "Tensor(grad_y!)? grad_y, Tensor(total!) total, Tensor(parameters!)? parameters, "
+               "Tensor(seen!)? seen) -> ()"),
   };
 }
 

@@ -94,36 +94,37 @@ def pick(name, *tensors, kind=None, group=None, extras=()):
     else:
         name = os.environ.get("FASTSIM_BACKEND") or "auto"
         named = _find(name, "FASTSIM_BACKEND")
+    asked = tensors[:1], kind, extras, transformed(*tensors), watched()
     if named is not None:
-        reason = _reason(named, tensors, kind, extras)
+        reason = _reason(named, *asked)
         if reason is None:
             return named
         others = "; ".join(
-            f"{other.name}: {_reason(other, tensors, kind, extras) or 'usable'}"
+            f"{other.name}: {_reason(other, *asked) or 'usable'}"
             for other in _BACKENDS.values()
             if other is not named
         )
         raise RuntimeError(f"backend {name!r} cannot be used: {reason} ({others})")
-    dense = transformed(*tensors)
-    if not (dense or extras or watched()):
+    *_, dense, observed = asked
+    if not (dense or extras or observed):
         verified = _verified(tensors[:1], kind, group)
         if verified is not None:
             return verified
     for backend in _BACKENDS.values():
-        if (dense or backend.automatic) and _reason(backend, tensors, kind, extras) is None:
+        if (dense or backend.automatic) and _reason(backend, *asked) is None:
             return backend
-    reasons = (f"{b.name}: {_reason(b, tensors, kind, extras)}" for b in _BACKENDS.values())
+    reasons = (f"{b.name}: {_reason(b, *asked)}" for b in _BACKENDS.values())
     raise RuntimeError(f"no backend can be used ({'; '.join(reasons)})")
 
 
-def _reason(backend, tensors, kind, extras):
-    if backend.name != "eager" and transformed(*tensors):
+def _reason(backend, tensors, kind, extras, dense, observed):
+    if dense and backend.name != "eager":
         return _TRANSFORMED
     for extra in extras:
         if extra not in backend.extras:
             return EXTRAS[extra]
-    reason = backend.unsupported_reason(*tensors[:1], kind=kind)
-    if reason is None and not backend.observes and kind in OBSERVED and watched():
+    reason = backend.unsupported_reason(*tensors, kind=kind)
+    if reason is None and observed and not backend.observes and kind in OBSERVED:
         return "it does not look at scores for fastsim.metrics"
     return reason
 

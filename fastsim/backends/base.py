@@ -114,16 +114,19 @@ class Backend:
         of_x, of_y = (x, inverse[0]), (y, inverse[1])
         return side(wants[0], *of_x, *of_y), side(wants[1], *of_y, *of_x)
 
-    def serves_whole(self, kind, rows, columns, width):
-        """Whether `whole` serves a loss of that kind over a matrix of that size, and pays."""
+    def serves_whole(self, tile, rows, columns, width):
+        """Whether `whole` serves a loss over a matrix of that size, and pays."""
         return False
 
-    def whole(self, tile, x, y, weights, wants):
+    def whole(self, tile, x, y, scale, bias, weights, wants):
         """The weighted sum of the losses of `tile` and its gradient, all in one call.
 
-        x (N, D), y (M, D) or None: x with itself; `wants`: whether dL/dx and dL/dy are wanted.
+        x (N, D), y (M, D) or None: x with itself; scale and bias: numbers, in the place of those of
+        the tile; weights: (N,) in the compute type, or a number for all rows; `wants`: whether
+        dL/dx and dL/dy are wanted, or None where no gradient is.
         Returns loss (), dL/dx and dL/dy in the compute type, empty where not wanted, and (2,)
-        float64: dL/dscale, which needs one of the two, and dL/dbias.
+        float64: dL/dscale, which needs one of the two, and dL/dbias; without a gradient the loss
+        alone.
         """
         raise NotImplementedError
 

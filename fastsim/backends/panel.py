@@ -1,12 +1,45 @@
-"""How many scores a panel holds: one environment variable for every backend.
+"""How many scores a panel holds: one option and one environment variable for every backend.
 
 FASTSIM_PANEL_MB, a number of megabytes (2^20 bytes): more of it leaves fewer and larger products,
 less of it less memory. Temporary values of a panel's size come on top. It is read at every call.
 """
 
+import contextlib
 import os
+from collections.abc import Iterator
+
+from fastsim.environment import variables
 
 VARIABLE = "FASTSIM_PANEL_MB"
+
+
+@contextlib.contextmanager
+def panel_size(megabytes: float) -> Iterator[None]:
+    """Within the block the panels of every backend have this size.
+
+    A panel is the part of the score matrix that is alive at once. Larger panels leave fewer and
+    larger products, smaller ones take less memory; temporary values of a panel's size come on top.
+    The default fits the backend and the device. The size is that of the whole process: it sets
+    FASTSIM_PANEL_MB, which is read in the forward and in the backward pass, so both belong in the
+    block. A small batch on the CPU has no panels.
+
+    Args:
+        megabytes: a positive number, in units of 2^20 bytes.
+
+    Raises:
+        TypeError, ValueError: for anything else.
+
+    Example:
+        >>> with fastsim.panel_size(64):
+        ...     fastsim.info_nce(torch.eye(2), torch.eye(2), temperature=1.0)
+        tensor(0.3133)
+    """
+    if isinstance(megabytes, bool) or not isinstance(megabytes, (int, float)):
+        raise TypeError(f"megabytes: wanted a number, got {type(megabytes).__name__}")
+    if not 0 < megabytes < float("inf"):
+        raise ValueError(f"megabytes: wanted a positive finite number, got {megabytes}")
+    with variables({VARIABLE: str(megabytes)}):
+        yield
 
 
 def panel_bytes(default):

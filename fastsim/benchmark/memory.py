@@ -7,11 +7,12 @@ later. GPU: the same of the memory that torch has handed out. One N x N float32 
 is 1,024 MB (2^20 bytes).
 
 The process is forked from a server that has imported the packages and done nothing else. It may
-take so much address space beyond its own and no more, so that a call that wants too much fails
+take so much memory beyond its own and no more, so that a call that wants too much fails
 in it, and not the machine.
 """
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -24,7 +25,6 @@ from fastsim.benchmark.baselines import BASELINES, baseline_named
 from fastsim.benchmark.baselines.baseline import anywhere
 from fastsim.benchmark.calls import reason, step
 from fastsim.benchmark.cases import CASES
-from fastsim.environment import variables
 
 MIB, GIB = 2**20, 2**30
 
@@ -46,16 +46,27 @@ def rise(loss, name, rows, width, *, device="cpu", dtype="float32", limit=None):
 def in_fresh_process(function, *arguments):
     """What a function returns there, or the sentence why the process was ended."""
     try:
-        with variables(_ALLOCATOR), ProcessPoolExecutor(1, mp_context=_context()) as pool:
+        with ProcessPoolExecutor(1, _context(), initializer=_set_allocator) as pool:
             return pool.submit(function, *arguments).result()
     except BrokenProcessPool:
         return "out of memory: the process was ended"
 
 
-# Read by the server when it starts. One arena: a second one reserves 64 MB of address space when
-# a thread first allocates, and a call could take that beyond its limit.
-_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_ARENA_MAX": "1"}
+_M_MMAP_THRESHOLD = -3  # of glibc's mallopt
+_DATA = 5  # the place in statm of what the process may write
 _CLEAR, _STATUS, _STATM = (Path("/proc/self") / name for name in ("clear_refs", "status", "statm"))
+
+
+def _set_allocator():
+    """In the process that measures: freed blocks of a megabyte and more go back at once.
+
+    An environment variable would do the same, but the server reads it, and another part of the
+    program may have started that.
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        library.mallopt(_M_MMAP_THRESHOLD, MIB)
+        library.malloc_trim(0)
 
 
 def _context():
@@ -76,13 +87,14 @@ def limited(limit, device="cpu"):
         return
     import resource
 
-    kept = resource.getrlimit(resource.RLIMIT_AS)
-    taken = int(_STATM.read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + limit, kept[1]))
+    # Not of all address space: the allocator may have reserved some of it for a thread.
+    kept = resource.getrlimit(resource.RLIMIT_DATA)
+    taken = int(_STATM.read_text().split()[_DATA]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_DATA, (taken + limit, kept[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, kept)
+        resource.setrlimit(resource.RLIMIT_DATA, kept)
 
 
 def _rise(loss, name, rows, width, device, dtype, limit):

@@ -235,9 +235,9 @@ def demo(model, output, seed, progress, cpu):
 @click.option("--exchange", type=click.Choice(["gather", "ring"]), default="gather")
 @click.option(
     "--sharding",
-    type=click.Choice(["none", "zero1", "zero2", "fsdp"]),
+    type=click.Choice(["none", "zero1", "zero2", "zero3", "fsdp"]),
     default="none",
-    help="Of the encoder over the processes: DeepSpeed's ZeRO 1 or 2, or FSDP2.",
+    help="Of the encoder over the processes: DeepSpeed's ZeRO 1, 2 or 3, or FSDP2.",
 )
 @click.option("--bits", type=click.Choice(["16", "32"]), default="32", help="Of an embedding.")
 @click.option("--tokens", type=click.IntRange(1), default=128, help="Per text.")

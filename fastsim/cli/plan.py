@@ -26,7 +26,7 @@ class Plan:
     one a candidate. bytes_each: of an embedding's number. exchange: "gather" or "ring". parameters,
     of which `looked_up` are never multiplied (word embeddings), layers, hidden, heads, tokens: of
     the encoder and its texts; 0 parameters: leave it out. sharding: of the encoder over the ranks,
-    "none", "zero1", "zero2" (DeepSpeed) or "fsdp" (FSDP2).
+    "none", "zero1", "zero2", "zero3" (DeepSpeed) or "fsdp" (FSDP2).
     """
 
     batch_size: int
@@ -114,6 +114,9 @@ def _encoder(plan):
             ("encoder", int(3 * share * each), "its share of weights and two states of AdamW"),
             ("gathered", 2 * each, "weights and gradients, whole until the last micro-batch"),
         ]
+    if plan.sharding == "zero3":
+        how = "its share of weights, gradients and states of AdamW; layers are gathered one by one"
+        return [("encoder", int(4 * share * each), how)]
     whole, how = (1, "weights") if plan.sharding == "zero2" else (2, "weights, gradients")
     rest = "of gradients and two states of AdamW" if whole == 1 else "of two states of AdamW"
     return [("encoder", int((whole + (4 - whole) * share) * each), f"{how}, its share {rest}")]

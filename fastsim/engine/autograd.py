@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from fastsim.backends import get
-from fastsim.batch_metrics import not_compiled, nothing_seen, record, watched, with_positives
+from fastsim.batch_metrics import not_compiled, nothing_seen, record, watched
 from fastsim.engine.arguments import SCHEMA, TENSORS, TileArguments, tile_arguments
-from fastsim.engine.passes import Call, backward, forward, loss_in_one_call
+from fastsim.engine.passes import Call, backward, forward, in_one_call, is_small
 from fastsim.engine.ring import ring_tile_loss
 from fastsim.operators import ONCE, define, differentiable_again
 from fastsim.precision import wide_dtype
@@ -37,7 +37,6 @@ def tile_loss(
     batch=None,
     formula,
     backend,
-    positive=None,
     measured=True,
 ):
     """The loss `tile` over the scores of x (N, D) and y (M, D); y=None: x with itself.
@@ -47,35 +46,35 @@ def tile_loss(
     pairs of the tile being those of x with the columns of all processes; None: they are all of it.
     formula: (scores (N, M), scale, bias) -> losses (N,) in plain torch, for derivatives of the
     gradient.
-    positive (N,): the scores of the rows' positives, where the pairs leave them out by their ids.
     measured: whether `fastsim.metrics` sees the scores.
     Returns the compute type: float64 for float64 inputs, else float32; log-sum-exps, which are to
     be merged with others, are float64.
     """
     given = (x, y, scale, bias, weights, batch, formula, backend)
-    if not (measured and watched()) or (tile.pairs.untargeted and positive is None):
+    if not (measured and watched()) or tile.pairs.untargeted:
         return _loss(tile, *given)
     not_compiled()
     seen = nothing_seen(x.shape[0], x.device)
     loss = _loss(replace(tile, seen=seen), *given)
-    if positive is not None:
-        with_positives(seen, positive)
     y = None if y is x else y
     record(seen, x, y, cosine=tile.cosine, batch=batch, backend=backend)
     return loss
 
 
 def _loss(tile, x, y, scale, bias, weights, batch, formula, backend):
+    y = None if y is x else y
     alone = batch is None or batch.group is None
-    wanted = torch.is_grad_enabled() and any(_wants_grad(side) for side in (x, y, scale, bias))
-    if alone and not wanted:
-        other = None if y is x else y
-        loss = loss_in_one_call(tile, x, other, scale, bias, weights, backend)
-        if loss is not None:
-            return loss
+    if alone and is_small(tile, x, y, weights, backend):
+        given = x, y, scale, bias, weights
+        wants = _wants(*given[:4])
+        if not any(wants):
+            return in_one_call(tile, *given, wants, backend)[0]
+        return _SmallLoss.apply(*given, tile, wants, formula, backend)
     dtype = compute_dtype(x)
     scale, bias = as_scalar(scale, dtype, x.device), as_scalar(bias, dtype, x.device)
-    if batch is not None and batch.group is not None:
+    if weights is not None and not isinstance(weights, Tensor):
+        weights = torch.full((x.shape[0],), weights, dtype=dtype, device=x.device)
+    if not alone:
         y = x if y is None else y
         tile = tile if tile.rows_alone else replace(tile, group=batch.name)
         if batch.ring:
@@ -84,9 +83,9 @@ def _loss(tile, x, y, scale, bias, weights, batch, formula, backend):
         if not len(x) and tile.rows_alone and weights is not None:
             # This rank has no row: it adds nothing, and its columns get their share all the same.
             return 0.0 * (x.sum() + y.sum() + scale + bias).to(dtype)
-    y = None if y is x else y
+        y = None if y is x else y
     sides = (x, y, scale, bias)
-    wants = [s is not None and s.requires_grad and torch.is_grad_enabled() for s in sides]
+    wants = _wants(*sides)
     learnt = zip(("scale", "bias"), wants[2:], strict=True)
     assert all(name in tile.record.learns for name, want in learnt if want), tile.kind
     arguments = tile_arguments(tile, *sides, weights, wants, backend)
@@ -97,15 +96,18 @@ def _loss(tile, x, y, scale, bias, weights, batch, formula, backend):
         loss, *seen = _tile(*arguments)
     else:
         # Where there is a group the formula has no scores of its own.
-        traced = torch.compiler.is_compiling() or (batch is not None and batch.group is not None)
+        traced = torch.compiler.is_compiling() or not alone
         loss, *seen = _TileLoss.apply(*arguments, None if traced else formula)
     if seen:
         tile.seen.copy_(seen[0])
     return loss
 
 
-def _wants_grad(side):
-    return isinstance(side, Tensor) and side.requires_grad
+def _wants(*sides):
+    """Which of them want a gradient."""
+    if not torch.is_grad_enabled():
+        return [False] * len(sides)
+    return [isinstance(side, Tensor) and side.requires_grad for side in sides]
 
 
 def as_scalar(value, dtype, device):
@@ -165,6 +167,19 @@ def _formula(ctx, x, y, scale, bias):
     return losses if weights is None else (losses * weights).sum()
 
 
+def _gradients(ctx, parts, count):
+    """Those of the `count` inputs of the Function, from dL/dx, dL/dy and those of the scalars."""
+    wants, (of_inputs, of_scalars) = ctx.wants, ctx.dtypes
+    grad_x, grad_y, (grad_scale, grad_bias) = parts
+    grads = (
+        grad_x.to(of_inputs) if wants[0] else None,
+        grad_y.to(of_inputs) if wants[1] else None,
+        grad_scale.to(of_scalars) if wants[2] else None,
+        grad_bias.to(of_scalars) if wants[3] else None,
+    )
+    return (*grads, *(None,) * (count - len(grads)))
+
+
 class _TileLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *arguments):
@@ -189,12 +204,35 @@ class _TileLoss(torch.autograd.Function):
             parts = [part * grad for part in saved]
         else:
             parts = _tile_backward(grad, saved, *tensors, *ctx.options)
-        wants, (of_inputs, of_scalars) = ctx.wants, ctx.dtypes
-        grad_x, grad_y, (grad_scale, grad_bias) = parts
-        grads = (
-            grad_x.to(of_inputs) if wants[0] else None,
-            grad_y.to(of_inputs) if wants[1] else None,
-            grad_scale.to(of_scalars) if wants[2] else None,
-            grad_bias.to(of_scalars) if wants[3] else None,
-        )
-        return (*grads, *(None,) * (len(TileArguments._fields) + 1 - len(grads)))
+        return _gradients(ctx, parts, len(TileArguments._fields) + 1)
+
+
+def _small_formula(ctx, *sides):
+    """As `_formula`, of sides and weights that may be numbers."""
+    *numbers, weight = ctx.numbers
+    sides = (n if t is None else t for t, n in zip(sides, numbers, strict=True))
+    found = _formula(ctx, *sides)
+    return found if weight is None else (found * weight).sum()
+
+
+class _SmallLoss(torch.autograd.Function):
+    """A loss that `is_small`, with what follows from it; no operator, whose arguments take long."""
+
+    @staticmethod
+    def forward(ctx, x, y, scale, bias, weights, tile, wants, formula, backend):
+        given = x, y, scale, bias, weights
+        loss, *found = in_one_call(tile, *given, wants, backend)
+        tensors = [value if isinstance(value, Tensor) else None for value in given]
+        ctx.numbers = [
+            value if tensor is None else None for value, tensor in zip(given, tensors, strict=True)
+        ]
+        ctx.dtypes, ctx.wants = (x.dtype, loss.dtype), wants
+        ctx.formula, ctx.cosine = formula, tile.cosine
+        ctx.save_for_backward(*tensors, *found)
+        return loss
+
+    @staticmethod
+    @differentiable_again(_small_formula, inputs=4)
+    def backward(ctx, grad):
+        found = ctx.saved_tensors[5:]
+        return _gradients(ctx, [part * grad for part in found], 9)

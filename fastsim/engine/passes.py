@@ -49,11 +49,7 @@ class Call:
     @property
     def products(self):
         """Which gradients of unit rows are computed: (x, y); together, x's holds both shares."""
-        want_x, want_y, want_scale, _ = self.wants
-        if self.together:
-            return want_x or want_scale, False
-        # The scale's gradient is sum_i unit_x . dunit_x / scale, so one side has to be there.
-        return want_x or (want_scale and not want_y), want_y
+        return _products(self.wants, self.together)
 
     def with_loss_scale(self, weights):
         """(weights, the factor that takes their loss scale back out of the gradient)."""
@@ -124,35 +120,47 @@ class _Products:
         return self.grad_x, self.grad_y
 
 
-def loss_in_one_call(tile, x, y, scale, bias, weights, backend):
-    """The loss where no gradient is wanted and one call of the backend makes it, else None.
+def is_small(tile, x, y, weights, backend):
+    """Whether one call of the backend makes the loss, with its gradients.
 
     Of a small batch the operator's arguments would take longer than the loss.
     """
-    if torch.compiler.is_compiling() or not _plain(tile, weights) or is_in_torch_dispatch_mode():
-        return None
-    other = x if y is None else y
-    if not backend.serves_whole(tile.kind, x.shape[0], other.shape[0], x.shape[1]):
-        return None
-    tile = replace(tile, scale=_rounded(scale, x.dtype), bias=_rounded(bias, x.dtype))
-    return backend.whole(tile, x, y, weights, (False, False))[0]
+    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+        return False
+    return _is_whole(tile, x, x if y is None else y, weights, backend)
 
 
-def _rounded(value, dtype):
-    """A number or 0-d tensor on the CPU as a number of the compute type."""
+def in_one_call(tile, x, y, scale, bias, weights, wants, backend):
+    """(loss, if a gradient is wanted those of the inputs) of a loss that `is_small`."""
+    scale, bias = _number(scale, x.dtype), _number(bias, x.dtype)
+    products = _products(wants, y is None) if any(wants) else None
+    return backend.whole(tile, x, y, scale, bias, weights, products)
+
+
+def _number(value, dtype):
+    """A number or 0-d tensor as a number of the compute type."""
     value = value.item() if isinstance(value, torch.Tensor) else value
     return value if dtype == torch.float64 else ctypes.c_float(value).value
+
+
+def _products(wants, together):
+    """Which gradients of unit rows are computed: (x, y); together, x's holds both shares."""
+    want_x, want_y, want_scale, _ = wants
+    if together:
+        return want_x or want_scale, False
+    # The scale's gradient is sum_i unit_x . dunit_x / scale, so one side has to be there.
+    return want_x or (want_scale and not want_y), want_y
 
 
 def forward(*arguments):
     """[loss, if a gradient is wanted those of the inputs or the state, if observed `Tile.seen`]."""
     call = Call(TileArguments(*arguments))
     with without_autocast(call.x.device.type):
-        if _is_whole(call):
-            y = None if call.together else call.y
-            loss, *saved = call.backend.whole(
-                call.first_look, call.x, y, call.weights, call.products
-            )
+        if _is_whole(call.tile, call.x, call.y, call.weights, call.backend):
+            tile, y = call.first_look, None if call.together else call.y
+            products = call.products if any(call.wants) else None
+            given = tile.scale, tile.bias, call.weights, products
+            loss, *saved = call.backend.whole(tile, call.x, y, *given)
             return _returned(call, loss, saved)
         unit_x, unit_y, inverse_x, inverse_y = call.units()
         if call.arguments.finds_gradients:
@@ -179,15 +187,10 @@ def _returned(call, loss, saved):
     return [loss, *(saved if any(call.wants) else ()), *seen]
 
 
-def _is_whole(call):
+def _is_whole(tile, x, y, weights, backend):
     """Whether one call of the backend does it all: loss, gradients, everything between."""
-    tile, (rows, width), columns = call.tile, call.x.shape, call.y.shape[0]
-    return _plain(tile, call.weights) and call.backend.serves_whole(tile.kind, rows, columns, width)
-
-
-def _plain(tile, weights):
-    """Whether a loss is one that `whole` may serve, for its kind and its size."""
-    return tile.cosine and tile.pairs.plain and not tile.group and weights is not None
+    plain = weights is not None and tile.cosine and not tile.group and tile.pairs.plain
+    return plain and backend.serves_whole(tile, x.shape[0], y.shape[0], x.shape[1])
 
 
 def _at_once(call):

@@ -1,10 +1,10 @@
-"""Positives against negatives by groups: multi-similarity, NT-Xent with any number of positives,
-circle loss, and debiased contrastive loss.
+"""Positives against negatives: multi-similarity, NT-Xent with any number of positives, circle loss,
+decoupled and debiased contrastive loss.
 """
 
 import torch
 
-from fastsim.kinds.kind import ROWS, Exponentials, Kind, Total, over
+from fastsim.kinds.kind import ROWS, Exponentials, Kind, OfPositive, Total, over
 from fastsim.reduce import softplus
 
 
@@ -91,7 +91,7 @@ class Circle(Kind):
     coefficient_axes = (ROWS, ROWS, ROWS, ROWS)
 
     def finish(self, tile, state):
-        return torch.nn.functional.softplus(self._sum(tile, state))
+        return softplus(self._sum(tile, state))
 
     def coefficients(self, tile, state, grad):
         """Per row: top and weight of exp(scale (u - top)) of the negatives, of the positives' v."""
@@ -107,6 +107,32 @@ class Circle(Kind):
         """The sum of both log-sum-exps, -inf where one of them has no terms."""
         top, total, positive_top, positive_total = state
         return tile.scale * (top + positive_top) + total.log() + positive_total.log()
+
+
+class Decoupled(Kind):
+    """lse_n z_n - z_p, z = scale s, with one positive p of a row; 0 of a row without a negative.
+
+    State: top and sum of exponentials of the negatives; the positive's logit.
+    """
+
+    name = "decoupled"
+    state = Exponentials(), OfPositive()
+    coefficient_axes = (ROWS, ROWS, ROWS)
+
+    def finish(self, tile, state):
+        top, total, positive = state
+        return torch.where(total == 0, 0 * positive, tile.scale * top + total.log() - positive)
+
+    def coefficients(self, tile, state, grad):
+        """Per row: top and weight of exp(scale (s - top)) of the negatives, weight of the
+        positive.
+        """
+        top, total, _ = state
+        weight = grad * tile.scale
+        return top, over(weight, total), torch.where(total == 0, 0.0, weight)
+
+    def largest_score_grad(self, tile, weights, columns):
+        return weights.amax() * tile.scale.abs()
 
 
 class Debiased(Kind):
@@ -189,4 +215,4 @@ class Debiased(Kind):
         )
 
 
-KINDS = (MultiSimilarity(), MultiPositive(), Circle(), Debiased())
+KINDS = (MultiSimilarity(), MultiPositive(), Circle(), Decoupled(), Debiased())

@@ -21,7 +21,7 @@ from fastsim.distributed import batchwise
 from fastsim.losses.grouped import grouped_from_scores, grouped_loss
 from fastsim.losses.module import LossModule
 from fastsim.pairs import dense_targets, pair_mask
-from fastsim.reduce import below_every_score
+from fastsim.reduce import below_every_score, softplus
 
 
 @batchwise
@@ -138,7 +138,7 @@ def _losses(scores, pairs, gamma, margin):
     for logits, counted in ((gamma * falling, part & own), (gamma * rising, part & ~own)):
         sums = sums + torch.logsumexp(logits.masked_fill(~counted, below_every_score(logits)), 1)
         some = some & counted.any(1)
-    return torch.where(some, torch.nn.functional.softplus(sums), 0.0)
+    return torch.where(some, softplus(sums), 0.0)
 
 
 def _check_options(gamma, margin):

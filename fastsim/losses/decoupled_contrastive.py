@@ -27,10 +27,9 @@ from fastsim.checks import (
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
-from fastsim.pairs import Pairs, parse_bias, parse_positives
-from fastsim.precision import widened
+from fastsim.pairs import Pairs, global_positives, parse_bias, parse_positives
 from fastsim.reduce import as_float, inverse, reduce
-from fastsim.scores import compute_dtype, dense_scores, paired_scores
+from fastsim.scores import dense_scores
 from fastsim.tile import Tile
 
 
@@ -85,7 +84,7 @@ def decoupled_contrastive(
         anchors,
         candidates,
         temperature,
-        kind="softmax",
+        kind="decoupled",
         group=group,
         extras=() if candidate_bias is None else (COLUMN_BIAS,),
     )
@@ -102,43 +101,24 @@ def decoupled_contrastive(
         backend=chosen.name,
     )
     own = parse_positives(positives, anchors.shape[0], candidates.shape[0], anchors.device)
-    of_own, bias = bias, batch.gather_columns(bias)
+    own, bias = global_positives(own, batch), batch.gather_columns(bias)
     if chosen.name == "eager":
         scores = dense_scores(anchors, batch.gather_columns(candidates), chosen, similarity)
-        losses = _losses(scores, own + batch.first_column, temperature, bias)
-        return batch.reduce(losses, reduction)
-    dtype, scale = compute_dtype(anchors), inverse(temperature, anchors)
-    sides = anchors.to(dtype), candidates[own].to(dtype)
-    own_scores = paired_scores(*sides, chosen, similarity)
-    positive = scale * own_scores
-    if of_own is not None:
-        positive = positive + of_own[own]
-    if batch.columns == 1:
-        return batch.reduce(0 * positive, reduction)
-    # The columns are numbered, and a row's id is the number of its positive: what has the row's id
-    # takes no part.
-    columns = torch.arange(batch.columns, device=anchors.device)
-    weights = batch.row_weights(reduction, anchors)
+        return batch.reduce(_losses(scores, own, temperature, bias), reduction)
 
     def formula(scores, scale, _):
-        logits = scores * scale if bias is None else scores * scale + bias
-        negatives = logits.scatter(1, own[:, None], -torch.inf)
-        return widened(torch.logsumexp(negatives, 1))
+        return _losses(scores, own, 1 / scale, bias)
 
-    pairs = Pairs(row_ids=own + batch.first_column, column_ids=columns, column_bias=bias)
-    sums = tile_loss(
-        Tile("softmax", pairs, cosine=similarity == "cosine"),
+    return tile_loss(
+        Tile("decoupled", Pairs(own, column_bias=bias), cosine=similarity == "cosine"),
         anchors,
         candidates,
-        scale=scale,
-        weights=weights,
+        scale=inverse(temperature, anchors),
+        weights=batch.row_weights(reduction, anchors),
         batch=batch,
         formula=formula,
         backend=chosen,
-        positive=own_scores,
     )
-    positive = widened(positive)
-    return (sums - (positive if weights is None else (positive * weights).sum())).to(dtype)
 
 
 class DecoupledContrastive(LossModule):

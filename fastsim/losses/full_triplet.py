@@ -109,21 +109,22 @@ def full_triplet(
         losses = full_triplet_from_scores(scores, **options, exclude=exclude, reduction="none")
         return batch.reduce(losses, reduction)
     weights = batch.row_weights(reduction, anchors)
-    kind, shape = f"{mining}_triplet", (anchors.shape[0], batch.columns, anchors.shape[1])
+    tile = Tile(f"{mining}_triplet", pairs, margin=margin)
+    shape = anchors.shape[0], batch.columns, anchors.shape[1]
     # A margin to learn, or sizes that are symbols of torch.export, go the way that takes any.
     number = (
         not batch.ring
         and not isinstance(margin, torch.Tensor)
         and all(isinstance(n, int) for n in shape)
     )
-    if number and weights is not None and chosen.serves_whole(kind, *shape):
+    if number and weights is not None and chosen.serves_whole(tile, *shape):
 
         def formula(scores, *_):
             given = options | {"exclude": exclude, "reduction": "none"}
             return full_triplet_from_scores(scores, **given)
 
         return tile_loss(
-            Tile(kind, pairs, margin=float(margin)),
+            tile,
             anchors,
             positives,
             scale=1,

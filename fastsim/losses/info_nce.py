@@ -170,7 +170,8 @@ def info_nce(
     options |= {"label_smoothing": label_smoothing}
     options |= {"guide_margin": guide_margin, "guide_strategy": guide_strategy}
     _check_options(**options)
-    _check_together(exclude, exclude_above, guide, symmetric, margin, label_smoothing, further)
+    if further or label_smoothing:
+        _check_together(exclude, exclude_above, guide, symmetric, margin, label_smoothing, further)
     check_guide(guide, anchors, candidates)
     own = anchors.shape[0], candidates.shape[0], anchors.device
     within, ids = parse_positives(positives, *own), parse_exclude(exclude, *own)

@@ -27,7 +27,6 @@ from fastsim.training.rows import (
     parquet_tables,
 )
 from fastsim.training.store import Store
-from fastsim.training.tables import checked_columns
 
 __all__ = ["KINDS", "SUFFIXES", "DataError", "read_corpus", "read_data"]
 
@@ -260,12 +259,15 @@ def _rows_checked(names, part, path, layout, bad):
 
 
 def _table_checked(keys, table, first, path, layout, bad):
+    from fastsim.training.tables import checked_columns  # wants Arrow, which rows alone do not
+
     columns = checked_columns(table, keys, layout)
     if columns is not None:
         return columns
-    rows = enumerate(table.select(list(keys.values())).to_pylist(), start=first)
-    return _rows_checked(list(keys), list(_of_keys(path, list(keys.values()), rows)),
-                         path, layout, bad)  # fmt: skip
+    wanted = list(keys.values())
+    rows = enumerate(table.select(wanted).to_pylist(), start=first)
+    part = list(_of_keys(path, wanted, rows))
+    return _rows_checked(list(keys), part, path, layout, bad)
 
 
 # ---- checked columns ----

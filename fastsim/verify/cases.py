@@ -67,7 +67,6 @@ def _softmax(x, y, groups, int8, strided, ids):
         Problem("int8", fastsim.matrix_cross_entropy, [x, y], (int8,)),
         Problem("strided", fastsim.matrix_cross_entropy, [x, y], (strided,)),
         Problem("guide", _guided, [x, y], (x.flip(1).contiguous(), y.flip(1).contiguous())),
-        Problem("without the positive", fastsim.decoupled_contrastive, [x, y], learnt=warm),
     ]
 
 

@@ -19,7 +19,10 @@ NAMES = (*KINDS, *SELECTIONS, *LATE_INTERACTION)
 IN_PANELS = [name for name, kind in KINDS.items() if kind.in_panels]
 
 
-def grouped(rows, columns):
+def grouped(rows, columns, kind=None):
+    """Pairs by groups, or of a kind that has one positive a row, by positives."""
+    if kind == "decoupled":
+        return Pairs(torch.arange(rows))
     return Pairs(row_groups=torch.arange(rows) % 3, column_groups=torch.arange(columns) % 3)
 
 
@@ -55,7 +58,7 @@ def test_served_or_refused(kind, name, usable):
     levels = torch.tensor([-1.0, 1.0]) if kind == "levels" else None
     weights = None if KINDS[kind].whole_matrix else torch.rand(5)
     x.requires_grad_()
-    tile = Tile(kind, grouped(5, 7), levels=levels)
+    tile = Tile(kind, grouped(5, 7, kind), levels=levels)
     loss = tile_loss(tile, x, y, scale=3.0, weights=weights, formula=None, backend=backend)
     loss.backward()
     assert loss.isfinite()
@@ -91,7 +94,7 @@ def test_auto_goes_on_to_the_next(monkeypatch, usable):
 
 
 def a_tile(kind, **options):
-    pairs = options.pop("pairs", grouped(5, 7))
+    pairs = options.pop("pairs", grouped(5, 7, kind))
     return Tile(kind, pairs, torch.tensor(3.0), levels=torch.tensor([-1.0, 1.0]), **options)
 
 

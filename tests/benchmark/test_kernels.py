@@ -15,16 +15,18 @@ import random, sys, warnings
 warnings.simplefilter("ignore")
 import torch
 from bench import parity
-from fastsim.benchmark.baselines import BASELINES
 from tests.measure import assert_close
 torch.set_num_threads(1)
-chance, eager, found = random.Random(int(sys.argv[1])), BASELINES["eager torch"], 0
+chance, found = random.Random(int(sys.argv[1])), 0
 for case, peer in parity.pairs():
+    if case.name not in ("info_nce", "info_nce symmetric", "siglip", "siglip groups"):
+        continue  # what a sum of another form may be off by is not derived
     found += 1
     name, ours = parity.replaced(case, peer)
     problem = parity.drawn(case, torch.float32, chance)
-    truth = parity.outputs(eager.call, problem.to(torch.float64))
-    dense = parity.outputs(eager.call, problem.to(torch.float32))
+    exact = parity.exact(case, peer)
+    truth = parity.outputs(exact, problem.to(torch.float64))
+    dense = parity.outputs(exact, problem.to(torch.float32))
     # What the sums are made of: logits of a row, and their slopes over the shortest row.
     scale = problem.options.get("scale") or 1 / problem.options["temperature"]
     shortest = min(leaf.norm(dim=1).min().item() for leaf in problem.leaves)

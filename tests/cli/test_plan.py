@@ -77,7 +77,7 @@ def test_a_ring_hides_what_travels_behind_the_products():
 
 @pytest.mark.parametrize(
     ("sharding", "numbers"),
-    [("none", 4), ("zero1", 2 + 2 / 4), ("zero2", 1 + 3 / 4), ("fsdp", 2 + 3 / 4)],
+    [("none", 4), ("zero1", 2 + 2 / 4), ("zero2", 1 + 3 / 4), ("zero3", 1), ("fsdp", 2 + 3 / 4)],
 )
 def test_memory_of_a_sharded_encoder(sharding, numbers):
     """Of weights, gradients and two states, what four ranks share; FSDP2 gathers two of them."""

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -147,7 +148,8 @@ def start_two(folder, options, kind="plain", more=()):
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     command += [f"--master-port={port}", str(work), str(asked), kind]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"} | dict(more)
+    root = str(Path(__file__).parents[2])  # of the tests, of which the processes import a part
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": root} | dict(more)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-6000:]
 

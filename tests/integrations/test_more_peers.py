@@ -15,6 +15,7 @@ import torch
 
 import fastsim
 from fastsim.integrations import overrides
+from tests.integrations.peer_names import assert_serves
 from tests.measure import assert_close
 from tests.seeds import fresh
 
@@ -131,6 +132,10 @@ def tevatron(monkeypatch):
     theirs = alone(monkeypatch, "tevatron.loss")
     sys.modules["tevatron"].loss = theirs
     return importlib.import_module("fastsim.integrations.tevatron"), theirs
+
+
+def test_names_of_tevatron(tevatron):
+    assert_serves(*tevatron)
 
 
 @pytest.mark.parametrize("passages", [1, 3])

@@ -5,6 +5,8 @@ import importlib
 import pytest
 import torch
 
+from tests.integrations.peer_names import assert_serves
+
 # PyLate's own imports.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -130,6 +132,10 @@ def test_scores_of_pylate(form, masked, pylate):
     (q, q_mask), (d, d_mask) = texts(QUERIES, TOKENS[0]), texts(*many, TOKENS[1])
     masks = (q_mask, d_mask) if masked else ()
     compare(lambda q, d: ours(q, d, *masks), lambda q, d: theirs(q, d, *masks), q, d)
+
+
+def test_names_of_pylate(pylate):
+    assert_serves(pylate[1], importlib.import_module("pylate.losses"))
 
 
 @pytest.mark.parametrize("name", ["Contrastive", "CachedContrastive", "Distillation"])

@@ -4,11 +4,12 @@ import json
 import math
 from collections import Counter
 
-import pyarrow
 import pytest
+
+pytest.importorskip("datasets")  # and Arrow, which it wants
+import pyarrow
 from pyarrow import parquet
 
-pytest.importorskip("datasets")
 from fastsim.training.data import DataError, read_corpus, read_data
 from fastsim.training.formats import format_of
 from tests import models
@@ -263,9 +264,9 @@ def test_long_fields_gzip_json_and_several_files(tmp_path):
 
 def test_columns_of_arrow_are_read_as_rows_are(tmp_path, monkeypatch):
     """Classes that are numbers, scores that are integers, other types of text: the same values."""
-    from fastsim.training import data
+    from fastsim.training import tables
 
-    tables = [
+    given = [
         {"sentence1": ["a ", "b"], "sentence2": ["c", "d"], "score": [1, 0]},
         {"sentence1": ["a"], "sentence2": ["c"], "score": pyarrow.array([0.5], pyarrow.float32())},
         {"text": ["a", "b"], "label": [3, 4]},
@@ -273,12 +274,12 @@ def test_columns_of_arrow_are_read_as_rows_are(tmp_path, monkeypatch):
         {"text": ["a", "b"], "label": [1.0, 2.0]},
         {"text": pyarrow.array(["a"], pyarrow.large_string()), "label": ["z"]},
     ]
-    for number, columns in enumerate(tables):
+    for number, columns in enumerate(given):
         path = tmp_path / f"{number}.parquet"
         parquet.write_table(pyarrow.table(columns), path)
         found = read_data(path)[0].to_dict()
         with monkeypatch.context() as patch:
-            patch.setattr(data, "checked_columns", lambda *_: None)
+            patch.setattr(tables, "checked_columns", lambda *_: None)
             assert read_data(path)[0].to_dict() == found
 
 

@@ -28,7 +28,18 @@ TILE_ROWS = 12  # rows of a panel are a multiple: whole register tiles for two t
 ALIGNED = 64  # a block's first column is a multiple of every kernel's column panel
 ODD = 16  # columns of padding
 WIDEST = 1 << 17  # columns of a block: 120 rows of them take 63 MB
-WHOLE = ("softmax", "sigmoid", "squared_error", "hard_triplet", "semi-hard_triplet")
+WHOLE = (
+    "softmax",
+    "sigmoid",
+    "squared_error",
+    "multi_similarity",
+    "multi_positive",
+    "circle",
+    "decoupled",
+    "debiased",
+    "hard_triplet",
+    "semi-hard_triplet",
+)
 SMALL = 1 << 27  # multiply-adds of a product up to which one call is faster than a matrix unit
 CHEAP = 1 << 24  # multiply-adds of a product that cost less than the calls it saves
 
@@ -67,6 +78,7 @@ def _most_levels():
 
 
 _UNAVAILABLE = _load()
+_whole = None if _UNAVAILABLE else torch.ops.fastsim_cpu.whole.default
 _KINDS = {*served(), *SELECTIONS, *LATE_INTERACTION}
 
 
@@ -157,40 +169,55 @@ class CpuBackend(Backend):
         )
         return tuple(grads)
 
-    def serves_whole(self, kind, rows, columns, width):
-        # Without the calls it saves, a triplet loss needs no product but the scores.
-        pays = not kind.endswith("triplet") or rows * columns * width <= CHEAP
-        fits = columns <= WIDEST and rows <= _block_shape(rows, columns, True)[0]
-        # Panels go through the matrix unit, which outweighs their calls.
-        large = rows * columns * width > SMALL and amx.name()
-        return kind in WHOLE and pays and fits and not large
+    def serves_whole(self, tile, rows, columns, width):
+        if tile.kind not in WHOLE or tile.hardness:
+            return False
+        work = rows * columns * width
+        # Without the calls it saves, a triplet loss needs no product but the scores; and panels go
+        # through the matrix unit, which outweighs their calls.
+        if work > CHEAP and (tile.kind.endswith("triplet") or (work > SMALL and amx.name())):
+            return False
+        fits = rows <= FEWEST_ROWS or rows <= _block_shape(rows, columns, True)[0]
+        return fits and columns <= WIDEST
 
-    def whole(self, tile, x, y, weights, wants):
-        want_x, want_y = wants
-        grad_x = weights.new_empty(x.shape if want_x else 0)
-        grad_y = weights.new_empty(y.shape if want_y else 0)
-        loss = weights.new_empty(())
-        parameters = torch.empty(2, dtype=torch.float64)
-        torch.ops.fastsim_cpu.whole(
+    def whole(self, tile, x, y, scale, bias, weights, wants):
+        want_x, want_y = wants or (False, False)
+        pairs = tile.pairs
+        alike = not isinstance(weights, torch.Tensor)
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        loss = torch.empty((), dtype=dtype)
+        grad_x = torch.empty(x.shape if want_x else 0, dtype=dtype) if wants else None
+        grad_y = torch.empty(y.shape if want_y else 0, dtype=dtype) if wants else None
+        parameters = torch.empty(2, dtype=torch.float64) if wants else None
+        _whole(
             x,
             y,
-            *tile.pairs.tensors(),
-            tile.pairs.negative_target,
-            tile.pairs.skip,
+            pairs.positives,
+            pairs.row_ids,
+            pairs.column_ids,
+            pairs.row_groups,
+            pairs.column_groups,
+            pairs.dense,
+            pairs.negative_target,
+            pairs.skip,
             tile.kind,
-            tile.scale,
-            tile.bias,
+            scale,
+            bias,
             tile.margin,
+            tile.positive_scale,
+            tile.base,
             tile.normalise,
             tile.symmetric,
-            weights,
+            tile.prior,
+            None if alike else weights,
+            weights if alike else 0.0,
             grad_x if want_x else None,
             grad_y if want_y else None,
             loss,
             parameters,
             tile.seen,
         )
-        return loss, grad_x, grad_y, parameters
+        return (loss, grad_x, grad_y, parameters) if wants else (loss,)
 
     def whole_rows_fit(self, columns, device):
         return columns <= WIDEST

@@ -233,6 +233,34 @@ class MultiSimilarity(Epilogue):
         torch.where(block.same, positives, panel, out=panel)
 
 
+class Decoupled(Epilogue):
+    def forward(self, tile, block, sums=None):
+        scores, (own,) = block.panel.clone(), _wide(block.at_positives()[:, 0])
+        return [*self._of_negatives(tile, block, scores), tile.scale * own]
+
+    def fused(self, tile, block, weights):
+        panel, (own,) = block.panel, _wide(block.at_positives()[:, 0])
+        state = [*self._of_negatives(tile, block, panel), tile.scale * own]
+        coefficients = tile.coefficients(state, weights.to(state[0].dtype))
+        _, of_row, of_positive = narrowed(coefficients, panel)
+        panel.mul_(of_row[:, None])
+        block.add_at_positives(-of_positive[:, None])
+        return state
+
+    @staticmethod
+    def _of_negatives(tile, block, scores):
+        """(maxima, sums); of the scores their exponentials remain, 0 at the positives."""
+        block.set_at_positives(scores, LEFT_OUT)
+        return _wide(*_exponentials(scores, tile.scale, 1, out=scores))
+
+    def score_grad(self, tile, block, coefficients):
+        panel = block.panel
+        top, of_row, of_positive = coefficients
+        block.set_at_positives(panel, LEFT_OUT)
+        _shares(panel, top[:, None], tile.scale, out=panel).mul_(of_row[:, None])
+        block.add_at_positives(-of_positive[:, None])
+
+
 class Debiased(Epilogue):
     def forward(self, tile, block, sums=None):
         panel, same = block.panel, block.same
@@ -394,6 +422,7 @@ EPILOGUES = {
     "multi_similarity": MultiSimilarity(),
     "multi_positive": MultiPositive(),
     "circle": Circle(),
+    "decoupled": Decoupled(),
     "debiased": Debiased(),
     "levels": Levels(),
 }

@@ -1,4 +1,4 @@
-"""memeff: the CLIP loss, and Qwen3-Embedding's InfoNCE, on a GPU without the N x N matrix.
+"""memeff: the CLIP loss and Qwen3-Embedding's InfoNCE, on a GPU without the N x N matrix.
 
 Its gradient is rescaled by default (`stable`): here it is that of the loss. The margin is so wide
 that no negative is taken for a false one.
@@ -9,7 +9,8 @@ from fastsim.benchmark.baselines.baseline import Baseline, gpu_or_interpreted, i
 NO_MARGIN = 3.0  # cosines differ by 2 at most
 
 
-def _package():
+def package():
+    """memeff; where the interpreter runs its kernels, with what it asks of a GPU answered."""
     if not interpreted():
         import memeff
 
@@ -19,28 +20,31 @@ def _package():
 
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
     import memeff
-    from memeff import clip_loss, clip_qwen3_loss
+    from memeff import clip_loss, clip_qwen3_loss, lit_loss
 
-    for module in (clip_loss, clip_qwen3_loss):
+    for module in (clip_loss, clip_qwen3_loss, lit_loss):
         module._validate_features = lambda x, y: None
     return memeff
 
 
 def symmetric_info_nce(problem):
     temperature = problem.options["temperature"]
-    return _package().MemoryEfficientCLIPLoss(temperature=temperature, stable=False)
+    return package().MemoryEfficientCLIPLoss(temperature=temperature, stable=False)
 
 
 def info_nce(problem):
-    temperature = problem.options["temperature"]
-    return _package().MemoryEfficientQwen3Loss(
-        temperature=temperature, margin=NO_MARGIN, stable=False
-    )
+    """Its InfoNCE; with the expected share of positives `tau_plus` the debiased loss."""
+    options = {"margin": NO_MARGIN, "stable": False, **problem.options}
+    return package().MemoryEfficientQwen3Loss(**options)
 
 
 BASELINE = Baseline(
     "memeff",
     "memeff",
-    {"info_nce": info_nce, "info_nce symmetric": symmetric_info_nce},
+    {
+        "info_nce": info_nce,
+        "info_nce symmetric": symmetric_info_nce,
+        "debiased_contrastive": info_nce,
+    },
     gpu_or_interpreted,
 )

@@ -4,6 +4,8 @@
 in fastsim/losses/full_triplet.py. On random states of every kind both have to say the same.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -12,13 +14,15 @@ from fastsim.backends import get
 from fastsim.backends.cpu import backend as cpu
 from fastsim.engine.autograd import tile_loss
 from fastsim.kinds import KINDS
-from fastsim.pairs import Pairs
+from fastsim.pairs import Pairs, negative_counts
 from fastsim.tile import Tile
 from tests.measure import assert_close, conditioning
 from tests.seeds import fresh
 
 ROWS, COLUMNS, WIDTH = 13, 17, 6
 TRIPLETS = tuple(name for name in cpu.WHOLE if not KINDS[name].in_panels)
+TARGETED = ("softmax", "sigmoid", "squared_error")  # by any targets
+SIDES = ("multi_similarity", "multi_positive", "circle")  # positives and negatives by groups
 BOTH = {"margin": 0.3, "symmetric": True}
 
 
@@ -29,7 +33,16 @@ def combinations():
             for options in ({}, {"margin": 0.3}, {"symmetric": True}, BOTH):
                 yield kind, "positives", False, options
                 yield kind, "positives", True, options
-        if kind not in TRIPLETS:
+        if kind == "multi_similarity":
+            yield kind, "groups", False, {"positive_scale": 3.0, "base": 0.2}
+        if kind == "circle":
+            yield kind, "groups", False, {"margin": 0.3}
+        if kind in SIDES:
+            yield kind, "groups", False, {}
+        if kind in ("decoupled", "debiased"):
+            yield kind, "positives", True, {}
+            yield kind, "positives", False, {}
+        if kind in TARGETED:
             for targets in ("groups", "dense"):
                 yield kind, targets, False, {}
         if kind == "softmax":
@@ -86,7 +99,13 @@ def test_finishes_as_the_record_does(kind, targets, excluded, options, monkeypat
         torch.randn(n, WIDTH, generator=random, dtype=torch.float64) for n in (ROWS, COLUMNS)
     ]
     weights = torch.rand(ROWS, generator=random, dtype=torch.float64)
-    tile = Tile(kind, pairs_of(targets, excluded, random), **options)
+    pairs = pairs_of(targets, excluded, random)
+    if kind == "debiased":  # whose sides are groups, the positive's that of one column
+        counts = negative_counts(pairs, COLUMNS).double()
+        priors = torch.rand(ROWS, generator=random, dtype=torch.float64) / 3
+        options = {"prior": torch.stack([priors.index_fill_(0, torch.arange(4), 0.0), counts], 1)}
+        pairs = replace(pairs, row_groups=pairs.positives, column_groups=torch.arange(COLUMNS))
+    tile = Tile(kind, pairs, **options)
     scale = 10 ** (2 * torch.rand((), generator=random, dtype=torch.float64))  # 1 to 100
 
     def function(given):

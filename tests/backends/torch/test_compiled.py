@@ -26,6 +26,7 @@ OF_KINDS = {
     "multi_positive": "nt_xent",
     "multi_similarity": "multi_similarity",
     "circle": "circle",
+    "decoupled": "decoupled_contrastive-dot-bias",
     "debiased": "debiased_contrastive-hard",
     "levels": "cosent_matrix-groups",
 }

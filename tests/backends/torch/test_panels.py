@@ -60,3 +60,19 @@ def test_the_variable_sets_the_size(monkeypatch):
     tensors, others, options = inputs(BY_NAME["siglip"], (5, 7, 4), torch.float32, seed=1)
     with pytest.raises(ValueError, match=r"FASTSIM_PANEL_MB: wanted a positive number .* 'many'"):
         fastsim.siglip(*tensors, *others, **options, backend="torch")
+
+
+def test_the_option_sets_the_size_within_its_block():
+    before = panels.panel_scores(CPU)
+    with fastsim.panel_size(0.5):
+        assert panels.panel_scores(CPU) == 1 << 17
+        with fastsim.panel_size(2):
+            assert panels.panel_scores(CPU) == 1 << 19
+        assert panels.panel_scores(CPU) == 1 << 17
+    assert panels.panel_scores(CPU) == before
+
+
+@pytest.mark.parametrize(("value", "error"), [(0, ValueError), (True, TypeError), ("8", TypeError)])
+def test_the_option_is_a_positive_number(value, error):
+    with pytest.raises(error, match="megabytes: wanted"), fastsim.panel_size(value):
+        pass

@@ -1,0 +1,167 @@
+"""Losses of memeff beside the cases of the benchmark: cases and truth for bench/parity.py.
+
+    LiT                InfoNCE whose candidates want no gradient
+    margin mask        InfoNCE without the candidates that are more than a margin above the positive
+    q-q and d-d        InfoNCE with the other anchors, and the other candidates for a row's positive
+
+Its label smoothing has no counterpart in fastsim, nor have negatives that only their own row sees.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import cross_entropy, normalize
+
+import fastsim
+from bench.drop_in_cases import _Given
+from fastsim.benchmark.baselines import memeff
+from fastsim.benchmark.baselines.baseline import Baseline, gpu_or_interpreted
+from fastsim.benchmark.cases import Case
+
+MARGIN = 0.1
+DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_doc")
+
+
+def _pairs(rows, width, generator):
+    return [torch.randn(rows, width, generator=generator) for _ in "xy"], ()
+
+
+def _locked(rows, width, generator):
+    (x, y), _ = _pairs(rows, width, generator)
+    return [x], (y,)
+
+
+def _temperature(problem):
+    return problem.options["temperature"]
+
+
+def _locked_side(problem):
+    return problem.given[0].to(problem.leaves[0].dtype)
+
+
+# ---- truth: the dense formulas ----
+
+
+def _cosines(x, y):
+    return normalize(x, dim=1) @ normalize(y, dim=1).T
+
+
+def _own(scores):
+    """Softmax cross entropy of a row's logits, its own on the diagonal."""
+    return cross_entropy(scores, torch.arange(len(scores)))
+
+
+def lit(problem):
+    return lambda x: _own(_cosines(x, _locked_side(problem)) / _temperature(problem))
+
+
+def masked(problem):
+    def call(x, y):
+        scores = _cosines(x, y)
+        above = scores > scores.diagonal()[:, None] + MARGIN
+        return _own((scores / _temperature(problem)).masked_fill(above, -torch.inf))
+
+    return call
+
+
+def both_sides(problem):
+    def call(x, y):
+        itself = torch.eye(len(x), dtype=torch.bool)
+        sides = (_cosines(side, side).masked_fill(itself, -torch.inf) for side in (x, y))
+        return _own(torch.cat([_cosines(x, y), *sides], 1) / _temperature(problem))
+
+    return call
+
+
+# ---- memeff ----
+
+
+def _qwen3(**fixed):
+    """make(problem) of its InfoNCE; its gradient is not rescaled."""
+
+    def make(problem):
+        options = {"margin": memeff.NO_MARGIN, "stable": False} | fixed
+        kind = memeff.package().MemoryEfficientQwen3Loss
+        return kind(temperature=_temperature(problem), **options)
+
+    return make
+
+
+def _its_lit(problem):
+    loss = memeff.package().MemoryEfficientLiTLoss(_temperature(problem), stable=False)
+    return lambda x: loss(x, _locked_side(problem))
+
+
+# ---- ours ----
+
+
+def _our_lit(problem):
+    return lambda x: fastsim.info_nce(
+        x, _locked_side(problem), temperature=_temperature(problem), backend="cpu"
+    )
+
+
+def _info_nce(**fixed):
+    def make(problem):
+        options = {"temperature": _temperature(problem), "backend": "cpu", **fixed}
+        return lambda x, y: fastsim.info_nce(x, y, **options)
+
+    return make
+
+
+def _our_directions(problem):
+    from fastsim.integrations import sentence_transformers as losses
+
+    scale = 1 / _temperature(problem)
+    loss = losses.MultipleNegativesRankingLoss(_Given(), scale=scale, directions=DIRECTIONS)
+    return lambda x, y: loss.compute_loss_from_embeddings([x, y], None)
+
+
+_PLAIN = {"temperature": 0.05}
+
+
+@dataclass(frozen=True)
+class KernelBaseline(Baseline):
+    """A baseline with the dense formula of its one loss, and the name of what stands for it."""
+
+    truth: Callable | None = None
+    by: str = ""
+
+
+def _pair(name, make, options, theirs, ours, truth, by):
+    case = Case(name, None, make, options)
+    peer = KernelBaseline(
+        "memeff",
+        "memeff",
+        {name: theirs},
+        gpu_or_interpreted,
+        drop_in={name: ours},
+        truth=truth,
+        by=by,
+    )
+    return case, peer
+
+
+_RANKING = "fastsim.integrations.sentence_transformers"
+PAIRS = [
+    _pair("LiT", _locked, _PLAIN, _its_lit, _our_lit, lit, "fastsim.info_nce"),
+    _pair(
+        "margin mask",
+        _pairs,
+        _PLAIN,
+        _qwen3(margin=MARGIN),
+        _info_nce(exclude_above=MARGIN),
+        masked,
+        "fastsim.info_nce",
+    ),
+    _pair(
+        "q-q and d-d",
+        _pairs,
+        _PLAIN,
+        _qwen3(use_qq_negatives=True, use_dd_negatives=True),
+        _our_directions,
+        both_sides,
+        _RANKING,
+    ),
+]

@@ -1,0 +1,66 @@
+"""python -m bench.small_batches: every loss on the CPU at 64 x 384, where a call's own cost shows.
+
+Of each loss the time of the forward pass alone and with backward, ours beside the dense formula in
+plain torch and, of the headlines, beside torch.compile of it: one thread, in turns. Writes
+small_batches.jsonl in bench/results/<device>; rows of losses that are not asked for stay there.
+"""
+
+import time
+
+import click
+import torch
+
+from bench.results import FOLDER, write
+from fastsim.benchmark import results, timing
+from fastsim.benchmark.baselines import baseline_named
+from fastsim.benchmark.baselines.baseline import UnavailableError
+from fastsim.benchmark.calls import PASSES, runnable
+from fastsim.benchmark.cases import CASES
+
+NAME, BY = "small_batches", ("fastsim cpu", "eager torch", "torch.compile")
+ROWS, WIDTH = 64, 384
+MOST = 2000  # rounds
+
+
+def _calls(problem, which):
+    """{who: one pass} of those that have the loss."""
+    found = {}
+    for by in BY:
+        try:
+            found[by] = runnable(baseline_named(by).call(problem), problem, which)
+        except (UnavailableError, KeyError):
+            continue
+    return found
+
+
+def times(loss, seconds, clock):
+    """A row for each of them and each pass, taken in turns."""
+    problem = CASES[loss].problem(ROWS, WIDTH)
+    for which in PASSES:
+        found_by = timing.in_turns(_calls(problem, which), seconds=seconds, most=MOST, clock=clock)
+        for by, found in found_by.items():
+            row = {"loss": loss, "rows": ROWS, "width": WIDTH, "measure": which, "by": by}
+            yield row | (
+                {"not measured": found} if isinstance(found, str) else timing.summary(found)
+            )
+
+
+@click.command()
+@click.option("--loss", "losses", multiple=True, type=click.Choice([*CASES]), default=[*CASES])
+@click.option("--seconds", default=0.6, help="For the rounds of one pass of one loss.")
+def main(losses, seconds):
+    """Measure and write."""
+    about = results.environment()  # before the threads: these are in the device's name
+    torch.set_num_threads(1)
+    path = FOLDER / about["device"] / f"{NAME}.jsonl"
+    kept = results.read(path)[1] if path.is_file() else []
+    rows = [row for row in kept if row["loss"] not in losses]
+    for loss in losses:
+        for row in times(loss, seconds, time.perf_counter):
+            rows.append(row)
+            click.echo(row)
+    write(NAME, rows, about)
+
+
+if __name__ == "__main__":
+    main()
