@@ -241,12 +241,22 @@ def matrix(targets, n, m):
     return targets.double()
 
 
-def siglip(x, y, targets=None, *, scale=10.0, bias=-10.0, similarity="cosine"):
+def siglip(
+    x, y, targets=None, *, scale=10.0, bias=-10.0, positive_weight="one", similarity="cosine"
+):
     z = scale * scores(x, y, similarity) + bias
     wanted = (matrix(targets, *z.shape) + 1) / 2
     log_yes = -torch.log1p(torch.exp(-z.abs())) + z.clamp(max=0)
     log_no = -torch.log1p(torch.exp(-z.abs())) - z.clamp(min=0)
-    return -(wanted * log_yes + (1 - wanted) * log_no).sum(1)
+    counts = torch.ones_like(wanted)
+    for i, row in enumerate(wanted.tolist()):
+        for j, positive in enumerate(row):
+            of_row, of_column = wanted[i].sum().item(), wanted[:, j].sum().item()
+            if positive and positive_weight == "row":
+                counts[i, j] = 1 / of_row
+            if positive and positive_weight == "both":
+                counts[i, j] = 0.5 / of_row + 0.5 / of_column
+    return -(counts * (wanted * log_yes + (1 - wanted) * log_no)).sum(1)
 
 
 def matrix_cross_entropy(
