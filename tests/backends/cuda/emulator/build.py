@@ -73,15 +73,15 @@ def suite_parts(folder):
     compile_("-O1", *flags(), "-x", "c++-header", header, "-o", f"{header}.gch")
 
 
-def suite(parts, folder, engine, mutant=None):
-    """The suite of an engine, with the kernels changed by a mutant."""
+def suite(parts, folder, engine, part, mutant=None):
+    """A part of the suite of an engine, with the kernels changed by a mutant."""
     folder.mkdir(exist_ok=True)
     for name in MUTABLE:
         text = (KERNELS / name).read_text()
         changed = mutant.apply(text) if mutant and mutant.file == name else text
         (folder / name).write_text(changed)
-    program = folder / engine
+    program = folder / f"{engine}{part}"
     objects = [parts / "machine.o", parts / "instructions.o"]
-    kernels = [f"-I{folder}", f"-I{parts}", f"-DSUITE_{engine.upper()}"]
+    kernels = [f"-I{folder}", f"-I{parts}", f"-DSUITE_{engine.upper()}", f"-DSUITE_PART={part}"]
     compile_("-O1", *kernels, *flags(), parts / "suite.cpp", *objects, "-o", program)
     return program
