@@ -70,7 +70,7 @@ def suite_parts(folder):
         shutil.copy(HERE / name, folder)
     compile_all([HERE / "machine.cpp", HERE / "instructions.cpp"], folder, "-O2", *flags())
     header = folder / "emulated.h"
-    compile_("-O1", *flags(), "-x", "c++-header", header, "-o", f"{header}.gch")
+    compile_("-Og", *flags(), "-x", "c++-header", header, "-o", f"{header}.gch")
 
 
 def suite(parts, folder, engine, part, mutant=None):
@@ -83,5 +83,5 @@ def suite(parts, folder, engine, part, mutant=None):
     program = folder / f"{engine}{part}"
     objects = [parts / "machine.o", parts / "instructions.o"]
     kernels = [f"-I{folder}", f"-I{parts}", f"-DSUITE_{engine.upper()}", f"-DSUITE_PART={part}"]
-    compile_("-O1", *kernels, *flags(), parts / "suite.cpp", *objects, "-o", program)
+    compile_("-Og", *kernels, *flags(), parts / "suite.cpp", *objects, "-o", program)
     return program
