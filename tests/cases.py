@@ -10,7 +10,7 @@ import torch
 
 import fastsim
 from fastsim import losses
-from fastsim.backends.base import COLUMN_BIAS, GUIDED_POSITIVES
+from fastsim.backends.extras import extras_of
 from tests import oracles
 from tests.seeds import fresh
 
@@ -37,9 +37,6 @@ class Case:
 
     def __repr__(self):
         return self.name
-
-
-EXTRAS = {"candidate_bias": COLUMN_BIAS, "guide": GUIDED_POSITIVES}
 
 
 def embeddings(*shape, generator):
@@ -72,9 +69,16 @@ def _case(name, loss, *, make=_two_sides, kind=None, largest=10_000, **options):
         reduces=loss is not fastsim.cosent_matrix,
         largest=largest,
         kind=kind,
-        extras=tuple(extra for name, extra in EXTRAS.items() if name in options),
+        extras=_extras(loss, **options),
         dot=options.get("similarity") == "dot",
     )
+
+
+def _extras(loss, *, directions=(), **options):
+    if loss is fastsim.late_interaction:
+        return ()
+    named = {"similarity", "exclude_above", "guide", "candidate_bias"} & options.keys()
+    return extras_of(**{name: options[name] for name in named}, further=len(directions) > 1)
 
 
 def _ids(n, m, generator):
@@ -292,6 +296,7 @@ CASES = (
             getattr(oracles, loss.__name__),
             _grouped(**options, similarity="dot"),
             counted=counted,
+            extras=extras_of(similarity="dot"),
             dot=True,
         )
         for loss, options, counted in (

@@ -3,12 +3,7 @@
 import torch
 
 from fastsim.backends import rows as formulas
-
-COLUMN_BIAS, GUIDED_POSITIVES = "column bias", "guided positives"
-EXTRAS = {
-    COLUMN_BIAS: "its kernels add no bias to the logits of a column (`candidate_bias`)",
-    GUIDED_POSITIVES: "its kernels leave out a positive that the guide decides against (`guide`)",
-}
+from fastsim.backends.extras import EXTRAS
 
 
 class Backend:
@@ -21,7 +16,7 @@ class Backend:
     name: str
     automatic = True  # whether `auto` may choose it
     by_verdict = False  # whether `auto` may where a verdict calls it right (fastsim/verify)
-    extras = frozenset()  # what not every backend does with a tile loss (EXTRAS)
+    extras = frozenset()  # what it does of what not every backend does with a tile loss (EXTRAS)
     # Distinct targets up to which sums per level are cheaper than a sort of all entries.
     most_levels = 256
     keeps_scores = False  # whether `forward` leaves scores for the score gradients that follow it
@@ -44,6 +39,10 @@ class Backend:
         if kind is None or kind in self.kinds():
             return None
         return f"it has no kernels of kind {kind!r}"
+
+    def unsupported_extra(self, extras):
+        """None if it has all of these extras (EXTRAS), else a sentence."""
+        return next((EXTRAS[extra] for extra in extras if extra not in self.extras), None)
 
     def note(self):
         """What `fastsim info` adds to "usable"."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastsim.annotations import Group, Reduction, Scalar, Similarity
 from fastsim.backends import pick
-from fastsim.backends.base import COLUMN_BIAS
+from fastsim.backends.extras import extras_of
 from fastsim.checks import (
     check_candidates,
     check_columns,
@@ -86,7 +86,7 @@ def decoupled_contrastive(
         temperature,
         kind="decoupled",
         group=group,
-        extras=() if candidate_bias is None else (COLUMN_BIAS,),
+        extras=extras_of(similarity=similarity, candidate_bias=candidate_bias),
     )
     bias = parse_bias(candidate_bias, candidates.shape[0], anchors)
     batch = join(

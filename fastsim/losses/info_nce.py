@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fastsim.annotations import Exclude, Group, Reduction, Scalar, Similarity
 from fastsim.backends import pick
-from fastsim.backends.base import COLUMN_BIAS, GUIDED_POSITIVES
+from fastsim.backends.extras import extras_of
 from fastsim.checks import (
     check_candidates,
     check_choice,
@@ -155,7 +155,6 @@ def info_nce(
     check_similarity(similarity)
     further = Further(tuple(directions), own_negatives, references)
     further.check(anchors)
-    extras = [COLUMN_BIAS] * (candidate_bias is not None) + [GUIDED_POSITIVES] * (guide is not None)
     chosen = pick(
         backend,
         anchors,
@@ -163,7 +162,13 @@ def info_nce(
         temperature,
         kind="softmax",
         group=group,
-        extras=extras,
+        extras=extras_of(
+            similarity=similarity,
+            exclude_above=exclude_above,
+            guide=guide,
+            candidate_bias=candidate_bias,
+            further=further.in_panels,
+        ),
     )
     options = {"temperature": temperature, "symmetric": symmetric, "margin": margin}
     options["exclude_above"] = exclude_above

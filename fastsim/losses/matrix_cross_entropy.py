@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fastsim.annotations import Group, Reduction, Scalar, Similarity, Targets
 from fastsim.backends import pick
-from fastsim.backends.base import COLUMN_BIAS
+from fastsim.backends.extras import extras_of
 from fastsim.checks import (
     check_number,
     check_reduction,
@@ -96,7 +96,7 @@ def matrix_cross_entropy(
         temperature,
         kind="softmax",
         group=group,
-        extras=() if candidate_bias is None else (COLUMN_BIAS,),
+        extras=extras_of(similarity=similarity, candidate_bias=candidate_bias),
     )
     check_number("temperature", temperature, positive=True)
     options = {"temperature": temperature}

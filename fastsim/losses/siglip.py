@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fastsim.annotations import Group, Reduction, Scalar, Similarity, Targets
 from fastsim.backends import pick
+from fastsim.backends.extras import extras_of
 from fastsim.checks import (
     check_number,
     check_reduction,
@@ -84,7 +85,8 @@ def siglip(
     check_sides("y", y, "x", x, empty=group is not None)
     check_reduction(reduction)
     check_similarity(similarity)
-    chosen = pick(backend, x, y, scale, bias, kind="sigmoid", group=group)
+    extras = extras_of(similarity=similarity)
+    chosen = pick(backend, x, y, scale, bias, kind="sigmoid", group=group, extras=extras)
     check_number("scale", scale)
     check_number("bias", bias)
     options = {"scale": scale, "bias": bias}

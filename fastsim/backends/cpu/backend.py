@@ -5,9 +5,10 @@ from pathlib import Path
 
 import torch
 
-from fastsim.backends.base import EXTRAS, Backend
+from fastsim.backends.base import Backend
 from fastsim.backends.cpu import amx, max_sim
 from fastsim.backends.cpu.passes import forward_of, served, write_score_grad
+from fastsim.backends.extras import EXTRAS
 from fastsim.backends.panel import panel_bytes
 from fastsim.batch_metrics import SEEN
 from fastsim.kinds import LATE_INTERACTION, SELECTIONS

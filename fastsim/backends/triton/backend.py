@@ -23,6 +23,7 @@ import torch
 
 from fastsim.backends import lists
 from fastsim.backends.base import Backend
+from fastsim.backends.extras import COLUMN_BIAS, EXTRAS, GUIDED_POSITIVES
 from fastsim.backends.panel import panel_bytes
 from fastsim.backends.triton.kernels.table import PANEL_LINE
 from fastsim.backends.triton.scaled_rows import values_and_rest
@@ -104,6 +105,7 @@ class TritonBackend(Backend):
 
     automatic = False
     by_verdict = True
+    extras = frozenset(EXTRAS) - {COLUMN_BIAS, GUIDED_POSITIVES}
 
     def unsupported_reason(self, *tensors, kind=None):
         if not _INSTALLED:
