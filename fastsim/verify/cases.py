@@ -80,7 +80,7 @@ def _softmax(x, y, groups, int8, strided, ids):
         Problem("int8", fastsim.matrix_cross_entropy, [x, y], (int8,)),
         Problem("strided", fastsim.matrix_cross_entropy, [x, y], (strided,)),
         Problem("guide", _guided, [x, y], other_rows, extras=(UNTARGETED, GUIDE)),
-        Problem("part of the columns", _of_part, [x, y], learnt=warm, extras=(PARTS,)),
+        Problem("of a rank", _of_part, [x], (groups,), learnt=warm, extras=(PARTS,)),
     ]
 
 
@@ -95,12 +95,18 @@ def _guided(x, y, guide_x, guide_y, *, backend):
     return log_sum_exp(x, y, scale=10.0, guide=guide, backend=backend)
 
 
-def _of_part(x, y, *, temperature, backend):
-    """Of columns that begin in the middle of the positives'."""
+def _of_part(x, groups, *, temperature, backend):
+    """Of the last rows, as of the last rank of a group, which leave themselves out."""
     first = len(x) // 2
-    pairs = Pairs(torch.arange(len(x), device=x.device)).of_columns(slice(first, len(y)))
-    tile, scale = Tile("softmax", pairs), 1 / temperature
-    return tile_loss(tile, x, y[first:], scale=scale, formula=None, backend=get(backend))
+    pairs = Pairs(
+        row_groups=groups[first:],
+        column_groups=groups,
+        negative_target=0.0,
+        skip="diagonal",
+        offset=first,
+    )
+    tile, scale = Tile("softmax", pairs, normalise=True), 1 / temperature
+    return tile_loss(tile, x[first:], x, scale=scale, formula=None, backend=get(backend))
 
 
 def _sigmoid(x, y, groups, int8, strided, ids):

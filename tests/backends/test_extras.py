@@ -1,4 +1,4 @@
-"""What a backend lacks of a kind is refused by itself: the kind is served, the extra in the next."""
+"""What a backend lacks of a kind is refused alone: the kind is served, the extra in the next."""
 
 import pytest
 import torch
