@@ -76,6 +76,14 @@ _TRANSFORMED = (
 )
 
 
+def default_name():
+    """(the name that a call without a backend asks for, what said so)."""
+    name = getattr(_chosen, "name", None)
+    if name:
+        return name, "backend"
+    return os.environ.get("FASTSIM_BACKEND") or "auto", "FASTSIM_BACKEND"
+
+
 def pick(name, *tensors, kind=None, group=None, extras=()):
     """The backend for these tensors, and for that kind of loss or selection (see fastsim/kinds).
 
@@ -89,12 +97,8 @@ def pick(name, *tensors, kind=None, group=None, extras=()):
     otherwise. group: a process group, or None, whose ranks agree on these kernels. extras: what of
     `EXTRAS` the loss needs.
     """
-    name = name or getattr(_chosen, "name", None)
-    if name:
-        named = _find(name)
-    else:
-        name = os.environ.get("FASTSIM_BACKEND") or "auto"
-        named = _find(name, "FASTSIM_BACKEND")
+    name, argument = (name, "backend") if name else default_name()
+    named = _find(name, argument)
     extras = (*extras, *extras_of_ring(group))
     asked = tensors[:1], kind, extras, transformed(*tensors), watched()
     if named is not None:

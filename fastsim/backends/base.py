@@ -215,6 +215,30 @@ class Backend:
         """
         raise NotImplementedError
 
+    def serves_hardest_pairs(self, rows, width):
+        """Whether `hardest_pairs` serves so many rows of that width, and pays."""
+        return False
+
+    def hardest_pairs(self, x, groups):
+        """(columns, distances, largest): of rows x (N, D) in the compute type against each other.
+
+        columns (2, N): as `hardest`, of Euclidean distances; distances (2, N): of each row to
+        these, -inf and inf where there is none; largest (): as of `centred`.
+        """
+        raise NotImplementedError
+
+    def triplet_distances(self, anchors, positives, negatives):
+        """|a_i - p_i| and |a_i - n_i| (N,) in the compute type, of three (N, D)."""
+        return formulas.triplet_distances(anchors, positives, negatives)
+
+    def triplet_distances_backward(self, grad, anchors, positives, negatives, near, far, wants):
+        """The gradients of the three, None where not wanted, from dL/dnear = -dL/dfar (N,).
+
+        At distance 0 that of the distance is 0.
+        """
+        sides = anchors, positives, negatives
+        return formulas.triplet_distances_backward(grad, *sides, near, far, wants)
+
     def centred(self, x, y):
         """Rows between which products tell the distances: x_i . y_j - |y_j|^2 / 2 falls with them.
 

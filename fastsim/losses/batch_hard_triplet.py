@@ -22,7 +22,12 @@ from fastsim.distributed import batchwise, join
 from fastsim.engine.chosen_rows import partner_distances, partner_products
 from fastsim.engine.distances import all_distances
 from fastsim.engine.ring import ring_hardest, ring_sum
-from fastsim.engine.selection import centred_rows, hardest_columns
+from fastsim.engine.selection import (
+    centred_rows,
+    finds_hardest_pairs,
+    hardest_columns,
+)
+from fastsim.engine.selection import hardest_pairs as found_pairs
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
     dense_targets,
@@ -221,6 +226,11 @@ def _hardest(embeddings, columns, pairs, distance, batch, backend):
     if batch.ring:
         return _ring_hardest(x, y, embeddings.dtype, measure, pairs, batch, backend)
     y = None if y is x else y
+    if y is None and measure is _Euclidean and finds_hardest_pairs(x, backend):
+        indices, distances, everything = found_pairs(x, pairs.row_groups, backend)
+        nothing = -torch.inf, torch.inf
+        distances = partner_distances(x, None, indices, nothing, backend, known=distances)
+        return _found(distances, indices.unbind(0), everything)
     *operands, everything = measure.operands(x, y, embeddings.dtype, backend)
     indices = hardest_columns(*operands, pairs, backend)
     distances = measure.chosen_rows(x, y, torch.stack(indices), (-torch.inf, torch.inf), backend)

@@ -26,6 +26,7 @@ from fastsim.checks import (
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
+from fastsim.engine.prepared import once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.pairs import Pairs, global_positives, parse_bias, parse_positives
 from fastsim.reduce import as_float, inverse, reduce
@@ -33,6 +34,7 @@ from fastsim.scores import dense_scores
 from fastsim.tile import Tile
 
 
+@once_per_signature
 @batchwise
 def decoupled_contrastive(
     anchors: Tensor,

@@ -40,6 +40,7 @@ from fastsim.checks import (
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
+from fastsim.engine.prepared import once_per_signature
 from fastsim.losses.further_candidates import (
     MARGINS,
     Further,
@@ -70,6 +71,7 @@ from fastsim.scores import dense_scores
 from fastsim.tile import Tile
 
 
+@once_per_signature
 @batchwise
 def info_nce(
     anchors: Tensor,

@@ -27,6 +27,7 @@ from fastsim.checks import (
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
+from fastsim.engine.prepared import once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
     check_own_targets,
@@ -41,6 +42,7 @@ from fastsim.scores import dense_scores
 from fastsim.tile import Tile
 
 
+@once_per_signature
 @batchwise
 def matrix_cross_entropy(
     x: Tensor,

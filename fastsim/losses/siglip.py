@@ -26,6 +26,7 @@ from fastsim.checks import (
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
+from fastsim.engine.prepared import once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
     check_own_targets,
@@ -39,6 +40,7 @@ from fastsim.scores import compute_dtype, dense_scores
 from fastsim.tile import Tile
 
 
+@once_per_signature
 @batchwise
 def siglip(
     x: Tensor,

@@ -355,6 +355,33 @@ class CpuBackend(Backend):
             )
         return lowest, highest
 
+    def serves_hardest_pairs(self, rows, width):
+        return rows * rows * width <= CHEAP
+
+    def hardest_pairs(self, x, groups):
+        x, count = x.contiguous(), x.shape[0]
+        columns, largest = torch.empty(2, count, dtype=torch.int64), x.new_empty(())
+        distances = x.new_tensor([[-torch.inf], [torch.inf]]).repeat(1, count)
+        torch.ops.fastsim_cpu.hardest_pairs(x, groups, columns, distances, largest)
+        return columns, distances, largest
+
+    def triplet_distances(self, anchors, positives, negatives):
+        dtype = torch.promote_types(anchors.dtype, torch.float32)
+        near, far = (torch.empty(anchors.shape[0], dtype=dtype) for _ in range(2))
+        torch.ops.fastsim_cpu.triplet_distances(anchors, positives, negatives, near, far)
+        return near, far
+
+    def triplet_distances_backward(self, grad, anchors, positives, negatives, near, far, wants):
+        sides = anchors, positives, negatives
+        grads = [
+            torch.empty(side.shape, dtype=side.dtype) if want else None
+            for side, want in zip(sides, wants, strict=True)
+        ]
+        torch.ops.fastsim_cpu.triplet_distances_backward(
+            grad.contiguous(), *sides, near, far, *grads
+        )
+        return grads
+
     def centred(self, x, y):
         x, y = x.contiguous(), None if y is None else y.contiguous()
         rows, columns = torch.empty_like(x), None if y is None else torch.empty_like(y)
