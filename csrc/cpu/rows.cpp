@@ -3,6 +3,8 @@
 // threads.
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -139,7 +141,7 @@ T centre(const T* x, int64_t rows, const T* y, int64_t columns, int64_t width, T
   const double unit = most == 0 ? 1 : most;
   const auto scale_side = [&](T* to, int64_t count) {
     over(count, width, [&](int64_t begin, int64_t end) {
-      for (int64_t at = begin * width; at < end * width; ++at) to[at] = T(to[at] / unit);
+      kernels().of<T>().scale(to + begin * width, (end - begin) * width, 1 / std::sqrt(unit));
     });
   };
   scale_side(out_x, rows);
@@ -159,8 +161,8 @@ void centred(Tensor x, Optional y, Tensor rows, Optional columns, Tensor offsets
 }
 
 // Of each row x (N, D) the farthest other row of its group and the nearest of any other: indices
-// (2, N), -1 for none, and their distances (2, N), which stay where there is none. largest (): as
-// of `centred`. One operator for a small batch, whose time is operator calls.
+// (2, N), -1 for none, and their distances (2, N), -inf and inf for none. largest (): as of
+// `centred`. One operator for a small batch, whose time is operator calls.
 void hardest_pairs(Tensor x, Tensor groups, Tensor indices, Tensor distances, Tensor largest) {
   with_type(x, [&](auto type) {
     using T = decltype(type);
@@ -193,6 +195,8 @@ void hardest_pairs(Tensor x, Tensor groups, Tensor indices, Tensor distances, Te
     });
     const Partners<T> p{points, points, rows, width, 2, found, true};
     T* out = output<T>(distances);
+    std::fill(out, out + rows, -std::numeric_limits<T>::infinity());
+    std::fill(out + rows, out + 2 * rows, std::numeric_limits<T>::infinity());
     over(rows, p.count * width, [&](int64_t begin, int64_t end) {
       kernels().of<T>().chosen_rows(p, out, begin, end);
     });

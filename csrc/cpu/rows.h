@@ -101,5 +101,13 @@ void centred_rows(const T* x, const T* centre, int64_t width, T* out, double* no
   }
 }
 
+// Twice times a factor, in double: one over a subnormal norm is no number of its type, one over its
+// root is.
+template <class T>
+void scale(T* x, int64_t count, double root) {
+#pragma omp simd
+  for (int64_t k = 0; k < count; ++k) x[k] = T(x[k] * root * root);
+}
+
 }  // namespace
 }  // namespace fastsim::FASTSIM_ISA

@@ -72,7 +72,7 @@ def _loss(tile, x, y, scale, bias, weights, batch, formula, backend):
     small = SmallLoss(tile, scale, bias, weights, formula, backend)
     if alone and small.serves(x, y):
         loss = small(x, y)
-        note((x, y), small, loss)
+        note((x, x if y is None else y), small, loss)
         return loss
     dtype = compute_dtype(x)
     scale, bias = as_scalar(scale, dtype, x.device), as_scalar(bias, dtype, x.device)
@@ -235,6 +235,7 @@ class SmallLoss(NamedTuple):
 
     def __call__(self, x, y):
         tile, scale, bias, weights, formula, backend = self
+        y = None if y is x else y
         wants = _wants(x, y, scale, bias)
         given = x, y, scale, bias, weights
         if not any(wants):

@@ -7,6 +7,8 @@ Source: Reimers and Gurevych 2019, "Sentence-BERT", section 3 (margin 1 there); 
 all pairs: `full_triplet` is the one that looks at the whole batch.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -14,12 +16,14 @@ from fastsim.annotations import Reduction
 from fastsim.backends import get, pick
 from fastsim.backends.rows import norms
 from fastsim.checks import check_alike, check_embeddings, check_number, check_reduction
+from fastsim.engine.prepared import Prepared, note, once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.operators import define, differentiable_again
 from fastsim.reduce import as_float, reduce
 from fastsim.scores import compute_dtype
 
 
+@once_per_signature
 def triplet_margin(
     anchors: Tensor,
     positives: Tensor,
@@ -55,8 +59,11 @@ def triplet_margin(
         check_alike(name, value, "anchors", anchors, rows=True)
     check_number("margin", margin)
     check_reduction(reduction)
-    gap = _gap(anchors, positives, negatives)
-    return reduce(torch.relu(gap + margin), reduction)
+    sides = anchors, positives, negatives
+    small = Prepared(partial(_loss, margin=margin, reduction=reduction, backend=pick(None, *sides)))
+    loss = small(*sides)
+    note(sides, small, loss)
+    return loss
 
 
 class TripletMargin(LossModule):
@@ -73,15 +80,15 @@ class TripletMargin(LossModule):
         super().__init__(locals())
 
 
-def _gap(*sides):
-    """|a_i - p_i| - |a_i - n_i| (N,) in the compute type, differentiable, of three (N, D)."""
-    backend = pick(None, *sides)
+def _loss(*sides, margin, reduction, backend):
     if backend.name == "eager":
-        return _gap_formula(None, *sides)
-    if torch.is_grad_enabled() and any(side.requires_grad for side in sides):
-        return _Gap.apply(*sides, backend.name)
-    near, far = _distances(*sides, backend.name)
-    return near - far
+        gap = _gap_formula(None, *sides)
+    elif torch.is_grad_enabled() and any(side.requires_grad for side in sides):
+        gap = _Gap.apply(*sides, backend.name)
+    else:
+        near, far = _distances(*sides, backend.name)
+        gap = near - far
+    return reduce(torch.relu(gap + margin), reduction)
 
 
 def _gap_formula(ctx, anchors, positives, negatives):

@@ -105,6 +105,11 @@ def _block_shape(rows, columns, whole_rows):
     return min(rows, -(-even // TILE_ROWS) * TILE_ROWS), wide
 
 
+def _is_one_block(rows, columns):
+    fits = rows <= FEWEST_ROWS or rows <= _block_shape(rows, columns, True)[0]
+    return fits and columns <= WIDEST
+
+
 class CpuBackend(Backend):
     """Float32 and float64 panels; 16-bit inputs are normalised into float32."""
 
@@ -177,8 +182,7 @@ class CpuBackend(Backend):
         # through the matrix unit, which outweighs their calls.
         if work > CHEAP and (tile.kind.endswith("triplet") or (work > SMALL and amx.name())):
             return False
-        fits = rows <= FEWEST_ROWS or rows <= _block_shape(rows, columns, True)[0]
-        return fits and columns <= WIDEST
+        return _is_one_block(rows, columns)
 
     def whole(self, tile, x, y, scale, bias, weights, wants):
         want_x, want_y = wants or (False, False)
@@ -356,12 +360,12 @@ class CpuBackend(Backend):
         return lowest, highest
 
     def serves_hardest_pairs(self, rows, width):
-        return rows * rows * width <= CHEAP
+        return rows * rows * width <= CHEAP and _is_one_block(rows, rows)
 
     def hardest_pairs(self, x, groups):
         x, count = x.contiguous(), x.shape[0]
         columns, largest = torch.empty(2, count, dtype=torch.int64), x.new_empty(())
-        distances = x.new_tensor([[-torch.inf], [torch.inf]]).repeat(1, count)
+        distances = x.new_empty(2, count)
         torch.ops.fastsim_cpu.hardest_pairs(x, groups, columns, distances, largest)
         return columns, distances, largest
 
