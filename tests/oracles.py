@@ -241,12 +241,22 @@ def matrix(targets, n, m):
     return targets.double()
 
 
-def siglip(x, y, targets=None, *, scale=10.0, bias=-10.0, similarity="cosine"):
+def siglip(
+    x, y, targets=None, *, scale=10.0, bias=-10.0, positive_weight="one", similarity="cosine"
+):
     z = scale * scores(x, y, similarity) + bias
     wanted = (matrix(targets, *z.shape) + 1) / 2
     log_yes = -torch.log1p(torch.exp(-z.abs())) + z.clamp(max=0)
     log_no = -torch.log1p(torch.exp(-z.abs())) - z.clamp(min=0)
-    return -(wanted * log_yes + (1 - wanted) * log_no).sum(1)
+    counts = torch.ones_like(wanted)
+    for i, row in enumerate(wanted.tolist()):
+        for j, positive in enumerate(row):
+            of_row, of_column = wanted[i].sum().item(), wanted[:, j].sum().item()
+            if positive and positive_weight == "row":
+                counts[i, j] = 1 / of_row
+            if positive and positive_weight == "both":
+                counts[i, j] = 0.5 / of_row + 0.5 / of_column
+    return -(counts * (wanted * log_yes + (1 - wanted) * log_no)).sum(1)
 
 
 def matrix_cross_entropy(
@@ -264,6 +274,35 @@ def matrix_cross_entropy(
 def matrix_mse(x, y, targets):
     s = cosines(x, y)
     return ((s - matrix(targets, *s.shape)) ** 2).sum(1) / len(y)
+
+
+def distill(
+    x,
+    y,
+    teacher_x,
+    teacher_y=None,
+    positives=None,
+    *,
+    kind="kl",
+    temperature=None,
+    teacher_temperature=None,
+):
+    s = cosines(x, y)
+    t = teacher_x.double() if teacher_y is None else cosines(teacher_x.double(), teacher_y.double())
+    own = temperature or {"kl": 0.05, "margin_mse": 1.0}[kind]
+    taught = teacher_temperature or own
+    losses = []
+    for i in range(len(x)):
+        z, w = s[i] / own, t[i] / taught
+        if kind == "kl":
+            log_q, log_p = z - log_sum_exp(z), w - log_sum_exp(w)
+            losses.append(own**2 * (log_p.exp() * (log_p - log_q)).sum())
+            continue
+        p = i if positives is None else int(positives[i])
+        others = [j for j in range(len(y)) if j != p]
+        terms = [((z[p] - z[j]) - (w[p] - w[j])) ** 2 for j in others]
+        losses.append(sum(terms, z.sum() * 0.0) / max(len(others), 1))
+    return torch.stack(losses)
 
 
 def full_triplet(x, y, *, margin=0.25, mining="semi-hard", exclude=None):

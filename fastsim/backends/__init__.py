@@ -126,7 +126,7 @@ def pick(name, *tensors, kind=None, group=None, extras=()):
 def _reason(backend, tensors, kind, extras, dense, observed):
     if dense and backend.name != "eager":
         return _TRANSFORMED
-    reason = backend.unsupported_reason(*tensors, kind=kind) or backend.unsupported_extra(extras)
+    reason = backend.unsupported_extra(extras) or backend.unsupported_reason(*tensors, kind=kind)
     if reason is None and observed and not backend.observes and kind in OBSERVED:
         return "it does not look at scores for fastsim.metrics"
     return reason

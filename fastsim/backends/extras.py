@@ -13,6 +13,8 @@ GUIDED_POSITIVES = "guided positives"
 COLUMN_BIAS = "column bias"
 UNTARGETED = "log-sum-exps"
 PARTS = "parts of the columns"
+TEACHER = "teacher"
+WEIGHED_POSITIVES = "weighed positives"
 
 # Each as the sentence of a backend that has it not.
 EXTRAS = {
@@ -23,6 +25,8 @@ EXTRAS = {
     COLUMN_BIAS: "its kernels add no bias to the logits of a column (`candidate_bias`)",
     UNTARGETED: "its kernels make no log-sum-exps without targets (`directions`, `references`)",
     PARTS: "its kernels do not know where a part of the columns begins (`group`)",
+    TEACHER: "its kernels do not compare scores with a teacher's (`distill`)",
+    WEIGHED_POSITIVES: "its kernels count every positive alike (`positive_weight`)",
 }
 
 
@@ -33,11 +37,13 @@ def extras_of(
     guide=None,
     candidate_bias=None,
     further=False,
+    weighed=False,
     group=None,
 ):
     """The extras that a loss with these arguments needs.
 
-    further: whether it has further candidates (fastsim/losses/further_candidates.py). group: where
+    further: whether it has further candidates (fastsim/losses/further_candidates.py). weighed:
+    whether positives weigh other than 1. group: where
     a column's place among those of all ranks counts, the loss's own; a ring wants it in any case.
     """
     needed = {
@@ -48,6 +54,7 @@ def extras_of(
         COLUMN_BIAS: candidate_bias is not None,
         UNTARGETED: further,
         PARTS: group is not None,
+        WEIGHED_POSITIVES: weighed,
     }
     return tuple(extra for extra, wanted in needed.items() if wanted)
 
@@ -68,5 +75,7 @@ def extras_of_tile(tile):
         COLUMN_BIAS: pairs.column_bias is not None,
         UNTARGETED: pairs.untargeted,
         PARTS: pairs.offset != 0 or pairs.sliced,
+        TEACHER: pairs.factors is not None or pairs.row_shift is not None,
+        WEIGHED_POSITIVES: tile.positive_weights is not None,
     }
     return tuple(extra for extra, wanted in needed.items() if wanted)

@@ -58,7 +58,7 @@ def test_served_or_refused_in_a_sentence(kind, name):
     for extra, sentence in EXTRAS.items():
         lacks = backend.unsupported_extra([extra])
         assert lacks == (None if extra in backend.extras else sentence)
-        reason = backend.unsupported_reason(x, kind=kind) or lacks
+        reason = lacks or backend.unsupported_reason(x, kind=kind)
         if reason is None:
             assert pick(name, x, kind=kind, extras=(extra,)) is backend
             continue
@@ -103,7 +103,8 @@ def test_auto_takes_the_next_for_an_extra_alone(extra, bare):
 def test_a_kind_is_verified_without_the_extras_that_are_lacking(bare, monkeypatch):
     known = checks.problems("softmax", checks.SMALL[1], torch.float32)
     seen = {extra for problem in known for extra in problem.extras}
-    assert seen == {*EXTRAS}  # of each there is a problem that shows whether it is right
+    # Of each that kernels have there is a problem that shows whether it is right.
+    assert get("triton").extras | get("cuda").extras <= seen
     plain = checks.served("bare", "softmax", checks.SMALL[1], torch.float32)
     assert plain == [] or all(problem.extras == () for problem in plain)
     assert "info_nce" in {problem.name for problem in plain}
