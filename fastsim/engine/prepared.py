@@ -10,7 +10,7 @@ not where a tensor's values have been looked at.
 import functools
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
@@ -18,6 +18,9 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from fastsim.backends import default_name
 from fastsim.batch_metrics import watched
 from fastsim.operators import transformed
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 MOST = 256  # signatures of a loss; more are forgotten
 _PLAIN = {int, float, bool, str, type(None)}
@@ -49,12 +52,12 @@ class Prepared(NamedTuple):
         return self.function(*tensors)
 
 
-def once_per_signature(function):
+def once_per_signature(function: Callable[P, R]) -> Callable[P, R]:
     """A loss whose arguments are looked at once, where one call of the backend makes it."""
-    known = {}
+    known: dict[tuple, Any] = {}
 
     @functools.wraps(function)
-    def call(*args, **options):
+    def call(*args: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling():
             return function(*args, **options)
         tensors, signature = _signature(args, options)
@@ -63,7 +66,8 @@ def once_per_signature(function):
         small = known.get(signature)
         if small is not None and small.serves(*tensors):
             return small(*tensors)
-        notes, before = [], getattr(_calls, "open", ())
+        notes: list[Any] = []
+        before = getattr(_calls, "open", ())
         _calls.open = (*before, notes)
         try:
             loss = function(*args, **options)
