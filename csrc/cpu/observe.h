@@ -26,17 +26,16 @@ struct Observed {
 template <bool with_ids, bool with_targets, class T>
 void observe_chunk(const T* s, const T* targets, const int64_t* ids, int64_t id, int64_t count,
                    Observed<T>& o) {
-  T highest = kLeftOut<T>, positive_highest = kLeftOut<T>, sum = 0, part = 0, positive_sum = 0,
-    positives = 0, by_id = 0, by_score = 0;
+  T highest = kLeftOut<T>, positive_highest = kLeftOut<T>, sum = 0, positive_sum = 0, positives = 0,
+    by_id = 0, by_score = 0;
 #pragma omp simd reduction(max : highest, positive_highest) \
-    reduction(+ : sum, part, positive_sum, positives, by_id, by_score)
+    reduction(+ : sum, positive_sum, positives, by_id, by_score)
   for (int64_t j = 0; j < count; ++j) {
     const bool out = s[j] == kLeftOut<T>, same = with_ids && ids[j] == id;
     const bool own = with_targets && targets[j] > T(0);
     const T negative = out || same || own ? kLeftOut<T> : s[j];
     highest = negative > highest ? negative : highest;
     sum += out || same || own ? T(0) : s[j];
-    part += out || same || own ? T(0) : T(1);
     if constexpr (with_targets) {
       const bool counts = own && !out && !same;
       const T positive = counts ? s[j] : kLeftOut<T>;
@@ -49,7 +48,7 @@ void observe_chunk(const T* s, const T* targets, const int64_t* ids, int64_t id,
   }
   o.highest_negative = highest > o.highest_negative ? highest : o.highest_negative;
   o.negative_sum += sum;
-  o.negatives += part;
+  o.negatives += T(count) - positives - by_id - by_score;  // every pair is one of the four
   if constexpr (with_targets) {
     o.highest_positive =
         positive_highest > o.highest_positive ? positive_highest : o.highest_positive;
