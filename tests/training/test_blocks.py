@@ -12,11 +12,25 @@ from fastsim.training import blocks, data
 from tests.seeds import seed_of
 
 CELLS = [
-    "a plane", "two, with a comma", 'he said "no"', '"', "5\" disk", '""', "two\nlines", "two\r\nlines",
-    "a\rreturn", "tab\there", "", " ", "  spaces  ", "NA", "nan", "None", "null", "-", "#N/A", "é ü",
-    "\u2003", "\u4e2d\u6587", "\ufeffmark", "a\x00b", "x" * 300, "1e3", "0", "1_000", "\x1c", "a\\", "'q'", ";",
+    "a plane", "two, with a comma", 'he said "no"', '"', "5\" disk", '""', "two\nlines",
+    "two\r\nlines", "a\rreturn", "tab\there", "", " ", "  spaces  ", "NA", "nan", "None", "null", "-",
+    "#N/A", "é ü", "\u2003", "\u4e2d\u6587", "\ufeffmark", "a\x00b", "x" * 300, "1e3", "0", "1_000",
+    "\x1c", "a\\", "'q'", ";",
 ]  # fmt: skip
-NUMBERS = ["1", "0.5", "-2", "1e3", "+3", ".5", "5.", " 4 ", "1E-3", "1e-400", "4.35", "123456789.1"]
+NUMBERS = [
+    "1",
+    "0.5",
+    "-2",
+    "1e3",
+    "+3",
+    ".5",
+    "5.",
+    " 4 ",
+    "1E-3",
+    "1e-400",
+    "4.35",
+    "123456789.1",
+]
 STRANGE = ["nan", "inf", "1_000", "\u0661", "x", "", "1e400", "0x10", "1,5", "1e", "1\u2003", "--1"]
 HEADS = {
     "sentence1,sentence2,score": (2, True),
@@ -56,7 +70,9 @@ def written(path, chance, kind, mark):
     places = [place for place, sign in enumerate(text) if sign == "\n"]
     if places and chance.randrange(4) == 0:
         place = chance.choice(places) + 1
-        text = text[:place] + chance.choice(["\n", "\r\n", " \n", '""\n', f"{mark}\n"]) + text[place:]
+        text = (
+            text[:place] + chance.choice(["\n", "\r\n", " \n", '""\n', f"{mark}\n"]) + text[place:]
+        )
     text = text.rstrip("\r\n") if chance.randrange(4) == 0 else text
     content = text.encode()
     if chance.randrange(20) == 0 and content:
