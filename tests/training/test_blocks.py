@@ -13,8 +13,9 @@ from tests.seeds import seed_of
 
 CELLS = [
     "a plane", "two, with a comma", 'he said "no"', '"', "5\" disk", '""', "two\nlines",
-    "two\r\nlines", "a\rreturn", "tab\there", "", " ", "  spaces  ", "NA", "nan", "None", "null", "-",
-    "#N/A", "é ü", "\u2003", "\u4e2d\u6587", "\ufeffmark", "a\x00b", "x" * 300, "1e3", "0", "1_000",
+    "two\r\nlines", "a\rreturn", "tab\there", "", " ", "  spaces  ", "NA", "nan", "None", "null",
+    "-", "#N/A", "é ü",
+    "\u2003", "\u4e2d\u6587", "\ufeffmark", "a\x00b", "x" * 300, "1e3", "0", "1_000",
     "\x1c", "a\\", "'q'", ";",
 ]  # fmt: skip
 NUMBERS = [
