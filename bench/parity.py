@@ -15,7 +15,7 @@ import torch
 
 from bench import kernel_cases
 from bench.drop_in_cases import DROP_INS
-from bench.results import write
+from bench.results import read, write
 from fastsim.benchmark.accuracy import relative
 from fastsim.benchmark.baselines import BASELINES, ours
 from fastsim.benchmark.baselines.baseline import (
@@ -139,18 +139,25 @@ def pairs():
 
 @click.command()
 @click.option("--cases", type=int, help=f"{CASE_COUNT}, of kernels {INTERPRETED_CASES} by default")
-def main(cases):
+@click.option("--resume", is_flag=True, help="go on where a run was broken off")
+def main(cases, resume):
     """Compare, print and write; under TRITON_INTERPRET=1 the kernels of GPU packages."""
     cases = cases or (INTERPRETED_CASES if interpreted() else CASE_COUNT)
+    name = "parity_kernels" if interpreted() else "parity"
     about, rows = environment("cpu", {"cases": cases}), []
+    if resume and (before := read(name, about["device"])):
+        about, rows = before
+    known = {(row["loss"], row["peer"], row["dtype"]) for row in rows}
     torch.set_num_threads(1)  # small tensors: threads would wait for each other
     for case, peer in pairs():
         for dtype in DTYPES:
-            rows.append(compare(case, peer, dtype, cases // len(DTYPES)))
+            if (case.name, peer.name, str(dtype).removeprefix("torch.")) in known:
+                continue
+            rows.append(compare(case, peer, dtype, about["settings"]["cases"] // len(DTYPES)))
             cells = (f"{v:.1e}" if isinstance(v, float) else str(v) for v in rows[-1].values())
             click.echo(" ".join(cells))
-    name = "parity_kernels" if interpreted() else "parity"
-    click.echo(f"wrote {write(name, rows, about)}")
+            path = write(name, rows, about)
+    click.echo(f"wrote {path}" if len(rows) > len(known) else "nothing was left to compare")
 
 
 if __name__ == "__main__":
