@@ -70,7 +70,7 @@ def tested(checkout, package, path, ours):
     sys.path[:] = [str(checkout), *(each for each in sys.path if Path(each).resolve() != ROOT)]
     os.chdir(checkout)
     seen = Outcomes()
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "default"]
+    options = ["-q", "-p", "no:cacheprovider", "-W", "default"]
     pytest.main([*options, f"--rootdir={checkout}", str(path)], plugins=[seen])
     return {
         "outcomes": seen.outcomes,
@@ -127,7 +127,9 @@ def files(checkout, patterns):
 @click.option("--out", default="peer_suites", show_default=True, help="name of the result file")
 def main(folder, only, resume, out):
     """Run, print and write."""
-    os.environ |= {"HF_HUB_OFFLINE": "1", "TEST_DEVICE": "cpu"}  # read when packages are imported
+    # Read when packages are imported.
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TEST_DEVICE": "cpu"}
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     import torch
 
     from bench.peer_suites import stand_ins

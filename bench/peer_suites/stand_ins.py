@@ -18,6 +18,9 @@ def imported(package, checkout):
         alone(package, checkout / "src" / package)
     from bench.peer_suites.swap import MODULES
 
+    for beside in ("pytest", "scipy", "sklearn"):  # what their tests import
+        if importlib.util.find_spec(beside):
+            importlib.import_module(beside)
     for theirs, ours in MODULES[package].items():
         importlib.import_module(theirs)
         importlib.import_module(ours)
