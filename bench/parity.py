@@ -31,6 +31,8 @@ CASE_COUNT = 1000  # of a loss and a peer, an equal share for every dtype
 # At least two groups: within one a softmax has nothing to tell apart, its gradient is rounding.
 FEWEST_ROWS, MOST_ROWS, MOST_WIDTH = MEMBERS + 1, 96, 128
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+# Triton's interpreter does not compute in bfloat16 ("Debugging Triton", limitations).
+INTERPRETED_DTYPES = tuple(dtype for dtype in DTYPES if dtype != torch.bfloat16)
 # What a user imports, as against a formula written out.
 PEERS = [baseline for baseline in BASELINES.values() if baseline.drop_in]
 # Of other packages their kernels, where Triton's interpreter runs them: TRITON_INTERPRET=1.
@@ -148,12 +150,13 @@ def main(cases, resume):
     if resume and (before := read(name, about["device"])):
         about, rows = before
     known = {(row["loss"], row["peer"], row["dtype"]) for row in rows}
+    dtypes = INTERPRETED_DTYPES if interpreted() else DTYPES
     torch.set_num_threads(1)  # small tensors: threads would wait for each other
     for case, peer in pairs():
-        for dtype in DTYPES:
+        for dtype in dtypes:
             if (case.name, peer.name, str(dtype).removeprefix("torch.")) in known:
                 continue
-            rows.append(compare(case, peer, dtype, about["settings"]["cases"] // len(DTYPES)))
+            rows.append(compare(case, peer, dtype, about["settings"]["cases"] // len(dtypes)))
             cells = (f"{v:.1e}" if isinstance(v, float) else str(v) for v in rows[-1].values())
             click.echo(" ".join(cells))
             path = write(name, rows, about)

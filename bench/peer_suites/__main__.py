@@ -1,10 +1,11 @@
 """python -m bench.peer_suites FOLDER: the tests of other packages, with our losses in their place.
 
 FOLDER holds checkouts of sentence-transformers, pytorch-metric-learning and open_clip under these
-names. Every test file of their losses and miners runs twice with the package that is installed, as
-it is and with our classes wherever the package names its own, each in a process of its own. Models
-and data sets that the tests would download are stand-ins (bench/examples/stand_ins.py). Writes what
-passes with which to bench/results/<device>/peer_suites.jsonl.
+names. The test files of their losses and miners run with the package that is installed (open_clip's
+losses are those of the checkout), as it is and with our classes wherever the package names its own,
+in processes of their own. Models and data sets that the tests would download are stand-ins
+(bench/examples/stand_ins.py). Writes what passes with which to
+bench/results/<device>/peer_suites.jsonl.
 """
 
 import os
@@ -17,9 +18,9 @@ import click
 
 from bench.forks import forked
 from bench.results import read, write
+from fastsim.integrations import overrides
 
 ROOT = Path(__file__).parents[2]
-LONGEST = 110  # seconds of the processor, of a test file
 SUITES = {
     "sentence-transformers": (
         "sentence_transformers",
@@ -32,86 +33,109 @@ FALLBACK = re.compile(r"(\w+): (.*); .* own code computes it")
 
 
 class Outcomes:
-    """A plugin of pytest: what came of every test, and which of ours said that theirs computes."""
+    """A plugin of pytest: of every file what came of its tests, and what of ours they used.
 
-    def __init__(self):
-        self.outcomes, self.errors, self.said = {}, {}, set()
+    made: the names of our classes of which objects were made, as `swap` notes them.
+    """
+
+    def __init__(self, made):
+        self.made, self.files = made, {}
+
+    def of(self, nodeid):
+        new = {"outcomes": {}, "errors": {}, "by": set(), "not fused": set()}
+        return self.files.setdefault(nodeid.partition("::")[0], new)
+
+    def pytest_runtest_setup(self, item):
+        overrides._said.clear()  # what is said once is said in every test
 
     def pytest_runtest_logreport(self, report):
-        if report.outcome == "failed" or report.when == "call" or report.skipped:
-            name = report.nodeid.partition("::")[2]
-            if self.outcomes.get(name) != "failed":
-                self.outcomes[name] = report.outcome
+        seen, name = self.of(report.nodeid), report.nodeid.partition("::")[2]
+        seen["by"] |= self.made
+        self.made.clear()
+        if report.failed or report.when == "call" or report.skipped:
+            if seen["outcomes"].get(name) != "failed":
+                seen["outcomes"][name] = report.outcome
             if report.failed:
                 crash = getattr(report.longrepr, "reprcrash", None)
                 message = str(crash.message if crash else report.longrepr)
-                self.errors[name] = " ".join(message.split())[:300]
+                seen["errors"][name] = " ".join(message.split())[:300]
 
     def pytest_collectreport(self, report):
         if report.failed:
-            self.outcomes["collection"] = "failed"
-            self.errors["collection"] = " ".join(str(report.longrepr).split())[-300:]
+            seen = self.of(report.nodeid)
+            seen["outcomes"]["collection"] = "failed"
+            seen["errors"]["collection"] = " ".join(str(report.longrepr).split())[-300:]
 
-    def pytest_warning_recorded(self, warning_message):
+    def pytest_warning_recorded(self, warning_message, nodeid):
         if found := FALLBACK.search(str(warning_message.message)):
-            self.said.add(f"{found[1]}: {found[2]}")
+            self.of(nodeid)["not fused"].add(f"{found[1]}: {found[2]}")
 
 
-def tested(checkout, package, path, ours):
-    """The outcome of each test of a file, the errors, and of ours what was used."""
+def tested(checkout, package, paths, ours):
+    """{file: the outcome of each of its tests, the errors, and of ours what was used}."""
     import pytest
 
     from bench.peer_suites import stand_ins
     from bench.peer_suites.swap import swap
 
     stand_ins.of(package)
-    made = swap(package) if ours else set()
+    seen = Outcomes(swap(package) if ours else set())
     # A folder `tests` is here too: theirs has to be found.
     sys.path[:] = [str(checkout), *(each for each in sys.path if Path(each).resolve() != ROOT)]
     os.chdir(checkout)
-    seen = Outcomes()
-    options = ["-q", "-p", "no:cacheprovider", "-W", "default"]
-    pytest.main([*options, f"--rootdir={checkout}", str(path)], plugins=[seen])
+    options = ["-q", "-p", "no:cacheprovider", "-W", "default", f"--rootdir={checkout}"]
+    pytest.main([*options, *map(str, paths)], plugins=[seen])
+    sets = ("by", "not fused")
     return {
-        "outcomes": seen.outcomes,
-        "errors": seen.errors,
-        "by": sorted(made),
-        "not fused": sorted(seen.said),
+        name: file | {key: sorted(file[key]) for key in sets} for name, file in seen.files.items()
     }
 
 
-def compared(checkout, package, path):
-    """What a test file says of theirs and of ours."""
+def compared(checkout, package, paths, seconds):
+    """Of every test file what it says of theirs and of ours."""
     log = os.environ.get("SUITES_LOG", os.devnull)
-    theirs, ours = (
-        forked(tested, checkout, package, path, which, seconds=LONGEST, log=log)
+    runs = [
+        forked(tested, checkout, package, paths, which, seconds=seconds, log=log)
         for which in (False, True)
-    )
-    for name, seen in (("as it is", theirs), ("with ours", ours)):
-        if "not measured" in seen:
-            return {"not measured": f"{name}: {seen['not measured']}"}
+    ]
+    for path in paths:
+        name = str(path.relative_to(checkout))
+        row = {"file": name}
+        for which, run in zip(("as it is", "with ours"), runs, strict=True):
+            if name not in run:
+                row["not measured"] = f"{which}: {run.get('not measured', 'no test')}"
+        yield row if "not measured" in row else row | differing(*(run[name] for run in runs))
+
+
+def differing(theirs, ours):
+    """The tests of a file: how many pass with which, and those of which something else came."""
     before, after = theirs["outcomes"], ours["outcomes"]
     tests = sorted(before | after)
-    counts = [sum(o == "passed" for o in each.values()) for each in (before, after)]
-    row = {"tests": len(tests), "passed": counts, "by": ours["by"], "not fused": ours["not fused"]}
-    failed = {name: theirs["errors"].get(name) for name in tests if before.get(name) == "failed"}
-    row["failed with theirs"] = failed
-    row["differ"] = {
-        name: [
-            before.get(name, "missing"),
-            after.get(name, "missing"),
-            ours["errors"].get(name, ""),
-        ]
-        for name in tests
-        if before.get(name) != after.get(name)
+    pairs = {name: (before.get(name, "missing"), after.get(name, "missing")) for name in tests}
+    return {
+        "tests": len(tests),
+        "passed": [sum(o == "passed" for o in each.values()) for each in (before, after)],
+        "by": ours["by"],
+        "not fused": ours["not fused"],
+        "failed with theirs": {
+            name: theirs["errors"].get(name) for name in tests if before.get(name) == "failed"
+        },
+        "differ": {
+            name: [*pair, ours["errors"].get(name, "")]
+            for name, pair in pairs.items()
+            if pair[0] != pair[1]
+        },
     }
-    return row
 
 
 def described(checkout):
     """The commit of a checkout, "" where git does not say."""
     command = ["git", "-C", str(checkout), "describe", "--always", "--tags"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def batched(items, size):
+    return (items[first : first + size] for first in range(0, len(items), size))
 
 
 def files(checkout, patterns):
@@ -123,9 +147,11 @@ def files(checkout, patterns):
 @click.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--only", default="", help="test files whose path has this")
+@click.option("--at-once", type=int, default=12, help="files of which two processes run all tests")
+@click.option("--seconds", type=int, default=300, help="of the processor that they may take")
 @click.option("--resume", is_flag=True, help="go on where a run was broken off")
 @click.option("--out", default="peer_suites", show_default=True, help="name of the result file")
-def main(folder, only, resume, out):
+def main(folder, only, at_once, seconds, resume, out):
     """Run, print and write."""
     # Read when packages are imported.
     os.environ |= {"HF_HUB_OFFLINE": "1", "TEST_DEVICE": "cpu"}
@@ -138,22 +164,26 @@ def main(folder, only, resume, out):
     torch.set_num_threads(1)
     present = {name: each for name, each in SUITES.items() if (folder / name).is_dir()}
     checkouts = {name: described(folder / name) for name in present}
-    about, rows = environment("cpu", {"checkouts": checkouts}), []
+    found = {
+        name: list(files((folder / name).resolve(), patterns))
+        for name, (_, patterns) in present.items()
+    }
+    counts = {name: len(paths) for name, paths in found.items()}
+    about, rows = environment("cpu", {"checkouts": checkouts, "files": counts}), []
     if resume and (before := read(out, about["device"])):
         rows = before[1]
     known = {(row["package"], row["file"]) for row in rows}
-    for name, (package, patterns) in present.items():
+    for name, (package, _) in present.items():
         checkout = (folder / name).resolve()
-        wanted = [path for path in files(checkout, patterns) if only in str(path)]
+        wanted = [path for path in found[name] if only in str(path)]
         wanted = [p for p in wanted if (name, str(p.relative_to(checkout))) not in known]
         if wanted:
             stand_ins.imported(package, checkout)  # before the forks, once for all
-        for path in wanted:
-            row = {"package": name, "file": str(path.relative_to(checkout))}
-            row |= compared(checkout, package, path)
-            rows.append(row)
-            said = row.get("not measured") or (row["passed"], row["by"], row["differ"])
-            click.echo(f"{row['file']}: {said}")
+        for few in batched(wanted, at_once):
+            for row in compared(checkout, package, few, seconds):
+                rows.append({"package": name} | row)
+                said = row.get("not measured") or (row["passed"], row["by"], row["differ"])
+                click.echo(f"{row['file']}: {said}")
             write(out, rows, about)
 
 

@@ -3,7 +3,7 @@
 from bench.results import read
 from bench.tables import NOTHING, markdown
 
-HEAD = ["package", "tests", "pass with theirs", "pass with ours", "of ours"]
+HEAD = ["package", "files run", "tests", "pass with theirs", "pass with ours", "classes of ours"]
 
 
 def table(folder):
@@ -22,7 +22,8 @@ def table(folder):
         used = {name for row in counted for name in row["by"]}
         title = f"{package} {about['settings']['checkouts'][package]}"
         total = sum(row["tests"] for row in counted)
-        lines.append([title, f"{total}", f"{theirs}", f"{ours}", f"{len(used)} classes"])
+        files = f"{len(counted)} of {about['settings']['files'][package]}"
+        lines.append([title, files, f"{total}", f"{theirs}", f"{ours}", f"{len(used)}"])
         for row in held:
             if "not measured" in row:
                 differences.append(f"* `{row['file']}`: not run, {row['not measured']}")

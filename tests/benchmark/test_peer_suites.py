@@ -29,7 +29,7 @@ def test_what_differs(tmp_path):
     path = tmp_path / "tests" / "test_losses.py"
     path.parent.mkdir()
     path.write_text(SUITE)
-    row = compared(tmp_path, "pytorch_metric_learning", path)
+    (row,) = compared(tmp_path, "pytorch_metric_learning", [path], 60)
     assert (row["tests"], row["passed"], row["by"]) == (3, [2, 1], ["NTXentLoss"])
     assert list(row["failed with theirs"]) == ["test_neither"]
     (before, after, error) = row["differ"].pop("test_theirs")
