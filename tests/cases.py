@@ -10,7 +10,7 @@ import torch
 
 import fastsim
 from fastsim import losses
-from fastsim.backends.base import COLUMN_BIAS, GUIDED_POSITIVES
+from fastsim.backends.extras import TEACHER, extras_of
 from tests import oracles
 from tests.seeds import fresh
 
@@ -37,9 +37,6 @@ class Case:
 
     def __repr__(self):
         return self.name
-
-
-EXTRAS = {"candidate_bias": COLUMN_BIAS, "guide": GUIDED_POSITIVES}
 
 
 def embeddings(*shape, generator):
@@ -72,9 +69,18 @@ def _case(name, loss, *, make=_two_sides, kind=None, largest=10_000, **options):
         reduces=loss is not fastsim.cosent_matrix,
         largest=largest,
         kind=kind,
-        extras=tuple(extra for name, extra in EXTRAS.items() if name in options),
+        extras=_extras(loss, **options),
         dot=options.get("similarity") == "dot",
     )
+
+
+def _extras(loss, *, directions=(), **options):
+    if loss is fastsim.late_interaction:
+        return ()
+    named = {"similarity", "exclude_above", "guide", "candidate_bias"} & options.keys()
+    given = {name: options[name] for name in named}
+    weighed = "positive_weight" in options
+    return extras_of(**given, further=len(directions) > 1, weighed=weighed)
 
 
 def _ids(n, m, generator):
@@ -200,6 +206,21 @@ def _late(name, **options):
     return replace(case, tile=False, largest=800, kind="max_sim")
 
 
+def _taught(name, *, given=False, positives=None, **options):
+    """Distillation from a teacher's embeddings, or from its scores."""
+
+    def make(n, m, d, generator):
+        others = [embeddings(n, 5, generator=generator), embeddings(m, 5, generator=generator)]
+        if given:
+            others = [embeddings(n, m, generator=generator).to(torch.bfloat16)]
+        made = options if positives is None else options | {"positives": positives(n, m, generator)}
+        return _two_sides(n, m, d, generator), others, dict(made)
+
+    kind = "squared_error" if options.get("kind") == "margin_mse" else "distillation"
+    case = Case(f"distill{name}", fastsim.distill, oracles.distill, make, kind=kind)
+    return replace(case, extras=(TEACHER,))
+
+
 CASES = (
     _case("info_nce", fastsim.info_nce),
     _case("info_nce-cold", fastsim.info_nce, temperature=0.01),
@@ -292,6 +313,7 @@ CASES = (
             getattr(oracles, loss.__name__),
             _grouped(**options, similarity="dot"),
             counted=counted,
+            extras=extras_of(similarity="dot"),
             dot=True,
         )
         for loss, options, counted in (
@@ -306,6 +328,10 @@ CASES = (
     _case("siglip-soft", fastsim.siglip, targets=_transposed, scale=5.0, bias=1.0),
     _case("siglip-dot", fastsim.siglip, targets=_signs, scale=0.5, similarity="dot"),
     _case("siglip-groups", fastsim.siglip, targets=_groups),
+    *(
+        _case(f"siglip-groups-{weight}", fastsim.siglip, targets=_groups, positive_weight=weight)
+        for weight in ("row", "both")
+    ),
     _case("matrix_cross_entropy", fastsim.matrix_cross_entropy, targets=None),
     _case("matrix_cross_entropy-soft", fastsim.matrix_cross_entropy, targets=_soft),
     _case(
@@ -394,6 +420,16 @@ CASES = (
         reduces=False,
         tile=False,
     ),
+    _taught("", teacher_temperature=0.1),
+    _taught("-scores", given=True, temperature=0.2, teacher_temperature=2.0),
+    _taught(
+        "-margins",
+        kind="margin_mse",
+        positives=_columns,
+        temperature=0.5,
+        teacher_temperature=2.0,
+    ),
+    _taught("-margins-scores", given=True, kind="margin_mse"),
     Case("angle", fastsim.angle, oracles.angle, _angle, reduces=False, tile=False),
     Case(
         "triplet_margin",

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import torch
 
-from fastsim.backends.base import EXTRAS, Backend
+from fastsim.backends.base import Backend
 from fastsim.backends.cpu import amx, max_sim
 from fastsim.backends.cpu.passes import forward_of, served, write_score_grad
+from fastsim.backends.extras import EXTRAS
 from fastsim.backends.panel import panel_bytes
 from fastsim.batch_metrics import SEEN
 from fastsim.kinds import LATE_INTERACTION, SELECTIONS
@@ -82,10 +83,11 @@ _whole = None if _UNAVAILABLE else torch.ops.fastsim_cpu.whole.default
 _KINDS = {*served(), *SELECTIONS, *LATE_INTERACTION}
 
 
-def _pairs(pairs, block):
-    """The arguments that every panel operator opens with."""
+def _pairs(pairs, block, targets=None):
+    """The arguments that every panel operator opens with; targets: a panel of them."""
     rows, columns = block
-    parts = pairs.block(rows, columns)
+    *parts, dense = pairs.block(rows, columns)
+    parts.append(dense if targets is None else targets)
     return rows.start + pairs.offset, columns.start, *parts, pairs.negative_target, pairs.skip
 
 
@@ -102,6 +104,11 @@ def _block_shape(rows, columns, whole_rows):
     # Blocks of one height: a last one of few rows would starve its products.
     even = -(-rows // -(-rows // tall))
     return min(rows, -(-even // TILE_ROWS) * TILE_ROWS), wide
+
+
+def _is_one_block(rows, columns):
+    fits = rows <= FEWEST_ROWS or rows <= _block_shape(rows, columns, True)[0]
+    return fits and columns <= WIDEST
 
 
 class CpuBackend(Backend):
@@ -169,15 +176,14 @@ class CpuBackend(Backend):
         return tuple(grads)
 
     def serves_whole(self, tile, rows, columns, width):
-        if tile.kind not in WHOLE or tile.hardness:
+        if tile.kind not in WHOLE or tile.hardness or tile.positive_weights is not None:
             return False
         work = rows * columns * width
         # Without the calls it saves, a triplet loss needs no product but the scores; and panels go
         # through the matrix unit, which outweighs their calls.
         if work > CHEAP and (tile.kind.endswith("triplet") or (work > SMALL and amx.name())):
             return False
-        fits = rows <= FEWEST_ROWS or rows <= _block_shape(rows, columns, True)[0]
-        return fits and columns <= WIDEST
+        return _is_one_block(rows, columns)
 
     def whole(self, tile, x, y, scale, bias, weights, wants):
         want_x, want_y = wants or (False, False)
@@ -239,8 +245,9 @@ class CpuBackend(Backend):
     def scores(self, unit_x, unit_y, block, workspace, tile=None):
         """The score panel of a block, in the workspace.
 
-        tile: whose pairs' thresholds, guide and bias of the columns are applied to it; pairs that
-        they decide against get a score below all others. What it asks to be seen is, without bias.
+        tile: whose pairs' thresholds, guide, bias of columns and shift of rows are applied to it;
+        pairs that they decide against get a score below all others. What it asks to be seen is,
+        without bias and shift.
         """
         rows, columns = block
         pairs = None if tile is None else tile.pairs
@@ -250,7 +257,7 @@ class CpuBackend(Backend):
             torch.ops.fastsim_cpu.leave_out_above(panel, panel, pairs.thresholds[rows])
         if pairs is not None and pairs.guide is not None:
             guide = pairs.guide
-            guided = self.scores(guide.rows, guide.columns, block, workspace.guided(guide))
+            guided = self.scores(guide.rows, guide.columns, block, workspace.beside(guide))
             positives = None if pairs.positives is None else _Positives(pairs, block, panel)
             torch.ops.fastsim_cpu.leave_out_above(panel, guided, guide.thresholds[rows])
             if positives is not None:
@@ -259,6 +266,8 @@ class CpuBackend(Backend):
             torch.ops.fastsim_cpu.observe(panel, *_pairs(pairs, block), tile.seen[rows])
         if pairs is not None and pairs.column_bias is not None:
             panel.add_(pairs.score_bias(columns, tile.scale))
+        if pairs is not None and pairs.row_shift is not None:
+            panel.sub_(pairs.row_shift[rows, None])
         return panel
 
     def paired_scores(self, unit_x, unit_y):
@@ -278,6 +287,14 @@ class CpuBackend(Backend):
         else:
             torch.ops.fastsim_cpu.multiply(panel, right, out, transposed, accumulate)
 
+    def _pairs(self, pairs, block, workspace):
+        """`_pairs` with the targets of a block, where they are a product."""
+        factors, targets = pairs.factors, None
+        if factors is not None:
+            beside = workspace.beside(factors)
+            targets = self.scores(factors.rows, factors.columns, block, beside)
+        return _pairs(pairs, block, targets)
+
     def forward(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
         state = forward_of(tile, rows, columns)
@@ -289,14 +306,14 @@ class CpuBackend(Backend):
         blocks = self.blocks(rows, columns, unit_x.device, whole_rows=whole, lower=lower)
         for block in reversed(list(blocks)):
             panel = self.scores(unit_x, unit_y, block, workspace, tile)
-            state.add(panel, _pairs(tile.pairs, block), block)
+            state.add(panel, self._pairs(tile.pairs, block, workspace), block)
             workspace.keep(block, panel)
         return state.result()
 
     def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
         panel = self.scores(unit_x, unit_y, block, workspace, tile)
         state = forward_of(tile.of_rows(block[0]), *panel.shape)
-        pairs = _pairs(tile.pairs, block)
+        pairs = self._pairs(tile.pairs, block, workspace)
         state.fused_pass(panel, pairs, weights[block[0]])
         return state.result(), panel
 
@@ -308,7 +325,8 @@ class CpuBackend(Backend):
             tile = replace(
                 tile, margin=0.0
             )  # the forward reduction has taken it from the positives
-        write_score_grad(tile, panel, _pairs(tile.pairs, block), block, coefficients)
+        pairs = self._pairs(tile.pairs, block, workspace)
+        write_score_grad(tile, panel, pairs, block, coefficients)
         return panel
 
     def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None, seen=None):
@@ -353,6 +371,33 @@ class CpuBackend(Backend):
                 highest[part],
             )
         return lowest, highest
+
+    def serves_hardest_pairs(self, rows, width):
+        return rows * rows * width <= CHEAP and _is_one_block(rows, rows)
+
+    def hardest_pairs(self, x, groups):
+        x, count = x.contiguous(), x.shape[0]
+        columns, largest = torch.empty(2, count, dtype=torch.int64), x.new_empty(())
+        distances = x.new_empty(2, count)
+        torch.ops.fastsim_cpu.hardest_pairs(x, groups, columns, distances, largest)
+        return columns, distances, largest
+
+    def triplet_distances(self, anchors, positives, negatives):
+        dtype = torch.promote_types(anchors.dtype, torch.float32)
+        near, far = (torch.empty(anchors.shape[0], dtype=dtype) for _ in range(2))
+        torch.ops.fastsim_cpu.triplet_distances(anchors, positives, negatives, near, far)
+        return near, far
+
+    def triplet_distances_backward(self, grad, anchors, positives, negatives, near, far, wants):
+        sides = anchors, positives, negatives
+        grads = [
+            torch.empty(side.shape, dtype=side.dtype) if want else None
+            for side, want in zip(sides, wants, strict=True)
+        ]
+        torch.ops.fastsim_cpu.triplet_distances_backward(
+            grad.contiguous(), *sides, near, far, *grads
+        )
+        return grads
 
     def centred(self, x, y):
         x, y = x.contiguous(), None if y is None else y.contiguous()
@@ -456,7 +501,7 @@ class _Workspace:
         self.shape = tall, wide
         self.kept_rows = kept_rows
         self._kept = {}
-        self._guided = None
+        self._beside = {}  # by what they are of
 
     def _packed(self):
         columns, width = self.columns.shape
@@ -473,11 +518,12 @@ class _Workspace:
             self.packed = self._packed()
         torch.ops.fastsim_cpu.scores(rows, self.packed[first:], panel)
 
-    def guided(self, guide):
-        """The workspace of the guide's panels."""
-        if self._guided is None:
-            self._guided = _Workspace(guide.columns, *self.shape)
-        return self._guided
+    def beside(self, other):
+        """The workspace of the panels of a `Guide` or of `Factors`."""
+        kind = type(other)
+        if kind not in self._beside:
+            self._beside[kind] = _Workspace(other.columns, *self.shape)
+        return self._beside[kind]
 
     def panel(self, block):
         rows, columns = block

@@ -38,6 +38,15 @@ def grouped_siglip(x, y, groups, scale, bias):
     return -functional.logsigmoid(signs(groups, x) * logits).sum() / len(x)
 
 
+def weighed_siglip(x, y, groups, scale, bias, positive_weight):
+    assert positive_weight == "both"
+    logits = cosines(x, y) * scale + bias
+    same = (groups[0][:, None] == groups[1]).to(x.dtype)
+    of_rows, of_columns = (same.sum(axis, keepdim=True).clamp(min=1) for axis in (1, 0))
+    weights = 1 - same + same * (1 / of_rows + 1 / of_columns) / 2
+    return -(weights * functional.logsigmoid((2 * same - 1) * logits)).sum() / len(x)
+
+
 def full_triplet(x, y, margin):
     scores = cosines(x, y)
     positive = scores.diagonal()
@@ -130,6 +139,19 @@ def matrix_mse(x, y, groups):
     return functional.mse_loss(cosines(x, y), signs(groups, x))
 
 
+def distill(x, y, teacher_x, teacher_y, temperature, teacher_temperature):
+    own = torch.log_softmax(cosines(x, y) / temperature, 1)
+    taught = torch.log_softmax(cosines(teacher_x, teacher_y) / teacher_temperature, 1)
+    return temperature**2 * functional.kl_div(own, taught, log_target=True, reduction="batchmean")
+
+
+def distill_margins(x, y, teacher_x, teacher_y, kind):
+    assert kind == "margin_mse"
+    own, taught = cosines(x, y), cosines(teacher_x, teacher_y)
+    own, taught = (scores.diagonal()[:, None] - scores for scores in (own, taught))
+    return functional.mse_loss(own, taught) * len(y) / (len(y) - 1)
+
+
 def cosent(scores, labels, scale):
     logits = scores * scale
     gaps = logits[None, :] - logits[:, None]
@@ -161,6 +183,7 @@ FORMULAS = {
     "info_nce symmetric": symmetric_info_nce,
     "siglip": siglip,
     "siglip groups": grouped_siglip,
+    "siglip weighed": weighed_siglip,
     "full_triplet": full_triplet,
     "sup_con": sup_con,
     "nt_xent": nt_xent,
@@ -171,6 +194,8 @@ FORMULAS = {
     "batch_hard_triplet": batch_hard_triplet,
     "matrix_cross_entropy": matrix_cross_entropy,
     "matrix_mse": matrix_mse,
+    "distill": distill,
+    "distill margins": distill_margins,
     "cosent_matrix": cosent_matrix,
     "cosent": cosent,
     "cosent distinct": cosent,
