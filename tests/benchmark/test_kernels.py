@@ -29,11 +29,13 @@ for case, peer in parity.pairs():
     dense = parity.outputs(exact, problem.to(torch.float32))
     # A kernel's exponent is a logit's distance from the largest that a cosine gives: its rounding
     # is the relative error of the exponential, and so of what it adds to a gradient. That is a
-    # row's share of the mean over the length of the shortest row, of the shortest prefix.
+    # row's share of the mean over the length of the shortest row, of the shortest prefix. The
+    # terms of a row of SigLIP are summed, those of a softmax have the sum 1.
     scale = problem.options.get("scale") or 1 / problem.options["temperature"]
     exponent = 2 * scale + abs(problem.options.get("bias", 0.0)) + 1
     prefixes = (leaf[:, :kernel_cases.WIDTHS[0]] for leaf in problem.leaves)
     shortest = min(prefix.norm(dim=1).min().item() for prefix in prefixes)
+    exponent *= problem.rows if case.name.startswith("siglip") else 1
     sizes = exponent, *[exponent * scale / problem.rows / shortest] * 2
     for make in (peer.call, ours):
         got = parity.outputs(make, problem.to(torch.float32))
