@@ -77,6 +77,7 @@ def grouped_loss(
         batch=batch,
         formula=of_scale,
         backend=chosen,
+        summed=True,
     )
 
 

@@ -255,6 +255,7 @@ def info_nce(
         batch=batch,
         formula=formula,
         backend=chosen,
+        summed=alone,
     )
     if alone:
         return losses

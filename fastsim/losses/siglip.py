@@ -122,6 +122,7 @@ def siglip(
         batch=batch,
         formula=formula,
         backend=chosen,
+        summed=True,
     )
 
 
