@@ -17,7 +17,9 @@ row the number a_k = sum_j G_k S_k, which the epilogue adds up beside the score 
 
     dx[own] = (H_k y_k[own] - s_k x[own]) / n_k,   s_k = a_k / n_k + r_{k+1} s_{k+1}
 
-No power of a norm is formed but the first, so that prefixes may be as short as any row.
+No power of a norm is formed but the first, so that prefixes may be as short as any row. Where a
+prefix is zero, its cosines are 0 and have no gradient, but it has its part in the longer ones': it
+is held in units of the next longer norm.
 
 Where the scores are products of the rows as they are, r, q and n are 1 and s is 0. A *width* is the
 step that adds the products of a prefix's own columns. Two ways through it, as in
@@ -110,14 +112,17 @@ def sweep_loss(asked, tile, x, y, scale, bias, weights, formula, backend):
 class Prefixes:
     """The own columns of every prefix of rows x (N, D), as operands of products.
 
-    rows: of each width (N, own columns), divided by the norm of the prefix. inverses: of each width
-    1 / norm (N,) in float64, 0 for a row of zeros. ratios: of each width but the last (N,), by
-    which scores go into those of the next; none where the rows are as they came.
+    rows: of each width (N, own columns), divided by the norm of the prefix; zeros for a prefix of
+    zeros. inverses: of each width 1 / norm (N,) in float64, that of the next longer prefix for one
+    of zeros, 0 where all are. ratios: of each width but the last (N,), by which scores go into
+    those of the next. zeros: of each width (N,) bool, the prefixes of zeros, whose own scores have
+    no gradient. The last two are empty where the rows are as they came.
     """
 
     rows: list
     inverses: list
     ratios: list = field(default_factory=list)
+    zeros: list = field(default_factory=list)
 
     def __len__(self):
         return len(self.rows[0])
@@ -130,16 +135,19 @@ class Prefixes:
             found = [backend.plain_rows(part) for part in parts]
             return cls([rows for rows, _ in found], [widened(ones) for _, ones in found])
         dtype = compute_dtype(x)
-        norm, rows, inverses = x.new_zeros(len(x), dtype=torch.float64), [], []
+        norm = x.new_zeros(len(x), dtype=torch.float64)
+        rows, inverses, zeros = [], [], []
         for part in parts:
             norm = torch.hypot(norm, torch.linalg.vector_norm(part, dim=1, dtype=torch.float64))
-            inverse = norm.reciprocal().masked_fill(norm < torch.finfo(dtype).tiny, 0.0)
-            rows.append(backend.prefix_rows(part, norm, inverse))
-            inverses.append(inverse)
+            zeros.append(norm < torch.finfo(dtype).tiny)
+            inverses.append(norm.reciprocal().masked_fill_(zeros[-1], 0.0))
+            rows.append(backend.prefix_rows(part, norm, inverses[-1]))
+        for k in reversed(range(len(widths) - 1)):
+            inverses[k] = torch.where(zeros[k], inverses[k + 1], inverses[k])
         ratios = [
             torch.where(one == 0, 0.0, longer / one).to(dtype) for one, longer in pairwise(inverses)
         ]
-        return cls(rows, inverses, ratios)
+        return cls(rows, inverses, ratios, zeros)
 
 
 def _own(widths):

@@ -31,6 +31,10 @@ class CpuSweep:
         self.workspaces = [Workspace(columns, *shape) for columns in y.rows]
         self.scores = panel_memory(y.rows[0], *shape)
         rows, columns = len(x), len(y)
+        self.zeros = [
+            (of_rows, of_columns) if of_rows.any() or of_columns.any() else None
+            for of_rows, of_columns in zip(x.zeros, y.zeros, strict=True)
+        ]
         self.row_dots, self.column_dots = (
             torch.zeros(len(x.rows), count, dtype=torch.float64) for count in (rows, columns)
         )
@@ -66,6 +70,10 @@ class CpuSweep:
 
     def carried(self, k, block):
         panel = self.workspaces[k].panel(block)
+        if self.zeros and self.zeros[k]:
+            of_rows, of_columns = self.zeros[k]
+            panel[of_rows[block[0]]] = 0
+            panel[:, of_columns[block[1]]] = 0
         if k + 1 < len(self.workspaces):
             wider = self.workspaces[k + 1].panel(block)
             torch.ops.fastsim_cpu.carry(wider, panel, *self._ratios(k, block))
