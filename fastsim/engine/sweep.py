@@ -24,7 +24,7 @@ is held in units of the next longer norm.
 Where the scores are products of the rows as they are, r, q and n are 1 and s is 0. A *width* is the
 step that adds the products of a prefix's own columns. Two ways through it, as in
 fastsim/engine/passes.py: fused, where a block of whole rows has what its score gradients need, or
-first the states and then the score gradients. A panel is as many times smaller as there are widths.
+first the states and then the score gradients. There is a panel of scores and one of each width.
 """
 
 import contextlib

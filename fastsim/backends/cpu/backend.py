@@ -26,6 +26,7 @@ PANEL = 4 << 20  # scores: 16 MB in float32, which a last-level cache holds
 KEPT = 8 << 20
 WORTH_KEEPING = 16  # to keep less than one row in so many saves less than 2 % of the products
 FEWEST_ROWS, MOST_ROWS = 120, 1008  # fewer starve the products, more gain nothing
+SWEEP = 2  # by which each of the panels of a sweep over prefixes, one a width, is smaller
 TILE_ROWS = 12  # rows of a panel are a multiple: whole register tiles for two threads
 ALIGNED = 64  # a block's first column is a multiple of every kernel's column panel
 WIDEST = 1 << 17  # columns of a block: 120 rows of them take 63 MB
@@ -221,7 +222,7 @@ class CpuBackend(Backend):
         return super().prefix_rows(x, norms, inverse)
 
     def sweep(self, tile, x, y, *, whole_rows):
-        shape = _block_shape(len(x), len(y), whole_rows, panels=len(x.rows))
+        shape = _block_shape(len(x), len(y), whole_rows, panels=SWEEP)
         return CpuSweep(tile, x, y, shape)
 
     def whole_rows_fit(self, columns, device):
