@@ -5,6 +5,7 @@ is its target? `Pairs` holds the answer in its smallest form; every backend deci
 """
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -42,15 +43,30 @@ class Guide:
         return replace(self, columns=self.columns[part])
 
 
+class Factors(NamedTuple):
+    """A target matrix as a product: t_ij = rows_i . columns_j, made where a panel wants it.
+
+    rows (N, E), columns (M, E), in the compute type.
+    """
+
+    rows: torch.Tensor
+    columns: torch.Tensor
+
+    def of_columns(self, part):
+        """Those of a slice of the columns."""
+        return self._replace(columns=self.columns[part])
+
+
 @dataclass(frozen=True)
 class Pairs:
     """The target of each pair and the pairs that take no part.
 
-    At most one of `positives` alone, groups or `dense` gives the target t_ij; without any, a
-    softmax is asked for its log-sum-exps alone:
+    At most one of `positives` alone, groups, `dense` or `factors` gives the target t_ij; without
+    any, a softmax is asked for its log-sum-exps alone:
     positives: 1 at column positives[i], else 0.
     groups: 1 where row_groups[i] == column_groups[j], else `negative_target`.
     dense: dense[i, j], in its own dtype.
+    factors: the product of `Factors`, which has no matrix.
 
     Left out: `skip` "diagonal" (j == i) or "lower" (j <= i: each unordered pair once), where row
     i counts as i + offset; pairs with row_ids[i] == column_ids[j] unless j == positives[i]; pairs
@@ -58,6 +74,7 @@ class Pairs:
     against, unless j == positives[i].
 
     column_bias: (M,) in the compute type, what is added to the logits of a column.
+    row_shift: (N,) in the compute type, what is taken from the scores of a row.
     thresholds: (N,) in the compute type, what `exclude_above` comes to with the positives' scores
         (`with_thresholds`): pairs of row i whose score is above thresholds[i] are out.
     sliced: whether the columns are a slice of all, so that a positive may lie outside.
@@ -75,8 +92,10 @@ class Pairs:
     exclude_above: float | None = None
     guide: Guide | None = None
     column_bias: torch.Tensor | None = None
+    row_shift: torch.Tensor | None = None
     thresholds: torch.Tensor | None = None
     sliced: bool = False
+    factors: Factors | None = None
 
     def tensors(self):
         """What decides targets and parts by index, in the order that every kernel takes it."""
@@ -97,14 +116,18 @@ class Pairs:
     @property
     def untargeted(self):
         """Whether no pair has a target."""
-        return self.positives is None and self.row_groups is None and self.dense is None
+        indexed = self.positives is not None or self.row_groups is not None
+        return not indexed and self.dense is None and self.factors is None
 
     @property
     def plain(self):
-        """Whether indices tell every pair's part and target, some have one, and no logit a bias."""
+        """Whether indices or a matrix tell every pair's part and target, some pair has one, and
+        scores are taken as they are.
+        """
         guided = self.guide is not None or self.exclude_above is not None
-        biased = self.column_bias is not None
-        return not (guided or biased or self.offset or self.untargeted)
+        moved = self.column_bias is not None or self.row_shift is not None
+        made = self.factors is not None
+        return not (guided or moved or made or self.offset or self.untargeted)
 
     @property
     def each_once(self):
@@ -122,6 +145,7 @@ class Pairs:
             dense=dense,
             offset=self.offset - columns.start,
             guide=self.guide and self.guide.of_columns(columns),
+            factors=self.factors and self.factors.of_columns(columns),
             column_bias=None if self.column_bias is None else self.column_bias[columns],
             sliced=True,
         )

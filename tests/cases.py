@@ -10,7 +10,7 @@ import torch
 
 import fastsim
 from fastsim import losses
-from fastsim.backends.base import COLUMN_BIAS, GUIDED_POSITIVES
+from fastsim.backends.base import COLUMN_BIAS, GUIDED_POSITIVES, TEACHER
 from tests import oracles
 from tests.seeds import fresh
 
@@ -198,6 +198,21 @@ def _mask(side, length):
 def _late(name, **options):
     case = _case(f"late_interaction{name}", fastsim.late_interaction, make=_texts, **options)
     return replace(case, tile=False, largest=800, kind="max_sim")
+
+
+def _taught(name, *, given=False, positives=None, **options):
+    """Distillation from a teacher's embeddings, or from its scores."""
+
+    def make(n, m, d, generator):
+        others = [embeddings(n, 5, generator=generator), embeddings(m, 5, generator=generator)]
+        if given:
+            others = [embeddings(n, m, generator=generator).to(torch.bfloat16)]
+        made = options if positives is None else options | {"positives": positives(n, m, generator)}
+        return _two_sides(n, m, d, generator), others, dict(made)
+
+    kind = "squared_error" if options.get("kind") == "margin_mse" else "distillation"
+    case = Case(f"distill{name}", fastsim.distill, oracles.distill, make, kind=kind)
+    return replace(case, extras=(TEACHER,))
 
 
 CASES = (
@@ -394,6 +409,16 @@ CASES = (
         reduces=False,
         tile=False,
     ),
+    _taught("", teacher_temperature=0.1),
+    _taught("-scores", given=True, temperature=0.2, teacher_temperature=2.0),
+    _taught(
+        "-margins",
+        kind="margin_mse",
+        positives=_columns,
+        temperature=0.5,
+        teacher_temperature=2.0,
+    ),
+    _taught("-margins-scores", given=True, kind="margin_mse"),
     Case("angle", fastsim.angle, oracles.angle, _angle, reduces=False, tile=False),
     Case(
         "triplet_margin",

@@ -266,6 +266,35 @@ def matrix_mse(x, y, targets):
     return ((s - matrix(targets, *s.shape)) ** 2).sum(1) / len(y)
 
 
+def distill(
+    x,
+    y,
+    teacher_x,
+    teacher_y=None,
+    positives=None,
+    *,
+    kind="kl",
+    temperature=None,
+    teacher_temperature=None,
+):
+    s = cosines(x, y)
+    t = teacher_x.double() if teacher_y is None else cosines(teacher_x.double(), teacher_y.double())
+    own = temperature or {"kl": 0.05, "margin_mse": 1.0}[kind]
+    taught = teacher_temperature or own
+    losses = []
+    for i in range(len(x)):
+        z, w = s[i] / own, t[i] / taught
+        if kind == "kl":
+            log_q, log_p = z - log_sum_exp(z), w - log_sum_exp(w)
+            losses.append(own**2 * (log_p.exp() * (log_p - log_q)).sum())
+            continue
+        p = i if positives is None else int(positives[i])
+        others = [j for j in range(len(y)) if j != p]
+        terms = [((z[p] - z[j]) - (w[p] - w[j])) ** 2 for j in others]
+        losses.append(sum(terms, z.sum() * 0.0) / max(len(others), 1))
+    return torch.stack(losses)
+
+
 def full_triplet(x, y, *, margin=0.25, mining="semi-hard", exclude=None):
     s = cosines(x, y)
     losses = []

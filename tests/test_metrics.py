@@ -14,7 +14,7 @@ from tests.measure import assert_close
 BACKENDS = ("cpu", "torch")
 UNSEEN = ("batch_hard_triplet", "batch_semi_hard_triplet", "batch_all_triplet")  # of distances
 OTHERS = ("cosent", "angle", "triplet_margin", "cosine_regression", "late_interaction")
-OTHERS += ("late_interaction_distillation",)
+OTHERS += ("late_interaction_distillation", "distill")
 SEEN = [case for case in CASES if case.loss.__name__ not in UNSEEN + OTHERS]
 NOT_SEEN = [case for case in CASES if case.loss.__name__ in UNSEEN + OTHERS]
 NAMES = {"accuracy", "positive", "negative", "hardest_negative", "excluded_by_id"}

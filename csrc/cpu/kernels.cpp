@@ -3,6 +3,7 @@
 // Everything lives in a namespace of that set, so no inline function is shared between them.
 #include "chosen_rows.h"
 #include "contrast.h"
+#include "distillation.h"
 #include "elementwise.h"
 #include "levels.h"
 #include "max_sim.h"

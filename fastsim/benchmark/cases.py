@@ -102,6 +102,13 @@ def _grouped(rows, width, generator):
     return leaves, ((groups, groups),)
 
 
+def _taught(rows, width, generator):
+    """Embeddings, and a teacher's of the same rows that agree with theirs in part."""
+    leaves, _ = _pairs(rows, width, generator)
+    other, _ = _pairs(rows, width, generator)
+    return leaves, tuple(mine.detach() + theirs for mine, theirs in zip(leaves, other, strict=True))
+
+
 def _levels(count, generator):
     return torch.randint(0, LEVELS, (count,), generator=generator).float()
 
@@ -180,6 +187,14 @@ CASES = {
             (1, 3),
         ),
         Case("matrix_mse", fastsim.matrix_mse, _grouped, {}, (1, 3)),
+        Case(
+            "distill",
+            fastsim.distill,
+            _taught,
+            {"temperature": 0.05, "teacher_temperature": 0.05},
+            (2, 4),
+        ),
+        Case("distill margins", fastsim.distill, _taught, {"kind": "margin_mse"}, (2, 4)),
         Case("cosent_matrix", fastsim.cosent_matrix, _grouped, {"scale": 20.0}, (1, 4), exact=64),
         Case("cosent", fastsim.cosent, _scores, {"scale": 20.0}, **_LISTS),
         Case("cosent distinct", fastsim.cosent, _ranked_scores, {"scale": 20.0}, **_LISTS),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fastsim.kinds import KINDS
 from fastsim.operators import schema_of
-from fastsim.pairs import Guide, Pairs
+from fastsim.pairs import Factors, Guide, Pairs
 from fastsim.tile import Tile
 
 
@@ -36,6 +36,9 @@ class TileArguments(NamedTuple):
     guide_columns: Tensor | None
     guide_thresholds: Tensor | None
     column_bias: Tensor | None
+    row_shift: Tensor | None
+    factor_rows: Tensor | None
+    factor_columns: Tensor | None
     levels: Tensor | None
     prior: Tensor | None
     negative_target: float
@@ -84,8 +87,12 @@ class TileArguments(NamedTuple):
         if self.guide_rows is not None:
             columns = self.guide_rows if self.guide_columns is None else self.guide_columns
             guide = Guide(self.guide_rows, columns, self.guide_thresholds)
+        factors = None
+        if self.factor_rows is not None:
+            columns = self.factor_rows if self.factor_columns is None else self.factor_columns
+            factors = Factors(self.factor_rows, columns)
         return Tile(
-            pairs=Pairs(**named, guide=guide),
+            pairs=Pairs(**named, guide=guide, factors=factors),
             scale=number(self.scale),
             bias=number(self.bias),
             **dict(zip(_TILE, _tile_of(self), strict=True)),
@@ -119,6 +126,12 @@ def tile_arguments(tile, x, y, scale, bias, weights, wants, backend):
         columns = None if guide.columns is guide.rows else guide.columns
         guide_tensors = guide.rows, columns, guide.thresholds
     named |= zip(("guide_rows", "guide_columns", "guide_thresholds"), guide_tensors, strict=True)
+    factors = tile.pairs.factors
+    same = factors is not None and factors.columns is factors.rows
+    named |= {
+        "factor_rows": None if factors is None else factors.rows,
+        "factor_columns": None if factors is None or same else factors.columns,
+    }
     named |= {name: getattr(tile, name) for name in _TILE}
     named |= {"observed": tile.seen is not None, "wants": wants, "backend": backend.name}
     return TileArguments(x, y, scale, bias, weights, **named)

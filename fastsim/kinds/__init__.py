@@ -5,11 +5,11 @@ a kind has an epilogue in each backend that serves it, under its name; no other 
 by name. To add one: a subclass of `Kind` in the file that it fits best, named in the file's KINDS.
 """
 
-from fastsim.kinds import contrast, elementwise, levels, softmax, triplet
+from fastsim.kinds import contrast, distillation, elementwise, levels, softmax, triplet
 
 KINDS = {
     kind.name: kind
-    for family in (softmax, elementwise, contrast, levels, triplet)
+    for family in (softmax, elementwise, contrast, distillation, levels, triplet)
     for kind in family.KINDS
 }
 

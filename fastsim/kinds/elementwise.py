@@ -26,7 +26,7 @@ class Sigmoid(Kind):
 
 
 class SquaredError(Kind):
-    """(s - t)^2. State: sum_j loss of each row."""
+    """(s - t)^2, with `Pairs.row_shift` taken from the scores. State: sum_j loss of each row."""
 
     name = "squared_error"
     state = (Total(),)
@@ -37,7 +37,9 @@ class SquaredError(Kind):
         return state[0]
 
     def largest_score_grad(self, tile, weights, columns):
-        return weights.amax() * 2 * (1 + largest_target(tile.pairs))
+        shift = tile.pairs.row_shift
+        shift = 0.0 if shift is None else shift.abs().amax()
+        return weights.amax() * 2 * (1 + largest_target(tile.pairs) + shift)
 
 
 KINDS = (Sigmoid(), SquaredError())

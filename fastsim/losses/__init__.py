@@ -32,6 +32,7 @@ from fastsim.losses.decoupled_contrastive import (
     decoupled_contrastive,
     decoupled_contrastive_from_scores,
 )
+from fastsim.losses.distill import Distill, distill, distill_from_scores
 from fastsim.losses.full_triplet import (
     FullTriplet,
     closest_negative,
@@ -79,6 +80,7 @@ SPECIFICATIONS = {
     siglip: siglip_from_scores,
     matrix_cross_entropy: matrix_cross_entropy_from_scores,
     matrix_mse: matrix_mse_from_scores,
+    distill: distill_from_scores,
     full_triplet: full_triplet_from_scores,
     batch_hard_triplet: batch_hard_triplet_from_scores,
     late_interaction: late_interaction_from_scores,
@@ -98,6 +100,7 @@ __all__ = [
     "CosineRegression",
     "DebiasedContrastive",
     "DecoupledContrastive",
+    "Distill",
     "FullTriplet",
     "HardestPairs",
     "InfoNCE",
@@ -131,6 +134,8 @@ __all__ = [
     "debiased_contrastive_from_scores",
     "decoupled_contrastive",
     "decoupled_contrastive_from_scores",
+    "distill",
+    "distill_from_scores",
     "full_triplet",
     "full_triplet_from_scores",
     "hardest_pairs",

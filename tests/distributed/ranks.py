@@ -134,7 +134,7 @@ def parts_of(case, ranks, seed, shrink=1, none=False):
         for rows, more in list(zip(*counts, strict=True))[:ranks]
     ]
     found = [Part(*case.make(*size, WIDTH, generator)) for size in sizes]
-    if found[0].others and found[0].others[0] is not None:
+    if len(found[0].others) == 1 and found[0].others[0] is not None:
         everything = case.make(*map(sum, zip(*sizes, strict=True)), WIDTH, generator)[1][0]
         if isinstance(everything, torch.Tensor) and everything.dim() == 2:
             # A target matrix has the rank's rows and the columns of all.
@@ -171,6 +171,14 @@ def whole_of(case, parts):
             for part, columns, start in zip(parts, own, starts, strict=True)
         ]
         others = [torch.cat(places)]
+    elif case.loss is fastsim.distill:
+        others = [torch.cat(side) for side in zip(*(part.others for part in parts), strict=True)]
+        if options.get("kind") == "margin_mse":
+            places = [
+                part.options.get("positives", columns) + start
+                for part, columns, start in zip(parts, own, starts, strict=True)
+            ]
+            options["positives"] = torch.cat(places)
     elif case.loss is fastsim.late_interaction:
         places = [columns + start for columns, start in zip(own, starts, strict=True)]
         options["positives"] = torch.cat(places)
@@ -198,7 +206,7 @@ def run(case, part, dtype, reduction, **extra):
         options["own_negatives"] = options["own_negatives"].to(dtype)
     learnt = {}
     for name, value in LEARNT.items():
-        if name in case.loss.__kwdefaults__:
+        if case.loss.__kwdefaults__.get(name) is not None:
             learnt[name] = torch.tensor(value, dtype=dtype, requires_grad=True)
     leaves = [t if t is None else t.to(dtype).requires_grad_() for t in part.tensors]
     if reduction:

@@ -48,7 +48,7 @@ def prepared(case, more, device):
     """(embeddings, other arguments, options) of this rank; more: rows of every other one."""
     generator = fresh(3)
     tensors, others, options = case.make(ROWS, ROWS, ranks.WIDTH, generator)
-    if others and isinstance(others[0], torch.Tensor) and others[0].dim() == 2:
+    if len(others) == 1 and isinstance(others[0], torch.Tensor) and others[0].dim() == 2:
         columns = ROWS * RANKS + (RANKS - 1) * more
         others[0] = torch.ones(ROWS, columns)
     if case.loss is fastsim.cosent_matrix:
@@ -56,7 +56,7 @@ def prepared(case, more, device):
     learnt = {
         name: torch.tensor(value, device=device, requires_grad=True)
         for name, value in ranks.LEARNT.items()
-        if name in case.loss.__kwdefaults__
+        if case.loss.__kwdefaults__.get(name) is not None
     }
     options = {k: on_meta(v) if device == "meta" else v for k, v in options.items()} | learnt
     others = [on_meta(v) if device == "meta" else v for v in others]

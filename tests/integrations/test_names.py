@@ -92,5 +92,5 @@ def test_options_of_our_own_losses():
     theirs, ours = both("sentence_transformers.sentence_transformer.losses")
     for name in ("TripletDistanceMetric", "BatchHardTripletLossDistanceFunction"):
         assert getattr(ours, name) is getattr(theirs, name)
-    for name in ("MatryoshkaLoss", "ContrastiveLoss", "SiameseDistanceMetric", "MarginMSELoss"):
+    for name in ("MatryoshkaLoss", "ContrastiveLoss", "SiameseDistanceMetric", "EmbedDistillLoss"):
         assert getattr(ours, name) is getattr(theirs, name)

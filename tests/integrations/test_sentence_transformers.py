@@ -384,12 +384,14 @@ def test_a_subclass_of_a_guided_loss(monkeypatch):
 
 # ---- what a trainer gets ----
 
-PLAIN = ("CoSENTLoss", "MultipleNegativesRankingLoss", "BatchAllTripletLoss")
+TAUGHT = ("DistillKLDivLoss", "MarginMSELoss")
+PLAIN = ("CoSENTLoss", "MultipleNegativesRankingLoss", "BatchAllTripletLoss", *TAUGHT)
 
 
 def any_loss(package, name, model=None):
     arguments = {"SoftmaxLoss": (WIDTH, 3), "GISTEmbedLoss": (Guided(),)}
     arguments["CachedGISTEmbedLoss"] = arguments["GISTEmbedLoss"]
+    arguments |= dict.fromkeys(TAUGHT, (util.pairwise_cos_sim,))
     torch.manual_seed(5)
     return getattr(package, name)(model or Given(), *arguments.get(name, ()))
 
@@ -402,6 +404,8 @@ def any_batch(name, columns):
         return columns[:1], classes
     if name == "TripletLoss":
         return columns, None
+    if name in TAUGHT:
+        return columns, torch.rand(len(columns[0]), len(columns) - 1)
     if name in ("CoSENTLoss", "AnglELoss", "CosineSimilarityLoss"):
         return columns[:2], classes / 2
     return columns[:2], classes if name == "SoftmaxLoss" else None

@@ -101,6 +101,48 @@ def test_triplet_of_equal_texts():
     same("TripletLoss", {}, [anchors, anchors.clone(), negatives])
 
 
+# ---- a teacher's scores ----
+
+SCORES = [util.pairwise_cos_sim, util.pairwise_dot_score, util.pairwise_euclidean_sim]
+
+
+@pytest.mark.parametrize("similarity_fct", SCORES, ids=lambda scores: scores.__name__)
+@pytest.mark.parametrize("columns", [3, 5])
+def test_distillation(similarity_fct, columns):
+    embeddings, scores = scaled(vectors(columns)), torch.rand(ROWS, columns - 1)
+    options = {"similarity_fct": similarity_fct}
+    for temperatures in (
+        {},
+        {"temperature": 0.3},
+        {"student_temperature": 0.2, "teacher_temperature": 0.5},
+    ):
+        same("DistillKLDivLoss", options | temperatures, embeddings, scores)
+    same("MarginMSELoss", options, embeddings, scores)
+    same("MarginMSELoss", options, embeddings, scores[:, :1] - scores[:, 1:])
+    if columns == 3:
+        same("MarginMSELoss", options, embeddings, scores[:, 0] - scores[:, 1])
+
+
+@pytest.mark.parametrize("name", ["DistillKLDivLoss", "MarginMSELoss"])
+def test_cosines_of_a_teacher_are_fused(name, monkeypatch):
+    """Given to the loss or set later, and no cosine of theirs is computed."""
+
+    def refused(rows):
+        raise AssertionError("theirs was called")
+
+    kind, scores = getattr(ours, name), torch.rand(ROWS, 2)
+    losses = [kind(Given(), util.pairwise_cos_sim), kind(Given())]
+    losses[1].similarity_fct = util.pairwise_cos_sim
+    assert losses[0].get_config_dict() == losses[1].get_config_dict()
+    assert losses[0].get_config_dict()["similarity_fct"] == "pairwise_cos_sim"
+    monkeypatch.setattr(util.similarity, "normalize_embeddings", refused)
+    columns = vectors(3)
+    values = [loss(features(columns), scores) for loss in losses]
+    assert torch.equal(*values)
+    with pytest.raises(AssertionError, match="theirs was called"):
+        getattr(theirs, name)(Given(), util.pairwise_cos_sim)(features(columns), scores)
+
+
 # ---- triplets of classes ----
 
 BATCH = [name for name in SHARED if name.startswith("Batch")]

@@ -246,8 +246,9 @@ class CpuBackend(Backend):
     def scores(self, unit_x, unit_y, block, workspace, tile=None):
         """The score panel of a block, in the workspace.
 
-        tile: whose pairs' thresholds, guide and bias of the columns are applied to it; pairs that
-        they decide against get a score below all others. What it asks to be seen is, without bias.
+        tile: whose pairs' thresholds, guide, bias of columns and shift of rows are applied to it;
+        pairs that they decide against get a score below all others. What it asks to be seen is,
+        without bias and shift.
         """
         rows, columns = block
         pairs = None if tile is None else tile.pairs
@@ -257,7 +258,7 @@ class CpuBackend(Backend):
             torch.ops.fastsim_cpu.leave_out_above(panel, panel, pairs.thresholds[rows])
         if pairs is not None and pairs.guide is not None:
             guide = pairs.guide
-            guided = self.scores(guide.rows, guide.columns, block, workspace.guided(guide))
+            guided = self.scores(guide.rows, guide.columns, block, workspace.beside(guide))
             positives = None if pairs.positives is None else _Positives(pairs, block, panel)
             torch.ops.fastsim_cpu.leave_out_above(panel, guided, guide.thresholds[rows])
             if positives is not None:
@@ -266,6 +267,8 @@ class CpuBackend(Backend):
             torch.ops.fastsim_cpu.observe(panel, *pair_arguments(pairs, block), tile.seen[rows])
         if pairs is not None and pairs.column_bias is not None:
             panel.add_(pairs.score_bias(columns, tile.scale))
+        if pairs is not None and pairs.row_shift is not None:
+            panel.sub_(pairs.row_shift[rows, None])
         return panel
 
     def paired_scores(self, unit_x, unit_y):
@@ -285,6 +288,14 @@ class CpuBackend(Backend):
         else:
             torch.ops.fastsim_cpu.multiply(panel, right, out, transposed, accumulate)
 
+    def _pairs(self, pairs, block, workspace):
+        """`pair_arguments` with the targets of a block, where they are a product."""
+        factors, targets = pairs.factors, None
+        if factors is not None:
+            beside = workspace.beside(factors)
+            targets = self.scores(factors.rows, factors.columns, block, beside)
+        return pair_arguments(pairs, block, targets)
+
     def forward(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
         state = forward_of(tile, rows, columns)
@@ -296,14 +307,14 @@ class CpuBackend(Backend):
         blocks = self.blocks(rows, columns, unit_x.device, whole_rows=whole, lower=lower)
         for block in reversed(list(blocks)):
             panel = self.scores(unit_x, unit_y, block, workspace, tile)
-            state.add(panel, pair_arguments(tile.pairs, block), block)
+            state.add(panel, self._pairs(tile.pairs, block, workspace), block)
             workspace.keep(block, panel)
         return state.result()
 
     def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
         panel = self.scores(unit_x, unit_y, block, workspace, tile)
         state = forward_of(tile.of_rows(block[0]), *panel.shape)
-        pairs = pair_arguments(tile.pairs, block)
+        pairs = self._pairs(tile.pairs, block, workspace)
         state.fused_pass(panel, pairs, weights[block[0]])
         return state.result(), panel
 
@@ -315,7 +326,8 @@ class CpuBackend(Backend):
             tile = replace(
                 tile, margin=0.0
             )  # the forward reduction has taken it from the positives
-        write_score_grad(tile, panel, pair_arguments(tile.pairs, block), block, coefficients)
+        pairs = self._pairs(tile.pairs, block, workspace)
+        write_score_grad(tile, panel, pairs, block, coefficients)
         return panel
 
     def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None, seen=None):

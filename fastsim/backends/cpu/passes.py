@@ -12,10 +12,11 @@ from fastsim.kinds.kind import EMPTY
 _LIBRARY = torch.ops.fastsim_cpu
 
 
-def pair_arguments(pairs, block):
-    """The arguments of pairs that every panel operator opens with."""
+def pair_arguments(pairs, block, targets=None):
+    """The arguments that every panel operator has of the pairs; targets: a panel of them."""
     rows, columns = block
-    parts = pairs.block(rows, columns)
+    *parts, dense = pairs.block(rows, columns)
+    parts.append(dense if targets is None else targets)
     return rows.start + pairs.offset, columns.start, *parts, pairs.negative_target, pairs.skip
 
 

@@ -37,7 +37,7 @@ class Workspace:
         self.shape = tall, wide
         self.kept_rows = kept_rows
         self._kept = {}
-        self._guided = None
+        self._beside = {}  # by what they are of
 
     def _packed(self):
         columns, width = self.columns.shape
@@ -54,11 +54,12 @@ class Workspace:
             self.packed = self._packed()
         torch.ops.fastsim_cpu.scores(rows, self.packed[first:], panel, add)
 
-    def guided(self, guide):
-        """The workspace of the guide's panels."""
-        if self._guided is None:
-            self._guided = Workspace(guide.columns, *self.shape)
-        return self._guided
+    def beside(self, other):
+        """The workspace of the panels of a `Guide` or of `Factors`."""
+        kind = type(other)
+        if kind not in self._beside:
+            self._beside[kind] = Workspace(other.columns, *self.shape)
+        return self._beside[kind]
 
     def panel(self, block):
         first = block[0].start if block[0].stop <= self.kept_rows else 0

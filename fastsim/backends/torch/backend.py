@@ -99,7 +99,12 @@ class TorchBackend(Backend):
         panel = self.scores(unit_x, unit_y, place, workspace)
         biased = pairs.column_bias is not None
         bias = pairs.score_bias(place[1], scale) if biased else None
-        return Block.of(pairs, place, panel, unit_y.shape[0], guided, bias)
+        found = Block.of(pairs, place, panel, unit_y.shape[0], guided, bias)
+        if pairs.factors is not None:
+            found.dense = self.scores(*pairs.factors, place, panels.Workspace())
+        if pairs.row_shift is not None:
+            found.panel.sub_(pairs.row_shift[place[0], None])
+        return found
 
     # ---- passes ----
 

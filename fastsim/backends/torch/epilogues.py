@@ -193,6 +193,30 @@ class SquaredError(Epilogue):
         return _wide(differences.square().sum(1))
 
 
+class Distillation(Epilogue):
+    def forward(self, tile, block, sums=None):
+        panel, taught = block.panel, block.targets()
+        tops = _extremes(panel, 1), _extremes(taught, 1)
+        shares = _shares(taught, tops[1], tile.positive_scale)
+        # Summed relative to the maxima, so that nothing is lost where they are large.
+        along = [
+            (shares * (side - top)).sum(1) for side, top in zip((panel, taught), tops, strict=True)
+        ]
+        total, *along = _wide(shares.sum(1), *along)
+        own_top, top = _wide(*(top.squeeze(1) for top in tops))
+        own_logits = tile.scale * along[0] + total * (tile.scale * own_top)
+        logits = tile.positive_scale * along[1] + total * (tile.positive_scale * top)
+        own = _wide(*_exponentials(panel, tile.scale, 1))
+        return [*own, top, total, own_logits, logits]
+
+    def score_grad(self, tile, block, coefficients):
+        panel, taught = block.panel, block.targets()
+        top, weight, teacher_top, teacher_weight = (c[:, None] for c in coefficients)
+        _shares(panel, top, tile.scale, out=panel).mul_(weight)
+        shares = _shares(taught, teacher_top, tile.positive_scale, out=taught)
+        panel.sub_(shares.mul_(teacher_weight))
+
+
 class MultiSimilarity(Epilogue):
     def forward(self, tile, block, sums=None):
         panel, same = block.panel, block.same
@@ -394,6 +418,7 @@ EPILOGUES = {
     "softmax": Softmax(),
     "sigmoid": Sigmoid(),
     "squared_error": SquaredError(),
+    "distillation": Distillation(),
     "multi_similarity": MultiSimilarity(),
     "multi_positive": MultiPositive(),
     "circle": Circle(),

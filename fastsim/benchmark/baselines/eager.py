@@ -130,6 +130,19 @@ def matrix_mse(x, y, groups):
     return functional.mse_loss(cosines(x, y), signs(groups, x))
 
 
+def distill(x, y, teacher_x, teacher_y, temperature, teacher_temperature):
+    own = torch.log_softmax(cosines(x, y) / temperature, 1)
+    taught = torch.log_softmax(cosines(teacher_x, teacher_y) / teacher_temperature, 1)
+    return temperature**2 * functional.kl_div(own, taught, log_target=True, reduction="batchmean")
+
+
+def distill_margins(x, y, teacher_x, teacher_y, kind):
+    assert kind == "margin_mse"
+    own, taught = cosines(x, y), cosines(teacher_x, teacher_y)
+    own, taught = (scores.diagonal()[:, None] - scores for scores in (own, taught))
+    return functional.mse_loss(own, taught) * len(y) / (len(y) - 1)
+
+
 def cosent(scores, labels, scale):
     logits = scores * scale
     gaps = logits[None, :] - logits[:, None]
@@ -171,6 +184,8 @@ FORMULAS = {
     "batch_hard_triplet": batch_hard_triplet,
     "matrix_cross_entropy": matrix_cross_entropy,
     "matrix_mse": matrix_mse,
+    "distill": distill,
+    "distill margins": distill_margins,
     "cosent_matrix": cosent_matrix,
     "cosent": cosent,
     "cosent distinct": cosent,

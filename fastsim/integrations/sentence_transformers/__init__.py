@@ -24,6 +24,10 @@ from fastsim.integrations.sentence_transformers.batch_triplets import (
     BatchSemiHardTripletLoss,
 )
 from fastsim.integrations.sentence_transformers.cosent import AnglELoss, CoSENTLoss
+from fastsim.integrations.sentence_transformers.distillation import (
+    DistillKLDivLoss,
+    MarginMSELoss,
+)
 from fastsim.integrations.sentence_transformers.gist import CachedGISTEmbedLoss, GISTEmbedLoss
 from fastsim.integrations.sentence_transformers.matrix import (
     CoSENTMatrixLoss,
@@ -55,8 +59,10 @@ __all__ = [
     "CoSENTLoss",
     "CoSENTMatrixLoss",
     "CosineSimilarityLoss",
+    "DistillKLDivLoss",
     "FullTripletLoss",
     "GISTEmbedLoss",
+    "MarginMSELoss",
     "MegaBatchMarginLoss",
     "MultipleNegativesRankingLoss",
     "MultipleNegativesSymmetricRankingLoss",
