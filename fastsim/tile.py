@@ -29,6 +29,8 @@ class Tile:
     hardness: by how much higher scores weigh more among the negatives, in units of the scale.
     prior: (N, 2) of each row, the probability that a negative is a positive, and how many
         negatives it has; None: no negative is a positive.
+    positive_weights: (N,) what each pair of a row and a column of its group counts in an
+        elementwise loss; None: 1, as every other pair.
     seen: (N, len(SEEN)), to which what first looks at the scores adds what `fastsim.metrics` are
         made of; None: nobody asks.
     """
@@ -47,6 +49,7 @@ class Tile:
     base: float = 0.0
     hardness: float = 0.0
     prior: torch.Tensor | None = None
+    positive_weights: torch.Tensor | None = None
     seen: torch.Tensor | None = None
 
     @property
@@ -71,7 +74,9 @@ class Tile:
 
     def of_rows(self, rows):
         """The tile with what it holds of each row cut to a slice; its pairs stay those of all."""
-        return self if self.prior is None else replace(self, prior=self.prior[rows])
+        held = {"prior": self.prior, "positive_weights": self.positive_weights}
+        cut = {name: values[rows] for name, values in held.items() if values is not None}
+        return replace(self, **cut) if cut else self
 
     @property
     def rows_alone(self):

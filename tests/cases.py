@@ -10,7 +10,7 @@ import torch
 
 import fastsim
 from fastsim import losses
-from fastsim.backends.base import COLUMN_BIAS, GUIDED_POSITIVES, TEACHER
+from fastsim.backends.base import COLUMN_BIAS, GUIDED_POSITIVES, TEACHER, WEIGHED_POSITIVES
 from tests import oracles
 from tests.seeds import fresh
 
@@ -39,7 +39,11 @@ class Case:
         return self.name
 
 
-EXTRAS = {"candidate_bias": COLUMN_BIAS, "guide": GUIDED_POSITIVES}
+EXTRAS = {
+    "candidate_bias": COLUMN_BIAS,
+    "guide": GUIDED_POSITIVES,
+    "positive_weight": WEIGHED_POSITIVES,
+}
 
 
 def embeddings(*shape, generator):
@@ -321,6 +325,10 @@ CASES = (
     _case("siglip-soft", fastsim.siglip, targets=_transposed, scale=5.0, bias=1.0),
     _case("siglip-dot", fastsim.siglip, targets=_signs, scale=0.5, similarity="dot"),
     _case("siglip-groups", fastsim.siglip, targets=_groups),
+    *(
+        _case(f"siglip-groups-{weight}", fastsim.siglip, targets=_groups, positive_weight=weight)
+        for weight in ("row", "both")
+    ),
     _case("matrix_cross_entropy", fastsim.matrix_cross_entropy, targets=None),
     _case("matrix_cross_entropy-soft", fastsim.matrix_cross_entropy, targets=_soft),
     _case(

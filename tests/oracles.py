@@ -9,11 +9,11 @@ import torch
 
 def cosines(x, y):
     """One row of cosines at a time; a zero vector has cosine 0 with everything."""
-    lengths = torch.stack([(b * b).sum() for b in y])
+    lengths = (y * y).sum(1)
     rows = []
     for a in x:
         square = (a * a).sum() * lengths
-        dots = torch.stack([(a * b).sum() for b in y])
+        dots = (a * y).sum(1)
         some = square > 0
         rows.append(torch.where(some, dots / torch.where(some, square, 1.0).sqrt(), dots * 0.0))
     return torch.stack(rows)
@@ -22,7 +22,7 @@ def cosines(x, y):
 def scores(x, y, similarity):
     if similarity == "cosine":
         return cosines(x, y)
-    return torch.stack([torch.stack([(a * b).sum() for b in y]) for a in x])
+    return torch.stack([(a * y).sum(1) for a in x])
 
 
 def log_sum_exp(terms):
@@ -55,10 +55,12 @@ def info_nce(
     positives = list(range(n)) if positives is None else positives.tolist()
     of_rows, of_columns = (None, None) if exclude is None else exclude
     guides = None if guide is None else [side.double() for side in guide]
+    # By the guide, of rows of either side with rows of either: [side][side][row][row].
+    guide_cosines = guides and [[cosines(a, b).tolist() for b in guides] for a in guides]
     bias = torch.zeros(m, dtype=torch.float64) if candidate_bias is None else candidate_bias
 
     def limit(i):
-        t = cosines(guides[0][i][None], guides[1][positives[i]][None])[0, 0]
+        t = guide_cosines[0][1][i][positives[i]]
         return t - guide_margin * (abs(t) if guide_strategy == "relative" else 1)
 
     def out(i, side, row, other, column):
@@ -68,17 +70,17 @@ def info_nce(
             return True
         if guide is None:
             return False
-        cosine = cosines(guides[side][row][None], guides[other][column][None])[0, 0]
-        return bool(cosine > limit(i))
+        return guide_cosines[side][other][row][column] > limit(i)
 
     lowered = torch.zeros(n, m, dtype=torch.float64)
     part = torch.ones(n, m, dtype=torch.bool)
+    plain = s.tolist()
     for i, p in enumerate(positives):
         lowered[i, p] = margin
         for j in range(m):
             if j != p and out(i, 0, i, 1, j):
                 part[i, j] = False
-            if exclude_above is not None and s[i, j] > s[i, p] + exclude_above:
+            if exclude_above is not None and plain[i][j] > plain[i][p] + exclude_above:
                 part[i, j] = False
     z = torch.stack([row + bias for row in (s - lowered) / temperature])
     losses = []
@@ -109,7 +111,7 @@ def info_nce(
         if label_smoothing:
             target = torch.full((m,), label_smoothing / m, dtype=torch.float64)
             target[p] += 1 - label_smoothing
-            loss = sum(target[j] * (log_sum_exp(z[i]) - z[i, j]) for j in range(m))
+            loss = (target * (log_sum_exp(z[i]) - z[i])).sum()
         losses.append(loss)
     return torch.stack(losses)
 
@@ -241,12 +243,22 @@ def matrix(targets, n, m):
     return targets.double()
 
 
-def siglip(x, y, targets=None, *, scale=10.0, bias=-10.0, similarity="cosine"):
+def siglip(
+    x, y, targets=None, *, scale=10.0, bias=-10.0, positive_weight="one", similarity="cosine"
+):
     z = scale * scores(x, y, similarity) + bias
     wanted = (matrix(targets, *z.shape) + 1) / 2
     log_yes = -torch.log1p(torch.exp(-z.abs())) + z.clamp(max=0)
     log_no = -torch.log1p(torch.exp(-z.abs())) - z.clamp(min=0)
-    return -(wanted * log_yes + (1 - wanted) * log_no).sum(1)
+    counts = torch.ones_like(wanted)
+    for i, row in enumerate(wanted.tolist()):
+        for j, positive in enumerate(row):
+            of_row, of_column = wanted[i].sum().item(), wanted[:, j].sum().item()
+            if positive and positive_weight == "row":
+                counts[i, j] = 1 / of_row
+            if positive and positive_weight == "both":
+                counts[i, j] = 0.5 / of_row + 0.5 / of_column
+    return -(counts * (wanted * log_yes + (1 - wanted) * log_no)).sum(1)
 
 
 def matrix_cross_entropy(

@@ -215,7 +215,8 @@ Result row_by_row(const Block<T>& b, const Loss& loss, const T* weights) {
                  .bias = T(loss.bias),
                  .weights = loss.score_grad ? weights : nullptr,
                  .losses = losses.data(),
-                 .score_grad_sums = score_grads.data()},
+                 .score_grad_sums = score_grads.data(),
+                 .positive_weights = nullptr},
                 begin, end);
     } else if (loss.kind == Kind::squared_error) {
       k.squared_error(b,

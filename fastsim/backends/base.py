@@ -5,10 +5,12 @@ import torch
 from fastsim.backends import rows as formulas
 
 COLUMN_BIAS, GUIDED_POSITIVES, TEACHER = "column bias", "guided positives", "teacher"
+WEIGHED_POSITIVES = "weighed positives"
 EXTRAS = {
     COLUMN_BIAS: "its kernels add no bias to the logits of a column (`candidate_bias`)",
     GUIDED_POSITIVES: "its kernels leave out a positive that the guide decides against (`guide`)",
     TEACHER: "its kernels do not compare scores with a teacher's (`distill`)",
+    WEIGHED_POSITIVES: "its kernels count every positive alike (`positive_weight`)",
 }
 
 

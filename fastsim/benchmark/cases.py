@@ -102,6 +102,14 @@ def _grouped(rows, width, generator):
     return leaves, ((groups, groups),)
 
 
+def _captioned(rows, width, generator):
+    """Groups of several sizes, of as many rows on one side as on the other or not."""
+    leaves, _ = _pairs(rows, width, generator)
+    most = max(1, rows // MEMBERS)
+    groups = (torch.randint(0, most, (rows,), generator=generator) for _ in leaves)
+    return leaves, (tuple(groups),)
+
+
 def _taught(rows, width, generator):
     """Embeddings, and a teacher's of the same rows that agree with theirs in part."""
     leaves, _ = _pairs(rows, width, generator)
@@ -153,6 +161,13 @@ CASES = {
         ),
         Case("siglip", fastsim.siglip, _pairs, {"scale": 10.0, "bias": -10.0}, (1, 3), SIZES),
         Case("siglip groups", fastsim.siglip, _grouped, {"scale": 10.0, "bias": -10.0}, (1, 3)),
+        Case(
+            "siglip weighed",
+            fastsim.siglip,
+            _captioned,
+            {"scale": 10.0, "bias": -10.0, "positive_weight": "both"},
+            (1, 3),
+        ),
         Case("full_triplet", fastsim.full_triplet, _pairs, {"margin": 0.25}, (1, 1), SIZES),
         Case("sup_con", fastsim.sup_con, _one_side, {"temperature": 0.1}, (1, 3)),
         Case("nt_xent", fastsim.nt_xent, _one_side, {"temperature": 0.1}, (1, 3)),

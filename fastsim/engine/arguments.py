@@ -41,6 +41,7 @@ class TileArguments(NamedTuple):
     factor_columns: Tensor | None
     levels: Tensor | None
     prior: Tensor | None
+    positive_weights: Tensor | None
     negative_target: float
     skip: str
     offset: int

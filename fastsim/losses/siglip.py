@@ -3,20 +3,29 @@
     L = (1/N) sum_ij BCE(sigma(scale * s_ij + bias), (t_ij + 1) / 2)
       = (1/N) sum_ij softplus(-t_ij z_ij)   for t = +-1
 
-s is the cosine, or with similarity="dot" the dot product.
+s is the cosine, or with similarity="dot" the dot product. Where a row has several positives, a
+positive may count v_ij <= 1 times a negative, with k_i positives of the row and k'_j of the column:
+
+    L = (1/N) sum_ij v_ij softplus(-t_ij z_ij),   v_ij = 1 for t_ij = -1, and for t_ij = 1
+        1   or   1/k_i   or   (1/k_i + 1/k'_j) / 2     (positive_weight "one", "row", "both")
 
 Source: Zhai et al. 2023, "Sigmoid Loss for Language Image Pre-Training", equation 1, there with
 the diagonal as the only positives. The division is by N, not N^2; scale and bias start at 10 and
 -10 so that the many negatives do not swamp the start: without them sigma of a cosine never
-leaves 0.27 to 0.73.
+leaves 0.27 to 0.73. The weights of several positives are those of SigLIP+ in siglip-kernel 0.1
+(github.com/avocardio/siglip-kernel), whose loss is this one divided by M.
 """
+
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fastsim.annotations import Group, Reduction, Scalar, Similarity, Targets
 from fastsim.backends import pick
+from fastsim.backends.base import WEIGHED_POSITIVES
 from fastsim.checks import (
+    check_choice,
     check_number,
     check_reduction,
     check_scores,
@@ -27,15 +36,20 @@ from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
+    Pairs,
     check_own_targets,
     dense_targets,
     gather_targets,
     global_targets,
     parse_targets,
+    positive_counts,
 )
 from fastsim.reduce import as_float, reduce
 from fastsim.scores import compute_dtype, dense_scores
 from fastsim.tile import Tile
+
+PositiveWeight = Literal["one", "row", "both"]
+CHOICES = ("one", "row", "both")
 
 
 @batchwise
@@ -46,6 +60,7 @@ def siglip(
     *,
     scale: Scalar = 10.0,
     bias: Scalar = -10.0,
+    positive_weight: PositiveWeight = "one",
     similarity: Similarity = "cosine",
     reduction: Reduction = "mean",
     group: Group = None,
@@ -64,6 +79,10 @@ def siglip(
             (row_groups (N,), column_groups (M,)) integers, the same group 1, else -1; or None: 1
             on the diagonal, else -1.
         scale, bias: numbers or 0-d tensors, with a gradient if they want one.
+        positive_weight: what a positive counts, with groups as targets: "one" as much as a
+            negative; "row" 1/k for the k positives of its row, so that rows with many do not
+            outweigh the others; "both" the mean of that and 1/k' for those of its column, the same
+            with x and y exchanged. With `group` the positives of all ranks are counted.
         similarity: what a score is: "cosine", or "dot" for the product of the rows as they are.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
@@ -84,7 +103,9 @@ def siglip(
     check_sides("y", y, "x", x, empty=group is not None)
     check_reduction(reduction)
     check_similarity(similarity)
-    chosen = pick(backend, x, y, scale, bias, kind="sigmoid", group=group)
+    weighed = _is_weighed(positive_weight, targets)
+    extras = (WEIGHED_POSITIVES,) if weighed else ()
+    chosen = pick(backend, x, y, scale, bias, kind="sigmoid", group=group, extras=extras)
     check_number("scale", scale)
     check_number("bias", bias)
     options = {"scale": scale, "bias": bias}
@@ -95,6 +116,7 @@ def siglip(
         x,
         y,
         **options,
+        positive_weight=positive_weight,
         targets=targets,
         similarity=similarity,
         reduction=reduction,
@@ -103,17 +125,20 @@ def siglip(
     targets = global_targets(targets, batch, x.device)
     if chosen.name == "eager":
         scores = dense_scores(*batch.gather_both(x, y), chosen, similarity)
-        targets = gather_targets(targets, batch)
-        return batch.reduce(
-            siglip_from_scores(scores, targets, **options, reduction="none"), reduction
-        )
+        options |= {"positive_weight": positive_weight, "reduction": "none"}
+        losses = siglip_from_scores(scores, gather_targets(targets, batch), **options)
+        return batch.reduce(losses, reduction)
     pairs = parse_targets(targets, x.shape[0], batch.columns, x.device)
+    weights = None
+    if weighed:
+        all_rows = batch.gather_rows(pairs.row_groups)
+        weights = _weights(pairs, all_rows, positive_weight, compute_dtype(x))
 
     def formula(scores, scale, bias):
-        return siglip_from_scores(scores, targets, scale=scale, bias=bias, reduction="none")
+        return _losses(scores * scale + bias, pairs, weights)
 
     return tile_loss(
-        Tile("sigmoid", pairs, cosine=similarity == "cosine"),
+        Tile("sigmoid", pairs, cosine=similarity == "cosine", positive_weights=weights),
         x,
         y,
         scale=_off_zero(scale, x),
@@ -136,6 +161,7 @@ class SigLIP(LossModule):
         *,
         scale: Scalar = 10.0,
         bias: Scalar = -10.0,
+        positive_weight: PositiveWeight = "one",
         similarity: Similarity = "cosine",
         reduction: Reduction = "mean",
         group: Group = None,
@@ -162,6 +188,7 @@ def siglip_from_scores(
     *,
     scale: Scalar = 10.0,
     bias: Scalar = -10.0,
+    positive_weight: PositiveWeight = "one",
     reduction: Reduction = "mean",
 ) -> Tensor:
     """The specification of `siglip`: scores (N, M), the other parameters as there."""
@@ -171,7 +198,39 @@ def siglip_from_scores(
     check_reduction(reduction)
     rows, columns = scores.shape
     pairs = parse_targets(targets, rows, columns, scores.device)
-    logits = as_float(scores) * scale + bias
-    wanted = (dense_targets(pairs, rows, columns, logits.dtype, scores.device) + 1) / 2
+    logits, weights = as_float(scores) * scale + bias, None
+    if _is_weighed(positive_weight, targets):
+        weights = _weights(pairs, pairs.row_groups, positive_weight, logits.dtype)
+    return reduce(_losses(logits, pairs, weights), reduction)
+
+
+def _losses(logits, pairs, weights):
+    """(N,) sums of rows; weights: (N,) what a positive of each row counts, or None."""
+    wanted = (dense_targets(pairs, *logits.shape, logits.dtype, logits.device) + 1) / 2
     losses = torch.nn.functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
-    return reduce(losses.sum(1), reduction)
+    if weights is not None:
+        losses = losses * torch.where(wanted > 0, weights[:, None], 1.0)
+    return losses.sum(1)
+
+
+def _is_weighed(positive_weight, targets):
+    """Whether positives count other than negatives; of a diagonal each is its row's only one."""
+    check_choice("positive_weight", positive_weight, CHOICES)
+    if positive_weight != "one" and isinstance(targets, Tensor):
+        raise ValueError(
+            f"positive_weight: wanted 'one' with a matrix of targets, got {positive_weight!r};"
+            " groups as targets have the others"
+        )
+    return positive_weight != "one" and targets is not None
+
+
+def _weights(pairs, all_rows, positive_weight, dtype):
+    """(N,) what a positive of each row counts. all_rows: the groups of the rows of all ranks.
+
+    All columns of a row's group have as many positives, so no number of a column is needed.
+    """
+    of_row = 1 / positive_counts(pairs).clamp(min=1).to(dtype)
+    if positive_weight == "row":
+        return of_row
+    rows_of_group = positive_counts(Pairs(row_groups=pairs.row_groups, column_groups=all_rows))
+    return (of_row + 1 / rows_of_group.to(dtype)) / 2

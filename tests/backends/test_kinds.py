@@ -1,5 +1,6 @@
 """Every kind of loss in every backend: served, or refused in a sentence."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -7,11 +8,13 @@ import torch
 
 import fastsim
 from fastsim.backends import base, get, pick
+from fastsim.backends.base import EXTRAS
 from fastsim.engine.autograd import tile_loss
 from fastsim.kinds import KINDS, LATE_INTERACTION, SELECTIONS
 from fastsim.kinds.kind import COLUMNS, MATRIX, ROWS, Kind
 from fastsim.pairs import Pairs
 from fastsim.tile import Tile
+from tests.cases import CASES
 from tests.seeds import fresh
 
 BACKENDS = tuple(fastsim.backends())
@@ -186,3 +189,14 @@ def test_every_record_stands_under_its_name():
 def test_the_base_class_promises_nothing():
     with pytest.raises(NotImplementedError):
         base.Backend().kinds()
+
+
+@pytest.mark.parametrize("name", ["triton", "cuda"])
+@pytest.mark.parametrize("case", [c for c in CASES if c.extras], ids=repr)
+def test_what_kernels_lack_is_refused_in_a_sentence(case, name):
+    lacking = [extra for extra in case.extras if extra not in get(name).extras]
+    if not lacking:
+        return
+    tensors, others, options = case.make(4, 5, 6, fresh(1))
+    with pytest.raises(RuntimeError, match=re.escape(EXTRAS[lacking[0]])):
+        case.loss(*tensors, *others, **options, backend=name)

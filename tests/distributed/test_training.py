@@ -106,7 +106,7 @@ def trained(calm, tmp_path_factory):
             "output": str(folder / kind / name),
             "learning_rate": 1e-3,
             "max_length": 32,
-            "max_steps": 20,
+            "max_steps": 7,
             "progress": False,
             "cpu": True,
             **more,
@@ -132,7 +132,7 @@ def sharded(request, trained):
     folder, options = trained
     (folder / request.param).mkdir()
     asked = [options(name, request.param) for name in OF_SHARDED]
-    asked[0] |= {"eval": asked[0]["train"], "eval_steps": 20}
+    asked[0] |= {"eval": asked[0]["train"], "eval_steps": 7}
     start_two(folder, asked, request.param, SHARDED[request.param])
     return folder, request.param
 

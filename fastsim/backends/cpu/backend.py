@@ -164,7 +164,7 @@ class CpuBackend(Backend):
         return tuple(grads)
 
     def serves_whole(self, tile, rows, columns, width):
-        if tile.kind not in WHOLE or tile.hardness:
+        if tile.kind not in WHOLE or tile.hardness or tile.positive_weights is not None:
             return False
         work = rows * columns * width
         # Without the calls it saves, a triplet loss needs no product but the scores; and panels go

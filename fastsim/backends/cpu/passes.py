@@ -74,17 +74,28 @@ class _SigmoidForward:
         self.state = [_state(rows), _state(rows)]
 
     def add(self, panel, pairs, block):
-        self._run(panel, pairs, None, *(state[block[0]] for state in self.state))
+        tile, state = self.tile.of_rows(block[0]), (state[block[0]] for state in self.state)
+        _sigmoid(tile, panel, pairs, None, *state, self.library)
 
     def fused_pass(self, panel, pairs, weights):
-        self._run(panel, pairs, weights, *self.state)
-
-    def _run(self, panel, pairs, weights, losses, score_grads):
-        tile = self.tile
-        self.library.sigmoid(panel, *pairs, tile.scale, tile.bias, weights, losses, score_grads)
+        _sigmoid(self.tile, panel, pairs, weights, *self.state, self.library)
 
     def result(self):
         return self.state
+
+
+def _sigmoid(tile, panel, pairs, weights, losses, score_grads, library):
+    """tile: what it holds of each row is that of the panel's."""
+    library.sigmoid(
+        panel,
+        *pairs,
+        tile.scale,
+        tile.bias,
+        weights,
+        losses,
+        score_grads,
+        tile.positive_weights,
+    )
 
 
 class _SquaredErrorForward:
@@ -193,7 +204,8 @@ def _softmax_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRAR
 def _sigmoid_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRARY):
     (weights,) = coefficients
     losses, score_grads = _state(panel.shape[0]), _state(panel.shape[0])
-    library.sigmoid(panel, *pairs, tile.scale, tile.bias, weights[block[0]], losses, score_grads)
+    tile = tile.of_rows(block[0])
+    _sigmoid(tile, panel, pairs, weights[block[0]], losses, score_grads, library)
 
 
 def _squared_error_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRARY):

@@ -58,7 +58,7 @@ class CpuSweep:
 
     def fused_pass(self, k, block, weights):
         panel = self._add_scores(k, block)
-        state = forward_of(self.tile, *panel.shape)
+        state = forward_of(self.tile.of_rows(block[0]), *panel.shape)
         state.library = self._steps(k, block)
         state.fused_pass(panel, pair_arguments(self.tile.pairs, block), weights[block[0]])
         return state.result()

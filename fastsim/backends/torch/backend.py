@@ -106,6 +106,13 @@ class TorchBackend(Backend):
             found.panel.sub_(pairs.row_shift[place[0], None])
         return found
 
+    def _block(self, tile, unit_x, unit_y, place, workspace):
+        """The block of a tile's pairs, with what the tile holds of each row."""
+        found = self.block(tile.pairs, unit_x, unit_y, place, workspace, tile.scale)
+        if tile.positive_weights is not None:
+            found.positive_weights = part_of(tile.positive_weights, place[0])
+        return found
+
     # ---- passes ----
 
     def forward(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
@@ -120,14 +127,14 @@ class TorchBackend(Backend):
         rows, columns, where = unit_x.shape[0], unit_y.shape[0], unit_x.device
         states, workspace = States(tile, sums), panels.Workspace()
         for place in self.blocks(rows, columns, where, lower=tile.pairs.each_once):
-            block = self.block(tile.pairs, unit_x, unit_y, place, workspace, tile.scale)
+            block = self._block(tile, unit_x, unit_y, place, workspace)
             _observed(tile, block, place)
             of_rows = None if sums is None else [part[place[0]] for part in sums]
             states.add(steps.forward(tile, block, of_rows), place)
         return states.result()
 
     def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
-        whole = self.block(tile.pairs, unit_x, unit_y, block, workspace, tile.scale)
+        whole = self._block(tile, unit_x, unit_y, block, workspace)
         _observed(tile, whole, block)
         if weights is not None and weights.ndim:
             weights = part_of(weights, block[0])
@@ -135,7 +142,7 @@ class TorchBackend(Backend):
         return steps.fused(tile.of_rows(block[0]), whole, weights, out), out
 
     def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
-        scores = self.block(tile.pairs, unit_x, unit_y, block, workspace, tile.scale)
+        scores = self._block(tile, unit_x, unit_y, block, workspace)
         out = workspace.operand(scores.panel, unit_x.dtype)
         steps.score_grad(tile, scores, tile.coefficients_of_block(coefficients, block), out)
         return out

@@ -23,6 +23,7 @@ class Block:
     columns. Ids, groups (R,) and (C,), `dense` (R, C) and `thresholds` (R,) are those of
     `fastsim.pairs.Pairs`; `guided` (R, C) are the guide's scores with thresholds of their own.
     bias: (C,) what is added to the scores of pairs that take part, or None.
+    positive_weights: (R,) those of `fastsim.tile.Tile`, or None.
     first: row r of the panel is column r + first of it.
     """
 
@@ -42,6 +43,7 @@ class Block:
     skip: str
     exclude_above: float | None
     negative_target: float
+    positive_weights: Tensor | None = None
     _same: Tensor | None = None
 
     @classmethod

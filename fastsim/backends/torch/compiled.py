@@ -29,7 +29,7 @@ COMPILER = "inductor"
 # The fields of a block and of a tile that the compiled function is given; others it is made for.
 TENSORS = (
     *("positives", "row_ids", "column_ids", "row_groups", "column_groups", "dense"),
-    *("thresholds", "guided", "guide_thresholds", "bias"),
+    *("thresholds", "guided", "guide_thresholds", "bias", "positive_weights"),
 )
 OFTEN_ZERO = ("margin", "hardness")  # which saves the work that they would be
 FLAGS = ("symmetric", "normalise")

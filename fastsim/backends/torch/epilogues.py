@@ -137,18 +137,18 @@ class Sigmoid(Epilogue):
     def forward(self, tile, block, sums=None):
         logits, wanted = self._logits(tile, block, out=None)
         losses = self._losses(block, logits, wanted)
-        score_grads = block_zero(block, logits.sigmoid_().sub_(wanted))
+        score_grads = self._score_grads(block, logits, wanted)
         return _wide(losses, score_grads.sum(1))
 
     def score_grad(self, tile, block, coefficients):
         logits, wanted = self._logits(tile, block, out=block.panel)
-        block_zero(block, logits.sigmoid_().sub_(wanted))
+        self._score_grads(block, logits, wanted)
         block.panel.mul_((coefficients[0] * tile.scale)[:, None])
 
     def fused(self, tile, block, weights):
         logits, wanted = self._logits(tile, block, out=block.panel)
         losses = self._losses(block, logits, wanted)
-        score_grads = block_zero(block, logits.sigmoid_().sub_(wanted))
+        score_grads = self._score_grads(block, logits, wanted)
         state = _wide(losses, score_grads.sum(1))
         score_grads.mul_((weights.to(score_grads.dtype) * tile.scale)[:, None])
         return state
@@ -163,7 +163,19 @@ class Sigmoid(Epilogue):
         """sum_j max(z, 0) - wanted z + log(1 + e^-|z|) by rows, in which nothing cancels."""
         losses = softplus(logits.abs().neg_()).addcmul_(wanted, logits, value=-1)
         losses.add_(logits.clamp(min=0))
-        return block_zero(block, losses).sum(1)
+        return block_zero(block, _weighed(block, losses, wanted)).sum(1)
+
+    @staticmethod
+    def _score_grads(block, logits, wanted):
+        score_grads = logits.sigmoid_().sub_(wanted)
+        return block_zero(block, _weighed(block, score_grads, wanted))
+
+
+def _weighed(block, matrix, wanted):
+    """The matrix with positives (wanted 1, others 0) times the weights of their rows, in place."""
+    if block.positive_weights is None:
+        return matrix
+    return matrix.mul_(torch.where(wanted > 0, block.positive_weights[:, None], 1.0))
 
 
 def block_zero(block, matrix):

@@ -38,6 +38,15 @@ def grouped_siglip(x, y, groups, scale, bias):
     return -functional.logsigmoid(signs(groups, x) * logits).sum() / len(x)
 
 
+def weighed_siglip(x, y, groups, scale, bias, positive_weight):
+    assert positive_weight == "both"
+    logits = cosines(x, y) * scale + bias
+    same = (groups[0][:, None] == groups[1]).to(x.dtype)
+    of_rows, of_columns = (same.sum(axis, keepdim=True).clamp(min=1) for axis in (1, 0))
+    weights = 1 - same + same * (1 / of_rows + 1 / of_columns) / 2
+    return -(weights * functional.logsigmoid((2 * same - 1) * logits)).sum() / len(x)
+
+
 def full_triplet(x, y, margin):
     scores = cosines(x, y)
     positive = scores.diagonal()
@@ -174,6 +183,7 @@ FORMULAS = {
     "info_nce symmetric": symmetric_info_nce,
     "siglip": siglip,
     "siglip groups": grouped_siglip,
+    "siglip weighed": weighed_siglip,
     "full_triplet": full_triplet,
     "sup_con": sup_con,
     "nt_xent": nt_xent,

@@ -37,7 +37,7 @@ def orders(count):
 def test_many_tiles_equal_the_formula_in_every_order(case, dtype, monkeypatch):
     tensors, others, options = inputs(case, SHAPE, dtype, seed=5)
     value, grads = call(case.loss, tensors, others, options | {"backend": "cuda"})
-    for order in orders(2):
+    for order in orders(1):
         monkeypatch.setenv("FASTSIM_EMULATED_ORDER", str(order))
         again, grads_again = call(case.loss, tensors, others, options | {"backend": "cuda"})
         assert torch.equal(again, value), order

@@ -70,18 +70,18 @@ def suite_parts(folder):
         shutil.copy(HERE / name, folder)
     compile_all([HERE / "machine.cpp", HERE / "instructions.cpp"], folder, "-O2", *flags())
     header = folder / "emulated.h"
-    compile_("-O1", *flags(), "-x", "c++-header", header, "-o", f"{header}.gch")
+    compile_("-Og", *flags(), "-x", "c++-header", header, "-o", f"{header}.gch")
 
 
-def suite(parts, folder, engine, mutant=None):
-    """The suite of an engine, with the kernels changed by a mutant."""
+def suite(parts, folder, engine, part, mutant=None):
+    """A part of the suite of an engine, with the kernels changed by a mutant."""
     folder.mkdir(exist_ok=True)
     for name in MUTABLE:
         text = (KERNELS / name).read_text()
         changed = mutant.apply(text) if mutant and mutant.file == name else text
         (folder / name).write_text(changed)
-    program = folder / engine
+    program = folder / f"{engine}{part}"
     objects = [parts / "machine.o", parts / "instructions.o"]
-    kernels = [f"-I{folder}", f"-I{parts}", f"-DSUITE_{engine.upper()}"]
-    compile_("-O1", *kernels, *flags(), parts / "suite.cpp", *objects, "-o", program)
+    kernels = [f"-I{folder}", f"-I{parts}", f"-DSUITE_{engine.upper()}", f"-DSUITE_PART={part}"]
+    compile_("-Og", *kernels, *flags(), parts / "suite.cpp", *objects, "-o", program)
     return program
