@@ -10,7 +10,7 @@ import torch
 
 import fastsim
 from fastsim import losses
-from fastsim.backends.base import COLUMN_BIAS, GUIDED_POSITIVES, TEACHER, WEIGHED_POSITIVES
+from fastsim.backends.extras import TEACHER, extras_of
 from tests import oracles
 from tests.seeds import fresh
 
@@ -37,13 +37,6 @@ class Case:
 
     def __repr__(self):
         return self.name
-
-
-EXTRAS = {
-    "candidate_bias": COLUMN_BIAS,
-    "guide": GUIDED_POSITIVES,
-    "positive_weight": WEIGHED_POSITIVES,
-}
 
 
 def embeddings(*shape, generator):
@@ -76,9 +69,18 @@ def _case(name, loss, *, make=_two_sides, kind=None, largest=10_000, **options):
         reduces=loss is not fastsim.cosent_matrix,
         largest=largest,
         kind=kind,
-        extras=tuple(extra for name, extra in EXTRAS.items() if name in options),
+        extras=_extras(loss, **options),
         dot=options.get("similarity") == "dot",
     )
+
+
+def _extras(loss, *, directions=(), **options):
+    if loss is fastsim.late_interaction:
+        return ()
+    named = {"similarity", "exclude_above", "guide", "candidate_bias"} & options.keys()
+    given = {name: options[name] for name in named}
+    weighed = "positive_weight" in options
+    return extras_of(**given, further=len(directions) > 1, weighed=weighed)
 
 
 def _ids(n, m, generator):
@@ -311,6 +313,7 @@ CASES = (
             getattr(oracles, loss.__name__),
             _grouped(**options, similarity="dot"),
             counted=counted,
+            extras=extras_of(similarity="dot"),
             dot=True,
         )
         for loss, options, counted in (

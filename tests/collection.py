@@ -10,7 +10,6 @@ import pytest
 
 import fastsim
 from fastsim.backends import get
-from fastsim.backends.base import EXTRAS
 
 # Folders of quick tests; the others start processes, train or compile.
 QUICK = ("losses", "engine")
@@ -62,9 +61,8 @@ def without_kernels(item):
     name, kind = backend_of(item), getattr(case, "kind", None)
     if name not in fastsim.backends():
         return None
-    for extra in getattr(case, "extras", ()):
-        if extra not in get(name).extras:
-            return EXTRAS[extra]
+    if reason := get(name).unsupported_extra(getattr(case, "extras", ())):
+        return reason
     return get(name).unsupported_kind(kind) if kind else None
 
 

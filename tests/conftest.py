@@ -44,6 +44,7 @@ def small_panels(monkeypatch):
 def in_passes(monkeypatch):
     """The CPU engine without the one call for small batches."""
     monkeypatch.setattr(cpu.CpuBackend, "serves_whole", lambda *_: False)
+    monkeypatch.setattr(cpu.CpuBackend, "serves_hardest_pairs", lambda *_: False)
 
 
 @pytest.fixture(scope="session")

@@ -14,36 +14,26 @@ DRAWS = 4
 ROUNDINGS = 3  # of a score: the two norms and the product
 
 
-def assert_close(name, got, truth, dense, rounding, size=0.0, moved=0.0, again=0.0):
+def assert_close(name, got, truth, dense, rounding, size=0.0, moved=0.0):
     """max |got - truth| <= 2 (max |dense - truth| + rounding of max |truth| + moved), NaN refused.
 
     truth: float64. dense: the plain formula in the same dtype. rounding: the dtype in which the
     result is returned, whose spacing is eps |truth|, or that of its subnormal numbers near 0.
     size: of the terms whose sum the result is, where they may cancel. moved: by how much the
     rounding of the inputs moves the truth (`conditioning` times eps of the type computed in);
-    it counts once for every rounding of a score. again: another draw of the dense formula's error,
-    for a truth that is rounded itself (`narrower`).
+    it counts once for every rounding of a score.
     """
     assert got.shape == truth.shape, f"{name}: shape {tuple(got.shape)}, not {tuple(truth.shape)}"
     got, dense = got.double(), dense.double()
     assert got.isfinite().all(), f"{name}: not finite"
     error = (got - truth).abs().max().item()
-    theirs = max((dense - truth).abs().max().item(), again)
+    theirs = (dense - truth).abs().max().item()
     kind = torch.finfo(rounding)
     spacing = kind.eps * max(truth.abs().max().item(), size, kind.tiny)
     allowed = 2 * (theirs + spacing + ROUNDINGS * moved)
     if rounding == torch.float64:
         allowed *= 2  # the truth is no wider, and has errors of its own
     assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}"
-
-
-def narrower(truth, dense):
-    """The error of the dense formula in float32, in units of float64: how its terms round there.
-
-    Where terms cancel to nothing neither the result nor its conditioning tells their size.
-    """
-    error = (dense.double() - truth).abs().max().item()
-    return error * torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
 
 
 def conditioning(function, tensors, seed=0):

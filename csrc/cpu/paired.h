@@ -1,4 +1,4 @@
-// Cosines of paired rows and their gradient, without unit rows in memory.
+// Cosines and distances of paired rows and their gradients, without other rows in memory.
 #pragma once
 
 #include "isa.h"
@@ -59,6 +59,61 @@ void paired_cosines_backward(const T* score_grads, const Matrix& x, const Matrix
       load(y, row, at, n, b);
       if (grad_x) paired_row_backward(a, b, n, g, c, r, s, grad_x, dtype_x, row * width + at);
       if (grad_y) paired_row_backward(b, a, n, g, c, s, r, grad_y, dtype_y, row * width + at);
+    });
+  }
+}
+
+// |a_i - p_i| and |a_i - n_i|.
+template <class T>
+void triplet_distances(const Matrix& anchors, const Matrix& positives, const Matrix& negatives,
+                       int64_t width, T* near, T* far, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    T a[kChunk], p[kChunk], n[kChunk];
+    double to_positive = 0, to_negative = 0;
+    for_chunks(0, width, [&](int64_t at, int64_t count) {
+      load(anchors, row, at, count, a);
+      load(positives, row, at, count, p);
+      load(negatives, row, at, count, n);
+#pragma omp simd reduction(+ : to_positive, to_negative)
+      for (int64_t k = 0; k < count; ++k) {
+        const double u = double(p[k]) - double(a[k]), v = double(n[k]) - double(a[k]);
+        to_positive += u * u;
+        to_negative += v * v;
+      }
+    });
+    near[row] = T(__builtin_sqrt(to_positive));
+    far[row] = T(__builtin_sqrt(to_negative));
+  }
+}
+
+// The gradients of what weighs near_i by grad_i and far_i by -grad_i; a null one is not wanted. At
+// distance 0 that of the distance is 0.
+template <class T>
+void triplet_distances_backward(const T* grad, const Matrix& anchors, const Matrix& positives,
+                                const Matrix& negatives, int64_t width, const T* near,
+                                const T* far, void* grad_anchors, void* grad_positives,
+                                void* grad_negatives, Dtype dtype, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    // In double: one over a subnormal distance is no float32.
+    const double pull = near[row] == 0 ? 0 : double(grad[row]) / double(near[row]);
+    const double push = far[row] == 0 ? 0 : -double(grad[row]) / double(far[row]);
+    T a[kChunk], p[kChunk], n[kChunk];
+    for_chunks(0, width, [&](int64_t at, int64_t count) {
+      load(anchors, row, at, count, a);
+      load(positives, row, at, count, p);
+      load(negatives, row, at, count, n);
+#pragma omp simd
+      for (int64_t k = 0; k < count; ++k) {
+        const double u = pull * (double(p[k]) - double(a[k]));
+        const double v = push * (double(n[k]) - double(a[k]));
+        p[k] = T(u);
+        n[k] = T(v);
+        a[k] = T(-(u + v));
+      }
+      const int64_t to = row * width + at;
+      if (grad_anchors) store(a, count, grad_anchors, dtype, to);
+      if (grad_positives) store(p, count, grad_positives, dtype, to);
+      if (grad_negatives) store(n, count, grad_negatives, dtype, to);
     });
   }
 }

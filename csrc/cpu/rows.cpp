@@ -1,13 +1,17 @@
-// Operators on rows that need no panel of scores: unit rows, cosines of paired rows, centred rows,
-// and rows against the few columns chosen for each. Every sum has one order, whatever the number of
+// Operators on rows: unit rows, cosines and distances of paired rows, centred rows, rows against the
+// few columns chosen for each, and these columns. Every sum has one order, whatever the number of
 // threads.
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
 #include <utility>
 #include <vector>
 
 #include "arguments.h"
 #include "operators.h"
 #include "passes.h"
+#include "scratch.h"
 
 namespace fastsim {
 
@@ -116,40 +120,119 @@ void paired_cosines_backward(Tensor grad, Tensor x, Tensor y, Tensor cosines, Te
   });
 }
 
-// rows (N, D) and columns (M, D), without y one and the same: x and y less the mean of y (or x), in
-// units of the `largest` norm of all. offsets (M,): half the squared norms of the columns.
+// x (rows, width) and y (columns, width), without y x itself: both less the mean of y, in units of
+// the largest norm of all, which is returned. offsets: half the squared norms of the columns.
+template <class T>
+T centre(const T* x, int64_t rows, const T* y, int64_t columns, int64_t width, T* out_x, T* out_y,
+         T* offsets) {
+  std::vector<T> mean(width);
+  centre_of(y ? y : x, columns, width, mean.data());
+  double most = 0;
+  const auto centre_side = [&](const T* from, int64_t count, T* to) {
+    std::vector<double> norms(count);
+    over(count, width, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().centred_rows(from, mean.data(), width, to, norms.data(), begin, end);
+    });
+    for (double norm : norms) most = norm <= most || most != most ? most : norm;  // keeps a NaN
+    return norms;
+  };
+  std::vector<double> norms = centre_side(x, rows, out_x);
+  if (y) norms = centre_side(y, columns, out_y);
+  const double unit = most == 0 ? 1 : most;
+  const auto scale_side = [&](T* to, int64_t count) {
+    over(count, width, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().scale(to + begin * width, (end - begin) * width, 1 / std::sqrt(unit));
+    });
+  };
+  scale_side(out_x, rows);
+  if (y) scale_side(out_y, columns);
+  for (int64_t j = 0; j < columns; ++j) offsets[j] = T(0.5 * (norms[j] / unit) * (norms[j] / unit));
+  return T(most);
+}
+
+// rows (N, D) and columns (M, D), without y one and the same: `centre` of x and y; offsets (M,).
 void centred(Tensor x, Optional y, Tensor rows, Optional columns, Tensor offsets, Tensor largest) {
   with_type(x, [&](auto type) {
     using T = decltype(type);
-    const Tensor& other = y ? *y : x;
-    const int64_t width = x.size(1), count = other.size(0);
-    std::vector<T> centre(width);
-    centre_of(input<T>(other), count, width, centre.data());
-    double most = 0;
-    const auto centre_side = [&](const Tensor& side, const Tensor& out) {
-      std::vector<double> norms(side.size(0));
-      const T* from = input<T>(side);
-      T* to = output<T>(out);
-      over(side.size(0), width, [&](int64_t begin, int64_t end) {
-        kernels().of<T>().centred_rows(from, centre.data(), width, to, norms.data(), begin, end);
-      });
-      for (double norm : norms) most = norm <= most || most != most ? most : norm;  // keeps a NaN
-      return norms;
-    };
-    std::vector<double> norms = centre_side(x, rows);
-    if (y) norms = centre_side(*y, *columns);
-    const double unit = most == 0 ? 1 : most;
-    const auto scale_side = [&](const Tensor& out) {
-      T* to = output<T>(out);
-      over(out.size(0), width, [&](int64_t begin, int64_t end) {
-        for (int64_t at = begin * width; at < end * width; ++at) to[at] = T(to[at] / unit);
-      });
-    };
-    scale_side(rows);
-    if (y) scale_side(*columns);
-    T* offset = output<T>(offsets);
-    for (int64_t j = 0; j < count; ++j) offset[j] = T(0.5 * (norms[j] / unit) * (norms[j] / unit));
-    *output<T>(largest) = T(most);
+    *output<T>(largest) =
+        centre(input<T>(x), x.size(0), input<T>(y), (y ? *y : x).size(0), x.size(1),
+               output<T>(rows), columns ? output<T>(*columns) : nullptr, output<T>(offsets));
+  });
+}
+
+// Of each row x (N, D) the farthest other row of its group and the nearest of any other: indices
+// (2, N), -1 for none, and their distances (2, N), -inf and inf for none. largest (): as of
+// `centred`. One operator for a small batch, whose time is operator calls.
+void hardest_pairs(Tensor x, Tensor groups, Tensor indices, Tensor distances, Tensor largest) {
+  with_type(x, [&](auto type) {
+    using T = decltype(type);
+    const int64_t rows = x.size(0), width = x.size(1);
+    const T* points = input<T>(x);
+    Scratch<T> moved(rows * width), offsets(rows);
+    *output<T>(largest) = centre<T>(points, rows, nullptr, rows, width, moved, nullptr, offsets);
+
+    Block<T> b{};
+    b.rows = b.columns = rows;
+    b.stride = rows + kAligned / sizeof(T);  // off a power of two, for the cache's sets
+    Scratch<T> packed(packed_rows<T>(rows) * width), panel(rows * b.stride);
+    b.scores = panel;
+    b.row_groups = b.column_groups = input<int64_t>(groups);
+    b.skip = Skip::diagonal;
+    pack<T>(moved, rows, width, packed);
+    fill_scores<T>(moved, width, packed, b);
+
+    int64_t* found = output<int64_t>(indices);
+    std::fill(found, found + 2 * rows, -1);
+    std::vector<T> low(rows, -kLeftOut<T>), high(rows, kLeftOut<T>);
+    over(rows, rows, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().hardest(b,
+                                {.offsets = offsets,
+                                 .low = low.data(),
+                                 .low_index = found,
+                                 .high = high.data(),
+                                 .high_index = found + rows},
+                                begin, end);
+    });
+    const Partners<T> p{points, points, rows, width, 2, found, true};
+    T* out = output<T>(distances);
+    std::fill(out, out + rows, -std::numeric_limits<T>::infinity());
+    std::fill(out + rows, out + 2 * rows, std::numeric_limits<T>::infinity());
+    over(rows, p.count * width, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().chosen_rows(p, out, begin, end);
+    });
+  });
+}
+
+// near and far (N,): |a_i - p_i| and |a_i - n_i| of the rows of three (N, D).
+void triplet_distances(Tensor anchors, Tensor positives, Tensor negatives, Tensor near,
+                       Tensor far) {
+  with_type(near, [&](auto type) {
+    using T = decltype(type);
+    const int64_t rows = anchors.size(0), width = anchors.size(1);
+    const Matrix a = matrix(anchors), p = matrix(positives), n = matrix(negatives);
+    T *to_positive = output<T>(near), *to_negative = output<T>(far);
+    over(rows, 3 * width, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().triplet_distances(a, p, n, width, to_positive, to_negative, begin, end);
+    });
+  });
+}
+
+// The gradients of near - far, where they are wanted, from its own (N,).
+void triplet_distances_backward(Tensor grad, Tensor anchors, Tensor positives, Tensor negatives,
+                                Tensor near, Tensor far, Optional grad_anchors,
+                                Optional grad_positives, Optional grad_negatives) {
+  with_type(near, [&](auto type) {
+    using T = decltype(type);
+    const int64_t rows = anchors.size(0), width = anchors.size(1);
+    const Matrix a = matrix(anchors), p = matrix(positives), n = matrix(negatives);
+    const T *above = input<T>(grad), *to_positive = input<T>(near), *to_negative = input<T>(far);
+    void* out_a = gradient(grad_anchors).first;
+    void* out_p = gradient(grad_positives).first;
+    void* out_n = gradient(grad_negatives).first;
+    over(rows, 3 * width, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().triplet_distances_backward(above, a, p, n, width, to_positive, to_negative,
+                                                   out_a, out_p, out_n, a.dtype, begin, end);
+    });
   });
 }
 
@@ -203,6 +286,15 @@ std::vector<Operator> operators() {
                "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y) -> ()"),
       OPERATOR(centred, "(Tensor x, Tensor? y, Tensor(rows!) rows, Tensor(columns!)? columns, "
                         "Tensor(offsets!) offsets, Tensor(largest!) largest) -> ()"),
+      OPERATOR(hardest_pairs, "(Tensor x, Tensor groups, Tensor(indices!) indices, "
+                              "Tensor(distances!) distances, Tensor(largest!) largest) -> ()"),
+      OPERATOR(triplet_distances, "(Tensor anchors, Tensor positives, Tensor negatives, "
+                                  "Tensor(near!) near, Tensor(far!) far) -> ()"),
+      OPERATOR(triplet_distances_backward,
+               "(Tensor grad, Tensor anchors, Tensor positives, Tensor negatives, Tensor near, "
+               "Tensor far, Tensor(grad_anchors!)? grad_anchors, "
+               "Tensor(grad_positives!)? grad_positives, "
+               "Tensor(grad_negatives!)? grad_negatives) -> ()"),
       OPERATOR(chosen_rows, "(Tensor x, Tensor? y, Tensor columns, bool distances, "
                             "Tensor(values!) values) -> ()"),
       OPERATOR(chosen_rows_backward,

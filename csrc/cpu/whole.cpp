@@ -2,8 +2,6 @@
 // operator calls; here there is one.
 
 #include <cmath>
-#include <cstdlib>
-#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -12,6 +10,7 @@
 #include "finish.h"
 #include "operators.h"
 #include "passes.h"
+#include "scratch.h"
 
 namespace fastsim {
 
@@ -77,23 +76,6 @@ class Sum {
 // The loss, and what the panel of score gradients does not show of its derivatives.
 struct Result {
   Sum loss, scale_score_grad, bias_score_grad;
-};
-
-constexpr int64_t kAligned = 64;  // bytes: a vector, a line of the cache
-
-// Memory for the time of a call, its values undefined.
-template <class T>
-class Scratch {
- public:
-  explicit Scratch(int64_t count)
-      : memory_(std::aligned_alloc(kAligned, tiles(count * sizeof(T), kAligned) * kAligned),
-                std::free) {
-    STD_TORCH_CHECK(memory_, "fastsim: out of memory");
-  }
-  operator T*() const { return static_cast<T*>(memory_.get()); }
-
- private:
-  std::unique_ptr<void, void (*)(void*)> memory_;
 };
 
 template <class T>

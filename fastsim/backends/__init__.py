@@ -8,10 +8,11 @@ import os
 import threading
 from collections.abc import Iterator
 
-from fastsim.backends.base import EXTRAS, Backend
+from fastsim.backends.base import Backend
 from fastsim.backends.cpu.backend import CpuBackend
 from fastsim.backends.cuda.backend import CudaBackend
 from fastsim.backends.eager import EagerBackend
+from fastsim.backends.extras import extras_of_ring
 from fastsim.backends.torch.backend import TorchBackend
 from fastsim.backends.triton.backend import TritonBackend
 from fastsim.batch_metrics import watched
@@ -75,6 +76,14 @@ _TRANSFORMED = (
 )
 
 
+def default_name():
+    """(the name that a call without a backend asks for, what said so)."""
+    name = getattr(_chosen, "name", None)
+    if name:
+        return name, "backend"
+    return os.environ.get("FASTSIM_BACKEND") or "auto", "FASTSIM_BACKEND"
+
+
 def pick(name, *tensors, kind=None, group=None, extras=()):
     """The backend for these tensors, and for that kind of loss or selection (see fastsim/kinds).
 
@@ -88,12 +97,9 @@ def pick(name, *tensors, kind=None, group=None, extras=()):
     otherwise. group: a process group, or None, whose ranks agree on these kernels. extras: what of
     `EXTRAS` the loss needs.
     """
-    name = name or getattr(_chosen, "name", None)
-    if name:
-        named = _find(name)
-    else:
-        name = os.environ.get("FASTSIM_BACKEND") or "auto"
-        named = _find(name, "FASTSIM_BACKEND")
+    name, argument = (name, "backend") if name else default_name()
+    named = _find(name, argument)
+    extras = (*extras, *extras_of_ring(group))
     asked = tensors[:1], kind, extras, transformed(*tensors), watched()
     if named is not None:
         reason = _reason(named, *asked)
@@ -106,8 +112,8 @@ def pick(name, *tensors, kind=None, group=None, extras=()):
         )
         raise RuntimeError(f"backend {name!r} cannot be used: {reason} ({others})")
     *_, dense, observed = asked
-    if not (dense or extras or observed):
-        verified = _verified(tensors[:1], kind, group)
+    if not (dense or observed):
+        verified = _verified(tensors[:1], kind, group, extras)
         if verified is not None:
             return verified
     for backend in _BACKENDS.values():
@@ -120,23 +126,24 @@ def pick(name, *tensors, kind=None, group=None, extras=()):
 def _reason(backend, tensors, kind, extras, dense, observed):
     if dense and backend.name != "eager":
         return _TRANSFORMED
-    for extra in extras:
-        if extra not in backend.extras:
-            return EXTRAS[extra]
-    reason = backend.unsupported_reason(*tensors, kind=kind)
+    reason = backend.unsupported_extra(extras) or backend.unsupported_reason(*tensors, kind=kind)
     if reason is None and observed and not backend.observes and kind in OBSERVED:
         return "it does not look at scores for fastsim.metrics"
     return reason
 
 
-def _verified(tensors, kind, group):
+def _verified(tensors, kind, group, extras):
     """The fastest backend that a verdict of this device calls right for the call, or None."""
     if not tensors or kind is None or tensors[0].device.type == "cpu":
         return None
     place = kind, tensors[0].dtype, tensors[0].device
-    by_verdict = [name for name, backend in _BACKENDS.items() if backend.by_verdict]
+    by_verdict = [
+        name
+        for name, backend in _BACKENDS.items()
+        if backend.by_verdict and backend.unsupported_extra(extras) is None
+    ]
     able = [n for n in by_verdict if _BACKENDS[n].unsupported_reason(*tensors, kind=kind) is None]
-    if group is None:
+    if group is None or not by_verdict:
         found = able and fastest(able, *place)
     else:
         found = agreed(by_verdict, *place, process_group(group))

@@ -3,15 +3,7 @@
 import torch
 
 from fastsim.backends import rows as formulas
-
-COLUMN_BIAS, GUIDED_POSITIVES, TEACHER = "column bias", "guided positives", "teacher"
-WEIGHED_POSITIVES = "weighed positives"
-EXTRAS = {
-    COLUMN_BIAS: "its kernels add no bias to the logits of a column (`candidate_bias`)",
-    GUIDED_POSITIVES: "its kernels leave out a positive that the guide decides against (`guide`)",
-    TEACHER: "its kernels do not compare scores with a teacher's (`distill`)",
-    WEIGHED_POSITIVES: "its kernels count every positive alike (`positive_weight`)",
-}
+from fastsim.backends.extras import EXTRAS
 
 
 class Backend:
@@ -24,7 +16,7 @@ class Backend:
     name: str
     automatic = True  # whether `auto` may choose it
     by_verdict = False  # whether `auto` may where a verdict calls it right (fastsim/verify)
-    extras = frozenset()  # what not every backend does with a tile loss (EXTRAS)
+    extras = frozenset()  # what it does of what not every backend does with a tile loss (EXTRAS)
     # Distinct targets up to which sums per level are cheaper than a sort of all entries.
     most_levels = 256
     keeps_scores = False  # whether `forward` leaves scores for the score gradients that follow it
@@ -47,6 +39,10 @@ class Backend:
         if kind is None or kind in self.kinds():
             return None
         return f"it has no kernels of kind {kind!r}"
+
+    def unsupported_extra(self, extras):
+        """None if it has all of these extras (EXTRAS), else a sentence."""
+        return next((EXTRAS[extra] for extra in extras if extra not in self.extras), None)
 
     def note(self):
         """What `fastsim info` adds to "usable"."""
@@ -245,6 +241,30 @@ class Backend:
         -1 where there is none; `offsets` (M,) may be None.
         """
         raise NotImplementedError
+
+    def serves_hardest_pairs(self, rows, width):
+        """Whether `hardest_pairs` serves so many rows of that width, and pays."""
+        return False
+
+    def hardest_pairs(self, x, groups):
+        """(columns, distances, largest): of rows x (N, D) in the compute type against each other.
+
+        columns (2, N): as `hardest`, of Euclidean distances; distances (2, N): of each row to
+        these, -inf and inf where there is none; largest (): as of `centred`.
+        """
+        raise NotImplementedError
+
+    def triplet_distances(self, anchors, positives, negatives):
+        """|a_i - p_i| and |a_i - n_i| (N,) in the compute type, of three (N, D)."""
+        return formulas.triplet_distances(anchors, positives, negatives)
+
+    def triplet_distances_backward(self, grad, anchors, positives, negatives, near, far, wants):
+        """The gradients of the three, None where not wanted, from dL/dnear = -dL/dfar (N,).
+
+        At distance 0 that of the distance is 0.
+        """
+        sides = anchors, positives, negatives
+        return formulas.triplet_distances_backward(grad, *sides, near, far, wants)
 
     def centred(self, x, y):
         """Rows between which products tell the distances: x_i . y_j - |y_j|^2 / 2 falls with them.

@@ -3,7 +3,8 @@
 It has no engine methods: each loss evaluates its own `_from_scores` on the full score matrix.
 """
 
-from fastsim.backends.base import EXTRAS, Backend
+from fastsim.backends.base import Backend
+from fastsim.backends.extras import EXTRAS
 from fastsim.kinds import KINDS, LATE_INTERACTION, SELECTIONS
 
 

@@ -89,6 +89,30 @@ def row_terms_backward(grad_pairs, grad_sums, x, y, columns, first, wants):
     return grad_x, grad_y
 
 
+def triplet_distances(anchors, positives, negatives):
+    """`Backend.triplet_distances`."""
+    gaps = (_gaps(anchors, side) for side in (positives, negatives))
+    return tuple(torch.linalg.vector_norm(gap, dim=1) for gap in gaps)
+
+
+def triplet_distances_backward(grad, anchors, positives, negatives, near, far, wants):
+    """`Backend.triplet_distances_backward`."""
+    to_positives = _gaps(anchors, positives).mul_(_over(grad, near)[:, None])
+    to_negatives = _gaps(anchors, negatives).mul_(_over(-grad, far)[:, None])
+    to_anchors = (to_positives + to_negatives).neg_() if wants[0] else None
+    grads = zip((to_anchors, to_positives, to_negatives), wants, strict=True)
+    return [grad.to(anchors.dtype) if want else None for grad, want in grads]
+
+
+def _gaps(anchors, others):
+    return others.to(torch.promote_types(others.dtype, torch.float32)) - anchors
+
+
+def _over(grad, norm):
+    """grad / norm (N,), 0 where the norm is."""
+    return (grad / norm).masked_fill_(norm == 0, 0.0)
+
+
 def add_rows(out, rows, values):
     """Adds values to the given rows of `out`, duplicates in one order on any device."""
     if out.is_cuda:

@@ -11,21 +11,26 @@ State: otherwise. The forward pass keeps a few numbers of each row, column or ma
 backward pass computes the scores again.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastsim.backends import get
+from fastsim.backends.base import Backend
 from fastsim.batch_metrics import not_compiled, nothing_seen, record, watched
 from fastsim.engine.arguments import SCHEMA, TENSORS, TileArguments, tile_arguments
 from fastsim.engine.gradients import as_scalar, fake_gradients, gradients_of, wants_of
 from fastsim.engine.passes import Call, backward, forward, in_one_call, is_small
+from fastsim.engine.prepared import note
 from fastsim.engine.ring import ring_tile_loss
 from fastsim.engine.sweep import asked_widths, serves, sweep_loss
 from fastsim.operators import ONCE, define, differentiable_again
 from fastsim.precision import wide_dtype
 from fastsim.scores import compute_dtype, dense_scores
+from fastsim.tile import Tile
 
 
 def tile_loss(
@@ -80,12 +85,11 @@ def _in_one_sweep(tile, x, y, weights, batch, backend):
 def _loss(tile, x, y, scale, bias, weights, batch, formula, backend):
     y = None if y is x else y
     alone = batch is None or batch.group is None
-    if alone and is_small(tile, x, y, weights, backend):
-        given = x, y, scale, bias, weights
-        wants = wants_of(*given[:4])
-        if not any(wants):
-            return in_one_call(tile, *given, wants, backend)[0]
-        return _SmallLoss.apply(*given, tile, wants, formula, backend)
+    small = SmallLoss(tile, scale, bias, weights, formula, backend)
+    if alone and small.serves(x, y):
+        loss = small(x, y)
+        note((x, x if y is None else y), small, loss)
+        return loss
     dtype = compute_dtype(x)
     scale, bias = as_scalar(scale, dtype, x.device), as_scalar(bias, dtype, x.device)
     if weights is not None and not isinstance(weights, Tensor):
@@ -197,8 +201,32 @@ def _small_formula(ctx, *sides):
     return found if weight is None else (found * weight).sum()
 
 
+class SmallLoss(NamedTuple):
+    """A loss that one call of the backend makes of two sides of rows; y None: of x with itself."""
+
+    tile: Tile
+    scale: float | Tensor
+    bias: float | Tensor
+    weights: float | Tensor | None
+    formula: Callable
+    backend: Backend
+
+    def serves(self, x, y):
+        """Whether that is how rows of these sizes are served."""
+        return is_small(self.tile, x, y, self.weights, self.backend)
+
+    def __call__(self, x, y):
+        tile, scale, bias, weights, formula, backend = self
+        y = None if y is x else y
+        wants = wants_of(x, y, scale, bias)
+        given = x, y, scale, bias, weights
+        if not any(wants):
+            return in_one_call(tile, *given, wants, backend)[0]
+        return _SmallLoss.apply(*given, tile, wants, formula, backend)
+
+
 class _SmallLoss(torch.autograd.Function):
-    """A loss that `is_small`, with what follows from it; no operator, whose arguments take long."""
+    """A `SmallLoss` with what follows from it; no operator, whose arguments take long."""
 
     @staticmethod
     def forward(ctx, x, y, scale, bias, weights, tile, wants, formula, backend):

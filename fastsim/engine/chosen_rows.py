@@ -8,17 +8,20 @@ from fastsim.operators import define, differentiable_again
 from fastsim.scores import without_autocast
 
 
-def partner_distances(x, y, columns, missing, backend):
+def partner_distances(x, y, columns, missing, backend, known=None):
     """|x_i - y_j| (K, N) of x (N, D) and y (M, D) or None for x itself, j = columns[k, i].
 
     missing: K numbers, the values where the column is negative. At distance 0 the gradient is 0.
+    known: the distances, where they have been found with the columns.
     """
-    return _Partners.apply(x, y, columns, True, missing, backend.name)
+    if known is not None and not (torch.is_grad_enabled() and x.requires_grad):
+        return known
+    return _Partners.apply(x, y, columns, True, missing, backend.name, known)
 
 
 def partner_products(x, y, columns, missing, backend):
     """x_i . y_j (K, N), the rest as `partner_distances`."""
-    return _Partners.apply(x, y, columns, False, missing, backend.name)
+    return _Partners.apply(x, y, columns, False, missing, backend.name, None)
 
 
 def row_terms(x, y, columns, first, backend):
@@ -33,8 +36,10 @@ def row_terms(x, y, columns, first, backend):
 
 class _Partners(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, y, columns, distances, missing, backend):
-        values = _chosen_rows(x, y, columns, distances, missing, backend)
+    def forward(ctx, x, y, columns, distances, missing, backend, known):
+        values = known
+        if known is None:
+            values = _chosen_rows(x, y, columns, distances, missing, backend)
         ctx.save_for_backward(x, y, columns, values)
         ctx.call = distances, backend
         ctx.missing = missing
@@ -52,7 +57,7 @@ class _Partners(torch.autograd.Function):
         distances, backend = ctx.call
         x, y, columns, values = ctx.saved_tensors
         grads = _chosen_rows_backward(grad, values, x, y, columns, distances, *wants, backend)
-        return *_wanted(grads, wants), None, None, None, None
+        return *_wanted(grads, wants), *(None,) * 5
 
 
 class _RowTerms(torch.autograd.Function):

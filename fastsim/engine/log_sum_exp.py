@@ -10,6 +10,7 @@ N x M is kept, whatever is concatenated.
 import torch
 
 from fastsim.backends import get, pick
+from fastsim.backends.extras import GUIDE, UNTARGETED
 from fastsim.checks import check_alike, check_embeddings, check_number
 from fastsim.engine.autograd import tile_loss
 from fastsim.operators import define
@@ -41,7 +42,8 @@ def log_sum_exp(x, y=None, *, scale, exclude=None, guide=None, columns=False, ba
     row_ids, column_ids = parse_exclude(exclude, rows, count, x.device)
     guide = None if guide is None else as_guide(guide, rows, count, x)
     pairs = Pairs(row_ids=row_ids, column_ids=column_ids, guide=guide)
-    chosen = pick(backend, x, y, scale, kind="softmax")
+    extras = (UNTARGETED,) if guide is None else (UNTARGETED, GUIDE)
+    chosen = pick(backend, x, y, scale, kind="softmax", extras=extras)
     if chosen.name == "eager":
         scores = dense_cosines(x, y, chosen)
         return _from_scores(scores, pairs, scale, columns)

@@ -1,6 +1,7 @@
 """Selection over all pairs: the columns that count."""
 
 import torch
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fastsim.backends import get
 from fastsim.operators import define
@@ -84,6 +85,20 @@ _hardest = define(
     _hardest_forward,
     _hardest_fake,
 )
+
+
+def finds_hardest_pairs(x, backend):
+    """Whether one call finds the hardest pairs of rows x (N, D), as `is_small` says of losses."""
+    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+        return False
+    return backend.serves_hardest_pairs(*x.shape)
+
+
+def hardest_pairs(x, groups, backend):
+    """(columns (2, N) of the hardest pairs, Euclidean distances (2, N), a number () that is finite
+    where all are), in one call: the rows x (N, D) against each other.
+    """
+    return backend.hardest_pairs(x.detach(), groups)
 
 
 # ---- rows between which products tell the distances ----

@@ -1,6 +1,7 @@
 """A softmax over plain products of rows, which several packages' in-batch losses are."""
 
 from fastsim.backends import pick
+from fastsim.backends.extras import DOT
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses import info_nce_from_scores
 from fastsim.pairs import Pairs
@@ -15,7 +16,7 @@ def cross_entropy(rows, columns, positives, scale, *, symmetric=False, reduction
     scale: a positive number or 0-d tensor. symmetric: the mean of that and of the columns among the
     rows. reduction: "mean", "sum" or "none".
     """
-    backend = pick(None, rows, columns, scale, kind="softmax")
+    backend = pick(None, rows, columns, scale, kind="softmax", extras=(DOT,))
     if backend.name == "eager":
         options = {"symmetric": symmetric, "reduction": reduction}
         scores = as_float(rows) @ as_float(columns).T

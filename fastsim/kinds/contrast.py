@@ -2,6 +2,8 @@
 decoupled and debiased contrastive loss.
 """
 
+from typing import NamedTuple
+
 import torch
 
 from fastsim.kinds.kind import ROWS, Exponentials, Kind, OfPositive, Total, over
@@ -23,7 +25,7 @@ class MultiSimilarity(Kind):
 
     def finish(self, tile, state):
         return sum(
-            torch.where(total == 0, 0.0, softplus(lse) / scale)
+            (softplus(lse) / scale).masked_fill_(total == 0, 0.0)
             for _, total, lse, scale in self._sums(tile, state)
         )
 
@@ -135,6 +137,21 @@ class Decoupled(Kind):
         return weights.amax() * tile.scale.abs()
 
 
+class DebiasedRow(NamedTuple):
+    """What the loss of a row follows from, all (N,).
+
+    none: whether it has no negative. low: whether N has its least value. both, least: log of
+    R e^-z_p, and of the least N e^-z_p. prior: q. share: dL/d log R where N is not at its least.
+    """
+
+    none: torch.Tensor
+    low: torch.Tensor
+    both: torch.Tensor
+    least: torch.Tensor
+    prior: torch.Tensor
+    share: torch.Tensor
+
+
 class Debiased(Kind):
     """log(1 + N e^-z_p), z = scale s, N from sums of exponentials of the negatives.
 
@@ -154,15 +171,21 @@ class Debiased(Kind):
         return self.state + self.state_of_weights if tile.hardness else self.state
 
     def finish(self, tile, state):
-        return self._found(tile, state)[0]
+        row = self._row(tile, state)
+        losses = row.both - row.share.log() - torch.log1p(-row.prior)
+        losses = torch.where(row.prior == 0, softplus(row.both), losses)
+        return torch.where(row.low, softplus(row.least), losses).masked_fill_(row.none, 0.0)
 
     def coefficients(self, tile, state, grad):
         """Per row: top and weight of the negatives, of the positive, and with hardness of the
         negatives at the scale of their weights.
         """
         top, total, positive_top, positive_total, *of_weights = state
-        _, of_negatives, of_positive, _ = self._found(tile, state)
-        of_negatives = grad * of_negatives
+        row = self._row(tile, state)
+        # dL/d log R and -dL/dz_p.
+        of_negatives = grad * row.share.masked_fill(row.low | row.none, 0.0)
+        of_positive = torch.where(row.low, row.least.sigmoid(), row.share)
+        of_positive.masked_fill_(row.none, 0.0)
         positive = over(tile.scale * grad * of_positive, positive_total)
         found = top, over(tile.hard_scale * of_negatives, total), positive_top, positive
         if not tile.hardness:
@@ -179,40 +202,31 @@ class Debiased(Kind):
 
     def scale_gradient(self, tile, state, grad):
         """That of the least value of N."""
-        return (grad * self._found(tile, state)[3]).sum()
+        row = self._row(tile, state)
+        return -(grad * row.least.sigmoid()).masked_fill_(~row.low | row.none, 0.0).sum()
 
-    def _found(self, tile, state):
-        """Per row: the loss, its derivative by the log of R, by -z_p, and by the scale of the least
-        value of N.
-        """
+    def _row(self, tile, state):
+        """The `DebiasedRow`s of a state."""
         top, total, positive_top, positive_total, *of_weights = state
-        some = total != 0
         pull = tile.scale * positive_top + positive_total.log()
         push = tile.hard_scale * top + total.log()
         if tile.prior is None:
             prior, count = torch.zeros_like(top), torch.ones_like(top)
         else:
             prior, count = tile.prior.to(top.dtype).unbind(1)
+        log_count = count.log()
         if tile.hardness:
             weight_top, weight_total = of_weights
-            push = push + count.log() - tile.weight_scale * weight_top - weight_total.log()
-        both = push + pull
+            push = push + log_count - tile.weight_scale * weight_top - weight_total.log()
+        both, least = push + pull, log_count - tile.scale + pull
         # 1 + N e^-z_p = (e^both + rest) / (1 - q)
-        rest = 1 - prior - prior * count
-        share = 1 / (1 + rest * (-both).exp())
-        losses = torch.where(prior == 0, softplus(both), both - share.log() - torch.log1p(-prior))
-        least = count.log() - tile.scale + pull
-        above = torch.logaddexp(least + torch.log1p(-prior), (prior * count).log())
-        # A NaN is not below, so that it reaches the loss.
-        low = (both < above) if tile.prior is not None else torch.zeros_like(some)
-        at_least = least.sigmoid()
-        zero = torch.zeros_like(both)
-        return (
-            torch.where(some, torch.where(low, softplus(least), losses), 0.0),
-            torch.where(some & ~low, share, zero),
-            torch.where(some, torch.where(low, at_least, share), zero),
-            torch.where(some & low, -at_least, zero),
-        )
+        expected = prior * count
+        share = 1 / (1 + (1 - prior - expected) * (-both).exp())
+        if tile.prior is None:
+            low = torch.zeros_like(both, dtype=torch.bool)
+        else:  # a NaN is not below, so that it reaches the loss
+            low = both < torch.logaddexp(least + torch.log1p(-prior), expected.log())
+        return DebiasedRow(total == 0, low, both, least, prior, share)
 
 
 KINDS = (MultiSimilarity(), MultiPositive(), Circle(), Decoupled(), Debiased())

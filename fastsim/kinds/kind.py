@@ -177,4 +177,4 @@ def largest_target(pairs):
 
 def over(weight, total):
     """weight / total, 0 where the total is."""
-    return torch.where(total == 0, 0.0, weight / total)
+    return (weight / total).masked_fill_(total == 0, 0.0)

@@ -47,7 +47,7 @@ class Softmax(Kind):
         else:
             losses = lse * target_sums - target_logits
         # A row without a target contributes nothing, whatever its log-sum-exp.
-        return torch.where((target_sums == 0) & (target_logits == 0), 0.0, losses)
+        return losses.masked_fill_((target_sums == 0) & (target_logits == 0), 0.0)
 
     def loss_shape(self, tile, rows, columns):
         return (rows + columns * (tile.symmetric and tile.pairs.untargeted),)
@@ -67,7 +67,7 @@ class Softmax(Kind):
             return top, _over(rows, total), torch.zeros_like(top), *of_columns
         if not tile.symmetric:
             if tile.normalise:
-                weight = torch.where(target_sums == 0, 0.0, weight / target_sums)
+                weight = _over(weight, target_sums)
             return top, _over(weight * target_sums, total), weight, None, None
         column_top, column_total = state[4:]
         of_columns = column_top, _over(_column_weight(tile, state, weight), column_total)

@@ -10,6 +10,7 @@ pairs themselves, so that they are as exact as the inputs, and the gradient touc
 For Euclidean d the order of the distances to x_i is that of x_i . x_j - |x_j|^2 / 2.
 """
 
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -21,10 +22,17 @@ from fastsim.checks import check_choice, check_number, check_reduction
 from fastsim.distributed import batchwise, join
 from fastsim.engine.chosen_rows import partner_distances, partner_products
 from fastsim.engine.distances import all_distances
+from fastsim.engine.prepared import Prepared, note, once_per_signature
 from fastsim.engine.ring import ring_hardest, ring_sum
-from fastsim.engine.selection import centred_rows, hardest_columns
+from fastsim.engine.selection import (
+    centred_rows,
+    finds_hardest_pairs,
+    hardest_columns,
+)
+from fastsim.engine.selection import hardest_pairs as found_pairs
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
+    as_ids,
     dense_targets,
     global_groups,
     groups_of_scores,
@@ -49,6 +57,7 @@ class HardestPairs(NamedTuple):
     negative_index: Tensor
 
 
+@once_per_signature
 @batchwise
 def batch_hard_triplet(
     embeddings: Tensor,
@@ -95,6 +104,14 @@ def batch_hard_triplet(
     check_choice("distance", distance, DISTANCES)
     pairs = parse_groups(embeddings, groups, None, None, False, empty=group is not None)
     chosen = pick(backend, embeddings, margin, kind="hardest", group=group)
+    if group is None and _serves_at_once(embeddings, distance, chosen):
+        options = {"margin": margin, "soft": soft, "reduction": reduction, "backend": chosen}
+        small = Prepared(
+            partial(_loss_at_once, **options), lambda x, _: finds_hardest_pairs(x, chosen)
+        )
+        loss = small(embeddings, groups)
+        note((embeddings, groups), small, loss)
+        return loss
     batch = join(
         group,
         "batch_hard_triplet",
@@ -225,6 +242,24 @@ def _hardest(embeddings, columns, pairs, distance, batch, backend):
     indices = hardest_columns(*operands, pairs, backend)
     distances = measure.chosen_rows(x, y, torch.stack(indices), (-torch.inf, torch.inf), backend)
     return _found(distances, indices, everything)
+
+
+def _serves_at_once(x, distance, backend):
+    """Whether one call of the backend finds the pairs of rows that are held against themselves."""
+    return distance == "euclidean" and finds_hardest_pairs(x, backend)
+
+
+def _loss_at_once(embeddings, groups, *, margin, soft, reduction, backend):
+    hardest = _hardest_at_once(as_float(embeddings), as_ids(groups), backend)
+    return reduce(_losses(hardest, margin, soft), reduction, _count(hardest, reduction))
+
+
+def _hardest_at_once(x, groups, backend):
+    """`HardestPairs` of rows against themselves, in one call of the backend."""
+    indices, distances, everything = found_pairs(x, groups, backend)
+    nothing = -torch.inf, torch.inf
+    distances = partner_distances(x, None, indices, nothing, backend, known=distances)
+    return _found(distances, indices.unbind(0), everything)
 
 
 def _ring_hardest(x, y, dtype, measure, pairs, batch, backend):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fastsim.annotations import Group, Scalar, Similarity, Targets
 from fastsim.backends import pick
+from fastsim.backends.extras import extras_of
 from fastsim.checks import (
     FLOATING,
     check_alike,
@@ -93,7 +94,8 @@ def cosent_matrix(
     if y is not None:
         check_embeddings("y", y, empty=group is not None)
         check_alike("y", y, "x", x)
-    chosen = pick(backend, x, y, scale, kind="levels", group=group)
+    extras = extras_of(similarity=similarity, group=group)
+    chosen = pick(backend, x, y, scale, kind="levels", group=group, extras=extras)
     check_number("scale", scale, positive=True)
     check_similarity(similarity)
     skip = "lower" if y is None else "nothing"

@@ -28,6 +28,7 @@ from fastsim.checks import (
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
+from fastsim.engine.prepared import once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
     Pairs,
@@ -43,6 +44,7 @@ from fastsim.scores import compute_dtype, dense_cosines
 from fastsim.tile import Tile
 
 
+@once_per_signature
 @batchwise
 def debiased_contrastive(
     anchors: Tensor,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastsim.annotations import Group, Reduction, Scalar, Similarity
 from fastsim.backends import pick
-from fastsim.backends.base import COLUMN_BIAS
+from fastsim.backends.extras import extras_of
 from fastsim.checks import (
     check_candidates,
     check_columns,
@@ -26,6 +26,7 @@ from fastsim.checks import (
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
+from fastsim.engine.prepared import once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.pairs import Pairs, global_positives, parse_bias, parse_positives
 from fastsim.reduce import as_float, inverse, reduce
@@ -33,6 +34,7 @@ from fastsim.scores import dense_scores
 from fastsim.tile import Tile
 
 
+@once_per_signature
 @batchwise
 def decoupled_contrastive(
     anchors: Tensor,
@@ -86,7 +88,7 @@ def decoupled_contrastive(
         temperature,
         kind="decoupled",
         group=group,
-        extras=() if candidate_bias is None else (COLUMN_BIAS,),
+        extras=extras_of(similarity=similarity, candidate_bias=candidate_bias),
     )
     bias = parse_bias(candidate_bias, candidates.shape[0], anchors)
     batch = join(

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from fastsim.annotations import Group, Reduction
 from fastsim.backends import pick
-from fastsim.backends.base import TEACHER
+from fastsim.backends.extras import TEACHER
 from fastsim.checks import (
     FLOATING,
     INTEGRAL,

@@ -28,6 +28,7 @@ from fastsim.checks import (
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.engine.chosen_rows import row_terms
+from fastsim.engine.prepared import once_per_signature
 from fastsim.engine.ring import ring_closest, ring_sum
 from fastsim.engine.selection import closest_column
 from fastsim.losses.module import LossModule
@@ -46,6 +47,7 @@ from fastsim.tile import Tile
 MININGS = ("semi-hard", "hard")
 
 
+@once_per_signature
 @batchwise
 def full_triplet(
     anchors: Tensor,

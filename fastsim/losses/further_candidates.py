@@ -36,6 +36,11 @@ class Further:
         embeddings = self.own_negatives, self.references
         return len(self.directions) > 1 or any(side is not None for side in embeddings)
 
+    @property
+    def in_panels(self):
+        """Whether there are any but a row's own negatives, which need no panel of scores."""
+        return len(self.directions) > 1 or self.references is not None
+
     def check(self, anchors):
         """ValueError or TypeError for arguments that do not fit."""
         if not isinstance(self.directions, (tuple, list)):

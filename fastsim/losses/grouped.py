@@ -4,6 +4,7 @@ Rows are embeddings, columns are references or the embeddings themselves, a row 
 """
 
 from fastsim.backends import pick
+from fastsim.backends.extras import extras_of
 from fastsim.checks import check_reduction, check_similarity
 from fastsim.distributed import join
 from fastsim.engine.autograd import tile_loss
@@ -43,7 +44,9 @@ def grouped_loss(
     )
     check_reduction(reduction)
     check_similarity(similarity)
-    chosen = pick(backend, embeddings, references, *options.values(), kind=kind, group=group)
+    extras = extras_of(similarity=similarity, group=group)
+    tensors = embeddings, references, *options.values()
+    chosen = pick(backend, *tensors, kind=kind, group=group, extras=extras)
     columns = embeddings if references is None else references
     batch = join(
         group,

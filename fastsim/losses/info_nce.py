@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fastsim.annotations import Exclude, Group, Reduction, Scalar, Similarity
 from fastsim.backends import pick
-from fastsim.backends.base import COLUMN_BIAS, GUIDED_POSITIVES
+from fastsim.backends.extras import extras_of
 from fastsim.checks import (
     check_candidates,
     check_choice,
@@ -40,6 +40,7 @@ from fastsim.checks import (
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
+from fastsim.engine.prepared import once_per_signature
 from fastsim.losses.further_candidates import (
     MARGINS,
     Further,
@@ -70,6 +71,7 @@ from fastsim.scores import dense_scores
 from fastsim.tile import Tile
 
 
+@once_per_signature
 @batchwise
 def info_nce(
     anchors: Tensor,
@@ -155,7 +157,6 @@ def info_nce(
     check_similarity(similarity)
     further = Further(tuple(directions), own_negatives, references)
     further.check(anchors)
-    extras = [COLUMN_BIAS] * (candidate_bias is not None) + [GUIDED_POSITIVES] * (guide is not None)
     chosen = pick(
         backend,
         anchors,
@@ -163,7 +164,13 @@ def info_nce(
         temperature,
         kind="softmax",
         group=group,
-        extras=extras,
+        extras=extras_of(
+            similarity=similarity,
+            exclude_above=exclude_above,
+            guide=guide,
+            candidate_bias=candidate_bias,
+            further=further.in_panels,
+        ),
     )
     options = {"temperature": temperature, "symmetric": symmetric, "margin": margin}
     options["exclude_above"] = exclude_above

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fastsim.annotations import Group, Reduction, Scalar, Similarity, Targets
 from fastsim.backends import pick
-from fastsim.backends.base import COLUMN_BIAS
+from fastsim.backends.extras import extras_of
 from fastsim.checks import (
     check_number,
     check_reduction,
@@ -27,6 +27,7 @@ from fastsim.checks import (
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
+from fastsim.engine.prepared import once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
     check_own_targets,
@@ -41,6 +42,7 @@ from fastsim.scores import dense_scores
 from fastsim.tile import Tile
 
 
+@once_per_signature
 @batchwise
 def matrix_cross_entropy(
     x: Tensor,
@@ -96,7 +98,7 @@ def matrix_cross_entropy(
         temperature,
         kind="softmax",
         group=group,
-        extras=() if candidate_bias is None else (COLUMN_BIAS,),
+        extras=extras_of(similarity=similarity, candidate_bias=candidate_bias),
     )
     check_number("temperature", temperature, positive=True)
     options = {"temperature": temperature}

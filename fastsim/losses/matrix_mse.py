@@ -16,6 +16,7 @@ from fastsim.backends import pick
 from fastsim.checks import check_reduction, check_scores, check_sides
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
+from fastsim.engine.prepared import once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
     check_own_targets,
@@ -29,6 +30,7 @@ from fastsim.scores import dense_cosines
 from fastsim.tile import Tile
 
 
+@once_per_signature
 @batchwise
 def matrix_mse(
     x: Tensor,

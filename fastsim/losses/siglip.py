@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fastsim.annotations import Group, Reduction, Scalar, Similarity, Targets
 from fastsim.backends import pick
-from fastsim.backends.base import WEIGHED_POSITIVES
+from fastsim.backends.extras import extras_of
 from fastsim.checks import (
     check_choice,
     check_number,
@@ -34,6 +34,7 @@ from fastsim.checks import (
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
+from fastsim.engine.prepared import once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
     Pairs,
@@ -52,6 +53,7 @@ PositiveWeight = Literal["one", "row", "both"]
 CHOICES = ("one", "row", "both")
 
 
+@once_per_signature
 @batchwise
 def siglip(
     x: Tensor,
@@ -104,7 +106,7 @@ def siglip(
     check_reduction(reduction)
     check_similarity(similarity)
     weighed = _is_weighed(positive_weight, targets)
-    extras = (WEIGHED_POSITIVES,) if weighed else ()
+    extras = extras_of(similarity=similarity, weighed=weighed)
     chosen = pick(backend, x, y, scale, bias, kind="sigmoid", group=group, extras=extras)
     check_number("scale", scale)
     check_number("bias", bias)

@@ -7,17 +7,23 @@ Source: Reimers and Gurevych 2019, "Sentence-BERT", section 3 (margin 1 there); 
 all pairs: `full_triplet` is the one that looks at the whole batch.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from fastsim.annotations import Reduction
+from fastsim.backends import get, pick
 from fastsim.backends.rows import norms
 from fastsim.checks import check_alike, check_embeddings, check_number, check_reduction
+from fastsim.engine.prepared import Prepared, note, once_per_signature
 from fastsim.losses.module import LossModule
-from fastsim.operators import differentiable_again, transformed
+from fastsim.operators import define, differentiable_again
 from fastsim.reduce import as_float, reduce
+from fastsim.scores import compute_dtype
 
 
+@once_per_signature
 def triplet_margin(
     anchors: Tensor,
     positives: Tensor,
@@ -54,8 +60,10 @@ def triplet_margin(
     check_number("margin", margin)
     check_reduction(reduction)
     sides = anchors, positives, negatives
-    gap = _gap_formula(None, *sides) if transformed(*sides) else _Gap.apply(*sides)
-    return reduce(torch.relu(gap + margin), reduction)
+    small = Prepared(partial(_loss, margin=margin, reduction=reduction, backend=pick(None, *sides)))
+    loss = small(*sides)
+    note(sides, small, loss)
+    return loss
 
 
 class TripletMargin(LossModule):
@@ -72,43 +80,73 @@ class TripletMargin(LossModule):
         super().__init__(locals())
 
 
+def _loss(*sides, margin, reduction, backend):
+    if backend.name == "eager":
+        gap = _gap_formula(None, *sides)
+    elif torch.is_grad_enabled() and any(side.requires_grad for side in sides):
+        gap = _Gap.apply(*sides, backend.name)
+    else:
+        near, far = _distances(*sides, backend.name)
+        gap = near - far
+    return reduce(torch.relu(gap + margin), reduction)
+
+
 def _gap_formula(ctx, anchors, positives, negatives):
     anchors = as_float(anchors)
     return norms(anchors - positives) - norms(anchors - negatives)
 
 
 class _Gap(torch.autograd.Function):
-    """|a_i - p_i| - |a_i - n_i| (N,) in the compute type, of three (N, D).
+    """The two distances in one function: what the anchors get is what the others get, turned round.
 
-    The two distances in one function: what the anchors get is what the others get, turned round,
-    so a backward pass makes the three gradients and no other N x D numbers.
+    So a backward pass makes the three gradients and no other N x D numbers.
     """
 
     @staticmethod
-    def forward(ctx, anchors, positives, negatives):
-        near, far = as_float(positives) - anchors, as_float(negatives) - anchors
-        near_norm, far_norm = (torch.linalg.vector_norm(d, dim=1) for d in (near, far))
-        ctx.save_for_backward(anchors, positives, negatives, near_norm, far_norm)
-        return near_norm - far_norm
+    def forward(ctx, anchors, positives, negatives, backend):
+        near, far = _distances(anchors, positives, negatives, backend)
+        ctx.save_for_backward(anchors, positives, negatives, near, far)
+        ctx.backend = backend
+        return near - far
 
     @staticmethod
     @differentiable_again(_gap_formula, inputs=3)
     def backward(ctx, grad):
-        anchors, positives, negatives, near_norm, far_norm = ctx.saved_tensors
-        grad_positives = (as_float(positives) - anchors).mul_(_over(grad, near_norm)[:, None])
-        grad_negatives = (as_float(negatives) - anchors).mul_(_over(-grad, far_norm)[:, None])
-        wants_anchors, *wants = ctx.needs_input_grad
-        grad_anchors = (grad_positives + grad_negatives).neg_() if wants_anchors else None
-        grads = (
-            grad_anchors,
-            *(
-                grad if want else None
-                for grad, want in zip((grad_positives, grad_negatives), wants, strict=True)
-            ),
-        )
-        return tuple(grad if grad is None else grad.to(anchors.dtype) for grad in grads)
+        wants = list(ctx.needs_input_grad[:3])
+        grads = _distances_backward(grad, *ctx.saved_tensors, wants, ctx.backend)
+        return *(grad if want else None for grad, want in zip(grads, wants, strict=True)), None
 
 
-def _over(grad, norm):
-    """grad / norm (N,), 0 where the norm is."""
-    return (grad / norm).masked_fill_(norm == 0, 0.0)
+# ---- the registered operators; a gradient that is not wanted is empty ----
+
+
+def _forward(anchors, positives, negatives, backend):
+    return get(backend).triplet_distances(anchors, positives, negatives)
+
+
+def _fake(anchors, positives, negatives, backend):
+    near, far = (anchors.new_empty(len(anchors), dtype=compute_dtype(anchors)) for _ in range(2))
+    return near, far
+
+
+def _backward(grad, anchors, positives, negatives, near, far, wants, backend):
+    sides = anchors, positives, negatives
+    grads = get(backend).triplet_distances_backward(grad, *sides, near, far, wants)
+    return tuple(anchors.new_empty(0) if grad is None else grad for grad in grads)
+
+
+def _backward_fake(grad, anchors, positives, negatives, near, far, wants, backend):
+    return tuple(anchors.new_empty(anchors.shape if want else 0) for want in wants)
+
+
+_SIDES = "Tensor anchors, Tensor positives, Tensor negatives"
+_distances = define(
+    "triplet_distances", f"({_SIDES}, str backend) -> (Tensor, Tensor)", _forward, _fake
+)
+_distances_backward = define(
+    "triplet_distances_backward",
+    f"(Tensor grad, {_SIDES}, Tensor near, Tensor far, bool[] wants, str backend)"
+    " -> (Tensor, Tensor, Tensor)",
+    _backward,
+    _backward_fake,
+)

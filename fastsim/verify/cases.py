@@ -5,12 +5,20 @@ from dataclasses import dataclass, field
 import torch
 
 import fastsim
+from fastsim.backends import get
+from fastsim.backends.extras import GUIDE, PARTS, UNTARGETED, extras_of
+from fastsim.engine.autograd import tile_loss
 from fastsim.engine.log_sum_exp import guide_cosines, log_sum_exp
+from fastsim.pairs import Pairs
+from fastsim.tile import Tile
 
 
 @dataclass(frozen=True)
 class Problem:
-    """loss(*leaves, *given, **options, backend=...); `learnt` options want a gradient too."""
+    """loss(*leaves, *given, **options, backend=...); `learnt` options want a gradient too.
+
+    extras: what of fastsim/backends/extras.py a backend needs to serve it.
+    """
 
     name: str
     loss: object
@@ -19,6 +27,7 @@ class Problem:
     options: dict = field(default_factory=dict)
     learnt: dict = field(default_factory=dict)
     finite: bool = True
+    extras: tuple = ()
 
 
 def _rows(generator, rows, width, dtype):
@@ -57,23 +66,47 @@ def problems(kind, shape, dtype, seed=0):
 
 def _softmax(x, y, groups, int8, strided, ids):
     warm = {"temperature": 0.1}
+    other_rows = x.flip(1).contiguous(), y.flip(1).contiguous()
     return [
         Problem("info_nce", fastsim.info_nce, [x, y], learnt=warm),
         Problem("symmetric", fastsim.info_nce, [x, y], (), {"symmetric": True}, warm),
         Problem("ids", fastsim.info_nce, [x, y], (), {"exclude": ids, "margin": 0.1}, warm),
-        Problem("above", fastsim.info_nce, [x, y], (), {"exclude_above": 0.1}, warm),
+        _with_extras("above", x, y, warm, exclude_above=0.1),
+        _with_extras("dot", x, y, {"temperature": 20.0}, similarity="dot"),
+        _with_extras("bias", x, y, warm, candidate_bias=y[:, 0].float()),
+        _with_extras("guided positives", x, y, warm, guide=other_rows),
         Problem("of each row", fastsim.info_nce, [x, y], (), {"reduction": "none"}, warm),
         Problem("with itself", fastsim.sup_con, [x], (groups,), learnt=warm),
         Problem("int8", fastsim.matrix_cross_entropy, [x, y], (int8,)),
         Problem("strided", fastsim.matrix_cross_entropy, [x, y], (strided,)),
-        Problem("guide", _guided, [x, y], (x.flip(1).contiguous(), y.flip(1).contiguous())),
+        Problem("guide", _guided, [x, y], other_rows, extras=(UNTARGETED, GUIDE)),
+        Problem("of a rank", _of_part, [x], (groups,), learnt=warm, extras=(PARTS,)),
     ]
+
+
+def _with_extras(name, x, y, learnt, **options):
+    extras = extras_of(**options)
+    return Problem(name, fastsim.info_nce, [x, y], (), options, learnt, extras=extras)
 
 
 def _guided(x, y, guide_x, guide_y, *, backend):
     thresholds = guide_cosines(guide_x, guide_y[: len(guide_x)], backend=backend)
     guide = guide_x, guide_y, thresholds + 0.05
     return log_sum_exp(x, y, scale=10.0, guide=guide, backend=backend)
+
+
+def _of_part(x, groups, *, temperature, backend):
+    """Of the last rows, as of the last rank of a group, which leave themselves out."""
+    first = len(x) // 2
+    pairs = Pairs(
+        row_groups=groups[first:],
+        column_groups=groups,
+        negative_target=0.0,
+        skip="diagonal",
+        offset=first,
+    )
+    tile, scale = Tile("softmax", pairs, normalise=True), 1 / temperature
+    return tile_loss(tile, x[first:], x, scale=scale, formula=None, backend=get(backend))
 
 
 def _sigmoid(x, y, groups, int8, strided, ids):

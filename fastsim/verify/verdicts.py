@@ -185,7 +185,7 @@ def _traced(device):
     return capturing or torch.compiler.is_compiling()
 
 
-_agreed = {}  # (group, kind, dtype, device) -> what its ranks agreed on
+_agreed = {}  # (group, names, kind, dtype, device) -> what its ranks agreed on
 _NEVER = 1 << 40  # the ratio of kernels that must not be taken, in millionths
 
 
@@ -195,7 +195,7 @@ def agreed(names, kind, dtype, device, group):
     names: the same on every rank. The ranks wait for one another once for each kind and dtype; one
     that has failed by then says so in the same exchange.
     """
-    place = group.group_name, kind, dtype, device
+    place = group.group_name, *names, kind, dtype, device
     if place not in _agreed:
         found = [verdict(name, kind, dtype, device) for name in names]
         said = {"kind of loss": kind, "dtype": str(dtype), "kernels": ", ".join(names)}

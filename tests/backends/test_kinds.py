@@ -8,7 +8,7 @@ import torch
 
 import fastsim
 from fastsim.backends import base, get, pick
-from fastsim.backends.base import EXTRAS
+from fastsim.backends.extras import EXTRAS
 from fastsim.engine.autograd import tile_loss
 from fastsim.kinds import KINDS, LATE_INTERACTION, SELECTIONS
 from fastsim.kinds.kind import COLUMNS, MATRIX, ROWS, Kind

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import torch
 
-from fastsim.backends.base import EXTRAS, Backend
+from fastsim.backends.base import Backend
 from fastsim.backends.cpu import amx, max_sim
 from fastsim.backends.cpu.passes import forward_of, pair_arguments, served, write_score_grad
 from fastsim.backends.cpu.sweep import SWEPT, CpuSweep
 from fastsim.backends.cpu.workspace import Workspace
+from fastsim.backends.extras import EXTRAS
 from fastsim.backends.panel import panel_bytes
 from fastsim.batch_metrics import SEEN
 from fastsim.kinds import LATE_INTERACTION, SELECTIONS
@@ -99,6 +100,11 @@ def _block_shape(rows, columns, whole_rows, panels=1):
     return min(rows, -(-even // TILE_ROWS) * TILE_ROWS), wide
 
 
+def _is_one_block(rows, columns):
+    fits = rows <= FEWEST_ROWS or rows <= _block_shape(rows, columns, True)[0]
+    return fits and columns <= WIDEST
+
+
 class CpuBackend(Backend):
     """Float32 and float64 panels; 16-bit inputs are normalised into float32."""
 
@@ -171,8 +177,7 @@ class CpuBackend(Backend):
         # through the matrix unit, which outweighs their calls.
         if work > CHEAP and (tile.kind.endswith("triplet") or (work > SMALL and amx.name())):
             return False
-        fits = rows <= FEWEST_ROWS or rows <= _block_shape(rows, columns, True)[0]
-        return fits and columns <= WIDEST
+        return _is_one_block(rows, columns)
 
     def whole(self, tile, x, y, scale, bias, weights, wants):
         want_x, want_y = wants or (False, False)
@@ -375,6 +380,33 @@ class CpuBackend(Backend):
                 highest[part],
             )
         return lowest, highest
+
+    def serves_hardest_pairs(self, rows, width):
+        return rows * rows * width <= CHEAP and _is_one_block(rows, rows)
+
+    def hardest_pairs(self, x, groups):
+        x, count = x.contiguous(), x.shape[0]
+        columns, largest = torch.empty(2, count, dtype=torch.int64), x.new_empty(())
+        distances = x.new_empty(2, count)
+        torch.ops.fastsim_cpu.hardest_pairs(x, groups, columns, distances, largest)
+        return columns, distances, largest
+
+    def triplet_distances(self, anchors, positives, negatives):
+        dtype = torch.promote_types(anchors.dtype, torch.float32)
+        near, far = (torch.empty(anchors.shape[0], dtype=dtype) for _ in range(2))
+        torch.ops.fastsim_cpu.triplet_distances(anchors, positives, negatives, near, far)
+        return near, far
+
+    def triplet_distances_backward(self, grad, anchors, positives, negatives, near, far, wants):
+        sides = anchors, positives, negatives
+        grads = [
+            torch.empty(side.shape, dtype=side.dtype) if want else None
+            for side, want in zip(sides, wants, strict=True)
+        ]
+        torch.ops.fastsim_cpu.triplet_distances_backward(
+            grad.contiguous(), *sides, near, far, *grads
+        )
+        return grads
 
     def centred(self, x, y):
         x, y = x.contiguous(), None if y is None else y.contiguous()

@@ -36,6 +36,7 @@ class CudaBackend(TritonBackend):
     """float16, bfloat16 and float32 tensors on an NVIDIA GPU."""
 
     name = "cuda"
+    extras = frozenset()
 
     def unsupported_reason(self, *tensors, kind=None):
         for tensor in tensors:

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import torch
 
-from fastsim.backends.base import EXTRAS, Backend
+from fastsim.backends.base import Backend
+from fastsim.backends.extras import EXTRAS
 from fastsim.backends.torch import cosent, max_sim, panels, rows, selection, steps
 from fastsim.backends.torch.block import Block
 from fastsim.backends.torch.epilogues import EPILOGUES

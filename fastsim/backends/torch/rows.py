@@ -2,7 +2,7 @@
 
 import torch
 
-from fastsim.precision import inverse_norms, widened
+from fastsim.precision import inverse_norms, wide_dtype
 
 BAND = 1 << 21  # numbers of a band: its temporaries in double precision stay small
 
@@ -45,8 +45,7 @@ def _unit(x, dtype):
 
 
 def _backward(grad_unit, x, inverse, factor, dtype):
-    x = x.to(inverse.dtype)
-    along = torch.linalg.vecdot(widened(x), widened(grad_unit))
-    dots = along.mul_(inverse).to(inverse.dtype)
-    pull = torch.addcmul(grad_unit, x, (dots * inverse)[:, None], value=-1)
+    unit = x * inverse[:, None]
+    dots = (unit * grad_unit).sum(1, dtype=wide_dtype(x.device)).to(inverse.dtype)
+    pull = torch.addcmul(grad_unit, unit, dots[:, None], value=-1, out=unit)
     return pull.mul_((factor * inverse)[:, None]).to(dtype), dots

@@ -23,6 +23,7 @@ import torch
 
 from fastsim.backends import lists
 from fastsim.backends.base import Backend
+from fastsim.backends.extras import ABOVE, DOT, GUIDE, PARTS, UNTARGETED
 from fastsim.backends.panel import panel_bytes
 from fastsim.backends.triton.kernels.table import PANEL_LINE
 from fastsim.backends.triton.scaled_rows import values_and_rest
@@ -104,6 +105,7 @@ class TritonBackend(Backend):
 
     automatic = False
     by_verdict = True
+    extras = frozenset({DOT, ABOVE, GUIDE, UNTARGETED, PARTS})
 
     def unsupported_reason(self, *tensors, kind=None):
         if not _INSTALLED:

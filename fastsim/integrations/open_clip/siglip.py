@@ -5,6 +5,7 @@ import inspect
 import torch
 
 from fastsim.backends import pick
+from fastsim.backends.extras import DOT
 from fastsim.checks import check_choice
 from fastsim.integrations.dtypes import as_theirs
 from fastsim.integrations.open_clip import peer
@@ -67,7 +68,7 @@ class SigLipLoss(
             texts = gather(texts, self.rank)
             columns = torch.arange(texts.shape[0], device=texts.device)
             targets = columns[self.rank * rows : (self.rank + 1) * rows], columns
-        backend = pick(None, images, texts, scale, bias, kind="sigmoid")
+        backend = pick(None, images, texts, scale, bias, kind="sigmoid", extras=(DOT,))
         if backend.name == "eager":
             return siglip_from_scores(images @ texts.T, targets, scale=scale, bias=bias)
         pairs = parse_targets(targets, rows, texts.shape[0], texts.device)

@@ -1,0 +1,83 @@
+"""What `fastsim.metrics` costs: a loss with its gradient, on and off in turns.
+
+    python -m bench.metrics [--seconds 4]
+
+One row a loss and size: medians, their ratio, and whether value and gradients had the same bits.
+"""
+
+import statistics
+import time
+
+import click
+import torch
+
+import fastsim
+from bench.results import read, write
+from fastsim.benchmark.cases import CASES
+from fastsim.benchmark.results import environment
+
+LOSSES = ("info_nce", "info_nce symmetric", "siglip")
+SIZES, WIDTH = (2048, 8192), 384
+FEWEST = 3  # rounds
+
+
+def step(problem):
+    """(value, gradients) of one forward and backward pass."""
+    for leaf in problem.leaves:
+        leaf.grad = None
+    loss = problem.case.function(*problem.leaves, *problem.given, **problem.options)
+    loss.backward()
+    return [loss.detach(), *(leaf.grad for leaf in problem.leaves)]
+
+
+def timed(problem, on):
+    """(seconds, results) of one step, seen or not."""
+    start = time.perf_counter()
+    if on:
+        with fastsim.metrics() as seen:
+            found = step(problem)
+        seen.read()
+    else:
+        found = step(problem)
+    return time.perf_counter() - start, found
+
+
+def measured(name, rows, seconds):
+    """The row of results of one loss and size."""
+    problem = CASES[name].problem(rows, WIDTH)
+    same = all(map(torch.equal, timed(problem, True)[1], timed(problem, False)[1]))
+    times, end = {True: [], False: []}, time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times[True]) < FEWEST:
+        for on in (True, False):
+            times[on].append(timed(problem, on)[0])
+    on, off = (statistics.median(times[key]) for key in (True, False))
+    return {
+        "loss": name,
+        "rows": rows,
+        "width": WIDTH,
+        "on ms": round(1e3 * on, 2),
+        "off ms": round(1e3 * off, 2),
+        "ratio": round(on / off, 4),
+        "rounds": len(times[True]),
+        "same bits": same,
+    }
+
+
+@click.command()
+@click.option("--loss", "losses", multiple=True, type=click.Choice(LOSSES), default=LOSSES)
+@click.option("--rows", multiple=True, type=int, default=SIZES, help="Of either side.")
+@click.option("--seconds", default=4.0, help="For one loss at one size.")
+def main(losses, rows, seconds):
+    """Measure and write bench/results/<device>/metrics.jsonl; other rows stay there."""
+    about = environment("cpu")
+    _, kept = read("metrics", about["device"]) or (None, [])
+    found = {(row["loss"], row["rows"]): row for row in kept}
+    for name in losses:
+        for size in rows:
+            found[name, size] = measured(name, size, seconds)
+            click.echo(found[name, size])
+            write("metrics", list(found.values()), about)
+
+
+if __name__ == "__main__":
+    main()

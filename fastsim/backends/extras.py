@@ -1,0 +1,81 @@
+"""What not every backend does with a tile loss, beside its kind: a call that needs it says so.
+
+A backend names in `Backend.extras` those that it has. One without is left out of such a call alone;
+the kind it serves as before.
+"""
+
+from fastsim.groups import Ring
+
+DOT = "dot products"
+ABOVE = "exclusion by score"
+GUIDE = "a guide"
+GUIDED_POSITIVES = "guided positives"
+COLUMN_BIAS = "column bias"
+UNTARGETED = "log-sum-exps"
+PARTS = "parts of the columns"
+TEACHER = "teacher"
+WEIGHED_POSITIVES = "weighed positives"
+
+# Each as the sentence of a backend that has it not.
+EXTRAS = {
+    DOT: 'its kernels take cosines alone (`similarity="dot"`)',
+    ABOVE: "its kernels leave out no pair for its score (`exclude_above`)",
+    GUIDE: "its kernels leave out no pair that a guide decides against (`guide`)",
+    GUIDED_POSITIVES: "its kernels leave out a positive that the guide decides against (`guide`)",
+    COLUMN_BIAS: "its kernels add no bias to the logits of a column (`candidate_bias`)",
+    UNTARGETED: "its kernels make no log-sum-exps without targets (`directions`, `references`)",
+    PARTS: "its kernels do not know where a part of the columns begins (`group`)",
+    TEACHER: "its kernels do not compare scores with a teacher's (`distill`)",
+    WEIGHED_POSITIVES: "its kernels count every positive alike (`positive_weight`)",
+}
+
+
+def extras_of(
+    *,
+    similarity="cosine",
+    exclude_above=None,
+    guide=None,
+    candidate_bias=None,
+    further=False,
+    weighed=False,
+    group=None,
+):
+    """The extras that a loss with these arguments needs.
+
+    further: whether it has further candidates (fastsim/losses/further_candidates.py). weighed:
+    whether positives weigh other than 1. group: where
+    a column's place among those of all ranks counts, the loss's own; a ring wants it in any case.
+    """
+    needed = {
+        DOT: similarity == "dot",
+        ABOVE: exclude_above is not None,
+        GUIDE: guide is not None,
+        GUIDED_POSITIVES: guide is not None,
+        COLUMN_BIAS: candidate_bias is not None,
+        UNTARGETED: further,
+        PARTS: group is not None,
+        WEIGHED_POSITIVES: weighed,
+    }
+    return tuple(extra for extra, wanted in needed.items() if wanted)
+
+
+def extras_of_ring(group):
+    """Those that follow from the way in which the columns come to the rows."""
+    return (PARTS,) if isinstance(group, Ring) else ()
+
+
+def extras_of_tile(tile):
+    """The extras that a tile needs of the backend that is given it."""
+    pairs = tile.pairs
+    needed = {
+        DOT: not tile.cosine,
+        ABOVE: pairs.exclude_above is not None,
+        GUIDE: pairs.guide is not None,
+        GUIDED_POSITIVES: pairs.guide is not None and pairs.positives is not None,
+        COLUMN_BIAS: pairs.column_bias is not None,
+        UNTARGETED: pairs.untargeted,
+        PARTS: pairs.offset != 0 or pairs.sliced,
+        TEACHER: pairs.factors is not None or pairs.row_shift is not None,
+        WEIGHED_POSITIVES: tile.positive_weights is not None,
+    }
+    return tuple(extra for extra, wanted in needed.items() if wanted)

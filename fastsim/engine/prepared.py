@@ -1,0 +1,109 @@
+"""A small loss looks at its arguments once for each signature.
+
+Of a small batch the checks, and the records that say what is to be done, take longer than the loss.
+They depend on what the arguments are (shapes, dtypes, numbers, names), not on what is in the
+tensors. So what the first call of a signature has come to is kept, a function of the tensors alone,
+and the next call goes straight there. A loss says itself (`note`) whether there is such a function:
+not where a tensor's values have been looked at.
+"""
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import torch
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from fastsim.backends import default_name
+from fastsim.batch_metrics import watched
+from fastsim.operators import transformed
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MOST = 256  # signatures of a loss; more are forgotten
+_PLAIN = {int, float, bool, str, type(None)}
+_TENSORS = {torch.Tensor, torch.nn.Parameter}
+
+_calls = threading.local()  # `open`: lists of what the calls at hand have come to
+
+
+def note(tensors, small, loss):
+    """Says that `small(*tensors)` made the loss, and does for any values of such tensors.
+
+    small.serves(*tensors) says whether it still does, where sizes and settings are these.
+    """
+    for notes in getattr(_calls, "open", ())[-1:]:
+        notes.append((tensors, small, loss))
+
+
+class Prepared(NamedTuple):
+    """What a loss does after its checks, as a function of its tensors; condition: on which."""
+
+    function: Callable
+    condition: Callable | None = None
+
+    def serves(self, *tensors):
+        """Whether it is still to be done that way."""
+        return self.condition is None or self.condition(*tensors)
+
+    def __call__(self, *tensors):
+        return self.function(*tensors)
+
+
+def once_per_signature(function: Callable[P, R]) -> Callable[P, R]:
+    """A loss whose arguments are looked at once, where one call of the backend makes it."""
+    known: dict[tuple, Any] = {}
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return function(*args, **options)
+        tensors, signature = _signature(args, options)
+        if signature is None:
+            return function(*args, **options)
+        small = known.get(signature)
+        if small is not None and small.serves(*tensors):
+            return small(*tensors)
+        notes: list[Any] = []
+        before = getattr(_calls, "open", ())
+        _calls.open = (*before, notes)
+        try:
+            loss = function(*args, **options)
+        finally:
+            _calls.open = before
+        for noted, small, its_loss in notes:
+            if its_loss is loss and _same(noted, tensors):
+                if len(known) >= MOST:
+                    known.clear()
+                known[signature] = small
+        return loss
+
+    call.__kwdefaults__ = function.__kwdefaults__
+    return call
+
+
+def _same(one, other):
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+
+
+def _signature(args, options):
+    """(the tensors, all that a loss depends on but their values); None for the latter if there may
+    be more.
+    """
+    tensors, parts = [], []
+    for values in (args, options.values()):
+        for value in values:
+            kind = type(value)
+            if kind in _PLAIN:
+                parts += kind, value  # 1 is not True
+            elif kind in _TENSORS and not value.is_nested:
+                tensors.append(value)
+                parts += kind, value.shape, value.dtype, value.device, value.layout
+            else:
+                return None, None
+    if watched() or transformed(*tensors) or is_in_torch_dispatch_mode():
+        return None, None
+    first = [next(i for i, other in enumerate(tensors) if other is t) for t in tensors]
+    return tensors, (*parts, *options, *first, default_name(), torch.is_inference_mode_enabled())

@@ -1,0 +1,136 @@
+"""A small loss looks at its arguments once for each signature, and at all that may differ anew."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+import fastsim
+from fastsim.backends.cpu.backend import CpuBackend
+from tests.seeds import fresh
+
+N, M, D = 6, 9, 5
+
+
+def sides(seed, *, dtype=torch.float32, wants=True):
+    generator = fresh(seed)
+    rows = (torch.randn(n, D, generator=generator, dtype=torch.float64) for n in (N, M))
+    return [r.to(dtype).requires_grad_(wants) for r in rows]
+
+
+def groups(seed):
+    return torch.randint(0, 3, (N,), generator=fresh(seed))
+
+
+def _triplets(seed):
+    x, y = sides(seed)
+    return [x, y[:N].detach().requires_grad_(), (y[:N] * x).detach().requires_grad_()]
+
+
+CALLS = {
+    "info_nce": (fastsim.info_nce, sides, {}),
+    "symmetric": (fastsim.info_nce, sides, {"symmetric": True, "margin": 0.1}),
+    "sum": (fastsim.info_nce, sides, {"reduction": "sum"}),
+    "siglip": (fastsim.siglip, sides, {}),
+    "decoupled": (fastsim.decoupled_contrastive, sides, {}),
+    "debiased": (fastsim.debiased_contrastive, sides, {}),
+    "full_triplet": (fastsim.full_triplet, sides, {"mining": "hard"}),
+    "batch_hard": (
+        fastsim.batch_hard_triplet,
+        lambda seed: [sides(seed)[0], groups(seed)],
+        {"margin": 0.5},
+    ),
+    "triplet_margin": (fastsim.triplet_margin, _triplets, {"margin": 0.3}),
+}
+
+
+def results(loss, tensors, options):
+    for tensor in tensors:
+        tensor.grad = None
+    value = loss(*tensors, **options)
+    value.backward()
+    grads = [tensor.grad for tensor in tensors if tensor.requires_grad]
+    with torch.no_grad():
+        return [value.detach(), loss(*tensors, **options), *grads]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_call_has_the_bits_of_the_first(name, usable):
+    """Whatever the tensors hold; the undecorated loss has looked at everything."""
+    usable("cpu")
+    loss, make, options = CALLS[name]
+    for seed in range(3):
+        tensors = make(seed)
+        again, anew = (results(f, tensors, options) for f in (loss, loss.__wrapped__))
+        assert all(map(torch.equal, again, anew))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_next_call_looks_at_nothing_again(name, usable, monkeypatch):
+    usable("cpu")
+    loss, make, options = CALLS[name]
+    wanted = loss(*make(1), **options)
+    monkeypatch.setattr(CpuBackend, "unsupported_reason", lambda *_, **__: pytest.fail("looked"))
+    assert torch.equal(loss(*make(1), **options), wanted)
+    with pytest.raises(pytest.fail.Exception, match="looked"):
+        loss(*make(1), **(options | {"reduction": "none"}))
+
+
+def test_what_differs_is_looked_at_anew(usable):
+    usable("cpu")
+    x, y = sides(3)
+    fastsim.info_nce(x, y)
+    with pytest.raises(TypeError, match="candidates"):
+        fastsim.info_nce(x, y.double())
+    with pytest.raises(ValueError, match="candidates"):
+        fastsim.info_nce(x, y[:, :4])
+    with pytest.raises(ValueError, match="temperature"):
+        fastsim.info_nce(x, y, temperature=-1.0)
+    fastsim.info_nce(x, y, margin=1)
+    with pytest.raises(TypeError, match="margin"):
+        fastsim.info_nce(x, y, margin=True)
+    with pytest.raises(TypeError, match="candidates"):
+        fastsim.info_nce(x, y.to_sparse())
+    with fastsim.use_backend("triton"), pytest.raises(RuntimeError, match="triton"):
+        fastsim.info_nce(x, y)
+
+
+def test_a_tensor_of_another_meaning_is_no_side(usable):
+    """A learnt temperature, ids and a side given twice: each has a loss of its own."""
+    usable("cpu")
+    x, y = sides(4)
+    assert fastsim.siglip(x, x) != fastsim.siglip(x, y[:N])
+    for temperature in (0.1, 0.2):
+        learnt = torch.tensor(temperature, requires_grad=True)
+        got = fastsim.info_nce(x, y, temperature=learnt)
+        assert torch.equal(got, fastsim.info_nce(x, y, temperature=learnt.item()))
+    for seed in (1, 2):
+        own = groups(seed), torch.arange(M) % 3
+        got = fastsim.siglip(x, y, own)
+        torch.testing.assert_close(got, fastsim.siglip(x, y, own, backend="eager"))
+
+
+def test_nothing_of_a_batch_is_held(usable):
+    usable("cpu")
+    for _, (loss, make, options) in CALLS.items():
+        tensors = make(5)
+        loss(*tensors, **options).backward()
+        held = [weakref.ref(tensor) for tensor in tensors]
+        del tensors
+        gc.collect()
+        assert [ref() for ref in held] == [None] * len(held)
+
+
+def test_what_watches_or_transforms_goes_the_whole_way(usable):
+    usable("cpu")
+    x, y = sides(6)
+    wanted = fastsim.info_nce(x, y)
+    with fastsim.metrics() as seen:
+        assert torch.equal(fastsim.info_nce(x, y), wanted)
+    assert seen.read()["accuracy"] >= 0
+    (grad,) = torch.autograd.grad(wanted, x)
+    torch.testing.assert_close(torch.func.grad(fastsim.info_nce)(x, y), grad)
+    (again,) = torch.autograd.grad(fastsim.info_nce(x, y), x, create_graph=True)
+    again.square().sum().backward()
+    assert y.grad.isfinite().all()
