@@ -3,8 +3,9 @@
     LiT                InfoNCE whose candidates want no gradient
     margin mask        InfoNCE without the candidates that are more than a margin above the positive
     q-q and d-d        InfoNCE with the other anchors, and the other candidates for a row's positive
+    Matryoshka         the symmetric InfoNCE of every prefix
 
-Its label smoothing has no counterpart in fastsim, nor have negatives that only their own row sees.
+Its label smoothing, and negatives that only their own row sees, have no counterpart in fastsim.
 """
 
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from fastsim.benchmark.baselines import memeff
 from fastsim.benchmark.baselines.baseline import Baseline, gpu_or_interpreted
 from fastsim.benchmark.cases import Case
 
+WIDTHS = 64, 128  # memeff takes multiples of 64
 MARGIN = 0.1
 DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_doc")
 
@@ -30,6 +32,10 @@ def _pairs(rows, width, generator):
 def _locked(rows, width, generator):
     (x, y), _ = _pairs(rows, width, generator)
     return [x], (y,)
+
+
+def _nested(rows, width, generator):
+    return _pairs(rows, WIDTHS[-1], generator)
 
 
 def _temperature(problem):
@@ -74,6 +80,14 @@ def both_sides(problem):
     return call
 
 
+def matryoshka(problem):
+    def call(x, y):
+        scores = [_cosines(x[:, :w], y[:, :w]) / _temperature(problem) for w in WIDTHS]
+        return sum((_own(each) + _own(each.T)) / 2 for each in scores)
+
+    return call
+
+
 # ---- memeff ----
 
 
@@ -91,6 +105,11 @@ def _qwen3(**fixed):
 def _its_lit(problem):
     loss = memeff.package().MemoryEfficientLiTLoss(_temperature(problem), stable=False)
     return lambda x: loss(x, _locked_side(problem))
+
+
+def _its_matryoshka(problem):
+    kind = memeff.package().MemoryEfficientMatryoshkaCLIPLoss
+    return kind(WIDTHS, temperature=_temperature(problem), stable=False)
 
 
 # ---- ours ----
@@ -116,6 +135,11 @@ def _our_directions(problem):
     scale = 1 / _temperature(problem)
     loss = losses.MultipleNegativesRankingLoss(_Given(), scale=scale, directions=DIRECTIONS)
     return lambda x, y: loss.compute_loss_from_embeddings([x, y], None)
+
+
+def _our_matryoshka(problem):
+    one = fastsim.losses.InfoNCE(temperature=_temperature(problem), symmetric=True, backend="cpu")
+    return fastsim.losses.Matryoshka(one, WIDTHS)
 
 
 _PLAIN = {"temperature": 0.05}
@@ -163,5 +187,14 @@ PAIRS = [
         _our_directions,
         both_sides,
         _RANKING,
+    ),
+    _pair(
+        "Matryoshka",
+        _nested,
+        _PLAIN,
+        _its_matryoshka,
+        _our_matryoshka,
+        matryoshka,
+        "fastsim.losses.Matryoshka",
     ),
 ]

@@ -3,6 +3,7 @@
     python -m bench.metrics [--seconds 4]
 
 One row a loss and size: medians, their ratio, and whether value and gradients had the same bits.
+Times are the processor's seconds of one thread, which other programs do not lengthen.
 """
 
 import statistics
@@ -32,14 +33,14 @@ def step(problem):
 
 def timed(problem, on):
     """(seconds, results) of one step, seen or not."""
-    start = time.perf_counter()
+    start = time.process_time()
     if on:
         with fastsim.metrics() as seen:
             found = step(problem)
         seen.read()
     else:
         found = step(problem)
-    return time.perf_counter() - start, found
+    return time.process_time() - start, found
 
 
 def measured(name, rows, seconds):
@@ -70,6 +71,7 @@ def measured(name, rows, seconds):
 def main(losses, rows, seconds):
     """Measure and write bench/results/<device>/metrics.jsonl; other rows stay there."""
     about = environment("cpu")
+    torch.set_num_threads(1)
     _, kept = read("metrics", about["device"]) or (None, [])
     found = {(row["loss"], row["rows"]): row for row in kept}
     for name in losses:

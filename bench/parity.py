@@ -15,7 +15,7 @@ import torch
 
 from bench import kernel_cases
 from bench.drop_in_cases import DROP_INS
-from bench.results import write
+from bench.results import read, write
 from fastsim.benchmark.accuracy import relative
 from fastsim.benchmark.baselines import BASELINES, ours
 from fastsim.benchmark.baselines.baseline import (
@@ -31,6 +31,8 @@ CASE_COUNT = 1000  # of a loss and a peer, an equal share for every dtype
 # At least two groups: within one a softmax has nothing to tell apart, its gradient is rounding.
 FEWEST_ROWS, MOST_ROWS, MOST_WIDTH = MEMBERS + 1, 96, 128
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+# Triton's interpreter does not compute in bfloat16 ("Debugging Triton", limitations).
+INTERPRETED_DTYPES = tuple(dtype for dtype in DTYPES if dtype != torch.bfloat16)
 # What a user imports, as against a formula written out.
 PEERS = [baseline for baseline in BASELINES.values() if baseline.drop_in]
 # Of other packages their kernels, where Triton's interpreter runs them: TRITON_INTERPRET=1.
@@ -139,18 +141,26 @@ def pairs():
 
 @click.command()
 @click.option("--cases", type=int, help=f"{CASE_COUNT}, of kernels {INTERPRETED_CASES} by default")
-def main(cases):
+@click.option("--resume", is_flag=True, help="go on where a run was broken off")
+def main(cases, resume):
     """Compare, print and write; under TRITON_INTERPRET=1 the kernels of GPU packages."""
     cases = cases or (INTERPRETED_CASES if interpreted() else CASE_COUNT)
+    name = "parity_kernels" if interpreted() else "parity"
     about, rows = environment("cpu", {"cases": cases}), []
+    if resume and (before := read(name, about["device"])):
+        about, rows = before
+    known = {(row["loss"], row["peer"], row["dtype"]) for row in rows}
+    dtypes = INTERPRETED_DTYPES if interpreted() else DTYPES
     torch.set_num_threads(1)  # small tensors: threads would wait for each other
     for case, peer in pairs():
-        for dtype in DTYPES:
-            rows.append(compare(case, peer, dtype, cases // len(DTYPES)))
+        for dtype in dtypes:
+            if (case.name, peer.name, str(dtype).removeprefix("torch.")) in known:
+                continue
+            rows.append(compare(case, peer, dtype, about["settings"]["cases"] // len(dtypes)))
             cells = (f"{v:.1e}" if isinstance(v, float) else str(v) for v in rows[-1].values())
             click.echo(" ".join(cells))
-    name = "parity_kernels" if interpreted() else "parity"
-    click.echo(f"wrote {write(name, rows, about)}")
+            path = write(name, rows, about)
+    click.echo(f"wrote {path}" if len(rows) > len(known) else "nothing was left to compare")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import click
 from bench import late_interaction, tables
 from bench.examples.table import table as examples
 from bench.figures import draw
+from bench.peer_suites.table import table as peer_suites
 from bench.results import folders, read
 from bench.training.tables import crossed_table, improved_table
 
@@ -37,6 +38,7 @@ TABLES = {
     "parity": tables.parity,
     "kernel_parity": tables.kernel_parity,
     "examples": examples,
+    "peer_suites": peer_suites,
     "late_interaction": late_interaction.table,
     "improved": lambda _: improved_table(),
     "crossed": lambda _: crossed_table(),

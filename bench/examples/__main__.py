@@ -8,23 +8,26 @@ losses that the trainer sees at every step to bench/results/<device>/examples.js
 """
 
 import contextlib
-import json
 import os
 import random
 import re
 import sys
-import tempfile
-import traceback
 import warnings
 from pathlib import Path
 
 import click
 
+from bench.forks import forked
 from bench.results import read, write
 
 STEPS, BATCH, LONGEST = 4, 8, 60  # steps of a script, rows of a batch, seconds
 FEW = 2  # layers of a model
-LAYERS = {"model_distillation_layer_reduction": 12}  # of a script that takes some of many
+# Layers, width and heads of the model of a script that takes some of many layers or dimensions,
+# and its rows of a batch.
+SIZES = {
+    "model_distillation_layer_reduction": (12, 768, 12, BATCH),
+    "sentence_transformer/training/multimodal": (1, 2048, 16, 2),
+}
 PACKAGES = {
     "sentence_transformers.sentence_transformer.losses": (
         "fastsim.integrations.sentence_transformers"
@@ -53,14 +56,14 @@ def scripts(folder):
 # ---- in a process of its own ----
 
 
-def settings(kind, mixed):
+def settings(kind, batch, mixed):
     """Let training arguments be short, small and silent."""
     original = kind.__init__
 
     def init(self, *given, **options):
         for name in ("eval_strategy", "save_strategy"):
             options[name] = "no"
-        options |= {"max_steps": STEPS, "per_device_train_batch_size": BATCH, "use_cpu": True}
+        options |= {"max_steps": STEPS, "per_device_train_batch_size": batch, "use_cpu": True}
         options |= {"fp16": False, "bf16": mixed and options.get("bf16", False)}
         options |= {"load_best_model_at_end": False, "disable_tqdm": True, "report_to": []}
         options |= {"dataloader_pin_memory": False, "logging_strategy": "no"}
@@ -111,18 +114,22 @@ def run(path, ours, mixed):
 
     from bench.examples import stand_ins
 
-    layers, seen = LAYERS.get(path.stem, FEW), {"losses": []}
+    layers, batch, seen = FEW, BATCH, {"losses": []}
+    for script, sizes in SIZES.items():
+        if script in str(path):
+            layers, stand_ins.WIDTH, stand_ins.HEADS, batch = sizes
     stand_ins.files()
     stand_ins.small_data()
     stand_ins.no_evaluation()
     stand_ins.packages()
+    stand_ins.absent()
     for kind in (SentenceTransformer, CrossEncoder, MultiVectorEncoder):
         stand_ins.named(kind, layers)
     stand_ins.named_parts(layers)
     stand_ins.pictures()
     for kind in (BaseTrainingArguments, *every_subclass(BaseTrainingArguments)):
         if "__init__" in vars(kind):
-            settings(kind, mixed)
+            settings(kind, batch, mixed)
     trainers(seen)
     random.seed(0)
     numpy.random.seed(0)
@@ -150,43 +157,12 @@ def every_subclass(kind):
 # ---- all of them ----
 
 
-def forked(function, *given):
-    """function(*given) in a fork of this process, or {"not measured": why it failed}."""
-    with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder) / "answer.json"
-        child = os.fork()
-        if not child:
-            _child(answer, function, given)
-        os.waitpid(child, 0)
-        if answer.is_file():
-            return json.loads(answer.read_text())
-        return {"not measured": f"stopped after {LONGEST} seconds of the processor"}
-
-
-def _child(answer, function, given):
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_CPU, (LONGEST, LONGEST))
-    work = answer.parent / "work"
-    work.mkdir()
-    os.chdir(work)
-    log = os.open(
-        os.environ.get("EXAMPLES_LOG", os.devnull), os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    )
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    try:
-        found = function(*given)
-    except BaseException as error:
-        traceback.print_exc()
-        found = {"not measured": f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"}
-    answer.write_text(json.dumps(found))
-    os._exit(0)
-
-
 def compared(path, mixed):
     """What both runs of a script saw, and by how much their losses differ at most."""
-    theirs, ours = (forked(run, path, which, mixed) for which in (False, True))
+    log = os.environ.get("EXAMPLES_LOG", os.devnull)
+    theirs, ours = (
+        forked(run, path, which, mixed, seconds=LONGEST, log=log) for which in (False, True)
+    )
     for name, seen in (("as it is", theirs), ("with ours", ours)):
         if "not measured" in seen:
             return {"not measured": f"{name}: {seen['not measured']}"}
@@ -215,9 +191,8 @@ def main(folder, only, mixed, resume, out):
     torch.set_num_threads(1)
     if resume and (before := read(out, about["device"])):
         rows = before[1]
-    for layers in {FEW, *LAYERS.values()}:
-        stand_ins.folder(layers, modern=False)
-    stand_ins.folder(FEW, modern=True)
+    for modern in (False, True):
+        stand_ins.folder(FEW, modern=modern)
     known = {(row["script"], row["mixed"]) for row in rows}
     for path in scripts(folder):
         asked = mixed and re.search(r"\bbf16=True", path.read_text()) is not None

@@ -21,14 +21,18 @@ import transformers
 
 from bench.examples import rows
 
-WIDTH, LENGTH = 768, 512
+WIDTH, HEADS, LENGTH = 768, 12, 512
 FREQUENCIES = 25_000  # words that a script counts
 MODERN = "ModernBERT"  # whose layers a script names
 
 
-@functools.cache
 def folder(layers, *, modern):
     """A plain transformers folder of random weights."""
+    return _folder(layers, WIDTH, HEADS, modern)
+
+
+@functools.cache
+def _folder(layers, width, heads, modern):
     path = Path(tempfile.mkdtemp(prefix="fastsim-examples-"))
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     pieces = [*special, *rows.WORDS, *".,;:!?()'\"-"]
@@ -36,9 +40,9 @@ def folder(layers, *, modern):
     tokenizer = transformers.BertTokenizer(str(path / "vocab.txt"), model_max_length=LENGTH)
     sizes = {
         "vocab_size": len(pieces),
-        "hidden_size": WIDTH,
+        "hidden_size": width,
         "num_hidden_layers": layers,
-        "num_attention_heads": 12,
+        "num_attention_heads": heads,
         "intermediate_size": 128,
         "max_position_embeddings": LENGTH,
     }
@@ -108,8 +112,15 @@ def named_parts(layers):
 
 
 def small_data():
-    """`load_dataset`, and parts of data sets that are as large as there are rows."""
+    """`load_dataset`, and parts of data sets that are as large as there are rows.
+
+    Text that a script takes through pandas stays what it is in a data set; pandas 3 gives it a
+    type of its own, beside which data sets do not put the other.
+    """
     import datasets
+    import pandas
+
+    pandas.set_option("future.infer_string", False)
 
     datasets.load_dataset = rows.load_dataset
     select, split = datasets.Dataset.select, datasets.Dataset.train_test_split
@@ -124,6 +135,8 @@ def small_data():
         return split(self, test_size, *given, **options)
 
     datasets.Dataset.select, datasets.Dataset.train_test_split = selected, parted
+    sample = random.sample
+    random.sample = lambda given, k: sample(given, min(k, len(given)))
 
 
 def no_evaluation():
@@ -146,6 +159,20 @@ def no_evaluation():
             for attribute in vars(module):
                 if attribute.endswith("Evaluator"):
                     setattr(module, attribute, Silent)
+
+
+def absent():
+    """What scripts ask for that is not there.
+
+    Two import a name from a module of the package that has not got it, nor had it in version 6.0;
+    one asks for the properties of the GPU, to print them.
+    """
+    from sentence_transformers import SentenceTransformerTrainingArguments
+    from sentence_transformers.base import training_args
+
+    training_args.SentenceTransformerTrainingArguments = SentenceTransformerTrainingArguments
+    gpu = types.SimpleNamespace(name="none", total_memory=1 << 30)
+    torch.cuda.get_device_properties = lambda device: gpu
 
 
 def files():

@@ -3,8 +3,6 @@
 from bench.results import read
 from bench.tables import NOTHING, markdown
 
-NOT_RUN = "not run"
-
 
 def table(folder):
     """How far the losses of the scripts are apart, by the classes of ours that a script uses."""
@@ -19,16 +17,24 @@ def table(folder):
             row
         )
     lines = [
-        [by, mixed, f"{len(held)}", f"{max(row['worst'] for row in held):.0e}"]
+        [by, mixed, f"{len(held)}", *(f"{max(map(of, held)):.0e}" for of in (_first, _worst))]
         for (by, mixed), held in sorted(groups.items())
     ]
     text = (
         f"{len({row['script'] for row in ran})} of {len({row['script'] for row in rows})} scripts,"
         f" {about['settings']['steps']} steps of {about['settings']['rows']} rows."
     )
-    failed = [row for row in rows if row.get("not measured", NOT_RUN) != NOT_RUN]
-    if len(ran) + len(failed) < len(rows):
-        text += f" {len(rows) - len(ran) - len(failed)} were not run yet."
-    head = ["class of ours", "mixed precision", "scripts", "largest difference of a loss"]
+    head = ["class of ours", "mixed precision", "scripts", "first step", "any step"]
+    failed = (row for row in rows if "not measured" in row)
     left = [f"* `{row['script']}`: {row['not measured']}" for row in failed]
     return "\n\n".join([text, markdown(head, lines, 2), *(["\n".join(left)] if left else [])])
+
+
+def _first(row):
+    """By how much the losses of the first step differ, when nothing was trained yet."""
+    theirs, ours = row["theirs"][0], row["ours"][0]
+    return abs(theirs - ours) / (1 + abs(theirs))
+
+
+def _worst(row):
+    return row["worst"]

@@ -5,6 +5,7 @@ peer's code calls. Whoever replaced such a method, a hook, means it to run: then
 """
 
 import sys
+import types
 import warnings
 
 _said = set()
@@ -29,15 +30,22 @@ class Hooked:
     """Mixed in before a class of a peer; `hooks` names what of it the fused form does not call.
 
     The class of ours says them once, `class Ours(Hooked, Theirs, hooks=("method",))`; subclasses
-    inherit them.
+    inherit them. Every function that the peer's module defines beside its class is a hook too.
     """
 
-    _originals = {}  # noqa: RUF012
+    _originals, _functions, _beside = {}, {}, {}
 
     def __init_subclass__(cls, hooks=None, **options):
         super().__init_subclass__(**options)
         if hooks is not None:
             cls._originals = {hook: _as_shipped(cls, hook) for hook in hooks if hasattr(cls, hook)}
+            cls._beside = _module_of_theirs(cls)
+            cls._functions = {
+                name: value
+                for name, value in cls._beside.items()
+                if isinstance(value, types.FunctionType)
+                and value.__module__ == cls._beside["__name__"]
+            }
 
     def replaced_hook(self):
         """The name of a hook that a subclass, a patch or an attribute has replaced, or None."""
@@ -45,7 +53,16 @@ class Hooked:
         for hook, original in self._originals.items():
             if hook in own or getattr(kind, hook, None) is not original:
                 return hook
+        for name, original in self._functions.items():
+            if self._beside.get(name) is not original:
+                return name
         return None
+
+
+def _module_of_theirs(cls):
+    """What the module has of the class that `cls` stands for, which has its name."""
+    theirs = (kind.__module__ for kind in cls.__mro__[1:] if kind.__name__ == cls.__name__)
+    return next((vars(sys.modules[module]) for module in theirs), {})
 
 
 def _as_shipped(cls, hook):

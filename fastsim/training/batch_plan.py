@@ -51,7 +51,9 @@ def text_numbers(dataset, names):
         part = dataset[start:stop]
         for column, name in enumerate(names):
             texts = np.array(part[name], dtype=object)
-            found[start:stop, column] = pandas.util.hash_array(texts).view(np.int64)
+            found[start:stop, column] = pandas.util.hash_array(texts, categorize=False).view(
+                np.int64
+            )
     return found
 
 

@@ -17,6 +17,7 @@ import torch
 
 _TRIES = 64  # batches looked at for a row before it shares one with an equal text
 _EXCHANGES = 512  # rows looked at to change places with one that shares a batch
+_FAILURES = 4  # such searches without success, before rows of a text are left where they are
 
 
 class UniqueBatches:
@@ -43,13 +44,17 @@ class UniqueBatches:
         if batch_size < 1:
             raise ValueError(f"batch_size: wanted at least 1, got {batch_size}")
         self.numbers = _numbers(texts)
-        self._repeated, self._clashes, self.most = _repeats(self.numbers)
+        self._repeated, uses = _repeats(self.numbers)
+        self._hard = (self._repeated >= 0).any(1)
+        others = np.append(uses - 1, 0)  # -1 is no text
+        self._clashes = others[self._repeated].sum(1)
+        self.most = int(uses.max(initial=1))
         self._rows = len(self.numbers)
         self.batch_size, self.seed, self.epoch = batch_size, seed, 0
         self._groups, self._together, self._topics = groups, together, topics
         self._share, self._base = share, None
         self._count = math.ceil(self._rows / batch_size)
-        if not share and self._clashes.any():
+        if not share and self._hard.any():
             self._base = self._deal(torch.Generator().manual_seed(seed * 1_000_003))
             self._count = len(self._base)
 
@@ -75,7 +80,7 @@ class UniqueBatches:
     # ---- dealing ----
 
     def _deal(self, generator):
-        order = torch.randperm(self._rows, generator=generator).tolist()
+        order = torch.randperm(self._rows, generator=generator).numpy()
         chunks, free = self._chunks(order)
         shuffle = torch.randperm(len(chunks), generator=generator).tolist()
         chunks = [chunks[i] for i in shuffle]
@@ -99,18 +104,19 @@ class UniqueBatches:
 
     def texts_of(self, row):
         """The repeated texts of a row, as numbers."""
-        return self._repeated.get(row, ())
+        return [text for text in self._repeated[row].tolist() if text >= 0]
 
     def _chunks(self, order):
         """(rows that come together, rows that may go anywhere)."""
         if self._topics is not None:
+            rows = order.tolist()
             if self._groups is not None:  # a group in one place within its topic
-                order = [row for rows in _by(self._groups, order) for row in rows]
-            return self._cut(_by(self._topics, order), self.batch_size), []
+                rows = [row for group in _by(self._groups, rows) for row in group]
+            return self._cut(_by(self._topics, rows), self.batch_size), []
         if self._groups is not None:
-            return self._cut(_by(self._groups, order), self._together), []
-        hard = [[row] for row in order if row in self._repeated]
-        return hard, [row for row in order if row not in self._repeated]
+            return self._cut(_by(self._groups, order.tolist()), self._together), []
+        hard = self._hard[order]
+        return [[row] for row in order[hard].tolist()], order[~hard].tolist()
 
     def _cut(self, parts, most):
         """Parts of up to `most` rows without a text twice."""
@@ -162,6 +168,7 @@ class _Table:
         self._slots = np.full(rows, -1, dtype=np.int64)
         self._used = [0] * count
         self._holds = [defaultdict(int) for _ in range(count)]  # text -> how often
+        self._spread = defaultdict(int)  # text -> how many batches hold it
         ties = torch.randperm(count, generator=generator).tolist()
         self._heap = [(0, ties[batch], batch) for batch in range(count)]  # the emptiest first
         heapq.heapify(self._heap)
@@ -172,7 +179,9 @@ class _Table:
         """Rows into the emptiest batch that has room and holds none of their texts."""
         texts = [text for row in chunk for text in self._texts(row)]
         passed, taken = [], None
-        while self._heap and len(passed) < _TRIES:
+        everywhere = any(self._spread[text] == len(self._rooms) for text in texts)
+        tries = 1 if everywhere else _TRIES
+        while self._heap and len(passed) < tries:
             entry = heapq.heappop(self._heap)
             passed.append(entry)
             if self._rooms[entry[2]] - entry[0] < len(chunk):
@@ -200,6 +209,7 @@ class _Table:
         self._slots[self._starts[batch] + self._used[batch]] = row
         self._used[batch] += 1
         for text in self._texts(row):
+            self._spread[text] += not self._holds[batch][text]
             self._holds[batch][text] += 1
 
     def fill(self, rows):
@@ -208,13 +218,16 @@ class _Table:
 
     def separate(self):
         """Exchange rows that share a batch for others; those that still do: (row, batch)."""
-        left = []
+        left, failures = [], defaultdict(int)
         for row, batch in self._shared:
             mine = self._texts(row)
             if not any(self._holds[batch][text] > 1 for text in mine):
                 continue  # the other one is gone
-            if not self._exchange(row, batch, mine):
+            stuck = any(failures[text] == _FAILURES for text in mine)
+            if stuck or not self._exchange(row, batch, mine):
                 left.append((row, batch))
+                for text in mine:
+                    failures[text] += self._holds[batch][text] > 1 and not stuck
         return left
 
     def _exchange(self, row, batch, mine):
@@ -257,19 +270,18 @@ def _numbers(texts):
 
 
 def _repeats(numbers):
-    """({row: its repeated texts}, clashes of each row (N,), uses of the most frequent text)."""
-    values, inverse = np.unique(numbers, return_inverse=True)
-    inverse = inverse.reshape(numbers.shape)
-    once = np.ones(numbers.shape, dtype=bool)  # a text twice in one row counts once
+    """(N, T) numbers of the texts that several rows hold, else -1; uses of the most frequent."""
+    first = np.ones(numbers.shape, dtype=bool)  # a text twice in one row counts once
     for column in range(1, numbers.shape[1]):
-        once[:, column] = (inverse[:, :column] != inverse[:, column : column + 1]).all(1)
-    uses = np.bincount(inverse[once], minlength=len(values))
-    again = once & (uses[inverse] > 1)
-    clashes = ((uses[inverse] - 1) * again).sum(1)
-    repeated = {
-        int(row): tuple(inverse[row][again[row]].tolist()) for row in np.flatnonzero(clashes)
-    }
-    return repeated, clashes, int(uses.max())
+        first[:, column] = (numbers[:, :column] != numbers[:, column : column + 1]).all(1)
+    given = np.sort(numbers[first])
+    values, uses = np.unique(given[1:][given[1:] == given[:-1]], return_counts=True)
+    if not len(values):
+        return np.full(numbers.shape, -1, dtype=np.int32), np.ones(0, dtype=np.int64)
+    places = np.searchsorted(values, numbers).astype(np.int32)
+    places[places == len(values)] = 0
+    places[(values[places] != numbers) | ~first] = -1
+    return places, uses + 1
 
 
 def _by(keys, rows):

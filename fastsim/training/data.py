@@ -11,6 +11,7 @@ import os
 import re
 import sys
 
+from fastsim.training.blocks import delimited_tables
 from fastsim.training.formats import describe, format_of, is_role
 from fastsim.training.hub import is_hub
 from fastsim.training.hub import rows as hub_rows
@@ -66,13 +67,11 @@ def read_data(
         kind_here = kind_here or kind_of(file, kind)
         roles = _parse_columns(columns)
         if kind_here in ("csv", "tsv"):
-            names, rows, found = _open_delimited(file, kind_here, roles, delimiter, header)
-            parts = _parts(names, rows)
+            names, parts, found = _open_delimited(file, kind_here, roles, delimiter, header)
         elif kind_here in ("hub", "parquet"):
             names, parts, found = _open_tables(file, kind_here, roles)
         else:
-            names, rows, found = _open_named(file, kind_here, roles)
-            parts = _parts(names, rows)
+            names, parts, found = _open_named(file, kind_here, roles)
         try:
             layout = format_of(names)
         except ValueError as error:
@@ -82,8 +81,8 @@ def read_data(
         last = layout
         store = store or Store(layout, say)
         count = store.rows
-        for part in parts:
-            store.add(part(file, layout, bad if skip_bad_rows else None))
+        for part in parts(file, layout, bad if skip_bad_rows else None):
+            store.add(part)
         if store.rows == count:
             raise DataError(f"{file}: no rows")
     if bad:
@@ -163,7 +162,8 @@ def _looks_like_a_header(first, second):
     return any(len(field.split()) > 3 for field in second)
 
 
-# ---- rows: (line, values in the order of names, or what is wrong with the row) ----
+# ---- files opened: the names of their columns in use, their parts as below, the header found ----
+# Rows are (line, values in the order of names, or what is wrong with the row).
 
 
 def _open_delimited(path, kind, roles, delimiter, header):
@@ -187,12 +187,17 @@ def _open_delimited(path, kind, roles, delimiter, header):
                 f" --columns {shown}, or say --no-header"
             )
         places = {role: place for place, (role, _) in enumerate(roles) if role != "_"}
-        every = _again([first] if second is None else [first, second], rows)
-        return list(places), _pick(path, every, list(places.values()), len(roles)), names
-    if header is False:
+        rows = _again([first] if second is None else [first, second], rows)
+        width, headers = len(roles), 0
+    elif header is False:
         raise DataError(f"{path}: without a header wanted --columns with plain roles")
-    places = _select(names, roles, path)
-    return list(places), _pick(path, rows, list(places.values()), len(names)), names
+    else:
+        places = _select(names, roles, path)
+        width, headers = len(names), 1
+    wanted = list(places.values())
+    tables = delimited_tables(path, kind, delimiter, width, wanted, skip=headers)
+    rows = _pick(path, rows, wanted, width)
+    return list(places), functools.partial(_delimited_parts, places, tables, rows), names
 
 
 def _again(first, rest):
@@ -216,7 +221,8 @@ def _open_named(path, kind, roles):
     header = list(first[1])
     names = _select(header, roles, path)
     keys = [header[place] for place in names.values()]
-    return list(names), _of_keys(path, keys, _again([first], rows)), header
+    rows = _of_keys(path, keys, _again([first], rows))
+    return list(names), functools.partial(_row_parts, list(names), rows), header
 
 
 def _of_keys(path, keys, rows):
@@ -236,38 +242,49 @@ def _open_tables(path, kind, roles):
     header = first.column_names
     places = _select(header, roles, path)
     keys = {name: header[place] for name, place in places.items()}
-    return list(keys), _table_parts(keys, _again([first], tables)), header
+    return list(keys), functools.partial(_table_parts, keys, _again([first], tables)), header
 
 
-# ---- parts: functions of (path, format, rows left out or None) that give checked columns ----
+# ---- parts: checked columns, some rows at a time, for (path, format, rows left out or None) ----
 
 
-def _parts(names, rows):
+def _row_parts(names, rows, path, layout, bad):
+    places = [names.index(name) for name in layout.columns]
     while part := list(itertools.islice(rows, _PART)):
-        yield functools.partial(_rows_checked, names, part)
+        yield _checked(path, part, places, layout, bad)
 
 
-def _table_parts(keys, tables):
-    count = 1
+def _table_parts(keys, tables, path, layout, bad):
+    from fastsim.training.tables import checked_columns  # wants Arrow, which rows alone do not
+
+    wanted, count = list(keys.values()), 1
     for table in tables:
-        yield functools.partial(_table_checked, keys, table, count)
+        columns = checked_columns(table, keys, layout)
+        if columns is not None:
+            yield columns
+        else:
+            rows = enumerate(table.select(wanted).to_pylist(), start=count)
+            yield from _row_parts(list(keys), _of_keys(path, wanted, rows), path, layout, bad)
         count += len(table)
 
 
-def _rows_checked(names, part, path, layout, bad):
-    return _checked(path, part, [names.index(name) for name in layout.columns], layout, bad)
+def _delimited_parts(places, tables, rows, path, layout, bad):
+    """Arrow's tables while nothing is wrong with them; the rest by rows, which say what is."""
+    from fastsim.training.tables import checked_columns
 
-
-def _table_checked(keys, table, first, path, layout, bad):
-    from fastsim.training.tables import checked_columns  # wants Arrow, which rows alone do not
-
-    columns = checked_columns(table, keys, layout)
-    if columns is not None:
-        return columns
-    wanted = list(keys.values())
-    rows = enumerate(table.select(wanted).to_pylist(), start=first)
-    part = list(_of_keys(path, wanted, rows))
-    return _rows_checked(list(keys), part, path, layout, bad)
+    keys, done = {name: str(place) for name, place in places.items()}, 0
+    for table in tables:
+        columns = None if table is None else checked_columns(table, keys, layout)
+        if columns is None:
+            break
+        yield columns
+        done += len(table)
+    else:
+        return
+    for columns in _row_parts(list(places), rows, path, layout, bad):
+        again = min(done, len(columns[0]))
+        done -= again
+        yield [column[again:] for column in columns]
 
 
 # ---- checked columns ----

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from fastsim.encoders.encoder import Encoder
@@ -242,6 +243,8 @@ def _numbers(options, train, layout, classes, cross):
                 f"score: {options.loss} wants scores in {list(bounds)}, got {min(values):g} to"
                 f" {max(values):g}; --score-range LOW,HIGH maps them to [0, 1]"
             )
+        if options.score_range is None:
+            return train
     elif cross:
         if not evaluation.is_binary(values):
             raise DataError("label: a cross-encoder wants labels 0 and 1, both there")
@@ -250,7 +253,8 @@ def _numbers(options, train, layout, classes, cross):
         names = classes or list(dict.fromkeys(values))
         number = {name: i for i, name in enumerate(names)}
         values = [number[value] for value in values]
-    return train.remove_columns(layout.label).add_column(layout.label, values)
+    # As an array: `datasets` makes a fingerprint of it, of a list number by number.
+    return train.remove_columns(layout.label).add_column(layout.label, np.array(values))
 
 
 def _classifier(objective):

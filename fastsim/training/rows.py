@@ -9,6 +9,7 @@ import gzip
 import itertools
 import json
 import os
+import zlib
 from pathlib import Path
 
 SUFFIXES = {
@@ -21,6 +22,7 @@ SUFFIXES = {
     ".parquet": "parquet",
 }
 KINDS = tuple(dict.fromkeys(SUFFIXES.values()))
+UNPACKING = (gzip.BadGzipFile, EOFError, zlib.error)  # what gzip raises
 _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 
@@ -49,14 +51,22 @@ def kind_of(path, kind=None, more=()):
     return kind
 
 
+def dialect(kind, delimiter=None):
+    """The options of `csv.reader` for a kind: TSV has no quotes; \\t is a tab."""
+    quoting = csv.QUOTE_NONE if kind == "tsv" else csv.QUOTE_MINIMAL
+    if delimiter is None:
+        delimiter = "\t" if kind == "tsv" else ","
+    delimiter = "\t" if delimiter == "\\t" else delimiter
+    if len(delimiter) != 1 or delimiter in '"\r\n':
+        raise DataError(f"delimiter: wanted one character, or \\t for a tab, got {delimiter!r}")
+    return {"delimiter": delimiter, "quoting": quoting}
+
+
 def delimited_rows(path, kind, delimiter=None):
-    """(line, fields) of each row of a CSV or TSV file; TSV has no quotes."""
-    options = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == "tsv" else {}
-    if delimiter is not None:
-        options["delimiter"] = delimiter
+    """(line, fields) of each row of a CSV or TSV file."""
     csv.field_size_limit(2**31 - 1)  # a text may be a book
     with _text(path) as handle:
-        reader = csv.reader(handle, strict=True, **options)
+        reader = csv.reader(handle, strict=True, **dialect(kind, delimiter))
         line = 0
         while True:
             try:
@@ -125,7 +135,8 @@ def parquet_tables(path):
         raise DataError(f"{path}: no Parquet: {error}") from error
 
 
-def _binary(path):
+def open_bytes(path):
+    """The bytes of a file, unpacked where it is gzip."""
     return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else open(path, "rb")
 
 
@@ -142,15 +153,18 @@ class _text:  # noqa: N801 - used as `with _text(path)`
 
     def __exit__(self, kind, error, trace):
         self.handle.close()
-        if isinstance(error, UnicodeDecodeError):
-            raise DataError(_encoding_fault(self.path)) from error
-        if isinstance(error, (gzip.BadGzipFile, EOFError)):
-            raise DataError(f"{self.path}: no whole gzip file: {error}") from error
+        try:
+            if isinstance(error, UnicodeDecodeError):
+                raise DataError(_encoding_fault(self.path)) from error
+            if isinstance(error, UNPACKING):
+                raise error
+        except UNPACKING as fault:
+            raise DataError(f"{self.path}: no whole gzip file: {fault}") from error
 
 
 def _encoding_fault(path):
     """The first line that is no UTF-8 and what the file seems to be."""
-    with _binary(path) as handle:
+    with open_bytes(path) as handle:
         for number, line in enumerate(handle, start=1):
             if number == 1 and line[:2] in _MARKS:
                 return f"{path}, line 1: wanted UTF-8 text, this seems to be {_MARKS[line[:2]]}"

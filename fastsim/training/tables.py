@@ -1,4 +1,4 @@
-"""Columns of data that is in Arrow already, on the hub or in Parquet, checked whole."""
+"""Columns of data in Arrow, from the hub, Parquet or blocks of CSV, checked whole."""
 
 import pyarrow
 import pyarrow.compute as compute
@@ -18,9 +18,8 @@ def checked_columns(table, keys, layout):
         if name in layout.texts:
             fits = _is_text(column) and not _any(compute.match_substring(column, "\0"))
         elif name == "score":
-            fits = _is_number(column)
-            column = column.cast(pyarrow.float64()) if fits else column
-            fits = fits and _all(compute.is_finite(column))
+            column = _numbers(column)
+            fits = column is not None and _all(compute.is_finite(column))
         elif pyarrow.types.is_integer(column.type):
             column, fits = column.cast(pyarrow.string()), True
         else:
@@ -39,8 +38,16 @@ def _is_text(column):
     return not _any(compute.equal(compute.utf8_trim_whitespace(column), ""))
 
 
-def _is_number(column):
-    return pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type)
+def _numbers(column):
+    """A column of numbers, or of texts that all are numbers, as float64; else None."""
+    if pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type):
+        return column.cast(pyarrow.float64())
+    if not _is_text(column):
+        return None
+    try:
+        return compute.utf8_trim_whitespace(column).cast(pyarrow.float64())
+    except pyarrow.ArrowInvalid:  # Python may know the number all the same: 1_000
+        return None
 
 
 def _any(flags):

@@ -224,6 +224,15 @@ def test_a_patch_of_their_class(monkeypatch):
     assert abs(value - plain) > 0.1
 
 
+def test_a_function_of_their_module_that_was_replaced(monkeypatch):
+    monkeypatch.setattr(overrides, "_said", set())
+    image, text, scale, _ = arguments("ClipLoss", True, (), False)
+    monkeypatch.setattr(peer, "gather_features", lambda *given, **options: given)
+    with pytest.warns(UserWarning, match="gather_features has no fused form; open_clip's own"):
+        value = ClipLoss()(image, text, scale)
+    assert torch.equal(value, peer.ClipLoss()(image, text, scale))
+
+
 def test_a_method_of_a_subclass_that_calls_ours():
     class Doubled(ClipLoss):
         def forward(self, *given, **options):

@@ -2,6 +2,8 @@
 
 import copy
 import inspect
+import sys
+import types
 
 import pytest
 import torch
@@ -74,3 +76,17 @@ def test_modules():
 def test_a_weighted_cross_entropy(weight):
     plain = torch.nn.CrossEntropyLoss()
     assert is_plain(torch.nn.CrossEntropyLoss(weight=weight), plain) == (weight is None)
+
+
+def test_functions_beside_the_class(monkeypatch):
+    """Those that the module of their class defines; what it imports is not its own."""
+    module = types.ModuleType("a_peer")
+    exec("def helper(): pass\n\nclass Loss: pass", vars(module))
+    module.imported = inspect.cleandoc
+    monkeypatch.setitem(sys.modules, "a_peer", module)
+    kind = type("Loss", (Hooked, module.Loss), {}, hooks=())
+    assert kind().replaced_hook() is None
+    monkeypatch.setattr(module, "imported", len)
+    assert kind().replaced_hook() is None
+    monkeypatch.setattr(module, "helper", len)
+    assert kind().replaced_hook() == "helper"

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 pytest.importorskip("datasets")
+from fastsim.training import batches as batches_module
 from fastsim.training.batches import LinkedBatches, SharedBatches, UniqueBatches
 from fastsim.training.data import read_data
 from tests import models
@@ -189,3 +190,18 @@ def test_batches_refuse_what_does_not_fit():
         UniqueBatches([("a",)], 0)
     with pytest.raises(ValueError, match="wanted at least one row"):
         UniqueBatches([], 2)
+
+
+def test_hubs_cost_no_long_search(monkeypatch):
+    """Where many texts are in more rows than there are batches, few rows are looked at twice."""
+    searches = []
+    exchange = batches_module._Table._exchange
+    monkeypatch.setattr(
+        batches_module._Table,
+        "_exchange",
+        lambda self, row, *more: searches.append(row) or exchange(self, row, *more),
+    )
+    rows = [(f"hub {row % 30}", f"p{row}") for row in range(3000)]
+    sizes = sorted(map(len, UniqueBatches(rows, 300)))
+    assert sizes == [300] * 10
+    assert len(searches) <= 4 * 30

@@ -220,6 +220,12 @@ def test_messages_say_what_to_do(tmp_path):
     with pytest.raises(DataError, match=r"the header is \(sentence1;.*try --delimiter ';'"):
         read_data(path)
     assert read_data(path, delimiter=";")[0]["score"][:] == [1.0]
+    with pytest.raises(DataError, match=r"delimiter: wanted one character, .*, got ';;'"):
+        read_data(path, delimiter=";;")
+    path.write_text("sentence1\tsentence2\tscore\na\tb\t1\n")
+    with pytest.raises(DataError, match=r"try --delimiter '\\t'"):
+        read_data(path)
+    assert read_data(path, delimiter=r"\t")[0]["score"][:] == [1.0]  # as a shell gives it
     path.write_bytes("anchor,positive\na,b\ncafé,d\n".encode("cp1252"))
     with pytest.raises(DataError, match=r"line 3: wanted UTF-8 text, byte 4 .* 0xe9; Windows-1252"):
         read_data(path)

@@ -20,9 +20,9 @@ def package():
 
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
     import memeff
-    from memeff import clip_loss, clip_qwen3_loss, lit_loss
+    from memeff import clip_loss, clip_qwen3_loss, lit_loss, mrl_clip_loss
 
-    for module in (clip_loss, clip_qwen3_loss, lit_loss):
+    for module in (clip_loss, clip_qwen3_loss, lit_loss, mrl_clip_loss):
         module._validate_features = lambda x, y: None
     return memeff
 

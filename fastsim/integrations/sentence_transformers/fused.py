@@ -1,6 +1,7 @@
 """What the drop-in losses share: whose code computes, checks, numbers that are learnt."""
 
 import importlib
+import sys
 
 import torch
 from sentence_transformers.sentence_transformer.losses.matryoshka import CachedLossDecorator
@@ -74,6 +75,20 @@ class Fused(Hooked):
         """The options, a learnt number as its value."""
         config = super().get_config_dict()
         return {k: v.item() if isinstance(v, torch.Tensor) else v for k, v in config.items()}
+
+
+def gathering(loss):
+    """A method: (the columns of all ranks with their gradient, this rank's number).
+
+    By the functions that the module of their `loss` has under these names when they are called, so
+    that a patch of one runs.
+    """
+    home = sys.modules[loss.__module__]
+
+    def gathered(self, columns):
+        return [home.all_gather_with_grad(column) for column in columns], home.get_rank()
+
+    return gathered
 
 
 def _blank(home, name):

@@ -16,11 +16,16 @@ from itertools import pairwise
 import torch
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.sentence_transformer import losses as theirs
-from sentence_transformers.util import all_gather_with_grad, batch_to_device, get_rank
+from sentence_transformers.util import batch_to_device
 
 from fastsim.engine.log_sum_exp import guide_cosines, log_sum_exp
 from fastsim.integrations.overrides import is_plain
-from fastsim.integrations.sentence_transformers.fused import Fused, LearntInCache, check_columns
+from fastsim.integrations.sentence_transformers.fused import (
+    Fused,
+    LearntInCache,
+    check_columns,
+    gathering,
+)
 from fastsim.precision import widened
 from fastsim.reduce import inverse
 from fastsim.scores import compute_dtype, paired_cosine_similarity
@@ -47,6 +52,8 @@ class GISTEmbedLoss(
     their_module=theirs.GISTEmbedLoss.__module__,
 ):
     """Guided InfoNCE; arguments as sentence-transformers' loss, temperature may be a Parameter."""
+
+    gathered = gathering(theirs.GISTEmbedLoss)
 
     def forward(self, sentence_features, labels):
         """The loss of two or three tokenized columns."""
@@ -113,6 +120,7 @@ class CachedGISTEmbedLoss(
     """
 
     learnt = "temperature"
+    gathered = gathering(theirs.CachedGISTEmbedLoss)
 
     def calculate_loss(self, reps, reps_guided, *, with_backward=False):
         """The loss of columns and guide columns given as lists of mini-batches."""
@@ -138,9 +146,9 @@ def _gist(options, embeddings, guides, temperature):
     (anchors, positives, *_), (anchor_guides, positive_guides, *_) = embeddings, guides
     candidates, candidate_guides, offset = embeddings[1:], guides[1:], 0
     if options.gather_across_devices:
-        candidates = [all_gather_with_grad(column) for column in candidates]
-        candidate_guides = [all_gather_with_grad(column) for column in candidate_guides]
-        offset = get_rank() * len(anchors)
+        candidates, rank = options.gathered(candidates)
+        candidate_guides, _ = options.gathered(candidate_guides)
+        offset = rank * len(anchors)
     own = guide_cosines(anchor_guides, positive_guides)
     slack = own.abs() if options.margin_strategy == "relative" else 1.0
     thresholds = own - slack * options.margin

@@ -15,12 +15,17 @@ import warnings
 
 import torch
 from sentence_transformers.sentence_transformer import losses as theirs
-from sentence_transformers.util import all_gather_with_grad, cos_sim, get_rank, pytorch_cos_sim
+from sentence_transformers.util import cos_sim, pytorch_cos_sim
 from typing_extensions import deprecated
 
 from fastsim.backends import pick
 from fastsim.engine.log_sum_exp import log_sum_exp
-from fastsim.integrations.sentence_transformers.fused import Fused, LearntInCache, check_columns
+from fastsim.integrations.sentence_transformers.fused import (
+    Fused,
+    LearntInCache,
+    check_columns,
+    gathering,
+)
 from fastsim.losses import info_nce
 from fastsim.precision import widened
 from fastsim.reduce import inverse
@@ -45,6 +50,8 @@ class MultipleNegativesRankingLoss(
     scale may be a Parameter. A `similarity_fct` other than the cosine has no fused form.
     """
 
+    gathered = gathering(theirs.MultipleNegativesRankingLoss)
+
     def unfused_option(self):
         return None if self.similarity_fct in COSINES else "similarity_fct"
 
@@ -65,6 +72,7 @@ class CachedMultipleNegativesRankingLoss(
     """
 
     learnt = "scale"
+    gathered = gathering(theirs.CachedMultipleNegativesRankingLoss)
     unfused_option = MultipleNegativesRankingLoss.unfused_option
 
     def calculate_loss(self, reps, labels=None, *, with_backward=False):
@@ -103,8 +111,8 @@ def _ranking(options, embeddings, scale):
     batch = len(queries)
     gathered, offset = [queries, *docs], 0
     if options.gather_across_devices:
-        gathered = [all_gather_with_grad(column) for column in gathered]
-        offset = get_rank() * batch
+        gathered, rank = options.gathered(gathered)
+        offset = rank * batch
     alpha = _hardness(options, len(docs))
     directions = set(options.directions)
     joint = options.partition_mode == "joint"
