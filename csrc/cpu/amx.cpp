@@ -169,8 +169,27 @@ void scale_block(float* scores, int64_t stride, int64_t rows, int64_t columns,
   }
 }
 
+// band (rows, columns) += the product of two groups, times what is left of their norms.
+void add_scores(const Operand& x, int64_t row, const Operand& y, int64_t column,
+                MultiplyBlock multiply_block, const ScoreScales& scales, float* band,
+                int64_t stride, int64_t rows, int64_t columns) {
+  alignas(64) float sums[kTileGroup * kTileGroup];
+  multiply_block(x, row / kTileSide, y, column / kTileSide, sums, kTileGroup);
+  rows = smaller(kTileGroup, rows);
+  columns = smaller(kTileGroup, columns);
+  if (scales.rows) {
+    scale_block(sums, kTileGroup, rows, columns, scales.rows + row, scales.columns + column);
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    float* to = band + r * stride;
+    const float* sum = sums + r * kTileGroup;
+#pragma omp simd
+    for (int64_t j = 0; j < columns; ++j) to[j] += sum[j];
+  }
+}
+
 void scores(const Operand& x, int64_t rows, const Operand& y, int64_t columns, bool exact,
-            const ScoreScales& scales, float* scores, int64_t stride, Range groups) {
+            const ScoreScales& scales, float* scores, int64_t stride, bool add, Range groups) {
   const UsesTiles in_use;
   const MultiplyBlock block_product = block_of(x.parts, y.parts, exact);
   const int64_t group_bytes = 2 * y.strip() * int64_t(sizeof(uint16_t));
@@ -181,10 +200,15 @@ void scores(const Operand& x, int64_t rows, const Operand& y, int64_t columns, b
       float* band = scores + row * stride;
       for (int64_t group = first; group < last; ++group) {
         const int64_t column = group * kTileGroup;
+        if (add) {
+          add_scores(x, row, y, column, block_product, scales, band + column, stride, rows - row,
+                     columns - column);
+          continue;
+        }
         multiply_into(x, row / kTileSide, y, 2 * group, block_product, band + column, stride, false,
                       rows - row, columns - column);
       }
-      if (scales.rows) {
+      if (scales.rows && !add) {
         const int64_t column = first * kTileGroup;
         scale_block(band + column, stride, smaller(kTileGroup, rows - row),
                     smaller(last * kTileGroup, columns) - column, scales.rows + row,

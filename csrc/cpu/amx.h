@@ -64,10 +64,10 @@ struct AmxKernels {
   // false if one of them is not finite.
   bool (*pack)(Pack, const Packed& from, int64_t strip_count, int64_t first, int64_t depth,
                int64_t parts, uint16_t* to, Range strips);
-  // scores = x y^T: all strips of x against the groups of columns [groups). `exact`: all products
-  // of parts.
+  // scores = x y^T, with `add` added to them: all strips of x against the groups of columns
+  // [groups). `exact`: all products of parts.
   void (*scores)(const Operand& x, int64_t rows, const Operand& y, int64_t columns, bool exact,
-                 const ScoreScales&, float* scores, int64_t stride, Range groups);
+                 const ScoreScales&, float* scores, int64_t stride, bool add, Range groups);
   // The groups of 32 rows [groups); `right` packed as pairs.
   void (*multiply_rows)(const GradProduct&, Range groups);
   // The groups of 32 columns [groups); `right` packed as transposed pairs.

@@ -129,10 +129,10 @@ bool amx_pack(Tensor y, Optional powers, Tensor packed) {
                   static_cast<uint16_t*>(packed.mutable_data_ptr()));
 }
 
-// panel = x y^T for the packed columns of y, times what is left of both norms; false, and nothing
-// done, if x is float32 and not finite.
+// panel (+)= x y^T for the packed columns of y, times what is left of both norms; false, and
+// nothing done, if x is float32 and not finite.
 bool amx_scores(Tensor x, Optional powers, Optional rest, Tensor packed, Optional column_rest,
-                Tensor panel) {
+                Tensor panel, bool add) {
   Block<float> b{};
   take_panel(panel, b);
   const int64_t width = x.size(1), steps = tiles(width, kTileDepth);
@@ -149,7 +149,7 @@ bool amx_scores(Tensor x, Optional powers, Optional rest, Tensor packed, Optiona
       0, tiles(b.columns, kTileGroup), 1 + kProductGrain / (cost + 1),
       [&](int64_t begin, int64_t end) {
         amx_in_use().scores(left, b.rows, right, b.columns, bool(rest), scales, b.scores, b.stride,
-                            {begin, end});
+                            add, {begin, end});
       });
   return true;
 }
@@ -201,7 +201,7 @@ std::vector<Operator> operators() {
                           "Tensor(rest!) rest) -> ()"),
       OPERATOR(amx_pack, "(Tensor y, Tensor? powers, Tensor(packed!) packed) -> bool"),
       OPERATOR(amx_scores, "(Tensor x, Tensor? powers, Tensor? rest, Tensor packed, "
-                           "Tensor? column_rest, Tensor(panel!) panel) -> bool"),
+                           "Tensor? column_rest, Tensor(panel!) panel, bool add) -> bool"),
       OPERATOR(amx_right_size, "(int depth, int width, int parts) -> int"),
       OPERATOR(amx_pack_right, "(Tensor right, Tensor? powers, bool transposed, int parts, "
                                "Tensor(packed!) packed) -> ()"),

@@ -13,6 +13,7 @@
 #include "rows.h"
 #include "selection.h"
 #include "softmax.h"
+#include "sweep.h"
 
 #define FASTSIM_STRING2(x) #x
 #define FASTSIM_STRING(x) FASTSIM_STRING2(x)

@@ -204,13 +204,14 @@ bool largest(const Queries<T>& q, const Matrix& documents, Panels<T>& p, int64_t
                                 first / kTileSide * left.strip(),
                             q.parts, steps};
         amx_kernels()->scores(left, tall, right, columns, true, {}, p.panel.data(), p.stride,
-                              {0, tiles(columns, kTileGroup)});
+                              false, {0, tiles(columns, kTileGroup)});
         return;
       }
     }
     k.score_panels(p.rows.data(), q.width,
                    const_cast<Memory<T>&>(q.packed).data() + first * q.width, columns,
-                   p.panel.data(), p.stride, {0, tall}, {0, tiles(columns, k.panel_columns)});
+                   p.panel.data(), p.stride, false, {0, tall},
+                   {0, tiles(columns, k.panel_columns)});
   };
   if (whole && !prepare(0, count)) return false;
   for (int64_t first = begin / group * group; first < end; first += p.wide) {

@@ -2,6 +2,8 @@
 // schemas and registrations all follow from their entries there. Stable ABI, every output given by
 // the caller, rows shared out over torch's threads. fastsim/backends/cpu is the only caller.
 
+#include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,12 +29,12 @@ void pack_panels(Tensor y, Tensor packed) {
   });
 }
 
-void scores(Tensor x, Tensor packed, Tensor panel) {
+void scores(Tensor x, Tensor packed, Tensor panel, bool add) {
   with_type(x, [&](auto type) {
     using T = decltype(type);
     Block<T> b{};
     take_panel(panel, b);
-    fill_scores(input<T>(x), x.size(1), static_cast<const T*>(packed.const_data_ptr()), b);
+    fill_scores(input<T>(x), x.size(1), static_cast<const T*>(packed.const_data_ptr()), b, add);
   });
 }
 
@@ -55,6 +57,64 @@ void leave_out_above(Tensor panel, Tensor guide, Tensor thresholds) {
     const T* threshold = input<T>(thresholds);
     over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
       kernels().of<T>().leave_out_above(b, g.scores, g.stride, threshold, begin, end);
+    });
+  });
+}
+
+// ---- a sweep over prefixes ----
+
+// What a width of a sweep has beside the panel of a kernel: its scores, of which the panel is first
+// made a copy, and what end_of_width then does to them.
+struct Width {
+  Tensor scores;
+  Optional row_ratios, column_ratios, row_dots, column_dots;
+};
+#define WIDTH_SCHEMA                                                                          \
+  "Tensor(scores!) scores, Tensor? row_ratios, Tensor? column_ratios, "                        \
+  "Tensor(row_dots!)? row_dots, Tensor(column_dots!)? column_dots, "
+
+// Runs a kernel over the rows of a panel, one at a time, between the copy and the end of a width:
+// a row stays in cache. Dots of columns are sums of kSumRows rows in the panel's type, which are
+// added in double precision and in one order.
+template <class T, class F>
+void run_width(const Block<T>& b, const Width& w, const F& kernel) {
+  constexpr int64_t kSumRows = 32;
+  Block<T> from{};
+  take_panel(w.scores, from);
+  STD_TORCH_CHECK(from.rows == b.rows && from.columns == b.columns, "fastsim: panels of one size");
+  const T *ratio = input<T>(w.row_ratios), *ratios = input<T>(w.column_ratios);
+  double* dot = w.row_dots ? output<double>(*w.row_dots) : nullptr;
+  double* dots = w.column_dots ? output<double>(*w.column_dots) : nullptr;
+  const int64_t groups = tiles(b.rows, kSumRows);
+  std::vector<T> sums(dots ? groups * b.columns : 0);
+  over(groups, kSumRows * b.columns, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin * kSumRows; row < std::min(b.rows, end * kSumRows); ++row) {
+      T *scores = from.scores + row * from.stride, *panel = b.scores + row * b.stride;
+      std::copy_n(scores, b.columns, panel);
+      kernel(row, row + 1);
+      if (!dot && !ratios) continue;
+      kernels().of<T>().end_of_width(panel, scores, b.columns, ratio ? ratio[row] : T(1), ratios,
+                                     dot ? dot + row : nullptr,
+                                     dots ? sums.data() + row / kSumRows * b.columns : nullptr);
+    }
+  });
+  for (int64_t group = 0; group < groups && dots; ++group) {
+    const T* sum = sums.data() + group * b.columns;
+    for (int64_t j = 0; j < b.columns; ++j) dots[j] += double(sum[j]);
+  }
+}
+
+// to += from times the ratios of rows and columns.
+void carry(Tensor from, Tensor to, Optional row_ratios, Optional column_ratios) {
+  with_type(to, [&](auto type) {
+    using T = decltype(type);
+    Block<T> a{}, b{};
+    take_panel(from, a);
+    take_panel(to, b);
+    const T *rows = input<T>(row_ratios), *columns = input<T>(column_ratios);
+    over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().carry_rows(a.scores, a.stride, b.scores, b.stride, b.columns, rows, columns,
+                                   begin, end);
     });
   });
 }
@@ -131,11 +191,22 @@ PairArguments take_pairs(Arguments& from) {
           .skip = from.take<std::string>()};
 }
 
-// The operator of a kernel: its panel, where in the matrix that lies, its pairs, its own arguments.
-template <class Kernel>
+Width take_width(Arguments& from) {
+  return {.scores = from.take<Tensor>(),
+          .row_ratios = from.take<Optional>(),
+          .column_ratios = from.take<Optional>(),
+          .row_dots = from.take<Optional>(),
+          .column_dots = from.take<Optional>()};
+}
+
+// The operator of a kernel: its panel, where in the matrix that lies, its pairs, its own arguments;
+// with `width` those of a width of a sweep after the panel.
+template <class Kernel, bool width>
 void run_over_pairs(StableIValue* stack, uint64_t, uint64_t) {
   Arguments from(stack);
   const Tensor panel = from.take<Tensor>();
+  std::optional<Width> w;
+  if constexpr (width) w = take_width(from);
   with_type(panel, [&](auto type) {
     using T = decltype(type);
     Block<T> b{};
@@ -148,6 +219,7 @@ void run_over_pairs(StableIValue* stack, uint64_t, uint64_t) {
     take_pairs(pairs, b);
     const auto kernel = Kernel::template of<T>();
     const auto run = [&](int64_t begin, int64_t end) { kernel(b, arguments, begin, end); };
+    if constexpr (width) return run_width(b, *w, run);
     Kernel::of_rows ? over(b.rows, b.columns, run) : over(b.columns, b.rows, run);
   });
 }
@@ -183,10 +255,12 @@ std::vector<Operator> operators() {
   return {
       OPERATOR(panel_columns, "(bool single) -> int"),
       OPERATOR(pack_panels, "(Tensor y, Tensor(packed!) packed) -> ()"),
-      OPERATOR(scores, "(Tensor x, Tensor packed, Tensor(panel!) panel) -> ()"),
+      OPERATOR(scores, "(Tensor x, Tensor packed, Tensor(panel!) panel, bool add) -> ()"),
       OPERATOR(multiply, "(Tensor panel, Tensor right, Tensor(out!) out, bool transposed, "
                          "bool add) -> ()"),
       OPERATOR(leave_out_above, "(Tensor(panel!) panel, Tensor guide, Tensor thresholds) -> ()"),
+      OPERATOR(carry, "(Tensor from, Tensor(to!) to, Tensor? row_ratios, Tensor? column_ratios) -> "
+                      "()"),
       OPERATOR(instruction_set, "() -> str"),
       OPERATOR(tile_rows, "() -> int"),
       OPERATOR(most_levels, "() -> int"),
@@ -196,7 +270,10 @@ std::vector<Operator> operators() {
 #define PAIRS_KERNEL(name, Fields, each, ...)                                          \
   {#name "(Tensor(panel!) panel, int row0, int column0, " PAIRS_SCHEMA __VA_ARGS__     \
          ") -> ()",                                                                    \
-   run_over_pairs<Of##Fields>},
+   run_over_pairs<Of##Fields, false>},                                                 \
+  {"sweep_" #name "(Tensor(panel!) panel, " WIDTH_SCHEMA "int row0, int column0, "      \
+   PAIRS_SCHEMA __VA_ARGS__ ") -> ()",                                                 \
+   run_over_pairs<Of##Fields, true>},
 #define NUMBER(name) ", float " #name
 #define FLAG(name) ", bool " #name
 #define COUNT(name) ", int " #name

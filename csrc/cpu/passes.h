@@ -51,13 +51,13 @@ void pack(const T* y, int64_t rows, int64_t width, T* packed) {
   });
 }
 
-// The scores of a block from unit rows and packed columns.
+// The scores of a block from unit rows and packed columns, or what these add to them.
 template <class T>
-void fill_scores(const T* x, int64_t width, const T* packed, const Block<T>& b) {
+void fill_scores(const T* x, int64_t width, const T* packed, const Block<T>& b, bool add = false) {
   const auto& k = kernels().of<T>();
   const int64_t count = tiles(b.columns, k.panel_columns);
   const auto run = [&](Range rows, Range panels) {
-    k.score_panels(x, width, packed, b.columns, b.scores, b.stride, rows, panels);
+    k.score_panels(x, width, packed, b.columns, b.scores, b.stride, add, rows, panels);
   };
   // Few panels: share out the rows instead.
   if (count >= 16) {

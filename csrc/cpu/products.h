@@ -166,16 +166,16 @@ void pack_panels(const T* y, int64_t rows, int64_t width, T* packed, Range panel
   }
 }
 
-// scores = x y^T with y packed, for the given rows of x and panels of y.
+// scores (+)= x y^T with y packed, for the given rows of x and panels of y.
 template <class T>
 void score_panels(const T* x, int64_t width, const T* packed, int64_t columns, T* scores,
-                  int64_t stride, Range rows, Range panels) {
+                  int64_t stride, bool add, Range rows, Range panels) {
   constexpr int64_t wide = kTileColumns<T>;
   for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
     const int64_t at = panel * wide;
     column_of_tiles(rows_of(x + rows.begin * width, width), rows.end - rows.begin,
                     packed + at * width, wide, smaller(wide, columns - at), width,
-                    scores + rows.begin * stride + at, stride, false, static_cast<T*>(nullptr));
+                    scores + rows.begin * stride + at, stride, add, static_cast<T*>(nullptr));
   }
 }
 

@@ -112,6 +112,33 @@ class Backend:
         of_x, of_y = (x, inverse[0]), (y, inverse[1])
         return side(wants[0], *of_x, *of_y), side(wants[1], *of_y, *of_x)
 
+    def sweeps(self, tile, dtype, device):
+        """Whether `sweep` serves a loss of inputs of that dtype."""
+        return False
+
+    def prefix_rows(self, x, norms, inverse):
+        """Columns x (N, d) of rows that have so far the norms (N,), float64, over these norms.
+
+        inverse: 1 / norms, 0 for a row of zeros. An operand as `tile_rows` makes them.
+        """
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        return x.to(dtype) * inverse.to(dtype)[:, None]
+
+    def sweep(self, tile, x, y, *, whole_rows):
+        """The panels of a sweep over prefixes x and y (`fastsim.engine.sweep.Prefixes`).
+
+        whole_rows: each block has all columns. What is returned has
+            blocks(): the (rows, columns) slices to visit;
+            forward(): the state of each width over the whole matrix;
+            fused_pass(k, block, weights), score_grad(k, block, coefficients): as those of a
+                backend, for the width k, of a block width after width; the panel of the width
+                holds its score gradients then;
+            carried(k, block): that panel, with what the next wider one gives to it; from the
+                widest to the narrowest;
+            row_dots (K, N), column_dots (K, M): float64, the sums of score gradient times score.
+        """
+        raise NotImplementedError
+
     def serves_whole(self, tile, rows, columns, width):
         """Whether `whole` serves a loss over a matrix of that size, and pays."""
         return False

@@ -22,9 +22,11 @@ from fastsim.backends import get
 from fastsim.backends.base import Backend
 from fastsim.batch_metrics import not_compiled, nothing_seen, record, watched
 from fastsim.engine.arguments import SCHEMA, TENSORS, TileArguments, tile_arguments
+from fastsim.engine.gradients import as_scalar, fake_gradients, gradients_of, wants_of
 from fastsim.engine.passes import Call, backward, forward, in_one_call, is_small
 from fastsim.engine.prepared import note
 from fastsim.engine.ring import ring_tile_loss
+from fastsim.engine.sweep import asked_widths, serves, sweep_loss
 from fastsim.operators import ONCE, define, differentiable_again
 from fastsim.precision import wide_dtype
 from fastsim.scores import compute_dtype, dense_scores
@@ -43,6 +45,7 @@ def tile_loss(
     formula,
     backend,
     measured=True,
+    summed=False,
 ):
     """The loss `tile` over the scores of x (N, D) and y (M, D); y=None: x with itself.
 
@@ -52,10 +55,15 @@ def tile_loss(
     formula: (scores (N, M), scale, bias) -> losses (N,) in plain torch, for derivatives of the
     gradient.
     measured: whether `fastsim.metrics` sees the scores.
+    summed: whether the caller returns what this returns, so that where a sum over prefixes of x and
+        y is asked for (`fastsim.engine.sweep`) it may be that.
     Returns the compute type: float64 for float64 inputs, else float32; log-sum-exps, which are to
     be merged with others, are float64.
     """
     given = (x, y, scale, bias, weights, batch, formula, backend)
+    asked = asked_widths() if summed else None
+    if asked is not None and _in_one_sweep(tile, x, y, weights, batch, backend):
+        return sweep_loss(asked, tile, x, y, scale, bias, weights, formula, backend)
     if not (measured and watched()) or tile.pairs.untargeted:
         return _loss(tile, *given)
     not_compiled()
@@ -64,6 +72,14 @@ def tile_loss(
     y = None if y is x else y
     record(seen, x, y, cosine=tile.cosine, batch=batch, backend=backend)
     return loss
+
+
+def _in_one_sweep(tile, x, y, weights, batch, backend):
+    """Whether a sweep over prefixes serves a loss, and pays."""
+    alone = batch is None or batch.group is None
+    if not alone or watched() or not serves(tile, x, weights, backend):
+        return False
+    return not is_small(tile, x, None if y is x else y, weights, backend)
 
 
 def _loss(tile, x, y, scale, bias, weights, batch, formula, backend):
@@ -89,7 +105,7 @@ def _loss(tile, x, y, scale, bias, weights, batch, formula, backend):
             return 0.0 * (x.sum() + y.sum() + scale + bias).to(dtype)
         y = None if y is x else y
     sides = (x, y, scale, bias)
-    wants = _wants(*sides)
+    wants = wants_of(*sides)
     learnt = zip(("scale", "bias"), wants[2:], strict=True)
     assert all(name in tile.record.learns for name, want in learnt if want), tile.kind
     arguments = tile_arguments(tile, *sides, weights, wants, backend)
@@ -107,21 +123,6 @@ def _loss(tile, x, y, scale, bias, weights, batch, formula, backend):
     return loss
 
 
-def _wants(*sides):
-    """Which of them want a gradient."""
-    if not torch.is_grad_enabled():
-        return [False] * len(sides)
-    return [isinstance(side, Tensor) and side.requires_grad for side in sides]
-
-
-def as_scalar(value, dtype, device):
-    """A number or 0-d tensor as a 0-d tensor."""
-    if isinstance(value, Tensor):
-        # What leaves a CPU is copied at once or kept until it is: nothing waits.
-        return value.to(device=device, dtype=dtype, non_blocking=value.device.type == "cpu")
-    return torch.full((), value, dtype=dtype, device=device)
-
-
 # ---- the registered operators ----
 
 
@@ -136,7 +137,7 @@ def _forward_fake(*arguments):
     if not any(call.wants):
         return [loss, *seen]
     if arguments.finds_gradients:
-        return [loss, *_gradients_fake(call, dtype), *seen]
+        return [loss, *fake_gradients(call, dtype), *seen]
     shapes = call.tile.state_shapes(rows, columns)
     dtype = wide_dtype(loss.device)
     return [loss, *(loss.new_empty(shape, dtype=dtype) for shape in shapes), *seen]
@@ -144,13 +145,7 @@ def _forward_fake(*arguments):
 
 def _backward_fake(grad, state, *arguments):
     call = Call(TileArguments(*arguments), fake=True)
-    return _gradients_fake(call, call.x.dtype)
-
-
-def _gradients_fake(call, dtype):
-    sides = zip((call.x, call.y), call.products, strict=True)
-    grads = [side.new_empty(side.shape if want else 0, dtype=dtype) for side, want in sides]
-    return [*grads, call.x.new_empty(2, dtype=wide_dtype(call.x.device))]
+    return fake_gradients(call, call.x.dtype)
 
 
 _tile = define("tile", f"({SCHEMA}) -> Tensor[]", forward, _forward_fake)
@@ -169,19 +164,6 @@ def _formula(ctx, x, y, scale, bias):
     scores = dense_scores(x, y, get("eager"), "cosine" if ctx.cosine else "dot")
     losses, weights = ctx.formula(scores, scale, bias), ctx.saved_tensors[4]
     return losses if weights is None else (losses * weights).sum()
-
-
-def _gradients(ctx, parts, count):
-    """Those of the `count` inputs of the Function, from dL/dx, dL/dy and those of the scalars."""
-    wants, (of_inputs, of_scalars) = ctx.wants, ctx.dtypes
-    grad_x, grad_y, (grad_scale, grad_bias) = parts
-    grads = (
-        grad_x.to(of_inputs) if wants[0] else None,
-        grad_y.to(of_inputs) if wants[1] else None,
-        grad_scale.to(of_scalars) if wants[2] else None,
-        grad_bias.to(of_scalars) if wants[3] else None,
-    )
-    return (*grads, *(None,) * (count - len(grads)))
 
 
 class _TileLoss(torch.autograd.Function):
@@ -208,7 +190,7 @@ class _TileLoss(torch.autograd.Function):
             parts = [part * grad for part in saved]
         else:
             parts = _tile_backward(grad, saved, *tensors, *ctx.options)
-        return _gradients(ctx, parts, len(TileArguments._fields) + 1)
+        return gradients_of(ctx, parts, len(TileArguments._fields) + 1)
 
 
 def _small_formula(ctx, *sides):
@@ -236,7 +218,7 @@ class SmallLoss(NamedTuple):
     def __call__(self, x, y):
         tile, scale, bias, weights, formula, backend = self
         y = None if y is x else y
-        wants = _wants(x, y, scale, bias)
+        wants = wants_of(x, y, scale, bias)
         given = x, y, scale, bias, weights
         if not any(wants):
             return in_one_call(tile, *given, wants, backend)[0]
@@ -263,4 +245,4 @@ class _SmallLoss(torch.autograd.Function):
     @differentiable_again(_small_formula, inputs=4)
     def backward(ctx, grad):
         found = ctx.saved_tensors[5:]
-        return _gradients(ctx, [part * grad for part in found], 9)
+        return gradients_of(ctx, [part * grad for part in found], 9)

@@ -79,7 +79,7 @@ class Call:
         return unit_x, unit_y, inverse_x, inverse_y
 
 
-class _Products:
+class Products:
     """dunit_x and dunit_y, summed over score gradient panels; empty where not wanted.
 
     spent: whether a band's unit rows of x may be lost with its one panel; dunit_x then takes their
@@ -165,7 +165,7 @@ def forward(*arguments):
         unit_x, unit_y, inverse_x, inverse_y = call.units()
         if call.arguments.finds_gradients:
             weights, factor = call.with_loss_scale(call.weights)
-            fused_pass = _fused_panels if _at_once(call) else _forward_and_score_grad
+            fused_pass = _fused_panels if at_once(call) else _forward_and_score_grad
             state, grads = fused_pass(call, unit_x, unit_y, weights, inverse_x.dtype)
             del unit_x, unit_y  # before the results are made of their gradients
             saved = _input_gradients(
@@ -193,7 +193,7 @@ def _is_whole(tile, x, y, weights, backend):
     return plain and backend.serves_whole(tile, x.shape[0], y.shape[0], x.shape[1])
 
 
-def _at_once(call):
+def at_once(call):
     """Whether one fused pass of a block of whole rows gives its state and its score gradients."""
     rows, columns, device = call.x.shape[0], call.y.shape[0], call.x.device
     if not call.backend.whole_rows_fit(columns, device):
@@ -210,7 +210,7 @@ def _whole_rows(call):
 
 
 def _fused_panels(call, unit_x, unit_y, weights, dtype):
-    products = _Products(call, unit_x, unit_y, dtype, spent=True)
+    products = Products(call, unit_x, unit_y, dtype, spent=True)
     workspace = call.backend.workspace(unit_x, unit_y, whole_rows=True)
     states = []
     for block in _whole_rows(call):
@@ -229,13 +229,13 @@ def _forward_and_score_grad(call, unit_x, unit_y, weights, dtype):
         workspace = backend.workspace(unit_x, unit_y, keep=True)
     state = backend.forward(call.first_look, unit_x, unit_y, workspace=workspace)
     weights = 1.0 if weights is None else widened(weights)
-    coefficients = _coefficients(call.tile, state, weights, dtype)
+    coefficients = coefficients_of(call.tile, state, weights, dtype)
     if workspace is None:
         workspace = backend.workspace(unit_x, unit_y)
     return state, _score_grad_panels(call, unit_x, unit_y, coefficients, dtype, workspace)
 
 
-def _coefficients(tile, state, weights, dtype):
+def coefficients_of(tile, state, weights, dtype):
     return [c if c is None else c.to(dtype) for c in tile.coefficients(state, weights)]
 
 
@@ -243,7 +243,7 @@ def _score_grad_panels(call, unit_x, unit_y, coefficients, dtype, workspace):
     lower = call.tile.pairs.each_once
     blocks = list(blocks_of(unit_x, unit_y, call.backend, lower=lower))
     one_by_band = len({rows.start for rows, _ in blocks}) == len(blocks)
-    products = _Products(call, unit_x, unit_y, dtype, spent=one_by_band)
+    products = Products(call, unit_x, unit_y, dtype, spent=one_by_band)
     for block in blocks:
         panel = call.backend.score_grad(call.tile, unit_x, unit_y, block, coefficients, workspace)
         products.add(panel, block)
@@ -284,7 +284,7 @@ def backward(grad, state, *arguments):
         unit_x, unit_y, *inverses = call.units()
         weights, factor = call.with_loss_scale(widened(grad_losses))
         dtype = inverses[0].dtype
-        coefficients = _coefficients(call.tile, state, weights, dtype)
+        coefficients = coefficients_of(call.tile, state, weights, dtype)
         # In the order of the forward reduction before it, so that the allocator finds its places
         # again.
         workspace = call.backend.workspace(unit_x, unit_y)

@@ -80,6 +80,7 @@ def grouped_loss(
         batch=batch,
         formula=of_scale,
         backend=chosen,
+        summed=True,
     )
 
 

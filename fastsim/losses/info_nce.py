@@ -262,6 +262,7 @@ def info_nce(
         batch=batch,
         formula=formula,
         backend=chosen,
+        summed=alone,
     )
     if alone:
         return losses

@@ -139,6 +139,7 @@ def matrix_cross_entropy(
         batch=batch,
         formula=formula,
         backend=chosen,
+        summed=True,
     )
 
 

@@ -97,6 +97,7 @@ def matrix_mse(
         batch=batch,
         formula=formula,
         backend=chosen,
+        summed=weights is not None,
     )
     return losses / columns if weights is None else losses
 

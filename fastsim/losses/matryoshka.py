@@ -3,12 +3,10 @@
     L = sum_w c_w loss(embeddings[:, :w])
 
 Source: Kusupati et al. 2022, "Matryoshka Representation Learning", equation 1. The encoder, which
-costs most, runs once. Each width is a loss of its own, whatever the loss: over all pairs it costs
-N M w, so all of them sum_w w / D times the full one, less than twice for halving widths. The
-unnormalised scores of a prefix are a partial sum of those of a longer one, but its score gradients
-are not: one product for all widths would hold the score gradient panels of all at once, weighed by
-their norms, in passes that no loss but this would use. With `group=` in the loss each width is
-gathered by itself.
+costs most, runs once. The products of a prefix are part of those of a longer one: InfoNCE, SigLIP
+and other losses of pairs, in one process, are computed in one sweep over the widths, whose products
+cost what those of the widest cost (fastsim/engine/sweep.py). Any other loss is computed width by
+width, at a cost of sum_w w / D times the full one.
 """
 
 import inspect
@@ -19,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fastsim.checks import FLOATING, check_number
+from fastsim.engine.sweep import sum_over
 from fastsim.losses.module import LossModule
 
 
@@ -63,6 +62,9 @@ class Matryoshka(torch.nn.Module):
             check_number(f"weights[{place}]", weight)
         self.loss, self.widths, self.weights = loss, widths, weights
         names = inspect.signature(loss.function).parameters if isinstance(loss, LossModule) else ()
+        own = isinstance(loss, LossModule) and type(loss).forward is LossModule.forward
+        numbers = not any(isinstance(weight, Tensor) for weight in weights)
+        self._may_be_swept = own and numbers and len(widths) > 1
         self._targets = list(names).index("targets") if "targets" in names else None
 
     def forward(self, *arguments: Any, **options: Any) -> Tensor:
@@ -81,8 +83,8 @@ class Matryoshka(torch.nn.Module):
         full = min(value.shape[-1] for value in embeddings.values())
         if max(self.widths) > full:
             raise ValueError(f"widths: wanted at most {full}, got {max(self.widths)}")
-        terms = []
-        for width, weight in zip(self.widths, self.weights, strict=True):
+
+        def of(width):
             # The same tensor on both sides stays one.
             cut = {id(value): value[..., :width] for value in embeddings.values()}
             part = {
@@ -90,7 +92,18 @@ class Matryoshka(torch.nn.Module):
                 for place, value in given.items()
             }
             named = {name: part[name] for name in options}
-            terms.append(weight * self.loss(*(part[i] for i in range(len(arguments))), **named))
+            return self.loss(*(part[i] for i in range(len(arguments))), **named)
+
+        widest, found = max(self.widths), {}
+        if self._may_be_swept:
+            with sum_over(self.widths, self.weights) as asked:
+                found[widest] = of(widest)
+            if asked.served:
+                return found[widest]
+        terms = [
+            weight * (found[width] if width in found else of(width))
+            for width, weight in zip(self.widths, self.weights, strict=True)
+        ]
         return torch.stack(terms).sum()
 
     def extra_repr(self):

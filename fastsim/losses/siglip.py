@@ -149,6 +149,7 @@ def siglip(
         batch=batch,
         formula=formula,
         backend=chosen,
+        summed=True,
     )
 
 

@@ -72,13 +72,13 @@ def test_nothing_is_kept_without_a_gradient(case, small_panels, monkeypatch, usa
     usable("cpu")
     tensors, others, options = inputs(case, SHAPE, torch.float32, seed=32)
     kept = []
-    keep_panel = cpu._Workspace.keep
+    keep_panel = cpu.Workspace.keep
 
     def recorded(workspace, block, panel):
         keep_panel(workspace, block, panel)
         kept.append(workspace.kept(block) is not None)
 
-    monkeypatch.setattr(cpu._Workspace, "keep", recorded)
+    monkeypatch.setattr(cpu.Workspace, "keep", recorded)
     case.loss(*tensors, *others, **options, backend="cpu")
     assert kept == [False] * 3
     kept.clear()

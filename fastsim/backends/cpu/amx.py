@@ -48,6 +48,17 @@ class Rows:
         torch.ops.fastsim_cpu.amx_norms(values, inverse, powers, rest)
         return cls(values, powers, rest), inverse
 
+    @classmethod
+    def of_norms(cls, x, norms):
+        """Rows x (N, d), parts of rows with the float64 norms (N,), over these norms."""
+        fraction, exponent = torch.frexp(norms)  # in [0.5, 1)
+        usable = norms.isfinite()
+        powers = torch.ldexp(torch.ones_like(norms), 1 - exponent).where(usable, 1.0)
+        rest = (0.5 / fraction).where(usable, torch.nan)
+        zero = norms < torch.finfo(torch.float32).tiny
+        powers, rest = (t.masked_fill(zero, 0.0).float() for t in (powers, rest))
+        return cls(x if x.stride(1) == 1 else x.contiguous(), powers, rest)
+
     def __len__(self):
         return self.shape[0]
 
@@ -87,14 +98,16 @@ class Columns:
             torch.ops.fastsim_cpu.amx_pack(columns, powers, self.tiles) or powers is not None
         )
 
-    def scores(self, rows, first, panel):
-        """Fills the panel of `rows` against the columns from `first` on; False if it cannot."""
+    def scores(self, rows, first, panel, add):
+        """Fills the panel of `rows` against the columns from `first` on, or adds to it; False if it
+        cannot.
+        """
         values, powers, rest = rows, None, None
         if isinstance(rows, Rows):
             values, powers, rest = rows.values, rows.powers, rows.rest
         of_columns = None if self.rest is None else self.rest[first:]
         operands = values, powers, rest, self.tiles[first:], of_columns
-        return torch.ops.fastsim_cpu.amx_scores(*operands, panel)
+        return torch.ops.fastsim_cpu.amx_scores(*operands, panel, add)
 
 
 def _packed_right(values, powers, transposed, count):

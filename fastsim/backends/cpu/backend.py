@@ -7,7 +7,9 @@ import torch
 
 from fastsim.backends.base import Backend
 from fastsim.backends.cpu import amx, max_sim
-from fastsim.backends.cpu.passes import forward_of, served, write_score_grad
+from fastsim.backends.cpu.passes import forward_of, pair_arguments, served, write_score_grad
+from fastsim.backends.cpu.sweep import SWEPT, CpuSweep
+from fastsim.backends.cpu.workspace import Workspace
 from fastsim.backends.extras import EXTRAS
 from fastsim.backends.panel import panel_bytes
 from fastsim.batch_metrics import SEEN
@@ -25,9 +27,9 @@ PANEL = 4 << 20  # scores: 16 MB in float32, which a last-level cache holds
 KEPT = 8 << 20
 WORTH_KEEPING = 16  # to keep less than one row in so many saves less than 2 % of the products
 FEWEST_ROWS, MOST_ROWS = 120, 1008  # fewer starve the products, more gain nothing
+SWEEP = 2  # by which each of the panels of a sweep over prefixes, one a width, is smaller
 TILE_ROWS = 12  # rows of a panel are a multiple: whole register tiles for two threads
 ALIGNED = 64  # a block's first column is a multiple of every kernel's column panel
-ODD = 16  # columns of padding
 WIDEST = 1 << 17  # columns of a block: 120 rows of them take 63 MB
 WHOLE = (
     "softmax",
@@ -83,23 +85,15 @@ _whole = None if _UNAVAILABLE else torch.ops.fastsim_cpu.whole.default
 _KINDS = {*served(), *SELECTIONS, *LATE_INTERACTION}
 
 
-def _pairs(pairs, block, targets=None):
-    """The arguments that every panel operator opens with; targets: a panel of them."""
-    rows, columns = block
-    *parts, dense = pairs.block(rows, columns)
-    parts.append(dense if targets is None else targets)
-    return rows.start + pairs.offset, columns.start, *parts, pairs.negative_target, pairs.skip
-
-
 def _with_positives(columns, first):
     return torch.stack([torch.arange(first, first + len(columns)), columns])
 
 
-def _block_shape(rows, columns, whole_rows):
+def _block_shape(rows, columns, whole_rows, panels=1):
     if 0 in (rows, columns):  # one rank of a group may have none
         return TILE_ROWS, ALIGNED
     wide = columns if whole_rows else min(columns, WIDEST)
-    tall = panel_bytes(4 * PANEL) // 4 // wide // TILE_ROWS * TILE_ROWS
+    tall = panel_bytes(4 * PANEL) // 4 // panels // wide // TILE_ROWS * TILE_ROWS
     tall = min(MOST_ROWS, max(FEWEST_ROWS, tall))
     # Blocks of one height: a last one of few rows would starve its products.
     even = -(-rows // -(-rows // tall))
@@ -224,6 +218,18 @@ class CpuBackend(Backend):
         )
         return (loss, grad_x, grad_y, parameters) if wants else (loss,)
 
+    def sweeps(self, tile, dtype, device):
+        return tile.kind in SWEPT
+
+    def prefix_rows(self, x, norms, inverse):
+        if amx.parts(x.dtype):
+            return amx.Rows.of_norms(x, norms)
+        return super().prefix_rows(x, norms, inverse)
+
+    def sweep(self, tile, x, y, *, whole_rows):
+        shape = _block_shape(len(x), len(y), whole_rows, panels=SWEEP)
+        return CpuSweep(tile, x, y, shape)
+
     def whole_rows_fit(self, columns, device):
         return columns <= WIDEST
 
@@ -240,7 +246,7 @@ class CpuBackend(Backend):
         # Whole blocks of whole rows.
         kept = KEPT // wide if keep and wide == columns else 0
         kept = kept if kept * WORTH_KEEPING >= rows else 0
-        return _Workspace(unit_y, tall, wide, rows if kept >= rows else kept // tall * tall)
+        return Workspace(unit_y, tall, wide, rows if kept >= rows else kept // tall * tall)
 
     def scores(self, unit_x, unit_y, block, workspace, tile=None):
         """The score panel of a block, in the workspace.
@@ -263,7 +269,7 @@ class CpuBackend(Backend):
             if positives is not None:
                 positives.restore(panel)
         if pairs is not None and tile.seen is not None:
-            torch.ops.fastsim_cpu.observe(panel, *_pairs(pairs, block), tile.seen[rows])
+            torch.ops.fastsim_cpu.observe(panel, *pair_arguments(pairs, block), tile.seen[rows])
         if pairs is not None and pairs.column_bias is not None:
             panel.add_(pairs.score_bias(columns, tile.scale))
         if pairs is not None and pairs.row_shift is not None:
@@ -288,12 +294,12 @@ class CpuBackend(Backend):
             torch.ops.fastsim_cpu.multiply(panel, right, out, transposed, accumulate)
 
     def _pairs(self, pairs, block, workspace):
-        """`_pairs` with the targets of a block, where they are a product."""
+        """`pair_arguments` with the targets of a block, where they are a product."""
         factors, targets = pairs.factors, None
         if factors is not None:
             beside = workspace.beside(factors)
             targets = self.scores(factors.rows, factors.columns, block, beside)
-        return _pairs(pairs, block, targets)
+        return pair_arguments(pairs, block, targets)
 
     def forward(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
@@ -341,7 +347,10 @@ class CpuBackend(Backend):
         workspace = self.workspace(unit_x, unit_y)
         for block in self.blocks(rows, columns, unit_x.device):
             part = block[0]
-            panel, arguments = self.scores(unit_x, unit_y, block, workspace), _pairs(pairs, block)
+            panel, arguments = (
+                self.scores(unit_x, unit_y, block, workspace),
+                pair_arguments(pairs, block),
+            )
             if seen is not None:
                 torch.ops.fastsim_cpu.observe(panel, *arguments, seen[part])
             torch.ops.fastsim_cpu.closest(
@@ -363,7 +372,7 @@ class CpuBackend(Backend):
             part, columns = block
             torch.ops.fastsim_cpu.hardest(
                 self.scores(x, y, block, workspace),
-                *_pairs(pairs, block),
+                *pair_arguments(pairs, block),
                 None if offsets is None else offsets[columns],
                 low[part],
                 lowest[part],
@@ -451,7 +460,7 @@ class CpuBackend(Backend):
         for block in self.blocks(shape[0], corpus.shape[0], corpus.device):
             torch.ops.fastsim_cpu.top_k(
                 self.scores(unit_x, unit_y, block, workspace),
-                *_pairs(Pairs(), block),
+                *pair_arguments(Pairs(), block),
                 k,
                 values[block[0]],
                 indices[block[0]],
@@ -481,61 +490,3 @@ class _Positives:
     def restore(self, panel):
         scores = torch.where(self.inside, self.scores, panel.gather(1, self.columns))
         panel.scatter_(1, self.columns, scores)
-
-
-class _Workspace:
-    """The columns packed for the score product, and the memory of the panels.
-
-    It holds one panel, which all share, and that of the first `kept_rows` rows of the matrix each
-    in its place. Fresh memory for every panel would cost more in page faults than the pass over it.
-    """
-
-    def __init__(self, unit_y, tall, wide, kept_rows=0):
-        self.columns = unit_y
-        self.tiles = amx.Columns(unit_y) if amx.parts(unit_y.dtype) else None
-        self.packed = None if self.tiles and self.tiles.usable else self._packed()
-        # Off a power of two, so that a column of the panel spreads over the cache's sets.
-        self.stride = wide + ODD
-        compute = torch.promote_types(unit_y.dtype, torch.float32)
-        self.memory = unit_y.new_empty(max(tall, kept_rows) * self.stride, dtype=compute)
-        self.shape = tall, wide
-        self.kept_rows = kept_rows
-        self._kept = {}
-        self._beside = {}  # by what they are of
-
-    def _packed(self):
-        columns, width = self.columns.shape
-        group = torch.ops.fastsim_cpu.panel_columns(self.columns.dtype == torch.float32)
-        packed = self.columns.new_empty(-(-columns // group) * group, width)
-        torch.ops.fastsim_cpu.pack_panels(self.columns, packed)
-        return packed
-
-    def fill(self, panel, rows, first):
-        """The scores of the rows against the columns from `first` on."""
-        if self.packed is None:
-            if self.tiles.scores(rows, first, panel):
-                return
-            self.packed = self._packed()
-        torch.ops.fastsim_cpu.scores(rows, self.packed[first:], panel)
-
-    def beside(self, other):
-        """The workspace of the panels of a `Guide` or of `Factors`."""
-        kind = type(other)
-        if kind not in self._beside:
-            self._beside[kind] = _Workspace(other.columns, *self.shape)
-        return self._beside[kind]
-
-    def panel(self, block):
-        rows, columns = block
-        shape = rows.stop - rows.start, columns.stop - columns.start
-        first = rows.start if rows.stop <= self.kept_rows else 0
-        return self.memory.as_strided(shape, (self.stride, 1), first * self.stride)
-
-    def keep(self, block, panel):
-        """Keeps the panel of a block, if it has a place of its own."""
-        if block[0].stop <= self.kept_rows:
-            self._kept[block[0].start] = panel
-
-    def kept(self, block):
-        """The panel of a block that was kept, once; else None."""
-        return self._kept.pop(block[0].start, None)

@@ -9,6 +9,16 @@ import torch
 from fastsim.kinds import KINDS
 from fastsim.kinds.kind import EMPTY
 
+_LIBRARY = torch.ops.fastsim_cpu
+
+
+def pair_arguments(pairs, block, targets=None):
+    """The arguments that every panel operator has of the pairs; targets: a panel of them."""
+    rows, columns = block
+    *parts, dense = pairs.block(rows, columns)
+    parts.append(dense if targets is None else targets)
+    return rows.start + pairs.offset, columns.start, *parts, pairs.negative_target, pairs.skip
+
 
 def _state(count, fill=0.0):
     return torch.full((count,), fill, dtype=torch.float64)
@@ -19,6 +29,8 @@ def _in_type(panel, coefficients):
 
 
 class _SoftmaxForward:
+    library = _LIBRARY  # whose operators look at rows; another one in a sweep
+
     def __init__(self, tile, rows, columns):
         self.tile = tile
         self.rows = (_state(rows, EMPTY), _state(rows), _state(rows), _state(rows))
@@ -27,7 +39,7 @@ class _SoftmaxForward:
     def add(self, panel, pairs, block):
         rows, columns = block
         tile = self.tile
-        torch.ops.fastsim_cpu.softmax_forward(
+        self.library.softmax_forward(
             panel,
             *pairs,
             tile.scale,
@@ -46,7 +58,7 @@ class _SoftmaxForward:
             coefficients = _in_type(panel, tile.coefficients(self.result(), weights.double()))
             _softmax_score_grad(tile, panel, pairs, everything, coefficients)
             return
-        torch.ops.fastsim_cpu.softmax_fused(
+        self.library.softmax_fused(
             panel, *pairs, tile.scale, tile.margin, tile.normalise, weights, *self.rows
         )
 
@@ -55,24 +67,26 @@ class _SoftmaxForward:
 
 
 class _SigmoidForward:
+    library = _LIBRARY
+
     def __init__(self, tile, rows, columns):
         self.tile = tile
         self.state = [_state(rows), _state(rows)]
 
     def add(self, panel, pairs, block):
         tile, state = self.tile.of_rows(block[0]), (state[block[0]] for state in self.state)
-        _sigmoid(tile, panel, pairs, None, *state)
+        _sigmoid(tile, panel, pairs, None, *state, self.library)
 
     def fused_pass(self, panel, pairs, weights):
-        _sigmoid(self.tile, panel, pairs, weights, *self.state)
+        _sigmoid(self.tile, panel, pairs, weights, *self.state, self.library)
 
     def result(self):
         return self.state
 
 
-def _sigmoid(tile, panel, pairs, weights, losses, score_grads):
+def _sigmoid(tile, panel, pairs, weights, losses, score_grads, library):
     """tile: what it holds of each row is that of the panel's."""
-    torch.ops.fastsim_cpu.sigmoid(
+    library.sigmoid(
         panel,
         *pairs,
         tile.scale,
@@ -85,14 +99,16 @@ def _sigmoid(tile, panel, pairs, weights, losses, score_grads):
 
 
 class _SquaredErrorForward:
+    library = _LIBRARY
+
     def __init__(self, tile, rows, columns):
         self.losses = _state(rows)
 
     def add(self, panel, pairs, block):
-        torch.ops.fastsim_cpu.squared_error(panel, *pairs, None, self.losses[block[0]])
+        self.library.squared_error(panel, *pairs, None, self.losses[block[0]])
 
     def fused_pass(self, panel, pairs, weights):
-        torch.ops.fastsim_cpu.squared_error(panel, *pairs, weights, self.losses)
+        self.library.squared_error(panel, *pairs, weights, self.losses)
 
     def result(self):
         return [self.losses]
@@ -169,10 +185,10 @@ class _LevelsForward:
         return [self.top, self.sum]
 
 
-def _softmax_score_grad(tile, panel, pairs, block, coefficients):
+def _softmax_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRARY):
     rows, columns = block
     row_top, row_weight, target_weight, column_top, column_weight = coefficients
-    torch.ops.fastsim_cpu.softmax_score_grad(
+    library.softmax_score_grad(
         panel,
         *pairs,
         tile.scale,
@@ -185,29 +201,30 @@ def _softmax_score_grad(tile, panel, pairs, block, coefficients):
     )
 
 
-def _sigmoid_score_grad(tile, panel, pairs, block, coefficients):
+def _sigmoid_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRARY):
     (weights,) = coefficients
     losses, score_grads = _state(panel.shape[0]), _state(panel.shape[0])
-    _sigmoid(tile.of_rows(block[0]), panel, pairs, weights[block[0]], losses, score_grads)
+    tile = tile.of_rows(block[0])
+    _sigmoid(tile, panel, pairs, weights[block[0]], losses, score_grads, library)
 
 
-def _squared_error_score_grad(tile, panel, pairs, block, coefficients):
+def _squared_error_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRARY):
     (weights,) = coefficients
     losses = _state(panel.shape[0])
-    torch.ops.fastsim_cpu.squared_error(panel, *pairs, weights[block[0]], losses)
+    library.squared_error(panel, *pairs, weights[block[0]], losses)
 
 
 def _parameters(tile):
     return [getattr(tile, name) for name in tile.record.parameters]
 
 
-def _rows_score_grad(tile, panel, pairs, block, coefficients):
-    score_grad = getattr(torch.ops.fastsim_cpu, f"{tile.kind}_score_grad")
+def _rows_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRARY):
+    score_grad = getattr(library, f"{tile.kind}_score_grad")
     score_grad(panel, *pairs, *_parameters(tile), *(c[block[0]] for c in coefficients))
 
 
-def _debiased_score_grad(tile, panel, pairs, block, coefficients):
-    score_grad = torch.ops.fastsim_cpu.multi_similarity_score_grad
+def _debiased_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRARY):
+    score_grad = library.multi_similarity_score_grad
     *of_both, weight_top, weight = (c if c is None else c[block[0]] for c in coefficients)
     others = panel.clone() if tile.hardness else None
     score_grad(panel, *pairs, tile.hard_scale, tile.scale, *of_both)
@@ -217,8 +234,8 @@ def _debiased_score_grad(tile, panel, pairs, block, coefficients):
         panel.sub_(others)
 
 
-def _levels_score_grad(tile, panel, pairs, block, coefficients):
-    torch.ops.fastsim_cpu.levels_score_grad(panel, *pairs, tile.scale, tile.levels, *coefficients)
+def _levels_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRARY):
+    library.levels_score_grad(panel, *pairs, tile.scale, tile.levels, *coefficients)
 
 
 # The kinds whose operators take more than the numbers of their rows. Any other needs no entry here:
@@ -250,6 +267,6 @@ def forward_of(tile, rows, columns):
     return FORWARDS.get(tile.kind, _RowsForward)(tile, rows, columns)
 
 
-def write_score_grad(tile, panel, pairs, block, coefficients):
+def write_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRARY):
     """Makes the score gradients of a block of its scores, in their place."""
-    SCORE_GRADS.get(tile.kind, _rows_score_grad)(tile, panel, pairs, block, coefficients)
+    SCORE_GRADS.get(tile.kind, _rows_score_grad)(tile, panel, pairs, block, coefficients, library)

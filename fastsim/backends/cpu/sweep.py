@@ -1,0 +1,99 @@
+"""The panels of a sweep over prefixes on a CPU (the terms: fastsim/engine/sweep.py)."""
+
+import torch
+
+from fastsim.backends.cpu.passes import forward_of, pair_arguments, write_score_grad
+from fastsim.backends.cpu.workspace import Workspace, panel_in, panel_memory
+
+# Kinds each of whose steps on the rows of a panel is one operator.
+SWEPT = ("softmax", "sigmoid", "squared_error")
+
+
+class _Steps:
+    """The operators on rows of a panel, each of which first copies the scores of a width into it
+    and then does to them what comes at the end of the width.
+    """
+
+    def __init__(self, *given):
+        self._given = given
+
+    def __getattr__(self, name):
+        operator = getattr(torch.ops.fastsim_cpu, f"sweep_{name}")
+        return lambda panel, *rest: operator(panel, *self._given, *rest)
+
+
+class CpuSweep:
+    """What `Backend.sweep` returns. One panel for the scores, and one for each width's."""
+
+    def __init__(self, tile, x, y, shape):
+        self.tile, self.x, self.y = tile, x, y
+        self.height, self.width = shape
+        self.workspaces = [Workspace(columns, *shape) for columns in y.rows]
+        self.scores = panel_memory(y.rows[0], *shape)
+        rows, columns = len(x), len(y)
+        self.zeros = [
+            (of_rows, of_columns) if of_rows.any() or of_columns.any() else None
+            for of_rows, of_columns in zip(x.zeros, y.zeros, strict=True)
+        ]
+        self.row_dots, self.column_dots = (
+            torch.zeros(len(x.rows), count, dtype=torch.float64) for count in (rows, columns)
+        )
+
+    def blocks(self):
+        rows, columns = len(self.x), len(self.y)
+        for top in range(0, rows, self.height):
+            for left in range(0, columns, self.width):
+                across = slice(left, min(columns, left + self.width))
+                yield slice(top, min(rows, top + self.height)), across
+
+    def forward(self):
+        rows, columns = len(self.x), len(self.y)
+        states = [forward_of(self.tile, rows, columns) for _ in self.x.rows]
+        for block in self.blocks():
+            for k, state in enumerate(states):
+                panel = self._add_scores(k, block)
+                state.library = self._steps(k, block, dots=False)
+                state.add(panel, pair_arguments(self.tile.pairs, block), block)
+        return [state.result() for state in states]
+
+    def fused_pass(self, k, block, weights):
+        panel = self._add_scores(k, block)
+        state = forward_of(self.tile.of_rows(block[0]), *panel.shape)
+        state.library = self._steps(k, block)
+        state.fused_pass(panel, pair_arguments(self.tile.pairs, block), weights[block[0]])
+        return state.result()
+
+    def score_grad(self, k, block, coefficients):
+        panel = self._add_scores(k, block)
+        pairs, steps = pair_arguments(self.tile.pairs, block), self._steps(k, block)
+        write_score_grad(self.tile, panel, pairs, block, coefficients, steps)
+
+    def carried(self, k, block):
+        panel = self.workspaces[k].panel(block)
+        if self.zeros and self.zeros[k]:
+            of_rows, of_columns = self.zeros[k]
+            panel[of_rows[block[0]]] = 0
+            panel[:, of_columns[block[1]]] = 0
+        if k + 1 < len(self.workspaces):
+            wider = self.workspaces[k + 1].panel(block)
+            torch.ops.fastsim_cpu.carry(wider, panel, *self._ratios(k, block))
+        return panel
+
+    def _add_scores(self, k, block):
+        """The panel of a width, after the scores have become its own."""
+        rows, columns = block
+        self.workspaces[k].fill(
+            panel_in(self.scores, block), self.x.rows[k][rows], columns.start, add=k > 0
+        )
+        return self.workspaces[k].panel(block)
+
+    def _ratios(self, k, block):
+        """By what scores or score gradients of a width and the next are related."""
+        if not self.x.ratios or k == len(self.x.ratios):
+            return None, None
+        return self.x.ratios[k][block[0]], self.y.ratios[k][block[1]]
+
+    def _steps(self, k, block, *, dots=True):
+        of_dots = (self.row_dots[k][block[0]], self.column_dots[k][block[1]])
+        of_dots = of_dots if dots else (None, None)
+        return _Steps(panel_in(self.scores, block), *self._ratios(k, block), *of_dots)

@@ -1,0 +1,306 @@
+"""A tile loss summed over prefixes of the embeddings, in one sweep over their numbers.
+
+    L = sum_k c_k loss(x[:, :w_k], y[:, :w_k]),   w_1 < w_2 < ... < w_K
+
+x_k and y_k are the unit rows of the prefixes, n_k their norms, and S_k the cosines of prefix k. A
+longer prefix has all products of a shorter one, and those of its own columns w_{k-1} to w_k:
+
+    S_k = r_k S_{k-1} q_k^T + x_k[own] y_k[own]^T,   r_k = |x_{k-1}| / |x_k| of each row, q_k of y
+
+So the products of all widths cost what those of the last one cost. The gradient goes back the same
+way. With G_k = dL_k/dS_k of the width's own loss, what S_k does to the whole sum is
+
+    H_k = G_k + r_{k+1} H_{k+1} q_{k+1}^T
+
+and the own columns of prefix k get one product, H_k y_k[own]. What is left are the norms: of each
+row the number a_k = sum_j G_k S_k, which the epilogue adds up beside the score gradients. Then
+
+    dx[own] = (H_k y_k[own] - s_k x[own]) / n_k,   s_k = a_k / n_k + r_{k+1} s_{k+1}
+
+No power of a norm is formed but the first, so that prefixes may be as short as any row. Where a
+prefix is zero, its cosines are 0 and have no gradient, but it has its part in the longer ones': it
+is held in units of the next longer norm.
+
+Where the scores are products of the rows as they are, r, q and n are 1 and s is 0. A *width* is the
+step that adds the products of a prefix's own columns. Two ways through it, as in
+fastsim/engine/passes.py: fused, where a block of whole rows has what its score gradients need, or
+first the states and then the score gradients. There is a panel of scores and one of each width.
+"""
+
+import contextlib
+import threading
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from fastsim.backends import get
+from fastsim.engine.arguments import SCHEMA, TENSORS, TileArguments, tile_arguments
+from fastsim.engine.gradients import as_scalar, fake_gradients, gradients_of, wants_of
+from fastsim.engine.passes import Call, Products, at_once, coefficients_of
+from fastsim.operators import ONCE, define, differentiable_again
+from fastsim.precision import wide_dtype, widened
+from fastsim.scores import compute_dtype, dense_scores, without_autocast
+
+# ---- what is asked for ----
+
+_asked = threading.local()  # torch.compile cannot trace a ContextVar
+
+
+@dataclass
+class Asked:
+    """Ascending widths and as many weights c_k; served: whether a loss has been their sum."""
+
+    widths: list
+    weights: list
+    served: bool = False
+
+
+@contextlib.contextmanager
+def sum_over(widths, weights):
+    """Within the block, a loss that can be is the sum over prefixes; see `Asked.served`.
+
+    The embeddings given to it are as wide as the widest.
+    """
+    before = asked_widths()
+    pairs = sorted(zip(widths, weights, strict=True))
+    asked = Asked([width for width, _ in pairs], [float(weight) for _, weight in pairs])
+    _asked.now = asked
+    try:
+        yield asked
+    finally:
+        _asked.now = before
+
+
+def asked_widths():
+    """The `Asked` of this thread, or None."""
+    return getattr(_asked, "now", None)
+
+
+def serves(tile, x, weights, backend):
+    """Whether a sweep serves a loss of one process, whatever its sizes."""
+    known = weights is not None and tile.pairs.plain and not tile.pairs.each_once
+    # Norms of prefixes and sums of score gradients are kept in float64.
+    wide = wide_dtype(x.device) == torch.float64
+    return known and wide and backend.sweeps(tile, x.dtype, x.device)
+
+
+def sweep_loss(asked, tile, x, y, scale, bias, weights, formula, backend):
+    """The sum over the widths of `fastsim.engine.autograd.tile_loss` with these arguments."""
+    asked.served = True
+    y = None if y is x else y
+    dtype = compute_dtype(x)
+    scale, bias = as_scalar(scale, dtype, x.device), as_scalar(bias, dtype, x.device)
+    if not isinstance(weights, Tensor):
+        weights = torch.full((x.shape[0],), weights, dtype=dtype, device=x.device)
+    sides = (x, y, scale, bias)
+    wants = wants_of(*sides)
+    arguments = tile_arguments(tile, *sides, weights, wants, backend)
+    if torch.compiler.is_compiling():
+        arguments = [a.view_as(a) if isinstance(a, Tensor) else a for a in arguments]
+    if not any(wants):
+        return _sweep(*arguments, asked.widths, asked.weights)[0]
+    formula = None if torch.compiler.is_compiling() else formula
+    return _SweepLoss.apply(*arguments, asked.widths, asked.weights, formula)
+
+
+# ---- one call ----
+
+
+@dataclass
+class Prefixes:
+    """The own columns of every prefix of rows x (N, D), as operands of products.
+
+    rows: of each width (N, own columns), divided by the norm of the prefix; zeros for a prefix of
+    zeros. inverses: of each width 1 / norm (N,) in float64, that of the next longer prefix for one
+    of zeros, 0 where all are. ratios: of each width but the last (N,), by which scores go into
+    those of the next. zeros: of each width (N,) bool, the prefixes of zeros, whose own scores have
+    no gradient. The last two are empty where the rows are as they came.
+    """
+
+    rows: list
+    inverses: list
+    ratios: list = field(default_factory=list)
+    zeros: list = field(default_factory=list)
+
+    def __len__(self):
+        return len(self.rows[0])
+
+    @classmethod
+    def of(cls, x, widths, cosine, backend):
+        """Those of x, whose scores are cosines or not."""
+        parts = [x[:, slice(*own)] for own in _own(widths)]
+        if not cosine:
+            found = [backend.plain_rows(part) for part in parts]
+            return cls([rows for rows, _ in found], [widened(ones) for _, ones in found])
+        dtype = compute_dtype(x)
+        norm = x.new_zeros(len(x), dtype=torch.float64)
+        rows, inverses, zeros = [], [], []
+        for part in parts:
+            norm = torch.hypot(norm, torch.linalg.vector_norm(part, dim=1, dtype=torch.float64))
+            zeros.append(norm < torch.finfo(dtype).tiny)
+            inverses.append(norm.reciprocal().masked_fill_(zeros[-1], 0.0))
+            rows.append(backend.prefix_rows(part, norm, inverses[-1]))
+        for k in reversed(range(len(widths) - 1)):
+            inverses[k] = torch.where(zeros[k], inverses[k + 1], inverses[k])
+        ratios = [
+            torch.where(one == 0, 0.0, longer / one).to(dtype) for one, longer in pairwise(inverses)
+        ]
+        return cls(rows, inverses, ratios, zeros)
+
+
+def _own(widths):
+    """(first, end) of each prefix's own columns."""
+    return list(pairwise([0, *widths]))
+
+
+def forward(*arguments):
+    """[loss, if a gradient is wanted those of the inputs] of the weighted sum over the widths."""
+    *arguments, widths, width_weights = arguments
+    call = Call(TileArguments(*arguments))
+    with without_autocast(call.x.device.type):
+        x = Prefixes.of(call.x, widths, call.tile.cosine, call.backend)
+        y = x if call.together else Prefixes.of(call.y, widths, call.tile.cosine, call.backend)
+        fused = any(call.wants) and at_once(call)
+        panels = call.backend.sweep(call.tile, x, y, whole_rows=fused)
+        of_width = [weight * call.weights for weight in width_weights]
+        found = []
+        if any(call.wants):
+            states, products = (_fused if fused else _in_two_passes)(call, panels, x, y, of_width)
+            found = _input_gradients(call, panels, states, products, (x, y), widths, of_width)
+        else:
+            states = panels.forward()
+        losses = [
+            (call.tile.finish(state) * widened(weights)).sum()
+            for state, weights in zip(states, of_width, strict=True)
+        ]
+        return [torch.stack(losses).sum().to(call.tile.loss_dtype(call.x)), *found]
+
+
+def _fused(call, panels, x, y, weights):
+    products = _products(call, x, y)
+    states = [[] for _ in weights]
+    for block in panels.blocks():
+        for k, of_width in enumerate(weights):
+            states[k].append(panels.fused_pass(k, block, of_width))
+        _multiply(panels, products, block)
+    return [list(map(torch.cat, zip(*parts, strict=True))) for parts in states], products
+
+
+def _in_two_passes(call, panels, x, y, weights):
+    states = panels.forward()
+    dtype = compute_dtype(call.x)
+    coefficients = [
+        coefficients_of(call.tile, state, widened(of_width), dtype)
+        for state, of_width in zip(states, weights, strict=True)
+    ]
+    products = _products(call, x, y)
+    for block in panels.blocks():
+        for k, of_width in enumerate(coefficients):
+            panels.score_grad(k, block, of_width)
+        _multiply(panels, products, block)
+    return states, products
+
+
+def _products(call, x, y):
+    dtype = compute_dtype(call.x)
+    sides = zip(x.rows, y.rows, strict=True)
+    return [Products(call, *rows, dtype, spent=False) for rows in sides]
+
+
+def _multiply(panels, products, block):
+    """Adds the products of a block's score gradients, from the widest prefix to the narrowest."""
+    for k in reversed(range(len(products))):
+        products[k].add(panels.carried(k, block), block)
+
+
+def _input_gradients(call, panels, states, products, prefixes, widths, weights):
+    """dL/dx and dL/dy in the compute type, empty where not wanted, dL/dscale and dL/dbias (2,)."""
+    dots = panels.row_dots, panels.column_dots
+    if call.together:
+        dots = panels.row_dots + panels.column_dots, None
+    by_side = zip(*(each.result() for each in products), strict=True)
+    grads = []
+    for values, side, of_side, found in zip((call.x, call.y), prefixes, dots, by_side, strict=True):
+        wanted = any(grad.numel() for grad in found)
+        grad = values.new_empty(values.shape if wanted else 0, dtype=compute_dtype(values))
+        if wanted:
+            _through_norms(grad, found, values, side, of_side, widths, call.tile.cosine)
+        grads.append(grad)
+    parameters = call.x.new_zeros(2, dtype=torch.float64)
+    record = call.tile.record
+    doubled = [widened(of_width) for of_width in weights]
+    if call.wants[2]:
+        parameters[0] = panels.row_dots.sum() / call.scale
+        for state, of_width in zip(states, doubled, strict=True):
+            parameters[0] += record.scale_gradient(call.tile, state, of_width)
+    if call.wants[3]:
+        for state, of_width in zip(states, doubled, strict=True):
+            parameters[1] += record.bias_gradient(call.tile, state, of_width)
+    return *grads, parameters
+
+
+def _through_norms(grad, of_rows, x, prefixes, dots, widths, cosine):
+    """Writes dL/dx (N, D) from those of the prefixes' own columns."""
+    along = 0.0
+    for k, (first, end) in reversed(list(enumerate(_own(widths)))):
+        own = grad[:, first:end]
+        if not cosine:
+            own.copy_(of_rows[k])
+            continue
+        inverse = prefixes.inverses[k]
+        further = prefixes.ratios[k] * along if k < len(prefixes.ratios) else 0.0
+        along = dots[k] * inverse + further
+        pull = along.to(grad.dtype)[:, None]
+        torch.addcmul(of_rows[k], x[:, first:end].to(grad.dtype), pull, value=-1, out=own)
+        own.mul_(inverse.to(grad.dtype)[:, None])
+
+
+# ---- the registered operator ----
+
+
+def _forward_fake(*arguments):
+    *arguments, _, _ = arguments
+    call = Call(TileArguments(*arguments), fake=True)
+    loss = call.x.new_empty((), dtype=call.tile.loss_dtype(call.x))
+    return [loss, *(fake_gradients(call, compute_dtype(call.x)) if any(call.wants) else ())]
+
+
+_sweep = define(
+    "sweep",
+    f"({SCHEMA}, int[] widths, float[] width_weights) -> Tensor[]",
+    forward,
+    _forward_fake,
+)
+
+
+def _formula(ctx, x, y, scale, bias):
+    """The loss in plain torch; y=None: of x with itself."""
+    if ctx.formula is None:
+        raise RuntimeError(ONCE)
+    similarity, weights = "cosine" if ctx.cosine else "dot", ctx.saved_tensors[4]
+    total = 0.0
+    for width, weight in zip(ctx.widths, ctx.width_weights, strict=True):
+        cut = x[:, :width], None if y is None else y[:, :width]
+        losses = ctx.formula(dense_scores(*cut, get("eager"), similarity), scale, bias)
+        total = total + weight * (losses * weights).sum()
+    return total
+
+
+class _SweepLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *arguments):
+        *arguments, ctx.widths, ctx.width_weights, ctx.formula = arguments
+        loss, *found = _sweep(*arguments, ctx.widths, ctx.width_weights)
+        arguments = TileArguments(*arguments)
+        ctx.wants, ctx.cosine = arguments.wants, arguments.cosine
+        ctx.dtypes = arguments.x.dtype, arguments.scale.dtype
+        ctx.save_for_backward(*arguments.tensors, *found)
+        return loss
+
+    @staticmethod
+    @differentiable_again(_formula, inputs=4)
+    def backward(ctx, grad):
+        parts = [part * grad for part in ctx.saved_tensors[TENSORS:]]
+        return gradients_of(ctx, parts, len(TileArguments._fields) + 3)
