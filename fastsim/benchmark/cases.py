@@ -16,6 +16,7 @@ import fastsim
 # batch half learnt, in which no softmax is saturated.
 ALIKE = 0.15
 MEMBERS = 4  # rows of a group
+OWN = 2  # hard negatives of each row
 LEVELS = 26  # distinct labels of graded sentence pairs
 SIZES = (64, 512, 2048, 8192, 16384)
 DIMS = (384, 768)
@@ -117,6 +118,28 @@ def _taught(rows, width, generator):
     return leaves, tuple(mine.detach() + theirs for mine, theirs in zip(leaves, other, strict=True))
 
 
+def _with_own_negatives(rows, width, generator):
+    leaves, _ = _pairs(rows, width, generator)
+    return [*leaves, _normal(rows, OWN, width, generator=generator)], ()
+
+
+def _own_negatives(x, y, own_negatives, **options):
+    return fastsim.info_nce(x, y, own_negatives=own_negatives, **options)
+
+
+def _with_references(rows, width, generator):
+    leaves, _ = _pairs(rows, width, generator)
+    return leaves, (_normal(rows, width, generator=generator),)
+
+
+def _references(x, y, references, **options):
+    return fastsim.info_nce(x, y, references=references.to(x.dtype), **options)
+
+
+def _guided(x, y, guide_x, guide_y, **options):
+    return fastsim.info_nce(x, y, guide=(guide_x, guide_y), **options)
+
+
 def _levels(count, generator):
     return torch.randint(0, LEVELS, (count,), generator=generator).float()
 
@@ -158,6 +181,29 @@ CASES = {
             {"temperature": 0.05, "symmetric": True},
             (1, 4),
             SIZES,
+        ),
+        Case(
+            "info_nce directions",
+            fastsim.info_nce,
+            _pairs,
+            {"temperature": 0.05, "directions": ("query_to_doc", "query_to_query", "doc_to_doc")},
+            (3, 7),
+        ),
+        Case(
+            "info_nce own negatives",
+            _own_negatives,
+            _with_own_negatives,
+            {"temperature": 0.05},
+            (1, 3),
+        ),
+        Case("info_nce references", _references, _with_references, {"temperature": 0.05}, (2, 5)),
+        Case("info_nce guided", _guided, _taught, {"temperature": 0.05}, (2, 4)),
+        Case(
+            "info_nce smoothed",
+            fastsim.info_nce,
+            _pairs,
+            {"temperature": 0.05, "label_smoothing": 0.1},
+            (1, 3),
         ),
         Case("siglip", fastsim.siglip, _pairs, {"scale": 10.0, "bias": -10.0}, (1, 3), SIZES),
         Case("siglip groups", fastsim.siglip, _grouped, {"scale": 10.0, "bias": -10.0}, (1, 3)),

@@ -27,6 +27,39 @@ def symmetric_info_nce(x, y, temperature, symmetric):
     return (there + functional.cross_entropy(logits.T, diagonal(logits))) / 2
 
 
+def info_nce_directions(x, y, temperature, directions):
+    assert directions == ("query_to_doc", "query_to_query", "doc_to_doc")
+    eye = torch.eye(len(x), dtype=torch.bool, device=x.device)
+    own = (cosines(side, side).masked_fill(eye, -torch.inf) for side in (x, y))
+    logits = torch.cat([cosines(x, y), *own], 1) / temperature
+    return functional.cross_entropy(logits, diagonal(logits))
+
+
+def info_nce_own_negatives(x, y, own_negatives, temperature):
+    own = torch.einsum(
+        "nd,nkd->nk", functional.normalize(x, dim=1), functional.normalize(own_negatives, dim=2)
+    )
+    logits = torch.cat([cosines(x, y), own], 1) / temperature
+    return functional.cross_entropy(logits, diagonal(logits))
+
+
+def info_nce_references(x, y, references, temperature):
+    further = cosines(x, references.to(x.dtype))
+    logits = torch.cat([cosines(x, y), further], 1) / temperature
+    return functional.cross_entropy(logits, diagonal(logits))
+
+
+def guided_info_nce(x, y, guide_x, guide_y, temperature):
+    logits, guide = cosines(x, y) / temperature, cosines(guide_x, guide_y)
+    false = guide > guide.diagonal()[:, None]
+    return functional.cross_entropy(logits.masked_fill(false, -torch.inf), diagonal(logits))
+
+
+def smoothed_info_nce(x, y, temperature, label_smoothing):
+    logits = cosines(x, y) / temperature
+    return functional.cross_entropy(logits, diagonal(logits), label_smoothing=label_smoothing)
+
+
 def siglip(x, y, scale, bias):
     logits = cosines(x, y) * scale + bias
     signs = 2 * torch.eye(len(x), device=x.device, dtype=x.dtype) - 1
@@ -181,6 +214,11 @@ def triplet_margin(anchors, positives, negatives, margin):
 FORMULAS = {
     "info_nce": info_nce,
     "info_nce symmetric": symmetric_info_nce,
+    "info_nce directions": info_nce_directions,
+    "info_nce own negatives": info_nce_own_negatives,
+    "info_nce references": info_nce_references,
+    "info_nce guided": guided_info_nce,
+    "info_nce smoothed": smoothed_info_nce,
     "siglip": siglip,
     "siglip groups": grouped_siglip,
     "siglip weighed": weighed_siglip,

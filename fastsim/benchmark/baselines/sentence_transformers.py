@@ -34,6 +34,12 @@ def info_nce(library, problem):
     return _embedded(_loss(library, "MultipleNegativesRankingLoss", scale=scale))
 
 
+def info_nce_directions(library, problem):
+    scale, directions = 1 / problem.options["temperature"], problem.options["directions"]
+    name = "MultipleNegativesRankingLoss"
+    return _embedded(_loss(library, name, scale=scale, directions=directions))
+
+
 def cosent(library, problem):
     # The scores in place of embeddings, and their similarity the scores themselves.
     loss = _loss(library, "CoSENTLoss", similarity_fct=lambda s, _: s, **problem.options)
@@ -88,6 +94,7 @@ def cached_info_nce(library, problem):
 
 _PLAIN = {
     "info_nce": info_nce,
+    "info_nce directions": info_nce_directions,
     "cosent": cosent,
     "cosent distinct": cosent,
     "angle": angle,
