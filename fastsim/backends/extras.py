@@ -16,7 +16,7 @@ PARTS = "parts of the columns"
 TEACHER = "teacher"
 WEIGHED_POSITIVES = "weighed positives"
 
-# Each as the sentence of a backend that has it not.
+# What a backend without one says of itself.
 EXTRAS = {
     DOT: 'its kernels take cosines alone (`similarity="dot"`)',
     ABOVE: "its kernels leave out no pair for its score (`exclude_above`)",
@@ -43,8 +43,8 @@ def extras_of(
     """The extras that a loss with these arguments needs.
 
     further: whether it has further candidates (fastsim/losses/further_candidates.py). weighed:
-    whether positives weigh other than 1. group: where
-    a column's place among those of all ranks counts, the loss's own; a ring wants it in any case.
+    whether positives weigh other than 1. group: the loss's own, where a column's place among those
+    of all ranks counts; a ring wants it in any case.
     """
     needed = {
         DOT: similarity == "dot",
