@@ -42,7 +42,13 @@ def narrowed(problem, rows):
         return problem
     x, y = problem.leaves
     x = x.detach()[:rows].clone().requires_grad_()
-    given = tuple((row_groups[:rows], groups) for row_groups, groups in problem.given)
+
+    def cut(place, value):
+        if isinstance(value, tuple):  # groups of both sides
+            return value[0][:rows], value[1]
+        return value[:rows] if place in problem.case.of_rows else value
+
+    given = tuple(cut(place, value) for place, value in enumerate(problem.given))
     return replace(problem, leaves=[x, y], given=given)
 
 

@@ -48,7 +48,8 @@ class Case:
 
     products: of the score matrix, forward and forward + backward; (0, 0) where there is none.
     sizes, dims: by default. exact: the largest N at which the dense formula is affordable twice
-    over in float64, for the error.
+    over in float64, for the error. of_rows: the places of the given arguments that have a row for
+    each of x.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Case:
     sizes: tuple[int, ...] = tuple(size for size in SIZES if size <= UP_TO)
     dims: tuple[int, ...] = DIMS
     exact: int = 512
+    of_rows: tuple[int, ...] = ()
 
     def problem(self, rows, width, *, device="cpu", dtype=torch.float32, seed=0, **options):
         """Inputs of that size, the same for the same seed."""
@@ -197,7 +199,7 @@ CASES = {
             (1, 3),
         ),
         Case("info_nce references", _references, _with_references, {"temperature": 0.05}, (2, 5)),
-        Case("info_nce guided", _guided, _taught, {"temperature": 0.05}, (2, 4)),
+        Case("info_nce guided", _guided, _taught, {"temperature": 0.05}, (2, 4), of_rows=(0,)),
         Case(
             "info_nce smoothed",
             fastsim.info_nce,
@@ -254,8 +256,16 @@ CASES = {
             _taught,
             {"temperature": 0.05, "teacher_temperature": 0.05},
             (2, 4),
+            of_rows=(0,),
         ),
-        Case("distill margins", fastsim.distill, _taught, {"kind": "margin_mse"}, (2, 4)),
+        Case(
+            "distill margins",
+            fastsim.distill,
+            _taught,
+            {"kind": "margin_mse"},
+            (2, 4),
+            of_rows=(0,),
+        ),
         Case("cosent_matrix", fastsim.cosent_matrix, _grouped, {"scale": 20.0}, (1, 4), exact=64),
         Case("cosent", fastsim.cosent, _scores, {"scale": 20.0}, **_LISTS),
         Case("cosent distinct", fastsim.cosent, _ranked_scores, {"scale": 20.0}, **_LISTS),

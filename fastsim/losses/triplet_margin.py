@@ -125,7 +125,9 @@ def _forward(anchors, positives, negatives, backend):
 
 
 def _fake(anchors, positives, negatives, backend):
-    near, far = (anchors.new_empty(len(anchors), dtype=compute_dtype(anchors)) for _ in range(2))
+    near, far = (
+        anchors.new_empty(anchors.shape[0], dtype=compute_dtype(anchors)) for _ in range(2)
+    )
     return near, far
 
 

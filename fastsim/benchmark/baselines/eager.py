@@ -174,13 +174,14 @@ def matrix_mse(x, y, groups):
 
 def distill(x, y, teacher_x, teacher_y, temperature, teacher_temperature):
     own = torch.log_softmax(cosines(x, y) / temperature, 1)
-    taught = torch.log_softmax(cosines(teacher_x, teacher_y) / teacher_temperature, 1)
+    taught = cosines(teacher_x.to(x.dtype), teacher_y.to(x.dtype)) / teacher_temperature
+    taught = torch.log_softmax(taught, 1)
     return temperature**2 * functional.kl_div(own, taught, log_target=True, reduction="batchmean")
 
 
 def distill_margins(x, y, teacher_x, teacher_y, kind):
     assert kind == "margin_mse"
-    own, taught = cosines(x, y), cosines(teacher_x, teacher_y)
+    own, taught = cosines(x, y), cosines(teacher_x.to(x.dtype), teacher_y.to(x.dtype))
     own, taught = (scores.diagonal()[:, None] - scores for scores in (own, taught))
     return functional.mse_loss(own, taught) * len(y) / (len(y) - 1)
 

@@ -29,6 +29,7 @@ OF_KINDS = {
     "decoupled": "decoupled_contrastive-dot-bias",
     "debiased": "debiased_contrastive-hard",
     "levels": "cosent_matrix-groups",
+    "distillation": "distill",
 }
 SHAPES = ((12, 12, 18), (13, 29, 18), (5, 7, 4), (26, 27, 18))
 
