@@ -291,8 +291,9 @@ def _formula(ctx, x, y, scale, bias):
 class _SweepLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *arguments):
-        *arguments, ctx.widths, ctx.width_weights, ctx.formula = arguments
-        loss, *found = _sweep(*arguments, ctx.widths, ctx.width_weights)
+        *arguments, widths, width_weights, ctx.formula = arguments
+        loss, *found = _sweep(*arguments, widths, width_weights)
+        ctx.widths, ctx.width_weights = widths, width_weights
         arguments = TileArguments(*arguments)
         ctx.wants, ctx.cosine = arguments.wants, arguments.cosine
         ctx.dtypes = arguments.x.dtype, arguments.scale.dtype
