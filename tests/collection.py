@@ -20,6 +20,7 @@ SLOW = (
     "test_export",
     "test_torch_integration",
     "test_seeds",
+    "test_sweep",
 )
 
 # Files of few tests that compile, or start processes that do. With `pytest -n` they come first, so
