@@ -16,6 +16,7 @@ from bench.examples.table import table as examples
 from bench.figures import draw
 from bench.peer_suites.table import table as peer_suites
 from bench.results import folders, read
+from bench.training import late_interaction as token_vectors
 from bench.training.tables import crossed_table, improved_table
 
 README = Path(__file__).parent.parent / "README.md"
@@ -42,6 +43,7 @@ TABLES = {
     "late_interaction": late_interaction.table,
     "improved": lambda _: improved_table(),
     "crossed": lambda _: crossed_table(),
+    "token_vectors": token_vectors.table,
 }
 
 
