@@ -57,12 +57,19 @@ def define(name, schema, implementation, fake):
     operator = getattr(torch.ops.fastsim, name).default
 
     def call(*arguments):
-        if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+        if traced():
             return operator(*arguments)
         return implementation(*arguments)
 
     call.operator = operator
     return call
+
+
+def traced():
+    """Whether something records the operators that are called: torch.compile, torch.export, or a
+    dispatch mode as that of fake tensors.
+    """
+    return torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
 
 
 def transformed(*values):

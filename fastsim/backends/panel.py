@@ -42,6 +42,17 @@ def panel_size(megabytes: float) -> Iterator[None]:
         yield
 
 
+def blocks_within(rows, columns, tall, wide, *, lower=False, aligned=1):
+    """The (rows, columns) slices of a matrix in blocks of at most (tall, wide), row by row.
+
+    lower: columns up to a block's first row may be left out; aligned: but for whole multiples.
+    """
+    for top in range(0, rows, tall):
+        first = top // aligned * aligned if lower else 0
+        for left in range(first, columns, wide):
+            yield slice(top, min(rows, top + tall)), slice(left, min(columns, left + wide))
+
+
 def panel_bytes(default):
     """Bytes of a panel: what FASTSIM_PANEL_MB says, else `default`.
 

@@ -82,16 +82,16 @@ class TileArguments(NamedTuple):
     def tile(self, number):
         """The `Tile`, its scale and bias as `number` makes them of 0-d tensors."""
         named = dict(zip(_PAIRS, _pairs_of(self), strict=True))
-        for rows, columns in _SAME:
-            named[columns] = named[rows] if named[columns] is None else named[columns]
-        guide = None
+        columns = {}
+        for of_rows, of_columns in _SAME:
+            own = getattr(self, of_columns)
+            columns[of_columns] = getattr(self, of_rows) if own is None else own
+        named |= {name: found for name, found in columns.items() if name in named}
+        guide = factors = None
         if self.guide_rows is not None:
-            columns = self.guide_rows if self.guide_columns is None else self.guide_columns
-            guide = Guide(self.guide_rows, columns, self.guide_thresholds)
-        factors = None
+            guide = Guide(self.guide_rows, columns["guide_columns"], self.guide_thresholds)
         if self.factor_rows is not None:
-            columns = self.factor_rows if self.factor_columns is None else self.factor_columns
-            factors = Factors(self.factor_rows, columns)
+            factors = Factors(self.factor_rows, columns["factor_columns"])
         return Tile(
             pairs=Pairs(**named, guide=guide, factors=factors),
             scale=number(self.scale),
@@ -112,27 +112,27 @@ _TILE = tuple(
 _pairs_of, _tile_of = attrgetter(*_PAIRS), attrgetter(*_TILE)
 # The tensors of columns are None where they are the rows' own: torch.compile does not trace a
 # function that is given one tensor twice.
-_SAME = (("row_ids", "column_ids"), ("row_groups", "column_groups"))
+_SAME = (
+    ("row_ids", "column_ids"),
+    ("row_groups", "column_groups"),
+    ("guide_rows", "guide_columns"),
+    ("factor_rows", "factor_columns"),
+)
 
 
 def tile_arguments(tile, x, y, scale, bias, weights, wants, backend):
     """The `TileArguments` of a tile, whose own scale and bias are left out."""
     named = {name: getattr(tile.pairs, name) for name in _PAIRS}
+    guide, factors = tile.pairs.guide, tile.pairs.factors
+    named |= {
+        "guide_rows": None if guide is None else guide.rows,
+        "guide_columns": None if guide is None else guide.columns,
+        "guide_thresholds": None if guide is None else guide.thresholds,
+        "factor_rows": None if factors is None else factors.rows,
+        "factor_columns": None if factors is None else factors.columns,
+    }
     for rows, columns in _SAME:
         named[columns] = None if named[columns] is named[rows] else named[columns]
-    guide = tile.pairs.guide
-    if guide is None:
-        guide_tensors = None, None, None
-    else:
-        columns = None if guide.columns is guide.rows else guide.columns
-        guide_tensors = guide.rows, columns, guide.thresholds
-    named |= zip(("guide_rows", "guide_columns", "guide_thresholds"), guide_tensors, strict=True)
-    factors = tile.pairs.factors
-    same = factors is not None and factors.columns is factors.rows
-    named |= {
-        "factor_rows": None if factors is None else factors.rows,
-        "factor_columns": None if factors is None or same else factors.columns,
-    }
     named |= {name: getattr(tile, name) for name in _TILE}
     named |= {"observed": tile.seen is not None, "wants": wants, "backend": backend.name}
     return TileArguments(x, y, scale, bias, weights, **named)

@@ -18,18 +18,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastsim.backends import get
 from fastsim.backends.base import Backend
 from fastsim.batch_metrics import not_compiled, nothing_seen, record, watched
 from fastsim.engine.arguments import SCHEMA, TENSORS, TileArguments, tile_arguments
-from fastsim.engine.gradients import as_scalar, fake_gradients, gradients_of, wants_of
+from fastsim.engine.gradients import (
+    as_operands,
+    dense_losses,
+    fake_gradients,
+    gradients_of,
+    once_each,
+    wants_of,
+)
 from fastsim.engine.passes import Call, backward, forward, in_one_call, is_small
 from fastsim.engine.prepared import note
 from fastsim.engine.ring import ring_tile_loss
 from fastsim.engine.sweep import asked_widths, serves, sweep_loss
-from fastsim.operators import ONCE, define, differentiable_again
+from fastsim.operators import define, differentiable_again
 from fastsim.precision import wide_dtype
-from fastsim.scores import compute_dtype, dense_scores
+from fastsim.scores import compute_dtype
 from fastsim.tile import Tile
 
 
@@ -90,10 +96,7 @@ def _loss(tile, x, y, scale, bias, weights, batch, formula, backend):
         loss = small(x, y)
         note((x, x if y is None else y), small, loss)
         return loss
-    dtype = compute_dtype(x)
-    scale, bias = as_scalar(scale, dtype, x.device), as_scalar(bias, dtype, x.device)
-    if weights is not None and not isinstance(weights, Tensor):
-        weights = torch.full((x.shape[0],), weights, dtype=dtype, device=x.device)
+    scale, bias, weights = as_operands(x, scale, bias, weights)
     if not alone:
         y = x if y is None else y
         tile = tile if tile.rows_alone else replace(tile, group=batch.name)
@@ -102,16 +105,13 @@ def _loss(tile, x, y, scale, bias, weights, batch, formula, backend):
         y = batch.gather_columns(y)
         if not len(x) and tile.rows_alone and weights is not None:
             # This rank has no row: it adds nothing, and its columns get their share all the same.
-            return 0.0 * (x.sum() + y.sum() + scale + bias).to(dtype)
+            return 0.0 * (x.sum() + y.sum() + scale + bias).to(compute_dtype(x))
         y = None if y is x else y
     sides = (x, y, scale, bias)
     wants = wants_of(*sides)
     learnt = zip(("scale", "bias"), wants[2:], strict=True)
     assert all(name in tile.record.learns for name, want in learnt if want), tile.kind
-    arguments = tile_arguments(tile, *sides, weights, wants, backend)
-    if torch.compiler.is_compiling():
-        # It takes no tensor twice, and a user may: ids that are positives too, of rows and columns.
-        arguments = [a.view_as(a) if isinstance(a, Tensor) else a for a in arguments]
+    arguments = once_each(tile_arguments(tile, *sides, weights, wants, backend))
     if not any(wants):
         loss, *seen = _tile(*arguments)
     else:
@@ -159,10 +159,7 @@ _tile_backward = define(
 
 def _formula(ctx, x, y, scale, bias):
     """The loss in plain torch; y=None: of x with itself."""
-    if ctx.formula is None:
-        raise RuntimeError(ONCE)
-    scores = dense_scores(x, y, get("eager"), "cosine" if ctx.cosine else "dot")
-    losses, weights = ctx.formula(scores, scale, bias), ctx.saved_tensors[4]
+    losses, weights = dense_losses(ctx, x, y, scale, bias), ctx.saved_tensors[4]
     return losses if weights is None else (losses * weights).sum()
 
 

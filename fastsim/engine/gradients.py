@@ -1,9 +1,12 @@
-"""What the differentiable operations of a tile loss have in common: scalars in, gradients out."""
+"""What the differentiable operations of a tile loss share: operands, formula, gradients."""
 
 import torch
 from torch import Tensor
 
+from fastsim.backends import get
+from fastsim.operators import ONCE
 from fastsim.precision import wide_dtype
+from fastsim.scores import compute_dtype, dense_scores
 
 
 def wants_of(*sides):
@@ -19,6 +22,32 @@ def as_scalar(value, dtype, device):
         # What leaves a CPU is copied at once or kept until it is: nothing waits.
         return value.to(device=device, dtype=dtype, non_blocking=value.device.type == "cpu")
     return torch.full((), value, dtype=dtype, device=device)
+
+
+def as_operands(x, scale, bias, weights):
+    """scale and bias as 0-d tensors, weights of rows, a number or None, as (N,) or None."""
+    dtype = compute_dtype(x)
+    if weights is not None and not isinstance(weights, Tensor):
+        weights = torch.full((x.shape[0],), weights, dtype=dtype, device=x.device)
+    return as_scalar(scale, dtype, x.device), as_scalar(bias, dtype, x.device), weights
+
+
+def once_each(arguments):
+    """The arguments of an operator with no tensor twice, which torch.compile does not take.
+
+    A user may give one twice: ids that are positives too, of rows and columns.
+    """
+    if not torch.compiler.is_compiling():
+        return arguments
+    return [a.view_as(a) if isinstance(a, Tensor) else a for a in arguments]
+
+
+def dense_losses(ctx, x, y, scale, bias):
+    """The losses (N,) in plain torch; y=None: of x with itself."""
+    if ctx.formula is None:
+        raise RuntimeError(ONCE)
+    scores = dense_scores(x, y, get("eager"), "cosine" if ctx.cosine else "dot")
+    return ctx.formula(scores, scale, bias)
 
 
 def fake_gradients(call, dtype):

@@ -15,12 +15,12 @@ import ctypes
 from dataclasses import replace
 
 import torch
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fastsim.backends import get
 from fastsim.batch_metrics import nothing_seen
 from fastsim.engine.arguments import TileArguments
 from fastsim.engine.scoring import blocks_of, common_loss_scale, state_of
+from fastsim.operators import traced
 from fastsim.pairs import part_of, with_thresholds, with_unit_guide
 from fastsim.precision import wide_dtype, widened
 from fastsim.scores import compute_dtype, without_autocast
@@ -125,7 +125,7 @@ def is_small(tile, x, y, weights, backend):
 
     Of a small batch the operator's arguments would take longer than the loss.
     """
-    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+    if traced():
         return False
     return _is_whole(tile, x, x if y is None else y, weights, backend)
 

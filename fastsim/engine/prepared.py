@@ -13,11 +13,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fastsim.backends import default_name
 from fastsim.batch_metrics import watched
-from fastsim.operators import transformed
+from fastsim.operators import traced, transformed
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,7 +57,7 @@ def once_per_signature(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if traced():
             return function(*args, **options)
         tensors, signature = _signature(args, options)
         if signature is None:
@@ -103,7 +102,7 @@ def _signature(args, options):
                 parts += kind, value.shape, value.dtype, value.device, value.layout
             else:
                 return None, None
-    if watched() or transformed(*tensors) or is_in_torch_dispatch_mode():
+    if watched() or transformed(*tensors):
         return None, None
     first = [next(i for i, other in enumerate(tensors) if other is t) for t in tensors]
     return tensors, (*parts, *options, *first, default_name(), torch.is_inference_mode_enabled())

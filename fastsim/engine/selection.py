@@ -1,10 +1,9 @@
 """Selection over all pairs: the columns that count."""
 
 import torch
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fastsim.backends import get
-from fastsim.operators import define
+from fastsim.operators import define, traced
 from fastsim.pairs import Pairs
 from fastsim.scores import without_autocast
 
@@ -89,9 +88,7 @@ _hardest = define(
 
 def finds_hardest_pairs(x, backend):
     """Whether one call finds the hardest pairs of rows x (N, D), as `is_small` says of losses."""
-    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
-        return False
-    return backend.serves_hardest_pairs(*x.shape)
+    return not traced() and backend.serves_hardest_pairs(*x.shape)
 
 
 def hardest_pairs(x, groups, backend):

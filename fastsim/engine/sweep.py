@@ -33,15 +33,20 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
-from torch import Tensor
 
-from fastsim.backends import get
 from fastsim.engine.arguments import SCHEMA, TENSORS, TileArguments, tile_arguments
-from fastsim.engine.gradients import as_scalar, fake_gradients, gradients_of, wants_of
+from fastsim.engine.gradients import (
+    as_operands,
+    dense_losses,
+    fake_gradients,
+    gradients_of,
+    once_each,
+    wants_of,
+)
 from fastsim.engine.passes import Call, Products, at_once, coefficients_of
-from fastsim.operators import ONCE, define, differentiable_again
+from fastsim.operators import define, differentiable_again
 from fastsim.precision import wide_dtype, widened
-from fastsim.scores import compute_dtype, dense_scores, without_autocast
+from fastsim.scores import compute_dtype, without_autocast
 
 # ---- what is asked for ----
 
@@ -90,15 +95,10 @@ def sweep_loss(asked, tile, x, y, scale, bias, weights, formula, backend):
     """The sum over the widths of `fastsim.engine.autograd.tile_loss` with these arguments."""
     asked.served = True
     y = None if y is x else y
-    dtype = compute_dtype(x)
-    scale, bias = as_scalar(scale, dtype, x.device), as_scalar(bias, dtype, x.device)
-    if not isinstance(weights, Tensor):
-        weights = torch.full((x.shape[0],), weights, dtype=dtype, device=x.device)
+    scale, bias, weights = as_operands(x, scale, bias, weights)
     sides = (x, y, scale, bias)
     wants = wants_of(*sides)
-    arguments = tile_arguments(tile, *sides, weights, wants, backend)
-    if torch.compiler.is_compiling():
-        arguments = [a.view_as(a) if isinstance(a, Tensor) else a for a in arguments]
+    arguments = once_each(tile_arguments(tile, *sides, weights, wants, backend))
     if not any(wants):
         return _sweep(*arguments, asked.widths, asked.weights)[0]
     formula = None if torch.compiler.is_compiling() else formula
@@ -277,14 +277,10 @@ _sweep = define(
 
 def _formula(ctx, x, y, scale, bias):
     """The loss in plain torch; y=None: of x with itself."""
-    if ctx.formula is None:
-        raise RuntimeError(ONCE)
-    similarity, weights = "cosine" if ctx.cosine else "dot", ctx.saved_tensors[4]
-    total = 0.0
+    weights, total = ctx.saved_tensors[4], 0.0
     for width, weight in zip(ctx.widths, ctx.width_weights, strict=True):
         cut = x[:, :width], None if y is None else y[:, :width]
-        losses = ctx.formula(dense_scores(*cut, get("eager"), similarity), scale, bias)
-        total = total + weight * (losses * weights).sum()
+        total = total + weight * (dense_losses(ctx, *cut, scale, bias) * weights).sum()
     return total
 
 

@@ -11,7 +11,7 @@ from fastsim.backends.cpu.passes import forward_of, pair_arguments, served, writ
 from fastsim.backends.cpu.sweep import SWEPT, CpuSweep
 from fastsim.backends.cpu.workspace import Workspace
 from fastsim.backends.extras import EXTRAS
-from fastsim.backends.panel import panel_bytes
+from fastsim.backends.panel import blocks_within, panel_bytes
 from fastsim.batch_metrics import SEEN
 from fastsim.kinds import LATE_INTERACTION, SELECTIONS
 from fastsim.kinds.kind import EMPTY
@@ -234,11 +234,8 @@ class CpuBackend(Backend):
         return columns <= WIDEST
 
     def blocks(self, rows, columns, device, *, whole_rows=False, lower=False):
-        tall, wide = _block_shape(rows, columns, whole_rows)
-        for top in range(0, rows, tall):
-            first = top // ALIGNED * ALIGNED if lower else 0
-            for left in range(first, columns, wide):
-                yield slice(top, min(rows, top + tall)), slice(left, min(columns, left + wide))
+        shape = _block_shape(rows, columns, whole_rows)
+        return blocks_within(rows, columns, *shape, lower=lower, aligned=ALIGNED)
 
     def workspace(self, unit_x, unit_y, *, whole_rows=False, keep=False):
         rows, columns = unit_x.shape[0], unit_y.shape[0]

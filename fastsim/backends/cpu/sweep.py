@@ -4,6 +4,7 @@ import torch
 
 from fastsim.backends.cpu.passes import forward_of, pair_arguments, write_score_grad
 from fastsim.backends.cpu.workspace import Workspace, panel_in, panel_memory
+from fastsim.backends.panel import blocks_within
 
 # Kinds each of whose steps on the rows of a panel is one operator.
 SWEPT = ("softmax", "sigmoid", "squared_error")
@@ -27,7 +28,7 @@ class CpuSweep:
 
     def __init__(self, tile, x, y, shape):
         self.tile, self.x, self.y = tile, x, y
-        self.height, self.width = shape
+        self.shape = shape
         self.workspaces = [Workspace(columns, *shape) for columns in y.rows]
         self.scores = panel_memory(y.rows[0], *shape)
         rows, columns = len(x), len(y)
@@ -40,11 +41,7 @@ class CpuSweep:
         )
 
     def blocks(self):
-        rows, columns = len(self.x), len(self.y)
-        for top in range(0, rows, self.height):
-            for left in range(0, columns, self.width):
-                across = slice(left, min(columns, left + self.width))
-                yield slice(top, min(rows, top + self.height)), across
+        return blocks_within(len(self.x), len(self.y), *self.shape)
 
     def forward(self):
         rows, columns = len(self.x), len(self.y)

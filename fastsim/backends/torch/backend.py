@@ -13,6 +13,7 @@ import torch
 
 from fastsim.backends.base import Backend
 from fastsim.backends.extras import EXTRAS
+from fastsim.backends.panel import blocks_within
 from fastsim.backends.torch import cosent, max_sim, panels, rows, selection, steps
 from fastsim.backends.torch.block import Block
 from fastsim.backends.torch.epilogues import EPILOGUES
@@ -76,10 +77,8 @@ class TorchBackend(Backend):
         return rows * columns <= panels.matrix_scores(device)
 
     def blocks(self, rows, columns, device, *, whole_rows=False, lower=False):
-        tall, wide = panels.block_shape(rows, columns, device, whole_rows)
-        for top in range(0, rows, tall):
-            for left in range(top if lower else 0, columns, wide):
-                yield slice(top, min(rows, top + tall)), slice(left, min(columns, left + wide))
+        shape = panels.block_shape(rows, columns, device, whole_rows)
+        return blocks_within(rows, columns, *shape, lower=lower)
 
     def workspace(self, unit_x, unit_y, *, whole_rows=False, keep=False):
         return panels.Workspace()
@@ -96,13 +95,13 @@ class TorchBackend(Backend):
         """A `Block` with its scores, and those of the guide; scale: of logits with a bias."""
         guide, guided = pairs.guide, None
         if guide is not None:
-            guided = self.scores(guide.rows, guide.columns, place, panels.Workspace())
+            guided = self.scores(guide.rows, guide.columns, place, workspace.beside(guide))
         panel = self.scores(unit_x, unit_y, place, workspace)
         biased = pairs.column_bias is not None
         bias = pairs.score_bias(place[1], scale) if biased else None
         found = Block.of(pairs, place, panel, unit_y.shape[0], guided, bias)
         if pairs.factors is not None:
-            found.dense = self.scores(*pairs.factors, place, panels.Workspace())
+            found.dense = self.scores(*pairs.factors, place, workspace.beside(pairs.factors))
         if pairs.row_shift is not None:
             found.panel.sub_(pairs.row_shift[place[0], None])
         return found

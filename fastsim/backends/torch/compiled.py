@@ -15,10 +15,10 @@ import types
 import warnings
 
 import torch
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fastsim.backends.torch.block import FusibleBlock
 from fastsim.backends.torch.epilogues import FEW
+from fastsim.operators import traced
 from fastsim.tile import Tile
 
 VARIABLE = "FASTSIM_COMPILE"
@@ -130,7 +130,7 @@ def _wanted(tile, block):
     # Many levels are scattered, which a compiler would do in any order.
     if tile.levels is not None and len(tile.levels) > FEW:
         return False
-    return not (_capturing(panel) or torch.compiler.is_compiling() or is_in_torch_dispatch_mode())
+    return not (_capturing(panel) or traced())
 
 
 def _capturing(panel):

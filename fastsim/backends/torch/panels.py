@@ -79,6 +79,11 @@ class Workspace:
 
     def __init__(self):
         self._memory = {}
+        self._beside = {}
+
+    def beside(self, other):
+        """The workspace of the panels of a `Guide` or of `Factors`."""
+        return self._beside.setdefault(type(other), Workspace())
 
     def panel(self, left, right):
         """An empty panel for the products of rows `left` and `right`."""

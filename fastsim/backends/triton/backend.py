@@ -24,7 +24,7 @@ import torch
 from fastsim.backends import lists
 from fastsim.backends.base import Backend
 from fastsim.backends.extras import ABOVE, DOT, GUIDE, PARTS, UNTARGETED
-from fastsim.backends.panel import panel_bytes
+from fastsim.backends.panel import blocks_within, panel_bytes
 from fastsim.backends.triton.kernels.table import PANEL_LINE
 from fastsim.backends.triton.scaled_rows import values_and_rest
 from fastsim.pairs import Pairs
@@ -180,10 +180,7 @@ class TritonBackend(Backend):
         return columns <= WIDEST and 2 * rows * _padded(columns) <= _panel_bytes()
 
     def blocks(self, rows, columns, device, *, whole_rows=False, lower=False):
-        tall, wide = _block_shape(rows, columns, whole_rows)
-        for top in range(0, rows, tall):
-            for left in range(top if lower else 0, columns, wide):
-                yield slice(top, min(rows, top + tall)), slice(left, min(columns, left + wide))
+        return blocks_within(rows, columns, *_block_shape(rows, columns, whole_rows), lower=lower)
 
     def workspace(self, unit_x, unit_y, *, whole_rows=False, keep=False):
         tall, wide = _block_shape(unit_x.shape[0], unit_y.shape[0], whole_rows)
