@@ -14,6 +14,8 @@ import torch
 
 import fastsim
 from bench.results import read, write
+from fastsim.benchmark.baselines import ours
+from fastsim.benchmark.calls import step
 from fastsim.benchmark.cases import CASES
 from fastsim.benchmark.results import environment
 
@@ -22,35 +24,27 @@ SIZES, WIDTH = (2048, 8192), 384
 FEWEST = 3  # rounds
 
 
-def step(problem):
-    """(value, gradients) of one forward and backward pass."""
-    for leaf in problem.leaves:
-        leaf.grad = None
-    loss = problem.case.function(*problem.leaves, *problem.given, **problem.options)
-    loss.backward()
-    return [loss.detach(), *(leaf.grad for leaf in problem.leaves)]
-
-
-def timed(problem, on):
-    """(seconds, results) of one step, seen or not."""
+def timed(call, problem, on):
+    """(seconds, value and gradients) of one step, seen or not."""
     start = time.process_time()
     if on:
         with fastsim.metrics() as seen:
-            found = step(problem)
+            loss = step(call, problem)
         seen.read()
     else:
-        found = step(problem)
-    return time.process_time() - start, found
+        loss = step(call, problem)
+    return time.process_time() - start, [loss, *(leaf.grad for leaf in problem.leaves)]
 
 
 def measured(name, rows, seconds):
     """The row of results of one loss and size."""
     problem = CASES[name].problem(rows, WIDTH)
-    same = all(map(torch.equal, timed(problem, True)[1], timed(problem, False)[1]))
+    call = ours("cpu").call(problem)
+    same = all(map(torch.equal, *(timed(call, problem, on)[1] for on in (True, False))))
     times, end = {True: [], False: []}, time.perf_counter() + seconds
     while time.perf_counter() < end or len(times[True]) < FEWEST:
         for on in (True, False):
-            times[on].append(timed(problem, on)[0])
+            times[on].append(timed(call, problem, on)[0])
     on, off = (statistics.median(times[key]) for key in (True, False))
     return {
         "loss": name,
