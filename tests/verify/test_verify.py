@@ -56,8 +56,10 @@ def test_what_is_wrong_is_refused(name):
     assert WRONG[name] in verdict.sentence
 
 
-def test_a_backend_is_checked_by_what_it_has():
+def test_a_backend_is_checked_by_what_it_has(monkeypatch):
     """A problem that needs an extra says so, and is not asked of a backend without it."""
+    known = dict(fastsim.backends.__globals__["_BACKENDS"]) | {"bare": fakes.Bare()}
+    monkeypatch.setitem(fastsim.backends.__globals__, "_BACKENDS", known)
     made = cases.problems("softmax", (5, 7, 4), torch.float32)
     asked = checks.served("bare", "softmax", (5, 7, 4), torch.float32)
     assert [one.name for one in asked] == [one.name for one in made if not one.extras]
