@@ -118,7 +118,9 @@ def test_the_hot_loop_multiplies_and_loads_alone(tile):
         products = [line for line in loop if re.match(expected.products, line)]
         assert products, loop
         assert len(products) % expected.sums == 0, products
-        additions = [line for line in loop if re.match(r"v?f?(add|sub)p?[sd]?\s.*(mm|[vs]\d)", line)]
+        additions = [
+            line for line in loop if re.match(r"v?f?(add|sub)p?[sd]?\s.*(mm|[vs]\d)", line)
+        ]
         assert len(additions) * expected.sums == len(products) * expected.additions, additions
         for line in loop:
             assert not re.match(expected.broadcast, line), line
