@@ -107,5 +107,6 @@ def _signature(args, options):
             return None, None
     if watched() or transformed(*tensors):
         return None, None
-    first = [next(i for i, other in enumerate(tensors) if other is t) for t in tensors]
+    ids = [id(tensor) for tensor in tensors]
+    first = () if len({*ids}) == len(ids) else map(ids.index, ids)  # which are one tensor
     return tensors, (*parts, *options, *first, default_name(), torch.is_inference_mode_enabled())
