@@ -86,7 +86,7 @@ def time(found):
 
 
 def gains(kind):
-    """What a user gains, in the first table of README.md: one size, time and memory, each device."""
+    """What a user gains, for README.md: time and memory of one size on each device."""
     lines = []
     for folder in folders(kind):
         found = Found(*read_losses(folder))
