@@ -294,20 +294,20 @@ class CpuBackend(Backend):
         block = slice(0, panel.shape[0]), slice(0, panel.shape[1])
         torch.ops.fastsim_cpu.observe(panel.detach(), *pair_arguments(pairs, block), seen)
 
-    def all_scores(self, unit_x, unit_y):
+    def cosines(self, x, y):
         # Of few scores, packing for a matrix unit takes longer than their product.
-        scores = unit_x.new_empty(unit_x.shape[0], unit_y.shape[0])
-        torch.ops.fastsim_cpu.all_scores(unit_x.contiguous(), unit_y.contiguous(), scores)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        scores = torch.empty(x.shape[0], y.shape[0], dtype=dtype)
+        torch.ops.fastsim_cpu.cosines(x, y, scores)
         return scores
 
-    def all_scores_backward(self, grad, unit_x, unit_y, wants):
-        grad, found = grad.contiguous(), [None, None]
-        for side, (own, other) in enumerate(((unit_x, unit_y), (unit_y, unit_x))):
-            if wants[side]:
-                found[side] = own.new_empty(own.shape)
-                others = other.contiguous()
-                torch.ops.fastsim_cpu.multiply(grad, others, found[side], side == 1, False)
-        return found
+    def cosines_backward(self, grad, x, y, wants):
+        grads = [
+            torch.empty(side.shape, dtype=grad.dtype) if want else None
+            for side, want in zip((x, y), wants, strict=True)
+        ]
+        torch.ops.fastsim_cpu.cosines_backward(grad.contiguous(), x, y, *grads)
+        return grads
 
     def paired_scores(self, unit_x, unit_y):
         parts, rows = [], unit_x.shape[0]
