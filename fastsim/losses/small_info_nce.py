@@ -72,13 +72,12 @@ def small_info_nce(
     counts += [0 if own is None else own.shape[1], 0 if references is None else len(references)]
     if not serves_dense(rows, columns + sum(counts), backend):
         return None
-    offsets = _offsets(anchors, columns, columns + sum(counts), further, scale * options["margin"])
     function = partial(
         _loss,
         directions=further.directions,
         own=own is not None,
         scale=scale,
-        offsets=offsets,
+        margin=scale * options["margin"],
         places=_places(anchors),
         smoothing=label_smoothing,
         reduction=reduction,
@@ -107,23 +106,18 @@ def _guided(anchors, candidates, *guide, tile, scale, weight, backend, options, 
     return tile_loss(tile, anchors, candidates, **given, summed=True)
 
 
-def _offsets(anchors, columns, width, further, margin):
-    """(N, width) what is added to the logits: -inf where a row meets itself, less the margin at its
-    positive. None where there is nothing to add.
+def _offsets(scores, columns, references, directions, margin):
+    """(N, W) what is added to the logits: -inf where a row meets itself, less the margin at its
+    positive; None where there is nothing to add.
     """
-    rows, directions = anchors.shape[0], further.directions
     if not margin and not {"query_to_query", "doc_to_doc"} & {*directions}:
         return None
-    offsets = anchors.new_zeros(
-        (rows, width), dtype=torch.promote_types(anchors.dtype, torch.float32)
-    )
+    offsets, rows, first = torch.zeros_like(scores), len(scores), columns
     offsets[:, :columns].fill_diagonal_(-margin)
-    first = columns
     if "query_to_query" in directions:
         offsets[:, first : first + rows].fill_diagonal_(-torch.inf)
         first += rows
-    first += 0 if further.references is None else len(further.references)
-    first += rows if "doc_to_query" in directions else 0
+    first += references + (rows if "doc_to_query" in directions else 0)
     if "doc_to_doc" in directions:
         offsets[:, first : first + columns].fill_diagonal_(-torch.inf)
     return offsets
@@ -136,7 +130,7 @@ def _loss(
     directions,
     own,
     scale,
-    offsets,
+    margin,
     places,
     smoothing,
     reduction,
@@ -160,6 +154,8 @@ def _loss(
     if own:
         scores.append(_of_own(anchors, more[0], backend))
     scores = _joined(scores, 1)
+    references = sum(map(len, more[own:]))
+    offsets = _offsets(scores.detach(), len(candidates), references, directions, margin)
     logits = scale * scores if offsets is None else torch.add(offsets, scores, alpha=scale)
     return cross_entropy(logits, places, label_smoothing=smoothing, reduction=reduction)
 
