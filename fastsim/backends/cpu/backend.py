@@ -7,6 +7,7 @@ import torch
 
 from fastsim.backends.base import Backend
 from fastsim.backends.cpu import amx, max_sim
+from fastsim.backends.cpu.mirrored import Mirrored, mirrors
 from fastsim.backends.cpu.passes import forward_of, pair_arguments, served, write_score_grad
 from fastsim.backends.cpu.sweep import SWEPT, CpuSweep
 from fastsim.backends.cpu.workspace import Workspace
@@ -229,6 +230,11 @@ class CpuBackend(Backend):
     def sweep(self, tile, x, y, *, whole_rows):
         shape = _block_shape(len(x), len(y), whole_rows, panels=SWEEP)
         return CpuSweep(tile, x, y, shape)
+
+    def mirrored(self, tile, unit, *, keep=False):
+        if not mirrors(tile, len(unit)):
+            return None
+        return Mirrored(self, tile, unit, panel_bytes(4 * PANEL) // 4, KEPT if keep else 0)
 
     def whole_rows_fit(self, columns, device):
         return columns <= WIDEST
