@@ -1,12 +1,14 @@
 """What one operator call does: scores in, one block at a time; loss and gradients out.
 
 The terms are those of fastsim/engine/__init__.py. To find loss and gradients in one call there are
-three ways, chosen here, where the sizes are known:
+four ways, chosen here, where the sizes are known:
 
 whole: the backend does everything in one call of its own, for small batches.
 fused: a block of whole rows has all that its state and its score gradients need, so each panel of
     scores is computed once. A loss that looks at columns, or at the matrix, goes this way where one
     block holds the whole matrix.
+mirrored: of rows against themselves, a backend may compute each score once for the two pairs that
+    have it: first the state, then the gradient of both (`Backend.mirrored`).
 two passes: first the state, of all blocks; then the score gradients, of all blocks, from scores
     that the backend has kept or computes again.
 """
