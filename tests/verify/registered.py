@@ -5,6 +5,6 @@ from tests.verify import fakes
 
 for backend in (
     *(fakes.Fake(), fakes.Lying(), fakes.Hanging(), fakes.Crashing(), fakes.Raising()),
-    *(fakes.Wavering(), fakes.Spilling(), fakes.Deaf(), fakes.Refusing()),
+    *(fakes.Wavering(), fakes.Spilling(), fakes.Deaf(), fakes.Bare()),
 ):
     register(backend)
