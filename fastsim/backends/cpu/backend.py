@@ -251,7 +251,7 @@ class CpuBackend(Backend):
         return CpuSweep(tile, x, y, shape)
 
     def mirrored(self, tile, unit, *, keep=False):
-        if not mirrors(tile, len(unit)):
+        if not mirrors(tile, unit):
             return None
         return Mirrored(self, tile, unit, panel_bytes(4 * PANEL) // 4, KEPT if keep else 0)
 

@@ -15,24 +15,30 @@ import math
 
 import torch
 
+from fastsim.backends.cpu import amx
 from fastsim.backends.cpu.passes import forward_of, pair_arguments, write_score_grad
 from fastsim.backends.cpu.workspace import Workspace, panel_in, panel_memory
 from fastsim.backends.panel import blocks_within
 
 FEWEST = 1024  # rows: of fewer, blocks on the diagonal are too much of the whole
+# Columns of an embedding, by `amx.parts`: products of fewer cost no more than the transposes and a
+# second look, and in one or two parts those of any.
+NARROWEST = {0: 128, 3: 256}
 SIDE = 192  # rows of a block are a multiple: whole register tiles, and whole column panels
 MOST_SIDES = 5
 BANDS = 8  # the fewest: of the blocks on the diagonal both halves are computed
 PART = 1 << 19  # scores turned over at a time: 2 MB in float32
 
 
-def mirrors(tile, rows):
+def mirrors(tile, unit):
     """Whether the pairs of rows with themselves are served, and it pays."""
+    rows, width = unit.shape
+    pays = rows >= FEWEST and width >= NARROWEST.get(amx.parts(unit.dtype), math.inf)
     pairs = tile.pairs
     moved = (pairs.guide, pairs.exclude_above, pairs.column_bias, pairs.row_shift, pairs.factors)
     symmetric = all(value is None for value in moved) and not pairs.offset
     alone = tile.rows_alone and not tile.whole_rows and not tile.group
-    return alone and symmetric and tile.seen is None and rows >= FEWEST
+    return alone and symmetric and pays
 
 
 class Mirrored:
