@@ -25,9 +25,9 @@ FEWEST = 1024  # rows: of fewer, blocks on the diagonal are too much of the whol
 # second look, and in one or two parts those of any.
 NARROWEST = {0: 128, 3: 256}
 SIDE = 192  # rows of a block are a multiple: whole register tiles, and whole column panels
-MOST_SIDES = 5
+MOST_SIDES = 2
 BANDS = 8  # the fewest: of the blocks on the diagonal both halves are computed
-PART = 1 << 19  # scores turned over at a time: 2 MB in float32
+PART = 1 << 17  # scores turned over at a time: half a megabyte in float32, near the processor
 
 
 def mirrors(tile, unit):
