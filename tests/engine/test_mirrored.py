@@ -69,7 +69,7 @@ def calls(monkeypatch, in_passes, usable):
 def test_equals_the_oracle(case, wide, calls, monkeypatch):
     """In blocks of part of a row and of all of it, whose scores are kept."""
     monkeypatch.setattr(cpu, "PANEL", 64 * wide)
-    monkeypatch.setattr(cpu, "KEPT", 130 * 64 if wide == 256 else 0)
+    monkeypatch.setattr(cpu, "KEPT", 130 * 130 if wide == 256 else 0)
     compare(case, "cpu", torch.float32, SHAPE, seed=wide)
     assert calls
 

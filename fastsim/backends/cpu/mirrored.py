@@ -48,14 +48,15 @@ class Mirrored:
         self.backend, self.tile, self.unit = backend, tile, unit
         rows = len(unit)
         # The forward reduction leaves in a panel what it makes of its rows' pairs, which the pairs
-        # turned round have nothing to do with.
-        kept = 0 if tile.margin or tile.pairs.row_ids is not None else kept
+        # turned round have nothing to do with. All scores are kept or none: memory for some would
+        # come on top of what a large batch takes.
+        marked = tile.margin or tile.pairs.row_ids is not None
+        kept = 0 if marked or kept < rows * rows else rows
         sides = min(MOST_SIDES, rows // (BANDS * SIDE), math.isqrt(panel) // SIDE)
         tall = SIDE * max(1, sides)
         wide = max(tall, panel // tall // SIDE * SIDE)
         self.shape = tall, min(wide, rows)
-        whole = kept // rows // tall * tall if wide >= rows else 0
-        self.workspace = Workspace(unit, *self.shape, rows if kept >= rows * rows else whole)
+        self.workspace = Workspace(unit, *self.shape, kept if wide >= rows else 0)
         self.turned = panel_memory(unit, max(PART // tall, tall), tall)
 
     def _blocks(self):
