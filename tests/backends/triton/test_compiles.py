@@ -84,8 +84,9 @@ def failing_product(*operands, accumulate):
 # Of the report's cases those that together have every kernel and every epilogue.
 CASES = (
     "exclude",
-    "exclude, 1536",
+    "exclude, 2048",
     "dense",
+    "decoupled",
     "multi_positive",
     "multi_similarity",
     "sigmoid dense",
@@ -148,6 +149,8 @@ def test_compiles(architecture, operand, compilations):
         "levels_forward",
         "levels_score_grad",
         "contrast_forward",
+        "decoupled_forward",
+        "decoupled_score_grad",
         "multi_similarity_score_grad",
         "multi_positive_forward",
         "multi_positive_score_grad",
