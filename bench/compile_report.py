@@ -23,6 +23,7 @@ from typing import NamedTuple
 import click
 import torch
 
+from bench.multiprocessors import resident
 from fastsim.backends.triton.backend import TritonBackend
 from fastsim.pairs import Guide, Pairs
 from fastsim.tile import Tile
@@ -35,16 +36,6 @@ ROWS, COLUMNS = 200, 300
 ALONE = ("softmax", "sigmoid", "squared_error")
 TABLE_NOTE = """spills in bytes (sm) or vector registers (gfx); operands float16 for 16-bit inputs;
 # blocks: resident on a multiprocessor, by registers, shared memory and warps"""
-# Of NVIDIA's multiprocessors: bytes of shared memory, of which a block takes 1 KB more than its
-# own, and warps (CUDA programming guide, compute capabilities). Each has 65,536 registers, given to
-# warps by 256.
-SHARED = {"sm_80": 164 << 10, "sm_90": 228 << 10, "sm_100": 228 << 10}
-SHARED |= dict.fromkeys(("sm_86", "sm_89", "sm_120"), 100 << 10)
-WARPS = {name: 48 if size == 100 << 10 else 64 for name, size in SHARED.items()}
-TENSOR_COLUMNS = 512  # of the tensor memory of sm_100
-# Of AMD's: registers of a lane for all waves of a SIMD, their step, bytes of shared memory, most
-# waves of a SIMD (instruction set guides). There are four SIMDs, on RDNA in a pair of units.
-AMD = {"gfx942": (512, 8, 64 << 10, 8), "gfx1100": (1536, 24, 128 << 10, 16)}
 
 
 class Compiled(NamedTuple):
@@ -163,18 +154,11 @@ def resources(compiled):
     return registers, shared, spills, compiled.asm["ptx"]
 
 
-def resident(architecture, registers, compiled):
+def blocks_of(architecture, registers, compiled):
     """How many blocks of a compiled kernel a multiprocessor holds at a time."""
-    warps, shared = compiled.metadata.num_warps, compiled.metadata.shared
-    if architecture in AMD:
-        file, step, memory, most = AMD[architecture]
-        waves = min(most, file // (-(-registers // step) * step))
-        return min(4 * waves // warps, memory // max(shared, 1))
-    held = -(-registers // 8) * 8 * 32 * warps
-    limits = [65536 // held, SHARED[architecture] // (shared + 1024), WARPS[architecture] // warps]
-    if columns := getattr(compiled.metadata, "tmem_size", None):
-        limits.append(TENSOR_COLUMNS // columns)
-    return min(limits)
+    given = compiled.metadata
+    columns = getattr(given, "tmem_size", None) or 0
+    return resident(architecture, registers, given.shared, given.num_warps, columns)
 
 
 # ---- the launches ----
@@ -287,7 +271,7 @@ def compile_case(architecture, operand_name, case):
         row = (kernel.fn.__name__, epilogue, case, operand_name, architecture)
         registers, shared, spills, assembly = resources(compiled)
         row += registers, shared, spills, compiled.metadata.num_warps
-        blocks = resident(architecture, registers, compiled)
+        blocks = blocks_of(architecture, registers, compiled)
         seen[compiled.hash] = Compiled(*row, blocks, compiled.hash, assembly)
     return list(seen.values())
 

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import click
 import torch
 
-from bench.compile_report import operand, recording, resident, resources
+from bench.compile_report import blocks_of, operand, recording, resources
 from fastsim.backends.triton.backend import TritonBackend
 from fastsim.pairs import Pairs
 from fastsim.tile import Tile
@@ -160,7 +160,7 @@ def estimate(kernel, gpu):
     """What a kernel should take on a GPU."""
     registers, _, _, _ = resources(kernel.compiled)
     warps = kernel.compiled.metadata.num_warps
-    blocks = max(1, resident(gpu.architecture, registers, kernel.compiled))
+    blocks = max(1, blocks_of(gpu.architecture, registers, kernel.compiled))
     area = kernel.tile[0] * kernel.tile[1]
     code = instructions(kernel.compiled.asm["cubin"])
     found = counts(code, DEPTH // kernel.step)
