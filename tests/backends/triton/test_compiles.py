@@ -145,8 +145,9 @@ def test_compiles(architecture, operand, compilations):
     assert all(product in row.assembly for row in tiles)
     if product == "wgmma":
         assert all("cp.async.bulk.tensor" in row.assembly for row in tiles)
-    if operand == "float16":
+    if architecture in ("sm_90", "sm_80", "gfx942") and operand == "float16":
         assert not [row[:-2] for row in compiled if row.spills]
+    if operand == "float16":
         # Two of four warps share a multiprocessor: one multiplies under the other's epilogue.
         assert all(row.blocks >= (2 if row.warps == 4 else 1) for row in tiles)
     if (architecture, operand) not in EVERYTHING:
