@@ -156,7 +156,7 @@ class TritonBackend(Backend):
         size = tile.scale.new_ones(()) if weights is None else weights.abs().float()
         largest = tile.record.largest_score_grad(tile, size, columns)
         # Infinity and NaN pass as they are, and so does nothing, by any number.
-        largest = largest.nan_to_num(nan=TOP / 2, posinf=TOP / 2).clamp_(min=SMALLEST)
+        largest = largest.float().nan_to_num(nan=TOP / 2, posinf=TOP / 2).clamp_(min=SMALLEST)
         # Its exponent alone: the power of two that is not above it.
         power = largest.view(torch.int32).bitwise_and_(EXPONENT).view(torch.float32)
         return power.reciprocal_().mul_(TOP / 2)
