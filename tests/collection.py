@@ -9,7 +9,7 @@ and shapes as the step, each case has every pair of backend and dtype, and every
 shape; which dtype meets which shape goes round with the cases. `--full` runs them all.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pytest
 
@@ -55,12 +55,18 @@ def longest_first(items):
     return sorted(items, key=is_short)
 
 
-def is_covering(item):
-    """Whether the test is one of those that stand for all combinations of its parameters."""
-    mark = item.get_closest_marker("covering")
-    if mark is None:
-        return True
-    return sum(item.callspec.indices[name] for name in mark.args) % mark.kwargs["step"] == 0
+def covering(items):
+    """(tests to keep, tests to leave out): of those marked `covering` some stand for all."""
+    kept, left_out = [], []
+    places = defaultdict(dict)  # of the values of each parameter, in the order of the tests
+    for item in items:
+        mark = item.get_closest_marker("covering")
+        total = 0
+        for name in mark.args if mark else ():
+            seen = places[item.path, item.originalname, name]
+            total += seen.setdefault(id(item.callspec.params[name]), len(seen))
+        (left_out if mark and total % mark.kwargs["step"] else kept).append(item)
+    return kept, left_out
 
 
 def backend_of(item):
@@ -120,8 +126,8 @@ def pytest_collection_modifyitems(config, items):
         for name, count in counts.items()
     ]
     if not config.option.full:
-        left_out += [item for item in kept if not is_covering(item)]
-        kept = [item for item in kept if is_covering(item)]
+        kept, others = covering(kept)
+        left_out += others
     config.hook.pytest_deselected(items=left_out)
     items[:] = longest_first(kept)
     mark_quick(items)
