@@ -16,7 +16,7 @@ leaves 0.27 to 0.73. The weights of several positives are those of SigLIP+ in si
 (github.com/avocardio/siglip-kernel), whose loss is this one divided by M.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -50,7 +50,7 @@ from fastsim.scores import compute_dtype, dense_scores
 from fastsim.tile import Tile
 
 PositiveWeight = Literal["one", "row", "both"]
-CHOICES = ("one", "row", "both")
+CHOICES = get_args(PositiveWeight)
 
 
 @once_per_signature

@@ -75,11 +75,15 @@ def test_what_is_wrong_is_refused(name, request):
     assert WRONG[name] in verdict.sentence
 
 
-def test_an_option_that_is_not_known_is_a_refusal(here):
-    """Not an error: the sentence of the backend alone."""
-    verdict = here("refusing", kind="softmax")
-    assert not verdict.served
-    assert verdict.reason == "it does not know exclude_above of the pairs of softmax losses"
+def test_a_backend_is_checked_by_what_it_has(monkeypatch):
+    """A problem that needs an extra says so, and is not asked of a backend without it."""
+    known = dict(fastsim.backends.__globals__["_BACKENDS"]) | {"bare": fakes.Bare()}
+    monkeypatch.setitem(fastsim.backends.__globals__, "_BACKENDS", known)
+    made = cases.problems("softmax", (5, 7, 4), torch.float32)
+    asked = checks.served("bare", "softmax", (5, 7, 4), torch.float32)
+    assert [one.name for one in asked] == [one.name for one in made if not one.extras]
+    for one in asked:
+        assert all(t.isfinite().all() for t in checks.outputs(one, "bare", CPU)) == one.finite
 
 
 def test_what_is_right_is_served(here):

@@ -1,5 +1,6 @@
 """The compiled CPU backend: panels of scores that stay in cache, our products and epilogues."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +41,7 @@ WHOLE = (
     "circle",
     "decoupled",
     "debiased",
+    "distillation",
     "hard_triplet",
     "semi-hard_triplet",
 )
@@ -170,7 +172,10 @@ class CpuBackend(Backend):
         return tuple(grads)
 
     def serves_whole(self, tile, rows, columns, width):
-        if tile.kind not in WHOLE or tile.hardness or tile.positive_weights is not None:
+        pairs = tile.pairs
+        if tile.kind not in WHOLE or tile.hardness:
+            return False
+        if pairs.untargeted or pairs.offset or pairs.sliced:
             return False
         work = rows * columns * width
         # Without the calls it saves, a triplet loss needs no product but the scores; and panels go
@@ -182,6 +187,12 @@ class CpuBackend(Backend):
     def whole(self, tile, x, y, scale, bias, weights, wants):
         want_x, want_y = wants or (False, False)
         pairs = tile.pairs
+        guide, dense, above = pairs.guide, pairs.dense, pairs.exclude_above
+        guided = None
+        if guide is not None:
+            guided = self._all_scores(*(self.unit_rows(t)[0] for t in (guide.rows, guide.columns)))
+        if pairs.factors is not None:
+            dense = self._all_scores(*pairs.factors)
         alike = not isinstance(weights, torch.Tensor)
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         loss = torch.empty((), dtype=dtype)
@@ -196,7 +207,7 @@ class CpuBackend(Backend):
             pairs.column_ids,
             pairs.row_groups,
             pairs.column_groups,
-            pairs.dense,
+            dense,
             pairs.negative_target,
             pairs.skip,
             tile.kind,
@@ -207,7 +218,14 @@ class CpuBackend(Backend):
             tile.base,
             tile.normalise,
             tile.symmetric,
+            tile.cosine,
+            math.inf if above is None else above,
+            guided,
+            None if guide is None else guide.thresholds,
+            pairs.column_bias,
+            pairs.row_shift,
             tile.prior,
+            tile.positive_weights,
             None if alike else weights,
             weights if alike else 0.0,
             grad_x if want_x else None,
@@ -273,13 +291,16 @@ class CpuBackend(Backend):
             panel.sub_(pairs.row_shift[rows, None])
         return panel
 
+    def _all_scores(self, unit_x, unit_y):
+        """The scores of every row with every column, by the same products as those of a panel."""
+        block = slice(0, len(unit_x)), slice(0, len(unit_y))
+        return self.scores(unit_x, unit_y, block, self.workspace(unit_x, unit_y))
+
     def paired_scores(self, unit_x, unit_y):
         parts, rows = [], unit_x.shape[0]
         for first in range(0, rows, FEWEST_ROWS):
             part = slice(first, min(rows, first + FEWEST_ROWS))
-            x, y = unit_x[part], unit_y[part]
-            square = slice(0, part.stop - first), slice(0, part.stop - first)
-            parts.append(self.scores(x, y, square, self.workspace(x, y)).diagonal().clone())
+            parts.append(self._all_scores(unit_x[part], unit_y[part]).diagonal().clone())
         return torch.cat(parts)
 
     def multiply(self, left, right, out, *, accumulate):
