@@ -102,7 +102,7 @@ SAMPLED = [("sm_80", "float16"), ("gfx942", "float16")]
 # All cases of all of these: python -m bench.compile_report.
 SINGLE = [(name, kind) for name in ("sm_90", "sm_80", "gfx942") for kind in ("tf32", "float32")]
 SINGLE += [(name, "float16") for name in ("sm_86", "sm_89", "sm_100", "sm_120", "gfx1100")]
-OF_ONE_KERNEL = ("softmax alone", "sigmoid alone", "squared_error alone")
+OF_ONE_KERNEL = ("softmax alone", "sigmoid alone")
 
 
 def product_of(architecture, operand):
