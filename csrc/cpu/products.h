@@ -69,6 +69,8 @@ template <class T, int rows, bool add>
       const T left = a[r * a_row];
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sum[r][v] += left * right[v];
+      // No load moves up across this. One scalar is alive at a time, and no sum gives way to it.
+      __asm__ volatile("" ::: "memory");
     }
     a += a_step;
     b += b_step;

@@ -163,7 +163,7 @@ def forward(*arguments):
             loss, *saved = call.backend.whole(tile, call.x, y, *given)
             return _returned(call, loss, saved)
         unit_x, unit_y, inverse_x, inverse_y = call.units()
-        if call.arguments.finds_gradients:
+        if call.arguments.finds_gradients():
             weights, factor = call.with_loss_scale(call.weights)
             fused_pass = _fused_panels if at_once(call) else _forward_and_score_grad
             state, grads = fused_pass(call, unit_x, unit_y, weights, inverse_x.dtype)
@@ -189,8 +189,9 @@ def _returned(call, loss, saved):
 
 def _is_whole(tile, x, y, weights, backend):
     """Whether one call of the backend does it all: loss, gradients, everything between."""
-    plain = weights is not None and tile.cosine and not tile.group and tile.pairs.plain
-    return plain and backend.serves_whole(tile, x.shape[0], y.shape[0], x.shape[1])
+    if weights is None or tile.group:
+        return False
+    return backend.serves_whole(tile, x.shape[0], y.shape[0], x.shape[1])
 
 
 def at_once(call):

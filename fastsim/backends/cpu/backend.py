@@ -1,5 +1,6 @@
 """The compiled CPU backend: panels of scores that stay in cache, our products and epilogues."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +41,7 @@ WHOLE = (
     "circle",
     "decoupled",
     "debiased",
+    "distillation",
     "hard_triplet",
     "semi-hard_triplet",
 )
@@ -109,6 +111,7 @@ class CpuBackend(Backend):
     """Float32 and float64 panels; 16-bit inputs are normalised into float32."""
 
     name = "cpu"
+    most_dense = 1 << 16
     extras = frozenset(EXTRAS)
     keeps_scores = True
     observes = True
@@ -170,7 +173,12 @@ class CpuBackend(Backend):
         return tuple(grads)
 
     def serves_whole(self, tile, rows, columns, width):
-        if tile.kind not in WHOLE or tile.hardness or tile.positive_weights is not None:
+        pairs = tile.pairs
+        if tile.kind not in WHOLE or tile.hardness:
+            return False
+        if pairs.untargeted or pairs.offset or pairs.sliced:
+            return False
+        if pairs.guide is not None and pairs.guide.scores is None:
             return False
         work = rows * columns * width
         # Without the calls it saves, a triplet loss needs no product but the scores; and panels go
@@ -182,6 +190,7 @@ class CpuBackend(Backend):
     def whole(self, tile, x, y, scale, bias, weights, wants):
         want_x, want_y = wants or (False, False)
         pairs = tile.pairs
+        guide, factors, above = pairs.guide, pairs.factors, pairs.exclude_above
         alike = not isinstance(weights, torch.Tensor)
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         loss = torch.empty((), dtype=dtype)
@@ -207,7 +216,15 @@ class CpuBackend(Backend):
             tile.base,
             tile.normalise,
             tile.symmetric,
+            tile.cosine,
+            math.inf if above is None else above,
+            None if guide is None else guide.scores,
+            None if guide is None else guide.thresholds,
+            pairs.column_bias,
+            pairs.row_shift,
+            *((None, None) if factors is None else factors),
             tile.prior,
+            tile.positive_weights,
             None if alike else weights,
             weights if alike else 0.0,
             grad_x if want_x else None,
@@ -272,6 +289,25 @@ class CpuBackend(Backend):
         if pairs is not None and pairs.row_shift is not None:
             panel.sub_(pairs.row_shift[rows, None])
         return panel
+
+    def observe(self, panel, pairs, seen):
+        block = slice(0, panel.shape[0]), slice(0, panel.shape[1])
+        torch.ops.fastsim_cpu.observe(panel.detach(), *pair_arguments(pairs, block), seen)
+
+    def all_scores(self, unit_x, unit_y):
+        # Of few scores, packing for a matrix unit takes longer than their product.
+        scores = unit_x.new_empty(unit_x.shape[0], unit_y.shape[0])
+        torch.ops.fastsim_cpu.all_scores(unit_x.contiguous(), unit_y.contiguous(), scores)
+        return scores
+
+    def all_scores_backward(self, grad, unit_x, unit_y, wants):
+        grad, found = grad.contiguous(), [None, None]
+        for side, (own, other) in enumerate(((unit_x, unit_y), (unit_y, unit_x))):
+            if wants[side]:
+                found[side] = own.new_empty(own.shape)
+                others = other.contiguous()
+                torch.ops.fastsim_cpu.multiply(grad, others, found[side], side == 1, False)
+        return found
 
     def paired_scores(self, unit_x, unit_y):
         parts, rows = [], unit_x.shape[0]

@@ -3,36 +3,61 @@
 import re
 import shutil
 import subprocess
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 import fastsim
 from fastsim.backends.cpu.backend import LIBRARY
 
-pytestmark = pytest.mark.skipif(
-    fastsim.backends()["cpu"] is not None or shutil.which("objdump") is None,
-    reason="needs the C++ extension and objdump",
-)
-SETS = {"avx512": ("zmm", 24), "avx2": ("ymm", 12)}  # vector registers, sums of a tile of 6 rows
+CSRC = Path(__file__).parents[3] / "csrc"
+ARM = "aarch64-linux-gnu-"
 
 
-def _functions():
-    """(demangled name, [(address, instruction)]) of every function of the library."""
-    command = ["objdump", "-d", "-C", "--no-show-raw-insn", LIBRARY]
+class Loop(NamedTuple):
+    """How the loop over the depth looks: its products, `sums` of a step, and what may not be there.
+
+    additions: as many as there are products where these do not add themselves; else none.
+    """
+
+    products: str
+    sums: int
+    additions: int
+    broadcast: str  # from a register: a scalar that was not multiplied as it came from memory
+    stack: str
+
+
+SETS = {
+    "avx512": Loop(r"vfmadd\w+ps\s.*%zmm", 24, 0, r"vbroadcasts\w+\s+%", "%[re][sb]p"),
+    "avx2": Loop(r"vfmadd\w+ps\s.*%ymm", 12, 0, r"vbroadcasts\w+\s+%", "%[re][sb]p"),
+    # Without fused products, and with no broadcast from memory: shufps.
+    "generic": Loop(r"mulps\s", 12, 12, r"never", r"%rsp"),
+    "neon": Loop(r"fmla\s.*\.4s", 24, 0, r"dup\s", r"\bsp\b"),
+}
+
+
+@lru_cache
+def _tiles(objdump, path):
+    """(demangled name, [(address, instruction)]) of each full tile in an object or a library."""
+    command = [objdump, "-d", "-C", "--no-show-raw-insn", path]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    for part in re.split(r"\n\n", text):
-        head, *lines = part.strip().split("\n")
-        name = re.match(r"[0-9a-f]+ <(.*)>:", head)
+    found = []
+    for part in text.split("\n\n"):
+        head, _, lines = part.strip().partition("\n")
+        name = re.match(r"[0-9a-f]+ <void (fastsim::.*\btile<float, 6\b.*)>:", head)
         if name:
-            rows = (re.match(r"\s*([0-9a-f]+):\s*(.*)", line) for line in lines)
-            yield name[1], [(int(row[1], 16), row[2]) for row in rows if row]
+            rows = (re.match(r"\s*([0-9a-f]+):\s*(.*)", line) for line in lines.split("\n"))
+            found.append((name[1], [(int(row[1], 16), row[2]) for row in rows if row]))
+    return found
 
 
 def _innermost_loops(code):
     """The instructions of each loop that holds no other."""
     spans = []
     for address, instruction in code:
-        jump = re.match(r"j\w+\s+([0-9a-f]+)", instruction)
+        jump = re.match(r"(?:j\w+|b\.\w+|cbn?z\s+\w+,)\s+([0-9a-f]+)", instruction)
         if jump and int(jump[1], 16) <= address:
             spans.append((int(jump[1], 16), address))
     for first, last in spans:
@@ -41,30 +66,62 @@ def _innermost_loops(code):
             yield [instruction for address, instruction in code if first <= address <= last]
 
 
-@pytest.fixture(scope="module")
-def tiles():
-    """The loops over the depth of the full float32 tiles, by instruction set."""
-    found = {name: [] for name in SETS}
-    for name, code in _functions():
-        tile = re.search(r"fastsim::(\w+)::.*\btile<float, 6\b", name)
-        if tile and tile[1] in found:
-            loops = [loop for loop in _innermost_loops(code) if "vfmadd" in " ".join(loop)]
-            found[tile[1]] += loops
-    if not any(found.values()):
+def _loops(name, objdump, path):
+    """The loops over the depth of the full float32 tiles of an instruction set."""
+    space = "generic" if name == "neon" else name
+    for function, code in _tiles(objdump, path):
+        if function.startswith(f"fastsim::{space}::"):
+            for loop in _innermost_loops(code):
+                if any(re.match(SETS[name].products, line) for line in loop):
+                    yield loop
+
+
+@pytest.fixture(scope="module", params=SETS)
+def tile(request, tmp_path_factory):
+    """(what is expected, the loops) of an instruction set: of the library, or compiled for it."""
+    name, objdump, path = request.param, "objdump", LIBRARY
+    if name == "neon":
+        compiler, objdump = shutil.which(f"{ARM}g++"), f"{ARM}objdump"
+        if compiler is None:
+            pytest.skip(f"needs {ARM}g++")
+        path = _compiled(compiler, tmp_path_factory.mktemp(name))
+    elif fastsim.backends()["cpu"] is not None or shutil.which(objdump) is None:
+        pytest.skip("needs the C++ extension and objdump")
+    loops = list(_loops(name, objdump, path))
+    if not loops and name != "neon":
         pytest.skip("the library is of another architecture")
-    return found
+    return SETS[name], loops
 
 
-@pytest.mark.parametrize("name", SETS)
-def test_the_hot_loop_multiplies_and_loads_alone(tiles, name):
-    """No addition, no broadcast from a register and no spill: they take the multiplier's ports."""
-    register, sums = SETS[name]
-    assert tiles[name]
-    for loop in tiles[name]:
-        products = [line for line in loop if line.startswith("vfmadd") and register in line]
-        assert len(products) % sums == 0
+def _compiled(compiler, folder):
+    """The tile alone, by the flags of setup.py that matter to it."""
+    source, target = folder / "tile.cpp", folder / "tile.o"
+    source.write_text("""#include "cpu/products.h"
+        namespace fastsim::generic {
+        void use(const float* a, const float* b, int64_t n, float* c) {
+          tile_of<float>(6, n > 1)(a, n, 1, b, n, n, c, n);
+        }
+        }""")
+    command = [compiler, "-std=c++20", "-O3", "-fPIC", "-fopenmp-simd", f"-I{CSRC}"]
+    subprocess.run([*command, "-c", source, "-o", target], check=True)
+    return target
+
+
+def test_the_hot_loop_multiplies_and_loads_alone(tile):
+    """No addition of a zero, no broadcast from a register, no spill.
+
+    They take the ports of the multiplier, or those of the loads.
+    """
+    expected, loops = tile
+    assert loops
+    for loop in loops:
+        products = [line for line in loop if re.match(expected.products, line)]
         assert products, loop
+        assert len(products) % expected.sums == 0, products
+        additions = [
+            line for line in loop if re.match(r"v?f?(add|sub)p?[sd]?\s.*(mm|[vs]\d)", line)
+        ]
+        assert len(additions) * expected.sums == len(products) * expected.additions, additions
         for line in loop:
-            assert not re.match(r"v(add|sub|mul)p", line), line
-            assert not re.match(r"vbroadcasts\w+\s+%", line), line
-            assert not re.match(r"v\S+\s.*\(%rsp", line), line
+            assert not re.match(expected.broadcast, line), line
+            assert not re.search(expected.stack, line), line

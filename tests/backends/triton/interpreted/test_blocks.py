@@ -14,7 +14,7 @@ HALF, SINGLE = torch.float16, torch.float32
 
 @pytest.mark.parametrize("dtype", [SINGLE, HALF], ids=str)
 def test_several_blocks(dtype, monkeypatch):
-    """Panels and bands of partials far smaller than the matrix."""
+    """Panels and bands of partials far smaller than the matrix; every other loss for each dtype."""
     from fastsim.backends.triton import backend
     from fastsim.backends.triton.kernels import launches
 
@@ -23,7 +23,7 @@ def test_several_blocks(dtype, monkeypatch):
     def run():
         found = []
         a, b = x.clone().requires_grad_(), y.clone().requires_grad_()
-        for loss in tile_losses(a, b):
+        for loss in tile_losses(a, b, part=slice(dtype == HALF, None, 2)):
             loss.backward()
             found.append(loss.detach())
         return [*found, a.grad, b.grad]
