@@ -1,4 +1,4 @@
-// A loss whose scores are one block, and its gradient, in one operator. A small batch's time is
+// Scores that are one block, and a loss of them with its gradient, in one operator. A small batch's time is
 // operator calls; here there is one.
 
 #include <cmath>
@@ -113,7 +113,8 @@ void move_scores(const Block<T>& b, const T* column_bias, T scale, const T* row_
 }
 
 // The names are those of fastsim/tile.py and fastsim/pairs.py. Without y, x is held against itself.
-// exclude_above: infinity for none. guide (N, M): scores by the guide. weights (N,) weigh the losses of the rows; without, `weight` all of them. grad_x (N, D)
+// exclude_above: infinity for none. guide (N, M): scores by the guide. factor_rows
+// (N, E), factor_columns (M, E): the targets are their products. weights (N,) weigh the losses of the rows; without, `weight` all of them. grad_x (N, D)
 // and grad_y (M, D) are written in the compute type where given; without y, grad_x holds both shares.
 // `total`: the weighted sum of the losses, in that type too; `parameters` (2,): its derivatives by
 // scale, right where a gradient is given, and by bias.
@@ -122,7 +123,7 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
            std::string skip, std::string kind, double scale, double bias, double margin,
            double positive_scale, double base, bool normalise, bool symmetric, bool cosine,
            double exclude_above, Optional guide, Optional guide_thresholds, Optional column_bias,
-           Optional row_shift, Optional prior, Optional positive_weights, Optional weights,
+           Optional row_shift, Optional factor_rows, Optional factor_columns, Optional prior, Optional positive_weights, Optional weights,
            double weight, Optional grad_x, Optional grad_y, Tensor total, Optional parameters,
            Optional seen) {
   const PairArguments pairs{positives,     row_ids, column_ids,      row_groups,
@@ -136,7 +137,13 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
     Panel<T> panel(rows, rows.count, columns, columns.count, rows.width);
     Block<T>& b = panel.block;
     take_pairs(pairs, b);
-
+    std::optional<Panel<T>> targets;
+    if (factor_rows) {
+      const Side<T> one(*factor_rows, false), other(*factor_columns, false);
+      targets.emplace(one, b.rows, other, b.columns, one.width);
+      const Dtype dtype = sizeof(T) == sizeof(float) ? Dtype::float32 : Dtype::float64;
+      b.dense = {targets->block.scores, dtype, targets->block.stride, 1};
+    }
     if (std::isfinite(exclude_above)) leave_out_by_score(b, exclude_above);
     if (guide) leave_out_by_guide(b, *guide, *guide_thresholds);
     if (seen) {
@@ -175,13 +182,28 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
   });
 }
 
+// scores (N, M) of x (N, D) with y (M, D), as they are.
+void all_scores(Tensor x, Tensor y, Tensor scores) {
+  with_type(scores, [&](auto type) {
+    using T = decltype(type);
+    Block<T> b{};
+    take_panel(scores, b);
+    const int64_t width = x.size(1);
+    Scratch<T> packed(packed_rows<T>(b.columns) * width);
+    pack<T>(input<T>(y), b.columns, width, packed);
+    fill_scores<T>(input<T>(x), width, packed, b);
+  });
+}
+
 std::vector<Operator> operators() {
   return {
+      OPERATOR(all_scores, "(Tensor x, Tensor y, Tensor(scores!) scores) -> ()"),
       OPERATOR(whole,
                "(Tensor x, Tensor? y, " PAIRS_SCHEMA ", str kind, float scale, float bias, "
                "float margin, float positive_scale, float base, bool normalise, bool symmetric, "
                "bool cosine, float exclude_above, Tensor? guide, Tensor? guide_thresholds, "
-               "Tensor? column_bias, Tensor? row_shift, Tensor? prior, "
+               "Tensor? column_bias, Tensor? row_shift, Tensor? factor_rows, Tensor? factor_columns, "
+               "Tensor? prior, "
                "Tensor? positive_weights, Tensor? weights, float weight, "
                "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y, Tensor(total!) total, "
                "Tensor(parameters!)? parameters, Tensor(seen!)? seen) -> ()"),

@@ -17,6 +17,8 @@ class Backend:
     automatic = True  # whether `auto` may choose it
     by_verdict = False  # whether `auto` may where a verdict calls it right (fastsim/verify)
     extras = frozenset()  # what it does of what not every backend does with a tile loss (EXTRAS)
+    # Scores up to which a loss that takes several passes is faster as a formula on their matrix.
+    most_dense = 0
     # Distinct targets up to which sums per level are cheaper than a sort of all entries.
     most_levels = 256
     keeps_scores = False  # whether `forward` leaves scores for the score gradients that follow it
@@ -226,6 +228,18 @@ class Backend:
 
     def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
         """The score gradient panel dL/dS of a block from the coefficients of `tile`."""
+        raise NotImplementedError
+
+    def observe(self, panel, pairs, seen):
+        """Adds what the scores of `all_scores` say to the numbers of their rows, as `Tile.seen`."""
+        raise NotImplementedError
+
+    def all_scores(self, unit_x, unit_y):
+        """Scores (N, M) of every row with every column, of a small batch (`most_dense`)."""
+        raise NotImplementedError
+
+    def all_scores_backward(self, grad, unit_x, unit_y, wants):
+        """Gradients of both sides, None where not wanted, from dL/dscores (N, M)."""
         raise NotImplementedError
 
     def paired_scores(self, unit_x, unit_y):

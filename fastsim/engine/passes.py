@@ -285,19 +285,21 @@ def _input_gradients(call, state, grad_losses, unit_grads, inverses, factor, dty
 
     grad_losses: dL/dloss of each row; factor: what the gradients of the unit rows still lack.
     """
-    grads, along = [], 0.0
+    grads, along = [], None  # of unit rows, by row: their products with their gradients
     backend = call.backend
     rows_backward = backend.tile_rows_backward if call.tile.cosine else backend.plain_rows_backward
     for values, unit_grad, inverse in zip((call.x, call.y), unit_grads, inverses, strict=True):
         grad = values.new_empty(0 if len(values) else values.shape, dtype=dtype)
         if unit_grad.numel():
             grad, dots = rows_backward(unit_grad, values, inverse, factor, dtype)
-            along = factor * widened(dots).sum()
+            along = dots
         grads.append(grad)
     parameters = inverses[0].new_zeros(2, dtype=wide_dtype(call.x.device))
     if call.wants[2]:
         # Together, dunit_x holds the rows' and the columns' share of the same sum.
-        parameters[0] = along / ((1 + call.together) * call.scale)
+        if along is not None:
+            total = factor * widened(along).sum()
+            parameters[0] = total / ((1 + call.together) * call.scale)
         doubled = None if grad_losses is None else widened(grad_losses)
         parameters[0] += call.tile.record.scale_gradient(call.tile, state, doubled)
     if call.wants[3]:

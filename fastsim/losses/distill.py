@@ -22,6 +22,7 @@ row. What c adds to the gradient is a sum over columns, so one of embeddings (`_
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -47,6 +48,8 @@ from fastsim.checks import (
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
+from fastsim.engine.dense import scores_of, serves_dense
+from fastsim.engine.prepared import Prepared, note, once_per_signature
 from fastsim.losses.further_candidates import above_mean, positive_logits
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
@@ -63,6 +66,7 @@ from fastsim.tile import Tile
 TEMPERATURES = {"kl": 0.05, "margin_mse": 1.0}  # by default
 
 
+@once_per_signature
 @batchwise
 def distill(
     x: Tensor,
@@ -141,16 +145,51 @@ def distill(
         backend=chosen.name,
     )
     options = {"kind": kind, "temperature": temperature, "teacher_temperature": teacher_temperature}
-    pairs = _taught(teacher_x, teacher_y, x, batch, chosen)
+    made = partial(_loss, **options, reduction=reduction, batch=batch, backend=chosen)
+    if group is None and positives is None:
+        small = Prepared(partial(_of_one_process, made=made))
+        teacher = (teacher_x,) if teacher_y is None else (teacher_x, teacher_y)
+        loss = small(x, y, *teacher)
+        note((x, y, *teacher), small, loss)
+        return loss
+    return made(x, y, teacher_x, teacher_y, within)
+
+
+def _of_one_process(x, y, teacher_x, teacher_y=None, *, made):
+    return made(x, y, teacher_x, teacher_y, None)
+
+
+def _loss(
+    x,
+    y,
+    teacher_x,
+    teacher_y,
+    within,
+    *,
+    kind,
+    temperature,
+    teacher_temperature,
+    reduction,
+    batch,
+    backend,
+):
+    """within: the columns of the positives among this rank's; None: each row's own."""
+    margins = kind == "margin_mse"
+    if margins and within is None:
+        within = torch.arange(x.shape[0], device=x.device)
+    pairs = _taught(teacher_x, teacher_y, x, batch, backend)
     positives = global_positives(within, batch) if margins else None
-    if chosen.name == "eager":
-        scores = dense_cosines(*batch.gather_both(x, y), chosen)
+    if backend.name == "eager":
+        scores = dense_cosines(*batch.gather_both(x, y), backend)
         taught = batch.gather_rows(_matrix(pairs, x))
+        options = {"temperature": temperature, "teacher_temperature": teacher_temperature}
         positives = batch.gather_rows(positives)
-        losses = distill_from_scores(scores, taught, positives, **options, reduction="none")
+        losses = distill_from_scores(
+            scores, taught, positives, kind=kind, **options, reduction="none"
+        )
         return batch.reduce(losses, reduction)
     weights = batch.row_weights(reduction, x)
-    given = x, y, pairs, batch, chosen, temperature, teacher_temperature, weights
+    given = x, y, pairs, batch, backend, temperature, teacher_temperature, weights
     return _margins(*given, within, positives) if margins else _divergences(*given)
 
 
@@ -222,6 +261,12 @@ def _margins(
     x, y, pairs, batch, backend, temperature, teacher_temperature, weights, within, positives
 ):
     others = batch.columns - 1
+    if batch.group is None and serves_dense(x.shape[0], batch.columns, backend):
+        gaps = scores_of(*_both_units(x, y, backend), backend) / temperature
+        gaps = gaps - _matrix(pairs, x, backend) / teacher_temperature
+        gaps = gaps.gather(1, positives[:, None]) - gaps
+        losses = gaps.square().sum(1) / max(others, 1)
+        return losses if weights is None else (losses * weights).sum()
     pairs = _times(pairs, temperature / teacher_temperature, x)
     gap, above = _of_positives(x, y, pairs, batch, backend, within, positives)
     pairs = replace(pairs, row_shift=gap.detach())
@@ -288,10 +333,18 @@ def _times(pairs, ratio, x):
     return Pairs(factors=Factors(ratio * pairs.factors.rows, pairs.factors.columns))
 
 
-def _matrix(pairs, x):
-    """The teacher's scores (N, M) of this rank's rows."""
+def _both_units(x, y, backend):
+    """Unit rows of both sides; the same tensor where they are the same."""
+    rows = unit_rows(x, backend)
+    return rows, rows if y is x else unit_rows(y, backend)
+
+
+def _matrix(pairs, x, backend=None):
+    """The teacher's scores (N, M) of this rank's rows; backend: by its products, or by torch's."""
     if pairs.factors is None:
         return pairs.dense.to(compute_dtype(x))
+    if backend is not None:
+        return backend.all_scores(*pairs.factors)
     return dense_scores(*pairs.factors, None, "dot")
 
 

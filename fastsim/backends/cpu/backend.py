@@ -113,6 +113,7 @@ class CpuBackend(Backend):
     """Float32 and float64 panels; 16-bit inputs are normalised into float32."""
 
     name = "cpu"
+    most_dense = 1 << 16
     extras = frozenset(EXTRAS)
     keeps_scores = True
     observes = True
@@ -179,6 +180,8 @@ class CpuBackend(Backend):
             return False
         if pairs.untargeted or pairs.offset or pairs.sliced:
             return False
+        if pairs.guide is not None and pairs.guide.scores is None:
+            return False
         work = rows * columns * width
         # Without the calls it saves, a triplet loss needs no product but the scores; and panels go
         # through the matrix unit, which outweighs their calls.
@@ -189,12 +192,7 @@ class CpuBackend(Backend):
     def whole(self, tile, x, y, scale, bias, weights, wants):
         want_x, want_y = wants or (False, False)
         pairs = tile.pairs
-        guide, dense, above = pairs.guide, pairs.dense, pairs.exclude_above
-        guided = None
-        if guide is not None:
-            guided = self._all_scores(*(self.unit_rows(t)[0] for t in (guide.rows, guide.columns)))
-        if pairs.factors is not None:
-            dense = self._all_scores(*pairs.factors)
+        guide, factors, above = pairs.guide, pairs.factors, pairs.exclude_above
         alike = not isinstance(weights, torch.Tensor)
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         loss = torch.empty((), dtype=dtype)
@@ -209,7 +207,7 @@ class CpuBackend(Backend):
             pairs.column_ids,
             pairs.row_groups,
             pairs.column_groups,
-            dense,
+            pairs.dense,
             pairs.negative_target,
             pairs.skip,
             tile.kind,
@@ -222,10 +220,11 @@ class CpuBackend(Backend):
             tile.symmetric,
             tile.cosine,
             math.inf if above is None else above,
-            guided,
+            None if guide is None else guide.scores,
             None if guide is None else guide.thresholds,
             pairs.column_bias,
             pairs.row_shift,
+            *((None, None) if factors is None else factors),
             tile.prior,
             tile.positive_weights,
             None if alike else weights,
@@ -305,16 +304,32 @@ class CpuBackend(Backend):
             panel.sub_(pairs.row_shift[rows, None])
         return panel
 
-    def _all_scores(self, unit_x, unit_y):
-        """The scores of every row with every column, by the same products as those of a panel."""
-        block = slice(0, len(unit_x)), slice(0, len(unit_y))
-        return self.scores(unit_x, unit_y, block, self.workspace(unit_x, unit_y))
+    def observe(self, panel, pairs, seen):
+        block = slice(0, panel.shape[0]), slice(0, panel.shape[1])
+        torch.ops.fastsim_cpu.observe(panel.detach(), *pair_arguments(pairs, block), seen)
+
+    def all_scores(self, unit_x, unit_y):
+        # Of few scores, packing for a matrix unit takes longer than their product.
+        scores = unit_x.new_empty(unit_x.shape[0], unit_y.shape[0])
+        torch.ops.fastsim_cpu.all_scores(unit_x.contiguous(), unit_y.contiguous(), scores)
+        return scores
+
+    def all_scores_backward(self, grad, unit_x, unit_y, wants):
+        grad, found = grad.contiguous(), [None, None]
+        for side, (own, other) in enumerate(((unit_x, unit_y), (unit_y, unit_x))):
+            if wants[side]:
+                found[side] = own.new_empty(own.shape)
+                others = other.contiguous()
+                torch.ops.fastsim_cpu.multiply(grad, others, found[side], side == 1, False)
+        return found
 
     def paired_scores(self, unit_x, unit_y):
         parts, rows = [], unit_x.shape[0]
         for first in range(0, rows, FEWEST_ROWS):
             part = slice(first, min(rows, first + FEWEST_ROWS))
-            parts.append(self._all_scores(unit_x[part], unit_y[part]).diagonal().clone())
+            x, y = unit_x[part], unit_y[part]
+            square = slice(0, part.stop - first), slice(0, part.stop - first)
+            parts.append(self.scores(x, y, square, self.workspace(x, y)).diagonal().clone())
         return torch.cat(parts)
 
     def multiply(self, left, right, out, *, accumulate):

@@ -88,7 +88,8 @@ def extended(tile, extra, random):
     pairs, of = tile.pairs, {}
     if extra == "guide":
         rows, columns, thresholds = normal(random, (ROWS, 5), (COLUMNS, 5), (ROWS,))
-        of = {"guide": Guide(rows, columns, thresholds / 2)}
+        scores = torch.nn.functional.normalize(rows) @ torch.nn.functional.normalize(columns).T
+        of = {"guide": Guide(rows, columns, thresholds / 2, scores)}
     elif extra == "above":
         of = {"exclude_above": 0.2}
     elif extra == "bias":
