@@ -141,6 +141,16 @@ class Backend:
         """
         raise NotImplementedError
 
+    def mirrored(self, tile, unit, *, keep=False):
+        """The passes of a loss of rows against themselves that compute each score for two pairs.
+
+        None where the backend has none, or they do not pay. keep: as of `workspace`. What is
+        returned has
+            forward(): the state;
+            gradient(coefficients, dtype): dL/dunit (N, D) in `dtype`, of rows and columns.
+        """
+        return None
+
     def serves_whole(self, tile, rows, columns, width):
         """Whether `whole` serves a loss over a matrix of that size, and pays."""
         return False

@@ -84,3 +84,9 @@ class Deaf(Fake):
 
     def unit_rows(self, x, dtype=None):
         return super().unit_rows(x.nan_to_num(0.0), dtype)
+
+
+ALL = (
+    *(Fake(), Lying(), Hanging(), Crashing(), Raising()),
+    *(Wavering(), Spilling(), Deaf(), Bare()),
+)
