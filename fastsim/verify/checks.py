@@ -66,6 +66,8 @@ def _fault(backend, problem, dtype, device):
             return f"{name} is not finite"
         error, allowed = ((each.double() - right).abs().max().item() for each in (mine, other))
         kind = dtype if name.startswith("gradient") else torch.float32
+        if name in problem.learnt and dtype.itemsize == 2:
+            kind = torch.float16  # the type of the score gradients that it is a sum of
         spacing = torch.finfo(kind).eps * max(1.0, right.abs().max().item())
         if dtype.itemsize == 2 or name not in ("the value",):
             spacing = torch.finfo(kind).eps * right.abs().max().item()

@@ -81,11 +81,20 @@ def failing_product(*operands, accumulate):
     raise RuntimeError("not implemented\nmore")
 
 
+@pytest.mark.parametrize(("gigabytes", "rows"), [(16, 2816), (80, 10_240), (192, 11_264)])
+def test_panels_by_the_memory_of_the_device(gigabytes, rows, monkeypatch):
+    """A 64th of it, from 352 to 1,408 MB: so many rows of 65,536 scores of 16 bits."""
+    monkeypatch.setattr(triton, "memory_of", lambda device: gigabytes << 30)
+    blocks = get("triton").blocks(65_536, 65_536, torch.device("cuda"), whole_rows=True)
+    assert next(iter(blocks)) == (slice(0, rows), slice(0, 65_536))
+
+
 # Of the report's cases those that together have every kernel and every epilogue.
 CASES = (
     "exclude",
-    "exclude, 1536",
+    "exclude, 2048",
     "dense",
+    "decoupled",
     "multi_positive",
     "multi_similarity",
     "sigmoid dense",
@@ -141,6 +150,9 @@ def test_compiles(architecture, operand, compilations):
         assert all("cp.async.bulk.tensor" in row.assembly for row in tiles)
     if architecture in ("sm_90", "sm_80", "gfx942") and operand == "float16":
         assert not [row[:-2] for row in compiled if row.spills]
+    if operand == "float16":
+        # Two of four warps share a multiprocessor: one multiplies under the other's epilogue.
+        assert all(row.blocks >= (2 if row.warps == 4 else 1) for row in tiles)
     if (architecture, operand) not in EVERYTHING:
         return
     assert {row.epilogue for row in tiles} == {
@@ -151,6 +163,8 @@ def test_compiles(architecture, operand, compilations):
         "levels_forward",
         "levels_score_grad",
         "contrast_forward",
+        "decoupled_forward",
+        "decoupled_score_grad",
         "multi_similarity_score_grad",
         "multi_positive_forward",
         "multi_positive_score_grad",

@@ -217,13 +217,14 @@ PORTABLE = [
     *changed(
         "portable.cuh",
         ("block_sync();  // the stage is there", "// the stage is there"),
+        ("block_sync();  // no copy is under way", "// no copy is under way"),
         ("copy_async_wait<kStages - 2>();", "copy_async_wait<kStages - 1>();"),
         ("const int next = step + kStages - 1;", "const int next = step + kStages;"),
         ("stages + next % kStages", "stages + (next + 1) % kStages"),
         ("void sync() const { block_sync(); }", "void sync() const {}"),
         ("void acquire_staging() const { block_sync(); }", "void acquire_staging() const {}"),
         ("acquire_staging();\n#pragma unroll", "#pragma unroll"),
-        ("sync();\n    Element* out", "Element* out"),
+        ("sync();\n      for (int i = this->thread", "for (int i = this->thread"),
         engine="portable",
     ),
 ]

@@ -25,13 +25,14 @@ using namespace fastsim;
 
 namespace {
 
-// More steps than stages; on sm_90 four tiles for each block of a cluster. Ragged.
+// More steps than stages; on sm_90 four tiles for each block of a cluster. Ragged. The last step of
+// the other engine is in the stage whose place its scratch memory takes.
 #if defined(SUITE_HOPPER)
-constexpr int kColumns = 470, kRowBytes = hopper::kRowBytes;
+constexpr int kColumns = 470, kRowBytes = hopper::kRowBytes, kSteps = 5;
 #else
-constexpr int kColumns = 200, kRowBytes = portable::kRowBytes;
+constexpr int kColumns = 200, kRowBytes = portable::kRowBytes, kSteps = 6;
 #endif
-constexpr int kRows = 150, kLevels = 2, kSteps = 5;
+constexpr int kRows = 150, kLevels = 2;
 constexpr int kDepth = (kSteps * kRowBytes + 127) / 128 * 64;  // whole lines
 constexpr Grid kGrid{0, kRows, 0, kColumns, 2, (kColumns + kTile - 1) / kTile, false, false};
 

@@ -44,7 +44,7 @@ def kept_launch(x, y, pairs):
     """A forward reduction over all of x and y that keeps the scores: (launch, codes, their ranges,
     unit rows).
     """
-    from fastsim.backends.triton.kernels import epilogues
+    from fastsim.backends.triton.kernels.epilogues.softmax import softmax_forward
     from fastsim.backends.triton.kernels.launches import Launch
 
     units = [get("triton").unit_rows(t)[0] for t in (x, y)]
@@ -54,7 +54,7 @@ def kept_launch(x, y, pairs):
     panel = torch.full((len(x), 64), torch.nan, dtype=HALF)[:, : len(y)]
     ranges = run.ranges(*block)
     planes = run.row_partials(*block, 0.0, 0.0)
-    run(*block, epilogues.softmax_forward, row_out=planes, panel=panel, ranges=ranges)
+    run(*block, softmax_forward, row_out=planes, panel=panel, ranges=ranges)
     return run, panel.view(torch.int16), ranges, units
 
 
