@@ -182,22 +182,44 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
   });
 }
 
-// scores (N, M) of x (N, D) with y (M, D), as they are.
-void all_scores(Tensor x, Tensor y, Tensor scores) {
+// The cosines (N, M) of x (N, D) with y (M, D).
+void cosines(Tensor x, Tensor y, Tensor scores) {
   with_type(scores, [&](auto type) {
     using T = decltype(type);
+    const Side<T> rows(x, true), columns(y, true);
     Block<T> b{};
     take_panel(scores, b);
-    const int64_t width = x.size(1);
-    Scratch<T> packed(packed_rows<T>(b.columns) * width);
-    pack<T>(input<T>(y), b.columns, width, packed);
-    fill_scores<T>(input<T>(x), width, packed, b);
+    Scratch<T> packed(packed_rows<T>(b.columns) * rows.width);
+    pack<T>(columns, b.columns, rows.width, packed);
+    fill_scores<T>(rows, rows.width, packed, b);
+  });
+}
+
+// dL/dx and dL/dy, where they are wanted, in the compute type, from dL/dscores.
+void cosines_backward(Tensor grad, Tensor x, Tensor y, Optional grad_x, Optional grad_y) {
+  with_type(grad, [&](auto type) {
+    using T = decltype(type);
+    const Side<T> rows(x, true), columns(y, true);
+    Block<T> b{};
+    take_panel(grad, b);
+    if (grad_x) {
+      T* out = output<T>(*grad_x);
+      multiply_panel<T>(b, columns, rows.width, out, false, false);
+      rows.finish(out);
+    }
+    if (grad_y) {
+      T* out = output<T>(*grad_y);
+      multiply_panel<T>(b, rows, rows.width, out, true, false);
+      columns.finish(out);
+    }
   });
 }
 
 std::vector<Operator> operators() {
   return {
-      OPERATOR(all_scores, "(Tensor x, Tensor y, Tensor(scores!) scores) -> ()"),
+      OPERATOR(cosines, "(Tensor x, Tensor y, Tensor(scores!) scores) -> ()"),
+      OPERATOR(cosines_backward, "(Tensor grad, Tensor x, Tensor y, Tensor(grad_x!)? grad_x, "
+                                 "Tensor(grad_y!)? grad_y) -> ()"),
       OPERATOR(whole,
                "(Tensor x, Tensor? y, " PAIRS_SCHEMA ", str kind, float scale, float bias, "
                "float margin, float positive_scale, float base, bool normalise, bool symmetric, "

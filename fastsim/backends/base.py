@@ -141,6 +141,16 @@ class Backend:
         """
         raise NotImplementedError
 
+    def mirrored(self, tile, unit, *, keep=False):
+        """The passes of a loss of rows against themselves that compute each score for two pairs.
+
+        None where the backend has none, or they do not pay. keep: as of `workspace`. What is
+        returned has
+            forward(): the state;
+            gradient(coefficients, dtype): dL/dunit (N, D) in `dtype`, of rows and columns.
+        """
+        return None
+
     def serves_whole(self, tile, rows, columns, width):
         """Whether `whole` serves a loss over a matrix of that size, and pays."""
         return False
@@ -220,16 +230,16 @@ class Backend:
         """The score gradient panel dL/dS of a block from the coefficients of `tile`."""
         raise NotImplementedError
 
-    def observe(self, panel, pairs, seen):
-        """Adds what the scores of `all_scores` say to the numbers of their rows, as `Tile.seen`."""
+    def cosines(self, x, y):
+        """Cosines (N, M) of every row of x with every row of y, of a small batch (`most_dense`)."""
         raise NotImplementedError
 
-    def all_scores(self, unit_x, unit_y):
-        """Scores (N, M) of every row with every column, of a small batch (`most_dense`)."""
+    def cosines_backward(self, grad, x, y, wants):
+        """Their gradients in the compute type, None where not wanted, from dL/dcosines (N, M)."""
         raise NotImplementedError
 
-    def all_scores_backward(self, grad, unit_x, unit_y, wants):
-        """Gradients of both sides, None where not wanted, from dL/dscores (N, M)."""
+    def observe(self, cosines, pairs, seen):
+        """Adds what `cosines` say to the numbers of their rows, as `Tile.seen`."""
         raise NotImplementedError
 
     def paired_scores(self, unit_x, unit_y):

@@ -10,6 +10,7 @@ import torch
 
 from fastsim.backends import get
 from fastsim.operators import differentiable_again, traced
+from fastsim.scores import dense_cosines
 
 
 def serves_dense(rows, columns, backend):
@@ -17,23 +18,26 @@ def serves_dense(rows, columns, backend):
     return not traced() and rows * columns <= backend.most_dense
 
 
-def scores_of(unit_x, unit_y, backend):
-    """Scores (N, M) of rows of the compute type, differentiable."""
-    if torch.is_grad_enabled() and (unit_x.requires_grad or unit_y.requires_grad):
-        return _Scores.apply(unit_x, unit_y, backend.name)
-    return backend.all_scores(unit_x, unit_y)
+def cosines_of(x, y, backend):
+    """Cosines (N, M) of rows x (N, D) and y (M, D) in the compute type, differentiable."""
+    if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad):
+        return _Cosines.apply(x, y, backend.name)
+    return backend.cosines(x, y)
 
 
-class _Scores(torch.autograd.Function):
+class _Cosines(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, y, backend):
         ctx.save_for_backward(x, y)
         ctx.backend = backend
-        return get(backend).all_scores(x, y)
+        return get(backend).cosines(x, y)
 
     @staticmethod
-    @differentiable_again(lambda ctx, x, y: x @ y.T, inputs=2)
+    @differentiable_again(lambda ctx, x, y: dense_cosines(x, y, get("eager")), inputs=2)
     def backward(ctx, grad):
-        wants = ctx.needs_input_grad[:2]
-        grads = get(ctx.backend).all_scores_backward(grad, *ctx.saved_tensors, wants)
-        return *grads, None
+        sides, wants = ctx.saved_tensors, ctx.needs_input_grad[:2]
+        grads = get(ctx.backend).cosines_backward(grad, *sides, wants)
+        in_type = (
+            g if g is None else g.to(side.dtype) for g, side in zip(grads, sides, strict=True)
+        )
+        return *in_type, None

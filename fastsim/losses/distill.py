@@ -48,7 +48,7 @@ from fastsim.checks import (
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
-from fastsim.engine.dense import scores_of, serves_dense
+from fastsim.engine.dense import cosines_of, serves_dense
 from fastsim.engine.prepared import Prepared, note, once_per_signature
 from fastsim.losses.further_candidates import above_mean, positive_logits
 from fastsim.losses.module import LossModule
@@ -177,6 +177,13 @@ def _loss(
     margins = kind == "margin_mse"
     if margins and within is None:
         within = torch.arange(x.shape[0], device=x.device)
+    if margins and batch.group is None and serves_dense(x.shape[0], y.shape[0], backend):
+        taught = teacher_x.detach().to(compute_dtype(x))
+        if teacher_y is not None:
+            taught = backend.cosines(taught, teacher_y.detach())
+        gaps = cosines_of(x, y, backend) / temperature - taught / teacher_temperature
+        gaps = gaps.gather(1, within[:, None]) - gaps
+        return batch.reduce(gaps.square().sum(1) / max(y.shape[0] - 1, 1), reduction)
     pairs = _taught(teacher_x, teacher_y, x, batch, backend)
     positives = global_positives(within, batch) if margins else None
     if backend.name == "eager":
@@ -261,12 +268,6 @@ def _margins(
     x, y, pairs, batch, backend, temperature, teacher_temperature, weights, within, positives
 ):
     others = batch.columns - 1
-    if batch.group is None and serves_dense(x.shape[0], batch.columns, backend):
-        gaps = scores_of(*_both_units(x, y, backend), backend) / temperature
-        gaps = gaps - _matrix(pairs, x, backend) / teacher_temperature
-        gaps = gaps.gather(1, positives[:, None]) - gaps
-        losses = gaps.square().sum(1) / max(others, 1)
-        return losses if weights is None else (losses * weights).sum()
     pairs = _times(pairs, temperature / teacher_temperature, x)
     gap, above = _of_positives(x, y, pairs, batch, backend, within, positives)
     pairs = replace(pairs, row_shift=gap.detach())
@@ -333,18 +334,10 @@ def _times(pairs, ratio, x):
     return Pairs(factors=Factors(ratio * pairs.factors.rows, pairs.factors.columns))
 
 
-def _both_units(x, y, backend):
-    """Unit rows of both sides; the same tensor where they are the same."""
-    rows = unit_rows(x, backend)
-    return rows, rows if y is x else unit_rows(y, backend)
-
-
-def _matrix(pairs, x, backend=None):
-    """The teacher's scores (N, M) of this rank's rows; backend: by its products, or by torch's."""
+def _matrix(pairs, x):
+    """The teacher's scores (N, M) of this rank's rows."""
     if pairs.factors is None:
         return pairs.dense.to(compute_dtype(x))
-    if backend is not None:
-        return backend.all_scores(*pairs.factors)
     return dense_scores(*pairs.factors, None, "dot")
 
 

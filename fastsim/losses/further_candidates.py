@@ -198,8 +198,7 @@ def guide_of(guide, margin, strategy, own, x, batch, backend):
 def guide_of_all(guide, margin, strategy, own, x, backend):
     """`guide_of` in one process, with all cosines, of which the thresholds are made."""
     rows, columns = (side.detach() for side in guide)
-    dtype = compute_dtype(x)
-    scores = backend.all_scores(*(backend.unit_rows(side, dtype)[0] for side in (rows, columns)))
+    scores = backend.cosines(rows, columns).to(compute_dtype(x))
     thresholds = _thresholds(scores.gather(1, own[:, None])[:, 0], margin, strategy)
     return Guide(rows, columns, thresholds, scores)
 

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from fastsim.batch_metrics import nothing_seen, record, watched
 from fastsim.engine.autograd import tile_loss
-from fastsim.engine.dense import scores_of, serves_dense
+from fastsim.engine.dense import cosines_of, serves_dense
 from fastsim.engine.passes import is_small
 from fastsim.engine.prepared import Prepared
 from fastsim.losses.further_candidates import guide_of_all
@@ -72,13 +72,12 @@ def small_info_nce(
     counts += [0 if own is None else own.shape[1], 0 if references is None else len(references)]
     if not serves_dense(rows, columns + sum(counts), backend):
         return None
-    offsets = _offsets(anchors, columns, columns + sum(counts), further, scale * options["margin"])
     function = partial(
         _loss,
         directions=further.directions,
         own=own is not None,
         scale=scale,
-        offsets=offsets,
+        margin=scale * options["margin"],
         places=_places(anchors),
         smoothing=label_smoothing,
         reduction=reduction,
@@ -107,23 +106,18 @@ def _guided(anchors, candidates, *guide, tile, scale, weight, backend, options, 
     return tile_loss(tile, anchors, candidates, **given, summed=True)
 
 
-def _offsets(anchors, columns, width, further, margin):
-    """(N, width) what is added to the logits: -inf where a row meets itself, less the margin at its
-    positive. None where there is nothing to add.
+def _offsets(scores, columns, references, directions, margin):
+    """(N, W) what is added to the logits: -inf where a row meets itself, less the margin at its
+    positive; None where there is nothing to add.
     """
-    rows, directions = anchors.shape[0], further.directions
     if not margin and not {"query_to_query", "doc_to_doc"} & {*directions}:
         return None
-    offsets = anchors.new_zeros(
-        (rows, width), dtype=torch.promote_types(anchors.dtype, torch.float32)
-    )
+    offsets, rows, first = torch.zeros_like(scores), len(scores), columns
     offsets[:, :columns].fill_diagonal_(-margin)
-    first = columns
     if "query_to_query" in directions:
         offsets[:, first : first + rows].fill_diagonal_(-torch.inf)
         first += rows
-    first += 0 if further.references is None else len(further.references)
-    first += rows if "doc_to_query" in directions else 0
+    first += references + (rows if "doc_to_query" in directions else 0)
     if "doc_to_doc" in directions:
         offsets[:, first : first + columns].fill_diagonal_(-torch.inf)
     return offsets
@@ -136,38 +130,42 @@ def _loss(
     directions,
     own,
     scale,
-    offsets,
+    margin,
     places,
     smoothing,
     reduction,
     backend,
 ):
-    x = unit_rows(anchors, backend)
-    y = x if candidates is anchors else unit_rows(candidates, backend)
-    of_anchors = [y]
+    of_anchors = [candidates]
     if "query_to_query" in directions:
-        of_anchors.append(x)
-    of_anchors += [unit_rows(references.detach(), backend) for references in more[own:]]
-    scores = [_scores(x, of_anchors, backend)]
+        of_anchors.append(anchors)
+    of_anchors += [references.detach() for references in more[own:]]
+    scores = [cosines_of(anchors, _joined(of_anchors, 0), backend)]
     if watched():
-        seen = nothing_seen(len(x), x.device)
-        backend.observe(scores[0][:, : len(y)], Pairs(places), seen)
+        seen = nothing_seen(len(anchors), anchors.device)
+        backend.observe(scores[0][:, : len(candidates)], Pairs(places), seen)
         other = None if candidates is anchors else candidates
         record(seen, anchors, other, cosine=True, batch=None, backend=backend)
-    of_documents = [x] if "doc_to_query" in directions else []
-    of_documents += [y] if "doc_to_doc" in directions else []
+    of_documents = [anchors] if "doc_to_query" in directions else []
+    of_documents += [candidates] if "doc_to_doc" in directions else []
     if of_documents:
-        scores.append(_scores(y[: len(x)], of_documents, backend))
+        documents = candidates[: len(anchors)]
+        scores.append(cosines_of(documents, _joined(of_documents, 0), backend))
     if own:
-        negatives = unit_rows(more[0].flatten(0, 1), backend).view(more[0].shape)
-        scores.append((negatives * x[:, None]).sum(2))
+        scores.append(_of_own(anchors, more[0], backend))
     scores = _joined(scores, 1)
+    references = sum(map(len, more[own:]))
+    offsets = _offsets(scores.detach(), len(candidates), references, directions, margin)
     logits = scale * scores if offsets is None else torch.add(offsets, scores, alpha=scale)
     return cross_entropy(logits, places, label_smoothing=smoothing, reduction=reduction)
 
 
-def _scores(rows, columns, backend):
-    return scores_of(rows, _joined(columns, 0), backend)
+def _of_own(anchors, negatives, backend):
+    """(N, K) cosines of each row with its own negatives (N, K, D)."""
+    rows = unit_rows(anchors, backend)
+    return (unit_rows(negatives.flatten(0, 1), backend).view(negatives.shape) * rows[:, None]).sum(
+        2
+    )
 
 
 def _joined(parts, axis):

@@ -8,6 +8,7 @@ import torch
 
 from fastsim.backends.base import Backend
 from fastsim.backends.cpu import amx, max_sim
+from fastsim.backends.cpu.mirrored import Mirrored, mirrors
 from fastsim.backends.cpu.passes import forward_of, pair_arguments, served, write_score_grad
 from fastsim.backends.cpu.sweep import SWEPT, CpuSweep
 from fastsim.backends.cpu.workspace import Workspace
@@ -28,6 +29,7 @@ PANEL = 4 << 20  # scores: 16 MB in float32, which a last-level cache holds
 KEPT = 8 << 20
 WORTH_KEEPING = 16  # to keep less than one row in so many saves less than 2 % of the products
 FEWEST_ROWS, MOST_ROWS = 120, 1008  # fewer starve the products, more gain nothing
+ONCE = 4  # by which a panel is smaller whose scores are looked at once and multiply nothing
 SWEEP = 2  # by which each of the panels of a sweep over prefixes, one a width, is smaller
 TILE_ROWS = 12  # rows of a panel are a multiple: whole register tiles for two threads
 ALIGNED = 64  # a block's first column is a multiple of every kernel's column panel
@@ -247,6 +249,11 @@ class CpuBackend(Backend):
         shape = _block_shape(len(x), len(y), whole_rows, panels=SWEEP)
         return CpuSweep(tile, x, y, shape)
 
+    def mirrored(self, tile, unit, *, keep=False):
+        if not mirrors(tile, unit):
+            return None
+        return Mirrored(self, tile, unit, panel_bytes(4 * PANEL) // 4, KEPT if keep else 0)
+
     def whole_rows_fit(self, columns, device):
         return columns <= WIDEST
 
@@ -261,6 +268,13 @@ class CpuBackend(Backend):
         kept = KEPT // wide if keep and wide == columns else 0
         kept = kept if kept * WORTH_KEEPING >= rows else 0
         return Workspace(unit_y, tall, wide, rows if kept >= rows else kept // tall * tall)
+
+    def _seen_once(self, unit_x, unit_y):
+        """(blocks, workspace) of a pass that looks at each score once and leaves nothing of it."""
+        panels = 1 if amx.parts(unit_y.dtype) else ONCE
+        rows, columns = unit_x.shape[0], unit_y.shape[0]
+        shape = _block_shape(rows, columns, False, panels)
+        return blocks_within(rows, columns, *shape), Workspace(unit_y, *shape)
 
     def scores(self, unit_x, unit_y, block, workspace, tile=None):
         """The score panel of a block, in the workspace.
@@ -294,20 +308,20 @@ class CpuBackend(Backend):
         block = slice(0, panel.shape[0]), slice(0, panel.shape[1])
         torch.ops.fastsim_cpu.observe(panel.detach(), *pair_arguments(pairs, block), seen)
 
-    def all_scores(self, unit_x, unit_y):
+    def cosines(self, x, y):
         # Of few scores, packing for a matrix unit takes longer than their product.
-        scores = unit_x.new_empty(unit_x.shape[0], unit_y.shape[0])
-        torch.ops.fastsim_cpu.all_scores(unit_x.contiguous(), unit_y.contiguous(), scores)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        scores = torch.empty(x.shape[0], y.shape[0], dtype=dtype)
+        torch.ops.fastsim_cpu.cosines(x, y, scores)
         return scores
 
-    def all_scores_backward(self, grad, unit_x, unit_y, wants):
-        grad, found = grad.contiguous(), [None, None]
-        for side, (own, other) in enumerate(((unit_x, unit_y), (unit_y, unit_x))):
-            if wants[side]:
-                found[side] = own.new_empty(own.shape)
-                others = other.contiguous()
-                torch.ops.fastsim_cpu.multiply(grad, others, found[side], side == 1, False)
-        return found
+    def cosines_backward(self, grad, x, y, wants):
+        grads = [
+            torch.empty(side.shape, dtype=grad.dtype) if want else None
+            for side, want in zip((x, y), wants, strict=True)
+        ]
+        torch.ops.fastsim_cpu.cosines_backward(grad.contiguous(), x, y, *grads)
+        return grads
 
     def paired_scores(self, unit_x, unit_y):
         parts, rows = [], unit_x.shape[0]
@@ -377,8 +391,8 @@ class CpuBackend(Backend):
                 ceilings = torch.linalg.vecdot(unit_x, unit_y[pairs.positives])
         values = torch.full((rows,), EMPTY, dtype=unit_x.dtype)
         indices = torch.full((rows,), -1)
-        workspace = self.workspace(unit_x, unit_y)
-        for block in self.blocks(rows, columns, unit_x.device):
+        blocks, workspace = self._seen_once(unit_x, unit_y)
+        for block in blocks:
             part = block[0]
             panel, arguments = (
                 self.scores(unit_x, unit_y, block, workspace),
@@ -400,8 +414,8 @@ class CpuBackend(Backend):
         rows = x.shape[0]
         low, high = x.new_full((rows,), -EMPTY), x.new_full((rows,), EMPTY)
         lowest, highest = torch.full((rows,), -1), torch.full((rows,), -1)
-        workspace = self.workspace(x, y)
-        for block in self.blocks(rows, y.shape[0], x.device):
+        blocks, workspace = self._seen_once(x, y)
+        for block in blocks:
             part, columns = block
             torch.ops.fastsim_cpu.hardest(
                 self.scores(x, y, block, workspace),
@@ -489,8 +503,8 @@ class CpuBackend(Backend):
         shape = (queries.shape[0], k)
         values = torch.full(shape, -torch.inf, dtype=unit_x.dtype)
         indices = torch.full(shape, -1)
-        workspace = self.workspace(unit_x, unit_y)
-        for block in self.blocks(shape[0], corpus.shape[0], corpus.device):
+        blocks, workspace = self._seen_once(unit_x, unit_y)
+        for block in blocks:
             torch.ops.fastsim_cpu.top_k(
                 self.scores(unit_x, unit_y, block, workspace),
                 *pair_arguments(Pairs(), block),
