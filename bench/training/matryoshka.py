@@ -107,7 +107,7 @@ def table(_):
 @click.option("--held-out", default=300, show_default=True, help="Pairs of the test part.")
 @click.option("--steps", default=3, show_default=True)
 @click.option("--batch-size", default=640, show_default=True)
-@click.option("--learning-rate", default=5e-5, show_default=True)
+@click.option("--learning-rate", default=1e-4, show_default=True)
 def main(held_out, steps, batch_size, learning_rate):
     """Train both, print, and write."""
     held = pairs("test")[:held_out]
