@@ -1,7 +1,8 @@
 """Builds the optional native libraries into fastsim/_lib by plain compiler calls.
 
-FASTSIM_BUILD=auto (whatever a compiler is there for) | none | a comma list of library names. A
-library that was named and cannot be built fails the build; under auto it is left out, with a word.
+FASTSIM_BUILD=auto | none | a comma list of library names. Under auto a library is built where there
+is a compiler for it, and for CUDA a GPU too; else it is left out, with a word. A library that was
+named and cannot be built fails the build.
 FASTSIM_CUDA_ARCHS=80,90a: the architectures of the CUDA library; those without a letter are kept
 as PTX too, for later GPUs.
 """
@@ -94,6 +95,14 @@ def build_cuda(target, scratch):
 BUILDERS = {"cpu": build_cpu, "cuda": build_cuda}
 
 
+def check_for_a_gpu():
+    """The CUDA library takes a minute to build, and serves no machine without a GPU."""
+    import torch  # only a build needs it here
+
+    if not torch.cuda.is_available():
+        raise RuntimeError("no GPU is here; FASTSIM_BUILD=cpu,cuda builds it for another machine")
+
+
 def build_once(name, folder):
     """Builds a library unless the one in the folder is of the same sources and settings."""
     library, stamp = folder / f"{name}.so", folder / f"{name}.stamp"
@@ -137,6 +146,8 @@ class Build(build_py):
             raise SystemExit(f"FASTSIM_BUILD: wanted auto, none or {[*BUILDERS]}, got {unknown}")
         for name in (name for name in BUILDERS if name in wanted or "auto" in wanted):
             try:
+                if name == "cuda" and name not in wanted:
+                    check_for_a_gpu()
                 build_once(name, folder)
             except (ImportError, RuntimeError, subprocess.CalledProcessError) as error:
                 if name in wanted:

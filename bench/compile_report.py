@@ -23,21 +23,24 @@ from typing import NamedTuple
 import click
 import torch
 
+from bench.multiprocessors import resident
 from fastsim.backends.triton.backend import TritonBackend
 from fastsim.pairs import Guide, Pairs
 from fastsim.tile import Tile
 
 # Those that take longest to compile come first, so that all processes end at about the same time.
-ARCHITECTURES = ("sm_90", "sm_80", "gfx942")
+ARCHITECTURES = ("sm_90", "sm_80", "gfx942", "sm_86", "sm_89", "sm_100", "sm_120", "gfx1100")
 OPERANDS = ("float16", "tf32", "float32")
 ROWS, COLUMNS = 200, 300
 # Kinds of which rows with themselves take half the tiles, each for both of its places.
 ALONE = ("softmax", "sigmoid", "squared_error")
-TABLE_NOTE = "spills in bytes (sm) or vector registers (gfx); operands float16 for 16-bit inputs"
+TABLE_NOTE = """spills in bytes (sm) or vector registers (gfx); operands float16 for 16-bit inputs;
+# blocks: resident on a multiprocessor, by registers, shared memory and warps"""
 
 
 class Compiled(NamedTuple):
-    """One kernel of one launch; `spills` in bytes (NVIDIA) or registers (AMD).
+    """One kernel of one launch; `spills` in bytes (NVIDIA) or registers (AMD), `blocks` resident on
+    a multiprocessor.
 
     hash: Triton's, the same for launches of one kernel.
     """
@@ -50,6 +53,8 @@ class Compiled(NamedTuple):
     registers: int
     shared: int
     spills: int
+    warps: int
+    blocks: int
     hash: str
     assembly: str
 
@@ -80,36 +85,49 @@ class _Driver:
 
 
 @contextlib.contextmanager
-def recording(architecture):
-    """Within the block every launch is compiled for the architecture; yields the list of them."""
+def pretending(architecture):
+    """Within the block Triton and the backend take the machine for one with such a GPU."""
     from triton.runtime import driver
 
-    from fastsim.backends.triton.kernels import launches, launching, lists, merge, rows, scan, tile
+    from fastsim.backends.triton.kernels import launches, lists
+
+    kernels = [
+        kernel
+        for module in (launches, lists)
+        for kernel in vars(module).values()
+        if hasattr(kernel, "device_caches")
+    ]
+    kept = launches.architecture
+    real = driver._active  # not `active`, which without a GPU raises
+    driver.set_active(_Driver(architecture))
+    launches.architecture = lambda device: architecture
+    for kernel in kernels:
+        kernel.device_caches.clear()
+    try:
+        yield
+    finally:
+        launches.architecture = kept
+        driver.set_active(real)
+        for kernel in kernels:
+            kernel.device_caches.clear()
+
+
+@contextlib.contextmanager
+def recording(architecture):
+    """Within the block every launch is compiled for the architecture; yields the list of them."""
+    from fastsim.backends.triton.kernels import launching
 
     found = []
 
     def compile_only(kernel, grid, arguments, constants):
         found.append((kernel, constants, kernel.warmup(*arguments, grid=grid, **constants)))
 
-    kernels = [
-        kernel
-        for module in (launches, lists, merge, rows, scan, tile)
-        for kernel in vars(module).values()
-        if hasattr(kernel, "device_caches")
-    ]
-    kept = launching.run, launches.architecture
-    real = driver._active  # not `active`, which without a GPU raises
-    driver.set_active(_Driver(architecture))
-    launching.run, launches.architecture = compile_only, lambda device: architecture
-    for kernel in kernels:
-        kernel.device_caches.clear()
+    kept, launching.run = launching.run, compile_only
     try:
-        yield found
+        with pretending(architecture):
+            yield found
     finally:
-        launching.run, launches.architecture = kept
-        driver.set_active(real)
-        for kernel in kernels:
-            kernel.device_caches.clear()
+        launching.run = kept
 
 
 def resources(compiled):
@@ -134,6 +152,13 @@ def resources(compiled):
     # Spilled registers live on the stack, and these kernels have nothing else there.
     spills = int(re.search(r"STACK:(\d+)", usage)[1])
     return registers, shared, spills, compiled.asm["ptx"]
+
+
+def blocks_of(architecture, registers, compiled):
+    """How many blocks of a compiled kernel a multiprocessor holds at a time."""
+    given = compiled.metadata
+    columns = getattr(given, "tmem_size", None) or 0
+    return resident(architecture, registers, given.shared, given.num_warps, columns)
 
 
 # ---- the launches ----
@@ -170,6 +195,7 @@ def tiles():
         ("others", Tile("softmax", others, scale, bias, normalise=True)),
         ("guided", Tile("softmax", guided, scale, bias, symmetric=True)),
         ("dense", Tile("softmax", dense, scale, bias)),
+        ("decoupled", Tile("decoupled", positives, scale, bias)),
         ("multi_positive", Tile("multi_positive", others, scale, bias)),
         (
             "multi_similarity",
@@ -184,7 +210,7 @@ def tiles():
     ]
 
 
-def run_alone(tile, dtype, depth=1536):
+def run_alone(tile, dtype, depth=2048):
     """The forward reduction of rows with themselves."""
     backend = TritonBackend()
     unit = backend.tile_rows(torch.randn(ROWS, depth, dtype=dtype))[0]
@@ -244,7 +270,9 @@ def compile_case(architecture, operand_name, case):
         epilogue = constants["EPILOGUE"].fn.__name__ if "EPILOGUE" in constants else ""
         row = (kernel.fn.__name__, epilogue, case, operand_name, architecture)
         registers, shared, spills, assembly = resources(compiled)
-        seen[compiled.hash] = Compiled(*row, registers, shared, spills, compiled.hash, assembly)
+        row += registers, shared, spills, compiled.metadata.num_warps
+        blocks = blocks_of(architecture, registers, compiled)
+        seen[compiled.hash] = Compiled(*row, blocks, compiled.hash, assembly)
     return list(seen.values())
 
 
@@ -277,7 +305,7 @@ def calls():
     made["exclude, 128"] = functools.partial(made["exclude"], depth=128)
     # So deep that every architecture keeps scores.
     for name in ("exclude", "multi_positive"):
-        made[f"{name}, 1536"] = functools.partial(made[name], depth=1536)
+        made[f"{name}, 2048"] = functools.partial(made[name], depth=2048)
     made["rows"] = run_rest
     return made
 
@@ -285,17 +313,19 @@ def calls():
 @click.command()
 @click.option("--architecture", "architectures", multiple=True, default=ARCHITECTURES)
 @click.option("--operand", "operands", multiple=True, default=OPERANDS)
-def main(architectures, operands):
+@click.option("--case", "cases", multiple=True, help="Of `calls`; by default all.")
+def main(architectures, operands, cases):
     """The table of all kernels."""
     import triton
 
     click.echo(f"# Triton {triton.__version__}, {TABLE_NOTE}")
     heading = ("kernel", "epilogue", "case", "operand", "arch", "regs", "shared", "spills")
-    layout = "{:<26} {:<38} {:<22} {:<8} {:<7} {:>4} {:>7} {:>6}"
+    heading += "warps", "blocks"
+    layout = "{:<26} {:<38} {:<22} {:<8} {:<7} {:>4} {:>7} {:>6} {:>5} {:>6}"
     click.echo(layout.format(*heading))
     seen = set()
     keys = list(itertools.product(architectures, operands))
-    with compiling(dict.fromkeys(keys, calls())) as futures:
+    with compiling(dict.fromkeys(keys, cases or calls())) as futures:
         for future in itertools.chain.from_iterable(futures.values()):
             for row in future.result():
                 if row.hash not in seen:

@@ -1,11 +1,11 @@
 """The figures of README.md and bench/README.md, made from result files and nothing else.
 
-Each PNG carries the hash of the file that it was drawn from, so that a test can tell a stale one.
+Each PNG carries the hash of the files that it was drawn from, so that a test can tell a stale one.
 """
 
 import hashlib
 
-from bench.results import FOLDER
+from bench.results import FOLDER, later_parts
 from fastsim.benchmark import model
 from fastsim.benchmark.baselines import BASELINES
 from fastsim.benchmark.cases import CASES
@@ -24,8 +24,9 @@ SOURCE = "Source"  # the key of the hash among the PNG's texts
 
 
 def source(folder):
-    """Hash of the result file that a device's figures are drawn from."""
-    return hashlib.sha256((FOLDER / folder / "losses.jsonl").read_bytes()).hexdigest()
+    """Hash of the result files that a device's figures are drawn from."""
+    files = (FOLDER / folder / "losses.jsonl", *later_parts(folder))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def draw(folder, run):

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import click
 import torch
 
-from bench.compile_report import operand, recording, resources
+from bench.compile_report import blocks_of, operand, recording, resources
 from fastsim.backends.triton.backend import TritonBackend
 from fastsim.pairs import Pairs
 from fastsim.tile import Tile
@@ -44,22 +44,22 @@ class Gpu(NamedTuple):
     """Of data sheets and the CUDA programming guide.
 
     tensor: FLOP/s of float16 products with float32 sums; fma: float32 sums a clock and
-    multiprocessor; shared: bytes a multiprocessor has, of which each block takes 1 KB more.
+    multiprocessor.
     """
 
+    architecture: str
     name: str
     multiprocessors: int
     clock: float
     tensor: float
     bandwidth: float
     fma: int
-    shared: int
 
 
 GPUS = {
-    "sm_80": Gpu("A100 SXM", 108, 1.41e9, 312e12, 2.04e12, 64, 164 << 10),
-    "sm_89": Gpu("L40S", 142, 2.52e9, 362e12, 0.864e12, 128, 100 << 10),
-    "sm_90": Gpu("H100 SXM", 132, 1.83e9, 989e12, 3.35e12, 128, 228 << 10),
+    "sm_80": Gpu("sm_80", "A100 SXM", 108, 1.41e9, 312e12, 2.04e12, 64),
+    "sm_89": Gpu("sm_89", "L40S", 142, 2.52e9, 362e12, 0.864e12, 128),
+    "sm_90": Gpu("sm_90", "H100 SXM", 132, 1.83e9, 989e12, 3.35e12, 128),
 }
 
 UNITS = {
@@ -158,10 +158,9 @@ class Estimate(NamedTuple):
 
 def estimate(kernel, gpu):
     """What a kernel should take on a GPU."""
-    registers, shared, _, _ = resources(kernel.compiled)
+    registers, _, _, _ = resources(kernel.compiled)
     warps = kernel.compiled.metadata.num_warps
-    held = -(-registers // 8) * 8 * 32 * warps
-    blocks = max(1, min(65536 // held, gpu.shared // (shared + 1024), 64 // warps))
+    blocks = max(1, blocks_of(gpu.architecture, registers, kernel.compiled))
     area = kernel.tile[0] * kernel.tile[1]
     code = instructions(kernel.compiled.asm["cubin"])
     found = counts(code, DEPTH // kernel.step)

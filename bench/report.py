@@ -15,7 +15,7 @@ from bench import late_interaction, matryoshka, tables
 from bench.examples.table import table as examples
 from bench.figures import draw
 from bench.peer_suites.table import table as peer_suites
-from bench.results import folders, read
+from bench.results import folders, read_losses
 from bench.training import late_interaction as token_vectors
 from bench.training import matryoshka as prefixes
 from bench.training.tables import crossed_table, improved_table
@@ -28,6 +28,7 @@ MARKED = re.compile(r"(<!-- table: (\w+) (\S+) -->\n).*?(<!-- end -->)", re.DOTA
 TABLES = {
     "time": tables.of_device(tables.time),
     "times": tables.of_kind(tables.time),
+    "gains": tables.gains,
     "cosent": tables.of_device(tables.cosent),
     "memory": tables.of_device(tables.memory),
     "slower": tables.of_device(tables.slower),
@@ -65,7 +66,7 @@ def main():
     """Draw the figures and fill the tables of every page."""
     for kind in ("cpu", "cuda"):
         for folder in folders(kind):
-            for name, _ in draw(folder, read("losses", folder)):
+            for name, _ in draw(folder, read_losses(folder)):
                 click.echo(f"bench/results/{folder}/{name}")
     for page in PAGES:
         page.write_text(filled(page.read_text()))

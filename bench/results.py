@@ -26,6 +26,29 @@ def read(name, folder):
     return results.read(path) if path.is_file() else None
 
 
+def read_losses(folder):
+    """(environment, rows) of a device's run of the losses, None where there is none.
+
+    A long run may be made in parts, each of other sizes or measures: losses.jsonl, which gives the
+    environment, and any losses_PART.jsonl beside it.
+    """
+    run = read("losses", folder)
+    if run is None:
+        return None
+    about, rows = run
+    for path in later_parts(folder):
+        other, more = results.read(path)
+        if other["device"] != about["device"]:
+            raise ValueError(f"{path}: wanted a run of {about['device']}, got {other['device']}")
+        rows = rows + more
+    return about, rows
+
+
+def later_parts(folder):
+    """The files beside a device's losses.jsonl that belong to the same run."""
+    return sorted((FOLDER / folder).glob("losses_*.jsonl"))
+
+
 def folders(kind):
     """Folders of the devices of a kind, "cpu" or "cuda", that the losses were measured on."""
     found = {path.parent.name: results.read(path)[0] for path in FOLDER.glob("*/losses.jsonl")}

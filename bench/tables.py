@@ -3,7 +3,7 @@
 import statistics
 
 from bench.figures import FIGURES, HEADLINES, LINK, PROCESSES, WIDTH
-from bench.results import FOLDER, folders, read
+from bench.results import FOLDER, folders, read, read_losses
 from fastsim.benchmark import model, results
 from fastsim.benchmark.cases import CASES
 from fastsim.benchmark.found import BOTH, Found
@@ -12,13 +12,15 @@ NOTHING = "Not yet measured."
 LISTS = ("cosent", "cosent distinct")
 PREDICTED = (100_000, 1_000_000)
 SLOWEST = 6  # places that are named
+GAINS = {"info_nce": "sentence-transformers", "siglip": "open_clip"}  # whose loss people train with
+GAIN_ROWS = 8192
 
 
 def of_device(table):
-    """A table of one device's losses.jsonl, by folder; what to say where there is none."""
+    """A table of one device's run of the losses, by folder; what to say where there is none."""
 
     def make(folder):
-        run = read("losses", folder)
+        run = read_losses(folder)
         return table(Found(*run)) if run else NOTHING
 
     return make
@@ -81,6 +83,28 @@ def time(found):
         cells = [loss, f"{rows:,} x {width}", best, f"{share:.0%}" if share else ""]
         lines.append(cells + [_beside(found, loss, name, rows, width) for name in baselines])
     return markdown(["loss", "N x D", "fastsim", "of ceiling", *baselines], lines, 2)
+
+
+def gains(kind):
+    """What a user gains, for README.md: time and memory of one size on each device."""
+    lines = []
+    for folder in folders(kind):
+        found = Found(*read_losses(folder))
+        for loss, library in GAINS.items():
+            ours = found.ours(loss, GAIN_ROWS, WIDTH)
+            cells = [_cost(found, loss, name) for name in (ours, "eager torch", library)]
+            if ours and all(cells):
+                lines.append([folder, loss, *cells[:2], f"{library} {cells[2]}"])
+    head = ["measured on", f"{GAIN_ROWS:,} x {WIDTH}", "fastsim", "plain torch", "others"]
+    return markdown(head, lines, 2) if lines else NOTHING
+
+
+def _cost(found, loss, name):
+    """Time and memory, "" where one is not known."""
+    best, rise = found.best(loss, name, GAIN_ROWS, WIDTH), (loss, name, GAIN_ROWS, WIDTH)
+    if best is None or rise not in found.memory:
+        return ""
+    return f"{milliseconds(best)}, {found.memory[rise]:,.0f} MB"
 
 
 def cosent(found):

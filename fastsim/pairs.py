@@ -32,11 +32,14 @@ class Guide:
 
     rows (N, E), columns (M, E): embeddings at the operators, their unit rows for a backend.
     thresholds (N,) in the compute type.
+    scores: (N, M) all cosines, where thresholds were made of these; else a backend makes them by
+        the products that made the thresholds, so that the copy of a pair ties with it.
     """
 
     rows: torch.Tensor
     columns: torch.Tensor
     thresholds: torch.Tensor
+    scores: torch.Tensor | None = None
 
     def of_columns(self, part):
         """The guide of a slice of the columns."""

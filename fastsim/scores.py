@@ -26,9 +26,11 @@ def without_autocast(device_type):
 
 def unit_rows(x, backend):
     """x / |x| by rows in the compute type, differentiable; a zero row stays zero, gradient 0."""
-    if backend.name != "eager":
+    if backend.name == "eager":
+        return _unit_formula(x)
+    if torch.is_grad_enabled() and x.requires_grad:
         return _UnitRows.apply(x, backend.name)
-    return _unit_formula(x)
+    return _unit_rows(x, backend.name)[0]
 
 
 def _unit_formula(x):

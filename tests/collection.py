@@ -2,9 +2,14 @@
 
 A test of a backend that is not usable here is left out at collection, with one line that says why.
 `pytest -m quick` keeps every loss on every usable backend, each of them once a test function.
+
+A test that is marked `covering("case", "backend", "dtype", "shape", step=4)` runs those
+combinations of its parameters whose places add up to a multiple of the step. With as many dtypes
+and shapes as the step, each case has every pair of backend and dtype, and every pair of backend and
+shape; which dtype meets which shape goes round with the cases. `--full` runs them all.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pytest
 
@@ -25,7 +30,17 @@ SLOW = (
 
 # Files of few tests that compile, or start processes that do. With `pytest -n` they come first, so
 # that no process is left with one of them when the others are done.
-LONG = ("backends/triton", "backends/cuda", "distributed", "test_examples", "training", "verify")
+LONG = (
+    *("backends/triton", "backends/cuda", "backends/torch/test_compiled", "distributed"),
+    *("test_examples", "test_packaging", "test_readme_blocks", "training", "verify"),
+    *("engine/test_torch_integration", "losses/test_memory", "losses/test_losses"),
+)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--full", action="store_true", help="every combination, also of tests marked `covering`"
+    )
 
 
 def pytest_configure(config):
@@ -38,6 +53,20 @@ def longest_first(items):
         return not any(f"tests/{name}" in item.path.as_posix() for name in LONG)
 
     return sorted(items, key=is_short)
+
+
+def covering(items):
+    """(tests to keep, tests to leave out): of those marked `covering` some stand for all."""
+    kept, left_out = [], []
+    places = defaultdict(dict)  # of the values of each parameter, in the order of the tests
+    for item in items:
+        mark = item.get_closest_marker("covering")
+        total = 0
+        for name in mark.args if mark else ():
+            seen = places[item.path, item.originalname, name]
+            total += seen.setdefault(id(item.callspec.params[name]), len(seen))
+        (left_out if mark and total % mark.kwargs["step"] else kept).append(item)
+    return kept, left_out
 
 
 def backend_of(item):
@@ -96,6 +125,9 @@ def pytest_collection_modifyitems(config, items):
         f"{name}: {count} tests, {reasons[name] or 'of kinds that it has no kernels of'}"
         for name, count in counts.items()
     ]
+    if not config.option.full:
+        kept, others = covering(kept)
+        left_out += others
     config.hook.pytest_deselected(items=left_out)
     items[:] = longest_first(kept)
     mark_quick(items)

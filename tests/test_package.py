@@ -220,22 +220,26 @@ def test_instruction_sets_agree(usable, tmp_path):
     """Each compiled instruction set that this processor has gives the same loss to rounding."""
     usable("cpu")
     torch.save((torch.randn(70, 33), torch.randn(90, 33)), tmp_path / "inputs.pt")
-    results = []
-    for wanted in ("avx512", "avx2", "generic"):
-        code = (
-            f"import torch, fastsim\nx, y = torch.load({str(tmp_path / 'inputs.pt')!r})\n"
-            "x.requires_grad_()\nloss = fastsim.info_nce(x, y, symmetric=True, backend='cpu')\n"
-            "loss.backward()\n"
-            "print(torch.ops.fastsim_cpu.instruction_set(), loss.item(), x.grad.norm().item())"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "FASTSIM_INSTRUCTION_SET": wanted},
-        )
-        results.append(done.stdout.split())
+    # Each in a process of its own, which has imported torch before it was forked.
+    code = f"""
+import multiprocessing, os, sys, torch
+def run(wanted):
+    os.environ["FASTSIM_INSTRUCTION_SET"] = wanted
+    import fastsim
+    x, y = torch.load({str(tmp_path / "inputs.pt")!r})
+    x.requires_grad_()
+    loss = fastsim.info_nce(x, y, symmetric=True, backend="cpu")
+    loss.backward()
+    found = torch.ops.fastsim_cpu.instruction_set(), loss.item(), x.grad.norm().item()
+    print(*found, flush=True)
+for wanted in ("avx512", "avx2", "generic"):
+    process = multiprocessing.get_context("fork").Process(target=run, args=(wanted,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+"""
+    results = [line.split() for line in fresh(code).splitlines()]
+    assert len(results) == 3
     assert results[-1][0] == "generic"
     losses_, norms = zip(*((float(r[1]), float(r[2])) for r in results), strict=True)
     assert losses_ == pytest.approx([losses_[0]] * 3, rel=1e-6)

@@ -40,6 +40,17 @@ struct SoftmaxRow {
   }
 };
 
+// What distillation keeps of a row: of the scores, and of a teacher's, its targets.
+struct DistilledRow {
+  double top, sum, teacher_top, teacher_sum, own_logits, teacher_logits;
+
+  double loss(double scale, double teacher_scale) const {
+    const double lse = scale * top + std::log(sum);
+    const double teacher_lse = teacher_scale * teacher_top + std::log(teacher_sum);
+    return lse - teacher_lse + (teacher_logits - own_logits) / teacher_sum;
+  }
+};
+
 // What a row keeps of its negatives and of its positives: two sums of exponentials relative to
 // their maxima; of multi_positive the second pair is the sums of its terms and of their derivatives.
 struct Sides {

@@ -7,6 +7,7 @@
 #include "elementwise.h"
 #include "levels.h"
 #include "max_sim.h"
+#include "mirror.h"
 #include "observe.h"
 #include "paired.h"
 #include "products.h"

@@ -61,6 +61,23 @@ void leave_out_above(Tensor panel, Tensor guide, Tensor thresholds) {
   });
 }
 
+// to = from^T, or added to it.
+void transpose(Tensor from, Tensor to, bool add) {
+  with_type(to, [&](auto type) {
+    using T = decltype(type);
+    Block<T> a{}, b{};
+    take_panel(from, a);
+    take_panel(to, b);
+    STD_TORCH_CHECK(from.scalar_type() == to.scalar_type() && a.rows == b.columns &&
+                        a.columns == b.rows,
+                    "fastsim: a panel and one of the transposed size");
+    over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().transpose(a.scores, a.stride, b.scores, b.stride, b.columns, add, begin,
+                                  end);
+    });
+  });
+}
+
 // ---- a sweep over prefixes ----
 
 // What a width of a sweep has beside the panel of a kernel: its scores, of which the panel is first
@@ -277,6 +294,7 @@ std::vector<Operator> operators() {
       OPERATOR(multiply, "(Tensor panel, Tensor right, Tensor(out!) out, bool transposed, "
                          "bool add) -> ()"),
       OPERATOR(leave_out_above, "(Tensor(panel!) panel, Tensor guide, Tensor thresholds) -> ()"),
+      OPERATOR(transpose, "(Tensor from, Tensor(to!) to, bool add) -> ()"),
       OPERATOR(carry, "(Tensor(panels!) panels, Tensor? row_ratios, Tensor? column_ratios) -> ()"),
       OPERATOR(instruction_set, "() -> str"),
       OPERATOR(tile_rows, "() -> int"),

@@ -10,8 +10,7 @@
 
 #include "arguments.h"
 #include "operators.h"
-#include "passes.h"
-#include "scratch.h"
+#include "panel.h"
 
 namespace fastsim {
 
@@ -171,15 +170,10 @@ void hardest_pairs(Tensor x, Tensor groups, Tensor indices, Tensor distances, Te
     Scratch<T> moved(rows * width), offsets(rows);
     *output<T>(largest) = centre<T>(points, rows, nullptr, rows, width, moved, nullptr, offsets);
 
-    Block<T> b{};
-    b.rows = b.columns = rows;
-    b.stride = rows + kAligned / sizeof(T);  // off a power of two, for the cache's sets
-    Scratch<T> packed(packed_rows<T>(rows) * width), panel(rows * b.stride);
-    b.scores = panel;
+    Panel<T> panel(moved, rows, moved, rows, width);
+    Block<T>& b = panel.block;
     b.row_groups = b.column_groups = input<int64_t>(groups);
     b.skip = Skip::diagonal;
-    pack<T>(moved, rows, width, packed);
-    fill_scores<T>(moved, width, packed, b);
 
     int64_t* found = output<int64_t>(indices);
     std::fill(found, found + 2 * rows, -1);

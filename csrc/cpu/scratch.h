@@ -43,7 +43,7 @@ class Pieces {
     int64_t bytes = 0;
     bool used = false;
   };
-  static constexpr int kCount = 8;
+  static constexpr int kCount = 16;
 
   // The smallest that is large enough, else the largest.
   static bool better(int64_t one, int64_t other, int64_t wanted) {

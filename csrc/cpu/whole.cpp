@@ -1,382 +1,178 @@
-// A loss whose scores are one block, and its gradient, in one operator. A small batch's time is
+// Scores that are one block, and a loss of them with its gradient, in one operator. A small batch's time is
 // operator calls; here there is one.
 
 #include <cmath>
+#include <numeric>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "arguments.h"
-#include "finish.h"
 #include "operators.h"
-#include "passes.h"
-#include "scratch.h"
+#include "panel.h"
+#include "small_losses.h"
 
 namespace fastsim {
 
 namespace {
 
-// The kinds of fastsim/kinds that are served, by their names there.
-enum class Kind {
-  softmax,
-  sigmoid,
-  squared_error,
-  decoupled,
-  multi_similarity,
-  multi_positive,
-  circle,
-  debiased,
-  hard_triplet,
-  semi_hard_triplet,
-};
-
-Kind kind_of(const std::string& name) {
-  static const std::unordered_map<std::string, Kind> kinds{
-      {"softmax", Kind::softmax},
-      {"sigmoid", Kind::sigmoid},
-      {"squared_error", Kind::squared_error},
-      {"decoupled", Kind::decoupled},
-      {"multi_similarity", Kind::multi_similarity},
-      {"multi_positive", Kind::multi_positive},
-      {"circle", Kind::circle},
-      {"debiased", Kind::debiased},
-      {"hard_triplet", Kind::hard_triplet},
-      {"semi-hard_triplet", Kind::semi_hard_triplet},
-  };
-  const auto found = kinds.find(name);
-  STD_TORCH_CHECK(found != kinds.end(), "fastsim: whole does not serve kind ", name);
-  return found->second;
-}
-
-// score_grad: whether the scores are to become score gradients.
-struct Loss {
-  Kind kind;
-  double scale, bias, margin, positive_scale, base;
-  bool normalise, symmetric, score_grad;
-};
-
-// A sum that keeps what each addition rounds away (Neumaier 1974): a row's term may already be a
-// double, and long double is no wider than that on some platforms.
-class Sum {
+// One side of the scores: the unit rows of x, or without `cosine` its rows as they are.
+template <class T>
+class Side {
  public:
-  void operator+=(double term) {
-    const double next = sum_ + term;
-    const bool larger = std::abs(sum_) >= std::abs(term);
-    lost_ += larger ? (sum_ - next) + term : (term - next) + sum_;
-    sum_ = next;
+  Side(const Tensor& x, bool cosine)
+      : count(x.size(0)), width(x.size(1)), from_(matrix(x)), rows_(count * width),
+        inverse_(cosine ? count : 0), cosine_(cosine) {
+    if (cosine) {
+      make_unit_rows<T>(from_, count, width, rows_, inverse_);
+      return;
+    }
+    std::vector<int64_t> all(count);
+    std::iota(all.begin(), all.end(), 0);
+    kernels().of<T>().token_rows(from_, all.data(), count, width, false, rows_);
   }
-  void operator-=(double term) { *this += -term; }
-  // Of a sum that is not finite, what was lost is not a number.
-  operator double() const { return std::isfinite(lost_) ? sum_ + lost_ : sum_; }
+
+  operator const T*() const { return rows_; }
+
+  // dL/dx in the place of dL/drows; returns sum_i row_i . drow_i.
+  double finish(T* grad) const {
+    Sum sum;
+    if (cosine_) {
+      Scratch<T> dots(count);
+      const Dtype dtype = sizeof(T) == sizeof(float) ? Dtype::float32 : Dtype::float64;
+      through_unit_rows<T>(grad, from_, count, width, inverse_, T(1), grad, dtype, dots);
+      for (int64_t i = 0; i < count; ++i) sum += dots[i];
+      return sum;
+    }
+    const T* row = rows_;
+    for (int64_t i = 0; i < count; ++i, row += width, grad += width) {
+      double dot = 0;
+#pragma omp simd reduction(+ : dot)
+      for (int64_t k = 0; k < width; ++k) dot += double(row[k]) * double(grad[k]);
+      sum += dot;
+    }
+    return sum;
+  }
+
+  const int64_t count, width;
 
  private:
-  double sum_ = 0, lost_ = 0;
-};
-
-// The loss, and what the panel of score gradients does not show of its derivatives.
-struct Result {
-  Sum loss, scale_score_grad, bias_score_grad;
+  const Matrix from_;
+  Scratch<T> rows_, inverse_;
+  const bool cosine_;
 };
 
 template <class T>
-bool one_positive(const Block<T>& b) {
-  return !b.row_groups && !b.dense.data;
+void check_panel(const Tensor& panel, const Block<T>& b) {
+  STD_TORCH_CHECK(panel.scalar_type() == kTypeOf<T> && panel.size(0) == b.rows &&
+                      panel.size(1) == b.columns,
+                  "fastsim: whole: wanted panels of one dtype and size");
 }
 
 template <class T>
-Result softmax_of_rows(const Block<T>& b, const Loss& loss, const T* weights) {
-  std::vector<double> top(b.rows, kLeftOut<double>), sum(b.rows), logits(b.rows), sums(b.rows);
+void leave_out(const Block<T>& b, const T* guide, int64_t stride, const T* thresholds) {
   over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-    const auto& k = kernels().of<T>();
-    if (loss.score_grad) {
-      k.softmax_fused(b,
-                      {.scale = T(loss.scale),
-                       .margin = T(loss.margin),
-                       .normalise = loss.normalise,
-                       .weights = weights,
-                       .max = top.data(),
-                       .sum = sum.data(),
-                       .target_logits = logits.data(),
-                       .target_sums = sums.data()},
-                      begin, end);
-    } else {
-      k.softmax_forward(b,
-                        {.scale = T(loss.scale),
-                         .margin = T(loss.margin),
-                         .max = top.data(),
-                         .sum = sum.data(),
-                         .target_logits = logits.data(),
-                         .target_sums = sums.data()},
-                        begin, end);
-    }
+    kernels().of<T>().leave_out_above(b, guide, stride, thresholds, begin, end);
   });
-  Result result;
+}
+
+// Pairs whose score is more than `margin` above that of the row's positive.
+template <class T>
+void leave_out_by_score(const Block<T>& b, double margin) {
+  STD_TORCH_CHECK(b.positives, "fastsim: whole: wanted positives");
+  std::vector<T> thresholds(b.rows);
   for (int64_t i = 0; i < b.rows; ++i) {
-    const SoftmaxRow row{top[i], sum[i], logits[i], sums[i]};
-    const double lse = row.log_sum_exp(loss.scale);
-    result.loss += weights[i] * row.loss(lse, one_positive(b), loss.normalise);
-    if (loss.score_grad && loss.margin != 0) {
-      const double share = row.positive_share(loss.scale, top[i], sum[i]);
-      result.scale_score_grad -= loss.margin * weights[i] * (share - 1);
-    }
+    thresholds[i] = b.scores[i * b.stride + b.positives[i]] + T(margin);
   }
-  return result;
+  leave_out(b, b.scores, b.stride, thresholds.data());
 }
 
-// The mean of the row softmax and the column softmax of the positives.
+// Pairs but for a row's positive whose score by a guide is above the row's threshold.
 template <class T>
-Result softmax_both_ways(const Block<T>& b, const Loss& loss, const T* weights) {
-  const double scale = loss.scale;
-  std::vector<double> top(b.rows, kLeftOut<double>), sum(b.rows), logits(b.rows), sums(b.rows);
-  std::vector<double> column_top(b.columns, kLeftOut<double>), column_sum(b.columns);
-  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-    kernels().of<T>().softmax_forward(b,
-                                      {.scale = T(scale),
-                                       .margin = T(loss.margin),
-                                       .max = top.data(),
-                                       .sum = sum.data(),
-                                       .target_logits = logits.data(),
-                                       .target_sums = sums.data()},
-                                      begin, end);
-  });
-  over(b.columns, b.rows, [&](int64_t begin, int64_t end) {
-    kernels().of<T>().softmax_forward_columns(
-        b, {.scale = T(scale), .max = column_top.data(), .sum = column_sum.data()}, begin, end);
-  });
+void leave_out_by_guide(const Block<T>& b, const Tensor& scores, const Tensor& thresholds) {
+  Block<T> guide{};
+  take_panel(scores, guide);
+  check_panel<T>(scores, b);
+  std::vector<T> kept(b.positives ? b.rows : 0);
+  const auto positive = [&](int64_t i) -> T& { return b.scores[i * b.stride + b.positives[i]]; };
+  for (size_t i = 0; i < kept.size(); ++i) kept[i] = positive(i);
+  leave_out(b, guide.scores, guide.stride, input<T>(thresholds));
+  for (size_t i = 0; i < kept.size(); ++i) positive(i) = kept[i];
+}
 
-  std::vector<double> column_weight(b.columns);  // half of those of the rows whose positive it is
-  for (int64_t i = 0; i < b.rows; ++i) column_weight[b.positives[i]] += 0.5 * weights[i];
-  Result result;
-  std::vector<T> tops(b.rows), shares(b.rows), targets(b.rows);
+// Scores with what is added to the logits of a column and taken from the scores of a row.
+template <class T>
+void move_scores(const Block<T>& b, const T* column_bias, T scale, const T* row_shift) {
+  if (!column_bias && !row_shift) return;
+  std::vector<T> biases(b.columns);
+  for (int64_t j = 0; column_bias && j < b.columns; ++j) biases[j] = column_bias[j] / scale;
   for (int64_t i = 0; i < b.rows; ++i) {
-    const int64_t j = b.positives[i];
-    const double weight = weights[i];
-    const SoftmaxRow row{top[i], sum[i], logits[i], sums[i]};
-    const SoftmaxRow column{column_top[j], column_sum[j], logits[i], 1};
-    const double lse = 0.5 * (row.log_sum_exp(scale) + column.log_sum_exp(scale));
-    result.loss += weight * row.loss(lse, true, false);
-    if (loss.margin != 0) {
-      const double along_row = row.positive_share(scale, top[i], sum[i]);
-      const double along_column = row.positive_share(scale, column_top[j], column_sum[j]);
-      result.scale_score_grad -=
-          loss.margin * (0.5 * weight * along_row + column_weight[j] * along_column - weight);
-    }
-    tops[i] = T(top[i]);
-    shares[i] = T(ratio(0.5 * weight * scale, sum[i]));
-    targets[i] = T(weight * scale);
-  }
-  if (!loss.score_grad) return result;
-  std::vector<T> column_tops(b.columns), column_shares(b.columns);
-  for (int64_t j = 0; j < b.columns; ++j) {
-    column_tops[j] = T(column_top[j]);
-    column_shares[j] = T(ratio(column_weight[j] * scale, column_sum[j]));
-  }
-  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-    kernels().of<T>().softmax_score_grad(b,
-                                         {.scale = T(scale),
-                                          .margin = T(0),  // the forward reduction has taken it
-                                          .row_top = tops.data(),
-                                          .row_weight = shares.data(),
-                                          .target_weight = targets.data(),
-                                          .column_top = column_tops.data(),
-                                          .column_weight = column_shares.data()},
-                                         begin, end);
-  });
-  return result;
-}
-
-// Losses of one pair, or of one row's pairs, that need no state between the passes.
-template <class T>
-Result row_by_row(const Block<T>& b, const Loss& loss, const T* weights) {
-  std::vector<double> losses(b.rows), score_grads(b.rows);
-  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-    const auto& k = kernels().of<T>();
-    if (loss.kind == Kind::sigmoid) {
-      k.sigmoid(b,
-                {.scale = T(loss.scale),
-                 .bias = T(loss.bias),
-                 .weights = loss.score_grad ? weights : nullptr,
-                 .losses = losses.data(),
-                 .score_grad_sums = score_grads.data(),
-                 .positive_weights = nullptr},
-                begin, end);
-    } else if (loss.kind == Kind::squared_error) {
-      k.squared_error(b,
-                      {.weights = loss.score_grad ? weights : nullptr, .losses = losses.data()},
-                      begin, end);
-    } else {
-      k.triplet(b,
-                {.semi_hard = loss.kind == Kind::semi_hard_triplet,
-                 .margin = T(loss.margin),
-                 .weights = weights,
-                 .losses = losses.data()},
-                begin, end);
-    }
-  });
-  Result result;
-  for (int64_t i = 0; i < b.rows; ++i) {
-    result.loss += weights[i] * losses[i];
-    result.bias_score_grad += weights[i] * score_grads[i];
-  }
-  return result;
-}
-
-// Losses that keep of a row what its negatives and its positives come to; prior (N, 2): of debiased.
-template <class T>
-Result side_by_side(const Block<T>& b, const Loss& loss, const T* weights, const T* prior) {
-  const Kind kind = loss.kind;
-  const T scale = T(loss.scale), margin = T(loss.margin);
-  const T positive_scale = T(kind == Kind::debiased ? loss.scale : loss.positive_scale);
-  std::vector<double> top(b.rows, kLeftOut<double>), sum(b.rows);
-  std::vector<double> positive_top(top), positive_sum(b.rows);
-  double *max = top.data(), *sums = sum.data();
-  double *positive_max = positive_top.data(), *positive_sums = positive_sum.data();
-  const auto& k = kernels().of<T>();
-  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-    switch (kind) {
-      case Kind::decoupled:
-        return k.decoupled_forward(b, {scale, max, sums, positive_max}, begin, end);
-      case Kind::multi_positive:
-        return k.multi_positive_forward(
-            b, {scale, false, max, sums, positive_max, positive_sums}, begin, end);
-      case Kind::circle:
-        return k.circle_forward(b, {scale, margin, max, sums, positive_max, positive_sums}, begin,
-                                end);
-      default:
-        return k.multi_similarity_forward(
-            b, {scale, positive_scale, max, sums, positive_max, positive_sums}, begin, end);
-    }
-  });
-  Result result;
-  std::vector<T> tops(b.rows), shares(b.rows), positive_tops(b.rows), positive_shares(b.rows);
-  for (int64_t i = 0; i < b.rows; ++i) {
-    const Sides state{top[i], sum[i], positive_top[i], positive_sum[i]};
-    const Finished row = [&] {
-      switch (kind) {
-        case Kind::decoupled:
-          return decoupled(state, loss.scale);
-        case Kind::multi_positive:
-          return multi_positive(state, loss.scale);
-        case Kind::circle:
-          return circle(state, loss.scale);
-        case Kind::debiased:
-          // Without a prior the count is 0, which leaves N no least value.
-          return debiased(state, loss.scale, prior ? prior[2 * i] : 0, prior ? prior[2 * i + 1] : 0);
-        default:
-          return multi_similarity(state, loss.scale, loss.positive_scale, loss.base);
-      }
-    }();
-    const double weight = weights[i];
-    result.loss += weight * row.loss;
-    result.scale_score_grad += weight * row.by_scale;
-    tops[i] = T(top[i]);
-    shares[i] = T(weight * row.weight);
-    positive_tops[i] = T(kind == Kind::multi_positive ? std::log(sum[i]) : positive_top[i]);
-    positive_shares[i] = T(weight * row.positive_weight);
-  }
-  if (!loss.score_grad) return result;
-  const T *high = tops.data(), *up = shares.data();
-  const T *low = positive_tops.data(), *down = positive_shares.data();
-  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-    switch (kind) {
-      case Kind::decoupled:
-        return k.decoupled_score_grad(b, {scale, high, up, down}, begin, end);
-      case Kind::multi_positive:
-        return k.multi_positive_score_grad(b, {scale, high, up, low, down}, begin, end);
-      case Kind::circle:
-        return k.circle_score_grad(b, {scale, margin, high, up, low, down}, begin, end);
-      default:
-        return k.multi_similarity_score_grad(b, {scale, positive_scale, high, up, low, down},
-                                             begin, end);
-    }
-  });
-  return result;
-}
-
-// The losses of the block; its scores become its score gradients where these are wanted.
-template <class T>
-Result fused_pass(const Block<T>& b, const Loss& loss, const T* weights, const T* prior) {
-  switch (loss.kind) {
-    case Kind::softmax:
-      return loss.symmetric ? softmax_both_ways(b, loss, weights)
-                            : softmax_of_rows(b, loss, weights);
-    case Kind::sigmoid:
-    case Kind::squared_error:
-    case Kind::hard_triplet:
-    case Kind::semi_hard_triplet:
-      return row_by_row(b, loss, weights);
-    default:
-      return side_by_side(b, loss, weights, prior);
+    T* s = b.scores + i * b.stride;
+    const T shift = row_shift ? row_shift[i] : T(0);
+    for (int64_t j = 0; j < b.columns; ++j) s[j] = (s[j] + biases[j]) - shift;
   }
 }
 
-// Through the normalisation, in place; returns sum_i unit_i . dunit_i.
-template <class T>
-double finish_side(const Tensor& x, const T* inverse, T* grad) {
-  const int64_t rows = x.size(0);
-  Scratch<T> dots(rows);
-  const Dtype dtype = sizeof(T) == sizeof(float) ? Dtype::float32 : Dtype::float64;
-  through_unit_rows<T>(grad, matrix(x), rows, x.size(1), inverse, T(1), grad, dtype, dots);
-  Sum sum;
-  for (int64_t i = 0; i < rows; ++i) sum += dots[i];
-  return sum;
-}
-
-// weights (N,) weigh the losses of the rows; without, `weight` all of them. grad_x (N, D) and grad_y (M, D) are written in the
-// compute type where given; without y, x with itself, grad_x holds both shares. `total`: the
-// weighted sum of the losses, in that type too; `parameters` (2,): its derivatives by scale, right
-// where a gradient is given, and by bias.
+// The names are those of fastsim/tile.py and fastsim/pairs.py. Without y, x is held against itself.
+// exclude_above: infinity for none. guide (N, M): scores by the guide. factor_rows
+// (N, E), factor_columns (M, E): the targets are their products. weights (N,) weigh the losses of the rows; without, `weight` all of them. grad_x (N, D)
+// and grad_y (M, D) are written in the compute type where given; without y, grad_x holds both shares.
+// `total`: the weighted sum of the losses, in that type too; `parameters` (2,): its derivatives by
+// scale, right where a gradient is given, and by bias.
 void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional column_ids,
            Optional row_groups, Optional column_groups, Optional dense, double negative_target,
            std::string skip, std::string kind, double scale, double bias, double margin,
-           double positive_scale, double base, bool normalise, bool symmetric, Optional prior,
-           Optional weights, double weight, Optional grad_x, Optional grad_y, Tensor total,
-           Optional parameters, Optional seen) {
+           double positive_scale, double base, bool normalise, bool symmetric, bool cosine,
+           double exclude_above, Optional guide, Optional guide_thresholds, Optional column_bias,
+           Optional row_shift, Optional factor_rows, Optional factor_columns, Optional prior, Optional positive_weights, Optional weights,
+           double weight, Optional grad_x, Optional grad_y, Tensor total, Optional parameters,
+           Optional seen) {
   const PairArguments pairs{positives,     row_ids, column_ids,      row_groups,
                             column_groups, dense,   negative_target, skip};
   with_type(total, [&](auto type) {
     using T = decltype(type);
-    const Tensor& other = y ? *y : x;
-    const int64_t rows = x.size(0), columns = other.size(0), width = x.size(1);
-
-    Scratch<T> unit_x(rows * width), inverse_x(rows);
-    Scratch<T> unit_own(y ? columns * width : 0), inverse_own(y ? columns : 0);
-    make_unit_rows<T>(matrix(x), rows, width, unit_x, inverse_x);
-    if (y) make_unit_rows<T>(matrix(other), columns, width, unit_own, inverse_own);
-    const T* unit_y = y ? unit_own : unit_x;
-
-    Block<T> b{};
-    b.rows = rows;
-    b.columns = columns;
-    b.stride = columns + kAligned / sizeof(T);  // off a power of two, for the cache's sets
-    Scratch<T> packed(packed_rows<T>(columns) * width), panel(rows * b.stride);
-    b.scores = panel;
+    const Side<T> rows(x, cosine);
+    std::optional<Side<T>> others;
+    if (y) others.emplace(*y, cosine);
+    const Side<T>& columns = y ? *others : rows;
+    Panel<T> panel(rows, rows.count, columns, columns.count, rows.width);
+    Block<T>& b = panel.block;
     take_pairs(pairs, b);
-    pack<T>(unit_y, columns, width, packed);
-    fill_scores<T>(unit_x, width, packed, b);
+    std::optional<Panel<T>> targets;
+    if (factor_rows) {
+      const Side<T> one(*factor_rows, false), other(*factor_columns, false);
+      targets.emplace(one, b.rows, other, b.columns, one.width);
+      const Dtype dtype = sizeof(T) == sizeof(float) ? Dtype::float32 : Dtype::float64;
+      b.dense = {targets->block.scores, dtype, targets->block.stride, 1};
+    }
+    if (std::isfinite(exclude_above)) leave_out_by_score(b, exclude_above);
+    if (guide) leave_out_by_guide(b, *guide, *guide_thresholds);
     if (seen) {
       double* numbers = output<double>(*seen);
       over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
         kernels().of<T>().observe(b, {.seen = numbers}, begin, end);
       });
     }
+    move_scores(b, input<T>(column_bias), T(scale), input<T>(row_shift));
+
     const Loss loss{kind_of(kind), scale,     bias,      margin,          positive_scale,
                     base,          normalise, symmetric, grad_x || grad_y};
-    const std::vector<T> alike(weights ? 0 : rows, T(weight));
+    check_targets(b, loss);
+    const std::vector<T> alike(weights ? 0 : b.rows, T(weight));
     const T* of_rows = weights ? input<T>(*weights) : alike.data();
-    Result result = fused_pass(b, loss, of_rows, input<T>(prior));
+    const Result result =
+        fused_pass<T>(b, loss, {of_rows, input<T>(prior), input<T>(positive_weights)});
 
     double along = 0;
     if (grad_x) {
       T* out = output<T>(*grad_x);
-      multiply_panel<T>(b, unit_y, width, out, false, false);
-      if (!y) multiply_panel<T>(b, unit_x, width, out, true, true);
-      along = finish_side<T>(x, inverse_x, out) / (y ? 1 : 2);
+      multiply_panel<T>(b, columns, rows.width, out, false, false);
+      if (!y) multiply_panel<T>(b, rows, rows.width, out, true, true);
+      along = rows.finish(out) / (y ? 1 : 2);
     }
     if (grad_y) {
       T* out = output<T>(*grad_y);
-      multiply_panel<T>(b, unit_x, width, out, true, false);
-      along = finish_side<T>(other, inverse_own, out);
+      multiply_panel<T>(b, rows, rows.width, out, true, false);
+      along = columns.finish(out);
     }
     *output<T>(total) = T(result.loss);
     if (!parameters) return;
@@ -386,14 +182,53 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
   });
 }
 
+// The cosines (N, M) of x (N, D) with y (M, D).
+void cosines(Tensor x, Tensor y, Tensor scores) {
+  with_type(scores, [&](auto type) {
+    using T = decltype(type);
+    const Side<T> rows(x, true), columns(y, true);
+    Block<T> b{};
+    take_panel(scores, b);
+    Scratch<T> packed(packed_rows<T>(b.columns) * rows.width);
+    pack<T>(columns, b.columns, rows.width, packed);
+    fill_scores<T>(rows, rows.width, packed, b);
+  });
+}
+
+// dL/dx and dL/dy, where they are wanted, in the compute type, from dL/dscores.
+void cosines_backward(Tensor grad, Tensor x, Tensor y, Optional grad_x, Optional grad_y) {
+  with_type(grad, [&](auto type) {
+    using T = decltype(type);
+    const Side<T> rows(x, true), columns(y, true);
+    Block<T> b{};
+    take_panel(grad, b);
+    if (grad_x) {
+      T* out = output<T>(*grad_x);
+      multiply_panel<T>(b, columns, rows.width, out, false, false);
+      rows.finish(out);
+    }
+    if (grad_y) {
+      T* out = output<T>(*grad_y);
+      multiply_panel<T>(b, rows, rows.width, out, true, false);
+      columns.finish(out);
+    }
+  });
+}
+
 std::vector<Operator> operators() {
   return {
+      OPERATOR(cosines, "(Tensor x, Tensor y, Tensor(scores!) scores) -> ()"),
+      OPERATOR(cosines_backward, "(Tensor grad, Tensor x, Tensor y, Tensor(grad_x!)? grad_x, "
+                                 "Tensor(grad_y!)? grad_y) -> ()"),
       OPERATOR(whole,
                "(Tensor x, Tensor? y, " PAIRS_SCHEMA ", str kind, float scale, float bias, "
                "float margin, float positive_scale, float base, bool normalise, bool symmetric, "
-               "Tensor? prior, Tensor? weights, float weight, Tensor(grad_x!)? grad_x, "
-               "Tensor(grad_y!)? grad_y, Tensor(total!) total, Tensor(parameters!)? parameters, "
-               "Tensor(seen!)? seen) -> ()"),
+               "bool cosine, float exclude_above, Tensor? guide, Tensor? guide_thresholds, "
+               "Tensor? column_bias, Tensor? row_shift, Tensor? factor_rows, Tensor? factor_columns, "
+               "Tensor? prior, "
+               "Tensor? positive_weights, Tensor? weights, float weight, "
+               "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y, Tensor(total!) total, "
+               "Tensor(parameters!)? parameters, Tensor(seen!)? seen) -> ()"),
   };
 }
 

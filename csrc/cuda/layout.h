@@ -26,13 +26,14 @@ FASTSIM_BOTH constexpr int block_column(int lane, int e) { return 2 * (lane % 4)
 // The epilogue takes the targets and score gradients of the tile in `parts`, and `together` blocks of a row
 // at a time.
 
-// 8 warps, 64 x 32 scores each.
+// 8 warps, 64 x 32 scores each: 32 rows in each half of the tile.
 struct PortableShape {
   static constexpr int threads = 256, row_blocks = 4, column_blocks = 4;
-  static constexpr int row_warps = 2, column_warps = 4, parts = 1, together = 2;
+  static constexpr int row_warps = 2, column_warps = 4, parts = 2, together = 2;
 
   FASTSIM_BOTH static constexpr int row_of(int thread, int block, int e) {
-    return thread / kWarp / column_warps * 64 + 16 * block + block_row(thread % kWarp, e);
+    return block / 2 * 64 + thread / kWarp / column_warps * 32 + block % 2 * 16 +
+           block_row(thread % kWarp, e);
   }
   FASTSIM_BOTH static constexpr int column_of(int thread, int block, int e) {
     return thread / kWarp % column_warps * 32 + 8 * block + block_column(thread % kWarp, e);

@@ -1,6 +1,6 @@
-// The engine for every GPU since sm_80: a tile per block, operands by cp.async in four stages,
+// The engine for every GPU since sm_80: a tile per block, operands by cp.async in three stages,
 // products of warps; two blocks per multiprocessor, so that one's epilogue runs under the other's
-// products.
+// products. Consumer cards have 100 KB of shared memory: 48 for each block, and 1 of the system's.
 #pragma once
 
 #include "tile.cuh"
@@ -8,14 +8,15 @@
 namespace fastsim {
 namespace portable {
 
-constexpr int kStages = 4;
+constexpr int kStages = 3;
 constexpr int kRowBytes = 64;                           // of an operand in a stage
 constexpr int kOperandBytes = kTile * kRowBytes;
 constexpr int kStageBytes = 2 * kOperandBytes;
-// The stages, in whose place the epilogue has its staging memory.
-constexpr int kScratchAt = kTile * kPitch * sizeof(float);
-constexpr int kSharedBytes = kScratchAt + kScratch * sizeof(float);
-static_assert(kScratchAt >= kStages * kStageBytes);
+constexpr int kSharedBytes = kStages * kStageBytes;
+// In the place of the stages the epilogue has its staging memory and scratch memory.
+constexpr int kScratchAt = kTile / PortableShape::parts * kPitch * sizeof(float);
+static_assert(kScratchAt + kScratch * sizeof(float) <= kSharedBytes);
+static_assert(2 * (kSharedBytes + 1024) <= 100 << 10);
 
 template <class Element>
 struct Tile : TileBase<PortableShape, Element> {
@@ -28,30 +29,34 @@ struct Tile : TileBase<PortableShape, Element> {
   // Through shared memory, so that whole lines are written. A panel's row is padded to whole
   // chunks.
   FASTSIM_DEVICE void store(const typename Base::Scores& s) const {
-    constexpr int chunk = 16 / sizeof(Element);
+    constexpr int chunk = 16 / sizeof(Element), parts = PortableShape::parts;
+    constexpr int height = kTile / parts, blocks = PortableShape::row_blocks / parts;
     Element* staged = reinterpret_cast<Element*>(this->staging);
-    acquire_staging();
+    Element* out = static_cast<Element*>(panel.data);
 #pragma unroll
-    for (int i = 0; i < PortableShape::row_blocks; ++i) {
+    for (int part = 0; part < parts; ++part) {
+      acquire_staging();
 #pragma unroll
-      for (int j = 0; j < PortableShape::column_blocks; ++j) {
+      for (int i = part * blocks; i < (part + 1) * blocks; ++i) {
 #pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-          const int row = PortableShape::row_of(this->thread, i, e);
-          const int column = PortableShape::column_of(this->thread, j, e);
-          store_two(staged + row * kPitch + column, s[i][j][e], s[i][j][e + 1]);
+        for (int j = 0; j < PortableShape::column_blocks; ++j) {
+#pragma unroll
+          for (int e = 0; e < 4; e += 2) {
+            const int row = PortableShape::row_of(this->thread, i, e) - part * height;
+            const int column = PortableShape::column_of(this->thread, j, e);
+            store_two(staged + row * kPitch + column, s[i][j][e], s[i][j][e + 1]);
+          }
         }
       }
-    }
-    sync();
-    Element* out = static_cast<Element*>(panel.data);
-    for (int i = this->thread; i < kTile * kTile / chunk; i += PortableShape::threads) {
-      const int r = i / (kTile / chunk), c = i % (kTile / chunk) * chunk;
-      const int row = this->row0() + r, column = this->column0() + c;
-      if (!this->in_rows(row) || !this->in_columns(column)) continue;
-      const int64_t at = (row - this->grid.row0) * panel.stride + (column - this->grid.column0);
-      *reinterpret_cast<uint4*>(out + at) =
-          *reinterpret_cast<const uint4*>(staged + r * kPitch + c);
+      sync();
+      for (int i = this->thread; i < height * kTile / chunk; i += PortableShape::threads) {
+        const int r = i / (kTile / chunk), c = i % (kTile / chunk) * chunk;
+        const int row = this->row0() + part * height + r, column = this->column0() + c;
+        if (!this->in_rows(row) || !this->in_columns(column)) continue;
+        const int64_t at = (row - this->grid.row0) * panel.stride + (column - this->grid.column0);
+        *reinterpret_cast<uint4*>(out + at) =
+            *reinterpret_cast<const uint4*>(staged + r * kPitch + c);
+      }
     }
   }
 };
@@ -81,15 +86,14 @@ using Scores = TileBase<PortableShape, float>::Scores;
 template <class Product>
 FASTSIM_DEVICE void multiply_stage(Product, const char* x, const char* y, int thread, Scores& s) {
   const int lane = thread % kWarp, matrix = lane / 8, line = lane % 8;
-  const int row0 = PortableShape::row_of(thread / kWarp * kWarp, 0, 0);
-  const int column0 = PortableShape::column_of(thread / kWarp * kWarp, 0, 0);
+  const int first = thread / kWarp * kWarp, column0 = PortableShape::column_of(first, 0, 0);
   const uint32_t from_x = shared_address(x), from_y = shared_address(y);
 #pragma unroll
   for (int piece = 0; piece < 2; ++piece) {
     uint32_t a[PortableShape::row_blocks][4];
 #pragma unroll
     for (int i = 0; i < PortableShape::row_blocks; ++i) {
-      const int row = row0 + 16 * i + matrix % 2 * 8 + line;
+      const int row = PortableShape::row_of(first, i, 0) + matrix % 2 * 8 + line;
       load_matrices(a[i], from_x + swizzled64(row, 2 * piece + matrix / 2));
     }
 #pragma unroll
@@ -176,7 +180,7 @@ FASTSIM_DEVICE void multiply(const Operands& o, int row0, int column0, int steps
     const char* stage = stages + step % kStages * kStageBytes;
     multiply_stage(Product{}, stage, stage + kOperandBytes, thread, s);
   }
-  // No copy is under way; acquire_staging waits until all have read the last stage.
+  block_sync();  // no copy is under way, and all have read the last stage
 }
 
 template <class Product, class Epilogue>

@@ -17,6 +17,8 @@ class Backend:
     automatic = True  # whether `auto` may choose it
     by_verdict = False  # whether `auto` may where a verdict calls it right (fastsim/verify)
     extras = frozenset()  # what it does of what not every backend does with a tile loss (EXTRAS)
+    # Scores up to which a loss that takes several passes is faster as a formula on their matrix.
+    most_dense = 0
     # Distinct targets up to which sums per level are cheaper than a sort of all entries.
     most_levels = 256
     keeps_scores = False  # whether `forward` leaves scores for the score gradients that follow it
@@ -139,6 +141,16 @@ class Backend:
         """
         raise NotImplementedError
 
+    def mirrored(self, tile, unit, *, keep=False):
+        """The passes of a loss of rows against themselves that compute each score for two pairs.
+
+        None where the backend has none, or they do not pay. keep: as of `workspace`. What is
+        returned has
+            forward(): the state;
+            gradient(coefficients, dtype): dL/dunit (N, D) in `dtype`, of rows and columns.
+        """
+        return None
+
     def serves_whole(self, tile, rows, columns, width):
         """Whether `whole` serves a loss over a matrix of that size, and pays."""
         return False
@@ -216,6 +228,18 @@ class Backend:
 
     def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
         """The score gradient panel dL/dS of a block from the coefficients of `tile`."""
+        raise NotImplementedError
+
+    def cosines(self, x, y):
+        """Cosines (N, M) of every row of x with every row of y, of a small batch (`most_dense`)."""
+        raise NotImplementedError
+
+    def cosines_backward(self, grad, x, y, wants):
+        """Their gradients in the compute type, None where not wanted, from dL/dcosines (N, M)."""
+        raise NotImplementedError
+
+    def observe(self, cosines, pairs, seen):
+        """Adds what `cosines` say to the numbers of their rows, as `Tile.seen`."""
         raise NotImplementedError
 
     def paired_scores(self, unit_x, unit_y):

@@ -5,8 +5,11 @@ less of it less memory. Temporary values of a panel's size come on top. It is re
 """
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
+
+import torch
 
 from fastsim.environment import variables
 
@@ -68,3 +71,13 @@ def panel_bytes(default):
     if not 0 < megabytes < float("inf"):
         raise ValueError(f"{VARIABLE}: wanted a positive number of megabytes, got {value!r}")
     return int(megabytes * (1 << 20))
+
+
+@functools.cache
+def memory_of(device):
+    """Bytes of the device's memory; 0 where it does not say."""
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory()
+    module = getattr(torch, device.type, None)
+    properties = getattr(module, "get_device_properties", None)
+    return 0 if properties is None else getattr(properties(device), "total_memory", 0)

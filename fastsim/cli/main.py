@@ -206,7 +206,7 @@ def search(model, corpus, query, top_k, index, batch_size, as_json, shown, promp
 def demo(model, output, seed, progress, cpu):
     """Train the embedded model on a few sentences, as a trial.
 
-    It finds them hard before. Takes a minute or two on two cores and no network.
+    It finds them hard before. Takes about a minute on two cores and no network.
 
     Example: fastsim demo
     """

@@ -59,17 +59,16 @@ class TileArguments(NamedTuple):
     wants: list[bool]
     backend: str
 
-    @property
+    # Methods, since torch.compile of torch 2.10 does not trace properties of a named tuple.
+
     def tensors(self):
         """The fields that are tensors or None."""
         return self[:TENSORS]
 
-    @property
     def options(self):
         """The other fields."""
         return self[TENSORS:]
 
-    @property
     def finds_gradients(self):
         """Whether the forward pass finds the gradients of the inputs too, rather than a state.
 

@@ -136,7 +136,7 @@ def _forward_fake(*arguments):
     seen = [nothing_seen(rows, loss.device)] if arguments.observed else []
     if not any(call.wants):
         return [loss, *seen]
-    if arguments.finds_gradients:
+    if arguments.finds_gradients():
         return [loss, *fake_gradients(call, dtype), *seen]
     shapes = call.tile.state_shapes(rows, columns)
     dtype = wide_dtype(loss.device)
@@ -171,12 +171,12 @@ class _TileLoss(torch.autograd.Function):
         arguments = TileArguments(*arguments)
         seen = [saved.pop()] if arguments.observed else []
         ctx.mark_non_differentiable(*seen)
-        ctx.options, ctx.wants, ctx.cosine = arguments.options, arguments.wants, arguments.cosine
+        ctx.options, ctx.wants, ctx.cosine = arguments.options(), arguments.wants, arguments.cosine
         ctx.dtypes = arguments.x.dtype, arguments.scale.dtype
-        ctx.found = arguments.finds_gradients
+        ctx.found = arguments.finds_gradients()
         # The inputs even where the gradients are found: for derivatives of these, and so that to
         # change an input before the backward pass is an error whatever has been found.
-        ctx.save_for_backward(*arguments.tensors, *saved)
+        ctx.save_for_backward(*arguments.tensors(), *saved)
         return loss, *seen
 
     @staticmethod

@@ -1,12 +1,14 @@
 """What one operator call does: scores in, one block at a time; loss and gradients out.
 
 The terms are those of fastsim/engine/__init__.py. To find loss and gradients in one call there are
-three ways, chosen here, where the sizes are known:
+four ways, chosen here, where the sizes are known:
 
 whole: the backend does everything in one call of its own, for small batches.
 fused: a block of whole rows has all that its state and its score gradients need, so each panel of
     scores is computed once. A loss that looks at columns, or at the matrix, goes this way where one
     block holds the whole matrix.
+mirrored: of rows against themselves, a backend may compute each score once for the two pairs that
+    have it: first the state, then the gradient of both (`Backend.mirrored`).
 two passes: first the state, of all blocks; then the score gradients, of all blocks, from scores
     that the backend has kept or computes again.
 """
@@ -163,16 +165,25 @@ def forward(*arguments):
             loss, *saved = call.backend.whole(tile, call.x, y, *given)
             return _returned(call, loss, saved)
         unit_x, unit_y, inverse_x, inverse_y = call.units()
-        if call.arguments.finds_gradients:
+        if call.arguments.finds_gradients():
             weights, factor = call.with_loss_scale(call.weights)
-            fused_pass = _fused_panels if at_once(call) else _forward_and_score_grad
-            state, grads = fused_pass(call, unit_x, unit_y, weights, inverse_x.dtype)
-            del unit_x, unit_y  # before the results are made of their gradients
+            mirrored = _mirrored(call, unit_x, keep=True)
+            if mirrored is not None:
+                state, grads = _mirrored_panels(call, mirrored, weights, inverse_x.dtype)
+            else:
+                fused_pass = _fused_panels if at_once(call) else _forward_and_score_grad
+                state, grads = fused_pass(call, unit_x, unit_y, weights, inverse_x.dtype)
+            del unit_x, unit_y, mirrored  # before the results are made of their gradients
             saved = _input_gradients(
                 call, state, call.weights, grads, (inverse_x, inverse_y), factor, inverse_x.dtype
             )
         else:
-            own = state_of(call.first_look, unit_x, unit_y, call.backend)
+            mirrored = _mirrored(call, unit_x)
+            if mirrored is not None:
+                own = mirrored.forward()
+            else:
+                own = state_of(call.first_look, unit_x, unit_y, call.backend)
+            del mirrored
             saved = state = call.tile.all_reduce(own)
         loss = call.tile.finish(state)
         if call.weights is not None:
@@ -189,8 +200,9 @@ def _returned(call, loss, saved):
 
 def _is_whole(tile, x, y, weights, backend):
     """Whether one call of the backend does it all: loss, gradients, everything between."""
-    plain = weights is not None and tile.cosine and not tile.group and tile.pairs.plain
-    return plain and backend.serves_whole(tile, x.shape[0], y.shape[0], x.shape[1])
+    if weights is None or tile.group:
+        return False
+    return backend.serves_whole(tile, x.shape[0], y.shape[0], x.shape[1])
 
 
 def at_once(call):
@@ -228,11 +240,29 @@ def _forward_and_score_grad(call, unit_x, unit_y, weights, dtype):
     if backend.keeps_scores and backend.whole_rows_fit(unit_y.shape[0], unit_y.device):
         workspace = backend.workspace(unit_x, unit_y, keep=True)
     state = backend.forward(call.first_look, unit_x, unit_y, workspace=workspace)
-    weights = 1.0 if weights is None else widened(weights)
-    coefficients = coefficients_of(call.tile, state, weights, dtype)
+    coefficients = _weighted_coefficients(call, state, weights, dtype)
     if workspace is None:
         workspace = backend.workspace(unit_x, unit_y)
     return state, _score_grad_panels(call, unit_x, unit_y, coefficients, dtype, workspace)
+
+
+def _mirrored(call, unit, *, keep=False):
+    """`Backend.mirrored` of the call's unit rows, or None."""
+    wanted = call.products[0] or not any(call.wants)
+    if not call.together or not wanted or call.seen is not None:
+        return None
+    return call.backend.mirrored(call.tile, unit, keep=keep)
+
+
+def _mirrored_panels(call, mirrored, weights, dtype):
+    state = mirrored.forward()
+    grad = mirrored.gradient(_weighted_coefficients(call, state, weights, dtype), dtype)
+    return state, (grad, grad.new_empty(0))
+
+
+def _weighted_coefficients(call, state, weights, dtype):
+    weights = 1.0 if weights is None else widened(weights)
+    return coefficients_of(call.tile, state, weights, dtype)
 
 
 def coefficients_of(tile, state, weights, dtype):
@@ -255,19 +285,21 @@ def _input_gradients(call, state, grad_losses, unit_grads, inverses, factor, dty
 
     grad_losses: dL/dloss of each row; factor: what the gradients of the unit rows still lack.
     """
-    grads, along = [], 0.0
+    grads, along = [], None  # of unit rows, by row: their products with their gradients
     backend = call.backend
     rows_backward = backend.tile_rows_backward if call.tile.cosine else backend.plain_rows_backward
     for values, unit_grad, inverse in zip((call.x, call.y), unit_grads, inverses, strict=True):
         grad = values.new_empty(0 if len(values) else values.shape, dtype=dtype)
         if unit_grad.numel():
             grad, dots = rows_backward(unit_grad, values, inverse, factor, dtype)
-            along = factor * widened(dots).sum()
+            along = dots
         grads.append(grad)
     parameters = inverses[0].new_zeros(2, dtype=wide_dtype(call.x.device))
     if call.wants[2]:
         # Together, dunit_x holds the rows' and the columns' share of the same sum.
-        parameters[0] = along / ((1 + call.together) * call.scale)
+        if along is not None:
+            total = factor * widened(along).sum()
+            parameters[0] = total / ((1 + call.together) * call.scale)
         doubled = None if grad_losses is None else widened(grad_losses)
         parameters[0] += call.tile.record.scale_gradient(call.tile, state, doubled)
     if call.wants[3]:
@@ -287,9 +319,14 @@ def backward(grad, state, *arguments):
         coefficients = coefficients_of(call.tile, state, weights, dtype)
         # In the order of the forward reduction before it, so that the allocator finds its places
         # again.
-        workspace = call.backend.workspace(unit_x, unit_y)
-        unit_grads = _score_grad_panels(call, unit_x, unit_y, coefficients, dtype, workspace)
-        del unit_x, unit_y, workspace  # before the results are made of their gradients
+        panels = _mirrored(call, unit_x)
+        if panels is not None:
+            grad = panels.gradient(coefficients, dtype)
+            unit_grads = grad, grad.new_empty(0)
+        else:
+            panels = call.backend.workspace(unit_x, unit_y)
+            unit_grads = _score_grad_panels(call, unit_x, unit_y, coefficients, dtype, panels)
+        del unit_x, unit_y, panels  # before the results are made of their gradients
         return list(
             _input_gradients(call, state, grad_losses, unit_grads, inverses, factor, call.x.dtype)
         )

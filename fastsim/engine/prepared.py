@@ -92,17 +92,21 @@ def _signature(args, options):
     be more.
     """
     tensors, parts = [], []
-    for values in (args, options.values()):
-        for value in values:
-            kind = type(value)
-            if kind in _PLAIN:
-                parts += kind, value  # 1 is not True
-            elif kind in _TENSORS and not value.is_nested:
-                tensors.append(value)
-                parts += kind, value.shape, value.dtype, value.device, value.layout
-            else:
-                return None, None
+    values = [*args, *options.values()]
+    for value in values:  # what stands in tuples comes last
+        kind = type(value)
+        if kind in _PLAIN:
+            parts += kind, value  # 1 is not True
+        elif kind in _TENSORS and not value.is_nested:
+            tensors.append(value)
+            parts += kind, value.shape, value.dtype, value.device, value.layout
+        elif kind is tuple or kind is list:
+            parts += kind, len(value)
+            values.extend(value)
+        else:
+            return None, None
     if watched() or transformed(*tensors):
         return None, None
-    first = [next(i for i, other in enumerate(tensors) if other is t) for t in tensors]
+    ids = [id(tensor) for tensor in tensors]
+    first = () if len({*ids}) == len(ids) else map(ids.index, ids)  # which are one tensor
     return tensors, (*parts, *options, *first, default_name(), torch.is_inference_mode_enabled())

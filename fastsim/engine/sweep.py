@@ -293,7 +293,7 @@ class _SweepLoss(torch.autograd.Function):
         arguments = TileArguments(*arguments)
         ctx.wants, ctx.cosine = arguments.wants, arguments.cosine
         ctx.dtypes = arguments.x.dtype, arguments.scale.dtype
-        ctx.save_for_backward(*arguments.tensors, *found)
+        ctx.save_for_backward(*arguments.tensors(), *found)
         return loss
 
     @staticmethod

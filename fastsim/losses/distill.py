@@ -22,6 +22,7 @@ row. What c adds to the gradient is a sum over columns, so one of embeddings (`_
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -47,6 +48,8 @@ from fastsim.checks import (
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
+from fastsim.engine.dense import cosines_of, serves_dense
+from fastsim.engine.prepared import Prepared, note, once_per_signature
 from fastsim.losses.further_candidates import above_mean, positive_logits
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
@@ -63,6 +66,7 @@ from fastsim.tile import Tile
 TEMPERATURES = {"kl": 0.05, "margin_mse": 1.0}  # by default
 
 
+@once_per_signature
 @batchwise
 def distill(
     x: Tensor,
@@ -141,16 +145,58 @@ def distill(
         backend=chosen.name,
     )
     options = {"kind": kind, "temperature": temperature, "teacher_temperature": teacher_temperature}
-    pairs = _taught(teacher_x, teacher_y, x, batch, chosen)
+    made = partial(_loss, **options, reduction=reduction, batch=batch, backend=chosen)
+    if group is None and positives is None:
+        small = Prepared(partial(_of_one_process, made=made))
+        teacher = (teacher_x,) if teacher_y is None else (teacher_x, teacher_y)
+        loss = small(x, y, *teacher)
+        note((x, y, *teacher), small, loss)
+        return loss
+    return made(x, y, teacher_x, teacher_y, within)
+
+
+def _of_one_process(x, y, teacher_x, teacher_y=None, *, made):
+    return made(x, y, teacher_x, teacher_y, None)
+
+
+def _loss(
+    x,
+    y,
+    teacher_x,
+    teacher_y,
+    within,
+    *,
+    kind,
+    temperature,
+    teacher_temperature,
+    reduction,
+    batch,
+    backend,
+):
+    """within: the columns of the positives among this rank's; None: each row's own."""
+    margins = kind == "margin_mse"
+    if margins and within is None:
+        within = torch.arange(x.shape[0], device=x.device)
+    if margins and batch.group is None and serves_dense(x.shape[0], y.shape[0], backend):
+        taught = teacher_x.detach().to(compute_dtype(x))
+        if teacher_y is not None:
+            taught = backend.cosines(taught, teacher_y.detach())
+        gaps = cosines_of(x, y, backend) / temperature - taught / teacher_temperature
+        gaps = gaps.gather(1, within[:, None]) - gaps
+        return batch.reduce(gaps.square().sum(1) / max(y.shape[0] - 1, 1), reduction)
+    pairs = _taught(teacher_x, teacher_y, x, batch, backend)
     positives = global_positives(within, batch) if margins else None
-    if chosen.name == "eager":
-        scores = dense_cosines(*batch.gather_both(x, y), chosen)
+    if backend.name == "eager":
+        scores = dense_cosines(*batch.gather_both(x, y), backend)
         taught = batch.gather_rows(_matrix(pairs, x))
+        options = {"temperature": temperature, "teacher_temperature": teacher_temperature}
         positives = batch.gather_rows(positives)
-        losses = distill_from_scores(scores, taught, positives, **options, reduction="none")
+        losses = distill_from_scores(
+            scores, taught, positives, kind=kind, **options, reduction="none"
+        )
         return batch.reduce(losses, reduction)
     weights = batch.row_weights(reduction, x)
-    given = x, y, pairs, batch, chosen, temperature, teacher_temperature, weights
+    given = x, y, pairs, batch, backend, temperature, teacher_temperature, weights
     return _margins(*given, within, positives) if margins else _divergences(*given)
 
 

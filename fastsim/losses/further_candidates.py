@@ -14,7 +14,7 @@ import torch
 from fastsim.checks import FLOATING, check_alike, check_choice, check_embeddings, check_tensor
 from fastsim.engine.autograd import tile_loss
 from fastsim.engine.log_sum_exp import as_guide, guide_cosines, safe_log_sum_exp
-from fastsim.pairs import Pairs, pair_mask
+from fastsim.pairs import Guide, Pairs, pair_mask
 from fastsim.precision import wide_dtype, widened
 from fastsim.scores import compute_dtype, dense_scores, paired_scores, unit_rows
 from fastsim.tile import Tile
@@ -190,10 +190,22 @@ def guide_of(guide, margin, strategy, own, x, batch, backend):
         cosines = guide_cosines(rows, columns[own], backend=backend.name)
     else:  # of a rank without rows
         cosines = rows.new_zeros(0, dtype=compute_dtype(rows))
-    slack = cosines.abs() if strategy == "relative" else 1.0
-    thresholds = cosines - slack * margin
     columns = batch.gather_columns(columns)
+    thresholds = _thresholds(cosines, margin, strategy)
     return as_guide((rows, columns, thresholds), len(rows), len(columns), x)
+
+
+def guide_of_all(guide, margin, strategy, own, x, backend):
+    """`guide_of` in one process, with all cosines, of which the thresholds are made."""
+    rows, columns = (side.detach() for side in guide)
+    scores = backend.cosines(rows, columns).to(compute_dtype(x))
+    thresholds = _thresholds(scores.gather(1, own[:, None])[:, 0], margin, strategy)
+    return Guide(rows, columns, thresholds, scores)
+
+
+def _thresholds(cosines, margin, strategy):
+    """What a guide's cosines may not be above, from those of the positives."""
+    return cosines - (cosines.abs() if strategy == "relative" else 1.0) * margin
 
 
 def positive_logits(anchors, candidates, own, scale, similarity, backend):
@@ -209,8 +221,8 @@ def dense_guide(guide, margin, strategy, positives, scores):
         return None
     rows, columns = guide
     cosines = guide_cosines(rows, columns[positives], backend="eager")
-    slack = cosines.abs() if strategy == "relative" else 1.0
-    return as_guide((rows, columns, cosines - slack * margin), *scores.shape, scores)
+    thresholds = _thresholds(cosines, margin, strategy)
+    return as_guide((rows, columns, thresholds), *scores.shape, scores)
 
 
 def check_guide(guide, anchors, candidates):

@@ -40,7 +40,7 @@ from fastsim.checks import (
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
-from fastsim.engine.prepared import once_per_signature
+from fastsim.engine.prepared import note, once_per_signature
 from fastsim.losses.further_candidates import (
     MARGINS,
     Further,
@@ -55,6 +55,7 @@ from fastsim.losses.further_candidates import (
     positive_logits,
 )
 from fastsim.losses.module import LossModule
+from fastsim.losses.small_info_nce import small_info_nce
 from fastsim.pairs import (
     Pairs,
     global_exclude,
@@ -180,6 +181,26 @@ def info_nce(
     if further or label_smoothing:
         _check_together(exclude, exclude_above, guide, symmetric, margin, label_smoothing, further)
     check_guide(guide, anchors, candidates)
+    asked = positives, exclude, exclude_above, candidate_bias, group
+    if not (isinstance(temperature, Tensor) or any(value is not None for value in asked)):
+        found = small_info_nce(
+            anchors,
+            candidates,
+            further,
+            guide,
+            scale=inverse(temperature, anchors),
+            label_smoothing=label_smoothing,
+            similarity=similarity,
+            reduction=reduction,
+            backend=chosen,
+            options=options,
+            formula=info_nce_from_scores,
+        )
+        if found is not None:
+            small, tensors = found
+            loss = small(*tensors)
+            note(tensors, small, loss)
+            return loss
     own = anchors.shape[0], candidates.shape[0], anchors.device
     within, ids = parse_positives(positives, *own), parse_exclude(exclude, *own)
     bias = parse_bias(candidate_bias, candidates.shape[0], anchors)

@@ -16,7 +16,8 @@ leaves 0.27 to 0.73. The weights of several positives are those of SigLIP+ in si
 (github.com/avocardio/siglip-kernel), whose loss is this one divided by M.
 """
 
-from typing import Literal
+from functools import partial
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -34,10 +35,11 @@ from fastsim.checks import (
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
-from fastsim.engine.prepared import once_per_signature
+from fastsim.engine.prepared import Prepared, note, once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
     Pairs,
+    as_ids,
     check_own_targets,
     dense_targets,
     gather_targets,
@@ -50,7 +52,7 @@ from fastsim.scores import compute_dtype, dense_scores
 from fastsim.tile import Tile
 
 PositiveWeight = Literal["one", "row", "both"]
-CHOICES = ("one", "row", "both")
+CHOICES = get_args(PositiveWeight)
 
 
 @once_per_signature
@@ -130,9 +132,27 @@ def siglip(
         options |= {"positive_weight": positive_weight, "reduction": "none"}
         losses = siglip_from_scores(scores, gather_targets(targets, batch), **options)
         return batch.reduce(losses, reduction)
-    pairs = parse_targets(targets, x.shape[0], batch.columns, x.device)
+    made = partial(
+        _loss,
+        scale=scale,
+        bias=bias,
+        positive_weight=positive_weight if weighed else None,
+        cosine=similarity == "cosine",
+        reduction=reduction,
+        batch=batch,
+        backend=chosen,
+    )
+    loss = made(x, y, parse_targets(targets, x.shape[0], batch.columns, x.device))
+    if group is None and isinstance(targets, tuple):
+        small = Prepared(lambda x, y, *groups: made(x, y, _pairs_of(*groups)))
+        note((x, y, *targets), small, loss)
+    return loss
+
+
+def _loss(x, y, pairs, *, scale, bias, positive_weight, cosine, reduction, batch, backend):
+    """positive_weight: None where a positive counts as much as a negative."""
     weights = None
-    if weighed:
+    if positive_weight is not None:
         all_rows = batch.gather_rows(pairs.row_groups)
         weights = _weights(pairs, all_rows, positive_weight, compute_dtype(x))
 
@@ -140,7 +160,7 @@ def siglip(
         return _losses(scores * scale + bias, pairs, weights)
 
     return tile_loss(
-        Tile("sigmoid", pairs, cosine=similarity == "cosine", positive_weights=weights),
+        Tile("sigmoid", pairs, cosine=cosine, positive_weights=weights),
         x,
         y,
         scale=_off_zero(scale, x),
@@ -148,7 +168,7 @@ def siglip(
         weights=batch.row_weights(reduction, x),
         batch=batch,
         formula=formula,
-        backend=chosen,
+        backend=backend,
         summed=True,
     )
 
@@ -170,6 +190,10 @@ class SigLIP(LossModule):
         backend: str | None = None,
     ) -> None:
         super().__init__(locals())
+
+
+def _pairs_of(row_groups, column_groups):
+    return Pairs(row_groups=as_ids(row_groups), column_groups=as_ids(column_groups))
 
 
 def _off_zero(scale, x):

@@ -59,7 +59,7 @@ def write_pairs(rows, path, *, unrelated=True):
     return str(path)
 
 
-def run(model, output, *, seed=0, epochs=4, progress=True, cpu=False, say=print):
+def run(model, output, *, seed=0, epochs=2, progress=True, cpu=False, say=print):
     """Train on the demo's sentences and search with the model before and after.
 
     Returns (the result of `train`, {"before" | "after": search answers}, seconds in all).
@@ -80,7 +80,7 @@ def run(model, output, *, seed=0, epochs=4, progress=True, cpu=False, say=print)
                 loss="cosent",
                 output=output,
                 epochs=epochs,
-                learning_rate=1e-4,
+                learning_rate=2e-4,
                 seed=seed,
                 max_length=32,
                 overwrite=True,

@@ -150,6 +150,16 @@ def _by_groups(loss, **learnt):
     return make
 
 
+def _decoupled(x, y, groups, int8, strided, ids):
+    loss, warm, dot = fastsim.decoupled_contrastive, {"temperature": 0.1}, {"similarity": "dot"}
+    return [
+        Problem("positives", loss, [x, y], learnt=warm),
+        Problem("shared positives", loss, [x, y], (groups,), learnt=warm),
+        Problem("of each row", loss, [x, y], (), {"reduction": "none"}, warm),
+        Problem("dot", loss, [x, y], (), dot, {"temperature": 20.0}, extras=extras_of(**dot)),
+    ]
+
+
 def _closest(x, y, groups, int8, strided, ids):
     return [
         Problem("semi-hard", fastsim.full_triplet, [x, y]),
@@ -172,6 +182,7 @@ _KINDS = {
     "multi_similarity": _by_groups(fastsim.multi_similarity),
     "multi_positive": _by_groups(fastsim.nt_xent, temperature=0.2),
     "circle": _by_groups(fastsim.circle),
+    "decoupled": _decoupled,
     "levels": _levels,
     "closest": _closest,
     "hardest": _hardest,

@@ -163,26 +163,27 @@ def folder(tmp_path, monkeypatch):
     )
     environment, rows = run(settings, progress=False)
     place = {"measure": "memory", "loss": "info_nce", "rows": 16, "width": figures.WIDTH}
-    rows.append(place | {"implementation": "fastsim cpu", "rise MB": 17.3})
-    rows.append(place | {"implementation": "eager torch", "not measured": "out of memory"})
+    later = [place | {"implementation": "fastsim cpu", "rise MB": 17.3}]
+    later.append(place | {"implementation": "eager torch", "not measured": "out of memory"})
     for temperature in (0.1, 1.0):
         error = {"measure": "error", "loss": "info_nce", "implementation": "fastsim cpu"}
         error |= {"options": {"temperature": temperature}, "gradient error": 1e-7}
         rows.append(error | {"loss error": 1e-8})
     results.write(tmp_path / "here" / "losses.jsonl", environment, rows)
+    results.write(tmp_path / "here" / "losses_memory.jsonl", environment, later)
     return tmp_path / "here"
 
 
 def test_figures_and_tables(folder, monkeypatch):
     from PIL import Image
 
-    drawn = figures.draw("here", kept.read("losses", "here"))
+    drawn = figures.draw("here", kept.read_losses("here"))
     assert [name for name, _ in drawn] == [f"{name}.png" for name in figures.FIGURES]
     for name, _ in drawn:
         with Image.open(folder / name) as image:
             assert image.text[figures.SOURCE] == figures.source("here")
             assert image.size[0] > 300
-    _, rows = kept.read("losses", "here")
+    _, rows = kept.read_losses("here")
     text = "\n".join(
         report.TABLES[name]("here") for name in ("time", "memory", "spread", "scaling")
     )
@@ -198,6 +199,13 @@ def test_figures_and_tables(folder, monkeypatch):
     same = "a later run puts 0 beyond the spread of the repeats; it differs by 0.0% in the median."
     assert report.TABLES["repeated"]("here").endswith(same)
     assert report.TABLES["times"]("cpu").startswith("here:\n\n| loss |")
+
+
+def test_a_part_of_another_device_is_refused(folder):
+    environment, rows = kept.read("losses", "here")
+    results.write(folder / "losses_more.jsonl", environment | {"device": "elsewhere"}, rows)
+    with pytest.raises(ValueError, match=r"losses_more.jsonl: wanted a run of .*, got elsewhere"):
+        kept.read_losses("here")
 
 
 def test_where_a_baseline_is_faster():

@@ -4,6 +4,7 @@ Each process also has the whole batch and computes the loss of one process itsel
 what its part has to be.
 """
 
+import functools
 import inspect
 import time
 from dataclasses import dataclass
@@ -220,15 +221,22 @@ def run(case, part, dtype, reduction, **extra):
     return value.detach(), sides, [number.grad for number in learnt.values()]
 
 
+@functools.lru_cache(maxsize=16)  # of a case on some ranks: the ways of exchange have it in common
+def truth_of(case, ranks, seed, small, none, dtype, reduction):
+    """What `run` finds on one process that has everything, columns in the order of the ranks."""
+    whole, order = whole_of(case, parts_of(case, ranks, seed, shrink=3 if small else 1, none=none))
+    truth, sides, numbers = run(case, whole, dtype, reduction, backend="cpu")
+    if order is not None:
+        sides[1] = sides[1][order.argsort()]
+    return truth, sides, numbers
+
+
 def compare(case, group, way, seed):
     """The largest relative error of value and gradients on this rank."""
     exchange, backend, dtype, reduction, none = way
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     parts = parts_of(case, ranks, seed, shrink=3 if backend == "eager" else 1, none=none)
-    whole, order = whole_of(case, parts)
-    truth, sides, numbers = run(case, whole, dtype, reduction, backend="cpu")
-    if order is not None:
-        sides[1] = sides[1][order.argsort()]
+    truth, sides, numbers = truth_of(case, ranks, seed, backend == "eager", none, dtype, reduction)
     chosen = Ring(group) if exchange == "ring" else group
     got, own_sides, own_numbers = run(
         case, parts[rank], dtype, reduction, backend=backend, group=chosen

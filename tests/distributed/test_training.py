@@ -16,6 +16,7 @@ from fastsim.encoders.encoder import Encoder
 from fastsim.training import demo
 from fastsim.training.run import Options, train
 from tests import models
+from tests.training.pictures import leave_empty
 
 KEPT, HELD = demo.situations()
 TUPLES = [{"anchor": one, "positive": same, "negative": other} for one, same, other, _ in KEPT[:20]]
@@ -49,6 +50,8 @@ WORK = """
 import sys, warnings
 warnings.simplefilter("ignore")
 from fastsim.training.run import Options, train
+from tests.training.pictures import leave_empty
+leave_empty()
 if sys.argv[2] != "plain":
     from tests.distributed import sharded
     sharded.on_cpus()
@@ -113,12 +116,14 @@ def trained(calm, tmp_path_factory):
             **changes,
         }
 
-    for name in RUNS:
-        (folder / "one").mkdir(exist_ok=True)
-        (folder / "whole").mkdir(exist_ok=True)
-        train(Options(**options(name, "one")))
-        if "micro_batch_size" in RUNS[name][2]:
-            train(Options(**options(name, "whole", micro_batch_size=None)))
+    (folder / "one").mkdir()
+    (folder / "whole").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        leave_empty(patch.setattr)
+        for name in RUNS:
+            train(Options(**options(name, "one")))
+            if "micro_batch_size" in RUNS[name][2]:
+                train(Options(**options(name, "whole", micro_batch_size=None)))
     (folder / "two").mkdir()
     start_two(folder, [options(name, "two") for name in RUNS])
     return folder, options

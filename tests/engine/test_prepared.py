@@ -28,7 +28,29 @@ def _triplets(seed):
     return [x, y[:N].detach().requires_grad_(), (y[:N] * x).detach().requires_grad_()]
 
 
+def _taught(seed):
+    x, y = sides(seed)
+    return [x, y, *(side.detach() * 2 + 1 for side in sides(seed + 50))]
+
+
+def normal(*shape):
+    return torch.randn(shape, generator=fresh(71))
+
+
+EVERY_WAY = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 CALLS = {
+    "smoothed": (fastsim.info_nce, sides, {"label_smoothing": 0.1}),
+    "directions": (fastsim.info_nce, sides, {"directions": EVERY_WAY, "margin": 0.1}),
+    "references": (fastsim.info_nce, sides, {"references": normal(4, D)}),
+    "own": (fastsim.info_nce, sides, {"own_negatives": normal(N, 2, D)}),
+    "guided": (fastsim.info_nce, sides, {"guide": (normal(N, 3), normal(M, 3))}),
+    "weighed": (
+        fastsim.siglip,
+        sides,
+        {"targets": (torch.arange(N) % 3, torch.arange(M) % 3), "positive_weight": "both"},
+    ),
+    "distill": (fastsim.distill, _taught, {}),
+    "margins": (fastsim.distill, _taught, {"kind": "margin_mse"}),
     "info_nce": (fastsim.info_nce, sides, {}),
     "symmetric": (fastsim.info_nce, sides, {"symmetric": True, "margin": 0.1}),
     "sum": (fastsim.info_nce, sides, {"reduction": "sum"}),

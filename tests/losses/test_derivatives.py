@@ -4,6 +4,8 @@ Each is that of the float64 oracle, or refused in a sentence of ours; never zero
 torch's own machinery.
 """
 
+import functools
+
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -125,19 +127,33 @@ def penalised(function, sides):
     return torch.autograd.grad(penalty, sides, retain_graph=True), sides, penalty
 
 
+@functools.cache
+def second_derivatives(case):
+    """Of the oracle: of the penalised value, and the Hessian in the first side."""
+    _, oracle, sides = problem(case)
+    first, *rest = sides
+    return penalised(oracle, sides)[0], hessian(lambda x: oracle(x, *rest), first)
+
+
+@functools.cache
+def jacobian(case):
+    """Of the oracle in the first side."""
+    _, oracle, (first, *rest) = problem(case)
+    return torch.autograd.functional.jacobian(lambda x: oracle(x, *rest), first)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", FUNCTIONS, ids=repr)
 def test_second_derivatives(case, backend, usable):
     usable(backend)
-    function, oracle, sides = problem(case, backend)
-    wanted, *_ = penalised(oracle, sides)
+    function, _, sides = problem(case, backend)
+    wanted, truth = second_derivatives(case)
     got, leaves, penalty = penalised(function, sides)
     torch.testing.assert_close(got, wanted)
     penalty.backward(inputs=leaves)
     torch.testing.assert_close(tuple(leaf.grad for leaf in leaves), wanted)
     first, *rest = sides
     vector = torch.randn_like(first)
-    truth = hessian(lambda x: oracle(x, *rest), first)
     torch.testing.assert_close(hessian(lambda x: function(x, *rest), first), truth)
     _, product = hvp(lambda x: function(x, *rest), first, vector)
     torch.testing.assert_close(product, torch.tensordot(truth, vector, first.dim()))
@@ -163,7 +179,7 @@ def test_forward_mode(case):
 @pytest.mark.parametrize("case", FUNCTIONS, ids=repr)
 def test_torch_func(case):
     function, oracle, (first, *rest) = problem(case)
-    truth = torch.autograd.functional.jacobian(lambda x: oracle(x, *rest), first)
+    truth = jacobian(case)
     for transform in (torch.func.grad, torch.func.jacrev, torch.func.jacfwd):
         torch.testing.assert_close(transform(function)(first, *rest), truth)
     batch = torch.stack([first, torch.randn_like(first), -first])
@@ -174,11 +190,11 @@ def test_torch_func(case):
 @pytest.mark.parametrize("case", FUNCTIONS, ids=repr)
 def test_gradients_for_many_at_once(case):
     """is_grads_batched runs the backward pass of a recorded graph inside vmap."""
-    function, oracle, (first, *rest) = problem(case)
+    function, _, (first, *rest) = problem(case)
     x = first.clone().requires_grad_()
     above = torch.tensor([1.0, -2.0], dtype=torch.float64)
     got = torch.autograd.grad(function(x, *rest), x, above, is_grads_batched=True)[0]
-    truth = torch.autograd.functional.jacobian(lambda x: oracle(x, *rest), first)
+    truth = jacobian(case)
     torch.testing.assert_close(got, torch.stack([truth, -2 * truth]))
 
 

@@ -46,7 +46,9 @@ def test_gradcheck(case, backend, reduction, usable):
         learnt_options = dict(zip(learnt, leaves[len(sides) :], strict=True))
         return case.loss(*arguments, *others, **(options | learnt_options))
 
-    assert torch.autograd.gradcheck(function, (*sides, *values))
+    # Along a random direction of each input and of the value: any wrong entry turns the result,
+    # and a number is checked as it is.
+    assert torch.autograd.gradcheck(function, (*sides, *values), fast_mode=True)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -109,6 +109,7 @@ def compare(case, backend, dtype, shape, seed, reduction=None):
         assert_close(name, grad, exact_grad, dense_grad, dtype, term, moved)
 
 
+@pytest.mark.covering("case", "backend", "dtype", "shape", step=len(SHAPES))
 @pytest.mark.parametrize("shape", SHAPES, ids=names)
 @pytest.mark.parametrize("dtype", DTYPES, ids=names)
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -9,6 +9,7 @@ import os
 
 from fastsim.training import report_lines, stopping, trainer  # noqa: F401 - for the forks
 from fastsim.training.run import train
+from tests.training.pictures import leave_empty
 
 CONTEXT = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
 
@@ -25,4 +26,5 @@ def start(options, said):
 def _train(options, said):
     with open(said, "w") as handle:
         os.dup2(handle.fileno(), 2)
+    leave_empty()
     train(options)

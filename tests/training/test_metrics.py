@@ -97,7 +97,7 @@ def test_triplets_and_classes():
 
 def test_fitting_is_the_table_of_the_documentation():
     assert fitting(PAIRS) == fitting(TRIPLETS)[:-1]
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    readme = (Path(__file__).parents[2] / "fastsim/training/README.md").read_text()
     said = " ".join(inspect.getdoc(cli.train.callback).split())
     for columns, layout in {
         "sentence1, sentence2, score": SCORED,

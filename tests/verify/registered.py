@@ -3,8 +3,5 @@
 from fastsim.backends import register
 from tests.verify import fakes
 
-for backend in (
-    *(fakes.Fake(), fakes.Lying(), fakes.Hanging(), fakes.Crashing(), fakes.Raising()),
-    *(fakes.Wavering(), fakes.Spilling(), fakes.Deaf(), fakes.Refusing()),
-):
+for backend in fakes.ALL:
     register(backend)

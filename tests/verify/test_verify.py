@@ -12,7 +12,7 @@ import fastsim
 from fastsim.backends import get, panel, pick
 from fastsim.cli.main import main
 from fastsim.environment import variables
-from fastsim.verify import cases, checks, run, verdicts
+from fastsim.verify import cases, checks, child, run, verdicts
 from tests.verify import fakes
 
 CPU = torch.device("cpu")
@@ -36,6 +36,20 @@ def checked(name, kind="sigmoid", limit=60.0):
         )
 
 
+@pytest.fixture
+def here(monkeypatch, capsys):
+    """`checked` without a process: what a checking process does, done in this one."""
+
+    def check(backend, kind, dtype, device, limit, module):
+        child.main(backend, kind, str(dtype).removeprefix("torch."), str(device))
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    known = fastsim.backends.__globals__["_BACKENDS"] | {fake.name: fake for fake in fakes.ALL}
+    monkeypatch.setitem(fastsim.backends.__globals__, "_BACKENDS", known)
+    monkeypatch.setattr(run, "_checked", check)
+    return checked
+
+
 WRONG = {
     "lying": "is off by",
     "hanging": "did not finish within 4 s",
@@ -47,24 +61,33 @@ WRONG = {
 }
 
 
+# Whose processes end without a word, or not at all; and one whose process speaks.
+BY_PROCESS = ("hanging", "crashing", "lying")
+
+
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_refused(name):
-    verdict = checked(name, limit=4.0 if name == "hanging" else 60.0)
+def test_what_is_wrong_is_refused(name, request):
+    check = checked if name in BY_PROCESS else request.getfixturevalue("here")
+    verdict = check(name, limit=4.0 if name == "hanging" else 60.0)
     assert not verdict.served
     assert WRONG[name] in verdict.reason
     assert verdicts.read(verdict.key) == verdict
     assert WRONG[name] in verdict.sentence
 
 
-def test_an_option_that_is_not_known_is_a_refusal():
-    """Not an error: the sentence of the backend alone."""
-    verdict = checked("refusing", kind="softmax")
-    assert not verdict.served
-    assert verdict.reason == "it does not know exclude_above of the pairs of softmax losses"
+def test_a_backend_is_checked_by_what_it_has(monkeypatch):
+    """A problem that needs an extra says so, and is not asked of a backend without it."""
+    known = dict(fastsim.backends.__globals__["_BACKENDS"]) | {"bare": fakes.Bare()}
+    monkeypatch.setitem(fastsim.backends.__globals__, "_BACKENDS", known)
+    made = cases.problems("softmax", (5, 7, 4), torch.float32)
+    asked = checks.served("bare", "softmax", (5, 7, 4), torch.float32)
+    assert [one.name for one in asked] == [one.name for one in made if not one.extras]
+    for one in asked:
+        assert all(t.isfinite().all() for t in checks.outputs(one, "bare", CPU)) == one.finite
 
 
-def test_what_is_right_is_served():
-    verdict = checked("fake")
+def test_what_is_right_is_served(here):
+    verdict = here("fake")
     assert verdict.served, verdict.reason
     assert verdict.reason is None
 
@@ -245,6 +268,7 @@ def test_the_kernels_under_the_interpreter(monkeypatch):
     """The whole of a check of the Triton backend, an interpreter in the place of a GPU."""
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    verdict = run.verify("triton", "squared_error", torch.float32, CPU, limit=240.0)
+    place = "triton", "squared_error", torch.float32, CPU
+    verdict = run.verify(*place, limit=240.0, module="tests.verify.interpreted")
     assert verdict.served, verdict.reason
     assert verdict.ratio is None  # an interpreter has no speed

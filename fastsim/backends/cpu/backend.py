@@ -1,5 +1,6 @@
 """The compiled CPU backend: panels of scores that stay in cache, our products and epilogues."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import torch
 
 from fastsim.backends.base import Backend
 from fastsim.backends.cpu import amx, max_sim
+from fastsim.backends.cpu.mirrored import Mirrored, mirrors
 from fastsim.backends.cpu.passes import forward_of, pair_arguments, served, write_score_grad
 from fastsim.backends.cpu.sweep import SWEPT, CpuSweep
 from fastsim.backends.cpu.workspace import Workspace
@@ -27,6 +29,7 @@ PANEL = 4 << 20  # scores: 16 MB in float32, which a last-level cache holds
 KEPT = 8 << 20
 WORTH_KEEPING = 16  # to keep less than one row in so many saves less than 2 % of the products
 FEWEST_ROWS, MOST_ROWS = 120, 1008  # fewer starve the products, more gain nothing
+ONCE = 4  # by which a panel is smaller whose scores are looked at once and multiply nothing
 SWEEP = 4  # by which each panel of a sweep over prefixes, one a width, is smaller
 TILE_ROWS = 12  # rows of a panel are a multiple: whole register tiles for two threads
 ALIGNED = 64  # a block's first column is a multiple of every kernel's column panel
@@ -40,6 +43,7 @@ WHOLE = (
     "circle",
     "decoupled",
     "debiased",
+    "distillation",
     "hard_triplet",
     "semi-hard_triplet",
 )
@@ -109,6 +113,7 @@ class CpuBackend(Backend):
     """Float32 and float64 panels; 16-bit inputs are normalised into float32."""
 
     name = "cpu"
+    most_dense = 1 << 16
     extras = frozenset(EXTRAS)
     keeps_scores = True
     observes = True
@@ -170,7 +175,12 @@ class CpuBackend(Backend):
         return tuple(grads)
 
     def serves_whole(self, tile, rows, columns, width):
-        if tile.kind not in WHOLE or tile.hardness or tile.positive_weights is not None:
+        pairs = tile.pairs
+        if tile.kind not in WHOLE or tile.hardness:
+            return False
+        if pairs.untargeted or pairs.offset or pairs.sliced:
+            return False
+        if pairs.guide is not None and pairs.guide.scores is None:
             return False
         work = rows * columns * width
         # Without the calls it saves, a triplet loss needs no product but the scores; and panels go
@@ -182,6 +192,7 @@ class CpuBackend(Backend):
     def whole(self, tile, x, y, scale, bias, weights, wants):
         want_x, want_y = wants or (False, False)
         pairs = tile.pairs
+        guide, factors, above = pairs.guide, pairs.factors, pairs.exclude_above
         alike = not isinstance(weights, torch.Tensor)
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         loss = torch.empty((), dtype=dtype)
@@ -207,7 +218,15 @@ class CpuBackend(Backend):
             tile.base,
             tile.normalise,
             tile.symmetric,
+            tile.cosine,
+            math.inf if above is None else above,
+            None if guide is None else guide.scores,
+            None if guide is None else guide.thresholds,
+            pairs.column_bias,
+            pairs.row_shift,
+            *((None, None) if factors is None else factors),
             tile.prior,
+            tile.positive_weights,
             None if alike else weights,
             weights if alike else 0.0,
             grad_x if want_x else None,
@@ -230,6 +249,11 @@ class CpuBackend(Backend):
         shape = _block_shape(len(x), len(y), whole_rows, panels=SWEEP)
         return CpuSweep(tile, x, y, shape)
 
+    def mirrored(self, tile, unit, *, keep=False):
+        if not mirrors(tile, unit):
+            return None
+        return Mirrored(self, tile, unit, panel_bytes(4 * PANEL) // 4, KEPT if keep else 0)
+
     def whole_rows_fit(self, columns, device):
         return columns <= WIDEST
 
@@ -244,6 +268,13 @@ class CpuBackend(Backend):
         kept = KEPT // wide if keep and wide == columns else 0
         kept = kept if kept * WORTH_KEEPING >= rows else 0
         return Workspace(unit_y, tall, wide, rows if kept >= rows else kept // tall * tall)
+
+    def _seen_once(self, unit_x, unit_y):
+        """(blocks, workspace) of a pass that looks at each score once and leaves nothing of it."""
+        panels = 1 if amx.parts(unit_y.dtype) else ONCE
+        rows, columns = unit_x.shape[0], unit_y.shape[0]
+        shape = _block_shape(rows, columns, False, panels)
+        return blocks_within(rows, columns, *shape), Workspace(unit_y, *shape)
 
     def scores(self, unit_x, unit_y, block, workspace, tile=None):
         """The score panel of a block, in the workspace.
@@ -272,6 +303,25 @@ class CpuBackend(Backend):
         if pairs is not None and pairs.row_shift is not None:
             panel.sub_(pairs.row_shift[rows, None])
         return panel
+
+    def observe(self, panel, pairs, seen):
+        block = slice(0, panel.shape[0]), slice(0, panel.shape[1])
+        torch.ops.fastsim_cpu.observe(panel.detach(), *pair_arguments(pairs, block), seen)
+
+    def cosines(self, x, y):
+        # Of few scores, packing for a matrix unit takes longer than their product.
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        scores = torch.empty(x.shape[0], y.shape[0], dtype=dtype)
+        torch.ops.fastsim_cpu.cosines(x, y, scores)
+        return scores
+
+    def cosines_backward(self, grad, x, y, wants):
+        grads = [
+            torch.empty(side.shape, dtype=grad.dtype) if want else None
+            for side, want in zip((x, y), wants, strict=True)
+        ]
+        torch.ops.fastsim_cpu.cosines_backward(grad.contiguous(), x, y, *grads)
+        return grads
 
     def paired_scores(self, unit_x, unit_y):
         parts, rows = [], unit_x.shape[0]
@@ -341,8 +391,8 @@ class CpuBackend(Backend):
                 ceilings = torch.linalg.vecdot(unit_x, unit_y[pairs.positives])
         values = torch.full((rows,), EMPTY, dtype=unit_x.dtype)
         indices = torch.full((rows,), -1)
-        workspace = self.workspace(unit_x, unit_y)
-        for block in self.blocks(rows, columns, unit_x.device):
+        blocks, workspace = self._seen_once(unit_x, unit_y)
+        for block in blocks:
             part = block[0]
             panel, arguments = (
                 self.scores(unit_x, unit_y, block, workspace),
@@ -364,8 +414,8 @@ class CpuBackend(Backend):
         rows = x.shape[0]
         low, high = x.new_full((rows,), -EMPTY), x.new_full((rows,), EMPTY)
         lowest, highest = torch.full((rows,), -1), torch.full((rows,), -1)
-        workspace = self.workspace(x, y)
-        for block in self.blocks(rows, y.shape[0], x.device):
+        blocks, workspace = self._seen_once(x, y)
+        for block in blocks:
             part, columns = block
             torch.ops.fastsim_cpu.hardest(
                 self.scores(x, y, block, workspace),
@@ -453,8 +503,8 @@ class CpuBackend(Backend):
         shape = (queries.shape[0], k)
         values = torch.full(shape, -torch.inf, dtype=unit_x.dtype)
         indices = torch.full(shape, -1)
-        workspace = self.workspace(unit_x, unit_y)
-        for block in self.blocks(shape[0], corpus.shape[0], corpus.device):
+        blocks, workspace = self._seen_once(unit_x, unit_y)
+        for block in blocks:
             torch.ops.fastsim_cpu.top_k(
                 self.scores(unit_x, unit_y, block, workspace),
                 *pair_arguments(Pairs(), block),

@@ -4,7 +4,7 @@ import functools
 
 import torch
 
-from fastsim.backends.panel import panel_bytes
+from fastsim.backends.panel import memory_of, panel_bytes
 from fastsim.operators import constant_result
 
 # Bytes of a panel of scores. On a CPU about what a last-level cache holds; elsewhere a share of
@@ -108,14 +108,4 @@ def _panel(device):
 
 @constant_result
 def _share(device):
-    return min(LARGEST_PANEL, max(SMALLEST_PANEL, _memory(device) // SHARE))
-
-
-@functools.cache
-def _memory(device):
-    """Bytes of the device's memory; 0 where it does not say."""
-    if device.type == "mps":
-        return torch.mps.recommended_max_memory()
-    module = getattr(torch, device.type, None)
-    properties = getattr(module, "get_device_properties", None)
-    return 0 if properties is None else getattr(properties(device), "total_memory", 0)
+    return min(LARGEST_PANEL, max(SMALLEST_PANEL, memory_of(device) // SHARE))

@@ -10,8 +10,8 @@ fastsim/backends/triton/kernels, imported on first use.
 Forward and backward take 6u, u = N M D, where a panel is visited once: elementwise losses write
 loss and score gradient from one product, others keep the scores in 16 bits for the score gradients
 (kept.py), from the depth on that table.py names, and take 8u below. Losses that look at columns or
-the whole matrix can do so where the matrix fits the panel (13,500 rows and columns; more by
-FASTSIM_PANEL_MB), else they take 8u, as float32 operands do.
+the whole matrix can do so where the matrix fits the panel (from 13,500 to 27,000 rows and columns,
+by the memory of the device; more by FASTSIM_PANEL_MB), else they take 8u, as float32 operands do.
 """
 
 import functools
@@ -24,22 +24,25 @@ import torch
 from fastsim.backends import lists
 from fastsim.backends.base import Backend
 from fastsim.backends.extras import ABOVE, DOT, GUIDE, PARTS, UNTARGETED
-from fastsim.backends.panel import blocks_within, panel_bytes
+from fastsim.backends.panel import blocks_within, memory_of, panel_bytes
 from fastsim.backends.triton.kernels.table import PANEL_LINE
 from fastsim.backends.triton.scaled_rows import values_and_rest
 from fastsim.pairs import Pairs
 
-# Bytes of float16 score gradients alive, twice that of float32; FASTSIM_PANEL_MB sets another
-# number, and with 8,200 a matrix of 65,536 x 65,536 is one panel. As it stands a panel of
-# 65,536 columns has 2816 rows, 132 tiles of the product with 768 features: one for each
-# multiprocessor of an H200.
-PANEL = 352 << 20
+# Bytes of float16 score gradients alive, twice that of float32: a share of the device's memory, at
+# least the first number. FASTSIM_PANEL_MB sets another, and with 8,200 a matrix of 65,536 x 65,536
+# is one panel. Of 65,536 columns the smallest panel has 2816 rows, 132 tiles of the product with
+# 768 features, one for each multiprocessor of an H200; the largest reads and writes the gradient of
+# the columns, a sum over panels, a quarter as often.
+PANEL, LARGEST_PANEL, SHARE = 352 << 20, 1408 << 20, 64
 WIDEST = 1 << 17  # columns of a block of whole rows: more would leave the products too few rows
 WIDE = 1 << 14  # columns of any other block: tall blocks read the sums over panels back less often
 TALL = 128  # a block's height is a multiple, so that no tile but the last is ragged
 _INSTALLED = importlib.util.find_spec("triton") is not None  # found, not imported
 OLDEST_TRITON = (3, 6)
-TOP_EXPONENT = 15  # float16 score gradients stay below 2^15, half its range
+TOP = 2.0**15  # float16 score gradients stay below it, half its range
+SMALLEST = 2.0**-85  # of bounds on them: the loss scale and its inverse are then normal numbers
+EXPONENT = 0xFF << 23  # of the bits of a float32
 
 
 def interpreting():
@@ -150,12 +153,13 @@ class TritonBackend(Backend):
     def loss_scale(self, tile, weights, dtype, columns):
         if dtype.itemsize != 2:
             return None
-        # largest = m 2^e with m < 1, so 2^(15 - e) takes it below 2^15.
         size = tile.scale.new_ones(()) if weights is None else weights.abs().float()
-        mantissa, exponent = torch.frexp(tile.record.largest_score_grad(tile, size, columns))
-        power = torch.ldexp(torch.ones_like(mantissa), (TOP_EXPONENT - exponent).clamp(-100, 100))
-        # Nothing, infinity and NaN pass as they are.
-        return torch.where((mantissa > 0) & mantissa.isfinite(), power, 1.0)
+        largest = tile.record.largest_score_grad(tile, size, columns)
+        # Infinity and NaN pass as they are, and so does nothing, by any number.
+        largest = largest.float().nan_to_num(nan=TOP / 2, posinf=TOP / 2).clamp_(min=SMALLEST)
+        # Its exponent alone: the power of two that is not above it.
+        power = largest.view(torch.int32).bitwise_and_(EXPONENT).view(torch.float32)
+        return power.reciprocal_().mul_(TOP / 2)
 
     def unit_rows(self, x, dtype=None):
         return _launches().unit_rows(x, dtype)
@@ -177,13 +181,14 @@ class TritonBackend(Backend):
         return columns <= WIDEST
 
     def whole_matrix_fits(self, rows, columns, device):
-        return columns <= WIDEST and 2 * rows * _padded(columns) <= _panel_bytes()
+        return columns <= WIDEST and 2 * rows * _padded(columns) <= _panel_bytes(device)
 
     def blocks(self, rows, columns, device, *, whole_rows=False, lower=False):
-        return blocks_within(rows, columns, *_block_shape(rows, columns, whole_rows), lower=lower)
+        shape = _block_shape(rows, columns, device, whole_rows)
+        return blocks_within(rows, columns, *shape, lower=lower)
 
     def workspace(self, unit_x, unit_y, *, whole_rows=False, keep=False):
-        tall, wide = _block_shape(unit_x.shape[0], unit_y.shape[0], whole_rows)
+        tall, wide = _block_shape(len(unit_x), len(unit_y), unit_x.device, whole_rows)
         return unit_x.new_empty(tall * _padded(wide))
 
     def forward(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
@@ -226,17 +231,17 @@ def _padded(columns):
     return -(-columns // PANEL_LINE) * PANEL_LINE
 
 
-def _panel_bytes():
-    return panel_bytes(PANEL)
+def _panel_bytes(device):
+    return panel_bytes(min(LARGEST_PANEL, max(PANEL, memory_of(device) // SHARE)))
 
 
-def _block_shape(rows, columns, whole_rows):
+def _block_shape(rows, columns, device, whole_rows):
     """(rows, columns) of a block: the panel's bytes of float16, twice that of float32."""
     wide = columns if whole_rows else min(columns, WIDE)
-    line = 2 * _padded(wide)
-    if rows * line <= _panel_bytes():
+    line, most = 2 * _padded(wide), _panel_bytes(device)
+    if rows * line <= most:
         return rows, wide
-    return min(rows, max(1, _panel_bytes() // (line * TALL)) * TALL), wide
+    return min(rows, max(1, most // (line * TALL)) * TALL), wide
 
 
 def _panel(workspace, block):

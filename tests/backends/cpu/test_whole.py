@@ -14,7 +14,7 @@ from fastsim.backends import get
 from fastsim.backends.cpu import backend as cpu
 from fastsim.engine.autograd import tile_loss
 from fastsim.kinds import KINDS
-from fastsim.pairs import Pairs, negative_counts
+from fastsim.pairs import Factors, Guide, Pairs, negative_counts
 from fastsim.tile import Tile
 from tests.measure import assert_close, conditioning
 from tests.seeds import fresh
@@ -24,6 +24,8 @@ TRIPLETS = tuple(name for name in cpu.WHOLE if not KINDS[name].in_panels)
 TARGETED = ("softmax", "sigmoid", "squared_error")  # by any targets
 SIDES = ("multi_similarity", "multi_positive", "circle")  # positives and negatives by groups
 BOTH = {"margin": 0.3, "symmetric": True}
+# What may be asked of pairs whatever the kind, by how `extended` makes it.
+EXTRAS = ("dot", "guide", "above", "bias")
 
 
 def combinations():
@@ -42,6 +44,17 @@ def combinations():
         if kind in ("decoupled", "debiased"):
             yield kind, "positives", True, {}
             yield kind, "positives", False, {}
+        if kind in ("softmax", "decoupled"):
+            for extra in EXTRAS:
+                yield kind, "positives", True, {"extra": extra}
+        if kind == "sigmoid":
+            yield kind, "groups", False, {"extra": "positive_weights"}
+            yield kind, "dense", False, {"extra": "dot"}
+        if kind == "distillation":
+            yield kind, "dense", False, {"positive_scale": 3.0}
+            yield kind, "factors", False, {"positive_scale": 3.0}
+        if kind == "squared_error":
+            yield kind, "factors", False, {"extra": "row_shift"}
         if kind in TARGETED:
             for targets in ("groups", "dense"):
                 yield kind, targets, False, {}
@@ -60,8 +73,32 @@ def pairs_of(targets, excluded, random):
     if targets == "groups":  # a row of group 9 has no target where negatives have target 0
         groups = integers(3, ROWS).index_fill_(0, torch.tensor([2]), 9), integers(3, COLUMNS)
         return Pairs(row_groups=groups[0], column_groups=groups[1], negative_target=0.0)
+    if targets == "factors":
+        return Pairs(factors=Factors(*normal(random, (ROWS, 5), (COLUMNS, 5))))
     dense = torch.randn(ROWS, COLUMNS, generator=random, dtype=torch.float64)
     return Pairs(dense=dense.index_fill_(0, torch.tensor([2]), 0.0))
+
+
+def normal(random, *shapes):
+    return [torch.randn(shape, generator=random, dtype=torch.float64) for shape in shapes]
+
+
+def extended(tile, extra, random):
+    """The tile with one more of what may be asked of it."""
+    pairs, of = tile.pairs, {}
+    if extra == "guide":
+        rows, columns, thresholds = normal(random, (ROWS, 5), (COLUMNS, 5), (ROWS,))
+        scores = torch.nn.functional.normalize(rows) @ torch.nn.functional.normalize(columns).T
+        of = {"guide": Guide(rows, columns, thresholds / 2, scores)}
+    elif extra == "above":
+        of = {"exclude_above": 0.2}
+    elif extra == "bias":
+        of = {"column_bias": normal(random, (COLUMNS,))[0]}
+    elif extra == "row_shift":
+        of = {"row_shift": normal(random, (ROWS,))[0]}
+    elif extra == "positive_weights":
+        return replace(tile, positive_weights=torch.rand(ROWS, generator=random).double())
+    return replace(tile, pairs=replace(pairs, **of), cosine=extra != "dot")
 
 
 def both(function, tensors, monkeypatch, kind):
@@ -105,7 +142,9 @@ def test_finishes_as_the_record_does(kind, targets, excluded, options, monkeypat
         priors = torch.rand(ROWS, generator=random, dtype=torch.float64) / 3
         options = {"prior": torch.stack([priors.index_fill_(0, torch.arange(4), 0.0), counts], 1)}
         pairs = replace(pairs, row_groups=pairs.positives, column_groups=torch.arange(COLUMNS))
-    tile = Tile(kind, pairs, **options)
+    options, extra = dict(options), options.get("extra")
+    options.pop("extra", None)
+    tile = extended(Tile(kind, pairs, **options), extra, random)
     scale = 10 ** (2 * torch.rand((), generator=random, dtype=torch.float64))  # 1 to 100
 
     def function(given):
@@ -144,6 +183,20 @@ def test_full_triplet_as_by_selection(kind, excluded, monkeypatch, usable):
         return [loss.detach(), *torch.autograd.grad(loss, (x, y))]
 
     compare(function, tensors, monkeypatch, kind, size=1.0)
+
+
+@pytest.mark.parametrize("kind", cpu.WHOLE)
+def test_pairs_without_targets_are_an_error(kind, usable):
+    """Rather than a read of what is not there."""
+    usable("cpu")
+    index = torch.arange(ROWS)
+    pairs = Pairs(index)
+    if kind in ("softmax", "decoupled", *TRIPLETS):
+        pairs = Pairs(row_groups=index, column_groups=index)
+    tile = Tile(kind, pairs, symmetric=kind == "softmax")
+    x = torch.randn(ROWS, WIDTH, generator=fresh(53))
+    with pytest.raises(RuntimeError, match="wanted"):
+        get("cpu").whole(tile, x, x, 1.0, 0.0, 1.0, None)
 
 
 def test_every_kind_is_compared():

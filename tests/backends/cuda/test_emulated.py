@@ -36,8 +36,10 @@ def orders(count):
 @pytest.mark.parametrize("case", TILES, ids=names)
 def test_many_tiles_equal_the_formula_in_every_order(case, dtype, monkeypatch):
     tensors, others, options = inputs(case, SHAPE, dtype, seed=5)
+    first, *further = orders(1)
+    monkeypatch.setenv("FASTSIM_EMULATED_ORDER", str(first))
     value, grads = call(case.loss, tensors, others, options | {"backend": "cuda"})
-    for order in orders(1):
+    for order in further:
         monkeypatch.setenv("FASTSIM_EMULATED_ORDER", str(order))
         again, grads_again = call(case.loss, tensors, others, options | {"backend": "cuda"})
         assert torch.equal(again, value), order

@@ -81,11 +81,20 @@ def failing_product(*operands, accumulate):
     raise RuntimeError("not implemented\nmore")
 
 
+@pytest.mark.parametrize(("gigabytes", "rows"), [(16, 2816), (80, 10_240), (192, 11_264)])
+def test_panels_by_the_memory_of_the_device(gigabytes, rows, monkeypatch):
+    """A 64th of it, from 352 to 1,408 MB: so many rows of 65,536 scores of 16 bits."""
+    monkeypatch.setattr(triton, "memory_of", lambda device: gigabytes << 30)
+    blocks = get("triton").blocks(65_536, 65_536, torch.device("cuda"), whole_rows=True)
+    assert next(iter(blocks)) == (slice(0, rows), slice(0, 65_536))
+
+
 # Of the report's cases those that together have every kernel and every epilogue.
 CASES = (
     "exclude",
-    "exclude, 1536",
+    "exclude, 2048",
     "dense",
+    "decoupled",
     "multi_positive",
     "multi_similarity",
     "sigmoid dense",
@@ -96,11 +105,13 @@ CASES = (
     "rows",
 )
 EVERYTHING = [("sm_90", "float16")]
-# Of which each run compiles one case.
-SAMPLED = [
-    (name, kind) for name in ("sm_90", "sm_80", "gfx942") for kind in ("float16", "tf32", "float32")
-][1:]
-SAMPLED += [(name, "float16") for name in ("sm_86", "sm_89", "sm_100", "sm_120", "gfx1100")]
+# Of which each run compiles one case, whose kernels may not spill.
+SAMPLED = [("sm_80", "float16"), ("gfx942", "float16")]
+# Of which it compiles one of the cases of a single kernel: what products are made of shows there.
+# All cases of all of these: python -m bench.compile_report.
+SINGLE = [(name, kind) for name in ("sm_90", "sm_80", "gfx942") for kind in ("tf32", "float32")]
+SINGLE += [(name, "float16") for name in ("sm_86", "sm_89", "sm_100", "sm_120", "gfx1100")]
+OF_ONE_KERNEL = ("softmax alone", "sigmoid alone")
 
 
 def product_of(architecture, operand):
@@ -120,6 +131,7 @@ def compilations(request):
     drawn = random.Random(SEED)
     cases = dict.fromkeys(EVERYTHING, CASES)
     cases |= {key: (drawn.choice(CASES[:-1]),) for key in SAMPLED}
+    cases |= {key: (drawn.choice(OF_ONE_KERNEL),) for key in SINGLE}
     tests = [test.callspec.params for test in request.session.items if hasattr(test, "callspec")]
     wanted = {(of.get("architecture"), of.get("operand")) for of in tests}
     with compiling({key: names for key, names in cases.items() if key in wanted}) as futures:
@@ -127,7 +139,7 @@ def compilations(request):
 
 
 @needs_triton
-@pytest.mark.parametrize(("architecture", "operand"), EVERYTHING + SAMPLED)
+@pytest.mark.parametrize(("architecture", "operand"), EVERYTHING + SAMPLED + SINGLE)
 def test_compiles(architecture, operand, compilations):
     compiled = [row for future in compilations[architecture, operand] for row in future.result()]
     tiles = [row for row in compiled if row.kernel == "tile_kernel"]
@@ -138,6 +150,9 @@ def test_compiles(architecture, operand, compilations):
         assert all("cp.async.bulk.tensor" in row.assembly for row in tiles)
     if architecture in ("sm_90", "sm_80", "gfx942") and operand == "float16":
         assert not [row[:-2] for row in compiled if row.spills]
+    if operand == "float16":
+        # Two of four warps share a multiprocessor: one multiplies under the other's epilogue.
+        assert all(row.blocks >= (2 if row.warps == 4 else 1) for row in tiles)
     if (architecture, operand) not in EVERYTHING:
         return
     assert {row.epilogue for row in tiles} == {
@@ -148,6 +163,8 @@ def test_compiles(architecture, operand, compilations):
         "levels_forward",
         "levels_score_grad",
         "contrast_forward",
+        "decoupled_forward",
+        "decoupled_score_grad",
         "multi_similarity_score_grad",
         "multi_positive_forward",
         "multi_positive_score_grad",

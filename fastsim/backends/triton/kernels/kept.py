@@ -20,7 +20,16 @@ depth on.
 import triton
 import triton.language as tl
 
-from fastsim.backends.triton.kernels.pairs import LEFT_OUT
+from fastsim.backends.triton.kernels.pairs import LEFT_OUT, own_pairs, targets
+from fastsim.backends.triton.kernels.places import (
+    COUNTS,
+    LINE,
+    VECTORS,
+    coefficients,
+    number,
+    rests,
+    store_score_grads,
+)
 
 STEPS = tl.constexpr(65534.0)
 NO_PART = tl.constexpr(65535)
@@ -60,3 +69,84 @@ def recall(row, local, in_rows, codes, stride, ranges, plane):
     step = tl.load(ranges + plane, mask=in_rows, other=0.0)
     scores = tl.fma(-code.to(tl.float32), step[:, None], top[:, None])
     return tl.where(code == NO_PART, LEFT_OUT, scores)
+
+
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=VECTORS)
+def kept_score_grads_kernel(
+    x_rest,
+    y_rest,
+    row0,
+    row1,
+    column0,
+    column1,
+    positives,
+    row_ids,
+    column_ids,
+    row_groups,
+    column_groups,
+    dense,
+    dense_row,
+    dense_column,
+    offset,
+    scale,
+    bias,
+    margin,
+    positive_scale,
+    levels,
+    level_count,
+    of_levels,
+    of_rows,
+    of_columns,
+    panel,
+    panel_lines,
+    ranges,
+    EPILOGUE: tl.constexpr,  # noqa: N803
+    NEGATIVE: tl.constexpr,  # noqa: N803
+    ROWS_IN: tl.constexpr,  # noqa: N803
+    COLUMNS_IN: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    WIDTH: tl.constexpr,  # noqa: N803
+    COLUMNS: tl.constexpr,  # noqa: N803
+):
+    """Score gradients in the place of kept scores, of tiles of COLUMNS in parts of WIDTH."""
+    height, across = row1 - row0, column1 - column0
+    tiles = tl.cdiv(across, COLUMNS) * (COLUMNS // WIDTH)
+    tile_row, place = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    pairs = (
+        positives,
+        row_ids,
+        column_ids,
+        row_groups,
+        column_groups,
+        dense,
+        dense_row,
+        dense_column,
+        offset,
+    )
+    row = row0 + tile_row * ROWS + tl.arange(0, ROWS)
+    local = place * WIDTH + tl.arange(0, WIDTH)
+    column = column0 + local
+    row_at, column_at = tl.minimum(row, row1 - 1), tl.minimum(column, column1 - 1)
+    row_plane = tiles.to(tl.int64) * height
+    at = ranges + place.to(tl.int64) * height + row - row0
+    codes = panel.to(tl.pointer_type(tl.int16), bitcast=True)
+    scores = recall(row - row0, local, row < row1, codes, panel_lines * LINE, at, row_plane)
+    whole = (tile_row * ROWS + ROWS <= height) & (place * WIDTH + WIDTH <= across)
+    target = targets(row, column, row_at, column_at, whole, row1, column1, pairs, NEGATIVE)
+    _, _, score_grads = EPILOGUE(
+        scores,
+        target,
+        own_pairs(row_at, column, pairs),
+        column,
+        (number(scale), number(bias), margin, number(positive_scale)),
+        coefficients(row_at - row0, of_rows, height, ROWS_IN, 1),
+        coefficients(column_at - column0, of_columns, across, COLUMNS_IN, 0),
+        (levels, level_count, of_levels),
+        True,
+    )
+    # Every thread has its codes before another writes score gradients over them.
+    tl.debug_barrier()
+    score_grad = score_grads[0]
+    if x_rest is not None:
+        score_grad *= rests(x_rest, y_rest, row_at, column_at)
+    store_score_grads(score_grad, row, local, row0, row1, panel, panel_lines)

@@ -5,8 +5,10 @@ from typing import NamedTuple
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from fastsim.backends.triton.kernels.kept import kept_score_grads_kernel
 from fastsim.backends.triton.kernels.launching import launch
 from fastsim.backends.triton.kernels.merge import merge_exponentials_kernel
+from fastsim.backends.triton.kernels.positives import positives_kernel
 from fastsim.backends.triton.kernels.rows import unit_rows_backward_kernel, unit_rows_kernel
 from fastsim.backends.triton.kernels.table import (
     LINE,
@@ -15,11 +17,7 @@ from fastsim.backends.triton.kernels.table import (
     block_sizes,
     operand_kind,
 )
-from fastsim.backends.triton.kernels.tile import (
-    kept_score_grads_kernel,
-    positives_kernel,
-    tile_kernel,
-)
+from fastsim.backends.triton.kernels.tile import tile_kernel
 from fastsim.backends.triton.scaled_rows import ScaledRows, values_and_rest
 
 PARTIALS = 128 << 20  # bytes of partial results alive

@@ -10,7 +10,7 @@ def run(kernel, grid, arguments, constants):
 
 def launch(kernel, grid, device, *arguments, **constants):
     """Runs the kernel on a device."""
-    # What is to be rounded once is written so (epilogues.py); nothing else may be.
+    # What is to be rounded once is written so (epilogues); nothing else may be.
     constants["enable_fp_fusion"] = False
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):

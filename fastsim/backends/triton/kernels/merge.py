@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from fastsim.backends.triton.kernels.epilogues import LOG2_E
+from fastsim.backends.triton.kernels.epilogues.terms import LOG2_E
 from fastsim.backends.triton.kernels.pairs import LEFT_OUT
 
 PLANES = ["tops_ptr", "sums_ptr", "top_ptr", "sum_ptr"]  # one behind the other, of any size

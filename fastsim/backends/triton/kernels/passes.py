@@ -2,7 +2,14 @@
 
 import torch
 
-from fastsim.backends.triton.kernels import epilogues, pairs
+from fastsim.backends.triton.kernels import pairs
+from fastsim.backends.triton.kernels.epilogues import (
+    contrast,
+    elementwise,
+    levels,
+    selection,
+    softmax,
+)
 from fastsim.backends.triton.kernels.launches import NOTHING, Given, Launch
 from fastsim.kinds.kind import COLUMNS, MATRIX, ROWS
 
@@ -94,7 +101,7 @@ class _SoftmaxForward:
         of_columns = empty(2, tall, columns) if self.tile.symmetric else None
         positive = empty(count) if self.one else None
         kept |= {"row_out": planes, "column_out": of_columns, "positive_out": positive}
-        run(rows, self.columns, epilogues.softmax_forward, **kept)
+        run(rows, self.columns, softmax.softmax_forward, **kept)
         top, total = empty(count), empty(count)
         run.merge(*planes[:2], top, total)
         state = [top.double(), total.double()]
@@ -151,7 +158,7 @@ class _ContrastForward:
     def sums(self, run, rows, **kept):
         """Maximum and sum of exponentials of negatives, of positives, by row."""
         planes = run.row_partials(rows, self.columns, *(LEFT_OUT, 0.0) * (1 + self.both))
-        run(rows, self.columns, epilogues.contrast_forward, row_out=planes, **kept)
+        run(rows, self.columns, contrast.contrast_forward, row_out=planes, **kept)
         merged = torch.empty_like(planes[:, 0])
         run.merge(*planes[:2], *merged[:2])
         if self.both:
@@ -172,8 +179,28 @@ class _MultiPositiveForward(_ContrastForward):
             top, total = (part[rows].float() for part in self.known)
         planes = run.row_partials(rows, self.columns, 0.0, 0.0)
         of_rows = Given(torch.stack([top, total.log()]))
-        run(rows, self.columns, epilogues.multi_positive_forward, given=of_rows, row_out=planes)
+        run(rows, self.columns, contrast.multi_positive_forward, given=of_rows, row_out=planes)
         self.rows.append([top.double(), total.double(), *planes.sum(1, dtype=torch.float64)])
+
+
+class _DecoupledForward:
+    """Exponentials of the negatives, and the positive's logit."""
+
+    def __init__(self, tile, run, columns):
+        self.tile, self.columns = tile, slice(0, columns)
+        self.per_tile = 8 * run.sizes.rows
+        self.rows = []
+
+    def add(self, run, rows, **kept):
+        planes = run.row_partials(rows, self.columns, LEFT_OUT, 0.0)
+        top, total, positive = planes.new_empty(3, rows.stop - rows.start)
+        outs = {"row_out": planes, "positive_out": positive}
+        run(rows, self.columns, contrast.decoupled_forward, **outs, **kept)
+        run.merge(*planes, top, total)
+        self.rows.append([top.double(), total.double(), positive.double() * self.tile.scale])
+
+    def result(self):
+        return joined(self.rows)
 
 
 class _LevelsForward:
@@ -186,10 +213,10 @@ class _LevelsForward:
 
     def add(self, run, rows, **kept):
         tall, wide = run.tiles(rows, self.columns)
-        levels, scale = self.tile.levels, self.tile.scale
-        out = levels.new_empty((tall * wide, 2, 2, levels.numel()), dtype=torch.float32)
-        given = Given(levels=levels, of_levels=out)
-        run(rows, self.columns, epilogues.levels_forward, given=given, **kept)
+        values, scale = self.tile.levels, self.tile.scale
+        out = values.new_empty((tall * wide, 2, 2, values.numel()), dtype=torch.float32)
+        given = Given(levels=values, of_levels=out)
+        run(rows, self.columns, levels.levels_forward, given=given, **kept)
         tops, sums = out.double().unbind(2)
         top = torch.maximum(self.top, tops.amax(0))
         grown = (sums * (scale * (tops - top)).exp()).sum(0)
@@ -211,15 +238,17 @@ _FORWARDS = {
     "squared_error": _LossForward,
     "multi_similarity": _ContrastForward,
     "multi_positive": _MultiPositiveForward,
+    "decoupled": _DecoupledForward,
     "levels": _LevelsForward,
 }
 _SCORE_GRADS = {
-    "softmax": epilogues.softmax_score_grad,
-    "sigmoid": epilogues.sigmoid,
-    "squared_error": epilogues.squared_error,
-    "multi_similarity": epilogues.multi_similarity_score_grad,
-    "multi_positive": epilogues.multi_positive_score_grad,
-    "levels": epilogues.levels_score_grad,
+    "softmax": softmax.softmax_score_grad,
+    "sigmoid": elementwise.sigmoid,
+    "squared_error": elementwise.squared_error,
+    "multi_similarity": contrast.multi_similarity_score_grad,
+    "multi_positive": contrast.multi_positive_score_grad,
+    "decoupled": contrast.decoupled_score_grad,
+    "levels": levels.levels_score_grad,
 }
 
 KINDS = {*_FORWARDS, "closest", "hardest"}
@@ -243,7 +272,7 @@ def closest(pairs, semi_hard, unit_x, unit_y, ceilings=None):
     for band in run.bands(8 * run.sizes.rows):
         given = NOTHING if ceiling is None else Given(ceiling[None, band])
         planes = run.row_partials(band, columns, LEFT_OUT, 0.0)
-        run(band, columns, epilogues.closest_forward, given=given, row_out=planes)
+        run(band, columns, selection.closest_forward, given=given, row_out=planes)
         found.append(_first_of(*planes))
     return torch.cat(found)
 
@@ -256,7 +285,7 @@ def hardest(pairs, offsets, x, y):
     found = []
     for band in run.bands(16 * run.sizes.rows):
         planes = run.row_partials(band, columns, *(LEFT_OUT, 0.0) * 2)
-        run(band, columns, epilogues.hardest_forward, given=given, row_out=planes)
+        run(band, columns, selection.hardest_forward, given=given, row_out=planes)
         found.append([_first_of(*planes[:2]), _first_of(*planes[2:])])
     return tuple(joined(found))
 

@@ -8,7 +8,7 @@ with its maximum, so any spread of logits is safe; the order is fixed, so the re
 import triton
 import triton.language as tl
 
-from fastsim.backends.triton.kernels.epilogues import LOG2_E
+from fastsim.backends.triton.kernels.epilogues.terms import LOG2_E
 from fastsim.backends.triton.kernels.pairs import LEFT_OUT
 
 

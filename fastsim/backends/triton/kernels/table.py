@@ -40,19 +40,21 @@ class BlockSizes(NamedTuple):
 
 # (architecture, kind of operand, depth bucket) -> block sizes; see `block_sizes`. Full float32
 # products of NVIDIA have no tensor cores: 32 sums a thread leave registers for two programs at a
-# time, and by pointers, as descriptors take more of them than there are. For float16 on sm_90 two
-# blocks of four warps are resident, so that one multiplies under the other's epilogue; a launch
-# that keeps scores is a block of eight, alone, and by `python -m bench.kernel_model` spares less
-# than it costs up to 1280 features.
+# time, and by pointers, as descriptors take more of them than there are. For float16 on NVIDIA two
+# blocks of four warps are resident, so that one multiplies under the other's epilogue: consumer
+# cards have shared memory for two of 48 KB, and on sm_100, whose products leave the scores outside
+# the registers, half the columns leave registers for two. A launch that keeps scores is a block of
+# eight warps, alone, and by `python -m bench.kernel_model` costs more than it spares up to `spare`.
 TABLE = {
     ("sm_90", "float16", "deep"): BlockSizes(128, 128, 64, 8, 4, 3, 32, 1280, True),
     ("sm_90", "float16", "shallow"): BlockSizes(128, 128, 64, 8, 8, 3, 64, 320, True),
     ("sm_90", "tf32", "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 32, 320, True),
     ("sm_90", "float32", "deep"): BlockSizes(64, 128, 32, 8, 8, 2, 32, 320),
-    ("sm_80", "float16", "deep"): BlockSizes(128, 128, 64, 8, 8, 3, 32, 256),
+    ("sm_100", "float16", "deep"): BlockSizes(128, 64, 64, 8, 4, 4, 32, 1280, True),
+    ("sm_80", "float16", "deep"): BlockSizes(128, 128, 32, 8, 4, 4, 32, 1024),
     ("sm_80", "tf32", "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 32, 256),
     ("sm_80", "float32", "deep"): BlockSizes(64, 128, 16, 8, 8, 3, 32, 256),
-    ("sm_86", "float16", "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 32, 256),
+    ("sm_86", "float16", "deep"): BlockSizes(128, 128, 32, 8, 4, 4, 32, 2048),
     ("gfx942", "float16", "deep"): BlockSizes(128, 128, 64, 8, 8, 2, 32, 512),
     ("gfx942", "tf32", "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 32, 512),
     ("gfx942", "float32", "deep"): BlockSizes(128, 128, 32, 8, 8, 2, 32, 512),
@@ -60,7 +62,8 @@ TABLE = {
     ("interpreter", "tf32", "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 8, 0),
     ("interpreter", "float32", "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 8, 0),
 }
-SMALL = ("sm_86", "sm_87", "sm_89", "sm_120", "sm_121")  # 100 KB of shared memory for all blocks
+# Consumer cards: 100 KB of shared memory for all blocks.
+ALIKE = dict.fromkeys(("sm_87", "sm_89", "sm_120", "sm_121"), "sm_86") | {"sm_103": "sm_100"}
 SHALLOW = 256  # features: below, the epilogue outweighs the product
 
 
@@ -77,8 +80,7 @@ def operand_kind(dtype):
 
 def block_sizes(architecture, operand, depth):
     """The entry of the table; an unknown architecture takes the one nearest in kind."""
-    if (architecture, operand, "deep") not in TABLE and architecture in SMALL:
-        architecture = "sm_86"
+    architecture = ALIKE.get(architecture, architecture)
     if (architecture, operand, "deep") not in TABLE:
         architecture = "gfx942" if architecture.startswith("gfx") else "sm_80"
     deep = TABLE[architecture, operand, "deep"]

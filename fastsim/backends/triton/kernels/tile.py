@@ -1,6 +1,6 @@
 """The tile kernel: a product of unit rows with the epilogue of a loss on its accumulator.
 
-One source for all passes. An epilogue (epilogues.py) says what is kept of the rows and columns of a
+One source for all passes. An epilogue (epilogues/) says what is kept of the rows and columns of a
 tile, and what its score gradients are; the kernel stores what it is given places for. Nothing is
 added atomically: each tile has a place of its own.
 
@@ -23,7 +23,7 @@ Numbers that differ from batch to batch are not specialised, so that a kernel is
 import triton
 import triton.language as tl
 
-from fastsim.backends.triton.kernels.kept import keep, recall
+from fastsim.backends.triton.kernels.kept import keep
 from fastsim.backends.triton.kernels.pairs import (
     LEFT_OUT,
     all_take_part,
@@ -31,142 +31,23 @@ from fastsim.backends.triton.kernels.pairs import (
     targets,
     without_left_out,
 )
-from fastsim.backends.triton.kernels.table import PANEL_LINE
-
-LINE = tl.constexpr(PANEL_LINE)
-COUNTS = ["steps", "row0", "row1", "column0", "column1", "offset", "guide_steps"]
-COUNTS += ["level_count", "panel_lines"]
-# Their parts begin at any element, and few of them are read.
-VECTORS = ["positives", "row_ids", "column_ids", "row_groups", "column_groups", "thresholds"]
-VECTORS += [
-    "x_rest",
-    "y_rest",
-    "scale",
-    "bias",
-    "positive_scale",
-    "levels",
-    "of_levels",
-    "of_rows",
-    "of_columns",
-]
-
-
-@triton.jit
-def _place(rows, columns, GROUP: tl.constexpr):  # noqa: N803
-    """(row, column) of this program's tile; bands of GROUP rows share the columns in cache."""
-    program = tl.program_id(0)
-    in_band = GROUP * columns
-    first = program // in_band * GROUP
-    height = tl.minimum(rows - first, GROUP)
-    within = program % in_band
-    return first + within % height, within // height
-
-
-@triton.jit
-def _product(x, y, x_row, y_row, steps, stride, PRECISION: tl.constexpr, SIZES: tl.constexpr):  # noqa: N803
-    """Scores of the rows of x and y by pointers; unit rows are padded to whole steps in depth."""
-    rows: tl.constexpr = SIZES.rows
-    columns: tl.constexpr = SIZES.columns
-    k = tl.arange(0, SIZES.depth)
-    x += x_row.to(tl.int64)[:, None] * stride + k[None, :]
-    y += y_row.to(tl.int64)[:, None] * stride + k[None, :]
-    scores = tl.zeros((rows, columns), tl.float32)
-    for _ in range(0, steps):
-        scores = tl.dot(tl.load(x), tl.load(y).T, scores, input_precision=PRECISION)
-        x += SIZES.depth
-        y += SIZES.depth
-    return scores
-
-
-@triton.jit
-def _described_product(x, y, row, column, steps, PRECISION: tl.constexpr, SIZES: tl.constexpr):  # noqa: N803
-    """The same by tensor descriptors, from the first row of x and of y on."""
-    rows: tl.constexpr = SIZES.rows
-    columns: tl.constexpr = SIZES.columns
-    scores = tl.zeros((rows, columns), tl.float32)
-    for k in range(0, steps * SIZES.depth, SIZES.depth):
-        scores = tl.dot(x.load([row, k]), y.load([column, k]).T, scores, input_precision=PRECISION)
-    return scores
-
-
-@triton.jit
-def _halves(scores):
-    """The left and the right columns; they are different registers, so nothing moves."""
-    split: tl.constexpr = (scores.shape[0], 2, scores.shape[1] // 2)
-    return tl.split(tl.trans(tl.reshape(scores, split), (0, 2, 1)))
-
-
-@triton.jit
-def _quarters(scores):
-    left, right = _halves(scores)
-    return _halves(left) + _halves(right)
-
-
-@triton.jit
-def _parts(scores, WIDTH: tl.constexpr):  # noqa: N803
-    """The scores in parts of WIDTH columns, side by side: 1, 2, 4 or 8."""
-    count: tl.constexpr = scores.shape[1] // WIDTH
-    tl.static_assert(count <= 8)
-    if count == 1:
-        return (scores,)
-    elif count == 2:
-        return _halves(scores)
-    elif count == 4:
-        return _quarters(scores)
-    else:
-        left, right = _halves(scores)
-        return _quarters(left) + _quarters(right)
-
-
-@triton.jit
-def _number(pointer):
-    """What it points to; 0 for none."""
-    value = 0.0
-    if pointer is not None:
-        value = tl.load(pointer)
-    return value
-
-
-@triton.jit
-def _rests(x_rest, y_rest, row_at, column_at):
-    return tl.load(x_rest + row_at)[:, None] * tl.load(y_rest + column_at)[None, :]
-
-
-@triton.jit
-def _coefficients(at, planes, count, COUNT: tl.constexpr, AXIS: tl.constexpr):  # noqa: N803
-    """COUNT vectors of (COUNT, count) planes at these places, along the axis of a tile."""
-    found = ()
-    for plane in tl.static_range(COUNT):
-        vector = tl.load(planes + plane * count.to(tl.int64) + at)
-        found = found + (tl.expand_dims(vector, AXIS),)  # noqa: RUF005 (Triton has no such display)
-    return found
-
-
-@triton.jit
-def _store(out, values, count, place, at, inside, COUNT: tl.constexpr):  # noqa: N803
-    """The first COUNT of the values, plane by plane of `count`, from `place` on."""
-    for plane in tl.static_range(COUNT):
-        tl.store(out + plane * count + place + at, values[plane], mask=inside)
-
-
-@triton.jit
-def _store_positives(scores, own, row, row0, row1, begin, positives, out):
-    """Each row's score with its positive, if that is among the columns from `begin` on.
-
-    It is in one tile, so one program writes the row.
-    """
-    in_rows = row < row1
-    positive = tl.load(positives + row, mask=in_rows, other=-1)
-    here = (positive >= begin) & (positive < begin + scores.shape[1]) & in_rows
-    tl.store(out + row - row0, tl.sum(tl.where(own, scores, 0.0), 1), mask=here)
-
-
-@triton.jit
-def _store_score_grads(out, row, local, row0, row1, panel, panel_lines):
-    stride = panel_lines * LINE
-    at = (row - row0).to(tl.int64)[:, None] * stride + local[None, :]
-    inside = (row < row1)[:, None] & (local < stride)[None, :]
-    tl.store(panel + at, out.to(panel.dtype.element_ty), mask=inside)
+from fastsim.backends.triton.kernels.places import (
+    COUNTS,
+    LINE,
+    VECTORS,
+    coefficients,
+    number,
+    rests,
+    store,
+    store_positives,
+    store_score_grads,
+)
+from fastsim.backends.triton.kernels.product import (
+    described_product,
+    in_parts,
+    product,
+    tile_of_program,
+)
 
 
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=VECTORS)
@@ -238,7 +119,7 @@ def tile_kernel(
     writes: tl.constexpr = panel is not None and ranges is None
     height, across = row1 - row0, column1 - column0
     tile_rows, tile_columns = tl.cdiv(height, rows), tl.cdiv(across, columns)
-    tile_row, tile_column = _place(tile_rows, tile_columns, SIZES.group)
+    tile_row, tile_column = tile_of_program(tile_rows, tile_columns, SIZES.group)
     top, left = row0 + tile_row * rows, column0 + tile_column * columns
     pairs = (
         positives,
@@ -266,23 +147,23 @@ def tile_kernel(
         if guide_x is not None:
             # Before the scores, so that of this product only a bit of each pair stays alive.
             guide_stride = guide_steps * SIZES.depth
-            guided = _product(
+            guided = product(
                 guide_x, guide_y, row_at, y_row, guide_steps, guide_stride, PRECISION, SIZES
             )
             above = guided > threshold
     if SIZES.descriptors:
-        scores = _described_product(x, y, top, left, steps, PRECISION, SIZES)
+        scores = described_product(x, y, top, left, steps, PRECISION, SIZES)
     else:
-        scores = _product(x, y, row_at, y_row, steps, stride, PRECISION, SIZES)
+        scores = product(x, y, row_at, y_row, steps, stride, PRECISION, SIZES)
     if x_rest is not None:
-        scores *= _rests(x_rest, y_rest, row_at, y_row)
+        scores *= rests(x_rest, y_rest, row_at, y_row)
     if thresholds is not None:
         if guide_x is None:
             above = scores > threshold
         scores = tl.where(above, LEFT_OUT, scores)
 
-    numbers = (_number(scale), _number(bias), margin, _number(positive_scale))
-    split = _parts(scores, WIDTH)
+    numbers = (number(scale), number(bias), margin, number(positive_scale))
+    split = in_parts(scores, WIDTH)
     tiles = tile_columns * parts
     if MIRRORED:
         tiles += tile_rows
@@ -313,28 +194,28 @@ def tile_kernel(
             take = begin + WIDTH > top
         if take:
             if positive_out is not None:
-                _store_positives(part_scores, own, row, row0, row1, begin, positives, positive_out)
+                store_positives(part_scores, own, row, row0, row1, begin, positives, positive_out)
             kept_of_rows, kept_of_columns, score_grads = EPILOGUE(
                 part_scores,
                 target,
                 own,
                 column,
                 numbers,
-                _coefficients(row_at - row0, of_rows, height, ROWS_IN, 1),
-                _coefficients(column_at - column0, of_columns, across, COLUMNS_IN, 0),
+                coefficients(row_at - row0, of_rows, height, ROWS_IN, 1),
+                coefficients(column_at - column0, of_columns, across, COLUMNS_IN, 0),
                 by_level,
                 writes,
             )
-            _store(row_out, kept_of_rows, row_plane, row_place, row - row0, row < row1, ROWS_OUT)
+            store(row_out, kept_of_rows, row_plane, row_place, row - row0, row < row1, ROWS_OUT)
             column_place, inside = tile_row.to(tl.int64) * across, column < column1
-            _store(
+            store(
                 column_out, kept_of_columns, column_plane, column_place, local, inside, COLUMNS_OUT
             )
             if writes:
                 score_grad = score_grads[0]
                 if x_rest is not None:
-                    score_grad *= _rests(x_rest, y_rest, row_at, column_at)
-                _store_score_grads(score_grad, row, local, row0, row1, panel, panel_lines)
+                    score_grad *= rests(x_rest, y_rest, row_at, column_at)
+                store_score_grads(score_grad, row, local, row0, row1, panel, panel_lines)
         if MIRRORED:  # noqa: SIM102 (known when it is compiled)
             if begin > top + rows - 1:
                 mirrored, mirrored_target, mirrored_own = _pairs_of(
@@ -351,7 +232,7 @@ def tile_kernel(
                     NEGATIVE,
                 )
                 if positive_out is not None:
-                    _store_positives(
+                    store_positives(
                         mirrored, mirrored_own, column, row0, row1, top, positives, positive_out
                     )
                 kept_mirrored, _, _ = EPILOGUE(
@@ -360,14 +241,14 @@ def tile_kernel(
                     mirrored_own,
                     row,
                     numbers,
-                    _coefficients(column_at - column0, of_rows, height, ROWS_IN, 1),
+                    coefficients(column_at - column0, of_rows, height, ROWS_IN, 1),
                     (),
                     by_level,
                     False,
                 )
                 mirrored_place = (tile_columns * parts + tile_row).to(tl.int64) * height
                 in_rows = column < column1
-                _store(row_out, kept_mirrored, row_plane, mirrored_place, local, in_rows, ROWS_OUT)
+                store(row_out, kept_mirrored, row_plane, mirrored_place, local, in_rows, ROWS_OUT)
 
 
 @triton.jit
@@ -395,109 +276,3 @@ def _pairs_of(
         )
     target = targets(row, column, row_at, column_at, whole, row1, column1, pairs, NEGATIVE)
     return scores, target, own_pairs(row_at, column, pairs)
-
-
-@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=VECTORS)
-def kept_score_grads_kernel(
-    x_rest,
-    y_rest,
-    row0,
-    row1,
-    column0,
-    column1,
-    positives,
-    row_ids,
-    column_ids,
-    row_groups,
-    column_groups,
-    dense,
-    dense_row,
-    dense_column,
-    offset,
-    scale,
-    bias,
-    margin,
-    positive_scale,
-    levels,
-    level_count,
-    of_levels,
-    of_rows,
-    of_columns,
-    panel,
-    panel_lines,
-    ranges,
-    EPILOGUE: tl.constexpr,  # noqa: N803
-    NEGATIVE: tl.constexpr,  # noqa: N803
-    ROWS_IN: tl.constexpr,  # noqa: N803
-    COLUMNS_IN: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr,  # noqa: N803
-    WIDTH: tl.constexpr,  # noqa: N803
-    COLUMNS: tl.constexpr,  # noqa: N803
-):
-    """Score gradients in the place of kept scores, of tiles of COLUMNS in parts of WIDTH."""
-    height, across = row1 - row0, column1 - column0
-    tiles = tl.cdiv(across, COLUMNS) * (COLUMNS // WIDTH)
-    tile_row, place = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    pairs = (
-        positives,
-        row_ids,
-        column_ids,
-        row_groups,
-        column_groups,
-        dense,
-        dense_row,
-        dense_column,
-        offset,
-    )
-    row = row0 + tile_row * ROWS + tl.arange(0, ROWS)
-    local = place * WIDTH + tl.arange(0, WIDTH)
-    column = column0 + local
-    row_at, column_at = tl.minimum(row, row1 - 1), tl.minimum(column, column1 - 1)
-    row_plane = tiles.to(tl.int64) * height
-    at = ranges + place.to(tl.int64) * height + row - row0
-    codes = panel.to(tl.pointer_type(tl.int16), bitcast=True)
-    scores = recall(row - row0, local, row < row1, codes, panel_lines * LINE, at, row_plane)
-    whole = (tile_row * ROWS + ROWS <= height) & (place * WIDTH + WIDTH <= across)
-    target = targets(row, column, row_at, column_at, whole, row1, column1, pairs, NEGATIVE)
-    _, _, score_grads = EPILOGUE(
-        scores,
-        target,
-        own_pairs(row_at, column, pairs),
-        column,
-        (_number(scale), _number(bias), margin, _number(positive_scale)),
-        _coefficients(row_at - row0, of_rows, height, ROWS_IN, 1),
-        _coefficients(column_at - column0, of_columns, across, COLUMNS_IN, 0),
-        (levels, level_count, of_levels),
-        True,
-    )
-    # Every thread has its codes before another writes score gradients over them.
-    tl.debug_barrier()
-    score_grad = score_grads[0]
-    if x_rest is not None:
-        score_grad *= _rests(x_rest, y_rest, row_at, column_at)
-    _store_score_grads(score_grad, row, local, row0, row1, panel, panel_lines)
-
-
-@triton.jit(do_not_specialize=["steps", "rows"])
-def positives_kernel(
-    x,
-    y,
-    steps,
-    x_rest,
-    y_rest,
-    positives,
-    out,
-    rows,
-    PRECISION: tl.constexpr,  # noqa: N803
-    SIZES: tl.constexpr,  # noqa: N803
-):
-    """The score (rows,) of each row's positive, by the same products as the tiles."""
-    start = tl.program_id(0) * SIZES.rows
-    row, column = start + tl.arange(0, SIZES.rows), start + tl.arange(0, SIZES.columns)
-    y_row = tl.load(positives + column, mask=column < rows, other=0)
-    x_row = tl.minimum(row, rows - 1)
-    scores = _product(x, y, x_row, y_row, steps, steps * SIZES.depth, PRECISION, SIZES)
-    if x_rest is not None:
-        scores *= _rests(x_rest, y_rest, x_row, y_row)
-    value = tl.sum(tl.where(row[:, None] == column[None, :], scores, 0.0), 1)
-    tl.store(out + row, value, mask=row < rows)

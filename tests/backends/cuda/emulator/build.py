@@ -56,32 +56,47 @@ def once(parent, name, build):
     return folder
 
 
+MACHINE = ("machine", "instructions")
+
+
+def machine(parent):
+    """The objects of the emulator itself, which the library and all suites have in common."""
+
+    def compiled(folder):
+        compile_all([HERE / f"{name}.cpp" for name in MACHINE], folder, "-O2", *flags())
+
+    folder = once(parent, "machine", compiled)
+    return [folder / f"{name}.o" for name in MACHINE]
+
+
 def library(folder):
     """emulated.so: the operators with their kernels emulated, for CPU tensors."""
-    sources = [HERE / "kernels.cpp", HERE / "machine.cpp", HERE / "instructions.cpp"]
-    objects = compile_all([*sources, KERNELS / "ops.cpp"], folder, "-O2", *flags())
+    objects = machine(folder.parent)
+    objects += compile_all([HERE / "kernels.cpp", KERNELS / "ops.cpp"], folder, "-O2", *flags())
     link = [f"-L{Path(torch.__file__).parent}/lib", "-ltorch_cpu", "-lc10"]
     compile_("-shared", *objects, "-o", folder / "emulated.so", *link)
 
 
 def suite_parts(folder):
-    """What all suites have in common: objects, and a header compiled in advance."""
+    """What all suites have in common beside the machine: a header compiled in advance."""
     for name in ("emulated.h", "machine.h", "suite.cpp"):
         shutil.copy(HERE / name, folder)
-    compile_all([HERE / "machine.cpp", HERE / "instructions.cpp"], folder, "-O2", *flags())
     header = folder / "emulated.h"
     compile_("-Og", *flags(), "-x", "c++-header", header, "-o", f"{header}.gch")
 
 
-def suite(parts, folder, engine, part, mutant=None):
-    """A part of the suite of an engine, with the kernels changed by a mutant."""
+def texts():
+    """{file: text} of the kernels that mutants change."""
+    return {name: (KERNELS / name).read_text() for name in MUTABLE}
+
+
+def suite(parts, folder, engine, part, change=lambda name, text: text):
+    """A part of the suite of an engine; change(file, text): the text to compile in its place."""
     folder.mkdir(exist_ok=True)
-    for name in MUTABLE:
-        text = (KERNELS / name).read_text()
-        changed = mutant.apply(text) if mutant and mutant.file == name else text
-        (folder / name).write_text(changed)
+    for name, text in texts().items():
+        (folder / name).write_text(change(name, text))
     program = folder / f"{engine}{part}"
-    objects = [parts / "machine.o", parts / "instructions.o"]
+    objects = machine(parts.parent)
     kernels = [f"-I{folder}", f"-I{parts}", f"-DSUITE_{engine.upper()}", f"-DSUITE_PART={part}"]
     compile_("-Og", *kernels, *flags(), parts / "suite.cpp", *objects, "-o", program)
     return program

@@ -4,6 +4,7 @@ Every call that orders threads, copies or products is here dropped, most of them
 way too.
 """
 
+import re
 from typing import NamedTuple
 
 
@@ -21,11 +22,75 @@ class Mutant(NamedTuple):
         change = f"becomes {self.new.strip()}" if self.new.strip() else "is dropped"
         return f"{self.file}: {' '.join(self.old.split())}{place} {change}"
 
-    def apply(self, text):
+    def start(self, text):
+        """Where it begins in the text of its file."""
         parts = text.split(self.old)
         assert len(parts) > self.nth + 1, f"{self.file} has no {self.old!r}"
-        before, after = parts[: self.nth + 1], parts[self.nth + 1 :]
-        return self.old.join(before) + self.new + self.old.join(after)
+        return len(self.old.join(parts[: self.nth + 1]))
+
+    def apply(self, text):
+        start = self.start(text)
+        return text[:start] + self.new + text[start + len(self.old) :]
+
+    def is_whole(self, text):
+        """Whether it changes whole statements into whole statements, and declares nothing."""
+        before = without_comments(text[: self.start(text)]).rstrip()
+        statements = [without_comments(part).strip() for part in (self.old, self.new)]
+        if before[-1] == ")":  # of an `if`: it governs the first of them alone
+            return all(code.count(";") < 2 and is_statements(code) for code in statements)
+        return before[-1] in "{};" and all(map(is_statements, statements))
+
+
+def without_comments(code):
+    return re.sub(r"//.*", "", code)
+
+
+def is_statements(code):
+    if not code:
+        return True
+    balanced = all(code.count(one) == code.count(other) for one, other in ("()", "{}"))
+    declares = re.match(r"(const|constexpr|int|float|auto|return)\b", code)
+    return balanced and code[0].isalpha() and code[-1] == ";" and not declares
+
+
+def apply_all(mutants, text):
+    """The text of a file with a choice for each of its mutants, made while the program runs.
+
+    mutants: {number: mutant of whole statements}, no two at one place. The program has the number
+    of the one that it shows in `mutated`.
+    """
+    places = {number: mutant.start(text) for number, mutant in mutants.items()}
+    for number in sorted(places, key=places.get, reverse=True):
+        start, (_, old, new, *_) = places[number], mutants[number]
+        end = start + len(old)
+        if "//" in old.split("\n")[-1]:  # a comment that it has the beginning of
+            end = text.index("\n", end)
+        choice = f"if (emulated::mutated == {number}) {{\n{new}\n}} else {{\n{text[start:end]}\n}}"
+        text = f"{text[:start]}{{ {choice} }}{text[end:]}"
+    return text
+
+
+def packs(mutants, texts):
+    """[{number: mutant}]: sets that one program has together, those of half a statement alone.
+
+    texts: {file: its text}.
+    """
+    found, alone = [], []
+    for number, mutant in enumerate(mutants):
+        if not mutant.is_whole(texts[mutant.file]):
+            alone.append({number: mutant})
+            continue
+        free = (p for p in found if not any(overlap(mutant, o, texts) for o in p.values()))
+        if (pack := next(free, None)) is None:
+            found.append(pack := {})
+        pack[number] = mutant
+    return found + alone
+
+
+def overlap(one, other, texts):
+    first, second = (mutant.start(texts[mutant.file]) for mutant in (one, other))
+    apart = first + len(one.old) <= second or second + len(other.old) <= first
+    return one.file == other.file and not apart
 
 
 def dropped(file, *lines, engine="hopper"):
@@ -152,13 +217,14 @@ PORTABLE = [
     *changed(
         "portable.cuh",
         ("block_sync();  // the stage is there", "// the stage is there"),
+        ("block_sync();  // no copy is under way", "// no copy is under way"),
         ("copy_async_wait<kStages - 2>();", "copy_async_wait<kStages - 1>();"),
         ("const int next = step + kStages - 1;", "const int next = step + kStages;"),
         ("stages + next % kStages", "stages + (next + 1) % kStages"),
         ("void sync() const { block_sync(); }", "void sync() const {}"),
         ("void acquire_staging() const { block_sync(); }", "void acquire_staging() const {}"),
         ("acquire_staging();\n#pragma unroll", "#pragma unroll"),
-        ("sync();\n    Element* out", "Element* out"),
+        ("sync();\n      for (int i = this->thread", "for (int i = this->thread"),
         engine="portable",
     ),
 ]

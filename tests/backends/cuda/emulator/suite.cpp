@@ -2,6 +2,7 @@
 // hash of all outputs or an error. Nothing but the kernels and the emulator, so that each of many
 // mutants is quick to build. Arguments: the line that is wanted, then the orders; without one,
 // lines are printed, else the program returns 0 at the first line that differs from it.
+// FASTSIM_MUTANT is the number of the mutant to show, of a program that has several.
 // SUITE_PART: which of two halves of the epilogues; most mutants show in the first, which is built
 // in half the time.
 #include "emulated.h"
@@ -9,6 +10,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <random>
+
+namespace fastsim {
+namespace emulated {
+int mutated = -1;  // the number of a mutant, of those that this program has
+}  // namespace emulated
+}  // namespace fastsim
 
 #include "epilogues.cuh"
 #include "hopper.cuh"
@@ -18,13 +25,14 @@ using namespace fastsim;
 
 namespace {
 
-// More steps than stages; on sm_90 four tiles for each block of a cluster. Ragged.
+// More steps than stages; on sm_90 four tiles for each block of a cluster. Ragged. The last step of
+// the other engine is in the stage whose place its scratch memory takes.
 #if defined(SUITE_HOPPER)
-constexpr int kColumns = 470, kRowBytes = hopper::kRowBytes;
+constexpr int kColumns = 470, kRowBytes = hopper::kRowBytes, kSteps = 5;
 #else
-constexpr int kColumns = 200, kRowBytes = portable::kRowBytes;
+constexpr int kColumns = 200, kRowBytes = portable::kRowBytes, kSteps = 6;
 #endif
-constexpr int kRows = 150, kLevels = 2, kSteps = 5;
+constexpr int kRows = 150, kLevels = 2;
 constexpr int kDepth = (kSteps * kRowBytes + 127) / 128 * 64;  // whole lines
 constexpr Grid kGrid{0, kRows, 0, kColumns, 2, (kColumns + kTile - 1) / kTile, false, false};
 
@@ -140,6 +148,7 @@ uint64_t everything() {
 
 int main(int count, char** arguments) {
   const std::string wanted = arguments[1];
+  if (const char* number = std::getenv("FASTSIM_MUTANT")) emulated::mutated = std::atoi(number);
   for (int i = 2; i < count; ++i) {
     setenv("FASTSIM_EMULATED_ORDER", arguments[i], 1);
     std::string line;

@@ -4,11 +4,11 @@ Triton decides at import whether it interprets, so tests/test_triton.py runs thi
 process of its own with TRITON_INTERPRET=1; elsewhere nothing here is collected.
 """
 
-import dataclasses
 import os
 
-import numpy as np
 import pytest
+
+from tests.backends.triton.interpreter import quicken
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     collect_ignore_glob = ["test_*.py"]
@@ -16,62 +16,6 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_interpreter():
-    """The interpreter without what takes most of a test's time and shows nothing here."""
-    from triton.runtime import interpreter
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpreter.ReduceOps, "generic_reduce", reduce_slices)
-        patch.setattr(interpreter.ScanOps, "generic_scan", scan_slices)
-        patch.setattr(interpreter, "_patch_lang", patched_once(interpreter))
-        # Additions of integers far below 2^31 are not done again in 64 bits.
-        options = dataclasses.replace(
-            interpreter.interpreter_builder.options, sanitize_overflow=False
-        )
-        patch.setattr(interpreter.interpreter_builder, "options", options)
+        quicken(patch.setattr)
         yield
-
-
-def reduce_slices(self, values):
-    """Joins whole slices, in the interpreter's order, which takes one number after the other."""
-    (value,) = values
-    data, axis = value.handle.data, self.axis
-    found = self.to_tensor(data.take(0, axis), value.dtype)
-    for place in range(1, data.shape[axis]):
-        found = self.combine_fn.fn(found, self.to_tensor(data.take(place, axis), value.dtype))
-    return [found]
-
-
-def scan_slices(self, values):
-    """In each step joins every number with that 1, 2, 4, ... places before it, as a GPU does."""
-    data = [np.moveaxis(value.handle.data, self.axis, 0).copy() for value in values]
-    dtypes, step = [value.dtype for value in values], 1
-
-    def tensors(parts):
-        return [self.to_tensor(part, dtype) for part, dtype in zip(parts, dtypes, strict=True)]
-
-    while step < len(data[0]):
-        before = [np.roll(part, step, 0) for part in data]
-        joined = self.combine_fn.fn(*tensors(before), *tensors(data))
-        for part, one in zip(data, joined if isinstance(joined, tuple) else (joined,), strict=True):
-            part[step:] = one.handle.data[step:]
-        step *= 2
-    return tensors([np.moveaxis(part, 0, self.axis) for part in data])
-
-
-def patched_once(interpreter):
-    """Puts the interpreter's functions in the place of Triton's language once a launch.
-
-    The interpreter does so again at every call of one function by another, which changes nothing.
-    """
-    import triton.language as tl
-
-    patch_language = interpreter._patch_lang
-
-    def patch(function):
-        visible = function.__globals__.values()
-        languages = [module for module in (tl, tl.core) if any(module is one for one in visible)]
-        if any(tl.core.is_builtin(module.load) for module in languages):
-            return patch_language(function)
-        return interpreter._LangPatchScope()
-
-    return patch

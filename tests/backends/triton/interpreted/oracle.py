@@ -43,6 +43,15 @@ def info_nce(s, positives, temperature, *, symmetric=False, exclude=None, margin
     return torch.stack(losses)
 
 
+def decoupled_contrastive(s, positives, temperature):
+    losses = []
+    for i, p in enumerate(positives):
+        z = s[i] / temperature
+        negatives = [j for j in range(s.shape[1]) if j != p]
+        losses.append(torch.logsumexp(z[negatives], 0) - z[p] if negatives else 0 * z[p])
+    return torch.stack(losses)
+
+
 def sup_con(s, groups, temperature):
     losses = []
     for i in range(s.shape[0]):

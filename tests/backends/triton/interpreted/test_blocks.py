@@ -14,7 +14,7 @@ HALF, SINGLE = torch.float16, torch.float32
 
 @pytest.mark.parametrize("dtype", [SINGLE, HALF], ids=str)
 def test_several_blocks(dtype, monkeypatch):
-    """Panels and bands of partials far smaller than the matrix."""
+    """Panels and bands of partials far smaller than the matrix; every other loss for each dtype."""
     from fastsim.backends.triton import backend
     from fastsim.backends.triton.kernels import launches
 
@@ -23,7 +23,7 @@ def test_several_blocks(dtype, monkeypatch):
     def run():
         found = []
         a, b = x.clone().requires_grad_(), y.clone().requires_grad_()
-        for loss in tile_losses(a, b):
+        for loss in tile_losses(a, b, part=slice(dtype == HALF, None, 2)):
             loss.backward()
             found.append(loss.detach())
         return [*found, a.grad, b.grad]
@@ -44,7 +44,7 @@ def kept_launch(x, y, pairs):
     """A forward reduction over all of x and y that keeps the scores: (launch, codes, their ranges,
     unit rows).
     """
-    from fastsim.backends.triton.kernels import epilogues
+    from fastsim.backends.triton.kernels.epilogues.softmax import softmax_forward
     from fastsim.backends.triton.kernels.launches import Launch
 
     units = [get("triton").unit_rows(t)[0] for t in (x, y)]
@@ -54,7 +54,7 @@ def kept_launch(x, y, pairs):
     panel = torch.full((len(x), 64), torch.nan, dtype=HALF)[:, : len(y)]
     ranges = run.ranges(*block)
     planes = run.row_partials(*block, 0.0, 0.0)
-    run(*block, epilogues.softmax_forward, row_out=planes, panel=panel, ranges=ranges)
+    run(*block, softmax_forward, row_out=planes, panel=panel, ranges=ranges)
     return run, panel.view(torch.int16), ranges, units
 
 

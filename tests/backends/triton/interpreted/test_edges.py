@@ -10,18 +10,22 @@ from tests.measure import assert_close
 HALF, SINGLE = torch.float16, torch.float32
 
 
-def tile_losses(x, y, temperature=0.05):
-    """Every tile loss on these rows."""
-    common = {"backend": "triton"}
-    yield losses.info_nce(x, y, temperature=temperature, symmetric=True, **common)
-    yield losses.siglip(x, y, scale=1 / temperature, **common)
-    yield losses.matrix_cross_entropy(x, y, None, temperature=temperature, **common)
-    yield losses.matrix_mse(x, y, None, **common)
-    yield losses.full_triplet(x, y, **common)
+def tile_losses(x, y, temperature=0.05, part=None):
+    """Every tile loss on these rows, or a part of them."""
     groups, others = torch.arange(len(x)) % 5, torch.arange(len(y)) % 5
-    yield losses.nt_xent(x, groups, y, others, temperature=temperature, **common)
-    yield losses.multi_similarity(x, groups, y, others, beta=1 / temperature, **common)
-    yield losses.cosent_matrix(x, y, None, scale=1 / temperature, **common)
+    scale, sides, grouped = 1 / temperature, (x, y), (x, groups, y, others)
+    calls = [
+        (losses.info_nce, sides, {"temperature": temperature, "symmetric": True}),
+        (losses.siglip, sides, {"scale": scale}),
+        (losses.matrix_cross_entropy, (*sides, None), {"temperature": temperature}),
+        (losses.matrix_mse, (*sides, None), {}),
+        (losses.full_triplet, sides, {}),
+        (losses.nt_xent, grouped, {"temperature": temperature}),
+        (losses.multi_similarity, grouped, {"beta": scale}),
+        (losses.cosent_matrix, (*sides, None), {"scale": scale}),
+    ]
+    for loss, given, options in calls[part or slice(None)]:
+        yield loss(*given, **options, backend="triton")
 
 
 @pytest.mark.parametrize("temperature", [0.001, 100.0])

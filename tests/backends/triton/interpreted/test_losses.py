@@ -72,6 +72,15 @@ def nce(rows, columns, *, symmetric, exclude=False, margin=0.0, shared=False, ab
     return Case(losses.info_nce, truth, (pick,), asked, {"temperature": 0.1})
 
 
+def decoupled(rows, columns):
+    pick = torch.randint(0, columns, (rows,))
+
+    def truth(s, temperature):
+        return oracle.decoupled_contrastive(s, pick.tolist(), temperature)
+
+    return Case(losses.decoupled_contrastive, truth, (pick,), {}, {"temperature": 0.1})
+
+
 def con(rows, columns):
     groups = torch.randint(0, max(2, rows // 3), (rows,))
 
@@ -175,6 +184,7 @@ CASES = {
         n, m, symmetric=True, exclude=True, margin=0.2, shared=True
     ),
     "info_nce above": lambda n, m: nce(n, m, symmetric=True, exclude=True, above=0.15),
+    "decoupled_contrastive": decoupled,
     "sup_con": con,
     "nt_xent": lambda n, m: contrast(
         n, m, loss=losses.nt_xent, truth=oracle.nt_xent, numbers={"temperature": 0.1}
@@ -308,8 +318,9 @@ def shape_of(name):
         alone = name.startswith(("sup_con", "nt_xent", "multi", "cosent_matrix alone"))
         columns = rows if alone else columns
         few = -(-rows // 16) * -(-columns // 32) <= TILES
-        deep = depth > 3 or not name.startswith(CHOOSING)
-        if few and deep and rows <= columns and columns > alone:
+        chooses = name.startswith(CHOOSING)
+        deep = depth > 3 or not chooses
+        if few and deep and rows <= columns and columns > (alone or chooses):
             return rows, columns, depth
 
 

@@ -1,0 +1,130 @@
+"""python -m bench.host_time: what a step of the Triton backend takes on the host, without a GPU.
+
+Of a small batch that is most of its time on a GPU: the launches, the torch calls between them, and
+Python. The kernels are compiled for an architecture and nothing is executed: where Triton would
+hand a launch to the driver, an empty function is called, and the library products are left out.
+The tensors are on the CPU, narrow, so that the torch calls take little but their own cost; on a GPU
+each is a launch of the driver more. Of the forward pass with backward, one thread:
+
+launches, calls: Triton kernels launched, and calls of torch operators, those inside others left out
+ms: the best of several rounds, and how much of it passes inside Triton's launcher
+
+Writes host_time.jsonl in bench/results/<device>.
+"""
+
+import contextlib
+import time
+from unittest import mock
+
+import click
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import fastsim
+from bench.compile_report import pretending
+from bench.results import write
+from fastsim.backends.triton.backend import TritonBackend
+
+WIDTH = 64
+ROUNDS, STEPS = 40, 10
+LOSSES = {
+    "info_nce": lambda x, y: fastsim.info_nce(x, y, temperature=0.05, backend="triton"),
+    "info_nce symmetric": lambda x, y: fastsim.info_nce(
+        x, y, temperature=0.05, symmetric=True, backend="triton"
+    ),
+    "siglip": lambda x, y: fastsim.siglip(x, y, scale=10.0, bias=-10.0, backend="triton"),
+    "full_triplet": lambda x, y: fastsim.full_triplet(x, y, backend="triton"),
+}
+
+
+def nothing(*arguments, **options):
+    """In the place of the driver's launch and of the library's products."""
+
+
+@contextlib.contextmanager
+def stubbed(architecture):
+    """The backend as on such a GPU, but for what the driver and the GPU would do."""
+    from triton.compiler import CompiledKernel
+
+    def loaded(kernel):
+        kernel._run, kernel.function = nothing, 0
+
+    patches = (
+        mock.patch.object(CompiledKernel, "_init_handles", loaded),
+        mock.patch.object(TritonBackend, "unsupported_reason", nothing),
+        mock.patch.object(TritonBackend, "multiply", nothing),
+        # What nothing has written is no number that takes longer to add.
+        mock.patch.object(torch.Tensor, "new_empty", torch.Tensor.new_zeros),
+    )
+    with contextlib.ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        stack.enter_context(pretending(architecture))
+        yield
+
+
+def milliseconds(step, patched):
+    """(best, best within `patched()`) of several rounds in turns, by the thread's own clock."""
+    best = [float("inf")] * 2
+    for turn in range(2 * ROUNDS):
+        with patched() if turn % 2 else contextlib.nullcontext():
+            begin = time.thread_time()
+            for _ in range(STEPS):
+                step()
+            best[turn % 2] = min(best[turn % 2], time.thread_time() - begin)
+    return [1e3 * each / STEPS for each in best]
+
+
+def calls_of(step):
+    """How many torch operators it calls, those inside others left out."""
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        step()
+    operators = [event for event in found.events() if event.name.startswith("aten::")]
+    return sum(
+        event.cpu_parent is None or not event.cpu_parent.name.startswith("aten::")
+        for event in operators
+    )
+
+
+def row_of(loss, rows):
+    from fastsim.backends.triton.kernels import launching
+
+    x, y = (torch.randn(rows, WIDTH).bfloat16().requires_grad_() for _ in "xy")
+    launched = []
+
+    def step():
+        x.grad = y.grad = None
+        LOSSES[loss](x, y).backward()
+
+    def count(*launch):
+        launched.append(launch)
+
+    step()  # compiles
+    calls = calls_of(step)
+    with mock.patch.object(launching, "run", count):
+        step()
+    whole, without = milliseconds(step, lambda: mock.patch.object(launching, "run", nothing))
+    return {
+        **{"loss": loss, "rows": rows, "launches": len(launched), "calls": calls},
+        **{"ms": round(whole, 4), "ms in the launcher": round(whole - without, 4)},
+    }
+
+
+@click.command()
+@click.option("--architecture", default="sm_90")
+@click.option("--rows", "sizes", multiple=True, type=int, default=(64, 256, 1024))
+@click.option("--loss", "losses", multiple=True, type=click.Choice([*LOSSES]), default=[*LOSSES])
+def main(architecture, sizes, losses):
+    """Measure and write."""
+    torch.set_num_threads(1)
+    found = []
+    with stubbed(architecture):
+        for loss in losses:
+            for rows in sizes:
+                found.append({"architecture": architecture, **row_of(loss, rows)})
+                click.echo(found[-1])
+    write("host_time", found)
+
+
+if __name__ == "__main__":
+    main()

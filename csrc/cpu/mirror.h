@@ -1,0 +1,74 @@
+// A part of a panel turned over, for scores of rows against themselves: the score of a pair is that
+// of the pair turned round.
+#pragma once
+
+#include <utility>
+
+#include "products.h"
+
+namespace fastsim::FASTSIM_ISA {
+namespace {
+
+// Exchanges, in two rows `side` apart of a square, the halves of every group of 2 side lanes that
+// lie on the wrong side of the diagonal.
+template <int side, class V, int... lane>
+inline void exchange(V& upper, V& lower, std::integer_sequence<int, lane...>) {
+  constexpr int count = sizeof...(lane);
+#if __has_builtin(__builtin_shufflevector)
+  const V high = __builtin_shufflevector(upper, lower, (lane & side ? count + lane - side : lane)...);
+  lower = __builtin_shufflevector(upper, lower, (lane & side ? count + lane : lane + side)...);
+  upper = high;
+#else
+  const V above = upper, below = lower;
+  ((upper[lane] = lane & side ? below[lane - side < 0 ? 0 : lane - side] : above[lane]), ...);
+  ((lower[lane] = lane & side ? below[lane] : above[lane + side < count ? lane + side : 0]), ...);
+#endif
+}
+
+template <class T, int side = 1>
+inline void turn_square(Vector<T>* rows) {
+  constexpr int count = kLanes<T>;
+  if constexpr (side < count) {
+#pragma GCC unroll 16
+    for (int r = 0; r < count; ++r) {
+      if (r & side) continue;
+      exchange<side>(rows[r], rows[r + side], std::make_integer_sequence<int, count>());
+    }
+    turn_square<T, 2 * side>(rows);
+  }
+}
+
+// to = from^T, with `add` added to it, in the rows [begin, end) of `to`, which has `columns`.
+template <class T>
+void transpose(const T* from, int64_t from_stride, T* to, int64_t to_stride, int64_t columns,
+               bool add, int64_t begin, int64_t end) {
+  constexpr int64_t count = kLanes<T>;
+  using V = Vector<T>;
+  for (int64_t top = begin; top < end; top += count) {
+    for (int64_t left = 0; left < columns; left += count) {
+      if (end - top < count || columns - left < count) {
+        for (int64_t r = top; r < smaller(top + count, end); ++r) {
+          for (int64_t c = left; c < smaller(left + count, columns); ++c) {
+            T& target = to[r * to_stride + c];
+            target = add ? target + from[c * from_stride + r] : from[c * from_stride + r];
+          }
+        }
+        continue;
+      }
+      V square[count];
+#pragma GCC unroll 16
+      for (int64_t r = 0; r < count; ++r) {
+        square[r] = *reinterpret_cast<const V*>(from + (left + r) * from_stride + top);
+      }
+      turn_square<T>(square);
+#pragma GCC unroll 16
+      for (int64_t r = 0; r < count; ++r) {
+        V* target = reinterpret_cast<V*>(to + (top + r) * to_stride + left);
+        *target = add ? *target + square[r] : square[r];
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fastsim::FASTSIM_ISA

@@ -1,0 +1,385 @@
+// The losses of a matrix of scores that is one block, and their score gradients: what `whole` runs
+// between its products.
+#pragma once
+
+#include <cmath>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "finish.h"
+#include "passes.h"
+
+namespace fastsim {
+namespace {
+
+// The kinds of fastsim/kinds that are served, by their names there.
+enum class Kind {
+  softmax,
+  sigmoid,
+  squared_error,
+  decoupled,
+  multi_similarity,
+  multi_positive,
+  circle,
+  debiased,
+  distillation,
+  hard_triplet,
+  semi_hard_triplet,
+};
+
+Kind kind_of(const std::string& name) {
+  static const std::unordered_map<std::string, Kind> kinds{
+      {"softmax", Kind::softmax},
+      {"sigmoid", Kind::sigmoid},
+      {"squared_error", Kind::squared_error},
+      {"decoupled", Kind::decoupled},
+      {"multi_similarity", Kind::multi_similarity},
+      {"multi_positive", Kind::multi_positive},
+      {"circle", Kind::circle},
+      {"debiased", Kind::debiased},
+      {"distillation", Kind::distillation},
+      {"hard_triplet", Kind::hard_triplet},
+      {"semi-hard_triplet", Kind::semi_hard_triplet},
+  };
+  const auto found = kinds.find(name);
+  STD_TORCH_CHECK(found != kinds.end(), "fastsim: whole does not serve kind ", name);
+  return found->second;
+}
+
+// score_grad: whether the scores are to become score gradients.
+struct Loss {
+  Kind kind;
+  double scale, bias, margin, positive_scale, base;
+  bool normalise, symmetric, score_grad;
+};
+
+// A sum that keeps what each addition rounds away (Neumaier 1974): a row's term may already be a
+// double, and long double is no wider than that on some platforms.
+class Sum {
+ public:
+  void operator+=(double term) {
+    const double next = sum_ + term;
+    const bool larger = std::abs(sum_) >= std::abs(term);
+    lost_ += larger ? (sum_ - next) + term : (term - next) + sum_;
+    sum_ = next;
+  }
+  void operator-=(double term) { *this += -term; }
+  // Of a sum that is not finite, what was lost is not a number.
+  operator double() const { return std::isfinite(lost_) ? sum_ + lost_ : sum_; }
+
+ private:
+  double sum_ = 0, lost_ = 0;
+};
+
+// The loss, and what the panel of score gradients does not show of its derivatives.
+struct Result {
+  Sum loss, scale_score_grad, bias_score_grad;
+};
+
+// What a loss has of each row, null where it is not given: the weight of its loss; (N, 2) of
+// debiased; what a positive counts in sigmoid.
+template <class T>
+struct OfRows {
+  const T *weights, *prior, *positive_weights;
+};
+
+template <class T>
+bool one_positive(const Block<T>& b) {
+  return !b.row_groups && !b.dense.data;
+}
+
+// An error unless the pairs have the targets that the loss looks at.
+template <class T>
+void check_targets(const Block<T>& b, const Loss& loss) {
+  switch (loss.kind) {
+    case Kind::softmax:
+      if (!loss.symmetric && !one_positive(b)) return;
+      [[fallthrough]];
+    case Kind::decoupled:
+    case Kind::hard_triplet:
+    case Kind::semi_hard_triplet:
+      STD_TORCH_CHECK(b.positives && one_positive(b), "fastsim: whole: wanted positives");
+      return;
+    default:
+      STD_TORCH_CHECK(!one_positive(b), "fastsim: whole: wanted groups or a matrix of targets");
+  }
+}
+
+template <class T>
+Result softmax_of_rows(const Block<T>& b, const Loss& loss, const T* weights) {
+  std::vector<double> top(b.rows, kLeftOut<double>), sum(b.rows), logits(b.rows), sums(b.rows);
+  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+    const auto& k = kernels().of<T>();
+    if (loss.score_grad) {
+      k.softmax_fused(b,
+                      {.scale = T(loss.scale),
+                       .margin = T(loss.margin),
+                       .normalise = loss.normalise,
+                       .weights = weights,
+                       .max = top.data(),
+                       .sum = sum.data(),
+                       .target_logits = logits.data(),
+                       .target_sums = sums.data()},
+                      begin, end);
+    } else {
+      k.softmax_forward(b,
+                        {.scale = T(loss.scale),
+                         .margin = T(loss.margin),
+                         .max = top.data(),
+                         .sum = sum.data(),
+                         .target_logits = logits.data(),
+                         .target_sums = sums.data()},
+                        begin, end);
+    }
+  });
+  Result result;
+  for (int64_t i = 0; i < b.rows; ++i) {
+    const SoftmaxRow row{top[i], sum[i], logits[i], sums[i]};
+    const double lse = row.log_sum_exp(loss.scale);
+    result.loss += weights[i] * row.loss(lse, one_positive(b), loss.normalise);
+    if (loss.score_grad && loss.margin != 0) {
+      const double share = row.positive_share(loss.scale, top[i], sum[i]);
+      result.scale_score_grad -= loss.margin * weights[i] * (share - 1);
+    }
+  }
+  return result;
+}
+
+// The mean of the row softmax and the column softmax of the positives.
+template <class T>
+Result softmax_both_ways(const Block<T>& b, const Loss& loss, const T* weights) {
+  const double scale = loss.scale;
+  std::vector<double> top(b.rows, kLeftOut<double>), sum(b.rows), logits(b.rows), sums(b.rows);
+  std::vector<double> column_top(b.columns, kLeftOut<double>), column_sum(b.columns);
+  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+    kernels().of<T>().softmax_forward(b,
+                                      {.scale = T(scale),
+                                       .margin = T(loss.margin),
+                                       .max = top.data(),
+                                       .sum = sum.data(),
+                                       .target_logits = logits.data(),
+                                       .target_sums = sums.data()},
+                                      begin, end);
+  });
+  over(b.columns, b.rows, [&](int64_t begin, int64_t end) {
+    kernels().of<T>().softmax_forward_columns(
+        b, {.scale = T(scale), .max = column_top.data(), .sum = column_sum.data()}, begin, end);
+  });
+
+  std::vector<double> column_weight(b.columns);  // half of those of the rows whose positive it is
+  for (int64_t i = 0; i < b.rows; ++i) column_weight[b.positives[i]] += 0.5 * weights[i];
+  Result result;
+  std::vector<T> tops(b.rows), shares(b.rows), targets(b.rows);
+  for (int64_t i = 0; i < b.rows; ++i) {
+    const int64_t j = b.positives[i];
+    const double weight = weights[i];
+    const SoftmaxRow row{top[i], sum[i], logits[i], sums[i]};
+    const SoftmaxRow column{column_top[j], column_sum[j], logits[i], 1};
+    const double lse = 0.5 * (row.log_sum_exp(scale) + column.log_sum_exp(scale));
+    result.loss += weight * row.loss(lse, true, false);
+    if (loss.margin != 0) {
+      const double along_row = row.positive_share(scale, top[i], sum[i]);
+      const double along_column = row.positive_share(scale, column_top[j], column_sum[j]);
+      result.scale_score_grad -=
+          loss.margin * (0.5 * weight * along_row + column_weight[j] * along_column - weight);
+    }
+    tops[i] = T(top[i]);
+    shares[i] = T(ratio(0.5 * weight * scale, sum[i]));
+    targets[i] = T(weight * scale);
+  }
+  if (!loss.score_grad) return result;
+  std::vector<T> column_tops(b.columns), column_shares(b.columns);
+  for (int64_t j = 0; j < b.columns; ++j) {
+    column_tops[j] = T(column_top[j]);
+    column_shares[j] = T(ratio(column_weight[j] * scale, column_sum[j]));
+  }
+  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+    kernels().of<T>().softmax_score_grad(b,
+                                         {.scale = T(scale),
+                                          .margin = T(0),  // the forward reduction has taken it
+                                          .row_top = tops.data(),
+                                          .row_weight = shares.data(),
+                                          .target_weight = targets.data(),
+                                          .column_top = column_tops.data(),
+                                          .column_weight = column_shares.data()},
+                                         begin, end);
+  });
+  return result;
+}
+
+// Losses of one pair, or of one row's pairs, that need no state between the passes.
+template <class T>
+Result row_by_row(const Block<T>& b, const Loss& loss, const OfRows<T>& of) {
+  const T* weights = of.weights;
+  std::vector<double> losses(b.rows), score_grads(b.rows);
+  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+    const auto& k = kernels().of<T>();
+    if (loss.kind == Kind::sigmoid) {
+      k.sigmoid(b,
+                {.scale = T(loss.scale),
+                 .bias = T(loss.bias),
+                 .weights = loss.score_grad ? weights : nullptr,
+                 .losses = losses.data(),
+                 .score_grad_sums = score_grads.data(),
+                 .positive_weights = of.positive_weights},
+                begin, end);
+    } else if (loss.kind == Kind::squared_error) {
+      k.squared_error(b,
+                      {.weights = loss.score_grad ? weights : nullptr, .losses = losses.data()},
+                      begin, end);
+    } else {
+      k.triplet(b,
+                {.semi_hard = loss.kind == Kind::semi_hard_triplet,
+                 .margin = T(loss.margin),
+                 .weights = weights,
+                 .losses = losses.data()},
+                begin, end);
+    }
+  });
+  Result result;
+  for (int64_t i = 0; i < b.rows; ++i) {
+    result.loss += weights[i] * losses[i];
+    result.bias_score_grad += weights[i] * score_grads[i];
+  }
+  return result;
+}
+
+// Losses that keep of a row what its negatives and its positives come to; prior (N, 2): of debiased.
+template <class T>
+Result side_by_side(const Block<T>& b, const Loss& loss, const T* weights, const T* prior) {
+  const Kind kind = loss.kind;
+  const T scale = T(loss.scale), margin = T(loss.margin);
+  const T positive_scale = T(kind == Kind::debiased ? loss.scale : loss.positive_scale);
+  std::vector<double> top(b.rows, kLeftOut<double>), sum(b.rows);
+  std::vector<double> positive_top(top), positive_sum(b.rows);
+  double *max = top.data(), *sums = sum.data();
+  double *positive_max = positive_top.data(), *positive_sums = positive_sum.data();
+  const auto& k = kernels().of<T>();
+  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+    switch (kind) {
+      case Kind::decoupled:
+        return k.decoupled_forward(b, {scale, max, sums, positive_max}, begin, end);
+      case Kind::multi_positive:
+        return k.multi_positive_forward(
+            b, {scale, false, max, sums, positive_max, positive_sums}, begin, end);
+      case Kind::circle:
+        return k.circle_forward(b, {scale, margin, max, sums, positive_max, positive_sums}, begin,
+                                end);
+      default:
+        return k.multi_similarity_forward(
+            b, {scale, positive_scale, max, sums, positive_max, positive_sums}, begin, end);
+    }
+  });
+  Result result;
+  std::vector<T> tops(b.rows), shares(b.rows), positive_tops(b.rows), positive_shares(b.rows);
+  for (int64_t i = 0; i < b.rows; ++i) {
+    const Sides state{top[i], sum[i], positive_top[i], positive_sum[i]};
+    const Finished row = [&] {
+      switch (kind) {
+        case Kind::decoupled:
+          return decoupled(state, loss.scale);
+        case Kind::multi_positive:
+          return multi_positive(state, loss.scale);
+        case Kind::circle:
+          return circle(state, loss.scale);
+        case Kind::debiased:
+          // Without a prior the count is 0, which leaves N no least value.
+          return debiased(state, loss.scale, prior ? prior[2 * i] : 0, prior ? prior[2 * i + 1] : 0);
+        default:
+          return multi_similarity(state, loss.scale, loss.positive_scale, loss.base);
+      }
+    }();
+    const double weight = weights[i];
+    result.loss += weight * row.loss;
+    result.scale_score_grad += weight * row.by_scale;
+    tops[i] = T(top[i]);
+    shares[i] = T(weight * row.weight);
+    positive_tops[i] = T(kind == Kind::multi_positive ? std::log(sum[i]) : positive_top[i]);
+    positive_shares[i] = T(weight * row.positive_weight);
+  }
+  if (!loss.score_grad) return result;
+  const T *high = tops.data(), *up = shares.data();
+  const T *low = positive_tops.data(), *down = positive_shares.data();
+  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+    switch (kind) {
+      case Kind::decoupled:
+        return k.decoupled_score_grad(b, {scale, high, up, down}, begin, end);
+      case Kind::multi_positive:
+        return k.multi_positive_score_grad(b, {scale, high, up, low, down}, begin, end);
+      case Kind::circle:
+        return k.circle_score_grad(b, {scale, margin, high, up, low, down}, begin, end);
+      default:
+        return k.multi_similarity_score_grad(b, {scale, positive_scale, high, up, low, down},
+                                             begin, end);
+    }
+  });
+  return result;
+}
+
+// The softmax of a row against that of its targets, a teacher's scores.
+template <class T>
+Result distilled(const Block<T>& b, const Loss& loss, const T* weights) {
+  const T scale = T(loss.scale), teacher_scale = T(loss.positive_scale);
+  std::vector<double> top(b.rows, kLeftOut<double>), sum(b.rows), own_logits(b.rows);
+  std::vector<double> teacher_top(top), teacher_sum(b.rows), teacher_logits(b.rows);
+  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+    kernels().of<T>().distillation_forward(b,
+                                           {.scale = scale,
+                                            .positive_scale = teacher_scale,
+                                            .max = top.data(),
+                                            .sum = sum.data(),
+                                            .teacher_max = teacher_top.data(),
+                                            .teacher_sum = teacher_sum.data(),
+                                            .own_logits = own_logits.data(),
+                                            .teacher_logits = teacher_logits.data()},
+                                           begin, end);
+  });
+  Result result;
+  std::vector<T> tops(b.rows), shares(b.rows), teacher_tops(b.rows), teacher_shares(b.rows);
+  for (int64_t i = 0; i < b.rows; ++i) {
+    const double weight = weights[i] * loss.scale;
+    const DistilledRow row{top[i],         sum[i],        teacher_top[i],
+                           teacher_sum[i], own_logits[i], teacher_logits[i]};
+    result.loss += weights[i] * row.loss(loss.scale, loss.positive_scale);
+    tops[i] = T(top[i]);
+    shares[i] = T(ratio(weight, sum[i]));
+    teacher_tops[i] = T(teacher_top[i]);
+    teacher_shares[i] = T(ratio(weight, teacher_sum[i]));
+  }
+  if (!loss.score_grad) return result;
+  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+    kernels().of<T>().distillation_score_grad(b,
+                                              {.scale = scale,
+                                               .positive_scale = teacher_scale,
+                                               .top = tops.data(),
+                                               .weight = shares.data(),
+                                               .teacher_top = teacher_tops.data(),
+                                               .teacher_weight = teacher_shares.data()},
+                                              begin, end);
+  });
+  return result;
+}
+
+// The losses of the block; its scores become its score gradients where these are wanted.
+template <class T>
+Result fused_pass(const Block<T>& b, const Loss& loss, const OfRows<T>& of) {
+  const T* weights = of.weights;
+  switch (loss.kind) {
+    case Kind::softmax:
+      return loss.symmetric ? softmax_both_ways(b, loss, weights)
+                            : softmax_of_rows(b, loss, weights);
+    case Kind::sigmoid:
+    case Kind::squared_error:
+    case Kind::hard_triplet:
+    case Kind::semi_hard_triplet:
+      return row_by_row(b, loss, of);
+    case Kind::distillation:
+      return distilled(b, loss, weights);
+    default:
+      return side_by_side(b, loss, weights, of.prior);
+  }
+}
+
+}  // namespace
+}  // namespace fastsim

@@ -1,0 +1,83 @@
+"""CoSENT over a matrix.
+
+Level l keeps A_l = lse z and B_l = lse -z, each as maximum and sum. The score gradient in level l
+is up_l e^{scale (s - high_l)} - down_l e^{scale (-s - low_l)}, relative to the level's own
+extremes. Every score is of one level: a look at all levels finds what belongs to it, and two
+exponentials a score are enough. `levels`: their values (K,), K, and what is written or read of
+each, (4, K).
+"""
+
+import triton
+import triton.language as tl
+
+from fastsim.backends.triton.kernels.epilogues.terms import (
+    LOG2_E,
+    weighted_share,
+)
+from fastsim.backends.triton.kernels.pairs import LEFT_OUT
+
+
+@triton.jit
+def _largest(values):
+    return tl.max(tl.max(values, 1), 0)
+
+
+@triton.jit
+def levels_forward(
+    scores,
+    target,
+    own,
+    column,
+    numbers,
+    of_rows,
+    of_columns,
+    levels,
+    SCORE_GRAD: tl.constexpr,  # noqa: N803
+):
+    scale, _, _, _ = numbers
+    values, size, out = levels
+    # A NaN compares false with LEFT_OUT, so it stays in its level.
+    part = (scores <= LEFT_OUT) == 0
+    high, low = scores, -scores
+    for level in range(size):
+        here = (target == tl.load(values + level)) & part
+        top = _largest(tl.where(here, scores, LEFT_OUT))
+        bottom = _largest(tl.where(here, -scores, LEFT_OUT))
+        tl.store(out + level, top)
+        tl.store(out + 2 * size + level, bottom)
+        high, low = tl.where(here, top, high), tl.where(here, bottom, low)
+    rising = tl.exp2((scale * LOG2_E) * (scores - high))
+    falling = tl.exp2((scale * LOG2_E) * (-scores - low))
+    for level in range(size):
+        here = (target == tl.load(values + level)) & part
+        tl.store(out + size + level, tl.sum(tl.sum(tl.where(here, rising, 0.0), 1), 0))
+        tl.store(out + 3 * size + level, tl.sum(tl.sum(tl.where(here, falling, 0.0), 1), 0))
+    return (), (), ()
+
+
+@triton.jit
+def levels_score_grad(
+    scores,
+    target,
+    own,
+    column,
+    numbers,
+    of_rows,
+    of_columns,
+    levels,
+    SCORE_GRAD: tl.constexpr,  # noqa: N803
+):
+    scale, _, _, _ = numbers
+    values, size, of_level = levels
+    part = (scores <= LEFT_OUT) == 0
+    # A pair that takes no part stays with numbers of 0: a level without pairs has no extremes.
+    s = tl.where(part, scores, 0.0)
+    high, up = tl.zeros_like(s), tl.zeros_like(s)
+    low, down = tl.zeros_like(s), tl.zeros_like(s)
+    for level in range(size):
+        here = (target == tl.load(values + level)) & part
+        high = tl.where(here, tl.load(of_level + level), high)
+        up = tl.where(here, tl.load(of_level + size + level), up)
+        low = tl.where(here, tl.load(of_level + 2 * size + level), low)
+        down = tl.where(here, tl.load(of_level + 3 * size + level), down)
+    return (), (), (weighted_share(s, scale, high, up) - weighted_share(-s, scale, low, down),)

@@ -1,0 +1,63 @@
+"""Selection: the closest negative of the triplet loss, the hardest pairs by group."""
+
+import triton
+import triton.language as tl
+
+from fastsim.backends.triton.kernels.pairs import LEFT_OUT
+
+
+@triton.jit
+def _first_column(scores, top, column):
+    """The smallest column among equals of the row's extreme, its bits as float32."""
+    first = tl.min(tl.where(scores == top[:, None], column[None, :], 2147483647), 1)
+    return first.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def closest_forward(
+    scores,
+    target,
+    own,
+    column,
+    numbers,
+    of_rows,
+    of_columns,
+    levels,
+    SCORE_GRAD: tl.constexpr,  # noqa: N803
+):
+    """Rows: the largest admitted score, its column. of_rows: where it has one, the ceiling."""
+    # A NaN is no candidate; it reaches the loss through the mean negative.
+    admitted = (own == 0) & (scores == scores)
+    if len(of_rows) == 1:
+        admitted = admitted & (scores <= of_rows[0])
+    scores = tl.where(admitted, scores, LEFT_OUT)
+    top = tl.max(scores, 1)
+    return (top, _first_column(scores, top, column)), (), ()
+
+
+@triton.jit
+def hardest_forward(
+    scores,
+    target,
+    own,
+    column,
+    numbers,
+    of_rows,
+    of_columns,
+    levels,
+    SCORE_GRAD: tl.constexpr,  # noqa: N803
+):
+    """Rows: minus the lowest score of the group and the highest outside, each with its column.
+
+    of_columns: where there are any, what is taken from the scores.
+    """
+    # A NaN is no candidate.
+    part = scores > LEFT_OUT
+    if len(of_columns) == 1:
+        scores -= of_columns[0]
+    positives = tl.where(part & (target == 1.0), -scores, LEFT_OUT)
+    low = tl.max(positives, 1)
+    negatives = tl.where(part & (target != 1.0), scores, LEFT_OUT)
+    high = tl.max(negatives, 1)
+    low_column = _first_column(positives, low, column)
+    return (low, low_column, high, _first_column(negatives, high, column)), (), ()

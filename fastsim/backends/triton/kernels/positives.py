@@ -1,0 +1,32 @@
+"""The scores of the rows' positives, by the same products as the tiles."""
+
+import triton
+import triton.language as tl
+
+from fastsim.backends.triton.kernels.places import rests
+from fastsim.backends.triton.kernels.product import product
+
+
+@triton.jit(do_not_specialize=["steps", "rows"])
+def positives_kernel(
+    x,
+    y,
+    steps,
+    x_rest,
+    y_rest,
+    positives,
+    out,
+    rows,
+    PRECISION: tl.constexpr,  # noqa: N803
+    SIZES: tl.constexpr,  # noqa: N803
+):
+    """The score (rows,) of each row's positive, by the same products as the tiles."""
+    start = tl.program_id(0) * SIZES.rows
+    row, column = start + tl.arange(0, SIZES.rows), start + tl.arange(0, SIZES.columns)
+    y_row = tl.load(positives + column, mask=column < rows, other=0)
+    x_row = tl.minimum(row, rows - 1)
+    scores = product(x, y, x_row, y_row, steps, steps * SIZES.depth, PRECISION, SIZES)
+    if x_rest is not None:
+        scores *= rests(x_rest, y_rest, x_row, y_row)
+    value = tl.sum(tl.where(row[:, None] == column[None, :], scores, 0.0), 1)
+    tl.store(out + row, value, mask=row < rows)

@@ -1,0 +1,119 @@
+"""Rows against themselves: the scores above the diagonal stand for those below it."""
+
+import pytest
+import torch
+
+import fastsim
+from fastsim.backends.cpu import backend as cpu
+from fastsim.backends.cpu import mirrored
+from tests.cases import CASES, inputs
+from tests.losses.test_losses import compare, names
+from tests.seeds import fresh
+
+SHAPE = (130, 130, 18)  # two whole blocks on the diagonal and the rest of a third
+
+
+def is_served(case):
+    """Whether the loss goes this way: one set of rows, whose states are their own."""
+    tensors, _, _ = inputs(case, (3, 3, 4), torch.float32, seed=0)
+    kinds = {"sup_con", "multi_similarity", "circle"}
+    return case.tile and len(tensors) == 1 and case.loss.__name__ in kinds
+
+
+ALONE = [case for case in CASES if is_served(case)]
+BOTH = {
+    "info_nce": lambda x, **o: fastsim.info_nce(x, x, **o),
+    "siglip": lambda x, **o: fastsim.siglip(x, x, **o),
+    "siglip of a matrix": lambda x, **o: fastsim.siglip(x, x, _targets(len(x)), **o),
+    "matrix_cross_entropy": lambda x, **o: fastsim.matrix_cross_entropy(
+        x, x, _targets(len(x)), temperature=0.2, **o
+    ),
+    "info_nce with margin": lambda x, **o: fastsim.info_nce(x, x, margin=0.2, **o),
+    "info_nce with exclude": lambda x, **o: fastsim.info_nce(
+        x, x, exclude=(torch.arange(len(x)) // 3, torch.arange(len(x)) // 2), **o
+    ),
+    "decoupled_contrastive": lambda x, **o: fastsim.decoupled_contrastive(x, x, **o),
+    "debiased_contrastive": lambda x, **o: fastsim.debiased_contrastive(x, x, beta=0.5, **o),
+}
+
+
+def _targets(rows):
+    """A target matrix that is not symmetric."""
+    return torch.rand(rows, rows, generator=torch.Generator().manual_seed(rows)) * 2 - 1
+
+
+@pytest.fixture
+def calls(monkeypatch, in_passes, usable):
+    """How often this way is taken, where any number of rows is enough and blocks are small."""
+    usable("cpu")
+    taken = []
+    monkeypatch.setattr(mirrored, "FEWEST", 1)
+    monkeypatch.setattr(mirrored, "NARROWEST", dict.fromkeys(range(4), 1))
+    monkeypatch.setattr(mirrored, "SIDE", 64)
+    monkeypatch.setattr(mirrored, "PART", 64 * 24)
+    made = mirrored.Mirrored.__init__
+
+    def noted(self, *arguments):
+        taken.append(arguments)
+        made(self, *arguments)
+
+    monkeypatch.setattr(mirrored.Mirrored, "__init__", noted)
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("case", "wide"),
+    [*((case, 64) for case in ALONE), (ALONE[0], 128), (ALONE[0], 256)],
+    ids=names,
+)
+def test_equals_the_oracle(case, wide, calls, monkeypatch):
+    """In blocks of part of a row and of all of it, whose scores are kept."""
+    monkeypatch.setattr(cpu, "PANEL", 64 * wide)
+    monkeypatch.setattr(cpu, "KEPT", 130 * 130 if wide == 256 else 0)
+    compare(case, "cpu", torch.float32, SHAPE, seed=wide)
+    assert calls
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("name", BOTH)
+def test_one_tensor_on_both_sides(name, reduction, calls):
+    """In double precision, where the dense formula has the same terms in another order."""
+    x = torch.randn(130, 18, dtype=torch.float64, generator=fresh(), requires_grad=True)
+    weights = torch.rand(130, dtype=torch.float64, generator=fresh())
+    found = []
+    for backend in ("cpu", "eager"):
+        loss = BOTH[name](x, backend=backend, reduction=reduction)
+        total = (loss * weights).sum() if reduction == "none" else loss
+        found.append((total.detach(), *torch.autograd.grad(total, x)))
+    assert calls
+    eps = torch.finfo(torch.float64).eps
+    for got, expected in zip(*found, strict=True):
+        # Terms of a sum of 130 that may cancel: of the size of the largest result, times the scale.
+        size = max(1.0, expected.abs().max().item())
+        torch.testing.assert_close(got, expected, rtol=0, atol=20 * 130 * eps * size)
+
+
+@pytest.mark.parametrize("case", ALONE[:1], ids=names)
+def test_without_gradients(case, calls):
+    """The same bits as with them."""
+    (x,), others, options = inputs(case, SHAPE, torch.float32, seed=5)
+    losses = [case.loss(t, *others, **options, backend="cpu") for t in (x.detach(), x)]
+    assert len(calls) == 2
+    assert torch.equal(*losses)
+
+
+def test_bits_do_not_depend_on_threads(calls):
+    generator = fresh()
+    x = torch.randn(1100, 24, generator=generator, requires_grad=True)
+    groups = torch.randint(0, 300, (1100,), generator=generator)
+    found, threads = [], torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            loss = fastsim.multi_similarity(x, groups, backend="cpu")
+            found.append((loss.detach(), *torch.autograd.grad(loss, x)))
+    finally:
+        torch.set_num_threads(threads)
+    assert len(calls) == 3
+    for one in found[1:]:
+        assert all(map(torch.equal, one, found[0]))

@@ -1,0 +1,5 @@
+"""A checking process of the Triton interpreter imports this: it makes the interpreter quick."""
+
+from tests.backends.triton.interpreter import quicken
+
+quicken()
