@@ -44,7 +44,7 @@ def _guided(columns):
     return make
 
 
-class _Given(torch.nn.Module):
+class Given(torch.nn.Module):
     """Stands in for an encoder: the features hold the embeddings."""
 
     device, max_seq_length = torch.device("cpu"), 64
@@ -77,7 +77,7 @@ def _embedded(name, **fixed):
     """make(library, problem) of a sentence-transformers loss of embeddings."""
 
     def make(library, problem):
-        loss = getattr(library(), name)(_Given(), **fixed, **problem.options)
+        loss = getattr(library(), name)(Given(), **fixed, **problem.options)
         return lambda *leaves: loss.compute_loss_from_embeddings(list(leaves), *problem.given)
 
     return make
@@ -88,7 +88,7 @@ def _ranking(**fixed):
 
     def make(library, problem):
         name = "MultipleNegativesRankingLoss"
-        loss = getattr(library(), name)(_Given(), **fixed, **problem.options)
+        loss = getattr(library(), name)(Given(), **fixed, **problem.options)
         return lambda *leaves: loss.compute_loss_from_embeddings(list(leaves), None)
 
     return make
@@ -98,7 +98,7 @@ def _gist(name):
     """make(library, problem) of a loss with a guide."""
 
     def make(library, problem):
-        loss = getattr(library(), name)(_Given(), _Given("guides"), **problem.options)
+        loss = getattr(library(), name)(Given(), Given("guides"), **problem.options)
 
         def call(*leaves):
             (guides,) = problem.given
@@ -111,14 +111,14 @@ def _gist(name):
 
 
 def _mega_batch(library, problem):
-    loss = library().MegaBatchMarginLoss(_Given())
+    loss = library().MegaBatchMarginLoss(Given())
     return lambda x, y: loss.calculate_loss([[x], [y]])
 
 
 def _softmax(library, problem):
     with torch.random.fork_rng():
         torch.manual_seed(0)  # the weights are the loss's own
-        loss = library().SoftmaxLoss(_Given(), problem.leaves[0].shape[1], CLASSES)
+        loss = library().SoftmaxLoss(Given(), problem.leaves[0].shape[1], CLASSES)
     loss.to(problem.leaves[0].dtype)
     return lambda *leaves: loss([{"embeddings": leaf} for leaf in leaves], *problem.given)
 

@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import cross_entropy, normalize
 
 import fastsim
-from bench.drop_in_cases import _Given
+from bench.drop_in_cases import Given
 from fastsim.benchmark.baselines import memeff
 from fastsim.benchmark.baselines.baseline import Baseline, gpu_or_interpreted
 from fastsim.benchmark.cases import Case
@@ -133,7 +133,7 @@ def _our_directions(problem):
     from fastsim.integrations import sentence_transformers as losses
 
     scale = 1 / _temperature(problem)
-    loss = losses.MultipleNegativesRankingLoss(_Given(), scale=scale, directions=DIRECTIONS)
+    loss = losses.MultipleNegativesRankingLoss(Given(), scale=scale, directions=DIRECTIONS)
     return lambda x, y: loss.compute_loss_from_embeddings([x, y], None)
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import click
 
-from bench import late_interaction, tables
+from bench import late_interaction, matryoshka, tables
 from bench.examples.table import table as examples
 from bench.figures import draw
 from bench.peer_suites.table import table as peer_suites
 from bench.results import folders, read_losses
 from bench.training import late_interaction as token_vectors
+from bench.training import matryoshka as prefixes
 from bench.training.tables import crossed_table, improved_table
 
 README = Path(__file__).parent.parent / "README.md"
@@ -42,9 +43,11 @@ TABLES = {
     "examples": examples,
     "peer_suites": peer_suites,
     "late_interaction": late_interaction.table,
+    "matryoshka": matryoshka.table,
     "improved": lambda _: improved_table(),
     "crossed": lambda _: crossed_table(),
     "token_vectors": token_vectors.table,
+    "prefixes": prefixes.table,
 }
 
 

@@ -89,14 +89,19 @@ def retrieval(encoder, scores, held):
     anchors = list(dict.fromkeys(anchor for anchor, _ in held))
     candidates = list(dict.fromkeys(text for _, text in held))
     found = scores(encoded(encoder, anchors), encoded(encoder, candidates))
-    right = torch.zeros_like(found, dtype=torch.bool)
+    return places(found, anchors, candidates, held)
+
+
+def places(scores, anchors, candidates, held):
+    """Metrics of where the first candidate that an anchor entails stands in its row of scores."""
+    right = torch.zeros_like(scores, dtype=torch.bool)
     for anchor, text in held:
         right[anchors.index(anchor), candidates.index(text)] = True
-    order = found.sort(dim=1, descending=True, stable=True).indices
-    places = right.gather(1, order).int().argmax(1) + 1
+    order = scores.sort(dim=1, descending=True, stable=True).indices
+    first = right.gather(1, order).int().argmax(1) + 1
     return {
-        "recall@1": (places == 1).double().mean().item(),
-        "mrr@10": torch.where(places <= 10, 1 / places, 0.0).double().mean().item(),
+        "recall@1": (first == 1).double().mean().item(),
+        "mrr@10": torch.where(first <= 10, 1 / first, 0.0).double().mean().item(),
     }
 
 

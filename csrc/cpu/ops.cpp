@@ -121,17 +121,35 @@ void run_width(const Block<T>& b, const Width& w, const F& kernel) {
   }
 }
 
-// to += from times the ratios of rows and columns.
-void carry(Tensor from, Tensor to, Optional row_ratios, Optional column_ratios) {
-  with_type(to, [&](auto type) {
+// The memory of ratios (widths - 1, N), of which a part of the columns may be given.
+template <class T>
+const T* ratios_in(const Optional& given, int64_t widths, int64_t count) {
+  if (!given) return nullptr;
+  STD_TORCH_CHECK(given->size(0) == widths - 1 && given->size(1) == count && given->stride(1) == 1 &&
+                      given->scalar_type() == kTypeOf<T>,
+                  "fastsim: ratios of every width but the last");
+  return static_cast<const T*>(given->const_data_ptr());
+}
+
+// panels (widths, rows, columns): see carry_rows.
+void carry(Tensor panels, Optional row_ratios, Optional column_ratios) {
+  with_type(panels, [&](auto type) {
     using T = decltype(type);
-    Block<T> a{}, b{};
-    take_panel(from, a);
-    take_panel(to, b);
-    const T *rows = input<T>(row_ratios), *columns = input<T>(column_ratios);
-    over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().carry_rows(a.scores, a.stride, b.scores, b.stride, b.columns, rows, columns,
-                                   begin, end);
+    STD_TORCH_CHECK(panels.stride(2) == 1, "fastsim: row-major panels");
+    STD_TORCH_CHECK(row_ratios.has_value() == column_ratios.has_value(),
+                    "fastsim: ratios of both sides");
+    const int64_t widths = panels.size(0), rows = panels.size(1), columns = panels.size(2);
+    const Carry<T> c{static_cast<T*>(panels.mutable_data_ptr()),
+                     widths,
+                     panels.stride(0),
+                     panels.stride(1),
+                     columns,
+                     ratios_in<T>(row_ratios, widths, rows),
+                     ratios_in<T>(column_ratios, widths, columns),
+                     row_ratios ? row_ratios->stride(0) : 0,
+                     column_ratios ? column_ratios->stride(0) : 0};
+    over(rows, widths * columns, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().carry_rows(c, begin, end);
     });
   });
 }
@@ -277,8 +295,7 @@ std::vector<Operator> operators() {
                          "bool add) -> ()"),
       OPERATOR(leave_out_above, "(Tensor(panel!) panel, Tensor guide, Tensor thresholds) -> ()"),
       OPERATOR(transpose, "(Tensor from, Tensor(to!) to, bool add) -> ()"),
-      OPERATOR(carry, "(Tensor from, Tensor(to!) to, Tensor? row_ratios, Tensor? column_ratios) -> "
-                      "()"),
+      OPERATOR(carry, "(Tensor(panels!) panels, Tensor? row_ratios, Tensor? column_ratios) -> ()"),
       OPERATOR(instruction_set, "() -> str"),
       OPERATOR(tile_rows, "() -> int"),
       OPERATOR(most_levels, "() -> int"),

@@ -41,21 +41,27 @@ void end_of_width(const T* score_grads, T* scores, int64_t columns, T ratio, con
   run(score_grads, scores, columns, ratio, ratios, dot, dots);
 }
 
-// to += from times the ratios of rows and columns (null: 1), in the rows [begin, end).
+// Of the score gradients of every width, panel after panel: adds to each those of the next wider one
+// times the ratios of rows and columns between them (null: 1), the widest first, in the rows
+// [begin, end). A chunk of all panels stays in the first-level cache.
 template <class T>
-void carry_rows(const T* from, int64_t from_stride, T* to, int64_t stride, int64_t columns,
-                const T* row_ratios, const T* column_ratios, int64_t begin, int64_t end) {
+void carry_rows(const Carry<T>& c, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
-    const T* f = from + row * from_stride;
-    T* t = to + row * stride;
-    if (!row_ratios) {
+    for_chunks(0, c.columns, [&](int64_t at, int64_t n) {
+      for (int64_t k = c.count - 2; k >= 0; --k) {
+        T* to = c.panels + k * c.panel_stride + row * c.stride + at;
+        const T* from = to + c.panel_stride;
+        if (!c.row_ratios) {
 #pragma omp simd
-      for (int64_t j = 0; j < columns; ++j) t[j] += f[j];
-      continue;
-    }
-    const T ratio = row_ratios[row];
+          for (int64_t j = 0; j < n; ++j) to[j] += from[j];
+          continue;
+        }
+        const T ratio = c.row_ratios[k * c.row_ratios_stride + row];
+        const T* ratios = c.column_ratios + k * c.column_ratios_stride + at;
 #pragma omp simd
-    for (int64_t j = 0; j < columns; ++j) t[j] += f[j] * (ratio * column_ratios[j]);
+        for (int64_t j = 0; j < n; ++j) to[j] += from[j] * (ratio * ratios[j]);
+      }
+    });
   }
 }
 

@@ -135,8 +135,8 @@ class Backend:
             fused_pass(k, block, weights), score_grad(k, block, coefficients): as those of a
                 backend, for the width k, of a block width after width; the panel of the width
                 holds its score gradients then;
-            carried(k, block): that panel, with what the next wider one gives to it; from the
-                widest to the narrowest;
+            carried(block): the panels of all widths, when each holds its score gradients, with
+                what the wider ones give to them;
             row_dots (K, N), column_dots (K, M): float64, the sums of score gradient times score.
         """
         raise NotImplementedError

@@ -210,9 +210,9 @@ def _products(call, x, y):
 
 
 def _multiply(panels, products, block):
-    """Adds the products of a block's score gradients, from the widest prefix to the narrowest."""
-    for k in reversed(range(len(products))):
-        products[k].add(panels.carried(k, block), block)
+    """Adds the products of a block's score gradients."""
+    for product, panel in zip(products, panels.carried(block), strict=True):
+        product.add(panel, block)
 
 
 def _input_gradients(call, panels, states, products, prefixes, widths, weights):

@@ -8,17 +8,19 @@ import torch
 
 pytest.importorskip("matplotlib", reason="the figures need matplotlib")
 
-from bench import figures, parity, repeated, report
+from bench import figures, matryoshka, parity, repeated, report
 from bench import results as kept
 from bench import tables as markdown
 from fastsim.backends.cpu import backend as cpu
 from fastsim.benchmark import model, results
 from fastsim.benchmark.baselines import BASELINES, ours
 from fastsim.benchmark.baselines.baseline import Baseline
+from fastsim.benchmark.calls import step
 from fastsim.benchmark.cases import CASES
 from fastsim.benchmark.found import Found
 from fastsim.benchmark.run import run
 from fastsim.benchmark.settings import Settings
+from fastsim.engine import autograd
 
 RATES = model.Rates(product=1e11, exp=1e9, copy=1e10, call=1e-3, link=1e9)
 
@@ -105,6 +107,42 @@ def test_parity_says_what_a_peer_does_not_take():
     row = parity.compare(CASES["info_nce"], peer, torch.float64, 5)
     assert row["not measured"] == "NotImplementedError: no such dtype"
     assert "value worst" not in row
+
+
+# ---- prefixes ----
+
+
+@pytest.mark.parametrize("name", list(matryoshka.MODULES))
+def test_all_ways_to_a_loss_of_prefixes_are_the_same_loss(name, monkeypatch, usable):
+    usable("cpu")
+    monkeypatch.setattr(autograd, "is_small", lambda *_: False)
+    problem = CASES[name].problem(24, matryoshka.WIDTHS[0], dtype=torch.float64)
+
+    def results(by):
+        return [step(by, problem), *(leaf.grad for leaf in problem.leaves)]
+
+    calls = matryoshka.calls(name, problem)
+    full, wanted = (results(calls.pop(by)) for by in (matryoshka.FULL, "eager torch"))
+    assert (full[0] - wanted[0]).abs() > 1e-3 * wanted[0].abs()
+    for by in calls.values():
+        torch.testing.assert_close(results(by), wanted)
+
+
+def test_a_table_of_prefixes(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "FOLDER", tmp_path)
+    assert matryoshka.table("here") == "Not yet measured."
+    place = {"loss": "siglip", "rows": 2048, "products": "amx"}
+    rows = [
+        place | {"by": "full width", "repeats ms": [9.0, 8.0]},
+        place | {"by": "one sweep", "repeats ms": [10.0, 12.0]},
+        place | {"by": "eager torch", "not measured": "out of memory"},
+    ]
+    results.write(tmp_path / "here" / "matryoshka.jsonl", about(), rows)
+    assert matryoshka.table("here").splitlines() == [
+        "| loss | rows | products | full width | one sweep |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| siglip | 2,048 | amx | 8.00 ms | 1.25 |",
+    ]
 
 
 # ---- tables and figures ----

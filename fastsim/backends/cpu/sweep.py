@@ -29,8 +29,10 @@ class CpuSweep:
     def __init__(self, tile, x, y, shape):
         self.tile, self.x, self.y = tile, x, y
         self.shape = shape
-        self.workspaces = [Workspace(columns, *shape) for columns in y.rows]
+        self.packed = [Workspace(columns, 0, shape[1]) for columns in y.rows]  # with no panel
         self.scores = panel_memory(y.rows[0], *shape)
+        self.panels = self.scores.new_empty(len(y.rows), *self.scores.shape)
+        self.ratios = [torch.stack(side.ratios) if side.ratios else None for side in (x, y)]
         rows, columns = len(x), len(y)
         self.zeros = [
             (of_rows, of_columns) if of_rows.any() or of_columns.any() else None
@@ -65,32 +67,38 @@ class CpuSweep:
         pairs, steps = pair_arguments(self.tile.pairs, block), self._steps(k, block)
         write_score_grad(self.tile, panel, pairs, block, coefficients, steps)
 
-    def carried(self, k, block):
-        panel = self.workspaces[k].panel(block)
-        if self.zeros and self.zeros[k]:
-            of_rows, of_columns = self.zeros[k]
-            panel[of_rows[block[0]]] = 0
-            panel[:, of_columns[block[1]]] = 0
-        if k + 1 < len(self.workspaces):
-            wider = self.workspaces[k + 1].panel(block)
-            torch.ops.fastsim_cpu.carry(wider, panel, *self._ratios(k, block))
-        return panel
+    def carried(self, block):
+        """The panels of score gradients, each with its share of the wider prefixes'."""
+        panels = self._panels(block)
+        for panel, zeros in zip(panels, self.zeros, strict=False):
+            if zeros:
+                of_rows, of_columns = zeros
+                panel[of_rows[block[0]]] = 0
+                panel[:, of_columns[block[1]]] = 0
+        parts = (
+            ratios if ratios is None else ratios[:, part]
+            for ratios, part in zip(self.ratios, block, strict=True)
+        )
+        torch.ops.fastsim_cpu.carry(panels, *parts)
+        return panels
+
+    def _panels(self, block):
+        rows, columns = block
+        return self.panels[:, : rows.stop - rows.start, : columns.stop - columns.start]
 
     def _add_scores(self, k, block):
         """The panel of a width, after the scores have become its own."""
         rows, columns = block
-        self.workspaces[k].fill(
+        self.packed[k].fill(
             panel_in(self.scores, block), self.x.rows[k][rows], columns.start, add=k > 0
         )
-        return self.workspaces[k].panel(block)
-
-    def _ratios(self, k, block):
-        """By what scores or score gradients of a width and the next are related."""
-        if not self.x.ratios or k == len(self.x.ratios):
-            return None, None
-        return self.x.ratios[k][block[0]], self.y.ratios[k][block[1]]
+        return self._panels(block)[k]
 
     def _steps(self, k, block, *, dots=True):
+        ratios = (
+            None if ratios is None or k == len(ratios) else ratios[k][part]
+            for ratios, part in zip(self.ratios, block, strict=True)
+        )
         of_dots = (self.row_dots[k][block[0]], self.column_dots[k][block[1]])
         of_dots = of_dots if dots else (None, None)
-        return _Steps(panel_in(self.scores, block), *self._ratios(k, block), *of_dots)
+        return _Steps(panel_in(self.scores, block), *ratios, *of_dots)
