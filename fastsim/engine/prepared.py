@@ -37,6 +37,16 @@ def note(tensors, small, loss):
         notes.append((tensors, small, loss))
 
 
+def note_targets(x, y, targets, made, loss):
+    """`note` of a loss that made(x, y, targets) is; targets: a matrix, two vectors of groups."""
+    alone = not isinstance(targets, (tuple, list))
+
+    def small(x, y, *given):
+        return made(x, y, given[0] if alone else given)
+
+    note((x, y, targets) if alone else (x, y, *targets), Prepared(small), loss)
+
+
 class Prepared(NamedTuple):
     """What a loss does after its checks, as a function of its tensors; condition: on which."""
 

@@ -11,6 +11,7 @@ it is `info_nce`.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from fastsim.checks import (
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
-from fastsim.engine.prepared import once_per_signature
+from fastsim.engine.prepared import note_targets, once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
     check_own_targets,
@@ -123,6 +124,22 @@ def matrix_cross_entropy(
         targets = gather_targets(targets, batch)
         losses = matrix_cross_entropy_from_scores(scores, targets, **options, reduction="none")
         return batch.reduce(losses, reduction)
+    made = partial(
+        _loss,
+        temperature=temperature,
+        bias=bias,
+        cosine=similarity == "cosine",
+        reduction=reduction,
+        batch=batch,
+        backend=chosen,
+    )
+    loss = made(x, y, targets)
+    if group is None:
+        note_targets(x, y, targets, made, loss)
+    return loss
+
+
+def _loss(x, y, targets, *, temperature, bias, cosine, reduction, batch, backend):
     pairs = parse_targets(targets, x.shape[0], batch.columns, x.device)
     pairs = replace(pairs, column_bias=bias)
 
@@ -131,14 +148,14 @@ def matrix_cross_entropy(
         return matrix_cross_entropy_from_scores(scores, targets, **given)
 
     return tile_loss(
-        Tile("softmax", pairs, cosine=similarity == "cosine"),
+        Tile("softmax", pairs, cosine=cosine),
         x,
         y,
         scale=inverse(temperature, x),
         weights=batch.row_weights(reduction, x),
         batch=batch,
         formula=formula,
-        backend=chosen,
+        backend=backend,
         summed=True,
     )
 

@@ -9,6 +9,8 @@ gives loss and gradient. Against +-1 every pair of different groups is pushed to
 for graded targets. `cosent_matrix` trains the order of the scores instead of their values.
 """
 
+from functools import partial
+
 from torch import Tensor
 
 from fastsim.annotations import Group, Reduction, Targets
@@ -16,7 +18,7 @@ from fastsim.backends import pick
 from fastsim.checks import check_reduction, check_scores, check_sides
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
-from fastsim.engine.prepared import once_per_signature
+from fastsim.engine.prepared import note_targets, once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
     check_own_targets,
@@ -81,6 +83,14 @@ def matrix_mse(
         scores = dense_cosines(*batch.gather_both(x, y), chosen)
         losses = matrix_mse_from_scores(scores, gather_targets(targets, batch), reduction="none")
         return batch.reduce(losses, reduction)
+    made = partial(_loss, reduction=reduction, batch=batch, backend=chosen)
+    loss = made(x, y, targets)
+    if group is None:
+        note_targets(x, y, targets, made, loss)
+    return loss
+
+
+def _loss(x, y, targets, *, reduction, batch, backend):
     columns = batch.columns
     pairs = parse_targets(targets, x.shape[0], columns, x.device)
     weights = batch.row_weights(reduction, x)
@@ -96,7 +106,7 @@ def matrix_mse(
         weights=None if weights is None else weights / columns,
         batch=batch,
         formula=formula,
-        backend=chosen,
+        backend=backend,
         summed=weights is not None,
     )
     return losses / columns if weights is None else losses

@@ -35,11 +35,10 @@ from fastsim.checks import (
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
-from fastsim.engine.prepared import Prepared, note, once_per_signature
+from fastsim.engine.prepared import note_targets, once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
     Pairs,
-    as_ids,
     check_own_targets,
     dense_targets,
     gather_targets,
@@ -142,15 +141,15 @@ def siglip(
         batch=batch,
         backend=chosen,
     )
-    loss = made(x, y, parse_targets(targets, x.shape[0], batch.columns, x.device))
-    if group is None and isinstance(targets, tuple):
-        small = Prepared(lambda x, y, *groups: made(x, y, _pairs_of(*groups)))
-        note((x, y, *targets), small, loss)
+    loss = made(x, y, targets)
+    if group is None:
+        note_targets(x, y, targets, made, loss)
     return loss
 
 
-def _loss(x, y, pairs, *, scale, bias, positive_weight, cosine, reduction, batch, backend):
+def _loss(x, y, targets, *, scale, bias, positive_weight, cosine, reduction, batch, backend):
     """positive_weight: None where a positive counts as much as a negative."""
+    pairs = parse_targets(targets, x.shape[0], batch.columns, x.device)
     weights = None
     if positive_weight is not None:
         all_rows = batch.gather_rows(pairs.row_groups)
@@ -190,10 +189,6 @@ class SigLIP(LossModule):
         backend: str | None = None,
     ) -> None:
         super().__init__(locals())
-
-
-def _pairs_of(row_groups, column_groups):
-    return Pairs(row_groups=as_ids(row_groups), column_groups=as_ids(column_groups))
 
 
 def _off_zero(scale, x):

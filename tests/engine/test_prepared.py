@@ -37,6 +37,11 @@ def normal(*shape):
     return torch.randn(shape, generator=fresh(71))
 
 
+def _targeted(seed):
+    return [*sides(seed), torch.randn(N, M, generator=fresh(seed + 60))]
+
+
+GROUPS = (torch.arange(N) % 3, torch.arange(M) % 3)
 EVERY_WAY = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 CALLS = {
     "smoothed": (fastsim.info_nce, sides, {"label_smoothing": 0.1}),
@@ -47,8 +52,12 @@ CALLS = {
     "weighed": (
         fastsim.siglip,
         sides,
-        {"targets": (torch.arange(N) % 3, torch.arange(M) % 3), "positive_weight": "both"},
+        {"targets": GROUPS, "positive_weight": "both"},
     ),
+    "matrix_mse": (fastsim.matrix_mse, _targeted, {}),
+    "matrix_mse groups": (fastsim.matrix_mse, sides, {"targets": GROUPS}),
+    "matrix_cross_entropy": (fastsim.matrix_cross_entropy, _targeted, {"temperature": 0.2}),
+    "matrix_cross_entropy groups": (fastsim.matrix_cross_entropy, sides, {"targets": GROUPS}),
     "distill": (fastsim.distill, _taught, {}),
     "margins": (fastsim.distill, _taught, {"kind": "margin_mse"}),
     "info_nce": (fastsim.info_nce, sides, {}),
