@@ -1,5 +1,5 @@
-// Scores that are one block, and a loss of them with its gradient, in one operator. A small batch's time is
-// operator calls; here there is one.
+// Scores that are one block, and a loss of them with its gradient, in one operator. A small batch's
+// time is operator calls; here there is one.
 
 #include <cmath>
 #include <numeric>
@@ -113,19 +113,19 @@ void move_scores(const Block<T>& b, const T* column_bias, T scale, const T* row_
 }
 
 // The names are those of fastsim/tile.py and fastsim/pairs.py. Without y, x is held against itself.
-// exclude_above: infinity for none. guide (N, M): scores by the guide. factor_rows
-// (N, E), factor_columns (M, E): the targets are their products. weights (N,) weigh the losses of the rows; without, `weight` all of them. grad_x (N, D)
-// and grad_y (M, D) are written in the compute type where given; without y, grad_x holds both shares.
-// `total`: the weighted sum of the losses, in that type too; `parameters` (2,): its derivatives by
-// scale, right where a gradient is given, and by bias.
+// exclude_above: infinity for none. guide (N, M): scores by the guide. factor_rows (N, E),
+// factor_columns (M, E): the targets are their products. weights (N,) weigh the losses of the rows;
+// without, `weight` all of them. grad_x (N, D) and grad_y (M, D) are written in the compute type
+// where given; without y, grad_x holds both shares. `total`: the weighted sum of the losses, in that
+// type too; `parameters` (2,): its derivatives by scale, right where a gradient is given, and by bias.
 void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional column_ids,
            Optional row_groups, Optional column_groups, Optional dense, double negative_target,
            std::string skip, std::string kind, double scale, double bias, double margin,
            double positive_scale, double base, bool normalise, bool symmetric, bool cosine,
            double exclude_above, Optional guide, Optional guide_thresholds, Optional column_bias,
-           Optional row_shift, Optional factor_rows, Optional factor_columns, Optional prior, Optional positive_weights, Optional weights,
-           double weight, Optional grad_x, Optional grad_y, Tensor total, Optional parameters,
-           Optional seen) {
+           Optional row_shift, Optional factor_rows, Optional factor_columns, Optional prior,
+           Optional positive_weights, Optional weights, double weight, Optional grad_x,
+           Optional grad_y, Tensor total, Optional parameters, Optional seen) {
   const PairArguments pairs{positives,     row_ids, column_ids,      row_groups,
                             column_groups, dense,   negative_target, skip};
   with_type(total, [&](auto type) {
