@@ -1,5 +1,6 @@
 """bench/gpu.py with small sizes on a CPU: what a GPU's minutes are spent on has run before."""
 
+import importlib
 import os
 import time
 
@@ -155,3 +156,13 @@ def test_what_is_lost_is_lost_alone():
         {"name": "c"},
         {"name": "hung", "not measured": late, "process lost": late},
     ]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is visible")
+@pytest.mark.parametrize(("module", "what"), [("gpu", "measured"), ("tune_triton", "tuned")])
+def test_without_a_gpu_a_command_says_so_in_one_line(module, what):
+    if module == "tune_triton":
+        pytest.importorskip("triton")
+    done = CliRunner().invoke(importlib.import_module(f"bench.{module}").main)
+    assert done.exit_code == 1
+    assert done.output.strip() == f"Error: no GPU is visible; nothing was {what}"

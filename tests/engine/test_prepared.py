@@ -144,13 +144,14 @@ def test_a_tensor_of_another_meaning_is_no_side(usable):
 
 def test_nothing_of_a_batch_is_held(usable):
     usable("cpu")
-    for _, (loss, make, options) in CALLS.items():
+    held = {}
+    for name, (loss, make, options) in CALLS.items():
         tensors = make(5)
         loss(*tensors, **options).backward()
-        held = [weakref.ref(tensor) for tensor in tensors]
+        held[name] = [weakref.ref(tensor) for tensor in tensors]
         del tensors
-        gc.collect()
-        assert [ref() for ref in held] == [None] * len(held)
+    gc.collect()
+    assert not [name for name, refs in held.items() if any(ref() is not None for ref in refs)]
 
 
 def test_what_watches_or_transforms_goes_the_whole_way(usable):

@@ -304,9 +304,9 @@ class CpuBackend(Backend):
             panel.sub_(pairs.row_shift[rows, None])
         return panel
 
-    def observe(self, panel, pairs, seen):
-        block = slice(0, panel.shape[0]), slice(0, panel.shape[1])
-        torch.ops.fastsim_cpu.observe(panel.detach(), *pair_arguments(pairs, block), seen)
+    def observe(self, cosines, pairs, seen):
+        block = slice(0, cosines.shape[0]), slice(0, cosines.shape[1])
+        torch.ops.fastsim_cpu.observe(cosines.detach(), *pair_arguments(pairs, block), seen)
 
     def cosines(self, x, y):
         # Of few scores, packing for a matrix unit takes longer than their product.
