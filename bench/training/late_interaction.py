@@ -137,14 +137,8 @@ def table(_):
     return "\n".join(lines)
 
 
-@click.command()
-@click.option("--held-out", default=300, show_default=True, help="Pairs of the test part.")
-@click.option("--steps", default=15, show_default=True)
-@click.option("--batch-size", default=32, show_default=True)
-@click.option("--learning-rate", default=2e-5, show_default=True)
-def main(held_out, steps, batch_size, learning_rate):
-    """Train both, print, and write."""
-    ways = {way: trained(way, steps, batch_size, learning_rate, held_out) for way in WAYS}
+def write_ways(name, ways, steps, batch_size, learning_rate, held_out):
+    """Print and write what `python -m bench.training.NAME` found of models trained so."""
     for way, found in ways.items():
         click.echo(f"{way}: {found['before']} -> {found['after']} in {found['seconds']} s")
     options = {
@@ -153,7 +147,18 @@ def main(held_out, steps, batch_size, learning_rate):
         "learning rate": learning_rate,
         "held out": held_out,
     }
-    write(NAME, command="python -m bench.training.late_interaction", **options, ways=ways)
+    write(name, command=f"python -m bench.training.{name}", **options, ways=ways)
+
+
+@click.command()
+@click.option("--held-out", default=300, show_default=True, help="Pairs of the test part.")
+@click.option("--steps", default=15, show_default=True)
+@click.option("--batch-size", default=32, show_default=True)
+@click.option("--learning-rate", default=2e-5, show_default=True)
+def main(held_out, steps, batch_size, learning_rate):
+    """Train both, print, and write."""
+    settings = steps, batch_size, learning_rate, held_out
+    write_ways(NAME, {way: trained(way, *settings) for way in WAYS}, *settings)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,7 @@ import click
 import torch
 
 import fastsim
-from bench.training.late_interaction import METRICS, Encoder, mean, pairs, places
-from bench.training.real_data import write
+from bench.training.late_interaction import METRICS, Encoder, mean, pairs, places, write_ways
 from bench.training.tables import percent, read
 from fastsim import losses
 from fastsim.engine.sweep import sum_over
@@ -112,17 +111,8 @@ def table(_):
 @click.option("--learning-rate", default=1e-4, show_default=True)
 def main(held_out, steps, batch_size, learning_rate):
     """Train both, print, and write."""
-    held = pairs("test")[:held_out]
-    ways = {way: trained(way, steps, batch_size, learning_rate, held) for way in WAYS}
-    for way, found in ways.items():
-        click.echo(f"{way}: {found['before']} -> {found['after']} in {found['seconds']} s")
-    options = {
-        "steps": steps,
-        "batch size": batch_size,
-        "learning rate": learning_rate,
-        "held out": held_out,
-    }
-    write(NAME, command="python -m bench.training.matryoshka", **options, ways=ways)
+    held, settings = pairs("test")[:held_out], (steps, batch_size, learning_rate)
+    write_ways(NAME, {way: trained(way, *settings, held) for way in WAYS}, *settings, held_out)
 
 
 if __name__ == "__main__":
