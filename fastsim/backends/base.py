@@ -132,11 +132,10 @@ class Backend:
         whole_rows: each block has all columns. What is returned has
             blocks(): the (rows, columns) slices to visit;
             forward(): the state of each width over the whole matrix;
-            fused_pass(k, block, weights), score_grad(k, block, coefficients): as those of a
-                backend, for the width k, of a block width after width; the panel of the width
-                holds its score gradients then;
-            carried(block): the panels of all widths, when each holds its score gradients, with
-                what the wider ones give to them;
+            fused_pass(block, weights): (the state of each width, the panels);
+            score_grad(block, coefficients): the panels. They are as those of a backend, but that
+                what they are given has the widths (K) before rows or columns. The panels hold the
+                score gradients of each width, with what the wider ones give to them;
             row_dots (K, N), column_dots (K, M): float64, the sums of score gradient times score.
         """
         raise NotImplementedError

@@ -24,7 +24,7 @@ is held in units of the next longer norm.
 Where the scores are products of the rows as they are, r, q and n are 1 and s is 0. A *width* is the
 step that adds the products of a prefix's own columns. Two ways through it, as in
 fastsim/engine/passes.py: fused, where a block of whole rows has what its score gradients need, or
-first the states and then the score gradients. There is a panel of scores and one of each width.
+first the states and then the score gradients. There is a panel of each width.
 """
 
 import contextlib
@@ -180,26 +180,29 @@ def forward(*arguments):
 
 def _fused(call, panels, x, y, weights):
     products = _products(call, x, y)
-    states = [[] for _ in weights]
+    weights, found = torch.stack(weights), []
     for block in panels.blocks():
-        for k, of_width in enumerate(weights):
-            states[k].append(panels.fused_pass(k, block, of_width))
-        _multiply(panels, products, block)
-    return [list(map(torch.cat, zip(*parts, strict=True))) for parts in states], products
+        states, score_grads = panels.fused_pass(block, weights)
+        found.append(states)
+        _multiply(products, score_grads, block)
+    of_widths = zip(*found, strict=True)
+    return [list(map(torch.cat, zip(*parts, strict=True))) for parts in of_widths], products
 
 
 def _in_two_passes(call, panels, x, y, weights):
     states = panels.forward()
     dtype = compute_dtype(call.x)
-    coefficients = [
-        coefficients_of(call.tile, state, widened(of_width), dtype)
-        for state, of_width in zip(states, weights, strict=True)
-    ]
+    of_widths = zip(
+        *(
+            coefficients_of(call.tile, state, widened(of_width), dtype)
+            for state, of_width in zip(states, weights, strict=True)
+        ),
+        strict=True,
+    )
+    coefficients = [None if parts[0] is None else torch.stack(parts) for parts in of_widths]
     products = _products(call, x, y)
     for block in panels.blocks():
-        for k, of_width in enumerate(coefficients):
-            panels.score_grad(k, block, of_width)
-        _multiply(panels, products, block)
+        _multiply(products, panels.score_grad(block, coefficients), block)
     return states, products
 
 
@@ -209,9 +212,9 @@ def _products(call, x, y):
     return [Products(call, *rows, dtype, spent=False) for rows in sides]
 
 
-def _multiply(panels, products, block):
-    """Adds the products of a block's score gradients."""
-    for product, panel in zip(products, panels.carried(block), strict=True):
+def _multiply(products, score_grads, block):
+    """Adds the products of a block's score gradients, a panel of each width."""
+    for product, panel in zip(products, score_grads, strict=True):
         product.add(panel, block)
 
 
