@@ -150,19 +150,24 @@ void run_over_rows(const Sweep<T>& sweep, const F& kernel) {
   const int64_t widths = sweep.panels.widths, rows = sweep.panels.rows;
   const int64_t columns = sweep.panels.columns, groups = tiles(rows, kSumRows);
   const bool with_dots = bool(sweep.column_dots);
-  std::vector<T> sums(with_dots ? groups * widths * columns : 0);
+  const int64_t of_group = with_dots ? widths * columns : 0;
+  const Scratch<T> sums(groups * of_group);
   over(groups, kSumRows * widths * columns, [&](int64_t begin, int64_t end) {
-    Scratch<T> scores(columns);
-    for (int64_t row = begin * kSumRows; row < std::min(rows, end * kSumRows); ++row) {
-      T* of_group = with_dots ? sums.data() + row / kSumRows * widths * columns : nullptr;
-      sweep.run(row, kernel, scores, of_group);
+    const Scratch<T> scores(columns);
+    for (int64_t group = begin; group < end; ++group) {
+      T* sum = sums + group * of_group;
+      std::fill_n(sum, of_group, T(0));
+      const int64_t last = std::min(rows, (group + 1) * kSumRows);
+      for (int64_t row = group * kSumRows; row < last; ++row) {
+        sweep.run(row, kernel, scores, with_dots ? sum : nullptr);
+      }
     }
   });
   if (!with_dots) return;
   over(columns, groups * widths, [&](int64_t begin, int64_t end) {
     for (int64_t group = 0; group < groups; ++group) {
       for (int64_t k = 0; k < widths; ++k) {
-        const T* sum = sums.data() + (group * widths + k) * columns;
+        const T* sum = sums + group * of_group + k * columns;
         double* dots = sweep.column_dots[k];
         for (int64_t j = begin; j < end; ++j) dots[j] += double(sum[j]);
       }
