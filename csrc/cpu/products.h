@@ -4,134 +4,13 @@
 // order of summation whatever the threads.
 #pragma once
 
-#include "isa.h"
+#include "tile.h"
 
 namespace fastsim::FASTSIM_ISA {
 namespace {
 
-// The register tile: kTileRows x kVectors sums, kVectors of the right operand and one broadcast
-// scalar of the left fill 29 of 32 vector registers, or 15 of 16. Taller and narrower tiles would
-// load more a product: 12 x 2 vectors take 14 loads for 24 products, 6 x 4 take 10.
-#if defined(__AVX512F__)
-constexpr int kVectorBytes = 64, kVectors = 4;
-#elif defined(__AVX__)
-constexpr int kVectorBytes = 32, kVectors = 2;
-#elif defined(__aarch64__)
-constexpr int kVectorBytes = 16, kVectors = 4;
-#else
-constexpr int kVectorBytes = 16, kVectors = 2;
-#endif
-constexpr int64_t kDepth = 512;        // of a block whose right operand stays in cache
-constexpr int64_t kColumnBlock = 96;   // columns of a panel packed at a time, transposed product
-constexpr int64_t kLine = 64;          // bytes of a line of the cache
-constexpr int64_t kAhead = 8;          // steps of the depth between a prefetch and its use
-
-template <class T>
-using Vector __attribute__((vector_size(kVectorBytes), aligned(sizeof(T)), may_alias)) = T;
-
-template <class T>
-constexpr int64_t kLanes = kVectorBytes / sizeof(T);
-template <class T>
-constexpr int64_t kTileColumns = kVectors * kLanes<T>;
-
-template <class T>
-constexpr int64_t kLineOf = kLine / sizeof(T);  // numbers of a line
-
-template <class T>
-constexpr int64_t kTileLines = (kTileColumns<T> + kLineOf<T> - 1) / kLineOf<T>;  // of a row
-
-enum Cache { kFirst = 3, kSecond = 2 };  // as __builtin_prefetch counts them
-
-// What a tile asks for while it is summed, so that it is there when it is needed: in the first
-// cache the rows of the left operand of the next tile, in the second what comes after the column
-// of tiles, a row as wide as a tile for every kLineOf<T> steps of the depth, `later_step` apart.
-template <class T>
-struct Next {
-  const T* left;
-  const T* later;
-  int64_t later_step;
-};
-
-// c[r][:] (+)= sum_k a[r * a_row + k * a_step] * b[k * b_step][:] for `rows` rows, one tile wide.
-// Everything is unrolled, or the sums would live in memory. Vector times scalar is a broadcast from
-// memory, which takes none of the multiplier's ports (V{} + a would be an addition: it changes -0).
-template <class T, int rows, bool add>
-[[gnu::noinline]] void tile(const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t b_step,
-                            int64_t depth, T* c, int64_t c_row, Next<T> next) {
-  using V = Vector<T>;
-  // Memory is asked for a few lines at a time, between parts of the depth: more at once than the
-  // processor can wait for would hold up the sums.
-  constexpr int kParts = kTileLines<T>;
-  constexpr int64_t kSteps = kLineOf<T> / kParts;
-  constexpr int kLefts = (rows + kParts - 1) / kParts;
-  const int64_t left_row = a_step == 1 ? a_row : kLineOf<T>;  // else its rows lie packed together
-  const T *later = next.later, *written = c, *last = c + (rows - 1) * c_row;
-  V sum[rows][kVectors];
-#pragma GCC unroll 6
-  for (int r = 0; r < rows; ++r) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) sum[r][v] = V{};
-  }
-  int64_t rest = depth;
-#pragma GCC unroll 1
-  while (rest > 0) {
-    const T* left_line = next.left;
-#pragma GCC unroll 1
-    for (int part = 0; part < kParts && rest > 0; ++part, rest -= kSteps) {
-#pragma GCC unroll 6
-      for (int r = 0; r < kLefts; ++r) __builtin_prefetch(left_line + r * left_row);
-      left_line += kLefts * left_row;
-      __builtin_prefetch(later + part * kLineOf<T>, 0, kSecond);
-      __builtin_prefetch(written + part * kLineOf<T>, 1, kFirst);
-#pragma GCC unroll 1
-      for (int64_t k = smaller(rest, kSteps); k > 0; --k) {
-        V right[kVectors];
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) {
-          right[v] = *reinterpret_cast<const V*>(b + v * kLanes<T>);
-        }
-#pragma GCC unroll 4
-        for (int v = 0; v < kTileLines<T>; ++v) {
-          __builtin_prefetch(b + kAhead * b_step + v * kLineOf<T>);
-        }
-#pragma GCC unroll 6
-        for (int r = 0; r < rows; ++r) {
-          const T left = a[r * a_row];
-#pragma GCC unroll 4
-          for (int v = 0; v < kVectors; ++v) sum[r][v] += left * right[v];
-          // No load moves up across this: one scalar is alive at a time, and no sum gives way to it.
-          __asm__ volatile("" ::: "memory");
-        }
-        a += a_step;
-        b += b_step;
-      }
-    }
-    next.left += kLineOf<T> * a_step;
-    later += next.later_step;
-    written = written == last ? last : written + c_row;
-  }
-#pragma GCC unroll 6
-  for (int r = 0; r < rows; ++r) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      V* out = reinterpret_cast<V*>(c + r * c_row + v * kLanes<T>);
-      *out = add ? *out + sum[r][v] : sum[r][v];
-    }
-  }
-}
-
-template <class T>
-using Tile = void (*)(const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t b_step,
-                      int64_t depth, T* c, int64_t c_row, Next<T> next);
-
-template <class T, bool add>
-constexpr Tile<T> kTiles[kTileRows] = {tile<T, 1, add>, tile<T, 2, add>, tile<T, 3, add>,
-                                       tile<T, 4, add>, tile<T, 5, add>, tile<T, 6, add>};
-
-template <class T>
-Tile<T> tile_of(int64_t rows, bool add) {
-  return add ? kTiles<T, true>[rows - 1] : kTiles<T, false>[rows - 1];
-}
+constexpr int64_t kDepth = 512;       // of a block whose right operand stays in cache
+constexpr int64_t kColumnBlock = 96;  // columns of a panel packed at a time, transposed product
 
 // A left operand: element (r, k) of group g lies at data[g * group + r * row + k * step], a group
 // being kTileRows rows.
