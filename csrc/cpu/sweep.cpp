@@ -1,6 +1,6 @@
-// The operators sweep_<kernel> of a sweep over prefixes (fastsim/engine/sweep.py): a kernel over the
-// pairs of a block, of all widths. All that happens to a row of scores happens while the row of each
-// width is in cache.
+// The operators of a sweep over prefixes (fastsim/engine/sweep.py). sweep_<kernel> is a kernel over
+// the pairs of a block, of all widths: all that happens to a row of scores happens while the row of
+// each width is in cache.
 
 #include <algorithm>
 #include <vector>
@@ -208,8 +208,42 @@ void run_sweep(StableIValue* stack, uint64_t, uint64_t) {
   });
 }
 
+// x (N, d), columns of rows whose norms (N,) were those without them -> out, x over their norms.
+void prefix_rows(Tensor x, Tensor norms, Tensor out) {
+  with_type(out, [&](auto type) {
+    using T = decltype(type);
+    const Matrix from = matrix(x);
+    double* norm = output<double>(norms);
+    T* to = output<T>(out);
+    over(x.size(0), x.size(1), [&](int64_t begin, int64_t end) {
+      kernels().of<T>().prefix_rows(from, x.size(1), norm, to, begin, end);
+    });
+  });
+}
+
+// grad (N, d), columns of a matrix = inverse (grad_rows - along x).
+void prefix_rows_backward(Tensor grad_rows, Tensor x, Tensor along, Tensor inverse, Tensor grad) {
+  with_type(grad_rows, [&](auto type) {
+    using T = decltype(type);
+    Block<T> to{};
+    take_panel(grad, to);
+    STD_TORCH_CHECK(grad.scalar_type() == kTypeOf<T> && to.columns == x.size(1),
+                    "fastsim: gradients of x, of one dtype");
+    const Matrix from = matrix(x);
+    const T* g = input<T>(grad_rows);
+    const double *of_norm = input<double>(along), *factor = input<double>(inverse);
+    over(to.rows, to.columns, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().prefix_rows_backward(g, from, to.columns, of_norm, factor, to.scores,
+                                             to.stride, begin, end);
+    });
+  });
+}
+
 std::vector<Operator> operators() {
   return {
+      OPERATOR(prefix_rows, "(Tensor x, Tensor(norms!) norms, Tensor(out!) out) -> ()"),
+      OPERATOR(prefix_rows_backward, "(Tensor grad_rows, Tensor x, Tensor along, Tensor inverse, "
+                                     "Tensor(grad!) grad) -> ()"),
 #define FUNCTION(...)
 #define PAIRS_KERNEL(name, Fields, each, ...)                                      \
   {"sweep_" #name "(Tensor(panels!) panels, " SWEEP_SCHEMA "int row0, int column0, " \

@@ -118,13 +118,17 @@ class Backend:
         """Whether `sweep` serves a loss of inputs of that dtype."""
         return False
 
-    def prefix_rows(self, x, norms, inverse):
-        """Columns x (N, d) of rows that have so far the norms (N,), float64, over these norms.
+    def prefix_rows(self, x, before):
+        """Columns x (N, d) of rows whose norms without them are `before` (N,), float64.
 
-        inverse: 1 / norms, 0 for a row of zeros. An operand as `tile_rows` makes them.
+        (x over the rows' norms, an operand as `tile_rows` makes them; the norms, float64). A row
+        of norm 0, in the type of x, is zeros.
         """
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        return x.to(dtype) * inverse.to(dtype)[:, None]
+        raise NotImplementedError
+
+    def prefix_rows_backward(self, grad_rows, x, along, inverse, grad):
+        """Writes inverse * (grad_rows - along * x) to grad (N, d); along, inverse (N,) float64."""
+        raise NotImplementedError
 
     def sweep(self, tile, x, y, *, whole_rows):
         """The panels of a sweep over prefixes x and y (`fastsim.engine.sweep.Prefixes`).

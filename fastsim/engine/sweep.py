@@ -138,10 +138,10 @@ class Prefixes:
         norm = x.new_zeros(len(x), dtype=torch.float64)
         rows, inverses, zeros = [], [], []
         for part in parts:
-            norm = torch.hypot(norm, torch.linalg.vector_norm(part, dim=1, dtype=torch.float64))
+            over_norm, norm = backend.prefix_rows(part, norm)
+            rows.append(over_norm)
             zeros.append(norm < torch.finfo(dtype).tiny)
             inverses.append(norm.reciprocal().masked_fill_(zeros[-1], 0.0))
-            rows.append(backend.prefix_rows(part, norm, inverses[-1]))
         for k in reversed(range(len(widths) - 1)):
             inverses[k] = torch.where(zeros[k], inverses[k + 1], inverses[k])
         ratios = [
@@ -229,7 +229,7 @@ def _input_gradients(call, panels, states, products, prefixes, widths, weights):
         wanted = any(grad.numel() for grad in found)
         grad = values.new_empty(values.shape if wanted else 0, dtype=compute_dtype(values))
         if wanted:
-            _through_norms(grad, found, values, side, of_side, widths, call.tile.cosine)
+            _through_norms(call, grad, found, values, side, of_side, widths)
         grads.append(grad)
     parameters = call.x.new_zeros(2, dtype=torch.float64)
     record = call.tile.record
@@ -244,20 +244,18 @@ def _input_gradients(call, panels, states, products, prefixes, widths, weights):
     return *grads, parameters
 
 
-def _through_norms(grad, of_rows, x, prefixes, dots, widths, cosine):
+def _through_norms(call, grad, of_rows, x, prefixes, dots, widths):
     """Writes dL/dx (N, D) from those of the prefixes' own columns."""
     along = 0.0
     for k, (first, end) in reversed(list(enumerate(_own(widths)))):
         own = grad[:, first:end]
-        if not cosine:
+        if not call.tile.cosine:
             own.copy_(of_rows[k])
             continue
         inverse = prefixes.inverses[k]
         further = prefixes.ratios[k] * along if k < len(prefixes.ratios) else 0.0
         along = dots[k] * inverse + further
-        pull = along.to(grad.dtype)[:, None]
-        torch.addcmul(of_rows[k], x[:, first:end].to(grad.dtype), pull, value=-1, out=own)
-        own.mul_(inverse.to(grad.dtype)[:, None])
+        call.backend.prefix_rows_backward(of_rows[k], x[:, first:end], along, inverse, own)
 
 
 # ---- the registered operator ----
