@@ -118,13 +118,17 @@ class Backend:
         """Whether `sweep` serves a loss of inputs of that dtype."""
         return False
 
-    def prefix_rows(self, x, norms, inverse):
-        """Columns x (N, d) of rows that have so far the norms (N,), float64, over these norms.
+    def prefix_rows(self, x, before):
+        """Columns x (N, d) of rows whose norms without them are `before` (N,), float64.
 
-        inverse: 1 / norms, 0 for a row of zeros. An operand as `tile_rows` makes them.
+        (x over the rows' norms, an operand as `tile_rows` makes them; the norms, float64). A row
+        of norm 0, in the type of x, is zeros.
         """
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        return x.to(dtype) * inverse.to(dtype)[:, None]
+        raise NotImplementedError
+
+    def prefix_rows_backward(self, grad_rows, x, along, inverse, grad):
+        """Writes inverse * (grad_rows - along * x) to grad (N, d); along, inverse (N,) float64."""
+        raise NotImplementedError
 
     def sweep(self, tile, x, y, *, whole_rows):
         """The panels of a sweep over prefixes x and y (`fastsim.engine.sweep.Prefixes`).
@@ -132,11 +136,10 @@ class Backend:
         whole_rows: each block has all columns. What is returned has
             blocks(): the (rows, columns) slices to visit;
             forward(): the state of each width over the whole matrix;
-            fused_pass(k, block, weights), score_grad(k, block, coefficients): as those of a
-                backend, for the width k, of a block width after width; the panel of the width
-                holds its score gradients then;
-            carried(block): the panels of all widths, when each holds its score gradients, with
-                what the wider ones give to them;
+            fused_pass(block, weights): (the state of each width, the panels);
+            score_grad(block, coefficients): the panels. They are as those of a backend, but that
+                what they are given has the widths (K) before rows or columns. The panels hold the
+                score gradients of each width, with what the wider ones give to them;
             row_dots (K, N), column_dots (K, M): float64, the sums of score gradient times score.
         """
         raise NotImplementedError
