@@ -150,7 +150,7 @@ def _biased(x, y, log_q, **options):
 
 def prefixes(width):
     """The widths of a sweep: of 384 these are 384, 256, 128 and 64."""
-    return tuple(dict.fromkeys(max(1, width * sixths // 6) for sixths in (6, 4, 2, 1)))
+    return tuple(dict.fromkeys(max(width * part // 6, min(width, 4)) for part in (6, 4, 2, 1)))
 
 
 def _prefixes(x, y, **options):
