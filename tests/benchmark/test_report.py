@@ -11,7 +11,7 @@ pytest.importorskip("matplotlib", reason="the figures need matplotlib")
 from bench import figures, matryoshka, parity, repeated, report
 from bench import results as kept
 from bench import tables as markdown
-from fastsim.backends.cpu import backend as cpu
+from fastsim.backends.cpu import sizes
 from fastsim.benchmark import model, results
 from fastsim.benchmark.baselines import BASELINES, ours
 from fastsim.benchmark.baselines.baseline import Baseline
@@ -63,7 +63,7 @@ def test_the_model_adds_up():
 
 
 def test_the_model_takes_measured_ceilings():
-    assert model.rates_of(about(), ceilings(), link=1e9) == replace(RATES, kept=cpu.KEPT)
+    assert model.rates_of(about(), ceilings(), link=1e9) == replace(RATES, kept=sizes.KEPT)
     with pytest.raises(ValueError, match="rates: wanted measured ceilings"):
         model.rates_of(about(), ceilings()[2:])
     place = {"loss": "info_nce", "implementation": "fastsim cpu", "rows": 1000, "width": 100}

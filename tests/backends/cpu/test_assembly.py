@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 import fastsim
-from fastsim.backends.cpu.backend import LIBRARY
+from fastsim.backends.cpu.library import LIBRARY
 
 CSRC = Path(__file__).parents[3] / "csrc"
 ARM = "aarch64-linux-gnu-"

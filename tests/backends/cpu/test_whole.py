@@ -11,7 +11,9 @@ import torch
 
 import fastsim
 from fastsim.backends import get
-from fastsim.backends.cpu import backend as cpu
+from fastsim.backends.cpu import library
+from fastsim.backends.cpu.backend import CpuBackend
+from fastsim.backends.cpu.small_batch import WHOLE
 from fastsim.engine.autograd import tile_loss
 from fastsim.kinds import KINDS
 from fastsim.pairs import Factors, Guide, Pairs, negative_counts
@@ -20,7 +22,7 @@ from tests.measure import assert_close, conditioning
 from tests.seeds import fresh
 
 ROWS, COLUMNS, WIDTH = 13, 17, 6
-TRIPLETS = tuple(name for name in cpu.WHOLE if not KINDS[name].in_panels)
+TRIPLETS = tuple(name for name in WHOLE if not KINDS[name].in_panels)
 TARGETED = ("softmax", "sigmoid", "squared_error")  # by any targets
 SIDES = ("multi_similarity", "multi_positive", "circle")  # positives and negatives by groups
 BOTH = {"margin": 0.3, "symmetric": True}
@@ -30,7 +32,7 @@ EXTRAS = ("dot", "guide", "above", "bias")
 
 def combinations():
     """(kind, targets, whether pairs are left out, options) that a loss may ask for."""
-    for kind in cpu.WHOLE:
+    for kind in WHOLE:
         if kind == "softmax":
             for options in ({}, {"margin": 0.3}, {"symmetric": True}, BOTH):
                 yield kind, "positives", False, options
@@ -104,16 +106,16 @@ def extended(tile, extra, random):
 def both(function, tensors, monkeypatch, kind):
     """[value and gradients] by the one call and by the passes, seen to be so."""
     calls = []
-    whole = cpu.CpuBackend.whole
+    whole = CpuBackend.whole
 
     def seen(self, tile, *arguments):
         calls.append(tile.kind)
         return whole(self, tile, *arguments)
 
-    monkeypatch.setattr(cpu.CpuBackend, "whole", seen)
+    monkeypatch.setattr(CpuBackend, "whole", seen)
     one = function(tensors)
     assert calls == [kind]
-    monkeypatch.setattr(cpu.CpuBackend, "serves_whole", lambda *_: False)
+    monkeypatch.setattr(CpuBackend, "serves_whole", lambda *_: False)
     passes = function(tensors)
     assert calls == [kind]
     return one, passes
@@ -185,7 +187,7 @@ def test_full_triplet_as_by_selection(kind, excluded, monkeypatch, usable):
     compare(function, tensors, monkeypatch, kind, size=1.0)
 
 
-@pytest.mark.parametrize("kind", cpu.WHOLE)
+@pytest.mark.parametrize("kind", WHOLE)
 def test_pairs_without_targets_are_an_error(kind, usable):
     """Rather than a read of what is not there."""
     usable("cpu")
@@ -200,13 +202,13 @@ def test_pairs_without_targets_are_an_error(kind, usable):
 
 
 def test_every_kind_is_compared():
-    assert {kind for kind, *_ in combinations()} | {*TRIPLETS} == {*cpu.WHOLE}
+    assert {kind for kind, *_ in combinations()} | {*TRIPLETS} == {*WHOLE}
 
 
 def test_a_library_of_other_constants_is_refused(monkeypatch, usable):
     usable("cpu")
-    assert cpu._agrees()
+    assert library.agrees()
     for name, value in {"EMPTY": -1e29, "TILE_ROWS": 13, "ALIGNED": 65}.items():
         with monkeypatch.context() as other:
-            other.setattr(cpu, name, value)
-            assert not cpu._agrees()
+            other.setattr(library, name, value)
+            assert not library.agrees()

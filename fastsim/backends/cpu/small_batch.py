@@ -1,0 +1,93 @@
+"""A tile loss of a small batch in one call, whose scores are one block."""
+
+import math
+
+import torch
+
+from fastsim.backends.cpu import amx
+from fastsim.backends.cpu.library import UNAVAILABLE
+from fastsim.backends.cpu.sizes import is_one_block
+
+WHOLE = (
+    "softmax",
+    "sigmoid",
+    "squared_error",
+    "multi_similarity",
+    "multi_positive",
+    "circle",
+    "decoupled",
+    "debiased",
+    "distillation",
+    "hard_triplet",
+    "semi-hard_triplet",
+)
+SMALL = 1 << 27  # multiply-adds of a product up to which one call is faster than a matrix unit
+CHEAP = 1 << 24  # multiply-adds of a product that cost less than the calls it saves
+_whole = None if UNAVAILABLE else torch.ops.fastsim_cpu.whole.default
+
+
+class SmallBatch:
+    """The part of `CpuBackend` that serves a small batch in one call."""
+
+    def serves_whole(self, tile, rows, columns, width):
+        pairs = tile.pairs
+        if tile.kind not in WHOLE or tile.hardness:
+            return False
+        if pairs.untargeted or pairs.offset or pairs.sliced:
+            return False
+        if pairs.guide is not None and pairs.guide.scores is None:
+            return False
+        work = rows * columns * width
+        # Without the calls it saves, a triplet loss needs no product but the scores; and panels go
+        # through the matrix unit, which outweighs their calls.
+        if work > CHEAP and (tile.kind.endswith("triplet") or (work > SMALL and amx.name())):
+            return False
+        return is_one_block(rows, columns)
+
+    def whole(self, tile, x, y, scale, bias, weights, wants):
+        want_x, want_y = wants or (False, False)
+        pairs = tile.pairs
+        guide, factors, above = pairs.guide, pairs.factors, pairs.exclude_above
+        alike = not isinstance(weights, torch.Tensor)
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        loss = torch.empty((), dtype=dtype)
+        grad_x = torch.empty(x.shape if want_x else 0, dtype=dtype) if wants else None
+        grad_y = torch.empty(y.shape if want_y else 0, dtype=dtype) if wants else None
+        parameters = torch.empty(2, dtype=torch.float64) if wants else None
+        _whole(
+            x,
+            y,
+            pairs.positives,
+            pairs.row_ids,
+            pairs.column_ids,
+            pairs.row_groups,
+            pairs.column_groups,
+            pairs.dense,
+            pairs.negative_target,
+            pairs.skip,
+            tile.kind,
+            scale,
+            bias,
+            tile.margin,
+            tile.positive_scale,
+            tile.base,
+            tile.normalise,
+            tile.symmetric,
+            tile.cosine,
+            math.inf if above is None else above,
+            None if guide is None else guide.scores,
+            None if guide is None else guide.thresholds,
+            pairs.column_bias,
+            pairs.row_shift,
+            *((None, None) if factors is None else factors),
+            tile.prior,
+            tile.positive_weights,
+            None if alike else weights,
+            weights if alike else 0.0,
+            grad_x if want_x else None,
+            grad_y if want_y else None,
+            loss,
+            parameters,
+            tile.seen,
+        )
+        return (loss, grad_x, grad_y, parameters) if wants else (loss,)
