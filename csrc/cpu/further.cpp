@@ -174,7 +174,11 @@ void further(Tensor x, Tensor y, Optional own, Optional references, bool query_t
     if (each) each->fill(of_own.of(b));
 
     const bool score_grad = grad_x || grad_y || grad_own;
-    Loss softmax{.kind = Kind::softmax, .scale = scale, .margin = margin, .score_grad = score_grad};
+    Loss softmax{};
+    softmax.kind = Kind::softmax;
+    softmax.scale = scale;
+    softmax.margin = margin;
+    softmax.score_grad = score_grad;
     if (label_smoothing != 0) {  // every candidate is a target, the positive more than the others
       const double share = label_smoothing / double(columns.count);
       b.row_groups = b.column_groups = places.data();

@@ -3,8 +3,6 @@
 #pragma once
 
 #include <cmath>
-#include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "finish.h"
@@ -29,26 +27,6 @@ enum class Kind {
   semi_hard_triplet,
   margins,
 };
-
-Kind kind_of(const std::string& name) {
-  static const std::unordered_map<std::string, Kind> kinds{
-      {"softmax", Kind::softmax},
-      {"sigmoid", Kind::sigmoid},
-      {"squared_error", Kind::squared_error},
-      {"decoupled", Kind::decoupled},
-      {"multi_similarity", Kind::multi_similarity},
-      {"multi_positive", Kind::multi_positive},
-      {"circle", Kind::circle},
-      {"debiased", Kind::debiased},
-      {"distillation", Kind::distillation},
-      {"hard_triplet", Kind::hard_triplet},
-      {"semi-hard_triplet", Kind::semi_hard_triplet},
-      {"margins", Kind::margins},
-  };
-  const auto found = kinds.find(name);
-  STD_TORCH_CHECK(found != kinds.end(), "fastsim: whole does not serve kind ", name);
-  return found->second;
-}
 
 // score_grad: whether the scores are to become score gradients.
 struct Loss {

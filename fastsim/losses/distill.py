@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from fastsim.annotations import Group, Reduction
-from fastsim.backends import pick
+from fastsim.backends import get, pick
 from fastsim.backends.extras import TEACHER
 from fastsim.checks import (
     FLOATING,
@@ -47,8 +47,7 @@ from fastsim.checks import (
     check_tensor,
 )
 from fastsim.distributed import batchwise, join
-from fastsim.engine.autograd import tile_loss
-from fastsim.engine.dense import cosines_of, serves_dense
+from fastsim.engine.autograd import SmallLoss, tile_loss
 from fastsim.engine.prepared import Prepared, note, once_per_signature
 from fastsim.losses.further_candidates import above_mean, positive_logits
 from fastsim.losses.module import LossModule
@@ -144,28 +143,30 @@ def distill(
         reduction=reduction,
         backend=chosen.name,
     )
-    options = {"kind": kind, "temperature": temperature, "teacher_temperature": teacher_temperature}
-    made = partial(_loss, **options, reduction=reduction, batch=batch, backend=chosen)
+    made = partial(
+        _loss,
+        within=within,
+        kind=kind,
+        temperature=temperature,
+        teacher_temperature=teacher_temperature,
+        reduction=reduction,
+        batch=batch,
+        backend=chosen,
+    )
+    teacher = (teacher_x,) if teacher_y is None else (teacher_x, teacher_y)
+    loss = made(x, y, *teacher)
     if group is None and positives is None:
-        small = Prepared(partial(_of_one_process, made=made))
-        teacher = (teacher_x,) if teacher_y is None else (teacher_x, teacher_y)
-        loss = small(x, y, *teacher)
-        note((x, y, *teacher), small, loss)
-        return loss
-    return made(x, y, teacher_x, teacher_y, within)
-
-
-def _of_one_process(x, y, teacher_x, teacher_y=None, *, made):
-    return made(x, y, teacher_x, teacher_y, None)
+        note((x, y, *teacher), Prepared(made), loss)
+    return loss
 
 
 def _loss(
     x,
     y,
     teacher_x,
-    teacher_y,
-    within,
+    teacher_y=None,
     *,
+    within,
     kind,
     temperature,
     teacher_temperature,
@@ -173,17 +174,14 @@ def _loss(
     batch,
     backend,
 ):
-    """within: the columns of the positives among this rank's; None: each row's own."""
+    """within: (N,) the columns of the positives among this rank's, of "margin_mse"."""
     margins = kind == "margin_mse"
-    if margins and within is None:
-        within = torch.arange(x.shape[0], device=x.device)
-    if margins and batch.group is None and serves_dense(x.shape[0], y.shape[0], backend):
-        taught = teacher_x.detach().to(compute_dtype(x))
-        if teacher_y is not None:
-            taught = backend.cosines(taught, teacher_y.detach())
-        gaps = cosines_of(x, y, backend) / temperature - taught / teacher_temperature
-        gaps = gaps.gather(1, within[:, None]) - gaps
-        return batch.reduce(gaps.square().sum(1) / max(y.shape[0] - 1, 1), reduction)
+    weights = batch.row_weights(reduction, x)
+    if batch.group is None and weights is not None:
+        given = within, temperature, teacher_temperature, weights, backend
+        small = _small(teacher_x, teacher_y, x, y, *given)
+        if small.serves(x, y):
+            return small(x, y)
     pairs = _taught(teacher_x, teacher_y, x, batch, backend)
     positives = global_positives(within, batch) if margins else None
     if backend.name == "eager":
@@ -195,7 +193,6 @@ def _loss(
             scores, taught, positives, kind=kind, **options, reduction="none"
         )
         return batch.reduce(losses, reduction)
-    weights = batch.row_weights(reduction, x)
     given = x, y, pairs, batch, backend, temperature, teacher_temperature, weights
     return _margins(*given, within, positives) if margins else _divergences(*given)
 
@@ -243,6 +240,30 @@ def distill_from_scores(
         return reduce(temperature**2 * _divergence(own, taught), reduction)
     own, taught = (side.gather(1, place[:, None]) - side for side in (own, taught))
     return reduce((own - taught).square().sum(1) / max(columns - 1, 1), reduction)
+
+
+def _small(teacher_x, teacher_y, x, y, within, temperature, teacher_temperature, weights, backend):
+    """The `SmallLoss` of one process, the teacher's embeddings as they are."""
+    if teacher_y is None:
+        pairs = Pairs(within, dense=teacher_x.detach())
+    else:
+        pairs = Pairs(within, factors=Factors(teacher_x.detach(), teacher_y.detach(), cosine=True))
+    scale, ratio = inverse(temperature, x), temperature / teacher_temperature
+    if within is None:
+        tile = Tile("distillation", pairs, positive_scale=1 / teacher_temperature)
+        weights = weights * temperature**2
+    else:
+        tile = Tile("margins", pairs, positive_scale=ratio)
+        weights = weights * scale**2 / max(y.shape[0] - 1, 1)
+
+    def formula(scores, scale, _):
+        taught = _matrix(pairs, x)
+        if within is None:
+            return _divergence(scores * scale, taught / teacher_temperature)
+        gaps = scores - ratio * taught
+        return (gaps.gather(1, within[:, None]) - gaps).square().sum(1)
+
+    return SmallLoss(tile, scale, 0.0, weights, formula, backend)
 
 
 def _divergences(x, y, pairs, batch, backend, temperature, teacher_temperature, weights):
@@ -303,7 +324,7 @@ def _of_positives(x, y, pairs, batch, backend, within, positives):
     own = positive_logits(x, y, within, 1.0, "cosine", backend).to(compute_dtype(x))
     above = above_mean(x, y, within, "cosine", batch, backend)
     if pairs.factors is not None:
-        rows, columns = pairs.factors
+        rows, columns, _ = pairs.factors
         mean = columns.mean(0, dtype=wide_dtype(columns.device)).to(columns.dtype)
         of_positives = columns[positives]
         taught = (rows * of_positives).sum(1)
@@ -338,7 +359,8 @@ def _matrix(pairs, x):
     """The teacher's scores (N, M) of this rank's rows."""
     if pairs.factors is None:
         return pairs.dense.to(compute_dtype(x))
-    return dense_scores(*pairs.factors, None, "dot")
+    rows, columns, cosine = pairs.factors
+    return dense_scores(rows, columns, get("eager"), "cosine" if cosine else "dot")
 
 
 def _divergence(logits, teacher_logits):

@@ -195,6 +195,7 @@ def info_nce(
             backend=chosen,
             options=options,
             formula=info_nce_from_scores,
+            batch=join(None, "info_nce", anchors, candidates),
         )
         if found is not None:
             small, tensors = found
