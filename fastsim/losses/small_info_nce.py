@@ -15,6 +15,7 @@ import torch
 from fastsim.backends import get
 from fastsim.backends.base import Backend
 from fastsim.batch_metrics import nothing_seen, record, watched
+from fastsim.distributed import join
 from fastsim.engine.autograd import tile_loss
 from fastsim.engine.passes import as_number, is_small
 from fastsim.engine.prepared import Prepared
@@ -38,14 +39,14 @@ def small_info_nce(
     backend,
     options,
     formula,
-    batch,
 ):
     """(the loss as a function of tensors, these tensors), or None where that is not for it.
 
     The tensors: anchors (N, D), candidates (M, D), then those of the guide, or own negatives
     (N, K, D) and references (R, D) where `further` has them. options: the loss's own, as `formula`
-    takes them, its specification. batch: of this process alone.
+    takes them, its specification.
     """
+    batch = join(None, "info_nce", anchors, candidates)
     weight = batch.row_weights(reduction, anchors)
     if not (further or label_smoothing):
         if guide is None:
