@@ -173,7 +173,7 @@ def _in_panels(asked, reduction):
 def _of_candidates(asked, scale, weights=None):
     """The tile loss of the candidates: with weights their sum, else (N,)."""
 
-    # What is kept of a signature (fastsim/engine/prepared.py) has the formula: no batch's rows in it.
+    # What is kept of a signature (fastsim/engine/prepared.py) holds the formula, so no rows in it.
     given = asked.of_specification(lambda rows: rows) | {"label_smoothing": 0.0}
     positives, specification = asked.pairs.positives, asked.specification
 
