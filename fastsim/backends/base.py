@@ -17,8 +17,6 @@ class Backend:
     automatic = True  # whether `auto` may choose it
     by_verdict = False  # whether `auto` may where a verdict calls it right (fastsim/verify)
     extras = frozenset()  # what it does of what not every backend does with a tile loss (EXTRAS)
-    # Scores up to which a loss that takes several passes is faster as a formula on their matrix.
-    most_dense = 0
     # Distinct targets up to which sums per level are cheaper than a sort of all entries.
     most_levels = 256
     keeps_scores = False  # whether `forward` leaves scores for the score gradients that follow it
@@ -170,6 +168,23 @@ class Backend:
         """
         raise NotImplementedError
 
+    def serves_further(self, rows, columns, width):
+        """Whether `further` serves so many scores, those of all parts, and pays."""
+        return False
+
+    def further(self, sides, directions, numbers, cosine, weights, wants, seen):
+        """InfoNCE with further candidates or label smoothing, and its gradient, all in one call.
+
+        sides: x (N, D), y (M, D), row i the positive of x_i, own negatives (N, K, D) or None,
+        references (R, D) or None. directions: three bools, query_to_query, doc_to_query and
+        doc_to_doc. numbers: scale, margin, label smoothing. weights: (N,) in the compute type, a
+        number for all rows, or None. wants: whether the gradients of x, y and the own negatives are
+        wanted. seen: as `Tile.seen`, of x with y.
+        Returns the weighted sum of the losses (), of weights None the losses (N,), and the
+        gradients in the compute type, None where not wanted.
+        """
+        raise NotImplementedError
+
     def operand_rows(self, x, cosine):
         """`unit_rows`, or `plain_rows` where the scores are no cosines."""
         return self.unit_rows(x) if cosine else self.plain_rows(x)
@@ -231,18 +246,6 @@ class Backend:
 
     def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
         """The score gradient panel dL/dS of a block from the coefficients of `tile`."""
-        raise NotImplementedError
-
-    def cosines(self, x, y):
-        """Cosines (N, M) of every row of x with every row of y, of a small batch (`most_dense`)."""
-        raise NotImplementedError
-
-    def cosines_backward(self, grad, x, y, wants):
-        """Their gradients in the compute type, None where not wanted, from dL/dcosines (N, M)."""
-        raise NotImplementedError
-
-    def observe(self, cosines, pairs, seen):
-        """Adds what `cosines` say to the numbers of their rows, as `Tile.seen`."""
         raise NotImplementedError
 
     def paired_scores(self, unit_x, unit_y):

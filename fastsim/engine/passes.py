@@ -134,12 +134,12 @@ def is_small(tile, x, y, weights, backend):
 
 def in_one_call(tile, x, y, scale, bias, weights, wants, backend):
     """(loss, if a gradient is wanted those of the inputs) of a loss that `is_small`."""
-    scale, bias = _number(scale, x.dtype), _number(bias, x.dtype)
+    scale, bias = as_number(scale, x.dtype), as_number(bias, x.dtype)
     products = _products(wants, y is None) if any(wants) else None
     return backend.whole(tile, x, y, scale, bias, weights, products)
 
 
-def _number(value, dtype):
+def as_number(value, dtype):
     """A number or 0-d tensor as a number of the compute type."""
     value = value.item() if isinstance(value, torch.Tensor) else value
     return value if dtype == torch.float64 else ctypes.c_float(value).value
