@@ -13,7 +13,6 @@ two passes: first the state, of all blocks; then the score gradients, of all blo
     that the backend has kept or computes again.
 """
 
-import ctypes
 from dataclasses import replace
 
 import torch
@@ -42,6 +41,11 @@ class Call:
         self.seen = None
         if arguments.observed and not fake:
             self.seen = nothing_seen(self.x.shape[0], self.x.device)
+
+    def weigh_rows(self):
+        """One weight for all rows becomes one of each, as the passes take them."""
+        if self.weights is not None and not self.weights.ndim:
+            self.weights = self.weights.expand(self.x.shape[0]).contiguous()
 
     @property
     def first_look(self):
@@ -133,16 +137,9 @@ def is_small(tile, x, y, weights, backend):
 
 
 def in_one_call(tile, x, y, scale, bias, weights, wants, backend):
-    """(loss, if a gradient is wanted those of the inputs) of a loss that `is_small`."""
-    scale, bias = _number(scale, x.dtype), _number(bias, x.dtype)
+    """What `Backend.whole` returns of a loss that `is_small`."""
     products = _products(wants, y is None) if any(wants) else None
     return backend.whole(tile, x, y, scale, bias, weights, products)
-
-
-def _number(value, dtype):
-    """A number or 0-d tensor as a number of the compute type."""
-    value = value.item() if isinstance(value, torch.Tensor) else value
-    return value if dtype == torch.float64 else ctypes.c_float(value).value
 
 
 def _products(wants, together):
@@ -161,9 +158,13 @@ def forward(*arguments):
         if _is_whole(call.tile, call.x, call.y, call.weights, call.backend):
             tile, y = call.first_look, None if call.together else call.y
             products = call.products if any(call.wants) else None
-            given = tile.scale, tile.bias, call.weights, products
-            loss, *saved = call.backend.whole(tile, call.x, y, *given)
-            return _returned(call, loss, saved)
+            given = call.x, y, tile.scale, tile.bias, call.weights
+            loss, *found = call.backend.whole(tile, *given, products)
+            if any(call.wants):
+                dtype = compute_dtype(call.x)
+                found = call.backend.whole_gradients(None, found, given, call.wants, dtype)
+            return _returned(call, loss, found)
+        call.weigh_rows()
         unit_x, unit_y, inverse_x, inverse_y = call.units()
         if call.arguments.finds_gradients():
             weights, factor = call.with_loss_scale(call.weights)
@@ -201,6 +202,8 @@ def _returned(call, loss, saved):
 def _is_whole(tile, x, y, weights, backend):
     """Whether one call of the backend does it all: loss, gradients, everything between."""
     if weights is None or tile.group:
+        return False
+    if isinstance(weights, torch.Tensor) and weights.ndim and not backend.weighs_whole:
         return False
     return backend.serves_whole(tile, x.shape[0], y.shape[0], x.shape[1])
 
@@ -310,6 +313,7 @@ def _input_gradients(call, state, grad_losses, unit_grads, inverses, factor, dty
 def backward(grad, state, *arguments):
     """[dL/dx, dL/dy, dL/dscale and dL/dbias] from the state that the forward pass kept."""
     call = Call(TileArguments(*arguments))
+    call.weigh_rows()
     with without_autocast(call.x.device.type):
         grad_losses = grad if call.weights is None else grad * call.weights
         grad_losses = call.tile.own_gradient(grad_losses)

@@ -1,5 +1,6 @@
 """A tile loss of a small batch in one call, whose scores are one block."""
 
+import ctypes
 import math
 
 import torch
@@ -29,6 +30,8 @@ _whole = None if UNAVAILABLE else torch.ops.fastsim_cpu.whole.default
 class SmallBatch:
     """The part of `CpuBackend` that serves a small batch in one call."""
 
+    weighs_whole = True
+
     def serves_whole(self, tile, rows, columns, width):
         pairs = tile.pairs
         if tile.kind not in WHOLE or tile.hardness:
@@ -48,7 +51,8 @@ class SmallBatch:
         want_x, want_y = wants or (False, False)
         pairs = tile.pairs
         guide, factors, above = pairs.guide, pairs.factors, pairs.exclude_above
-        alike = not isinstance(weights, torch.Tensor)
+        alike = not (isinstance(weights, torch.Tensor) and weights.ndim)
+        scale, bias = _number(scale, x.dtype), _number(bias, x.dtype)
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         loss = torch.empty((), dtype=dtype)
         grad_x = torch.empty(x.shape if want_x else 0, dtype=dtype) if wants else None
@@ -83,7 +87,7 @@ class SmallBatch:
             tile.prior,
             tile.positive_weights,
             None if alike else weights,
-            weights if alike else 0.0,
+            _number(weights, x.dtype) if alike else 0.0,
             grad_x if want_x else None,
             grad_y if want_y else None,
             loss,
@@ -91,3 +95,9 @@ class SmallBatch:
             tile.seen,
         )
         return (loss, grad_x, grad_y, parameters) if wants else (loss,)
+
+
+def _number(value, dtype):
+    """A number or 0-d tensor as a number of the compute type."""
+    value = value.item() if isinstance(value, torch.Tensor) else value
+    return value if dtype == torch.float64 else ctypes.c_float(value).value
