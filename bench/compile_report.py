@@ -89,11 +89,11 @@ def pretending(architecture):
     """Within the block Triton and the backend take the machine for one with such a GPU."""
     from triton.runtime import driver
 
-    from fastsim.backends.triton.kernels import launches, lists
+    from fastsim.backends.triton.kernels import launches, lists, small_batch
 
     kernels = [
         kernel
-        for module in (launches, lists)
+        for module in (launches, lists, small_batch)
         for kernel in vars(module).values()
         if hasattr(kernel, "device_caches")
     ]

@@ -167,13 +167,13 @@ class Backend:
         """
         raise NotImplementedError
 
-    def whole_gradients(self, grad, found, given, wants, dtype):
+    def whole_gradients(self, tile, grad, found, given, wants, dtype):
         """dL/dx and dL/dy in `dtype` or the compute type, and (2,): dL/dscale and dL/dbias.
 
         grad: the gradient of what is made of the loss, (), or None for 1. found: what `whole` has
         returned beside the loss of `given`, its x, y, scale, bias and weights; here these gradients
         themselves, those of a side that is not wanted empty. wants: of x, y, scale, bias; what is
-        not wanted is not read.
+        not wanted is not read and may be None.
         """
         return found if grad is None else formulas.multiplied(found, grad, wants)
 

@@ -133,7 +133,8 @@ def is_small(tile, x, y, weights, backend):
     """
     if traced():
         return False
-    return _is_whole(tile, x, x if y is None else y, weights, backend)
+    columns = (x if y is None else y).shape[0]
+    return takes_whole(tile, x.shape[0], columns, x.shape[1], weights, backend)
 
 
 def in_one_call(tile, x, y, scale, bias, weights, wants, backend):
@@ -155,14 +156,16 @@ def forward(*arguments):
     """[loss, if a gradient is wanted those of the inputs or the state, if observed `Tile.seen`]."""
     call = Call(TileArguments(*arguments))
     with without_autocast(call.x.device.type):
-        if _is_whole(call.tile, call.x, call.y, call.weights, call.backend):
+        sizes = call.x.shape[0], call.y.shape[0], call.x.shape[1]
+        if takes_whole(call.tile, *sizes, call.weights, call.backend):
             tile, y = call.first_look, None if call.together else call.y
             products = call.products if any(call.wants) else None
             given = call.x, y, tile.scale, tile.bias, call.weights
             loss, *found = call.backend.whole(tile, *given, products)
             if any(call.wants):
                 dtype = compute_dtype(call.x)
-                found = call.backend.whole_gradients(None, found, given, call.wants, dtype)
+                found = call.backend.whole_gradients(tile, None, found, given, call.wants, dtype)
+                found = _empty_for_none(call.x, found)
             return _returned(call, loss, found)
         call.weigh_rows()
         unit_x, unit_y, inverse_x, inverse_y = call.units()
@@ -193,19 +196,30 @@ def forward(*arguments):
         return _returned(call, loss.to(dtype, copy=True), saved)
 
 
+def _empty_for_none(x, grads):
+    """The gradients as an operator returns them."""
+    grad_x, grad_y, numbers = grads
+    if numbers is None:
+        numbers = x.new_empty(2, dtype=wide_dtype(x.device))
+    return *(x.new_empty(0) if g is None else g for g in (grad_x, grad_y)), numbers
+
+
 def _returned(call, loss, saved):
     """What `forward` returns."""
     seen = () if call.seen is None else (call.seen,)
     return [loss, *(saved if any(call.wants) else ()), *seen]
 
 
-def _is_whole(tile, x, y, weights, backend):
-    """Whether one call of the backend does it all: loss, gradients, everything between."""
+def takes_whole(tile, rows, columns, width, weights, backend):
+    """Whether one call of the backend does it all: loss, gradients, everything between.
+
+    weights: of the losses, None for the losses themselves.
+    """
     if weights is None or tile.group:
         return False
     if isinstance(weights, torch.Tensor) and weights.ndim and not backend.weighs_whole:
         return False
-    return backend.serves_whole(tile, x.shape[0], y.shape[0], x.shape[1])
+    return backend.serves_whole(tile, rows, columns, width)
 
 
 def at_once(call):

@@ -231,6 +231,7 @@ def info_nce(
         exclude_above=exclude_above,
         guide=decided,
         column_bias=bias,
+        distinct=asked[0] is None,
     )
     parts = parts_of(further, anchors, candidates, within, pairs, guide, batch) if further else []
     if chosen.name == "eager":
