@@ -13,6 +13,7 @@ two passes: first the state, of all blocks; then the score gradients, of all blo
     that the backend has kept or computes again.
 """
 
+import contextlib
 from dataclasses import replace
 
 import torch
@@ -210,12 +211,25 @@ def _returned(call, loss, saved):
     return [loss, *(saved if any(call.wants) else ()), *seen]
 
 
+_panels_alone: list[bool] = []
+
+
+@contextlib.contextmanager
+def in_panels():
+    """Within the block no loss of this process is made in one call, for checks of what else is."""
+    _panels_alone.append(True)
+    try:
+        yield
+    finally:
+        _panels_alone.pop()
+
+
 def takes_whole(tile, rows, columns, width, weights, backend):
     """Whether one call of the backend does it all: loss, gradients, everything between.
 
     weights: of the losses, None for the losses themselves.
     """
-    if weights is None or tile.group:
+    if weights is None or tile.group or _panels_alone:
         return False
     if isinstance(weights, torch.Tensor) and weights.ndim and not backend.weighs_whole:
         return False

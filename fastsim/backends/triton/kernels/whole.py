@@ -81,6 +81,8 @@ def whole_kernel(
         across = weight * tl.sum(grads, 1)
         tl.store(sums + rows + row, across.to(tl.float64), mask=row < rows)
     if panel is not None:
+        # Every thread has its products before another writes score gradients over them.
+        tl.debug_barrier()
         at = row.to(tl.int64)[:, None] * stride + column[None, :]
         inside = (row < rows)[:, None] & (column < columns)[None, :]
         out = (GAIN * grads) * factor
