@@ -182,6 +182,15 @@ def test_compiles(architecture, operand, compilations):
         "totals_kernel",
         "carries_kernel",
         "scan_kernel",
+        "unit_rows_of_both_kernel",
+        "unit_rows_of_both_backward_kernel",
+        "whole_kernel",
+        "whole_columns_kernel",
+    }
+    assert {row.epilogue for row in compiled if row.kernel == "whole_kernel"} == {
+        "softmax",
+        "sigmoid",
+        "triplet",
     }
 
 
