@@ -19,6 +19,7 @@ class Backend:
     extras = frozenset()  # what it does of what not every backend does with a tile loss (EXTRAS)
     # Distinct targets up to which sums per level are cheaper than a sort of all entries.
     most_levels = 256
+    weighs_whole = False  # whether `whole` takes a weight for each row
     keeps_scores = False  # whether `forward` leaves scores for the score gradients that follow it
     observes = False  # whether it looks at scores for `fastsim.metrics`, where `Tile.seen` is given
 
@@ -159,14 +160,23 @@ class Backend:
     def whole(self, tile, x, y, scale, bias, weights, wants):
         """The weighted sum of the losses of `tile` and its gradient, all in one call.
 
-        x (N, D), y (M, D) or None: x with itself; scale and bias: numbers, in the place of those of
-        the tile; weights: (N,) in the compute type, or a number for all rows; `wants`: whether
-        dL/dx and dL/dy are wanted, or None where no gradient is.
-        Returns loss (), dL/dx and dL/dy in the compute type, empty where not wanted, and (2,)
-        float64: dL/dscale, which needs one of the two, and dL/dbias; without a gradient the loss
-        alone.
+        x (N, D), y (M, D) or None: x with itself; scale and bias: numbers or 0-d tensors, in the
+        place of those of the tile; weights: a number or () for all rows, with `weighs_whole` also
+        (N,) in the compute type; `wants`: whether dL/dx and dL/dy are wanted, or None where no
+        gradient is.
+        Returns loss () and, with `wants`, the tensors of which `whole_gradients` makes gradients.
         """
         raise NotImplementedError
+
+    def whole_gradients(self, tile, grad, found, given, wants, dtype):
+        """dL/dx and dL/dy in `dtype` or the compute type, and (2,): dL/dscale and dL/dbias.
+
+        grad: the gradient of what is made of the loss, (), or None for 1. found: what `whole` has
+        returned beside the loss of `given`, its x, y, scale, bias and weights; here these gradients
+        themselves, those of a side that is not wanted empty. wants: of x, y, scale, bias; what is
+        not wanted is not read and may be None.
+        """
+        return found if grad is None else formulas.multiplied(found, grad, wants)
 
     def serves_further(self, rows, columns, width):
         """Whether `further` serves so many scores, those of all parts, and pays."""
