@@ -159,6 +159,7 @@ def forward(*arguments):
     """[loss, if a gradient is wanted those of the inputs] of the weighted sum over the widths."""
     *arguments, widths, width_weights = arguments
     call = Call(TileArguments(*arguments))
+    call.weigh_rows()
     with without_autocast(call.x.device.type):
         x = Prefixes.of(call.x, widths, call.tile.cosine, call.backend)
         y = x if call.together else Prefixes.of(call.y, widths, call.tile.cosine, call.backend)

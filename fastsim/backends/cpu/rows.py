@@ -62,21 +62,6 @@ class Rows:
         )
         return tuple(grads)
 
-    def cosines(self, x, y):
-        # Of few scores, packing for a matrix unit takes longer than their product.
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        scores = torch.empty(x.shape[0], y.shape[0], dtype=dtype)
-        torch.ops.fastsim_cpu.cosines(x, y, scores)
-        return scores
-
-    def cosines_backward(self, grad, x, y, wants):
-        grads = [
-            torch.empty(side.shape, dtype=grad.dtype) if want else None
-            for side, want in zip((x, y), wants, strict=True)
-        ]
-        torch.ops.fastsim_cpu.cosines_backward(grad.contiguous(), x, y, *grads)
-        return grads
-
     def triplet_distances(self, anchors, positives, negatives):
         dtype = torch.promote_types(anchors.dtype, torch.float32)
         near, far = (torch.empty(anchors.shape[0], dtype=dtype) for _ in range(2))
