@@ -25,6 +25,7 @@ from fastsim.engine.gradients import (
     as_operands,
     dense_losses,
     fake_gradients,
+    found_times,
     gradients_of,
     once_each,
     wants_of,
@@ -184,7 +185,7 @@ class _TileLoss(torch.autograd.Function):
     def backward(ctx, grad, *_):
         tensors, saved = ctx.saved_tensors[:TENSORS], ctx.saved_tensors[TENSORS:]
         if ctx.found:
-            parts = [part * grad for part in saved]
+            parts = found_times(saved, grad)
         else:
             parts = _tile_backward(grad, saved, *tensors, *ctx.options)
         return gradients_of(ctx, parts, len(TileArguments._fields) + 1)

@@ -56,6 +56,18 @@ def fake_gradients(call, dtype):
     return [*grads, call.x.new_empty(2, dtype=wide_dtype(call.x.device))]
 
 
+def found_times(parts, grad):
+    """The gradients that a forward pass has found, times that of its loss.
+
+    In their place where the graph ends with this backward pass: nobody asks for them again.
+    """
+    if torch.compiler.is_compiling() or torch._C._autograd._get_current_graph_task_keep_graph():
+        return [part * grad for part in parts]
+    if type(grad) is Tensor and grad.device.type == "cpu" and grad.item() == 1:
+        return parts
+    return [part.mul_(grad) for part in parts]
+
+
 def gradients_of(ctx, parts, count):
     """Those of the `count` inputs of the Function, from dL/dx, dL/dy and those of the scalars."""
     wants, (of_inputs, of_scalars) = ctx.wants, ctx.dtypes
