@@ -1,4 +1,4 @@
-"""Gradients that a forward pass has found: times that of the loss, as often as they are asked for."""
+"""Gradients that a forward pass has found: times that of the loss, whenever they are asked for."""
 
 import pytest
 import torch
