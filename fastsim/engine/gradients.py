@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fastsim.backends import get
+from fastsim.backends.rows import multiplied
 from fastsim.operators import ONCE
 from fastsim.precision import wide_dtype
 from fastsim.scores import compute_dtype, dense_scores
@@ -25,10 +26,10 @@ def as_scalar(value, dtype, device):
 
 
 def as_operands(x, scale, bias, weights):
-    """scale and bias as 0-d tensors, weights of rows, a number or None, as (N,) or None."""
+    """scale and bias as 0-d tensors; weights of rows, a number or None, as (N,), () or None."""
     dtype = compute_dtype(x)
     if weights is not None and not isinstance(weights, Tensor):
-        weights = torch.full((x.shape[0],), weights, dtype=dtype, device=x.device)
+        weights = torch.full((), weights, dtype=dtype, device=x.device)
     return as_scalar(scale, dtype, x.device), as_scalar(bias, dtype, x.device), weights
 
 
@@ -56,26 +57,26 @@ def fake_gradients(call, dtype):
     return [*grads, call.x.new_empty(2, dtype=wide_dtype(call.x.device))]
 
 
-def found_times(parts, grad):
-    """The gradients that a forward pass has found, times that of its loss.
+def found_times(parts, grad, wants):
+    """`multiplied` of the gradients that a forward pass has found, by that of its loss.
 
     In their place where the graph ends with this backward pass: nobody asks for them again.
     """
-    if torch.compiler.is_compiling() or torch._C._autograd._get_current_graph_task_keep_graph():
-        return [part * grad for part in parts]
-    if type(grad) is Tensor and grad.device.type == "cpu" and grad.item() == 1:
+    kept = torch._C._autograd._get_current_graph_task_keep_graph
+    again = torch.compiler.is_compiling() or kept()
+    if not again and type(grad) is Tensor and grad.device.type == "cpu" and grad.item() == 1:
         return parts
-    return [part.mul_(grad) for part in parts]
+    return multiplied(parts, grad, wants, spent=not again)
 
 
 def gradients_of(ctx, parts, count):
     """Those of the `count` inputs of the Function, from dL/dx, dL/dy and those of the scalars."""
     wants, (of_inputs, of_scalars) = ctx.wants, ctx.dtypes
-    grad_x, grad_y, (grad_scale, grad_bias) = parts
+    grad_x, grad_y, of_numbers = parts
     grads = (
         grad_x.to(of_inputs) if wants[0] else None,
         grad_y.to(of_inputs) if wants[1] else None,
-        grad_scale.to(of_scalars) if wants[2] else None,
-        grad_bias.to(of_scalars) if wants[3] else None,
+        of_numbers[0].to(of_scalars) if wants[2] else None,
+        of_numbers[1].to(of_scalars) if wants[3] else None,
     )
     return (*grads, *(None,) * (count - len(grads)))
