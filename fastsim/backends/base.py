@@ -90,8 +90,15 @@ class Backend:
         """(factor * dL/dx in `dtype`, unit . grad_unit (N,)) from dL/dunit; factor is 0-d."""
         raise NotImplementedError
 
+    def gradient_rows(self, rows, dtype):
+        """Memory for what `multiply` makes of panels and other rows, of the size of `rows`."""
+        return rows.new_empty(rows.shape, dtype=dtype)
+
     def tile_rows_backward(self, grad_rows, x, inverse, factor, dtype):
-        """`unit_rows_backward` from what `multiply` made of panels and `tile_rows`."""
+        """`unit_rows_backward` from what `multiply` made of panels and `tile_rows`.
+
+        The result may take the place of `grad_rows`.
+        """
         return self.unit_rows_backward(grad_rows, x, inverse, factor, dtype)
 
     def paired_cosines(self, x, y):
