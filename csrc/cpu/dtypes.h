@@ -73,6 +73,17 @@ void load(const Matrix& m, int64_t row, int64_t column, int64_t count, T* out) {
   }
 }
 
+// The same where they lie, if they are of that type and side by side; else in `memory`.
+template <class T>
+const T* in_place(const Matrix& m, int64_t row, int64_t column, int64_t count, T* memory) {
+  const bool single = m.dtype == Dtype::float32, wide = m.dtype == Dtype::float64;
+  if (m.column_stride == 1 && (sizeof(T) == sizeof(float) ? single : wide)) {
+    return static_cast<const T*>(m.data) + row * m.row_stride + column;
+  }
+  load(m, row, column, count, memory);
+  return memory;
+}
+
 template <class T>
 void store(const T* from, int64_t count, void* to, Dtype dtype, int64_t at) {
   if (dtype == Dtype::float16) {

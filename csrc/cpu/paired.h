@@ -15,12 +15,11 @@ void paired_cosines(const Matrix& x, const Matrix& y, int64_t width, T* cosines,
     T a[kChunk], b[kChunk];
     double xx = 0, yy = 0, xy = 0;
     for_chunks(0, width, [&](int64_t at, int64_t n) {
-      load(x, row, at, n, a);
-      load(y, row, at, n, b);
+      const T *p = in_place(x, row, at, n, a), *q = in_place(y, row, at, n, b);
       // Three sums at once: one alone would wait for its own additions.
 #pragma omp simd reduction(+ : xx, yy, xy)
       for (int64_t k = 0; k < n; ++k) {
-        const double u = a[k], v = b[k];
+        const double u = p[k], v = q[k];
         xx += u * u;
         yy += v * v;
         xy += u * v;

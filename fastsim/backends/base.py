@@ -4,6 +4,7 @@ import torch
 
 from fastsim.backends import rows as formulas
 from fastsim.backends.extras import EXTRAS
+from fastsim.batch_metrics import totals
 
 
 class Backend:
@@ -264,6 +265,13 @@ class Backend:
     def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
         """The score gradient panel dL/dS of a block from the coefficients of `tile`."""
         raise NotImplementedError
+
+    def batch_totals(self, seen, x, y):
+        """What `Metrics` add up (len(TOTALS),) of `Tile.seen` and of the rows themselves.
+
+        x (N, D), None where scores are no cosines; y (M, D), None where it is x.
+        """
+        return totals(seen, x, y, self.paired_cosines)
 
     def paired_scores(self, unit_x, unit_y):
         """Scores (N,) of paired rows by the same products as the panels, so that equal rows tie."""
