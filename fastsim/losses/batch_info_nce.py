@@ -114,6 +114,7 @@ def batch_info_nce(
         exclude_above=options["exclude_above"],
         guide=guide_of(guide, margin, strategy, within, anchors, batch, backend),
         column_bias=batch.gather_columns(bias),
+        distinct=positives is None,
     )
     parts = parts_of(further, anchors, candidates, within, pairs, guide, batch) if further else []
     asked = Asked(

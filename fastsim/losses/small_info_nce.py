@@ -17,7 +17,7 @@ from fastsim.backends.base import Backend
 from fastsim.batch_metrics import nothing_seen, record, watched
 from fastsim.distributed import join
 from fastsim.engine.autograd import tile_loss
-from fastsim.engine.passes import as_number, is_small
+from fastsim.engine.passes import is_small
 from fastsim.engine.prepared import Prepared
 from fastsim.losses.further_candidates import DIRECTIONS, Further, dense, own_scores, parts_of
 from fastsim.operators import differentiable_again, traced
@@ -66,7 +66,7 @@ def small_info_nce(
     if guide is not None:
         return None
     rest = options | {"reduction": reduction}
-    numbers = as_number(scale, anchors.dtype), float(options["margin"]), float(label_smoothing)
+    numbers = scale, float(options["margin"]), float(label_smoothing)
     own, references = further.own_negatives, further.references
     small = FurtherLoss(
         further.directions,

@@ -47,6 +47,7 @@ class Pairs:
     row_shift: (N,) in the compute type, what is taken from the scores of a row.
     thresholds: (N,) in the compute type, what `exclude_above` comes to with the positives' scores
         (`with_thresholds`): pairs of row i whose score is above thresholds[i] are out.
+    distinct: whether it is known that no two rows have the same positive.
     sliced: whether the columns are a slice of all, so that a positive may lie outside.
     """
 
@@ -64,6 +65,7 @@ class Pairs:
     column_bias: torch.Tensor | None = None
     row_shift: torch.Tensor | None = None
     thresholds: torch.Tensor | None = None
+    distinct: bool = False
     sliced: bool = False
     factors: Factors | None = None
 

@@ -29,10 +29,17 @@ class Rows:
         torch.ops.fastsim_cpu.unit_rows_backward(grad_unit, x, inverse, factor.item(), grad, dots)
         return grad, dots
 
-    def prefix_rows(self, x, norms, inverse):
+    def prefix_rows(self, x, before):
         if amx.parts(x.dtype):
-            return amx.Rows.of_norms(x, norms)
-        return super().prefix_rows(x, norms, inverse)
+            norms = torch.hypot(before, torch.linalg.vector_norm(x, dim=1, dtype=torch.float64))
+            return amx.Rows.of_norms(x, norms), norms
+        rows = torch.empty(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
+        norms = before.clone()
+        torch.ops.fastsim_cpu.prefix_rows(x, norms, rows)
+        return rows, norms
+
+    def prefix_rows_backward(self, grad_rows, x, along, inverse, grad):
+        torch.ops.fastsim_cpu.prefix_rows_backward(grad_rows, x, along, inverse, grad)
 
     def paired_cosines(self, x, y):
         dtype = torch.promote_types(x.dtype, torch.float32)

@@ -1,5 +1,6 @@
 """A tile loss of a small batch in one call, whose scores are one block."""
 
+import ctypes
 import math
 from operator import attrgetter
 
@@ -34,6 +35,8 @@ _whole = None if UNAVAILABLE else torch.ops.fastsim_cpu.whole.default
 class SmallBatch:
     """The part of `CpuBackend` that serves a small batch in one call."""
 
+    weighs_whole = True
+
     def serves_whole(self, tile, rows, columns, width):
         pairs = tile.pairs
         if tile.kind not in WHOLE or tile.hardness:
@@ -51,7 +54,8 @@ class SmallBatch:
         want_x, want_y = wants or (False, False)
         pairs = tile.pairs
         guide, factors, above = pairs.guide, pairs.factors, pairs.exclude_above
-        alike = not isinstance(weights, torch.Tensor)
+        alike = not (isinstance(weights, torch.Tensor) and weights.ndim)
+        scale, bias = _number(scale, x.dtype), _number(bias, x.dtype)
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         loss = torch.empty((), dtype=dtype)
         grad_x = torch.empty(x.shape if want_x else 0, dtype=dtype) if wants else None
@@ -85,7 +89,7 @@ class SmallBatch:
             tile.prior,
             tile.positive_weights,
             None if alike else weights,
-            weights if alike else 0.0,
+            _number(weights, x.dtype) if alike else 0.0,
             grad_x if want_x else None,
             grad_y if want_y else None,
             loss,
@@ -100,6 +104,7 @@ class SmallBatch:
     def further(self, sides, directions, numbers, cosine, weights, wants, seen):
         dtype = torch.float64 if sides[0].dtype == torch.float64 else torch.float32
         x, y, own, references = sides
+        scale, margin, smoothing = numbers
         own = None if own is None else own.flatten(0, 1)
         alike = not isinstance(weights, torch.Tensor)
         loss = torch.empty(() if weights is not None else x.shape[0], dtype=dtype)
@@ -113,7 +118,9 @@ class SmallBatch:
             own,
             references,
             *directions,
-            *numbers,
+            _number(scale, x.dtype),
+            margin,
+            smoothing,
             cosine,
             None if alike else weights,
             (weights or 0.0) if alike else 0.0,
@@ -131,3 +138,9 @@ def _is_small(rows, columns, width):
     if rows * columns * width > SMALL and amx.name():
         return False
     return is_one_block(rows, columns)
+
+
+def _number(value, dtype):
+    """A number or 0-d tensor as a number of the compute type."""
+    value = value.item() if isinstance(value, torch.Tensor) else value
+    return value if dtype == torch.float64 else ctypes.c_float(value).value
