@@ -2,7 +2,7 @@
 
 Of each loss the time of the forward pass alone and with backward, ours beside the dense formula in
 plain torch and, of the headlines, beside torch.compile of it: one thread, in turns. Writes
-small_batches.jsonl in bench/results/<device>; rows of losses that are not asked for stay there.
+small_batches.jsonl in bench/results/<device>; rows of other losses, sizes and kernels stay there.
 """
 
 import time
@@ -11,6 +11,7 @@ import click
 import torch
 
 from bench.results import FOLDER, write
+from fastsim.backends import get
 from fastsim.benchmark import results, timing
 from fastsim.benchmark.baselines import baseline_named
 from fastsim.benchmark.baselines.baseline import UnavailableError
@@ -18,6 +19,7 @@ from fastsim.benchmark.calls import PASSES, runnable
 from fastsim.benchmark.cases import CASES
 
 NAME, BY = "small_batches", ("fastsim cpu", "eager torch", "torch.compile")
+KEY = ("loss", "rows", "width", "measure", "by", "kernels")
 ROWS, WIDTH = 64, 384
 MOST = 2000  # rounds
 
@@ -36,10 +38,12 @@ def _calls(problem, which):
 def times(loss, seconds, clock):
     """A row for each of them and each pass, taken in turns."""
     problem = CASES[loss].problem(ROWS, WIDTH)
+    kernels = get("cpu").note().removeprefix(", ")
     for which in PASSES:
         found_by = timing.in_turns(_calls(problem, which), seconds=seconds, most=MOST, clock=clock)
         for by, found in found_by.items():
             row = {"loss": loss, "rows": ROWS, "width": WIDTH, "measure": which, "by": by}
+            row["kernels"] = kernels
             yield row | (
                 {"not measured": found} if isinstance(found, str) else timing.summary(found)
             )
@@ -54,12 +58,16 @@ def main(losses, seconds):
     torch.set_num_threads(1)
     path = FOLDER / about["device"] / f"{NAME}.jsonl"
     kept = results.read(path)[1] if path.is_file() else []
-    rows = [row for row in kept if row["loss"] not in losses]
+    rows = {_key(row): row for row in kept}
     for loss in losses:
         for row in times(loss, seconds, time.perf_counter):
-            rows.append(row)
+            rows[_key(row)] = row
             click.echo(row)
-    write(NAME, rows, about)
+    write(NAME, list(rows.values()), about)
+
+
+def _key(row):
+    return tuple(row.get(name) for name in KEY)
 
 
 if __name__ == "__main__":

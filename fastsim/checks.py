@@ -196,6 +196,11 @@ def check_labels(name, value, count, device):
         raise ValueError(f"{name}: wanted {count} entries, one per score, got {value.shape[0]}")
     if value.device != device:
         raise ValueError(f"{name}: wanted device {device}, got {value.device}")
+    check_order(name, value)
+
+
+def check_order(name, value):
+    """No NaN among labels; read on a CPU at once, asserted on the device elsewhere."""
     if value.is_floating_point() and not _traced(value):
         nan = value.isnan().any()
         if value.device.type != "cpu":

@@ -73,15 +73,15 @@ void load(const Matrix& m, int64_t row, int64_t column, int64_t count, T* out) {
   }
 }
 
-// The same where they lie, if they are of that type and side by side; else in `memory`.
+// The same, where they lie if that is as a row of T, else in `out`.
 template <class T>
-const T* in_place(const Matrix& m, int64_t row, int64_t column, int64_t count, T* memory) {
-  const bool single = m.dtype == Dtype::float32, wide = m.dtype == Dtype::float64;
-  if (m.column_stride == 1 && (sizeof(T) == sizeof(float) ? single : wide)) {
+const T* read(const Matrix& m, int64_t row, int64_t column, int64_t count, T* out) {
+  constexpr Dtype own = sizeof(T) == sizeof(float) ? Dtype::float32 : Dtype::float64;
+  if (m.dtype == own && m.column_stride == 1) {
     return static_cast<const T*>(m.data) + row * m.row_stride + column;
   }
-  load(m, row, column, count, memory);
-  return memory;
+  load(m, row, column, count, out);
+  return out;
 }
 
 template <class T>

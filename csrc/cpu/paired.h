@@ -12,18 +12,22 @@ template <class T>
 void paired_cosines(const Matrix& x, const Matrix& y, int64_t width, T* cosines, T* inverse_x,
                     T* inverse_y, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
-    T a[kChunk], b[kChunk];
+    T of_x[kChunk], of_y[kChunk];
     double xx = 0, yy = 0, xy = 0;
     for_chunks(0, width, [&](int64_t at, int64_t n) {
-      const T *p = in_place(x, row, at, n, a), *q = in_place(y, row, at, n, b);
+      const T *a = read(x, row, at, n, of_x), *b = read(y, row, at, n, of_y);
       // Three sums at once: one alone would wait for its own additions.
-#pragma omp simd reduction(+ : xx, yy, xy)
+      double uu = 0, vv = 0, uv = 0;
+#pragma omp simd reduction(+ : uu, vv, uv)
       for (int64_t k = 0; k < n; ++k) {
-        const double u = p[k], v = q[k];
-        xx += u * u;
-        yy += v * v;
-        xy += u * v;
+        const double u = a[k], v = b[k];
+        uu += u * u;
+        vv += v * v;
+        uv += u * v;
       }
+      xx += uu;
+      yy += vv;
+      xy += uv;
     });
     const double r = inverse_norm<T>(xx), s = inverse_norm<T>(yy);
     cosines[row] = T(xy * r * s);
@@ -52,10 +56,9 @@ void paired_cosines_backward(const T* score_grads, const Matrix& x, const Matrix
                              int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const T g = score_grads[row], c = cosines[row], r = inverse_x[row], s = inverse_y[row];
-    T a[kChunk], b[kChunk];
+    T of_x[kChunk], of_y[kChunk];
     for_chunks(0, width, [&](int64_t at, int64_t n) {
-      load(x, row, at, n, a);
-      load(y, row, at, n, b);
+      const T *a = read(x, row, at, n, of_x), *b = read(y, row, at, n, of_y);
       if (grad_x) paired_row_backward(a, b, n, g, c, r, s, grad_x, dtype_x, row * width + at);
       if (grad_y) paired_row_backward(b, a, n, g, c, s, r, grad_y, dtype_y, row * width + at);
     });
@@ -67,18 +70,20 @@ template <class T>
 void triplet_distances(const Matrix& anchors, const Matrix& positives, const Matrix& negatives,
                        int64_t width, T* near, T* far, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
-    T a[kChunk], p[kChunk], n[kChunk];
+    T of_a[kChunk], of_p[kChunk], of_n[kChunk];
     double to_positive = 0, to_negative = 0;
     for_chunks(0, width, [&](int64_t at, int64_t count) {
-      load(anchors, row, at, count, a);
-      load(positives, row, at, count, p);
-      load(negatives, row, at, count, n);
-#pragma omp simd reduction(+ : to_positive, to_negative)
+      const T *a = read(anchors, row, at, count, of_a), *p = read(positives, row, at, count, of_p);
+      const T* n = read(negatives, row, at, count, of_n);
+      double uu = 0, vv = 0;
+#pragma omp simd reduction(+ : uu, vv)
       for (int64_t k = 0; k < count; ++k) {
         const double u = double(p[k]) - double(a[k]), v = double(n[k]) - double(a[k]);
-        to_positive += u * u;
-        to_negative += v * v;
+        uu += u * u;
+        vv += v * v;
       }
+      to_positive += uu;
+      to_negative += vv;
     });
     near[row] = T(__builtin_sqrt(to_positive));
     far[row] = T(__builtin_sqrt(to_negative));

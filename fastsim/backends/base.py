@@ -309,6 +309,10 @@ class Backend:
         """
         raise NotImplementedError
 
+    def equal_counts(self, values, among):
+        """How many of the integers among (M,) each of the integers values (N,) is: (N,) int64."""
+        return formulas.equal_counts(values, among)
+
     def triplet_distances(self, anchors, positives, negatives):
         """|a_i - p_i| and |a_i - n_i| (N,) in the compute type, of three (N, D)."""
         return formulas.triplet_distances(anchors, positives, negatives)

@@ -6,16 +6,26 @@ Source: Reimers and Gurevych 2019, "Sentence-BERT", section 3. `cosent` trains t
 cosines instead of their values.
 """
 
-import torch
+from functools import partial
+
 from torch import Tensor
 
 from fastsim.annotations import Reduction
 from fastsim.backends import pick
-from fastsim.checks import check_alike, check_embeddings, check_labels, check_reduction
+from fastsim.checks import (
+    check_alike,
+    check_embeddings,
+    check_labels,
+    check_order,
+    check_reduction,
+)
+from fastsim.engine.prepared import Prepared, note, once_per_signature
 from fastsim.losses.module import LossModule
+from fastsim.reduce import reduce
 from fastsim.scores import paired_cosines
 
 
+@once_per_signature
 def cosine_regression(
     u: Tensor,
     v: Tensor,
@@ -52,8 +62,10 @@ def cosine_regression(
     check_alike("v", v, "u", u, rows=True)
     check_labels("labels", labels, u.shape[0], u.device)
     check_reduction(reduction)
-    cosines = paired_cosines(u, v, pick(backend, u, v))
-    return torch.nn.functional.mse_loss(cosines, labels.to(cosines.dtype), reduction=reduction)
+    made = partial(_loss, reduction=reduction, backend=pick(backend, u, v))
+    loss = made(u, v, labels)
+    note((u, v, labels), Prepared(partial(_of_any_labels, made=made)), loss)
+    return loss
 
 
 class CosineRegression(LossModule):
@@ -68,3 +80,13 @@ class CosineRegression(LossModule):
         backend: str | None = None,
     ) -> None:
         super().__init__(locals())
+
+
+def _of_any_labels(u, v, labels, *, made):
+    check_order("labels", labels)
+    return made(u, v, labels)
+
+
+def _loss(u, v, labels, *, reduction, backend):
+    cosines = paired_cosines(u, v, backend)
+    return reduce((cosines - labels.to(cosines.dtype)).square(), reduction)

@@ -3,7 +3,7 @@
 Rows are embeddings, columns are references or the embeddings themselves, a row left out of its own.
 """
 
-from fastsim.backends import pick
+from fastsim.backends import get, pick
 from fastsim.backends.extras import extras_of
 from fastsim.checks import check_reduction, check_similarity
 from fastsim.distributed import join
@@ -36,8 +36,8 @@ def grouped_loss(
     """The loss of that name over groups; what the user calls the same is said in `sup_con`.
 
     kind, scale, parameters: those of the `Tile`. formula: (scores (N, M), pairs) -> losses (N,) in
-    plain torch. options: what has to be the same on every rank. count: of the pairs, what the mean
-    is over; None: the rows.
+    plain torch. options: what has to be the same on every rank. count: of the pairs, with a
+    backend, what the mean is over; None: the rows.
     """
     pairs = parse_groups(
         embeddings, groups, references, reference_groups, own_first, empty=group is not None
@@ -61,7 +61,7 @@ def grouped_loss(
         backend=chosen.name,
     )
     pairs = global_groups(pairs, batch)
-    counted = count(pairs) if count is not None and reduction == "mean" else None
+    counted = count(pairs, chosen) if count is not None and reduction == "mean" else None
     if chosen.name == "eager":
         scores = dense_scores(embeddings, batch.gather_columns(columns), chosen, similarity)
         return batch.reduce(formula(scores, pairs), reduction, counted)
@@ -91,4 +91,4 @@ def grouped_from_scores(
     pairs = groups_of_scores(scores, groups, reference_groups, own_first)
     check_reduction(reduction)
     losses = formula(as_float(scores), pairs)
-    return reduce(losses, reduction, None if count is None else count(pairs))
+    return reduce(losses, reduction, None if count is None else count(pairs, get("eager")))

@@ -143,6 +143,6 @@ def _losses(scores, pairs, temperature):
     return torch.where(counted, terms, 0.0).sum(1)
 
 
-def _count(pairs):
+def _count(pairs, backend):
     """Positive pairs."""
-    return positive_counts(pairs).sum()
+    return positive_counts(pairs, backend).sum()

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fastsim.annotations import Group, Reduction, Scalar, Similarity, Targets
-from fastsim.backends import pick
+from fastsim.backends import get, pick
 from fastsim.backends.extras import extras_of
 from fastsim.checks import (
     check_choice,
@@ -38,7 +38,6 @@ from fastsim.engine.autograd import tile_loss
 from fastsim.engine.prepared import note_targets, once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
-    Pairs,
     check_own_targets,
     dense_targets,
     gather_targets,
@@ -153,7 +152,7 @@ def _loss(x, y, targets, *, scale, bias, positive_weight, cosine, reduction, bat
     weights = None
     if positive_weight is not None:
         all_rows = batch.gather_rows(pairs.row_groups)
-        weights = _weights(pairs, all_rows, positive_weight, compute_dtype(x))
+        weights = _weights(pairs, all_rows, positive_weight, compute_dtype(x), backend)
 
     def formula(scores, scale, bias):
         return _losses(scores * scale + bias, pairs, weights)
@@ -221,7 +220,7 @@ def siglip_from_scores(
     pairs = parse_targets(targets, rows, columns, scores.device)
     logits, weights = as_float(scores) * scale + bias, None
     if _is_weighed(positive_weight, targets):
-        weights = _weights(pairs, pairs.row_groups, positive_weight, logits.dtype)
+        weights = _weights(pairs, pairs.row_groups, positive_weight, logits.dtype, get("eager"))
     return reduce(_losses(logits, pairs, weights), reduction)
 
 
@@ -245,13 +244,13 @@ def _is_weighed(positive_weight, targets):
     return positive_weight != "one" and targets is not None
 
 
-def _weights(pairs, all_rows, positive_weight, dtype):
+def _weights(pairs, all_rows, positive_weight, dtype, backend):
     """(N,) what a positive of each row counts. all_rows: the groups of the rows of all ranks.
 
     All columns of a row's group have as many positives, so no number of a column is needed.
     """
-    of_row = 1 / positive_counts(pairs).clamp(min=1).to(dtype)
+    of_row = positive_counts(pairs, backend).clamp(min=1).to(dtype).reciprocal()
     if positive_weight == "row":
         return of_row
-    rows_of_group = positive_counts(Pairs(row_groups=pairs.row_groups, column_groups=all_rows))
-    return (of_row + 1 / rows_of_group.to(dtype)) / 2
+    rows_of_group = backend.equal_counts(pairs.row_groups, all_rows)
+    return rows_of_group.to(dtype).reciprocal().add_(of_row).mul_(0.5)

@@ -141,6 +141,6 @@ def _losses(scores, pairs, temperature):
     return torch.where(count > 0, lse - mean, 0.0)
 
 
-def _count(pairs):
+def _count(pairs, backend):
     """Rows with a positive: the others' losses are 0."""
-    return (positive_counts(pairs) > 0).sum()
+    return (positive_counts(pairs, backend) > 0).sum()

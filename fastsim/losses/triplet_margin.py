@@ -82,39 +82,56 @@ class TripletMargin(LossModule):
 
 def _loss(*sides, margin, reduction, backend):
     if backend.name == "eager":
-        gap = _gap_formula(None, *sides)
-    elif torch.is_grad_enabled() and any(side.requires_grad for side in sides):
-        gap = _Gap.apply(*sides, backend.name)
-    else:
-        near, far = _distances(*sides, backend.name)
-        gap = near - far
-    return reduce(torch.relu(gap + margin), reduction)
+        return _formula(*sides, margin, reduction)
+    learnt = (*sides, margin) if isinstance(margin, Tensor) else sides
+    if torch.is_grad_enabled() and any(side.requires_grad for side in learnt):
+        return _TripletMargin.apply(*sides, margin, reduction, backend.name)
+    return reduce(_losses(*_distances(*sides, backend.name), margin), reduction)
 
 
-def _gap_formula(ctx, anchors, positives, negatives):
+def _formula(anchors, positives, negatives, margin, reduction):
     anchors = as_float(anchors)
-    return norms(anchors - positives) - norms(anchors - negatives)
+    gaps = norms(anchors - positives) - norms(anchors - negatives)
+    return reduce(torch.relu(gaps + margin), reduction)
 
 
-class _Gap(torch.autograd.Function):
-    """The two distances in one function: what the anchors get is what the others get, turned round.
+def _losses(near, far, margin):
+    return (near - far).add_(margin).relu_()
+
+
+class _TripletMargin(torch.autograd.Function):
+    """The loss in one function: what the anchors get is what the others get, turned round.
 
     So a backward pass makes the three gradients and no other N x D numbers.
     """
 
     @staticmethod
-    def forward(ctx, anchors, positives, negatives, backend):
+    def forward(ctx, anchors, positives, negatives, margin, reduction, backend):
         near, far = _distances(anchors, positives, negatives, backend)
-        ctx.save_for_backward(anchors, positives, negatives, near, far)
-        ctx.backend = backend
-        return near - far
+        losses = _losses(near, far, margin)
+        learnt = margin if isinstance(margin, Tensor) else None
+        ctx.save_for_backward(anchors, positives, negatives, learnt, near, far, losses <= 0)
+        ctx.margin, ctx.reduction, ctx.backend = margin, reduction, backend
+        return reduce(losses, reduction)
 
     @staticmethod
-    @differentiable_again(_gap_formula, inputs=3)
+    @differentiable_again(
+        lambda ctx, *given: _formula(
+            *given[:3], ctx.margin if given[3] is None else given[3], ctx.reduction
+        ),
+        inputs=4,
+    )
     def backward(ctx, grad):
-        wants = list(ctx.needs_input_grad[:3])
-        grads = _distances_backward(grad, *ctx.saved_tensors, wants, ctx.backend)
-        return *(grad if want else None for grad, want in zip(grads, wants, strict=True)), None
+        *sides, margin, near, far, none = ctx.saved_tensors
+        grad = grad / len(near) if ctx.reduction == "mean" else grad
+        grad = torch.where(none, 0.0, grad)  # a NaN is not at most 0
+        *wants, want_margin = ctx.needs_input_grad[:4]
+        grads = [None] * 3
+        if any(wants):
+            found = _distances_backward(grad, *sides, near, far, list(wants), ctx.backend)
+            grads = [one if want else None for one, want in zip(found, wants, strict=True)]
+        of_margin = grad.sum().to(margin.dtype) if want_margin else None
+        return *grads, of_margin, None, None
 
 
 # ---- the registered operators; a gradient that is not wanted is empty ----

@@ -3,11 +3,9 @@
 import torch
 
 
-def positive_counts(pairs):
+def positive_counts(pairs, backend):
     """(N,) int64: how many columns of its own group each row has, itself left out where skipped."""
-    groups = pairs.column_groups.sort().values
-    first = torch.searchsorted(groups, pairs.row_groups)
-    counts = torch.searchsorted(groups, pairs.row_groups, right=True) - first
+    counts = backend.equal_counts(pairs.row_groups, pairs.column_groups)
     if pairs.skip == "diagonal":
         own = pairs.column_groups[pairs.offset :][: pairs.row_groups.shape[0]]
         counts = counts - (own == pairs.row_groups).long()

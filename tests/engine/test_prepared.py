@@ -28,6 +28,11 @@ def _triplets(seed):
     return [x, y[:N].detach().requires_grad_(), (y[:N] * x).detach().requires_grad_()]
 
 
+def _labelled(seed):
+    x, y = sides(seed)
+    return [x, y[:N].detach().requires_grad_(), torch.randn(N, generator=fresh(seed + 70))]
+
+
 def _taught(seed):
     x, y = sides(seed)
     return [x, y, *(side.detach() * 2 + 1 for side in sides(seed + 50))]
@@ -73,6 +78,7 @@ CALLS = {
         {"margin": 0.5},
     ),
     "triplet_margin": (fastsim.triplet_margin, _triplets, {"margin": 0.3}),
+    "cosine_regression": (fastsim.cosine_regression, _labelled, {}),
 }
 
 
@@ -166,3 +172,12 @@ def test_what_watches_or_transforms_goes_the_whole_way(usable):
     (again,) = torch.autograd.grad(fastsim.info_nce(x, y), x, create_graph=True)
     again.square().sum().backward()
     assert y.grad.isfinite().all()
+
+
+def test_labels_are_looked_at_each_time(usable):
+    usable("cpu")
+    x, y = sides(8)
+    labels = torch.zeros(N)
+    fastsim.cosine_regression(x, y[:N], labels)
+    with pytest.raises(ValueError, match="labels: wanted labels that can be ordered, got NaN"):
+        fastsim.cosine_regression(x, y[:N], labels.index_fill(0, torch.tensor([2]), torch.nan))

@@ -3,6 +3,7 @@
 import torch
 
 from fastsim.backends.cpu import amx, memory
+from fastsim.operators import traced
 
 
 def _with_positives(columns, first):
@@ -71,6 +72,13 @@ class Rows:
             *(g if wanted else None for g, wanted in zip(grads, wants, strict=True)),
         )
         return tuple(grads)
+
+    def equal_counts(self, values, among):
+        if traced():  # by torch's own operations
+            return super().equal_counts(values, among)
+        counts = torch.empty_like(values)
+        torch.ops.fastsim_cpu.equal_counts.default(values, among, counts)
+        return counts
 
     def triplet_distances(self, anchors, positives, negatives):
         dtype = torch.promote_types(anchors.dtype, torch.float32)

@@ -1,0 +1,32 @@
+// How often each value is among others.
+
+#include <algorithm>
+#include <vector>
+
+#include "arguments.h"
+#include "operators.h"
+
+namespace fastsim {
+
+namespace {
+
+// counts (N,): how many of among (M,) are values[i].
+void equal_counts(Tensor values, Tensor among, Tensor counts) {
+  const int64_t *wanted = input<int64_t>(values), *from = input<int64_t>(among);
+  int64_t* out = output<int64_t>(counts);
+  std::vector<int64_t> sorted(from, from + among.size(0));
+  std::sort(sorted.begin(), sorted.end());
+  for (int64_t i = 0; i < values.size(0); ++i) {
+    const auto [first, last] = std::equal_range(sorted.begin(), sorted.end(), wanted[i]);
+    out[i] = last - first;
+  }
+}
+
+std::vector<Operator> operators() {
+  return {OPERATOR(equal_counts, "(Tensor values, Tensor among, Tensor(counts!) counts) -> ()")};
+}
+
+}  // namespace
+}  // namespace fastsim
+
+REGISTER_OPERATORS(fastsim::operators)
