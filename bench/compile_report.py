@@ -16,6 +16,7 @@ import re
 import subprocess
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,11 +89,11 @@ def pretending(architecture):
     """Within the block Triton and the backend take the machine for one with such a GPU."""
     from triton.runtime import driver
 
-    from fastsim.backends.triton.kernels import launches, lists
+    from fastsim.backends.triton.kernels import launches, lists, small_batch
 
     kernels = [
         kernel
-        for module in (launches, lists)
+        for module in (launches, lists, small_batch)
         for kernel in vars(module).values()
         if hasattr(kernel, "device_caches")
     ]
@@ -250,6 +251,29 @@ def run_rest(dtype, depth=768):
     backend.cosent(torch.randn(ROWS), torch.rand(ROWS), torch.ones(()), True)
 
 
+def run_small(dtype, depth=768):
+    """The launches of a small batch."""
+    backend = TritonBackend()
+    x, y = torch.randn(ROWS, depth, dtype=dtype), torch.randn(COLUMNS, depth, dtype=dtype)
+    excluding = Pairs(torch.arange(ROWS), _integers(ROWS), _integers(COLUMNS), distinct=True)
+    groups = Pairs(row_groups=_integers(ROWS), column_groups=_integers(COLUMNS))
+    others = Pairs(row_groups=_integers(ROWS), column_groups=_integers(ROWS), negative_target=0.0)
+    number = torch.tensor(20.0)
+    for tile, right, scale in (
+        (Tile("softmax", excluding), y, 20.0),
+        (Tile("softmax", excluding, margin=0.1, symmetric=True), y, number),
+        (Tile("softmax", replace(others, skip="diagonal"), normalise=True), None, 20.0),
+        (Tile("sigmoid", groups), y, 20.0),
+        (Tile("hard_triplet", excluding, margin=0.2), y, 1.0),
+        (Tile("semi-hard_triplet", excluding, margin=0.2), y, 1.0),
+    ):
+        together = right is None
+        given = x, right, scale, -10.0, 0.5
+        loss, *found = backend.whole(tile, *given, (True, not together))
+        wants = (True, not together, False, False)
+        backend.whole_gradients(tile, loss, found, given, wants, dtype)
+
+
 @contextlib.contextmanager
 def operand(name):
     """The dtype of the inputs that have these operands, with the global precision they need."""
@@ -313,6 +337,7 @@ def calls():
     for name in ("positives", "sigmoid groups"):
         tile, sizes = of_pairs[name], {"columns": COLUMNS, "depth": 768}
         made[f"{tile.kind} forward"] = functools.partial(run_forward, tile, **sizes)
+    made["small batch"] = run_small
     return made
 
 

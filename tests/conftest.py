@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import fastsim
-from fastsim.backends.cpu import backend as cpu
+from fastsim.backends.cpu import sizes
+from fastsim.backends.cpu.backend import CpuBackend
 from fastsim.backends.torch import panels
 from tests.seeds import SEED
 
@@ -44,16 +45,16 @@ def small_panels(monkeypatch):
     """The engines with panels of a few rows and columns, so that small inputs need many."""
     monkeypatch.setattr(panels, "CPU_PANEL", 4 << 9)
     monkeypatch.setattr(panels, "FEWEST_ROWS", 8)
-    monkeypatch.setattr(cpu, "PANEL", 1 << 9)
-    monkeypatch.setattr(cpu, "FEWEST_ROWS", 12)
-    monkeypatch.setattr(cpu, "WIDEST", 64)
+    monkeypatch.setattr(sizes, "PANEL", 1 << 9)
+    monkeypatch.setattr(sizes, "FEWEST_ROWS", 12)
+    monkeypatch.setattr(sizes, "WIDEST", 64)
 
 
 @pytest.fixture
 def in_passes(monkeypatch):
     """The CPU engine without the one call for small batches."""
-    monkeypatch.setattr(cpu.CpuBackend, "serves_whole", lambda *_: False)
-    monkeypatch.setattr(cpu.CpuBackend, "serves_hardest_pairs", lambda *_: False)
+    monkeypatch.setattr(CpuBackend, "serves_whole", lambda *_: False)
+    monkeypatch.setattr(CpuBackend, "serves_hardest_pairs", lambda *_: False)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ a floor: `errors` says how far below the measured times it lies.
 
 from dataclasses import dataclass
 
-from fastsim.backends.cpu import backend as cpu
+from fastsim.backends.cpu import sizes
 from fastsim.benchmark.cases import CASES
 from fastsim.benchmark.found import BOTH, Found
 
@@ -61,7 +61,7 @@ def rates_of(about, rows, loss="info_nce", link=float("inf")):
     if None in values.values() or not calls:
         raise ValueError(f"rates: wanted measured ceilings and calls of {loss}, got {values}")
     product, exp, copy = (1e9 * value for value in values.values())
-    kept = cpu.KEPT if about["kind"] == "cpu" else 0
+    kept = sizes.KEPT if about["kind"] == "cpu" else 0
     return Rates(product, exp, copy, 1e-3 * min(calls), link, kept)
 
 

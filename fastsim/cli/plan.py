@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fastsim.backends.cpu import backend as cpu
+from fastsim.backends.cpu import sizes
 from fastsim.backends.torch import panels
 from fastsim.cli.products import PRODUCTS
 
@@ -92,8 +92,8 @@ def memory(plan):
         parts.append(("panel", (2 * FLOAT + operand) * scores, how))
     else:
         columns = plan.alive_candidates
-        kept = cpu.KEPT if PRODUCTS[plan.loss][0] == 4 and plan.ranks == 1 else 0
-        panel = min(plan.rows * columns, max(cpu.PANEL, kept, cpu.FEWEST_ROWS * columns))
+        kept = sizes.KEPT if PRODUCTS[plan.loss][0] == 4 and plan.ranks == 1 else 0
+        panel = min(plan.rows * columns, max(sizes.PANEL, kept, sizes.FEWEST_ROWS * columns))
         size = FLOAT * (panel + columns * plan.dim)
         parts.append(("panel", size, "scores; the candidates once more, packed"))
     return parts

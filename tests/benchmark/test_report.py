@@ -11,7 +11,7 @@ pytest.importorskip("matplotlib", reason="the figures need matplotlib")
 from bench import figures, matryoshka, parity, repeated, report
 from bench import results as kept
 from bench import tables as markdown
-from fastsim.backends.cpu import backend as cpu
+from fastsim.backends.cpu import sizes
 from fastsim.benchmark import model, results
 from fastsim.benchmark.baselines import BASELINES, ours
 from fastsim.benchmark.baselines.baseline import Baseline
@@ -63,7 +63,7 @@ def test_the_model_adds_up():
 
 
 def test_the_model_takes_measured_ceilings():
-    assert model.rates_of(about(), ceilings(), link=1e9) == replace(RATES, kept=cpu.KEPT)
+    assert model.rates_of(about(), ceilings(), link=1e9) == replace(RATES, kept=sizes.KEPT)
     with pytest.raises(ValueError, match="rates: wanted measured ceilings"):
         model.rates_of(about(), ceilings()[2:])
     place = {"loss": "info_nce", "implementation": "fastsim cpu", "rows": 1000, "width": 100}
@@ -199,6 +199,17 @@ def test_figures_and_tables(folder, monkeypatch):
     same = "a later run puts 0 beyond the spread of the repeats; it differs by 0.0% in the median."
     assert report.TABLES["repeated"]("here").endswith(same)
     assert report.TABLES["times"]("cpu").startswith("here:\n\n| loss |")
+
+
+def test_a_run_of_parts_alone(folder):
+    """Memory may be measured where nothing is timed: a table, and no figures."""
+    (folder / "losses.jsonl").unlink()
+    about, rows = run = kept.read_losses("here")
+    assert about["kind"] == "cpu"
+    assert [row["measure"] for row in rows] == ["memory"] * 2
+    assert kept.folders("cpu") == ["here"]
+    assert figures.draw("here", run) == []
+    assert "| info_nce | fastsim cpu | 17 MB |" in report.TABLES["memory"]("here")
 
 
 def test_a_part_of_another_device_is_refused(folder):

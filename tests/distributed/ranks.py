@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import fastsim
-from fastsim.backends.cpu import backend as cpu
+from fastsim.backends.cpu import sizes
 from fastsim.distributed import Ring
 from tests.cases import CASES, Case, embeddings, integers
 from tests.distributed.recorder import order, recording
@@ -361,7 +361,7 @@ def everything(groups, seed):
 
     groups: {ranks: group or None}.
     """
-    cpu.PANEL, cpu.FEWEST_ROWS, cpu.WIDEST = 1 << 9, 12, 64  # so that there are many panels
+    sizes.PANEL, sizes.FEWEST_ROWS, sizes.WIDEST = 1 << 9, 12, 64  # so that there are many panels
     errors, calls = {}, {}
     for ranks, group in groups.items():
         for case in BATCHWISE if group is not None else []:

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import fastsim
-from fastsim.backends.cpu import backend as cpu
+from fastsim.backends.cpu import sizes
+from fastsim.backends.cpu.backend import CpuBackend
+from fastsim.backends.cpu.workspace import Workspace
 from tests.cases import CASES, call, inputs
 from tests.losses.test_losses import compare
 
@@ -25,7 +27,7 @@ TWICE = [case for case in CASES if case.tile and looks_at_columns(case)]
 def keep(monkeypatch, case, rows):
     tensors, _, _ = inputs(case, SHAPE, torch.float32, seed=0)
     columns = SHAPE[0] if tensors[1] is None else SHAPE[1]
-    monkeypatch.setattr(cpu, "KEPT", rows * columns)
+    monkeypatch.setattr(sizes, "KEPT", rows * columns)
 
 
 @pytest.mark.parametrize("rows", BANDS)
@@ -42,7 +44,7 @@ def test_equals_the_oracle(case, rows, small_panels, monkeypatch, usable):
 def test_spares_products_and_changes_nothing(case, rows, small_panels, monkeypatch, usable):
     usable("cpu")
     tensors, others, options = inputs(case, SHAPE, torch.float32, seed=31)
-    scores = cpu.CpuBackend.scores
+    scores = CpuBackend.scores
     products = 0
 
     def counted(*arguments, **keywords):
@@ -50,7 +52,7 @@ def test_spares_products_and_changes_nothing(case, rows, small_panels, monkeypat
         products += 1
         return scores(*arguments, **keywords)
 
-    monkeypatch.setattr(cpu.CpuBackend, "scores", counted)
+    monkeypatch.setattr(CpuBackend, "scores", counted)
 
     def run(kept):
         nonlocal products
@@ -72,13 +74,13 @@ def test_nothing_is_kept_without_a_gradient(case, small_panels, monkeypatch, usa
     usable("cpu")
     tensors, others, options = inputs(case, SHAPE, torch.float32, seed=32)
     kept = []
-    keep_panel = cpu.Workspace.keep
+    keep_panel = Workspace.keep
 
     def recorded(workspace, block, panel):
         keep_panel(workspace, block, panel)
         kept.append(workspace.kept(block) is not None)
 
-    monkeypatch.setattr(cpu.Workspace, "keep", recorded)
+    monkeypatch.setattr(Workspace, "keep", recorded)
     case.loss(*tensors, *others, **options, backend="cpu")
     assert kept == [False] * 3
     kept.clear()

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import fastsim
-from fastsim.backends.cpu import backend as cpu
-from fastsim.backends.cpu import mirrored
+from fastsim.backends.cpu import mirrored, sizes
 from tests.cases import CASES, inputs
 from tests.losses.test_losses import compare, names
 from tests.seeds import fresh
@@ -68,8 +67,8 @@ def calls(monkeypatch, in_passes, usable):
 )
 def test_equals_the_oracle(case, wide, calls, monkeypatch):
     """In blocks of part of a row and of all of it, whose scores are kept."""
-    monkeypatch.setattr(cpu, "PANEL", 64 * wide)
-    monkeypatch.setattr(cpu, "KEPT", 130 * 130 if wide == 256 else 0)
+    monkeypatch.setattr(sizes, "PANEL", 64 * wide)
+    monkeypatch.setattr(sizes, "KEPT", 130 * 130 if wide == 256 else 0)
     compare(case, "cpu", torch.float32, SHAPE, seed=wide)
     assert calls
 

@@ -11,7 +11,9 @@ import torch
 
 import fastsim
 from fastsim.backends import get
-from fastsim.backends.cpu import backend as cpu
+from fastsim.backends.cpu import library
+from fastsim.backends.cpu.backend import CpuBackend
+from fastsim.backends.cpu.small_batch import WHOLE
 from fastsim.engine.autograd import tile_loss
 from fastsim.kinds import KINDS
 from fastsim.pairs import Factors, Guide, Pairs, negative_counts
@@ -20,7 +22,7 @@ from tests.measure import assert_close, conditioning
 from tests.seeds import fresh
 
 ROWS, COLUMNS, WIDTH = 13, 17, 6
-TRIPLETS = tuple(name for name in cpu.WHOLE if not KINDS[name].in_panels)
+TRIPLETS = tuple(name for name in WHOLE if name.endswith("_triplet"))
 TARGETED = ("softmax", "sigmoid", "squared_error")  # by any targets
 SIDES = ("multi_similarity", "multi_positive", "circle")  # positives and negatives by groups
 BOTH = {"margin": 0.3, "symmetric": True}
@@ -30,7 +32,7 @@ EXTRAS = ("dot", "guide", "above", "bias")
 
 def combinations():
     """(kind, targets, whether pairs are left out, options) that a loss may ask for."""
-    for kind in cpu.WHOLE:
+    for kind in WHOLE:
         if kind == "softmax":
             for options in ({}, {"margin": 0.3}, {"symmetric": True}, BOTH):
                 yield kind, "positives", False, options
@@ -87,9 +89,8 @@ def extended(tile, extra, random):
     """The tile with one more of what may be asked of it."""
     pairs, of = tile.pairs, {}
     if extra == "guide":
-        rows, columns, thresholds = normal(random, (ROWS, 5), (COLUMNS, 5), (ROWS,))
-        scores = torch.nn.functional.normalize(rows) @ torch.nn.functional.normalize(columns).T
-        of = {"guide": Guide(rows, columns, thresholds / 2, scores)}
+        guide = normal(random, (ROWS, 5), (COLUMNS, 5))
+        of = {"guide": Guide(*guide, None, margin=-0.1, relative=tile.kind == "decoupled")}
     elif extra == "above":
         of = {"exclude_above": 0.2}
     elif extra == "bias":
@@ -101,19 +102,30 @@ def extended(tile, extra, random):
     return replace(tile, pairs=replace(pairs, **of), cosine=extra != "dot")
 
 
+def with_thresholds(tile):
+    """The tile as the passes take it, which are given what a guide's cosines may not be above."""
+    guide = tile.pairs.guide
+    if guide is None:
+        return tile
+    columns = guide.columns[tile.pairs.positives]
+    cosines = torch.nn.functional.cosine_similarity(guide.rows, columns)
+    thresholds = cosines - (cosines.abs() if guide.relative else 1) * guide.margin
+    return replace(tile, pairs=replace(tile.pairs, guide=replace(guide, thresholds=thresholds)))
+
+
 def both(function, tensors, monkeypatch, kind):
     """[value and gradients] by the one call and by the passes, seen to be so."""
     calls = []
-    whole = cpu.CpuBackend.whole
+    whole = CpuBackend.whole
 
     def seen(self, tile, *arguments):
         calls.append(tile.kind)
         return whole(self, tile, *arguments)
 
-    monkeypatch.setattr(cpu.CpuBackend, "whole", seen)
+    monkeypatch.setattr(CpuBackend, "whole", seen)
     one = function(tensors)
     assert calls == [kind]
-    monkeypatch.setattr(cpu.CpuBackend, "serves_whole", lambda *_: False)
+    monkeypatch.setattr(CpuBackend, "serves_whole", lambda *_: False)
     passes = function(tensors)
     assert calls == [kind]
     return one, passes
@@ -152,7 +164,9 @@ def test_finishes_as_the_record_does(kind, targets, excluded, options, monkeypat
         learnt = dict(zip(("scale", "bias"), scalars, strict=True))
         wanted = [x, y, *(learnt[name] for name in KINDS[kind].learns)]
         scalars = {n: t if n in KINDS[kind].learns else t.item() for n, t in learnt.items()}
-        loss = tile_loss(tile, x, y, **scalars, weights=weights, formula=None, backend=get("cpu"))
+        taken = get("cpu").serves_whole(tile, ROWS, COLUMNS, WIDTH)
+        given = {"weights": weights, "formula": None, "backend": get("cpu")}
+        loss = tile_loss(tile if taken else with_thresholds(tile), x, y, **scalars, **given)
         return [loss.detach(), *torch.autograd.grad(loss, wanted)]
 
     bias = torch.tensor(-1.0, dtype=torch.float64)
@@ -185,13 +199,32 @@ def test_full_triplet_as_by_selection(kind, excluded, monkeypatch, usable):
     compare(function, tensors, monkeypatch, kind, size=1.0)
 
 
-@pytest.mark.parametrize("kind", cpu.WHOLE)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("given", ["embeddings", "scores"])
+def test_margins_as_by_a_squared_error(given, reduction, monkeypatch, usable):
+    usable("cpu")
+    random = fresh(54)
+    tensors = normal(random, (ROWS, WIDTH), (COLUMNS, WIDTH))
+    teacher = normal(random, (ROWS, 5), (COLUMNS, 5))
+    if given == "scores":
+        teacher = normal(random, (ROWS, COLUMNS))
+
+    def function(sides):
+        x, y = (t.detach().requires_grad_() for t in sides)
+        options = {"kind": "margin_mse", "temperature": 0.7, "teacher_temperature": 1.9}
+        loss = fastsim.distill(x, y, *teacher, **options, reduction=reduction, backend="cpu")
+        return [loss.detach(), *torch.autograd.grad(loss, (x, y))]
+
+    compare(function, tensors, monkeypatch, "margins", size=ROWS)
+
+
+@pytest.mark.parametrize("kind", WHOLE)
 def test_pairs_without_targets_are_an_error(kind, usable):
     """Rather than a read of what is not there."""
     usable("cpu")
     index = torch.arange(ROWS)
     pairs = Pairs(index)
-    if kind in ("softmax", "decoupled", *TRIPLETS):
+    if kind in ("softmax", "decoupled", "margins", *TRIPLETS):
         pairs = Pairs(row_groups=index, column_groups=index)
     tile = Tile(kind, pairs, symmetric=kind == "softmax")
     x = torch.randn(ROWS, WIDTH, generator=fresh(53))
@@ -200,13 +233,13 @@ def test_pairs_without_targets_are_an_error(kind, usable):
 
 
 def test_every_kind_is_compared():
-    assert {kind for kind, *_ in combinations()} | {*TRIPLETS} == {*cpu.WHOLE}
+    assert {kind for kind, *_ in combinations()} | {*TRIPLETS, "margins"} == {*WHOLE}
 
 
 def test_a_library_of_other_constants_is_refused(monkeypatch, usable):
     usable("cpu")
-    assert cpu._agrees()
+    assert library.agrees()
     for name, value in {"EMPTY": -1e29, "TILE_ROWS": 13, "ALIGNED": 65}.items():
         with monkeypatch.context() as other:
-            other.setattr(cpu, name, value)
-            assert not cpu._agrees()
+            other.setattr(library, name, value)
+            assert not library.agrees()

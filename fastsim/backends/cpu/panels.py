@@ -1,0 +1,143 @@
+"""Panels of scores of the CPU backend: their products, reductions and score gradients."""
+
+from dataclasses import replace
+
+import torch
+
+from fastsim.backends.cpu import amx, sizes
+from fastsim.backends.cpu.mirrored import Mirrored, mirrors
+from fastsim.backends.cpu.passes import forward_of, pair_arguments, write_score_grad
+from fastsim.backends.cpu.sweep import SWEPT, CpuSweep
+from fastsim.backends.cpu.workspace import Workspace
+from fastsim.backends.panel import blocks_within
+
+SWEEP = 4  # by which each panel of a sweep over prefixes, one a width, is smaller
+
+
+class Panels:
+    """The part of `CpuBackend` that makes panels of scores and multiplies them again."""
+
+    def whole_rows_fit(self, columns, device):
+        return columns <= sizes.WIDEST
+
+    def blocks(self, rows, columns, device, *, whole_rows=False, lower=False):
+        shape = sizes.block_shape(rows, columns, whole_rows)
+        return blocks_within(rows, columns, *shape, lower=lower, aligned=sizes.ALIGNED)
+
+    def workspace(self, unit_x, unit_y, *, whole_rows=False, keep=False):
+        rows, columns = unit_x.shape[0], unit_y.shape[0]
+        shape = sizes.block_shape(rows, columns, whole_rows)
+        kept = sizes.rows_kept(rows, shape) if keep and shape[1] == columns else 0
+        return Workspace(unit_y, *shape, kept)
+
+    def scores(self, unit_x, unit_y, block, workspace, tile=None):
+        """The score panel of a block, in the workspace.
+
+        tile: whose pairs' thresholds, guide, bias of columns and shift of rows are applied to it;
+        pairs that they decide against get a score below all others. What it asks to be seen is,
+        without bias and shift.
+        """
+        rows, columns = block
+        pairs = None if tile is None else tile.pairs
+        panel = workspace.panel(block)
+        workspace.fill(panel, unit_x[rows], columns.start)
+        if pairs is not None and pairs.thresholds is not None:
+            torch.ops.fastsim_cpu.leave_out_above(panel, panel, pairs.thresholds[rows])
+        if pairs is not None and pairs.guide is not None:
+            guide = pairs.guide
+            guided = self.scores(guide.rows, guide.columns, block, workspace.beside(guide))
+            positives = None if pairs.positives is None else _Positives(pairs, block, panel)
+            torch.ops.fastsim_cpu.leave_out_above(panel, guided, guide.thresholds[rows])
+            if positives is not None:
+                positives.restore(panel)
+        if pairs is not None and tile.seen is not None:
+            torch.ops.fastsim_cpu.observe(panel, *pair_arguments(pairs, block), tile.seen[rows])
+        if pairs is not None and pairs.column_bias is not None:
+            panel.add_(pairs.score_bias(columns, tile.scale))
+        if pairs is not None and pairs.row_shift is not None:
+            panel.sub_(pairs.row_shift[rows, None])
+        return panel
+
+    def paired_scores(self, unit_x, unit_y):
+        parts, rows = [], unit_x.shape[0]
+        for first in range(0, rows, sizes.FEWEST_ROWS):
+            part = slice(first, min(rows, first + sizes.FEWEST_ROWS))
+            x, y = unit_x[part], unit_y[part]
+            square = slice(0, part.stop - first), slice(0, part.stop - first)
+            parts.append(self.scores(x, y, square, self.workspace(x, y)).diagonal().clone())
+        return torch.cat(parts)
+
+    def multiply(self, left, right, out, *, accumulate):
+        transposed = left.stride(1) != 1
+        panel = left.t() if transposed else left
+        if amx.parts(right.dtype):
+            amx.multiply(panel, right, out, transposed, accumulate)
+        else:
+            torch.ops.fastsim_cpu.multiply(panel, right, out, transposed, accumulate)
+
+    def _pairs(self, pairs, block, workspace):
+        """`pair_arguments` with the targets of a block, where they are a product."""
+        factors, targets = pairs.factors, None
+        if factors is not None:
+            beside = workspace.beside(factors)
+            targets = self.scores(factors.rows, factors.columns, block, beside)
+        return pair_arguments(pairs, block, targets)
+
+    def forward(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
+        rows, columns = unit_x.shape[0], unit_y.shape[0]
+        state = forward_of(tile, rows, columns)
+        if sums is not None:
+            state.know(sums)
+        whole, lower = tile.whole_rows, tile.pairs.each_once
+        workspace = workspace or self.workspace(unit_x, unit_y, whole_rows=whole)
+        # The first blocks come last: the score gradients begin with what was kept of them.
+        blocks = self.blocks(rows, columns, unit_x.device, whole_rows=whole, lower=lower)
+        for block in reversed(list(blocks)):
+            panel = self.scores(unit_x, unit_y, block, workspace, tile)
+            state.add(panel, self._pairs(tile.pairs, block, workspace), block)
+            workspace.keep(block, panel)
+        return state.result()
+
+    def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
+        panel = self.scores(unit_x, unit_y, block, workspace, tile)
+        state = forward_of(tile.of_rows(block[0]), *panel.shape)
+        pairs = self._pairs(tile.pairs, block, workspace)
+        state.fused_pass(panel, pairs, weights[block[0]])
+        return state.result(), panel
+
+    def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
+        panel = workspace.kept(block)
+        if panel is None:
+            panel = self.scores(unit_x, unit_y, block, workspace, tile)
+        else:
+            tile = replace(tile, margin=0.0)  # the forward reduction took it from the positives
+        pairs = self._pairs(tile.pairs, block, workspace)
+        write_score_grad(tile, panel, pairs, block, coefficients)
+        return panel
+
+    def mirrored(self, tile, unit, *, keep=False):
+        if not mirrors(tile, unit):
+            return None
+        return Mirrored(self, tile, unit, sizes.scores_of_a_panel(), sizes.KEPT if keep else 0)
+
+    def sweeps(self, tile, dtype, device):
+        return tile.kind in SWEPT
+
+    def sweep(self, tile, x, y, *, whole_rows):
+        shape = sizes.block_shape(len(x), len(y), whole_rows, panels=SWEEP)
+        return CpuSweep(tile, x, y, shape)
+
+
+class _Positives:
+    """The scores of the positives in a panel, which no guide leaves out."""
+
+    def __init__(self, pairs, block, panel):
+        rows, columns = block
+        within = (pairs.positives[rows] - columns.start)[:, None]
+        self.inside = (within >= 0) & (within < panel.shape[1])
+        self.columns = within.clamp(0, panel.shape[1] - 1)
+        self.scores = panel.gather(1, self.columns)
+
+    def restore(self, panel):
+        scores = torch.where(self.inside, self.scores, panel.gather(1, self.columns))
+        panel.scatter_(1, self.columns, scores)

@@ -1,0 +1,117 @@
+"""What the CPU backend does with rows: norms, cosines of pairs, distances, chosen rows."""
+
+import torch
+
+from fastsim.backends.cpu import amx
+
+
+def _with_positives(columns, first):
+    return torch.stack([torch.arange(first, first + len(columns)), columns])
+
+
+class Rows:
+    """The part of `CpuBackend` that looks at rows, and at all scores of few of them."""
+
+    def unit_rows(self, x, dtype=None):
+        dtype = dtype or torch.promote_types(x.dtype, torch.float32)
+        unit = torch.empty(x.shape, dtype=dtype)
+        inverse = torch.empty(x.shape[0], dtype=dtype)
+        torch.ops.fastsim_cpu.unit_rows(x, unit, inverse)
+        return unit, inverse
+
+    def tile_rows(self, x):
+        return amx.Rows.of(x) if amx.parts(x.dtype) else self.unit_rows(x)
+
+    def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
+        grad = torch.empty(x.shape, dtype=dtype)
+        dots = torch.empty_like(inverse)
+        torch.ops.fastsim_cpu.unit_rows_backward(grad_unit, x, inverse, factor.item(), grad, dots)
+        return grad, dots
+
+    def prefix_rows(self, x, before):
+        if amx.parts(x.dtype):
+            norms = torch.hypot(before, torch.linalg.vector_norm(x, dim=1, dtype=torch.float64))
+            return amx.Rows.of_norms(x, norms), norms
+        rows = torch.empty(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
+        norms = before.clone()
+        torch.ops.fastsim_cpu.prefix_rows(x, norms, rows)
+        return rows, norms
+
+    def prefix_rows_backward(self, grad_rows, x, along, inverse, grad):
+        torch.ops.fastsim_cpu.prefix_rows_backward(grad_rows, x, along, inverse, grad)
+
+    def paired_cosines(self, x, y):
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        cosines = torch.empty(x.shape[0], dtype=dtype)
+        inverse = torch.empty(2, x.shape[0], dtype=dtype)
+        torch.ops.fastsim_cpu.paired_cosines(x, y, cosines, inverse)
+        return cosines, inverse
+
+    def paired_cosines_backward(self, grad, x, y, cosines, inverse, wants):
+        grads = [
+            torch.empty(t.shape if wanted else 0, dtype=t.dtype)
+            for t, wanted in zip((x, y), wants, strict=True)
+        ]
+        torch.ops.fastsim_cpu.paired_cosines_backward(
+            grad,
+            x,
+            y,
+            cosines,
+            inverse,
+            *(g if wanted else None for g, wanted in zip(grads, wants, strict=True)),
+        )
+        return tuple(grads)
+
+    def triplet_distances(self, anchors, positives, negatives):
+        dtype = torch.promote_types(anchors.dtype, torch.float32)
+        near, far = (torch.empty(anchors.shape[0], dtype=dtype) for _ in range(2))
+        torch.ops.fastsim_cpu.triplet_distances(anchors, positives, negatives, near, far)
+        return near, far
+
+    def triplet_distances_backward(self, grad, anchors, positives, negatives, near, far, wants):
+        sides = anchors, positives, negatives
+        grads = [
+            torch.empty(side.shape, dtype=side.dtype) if want else None
+            for side, want in zip(sides, wants, strict=True)
+        ]
+        torch.ops.fastsim_cpu.triplet_distances_backward(
+            grad.contiguous(), *sides, near, far, *grads
+        )
+        return grads
+
+    def centred(self, x, y):
+        x, y = x.contiguous(), None if y is None else y.contiguous()
+        rows, columns = torch.empty_like(x), None if y is None else torch.empty_like(y)
+        offsets, largest = x.new_empty(len(x if y is None else y)), x.new_empty(())
+        torch.ops.fastsim_cpu.centred(x, y, rows, columns, offsets, largest)
+        return rows, columns, offsets, largest
+
+    def chosen_rows(self, x, y, columns, distances, missing):
+        x, y = x.contiguous(), None if y is None else y.contiguous()
+        values = x.new_empty(columns.shape)
+        for row, value in zip(values, missing, strict=True):
+            row.fill_(value)
+        torch.ops.fastsim_cpu.chosen_rows(x, y, columns, distances, values)
+        return values
+
+    def chosen_rows_backward(self, grad, values, x, y, columns, distances, wants):
+        x, y = x.contiguous(), None if y is None else y.contiguous()
+        grads = [x.new_zeros(s.shape) if w else None for s, w in zip((x, y), wants, strict=True)]
+        values = values if distances else None
+        torch.ops.fastsim_cpu.chosen_rows_backward(grad.contiguous(), values, x, y, columns, *grads)
+        return grads
+
+    def row_terms(self, x, y, columns, first):
+        columns = _with_positives(columns, first)
+        pairs = self.chosen_rows(x, y, columns, False, (0, 0))
+        return pairs, torch.mv(x, y.sum(0))
+
+    def row_terms_backward(self, grad_pairs, grad_sums, x, y, columns, first, wants):
+        columns = _with_positives(columns, first)
+        x, y = x.contiguous(), y.contiguous()
+        grad_x = torch.outer(grad_sums, y.sum(0)) if wants[0] else None
+        grad_y = torch.mv(x.T, grad_sums).repeat(len(y), 1) if wants[1] else None
+        torch.ops.fastsim_cpu.chosen_rows_backward(
+            grad_pairs.contiguous(), None, x, y, columns, grad_x, grad_y
+        )
+        return grad_x, grad_y

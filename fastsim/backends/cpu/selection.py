@@ -1,0 +1,94 @@
+"""What the CPU backend chooses by its score: closest negatives, hardest pairs, the k highest."""
+
+import torch
+
+from fastsim.backends.cpu import amx, sizes
+from fastsim.backends.cpu.passes import pair_arguments
+from fastsim.backends.cpu.small_batch import CHEAP
+from fastsim.backends.cpu.workspace import Workspace
+from fastsim.backends.panel import blocks_within
+from fastsim.kinds.kind import EMPTY
+from fastsim.pairs import Pairs
+
+ONCE = 4  # by which a panel is smaller whose scores are looked at once and multiply nothing
+
+
+class Selection:
+    """The part of `CpuBackend` that chooses pairs, by one look at each score."""
+
+    def _seen_once(self, unit_x, unit_y):
+        """(blocks, workspace) of a pass that looks at each score once and leaves nothing of it."""
+        panels = 1 if amx.parts(unit_y.dtype) else ONCE
+        rows, columns = unit_x.shape[0], unit_y.shape[0]
+        shape = sizes.block_shape(rows, columns, False, panels)
+        return blocks_within(rows, columns, *shape), Workspace(unit_y, *shape)
+
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None, seen=None):
+        rows, columns = unit_x.shape[0], unit_y.shape[0]
+        # Only rows whose positive lies in another block read their ceiling from here.
+        if ceilings is None:
+            ceilings = torch.zeros(rows, dtype=unit_x.dtype)
+            if semi_hard and columns > sizes.WIDEST:
+                ceilings = torch.linalg.vecdot(unit_x, unit_y[pairs.positives])
+        values = torch.full((rows,), EMPTY, dtype=unit_x.dtype)
+        indices = torch.full((rows,), -1)
+        blocks, workspace = self._seen_once(unit_x, unit_y)
+        for block in blocks:
+            part = block[0]
+            panel = self.scores(unit_x, unit_y, block, workspace)
+            arguments = pair_arguments(pairs, block)
+            if seen is not None:
+                torch.ops.fastsim_cpu.observe(panel, *arguments, seen[part])
+            torch.ops.fastsim_cpu.closest(
+                panel,
+                *arguments,
+                semi_hard,
+                ceilings[part],
+                values[part],
+                indices[part],
+            )
+        return indices
+
+    def hardest(self, pairs, offsets, x, y):
+        rows = x.shape[0]
+        low, high = x.new_full((rows,), -EMPTY), x.new_full((rows,), EMPTY)
+        lowest, highest = torch.full((rows,), -1), torch.full((rows,), -1)
+        blocks, workspace = self._seen_once(x, y)
+        for block in blocks:
+            part, columns = block
+            torch.ops.fastsim_cpu.hardest(
+                self.scores(x, y, block, workspace),
+                *pair_arguments(pairs, block),
+                None if offsets is None else offsets[columns],
+                low[part],
+                lowest[part],
+                high[part],
+                highest[part],
+            )
+        return lowest, highest
+
+    def serves_hardest_pairs(self, rows, width):
+        return rows * rows * width <= CHEAP and sizes.is_one_block(rows, rows)
+
+    def hardest_pairs(self, x, groups):
+        x, count = x.contiguous(), x.shape[0]
+        columns, largest = torch.empty(2, count, dtype=torch.int64), x.new_empty(())
+        distances = x.new_empty(2, count)
+        torch.ops.fastsim_cpu.hardest_pairs(x, groups, columns, distances, largest)
+        return columns, distances, largest
+
+    def top_k(self, queries, corpus, k):
+        unit_x, unit_y = self.unit_rows(queries)[0], self.unit_rows(corpus)[0]
+        shape = (queries.shape[0], k)
+        values = torch.full(shape, -torch.inf, dtype=unit_x.dtype)
+        indices = torch.full(shape, -1)
+        blocks, workspace = self._seen_once(unit_x, unit_y)
+        for block in blocks:
+            torch.ops.fastsim_cpu.top_k(
+                self.scores(unit_x, unit_y, block, workspace),
+                *pair_arguments(Pairs(), block),
+                k,
+                values[block[0]],
+                indices[block[0]],
+            )
+        return values, indices

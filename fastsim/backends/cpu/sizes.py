@@ -1,0 +1,45 @@
+"""How many scores a block of the CPU backend holds, and of how many rows they are kept."""
+
+from fastsim.backends.panel import panel_bytes
+
+PANEL = 4 << 20  # scores: 16 MB in float32, which a last-level cache holds
+# Scores that a forward reduction leaves for the score gradients: 32 MB in float32. To read them
+# back is cheaper than the product of even a narrow embedding whether a cache holds them or not, so
+# it is memory that bounds them: no more than other losses take at 16,384 x 384, where gradients
+# outweigh panels.
+KEPT = 8 << 20
+WORTH_KEEPING = 16  # to keep less than one row in so many saves less than 2 % of the products
+FEWEST_ROWS, MOST_ROWS = 120, 1008  # fewer starve the products, more gain nothing
+TILE_ROWS = 12  # rows of a panel are a multiple: whole register tiles for two threads
+ALIGNED = 64  # a block's first column is a multiple of every kernel's column panel
+WIDEST = 1 << 17  # columns of a block: 120 rows of them take 63 MB
+
+
+def scores_of_a_panel():
+    return panel_bytes(4 * PANEL) // 4
+
+
+def block_shape(rows, columns, whole_rows, panels=1):
+    """(rows, columns) of a block where `panels` of its size are alive at once."""
+    if 0 in (rows, columns):  # one rank of a group may have none
+        return TILE_ROWS, ALIGNED
+    wide = columns if whole_rows else min(columns, WIDEST)
+    tall = scores_of_a_panel() // panels // wide // TILE_ROWS * TILE_ROWS
+    tall = min(MOST_ROWS, max(FEWEST_ROWS, tall))
+    # Blocks of one height: a last one of few rows would starve its products.
+    even = -(-rows // -(-rows // tall))
+    return min(rows, -(-even // TILE_ROWS) * TILE_ROWS), wide
+
+
+def is_one_block(rows, columns):
+    fits = rows <= FEWEST_ROWS or rows <= block_shape(rows, columns, True)[0]
+    return fits and columns <= WIDEST
+
+
+def rows_kept(rows, shape):
+    """Of how many rows a forward reduction keeps the scores: all, or whole blocks of that shape."""
+    tall, wide = shape
+    kept = KEPT // wide
+    if kept >= rows:
+        return rows
+    return kept // tall * tall if kept * WORTH_KEEPING >= rows else 0
