@@ -38,7 +38,7 @@ AMX = {"amx_emulated": "-DFASTSIM_AMX_EMULATED -Wno-psabi"}
 if "avx512" in INSTRUCTION_SETS:
     AMX["amx"] = f"{INSTRUCTION_SETS['avx512']} -mamx-tile -mamx-bf16"
 CPU_STEMS = (
-    *("batch_totals", "choose", "ops", "amx_ops", "cosent", "max_sim", "rows"),
+    *("batch_totals", "choose", "ops", "amx_ops", "cosent", "further", "max_sim", "rows", "sweep"),
     "whole",
 )
 

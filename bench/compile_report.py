@@ -12,11 +12,11 @@ import contextlib
 import functools
 import itertools
 import multiprocessing
-import os
 import re
 import subprocess
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,11 +89,11 @@ def pretending(architecture):
     """Within the block Triton and the backend take the machine for one with such a GPU."""
     from triton.runtime import driver
 
-    from fastsim.backends.triton.kernels import launches, lists
+    from fastsim.backends.triton.kernels import launches, lists, small_batch
 
     kernels = [
         kernel
-        for module in (launches, lists)
+        for module in (launches, lists, small_batch)
         for kernel in vars(module).values()
         if hasattr(kernel, "device_caches")
     ]
@@ -210,11 +210,14 @@ def tiles():
     ]
 
 
-def run_alone(tile, dtype, depth=2048):
-    """The forward reduction of rows with themselves."""
+def run_forward(tile, dtype, columns=None, depth=2048):
+    """The forward reduction of rows with so many columns, or with themselves."""
     backend = TritonBackend()
     unit = backend.tile_rows(torch.randn(ROWS, depth, dtype=dtype))[0]
-    backend.forward(tile, unit, unit)
+    others = unit
+    if columns:
+        others = backend.tile_rows(torch.randn(columns, depth, dtype=dtype))[0]
+    backend.forward(tile, unit, others)
 
 
 def run_tile(tile, dtype, depth=768):
@@ -248,6 +251,29 @@ def run_rest(dtype, depth=768):
     backend.cosent(torch.randn(ROWS), torch.rand(ROWS), torch.ones(()), True)
 
 
+def run_small(dtype, depth=768):
+    """The launches of a small batch."""
+    backend = TritonBackend()
+    x, y = torch.randn(ROWS, depth, dtype=dtype), torch.randn(COLUMNS, depth, dtype=dtype)
+    excluding = Pairs(torch.arange(ROWS), _integers(ROWS), _integers(COLUMNS), distinct=True)
+    groups = Pairs(row_groups=_integers(ROWS), column_groups=_integers(COLUMNS))
+    others = Pairs(row_groups=_integers(ROWS), column_groups=_integers(ROWS), negative_target=0.0)
+    number = torch.tensor(20.0)
+    for tile, right, scale in (
+        (Tile("softmax", excluding), y, 20.0),
+        (Tile("softmax", excluding, margin=0.1, symmetric=True), y, number),
+        (Tile("softmax", replace(others, skip="diagonal"), normalise=True), None, 20.0),
+        (Tile("sigmoid", groups), y, 20.0),
+        (Tile("hard_triplet", excluding, margin=0.2), y, 1.0),
+        (Tile("semi-hard_triplet", excluding, margin=0.2), y, 1.0),
+    ):
+        together = right is None
+        given = x, right, scale, -10.0, 0.5
+        loss, *found = backend.whole(tile, *given, (True, not together))
+        wants = (True, not together, False, False)
+        backend.whole_gradients(tile, loss, found, given, wants, dtype)
+
+
 @contextlib.contextmanager
 def operand(name):
     """The dtype of the inputs that have these operands, with the global precision they need."""
@@ -278,13 +304,13 @@ def compile_case(architecture, operand_name, case):
 
 @contextlib.contextmanager
 def compiling(cases):
-    """{(architecture, operand): futures of `compile_case` of each of its cases}, on every core.
+    """{(architecture, operand): futures of `compile_case` of each of its cases}.
 
-    cases: {(architecture, operand): names of cases}.
+    cases: {(architecture, operand): names of cases}. On as many cores as torch has threads.
 
     A kernel of several cases is compiled by the first and found in Triton's cache by the others.
     """
-    pool = ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"))
+    pool = ProcessPoolExecutor(torch.get_num_threads(), multiprocessing.get_context("spawn"))
     try:
         yield {
             key: [pool.submit(compile_case, *key, case) for case in names]
@@ -297,16 +323,21 @@ def compiling(cases):
 @functools.cache
 def calls():
     """{case: function of a dtype} that together make every launch."""
-    made = {name: functools.partial(run_tile, tile) for name, tile in tiles()}
+    of_pairs = dict(tiles())
+    made = {name: functools.partial(run_tile, tile) for name, tile in of_pairs.items()}
     square = Pairs(dense=torch.zeros(ROWS, ROWS, dtype=torch.bfloat16))
     for kind in ALONE:
         tile = Tile(kind, square, *torch.tensor([20.0, -10.0]))
-        made[f"{kind} alone"] = functools.partial(run_alone, tile)
+        made[f"{kind} alone"] = functools.partial(run_forward, tile)
     made["exclude, 128"] = functools.partial(made["exclude"], depth=128)
     # So deep that every architecture keeps scores.
     for name in ("exclude", "multi_positive"):
         made[f"{name}, 2048"] = functools.partial(made[name], depth=2048)
     made["rows"] = run_rest
+    for name in ("positives", "sigmoid groups"):
+        tile, sizes = of_pairs[name], {"columns": COLUMNS, "depth": 768}
+        made[f"{tile.kind} forward"] = functools.partial(run_forward, tile, **sizes)
+    made["small batch"] = run_small
     return made
 
 

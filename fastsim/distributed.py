@@ -144,16 +144,15 @@ class Batch:
     def row_weights(self, reduction, like, count=None):
         """The weights that make sum_i weights_i loss_i the reduction; None for "none".
 
-        A number for all rows, or with `count` (N,) in the compute type of the rows `like`. count:
-        as in `reduce`.
+        A number for all rows, or with `count` () in the compute type of the rows `like`. count: as
+        in `reduce`.
         """
         if reduction != "mean":
             return None if reduction == "none" else 1.0
         if count is None:
             return self.ranks / self.rows
         dtype = torch.promote_types(like.dtype, torch.float32)
-        weights = torch.full((like.shape[0],), self.ranks, dtype=dtype, device=like.device)
-        return weights / self.total(count).clamp(min=1)
+        return self.ranks / self.total(count).clamp(min=1).to(dtype)
 
     def total_with_gradient(self, value):
         """The sum of a tensor over the ranks, differentiable."""

@@ -150,3 +150,9 @@ def _bands(x):
     count, width = x.shape
     tall = max(1, (1 << 20) // width)
     return [slice(top, min(count, top + tall)) for top in range(0, count, tall)]
+
+
+def multiplied(parts, grad, wants):
+    """Those that are wanted of dL/dx, dL/dy and of the scalars, times the gradient from above."""
+    wanted = wants[0], wants[1], wants[2] or wants[3]
+    return [part * grad if want else part for part, want in zip(parts, wanted, strict=True)]

@@ -16,9 +16,9 @@ class TileArguments(NamedTuple):
     """A tile loss over the scores of x and y; the schema of the operators is made of these fields.
 
     Fields of the names of `Tile`, `Pairs` and `Guide` (`guide_...`) hold what those hold. Tensors
-    come first. y: None for x itself. weights: (N,) of the losses, or None for the losses
-    themselves. observed: whether `Tile.seen` is asked for, which is then returned last. wants:
-    which gradients, of x, y, scale and bias. backend: its name.
+    come first. y: None for x itself. weights: (N,) of the losses, () of all alike, or None for
+    the losses themselves. observed: whether `Tile.seen` is asked for, which is then returned last.
+    wants: which gradients, of x, y, scale and bias. backend: its name.
     """
 
     x: Tensor
@@ -46,6 +46,7 @@ class TileArguments(NamedTuple):
     skip: str
     offset: int
     exclude_above: float | None
+    distinct: bool
     kind: str
     margin: float
     normalise: bool

@@ -19,10 +19,12 @@ import torch
 from torch import Tensor
 
 from fastsim.backends.base import Backend
+from fastsim.backends.rows import multiplied
 from fastsim.batch_metrics import not_compiled, nothing_seen, record, watched
 from fastsim.engine.arguments import SCHEMA, TENSORS, TileArguments, tile_arguments
 from fastsim.engine.gradients import (
     as_operands,
+    as_scalar,
     dense_losses,
     fake_gradients,
     gradients_of,
@@ -184,7 +186,7 @@ class _TileLoss(torch.autograd.Function):
     def backward(ctx, grad, *_):
         tensors, saved = ctx.saved_tensors[:TENSORS], ctx.saved_tensors[TENSORS:]
         if ctx.found:
-            parts = [part * grad for part in saved]
+            parts = multiplied(saved, grad, ctx.wants)
         else:
             parts = _tile_backward(grad, saved, *tensors, *ctx.options)
         return gradients_of(ctx, parts, len(TileArguments._fields) + 1)
@@ -215,6 +217,10 @@ class SmallLoss(NamedTuple):
     def __call__(self, x, y):
         tile, scale, bias, weights, formula, backend = self
         y = None if y is x else y
+        scale, bias = (
+            as_scalar(value, compute_dtype(x), x.device) if isinstance(value, Tensor) else value
+            for value in (scale, bias)
+        )
         wants = wants_of(x, y, scale, bias)
         given = x, y, scale, bias, weights
         if not any(wants):
@@ -234,12 +240,15 @@ class _SmallLoss(torch.autograd.Function):
             value if tensor is None else None for value, tensor in zip(given, tensors, strict=True)
         ]
         ctx.dtypes, ctx.wants = (x.dtype, loss.dtype), wants
-        ctx.formula, ctx.cosine = formula, tile.cosine
+        ctx.formula, ctx.cosine, ctx.backend, ctx.tile = formula, tile.cosine, backend, tile
         ctx.save_for_backward(*tensors, *found)
         return loss
 
     @staticmethod
     @differentiable_again(_small_formula, inputs=4)
     def backward(ctx, grad):
-        found = ctx.saved_tensors[5:]
-        return gradients_of(ctx, [part * grad for part in found], 9)
+        tensors, found = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
+        pairs = zip(tensors, ctx.numbers, strict=True)
+        given = [number if tensor is None else tensor for tensor, number in pairs]
+        parts = ctx.backend.whole_gradients(ctx.tile, grad, found, given, ctx.wants, ctx.dtypes[0])
+        return gradients_of(ctx, parts, 9)

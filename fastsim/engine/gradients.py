@@ -25,10 +25,10 @@ def as_scalar(value, dtype, device):
 
 
 def as_operands(x, scale, bias, weights):
-    """scale and bias as 0-d tensors, weights of rows, a number or None, as (N,) or None."""
+    """scale and bias as 0-d tensors; weights of rows, a number or None, as (N,), () or None."""
     dtype = compute_dtype(x)
     if weights is not None and not isinstance(weights, Tensor):
-        weights = torch.full((x.shape[0],), weights, dtype=dtype, device=x.device)
+        weights = torch.full((), weights, dtype=dtype, device=x.device)
     return as_scalar(scale, dtype, x.device), as_scalar(bias, dtype, x.device), weights
 
 
@@ -59,11 +59,11 @@ def fake_gradients(call, dtype):
 def gradients_of(ctx, parts, count):
     """Those of the `count` inputs of the Function, from dL/dx, dL/dy and those of the scalars."""
     wants, (of_inputs, of_scalars) = ctx.wants, ctx.dtypes
-    grad_x, grad_y, (grad_scale, grad_bias) = parts
+    grad_x, grad_y, of_numbers = parts
     grads = (
         grad_x.to(of_inputs) if wants[0] else None,
         grad_y.to(of_inputs) if wants[1] else None,
-        grad_scale.to(of_scalars) if wants[2] else None,
-        grad_bias.to(of_scalars) if wants[3] else None,
+        of_numbers[0].to(of_scalars) if wants[2] else None,
+        of_numbers[1].to(of_scalars) if wants[3] else None,
     )
     return (*grads, *(None,) * (count - len(grads)))

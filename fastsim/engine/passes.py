@@ -13,7 +13,7 @@ two passes: first the state, of all blocks; then the score gradients, of all blo
     that the backend has kept or computes again.
 """
 
-import ctypes
+import contextlib
 from dataclasses import replace
 
 import torch
@@ -42,6 +42,11 @@ class Call:
         self.seen = None
         if arguments.observed and not fake:
             self.seen = nothing_seen(self.x.shape[0], self.x.device)
+
+    def weigh_rows(self):
+        """One weight for all rows becomes one of each, as the passes take them."""
+        if self.weights is not None and not self.weights.ndim:
+            self.weights = self.weights.expand(self.x.shape[0]).contiguous()
 
     @property
     def first_look(self):
@@ -129,20 +134,14 @@ def is_small(tile, x, y, weights, backend):
     """
     if traced():
         return False
-    return _is_whole(tile, x, x if y is None else y, weights, backend)
+    columns = (x if y is None else y).shape[0]
+    return takes_whole(tile, x.shape[0], columns, x.shape[1], weights, backend)
 
 
 def in_one_call(tile, x, y, scale, bias, weights, wants, backend):
-    """(loss, if a gradient is wanted those of the inputs) of a loss that `is_small`."""
-    scale, bias = _number(scale, x.dtype), _number(bias, x.dtype)
+    """What `Backend.whole` returns of a loss that `is_small`."""
     products = _products(wants, y is None) if any(wants) else None
     return backend.whole(tile, x, y, scale, bias, weights, products)
-
-
-def _number(value, dtype):
-    """A number or 0-d tensor as a number of the compute type."""
-    value = value.item() if isinstance(value, torch.Tensor) else value
-    return value if dtype == torch.float64 else ctypes.c_float(value).value
 
 
 def _products(wants, together):
@@ -158,12 +157,18 @@ def forward(*arguments):
     """[loss, if a gradient is wanted those of the inputs or the state, if observed `Tile.seen`]."""
     call = Call(TileArguments(*arguments))
     with without_autocast(call.x.device.type):
-        if _is_whole(call.tile, call.x, call.y, call.weights, call.backend):
+        sizes = call.x.shape[0], call.y.shape[0], call.x.shape[1]
+        if takes_whole(call.tile, *sizes, call.weights, call.backend):
             tile, y = call.first_look, None if call.together else call.y
             products = call.products if any(call.wants) else None
-            given = tile.scale, tile.bias, call.weights, products
-            loss, *saved = call.backend.whole(tile, call.x, y, *given)
-            return _returned(call, loss, saved)
+            given = call.x, y, tile.scale, tile.bias, call.weights
+            loss, *found = call.backend.whole(tile, *given, products)
+            if any(call.wants):
+                dtype = compute_dtype(call.x)
+                found = call.backend.whole_gradients(tile, None, found, given, call.wants, dtype)
+                found = _empty_for_none(call.x, found)
+            return _returned(call, loss, found)
+        call.weigh_rows()
         unit_x, unit_y, inverse_x, inverse_y = call.units()
         if call.arguments.finds_gradients():
             weights, factor = call.with_loss_scale(call.weights)
@@ -192,17 +197,43 @@ def forward(*arguments):
         return _returned(call, loss.to(dtype, copy=True), saved)
 
 
+def _empty_for_none(x, grads):
+    """The gradients as an operator returns them."""
+    grad_x, grad_y, numbers = grads
+    if numbers is None:
+        numbers = x.new_empty(2, dtype=wide_dtype(x.device))
+    return *(x.new_empty(0) if g is None else g for g in (grad_x, grad_y)), numbers
+
+
 def _returned(call, loss, saved):
     """What `forward` returns."""
     seen = () if call.seen is None else (call.seen,)
     return [loss, *(saved if any(call.wants) else ()), *seen]
 
 
-def _is_whole(tile, x, y, weights, backend):
-    """Whether one call of the backend does it all: loss, gradients, everything between."""
-    if weights is None or tile.group:
+_panels_alone: list[bool] = []
+
+
+@contextlib.contextmanager
+def in_panels():
+    """Within the block no loss of this process is made in one call, for checks of what else is."""
+    _panels_alone.append(True)
+    try:
+        yield
+    finally:
+        _panels_alone.pop()
+
+
+def takes_whole(tile, rows, columns, width, weights, backend):
+    """Whether one call of the backend does it all: loss, gradients, everything between.
+
+    weights: of the losses, None for the losses themselves.
+    """
+    if weights is None or tile.group or _panels_alone:
         return False
-    return backend.serves_whole(tile, x.shape[0], y.shape[0], x.shape[1])
+    if isinstance(weights, torch.Tensor) and weights.ndim and not backend.weighs_whole:
+        return False
+    return backend.serves_whole(tile, rows, columns, width)
 
 
 def at_once(call):
@@ -310,6 +341,7 @@ def _input_gradients(call, state, grad_losses, unit_grads, inverses, factor, dty
 def backward(grad, state, *arguments):
     """[dL/dx, dL/dy, dL/dscale and dL/dbias] from the state that the forward pass kept."""
     call = Call(TileArguments(*arguments))
+    call.weigh_rows()
     with without_autocast(call.x.device.type):
         grad_losses = grad if call.weights is None else grad * call.weights
         grad_losses = call.tile.own_gradient(grad_losses)

@@ -28,6 +28,7 @@ from fastsim.checks import (
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.engine.chosen_rows import row_terms
+from fastsim.engine.passes import takes_whole
 from fastsim.engine.prepared import once_per_signature
 from fastsim.engine.ring import ring_closest, ring_sum
 from fastsim.engine.selection import closest_column
@@ -119,7 +120,7 @@ def full_triplet(
         and not isinstance(margin, torch.Tensor)
         and all(isinstance(n, int) for n in shape)
     )
-    if number and weights is not None and chosen.serves_whole(tile, *shape):
+    if number and takes_whole(tile, *shape, weights, chosen):
 
         def formula(scores, *_):
             given = options | {"exclude": exclude, "reduction": "none"}

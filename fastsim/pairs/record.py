@@ -14,10 +14,13 @@ class Factors(NamedTuple):
     """A target matrix as a product: t_ij = rows_i . columns_j, made where a panel wants it.
 
     rows (N, E), columns (M, E), in the compute type.
+    cosine: of a matrix that a backend serves in one call (`Backend.whole`): rows of any dtype, of
+        which t_ij is the cosine.
     """
 
     rows: torch.Tensor
     columns: torch.Tensor
+    cosine: bool = False
 
     def of_columns(self, part):
         """Those of a slice of the columns."""
@@ -44,6 +47,7 @@ class Pairs:
     row_shift: (N,) in the compute type, what is taken from the scores of a row.
     thresholds: (N,) in the compute type, what `exclude_above` comes to with the positives' scores
         (`with_thresholds`): pairs of row i whose score is above thresholds[i] are out.
+    distinct: whether it is known that no two rows have the same positive.
     sliced: whether the columns are a slice of all, so that a positive may lie outside.
     """
 
@@ -61,6 +65,7 @@ class Pairs:
     column_bias: torch.Tensor | None = None
     row_shift: torch.Tensor | None = None
     thresholds: torch.Tensor | None = None
+    distinct: bool = False
     sliced: bool = False
     factors: Factors | None = None
 

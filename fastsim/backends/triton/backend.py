@@ -27,6 +27,7 @@ from fastsim.backends.extras import ABOVE, DOT, GUIDE, PARTS, UNTARGETED
 from fastsim.backends.panel import blocks_within, memory_of, panel_bytes
 from fastsim.backends.triton.kernels.table import PANEL_LINE
 from fastsim.backends.triton.scaled_rows import values_and_rest
+from fastsim.backends.triton.small_batch import SmallBatch
 from fastsim.pairs import Pairs
 
 # Bytes of float16 score gradients alive, twice that of float32: a share of the device's memory, at
@@ -101,7 +102,7 @@ def _scan():
     return lists
 
 
-class TritonBackend(Backend):
+class TritonBackend(SmallBatch, Backend):
     """float16, bfloat16 and float32 tensors on a GPU."""
 
     name = "triton"

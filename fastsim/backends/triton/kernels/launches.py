@@ -75,7 +75,7 @@ def unit_rows(x, dtype, rest=None):
     width = depth if dtype else cdiv(depth, step) * step
     unit = x.new_empty(rows, width, dtype=operand)
     inverse = x.new_empty(rows, dtype=torch.float32)
-    band, chunk = _row_sizes(width)
+    band, chunk = row_sizes(width)
     launch(
         unit_rows_kernel,
         (cdiv(rows, band),),
@@ -102,7 +102,7 @@ def unit_rows_backward(grad_unit, x, inverse, factor, dtype, *, scaled=False):
     # The interpreter cuts float32 to bfloat16 instead of rounding it.
     written = torch.float32 if architecture(x.device) == "interpreter" else dtype
     grad, dots = x.new_empty(x.shape, dtype=written), torch.empty_like(inverse)
-    band, chunk = _row_sizes(depth)
+    band, chunk = row_sizes(depth)
     launch(
         unit_rows_backward_kernel,
         (cdiv(rows, band),),
@@ -144,7 +144,7 @@ def cdiv(a, b):
     return -(-a // b)
 
 
-def _row_sizes(width):
+def row_sizes(width):
     chunk = min(1024, 1 << (width - 1).bit_length())
     return max(1, 2048 // chunk), chunk
 

@@ -91,3 +91,30 @@ def targets(row, column, row_at, column_at, whole, row1, column1, pairs, NEGATIV
         return tl.where(same, 1.0, NEGATIVE)
     else:
         return tl.where(own_pairs(row_at, column, pairs), 1.0, 0.0)
+
+
+@triton.jit
+def pairs_of(
+    scores,
+    row,
+    column,
+    row_at,
+    column_at,
+    whole,
+    row1,
+    column1,
+    pairs,
+    SKIP: tl.constexpr,  # noqa: N803
+    NEGATIVE: tl.constexpr,  # noqa: N803
+):
+    """(scores, LEFT_OUT where a pair takes no part, targets, own pairs) of a tile."""
+    _, row_ids, _, _, _, _, _, _, _ = pairs
+    masked = whole == 0
+    if row_ids is not None:
+        masked = True
+    if masked:
+        scores = without_left_out(
+            scores, row, column, row_at, column_at, row1, column1, pairs, SKIP
+        )
+    target = targets(row, column, row_at, column_at, whole, row1, column1, pairs, NEGATIVE)
+    return scores, target, own_pairs(row_at, column, pairs)

@@ -35,6 +35,19 @@ def number(pointer):
 
 
 @triton.jit
+def number_or(number, none):
+    """A number, or in float32 what it points to; `none` for None."""
+    if number is None:
+        return none
+    else:
+        given = tl.to_tensor(number)  # which the interpreter has left a number
+        if given.dtype.is_ptr():
+            return tl.load(given).to(tl.float32)
+        else:
+            return given
+
+
+@triton.jit
 def rests(x_rest, y_rest, row_at, column_at):
     return tl.load(x_rest + row_at)[:, None] * tl.load(y_rest + column_at)[None, :]
 

@@ -5,7 +5,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _rest(inverse):
+def rest_of(inverse):
     """r in [0.5, 1) with inverse = r 2^e; 0 where it is 0."""
     bits = inverse.to(tl.int32, bitcast=True)
     rest = ((bits & 0x007FFFFF) | 0x3F000000).to(tl.float32, bitcast=True)
@@ -32,7 +32,42 @@ def unit_rows_kernel(
     With a place for the rest r of 1 / |x| = r 2^e, the rows are 2^e x instead. A row shorter than
     TINY, the smallest normal number, gives zeros, inverse norm 0 and rest 0.
     """
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    unit_rows(
+        tl.program_id(0),
+        x_ptr,
+        row_stride,
+        column_stride,
+        unit_ptr,
+        inverse_ptr,
+        rest_ptr,
+        rows,
+        depth,
+        width,
+        rest_ptr is not None,
+        TINY,
+        ROWS,
+        BLOCK,
+    )
+
+
+@triton.jit
+def unit_rows(
+    program,
+    x_ptr,
+    row_stride,
+    column_stride,
+    unit_ptr,
+    inverse_ptr,
+    rest_ptr,
+    rows,
+    depth,
+    width,
+    SCALED: tl.constexpr,  # noqa: N803
+    TINY: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+):
+    row = program * ROWS + tl.arange(0, ROWS)
     in_rows = (row < rows)[:, None]
     x = x_ptr + row.to(tl.int64)[:, None] * row_stride
     # In float64: the squares of float32 numbers pass its range.
@@ -48,9 +83,10 @@ def unit_rows_kernel(
     inverse = tl.where(none, 0.0, 1.0 / tl.where(none, 1.0, norm)).to(tl.float32)
     tl.store(inverse_ptr + row, inverse, mask=row < rows)
     factor = inverse
-    if rest_ptr is not None:
-        rest = _rest(inverse)
-        tl.store(rest_ptr + row, rest, mask=row < rows)
+    if SCALED:
+        rest = rest_of(inverse)
+        if rest_ptr is not None:
+            tl.store(rest_ptr + row, rest, mask=row < rows)
         # Of numbers that differ by a power of two the quotient is exact.
         factor = tl.where(inverse > 0, inverse / tl.where(inverse > 0, rest, 1.0), inverse)
     unit = unit_ptr + row.to(tl.int64)[:, None] * width
@@ -83,29 +119,68 @@ def unit_rows_backward_kernel(
 
     SCALED: what is given is g times the rest of 1 / |x|, of rows that are scaled by powers of two.
     """
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    unit_rows_backward(
+        tl.program_id(0),
+        grad_unit_ptr,
+        depth,
+        x_ptr,
+        row_stride,
+        column_stride,
+        inverse_ptr,
+        tl.load(factor_ptr),
+        grad_ptr,
+        dots_ptr,
+        rows,
+        depth,
+        SCALED,
+        ROWS,
+        BLOCK,
+    )
+
+
+@triton.jit
+def unit_rows_backward(
+    program,
+    grad_unit_ptr,
+    grad_width,
+    x_ptr,
+    row_stride,
+    column_stride,
+    inverse_ptr,
+    factor,
+    grad_ptr,
+    dots_ptr,
+    rows,
+    depth,
+    SCALED: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+):
+    row = program * ROWS + tl.arange(0, ROWS)
     in_rows = (row < rows)[:, None]
     x = x_ptr + row.to(tl.int64)[:, None] * row_stride
     flat = row.to(tl.int64)[:, None] * depth
+    given = grad_unit_ptr + row.to(tl.int64)[:, None] * grad_width
     inverse = tl.load(inverse_ptr + row, mask=row < rows, other=0.0)
     back = tl.full((ROWS,), 1.0, tl.float32)
     if SCALED:
-        back = 1.0 / tl.where(inverse > 0, _rest(inverse), 1.0)
+        back = 1.0 / tl.where(inverse > 0, rest_of(inverse), 1.0)
     dot = tl.zeros((ROWS,), tl.float64)
     for start in range(0, depth, BLOCK):
         k = start + tl.arange(0, BLOCK)
         inside = in_rows & (k < depth)[None, :]
         value = tl.load(x + k.to(tl.int64)[None, :] * column_stride, mask=inside, other=0.0)
-        grad = tl.load(grad_unit_ptr + flat + k[None, :], mask=inside, other=0.0)
+        grad = tl.load(given + k[None, :], mask=inside, other=0.0)
         dot += tl.sum(value.to(tl.float32).to(tl.float64) * grad.to(tl.float64), 1)
     along = (dot * (inverse * back)).to(tl.float32)
-    tl.store(dots_ptr + row, along, mask=row < rows)
-    outer = (tl.load(factor_ptr) * inverse)[:, None]
+    if dots_ptr is not None:
+        tl.store(dots_ptr + row, along, mask=row < rows)
+    outer = (factor * inverse)[:, None]
     pull = (along * inverse)[:, None]
     for start in range(0, depth, BLOCK):
         k = start + tl.arange(0, BLOCK)
         inside = in_rows & (k < depth)[None, :]
         value = tl.load(x + k.to(tl.int64)[None, :] * column_stride, mask=inside, other=0.0)
-        grad = tl.load(grad_unit_ptr + flat + k[None, :], mask=inside, other=0.0)
+        grad = tl.load(given + k[None, :], mask=inside, other=0.0)
         out = outer * (grad * back[:, None] - pull * value.to(tl.float32))
         tl.store(grad_ptr + flat + k[None, :], out.to(grad_ptr.dtype.element_ty), mask=inside)

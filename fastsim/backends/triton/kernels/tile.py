@@ -24,13 +24,7 @@ import triton
 import triton.language as tl
 
 from fastsim.backends.triton.kernels.kept import keep
-from fastsim.backends.triton.kernels.pairs import (
-    LEFT_OUT,
-    all_take_part,
-    own_pairs,
-    targets,
-    without_left_out,
-)
+from fastsim.backends.triton.kernels.pairs import LEFT_OUT, all_take_part, pairs_of
 from fastsim.backends.triton.kernels.places import (
     COUNTS,
     LINE,
@@ -177,7 +171,7 @@ def tile_kernel(
         place = tile_column * parts + part
         # Not before the product, whose loop wants the registers that masks would fill.
         whole = all_take_part(top, begin, row1, column1, pairs, rows, WIDTH, SKIP)
-        part_scores, target, own = _pairs_of(
+        part_scores, target, own = pairs_of(
             split[part], row, column, row_at, column_at, whole, row1, column1, pairs, SKIP, NEGATIVE
         )
         row_place = place.to(tl.int64) * height
@@ -218,7 +212,7 @@ def tile_kernel(
                 store_score_grads(score_grad, row, local, row0, row1, panel, panel_lines)
         if MIRRORED:  # noqa: SIM102 (known when it is compiled)
             if begin > top + rows - 1:
-                mirrored, mirrored_target, mirrored_own = _pairs_of(
+                mirrored, mirrored_target, mirrored_own = pairs_of(
                     tl.trans(split[part]),
                     column,
                     row,
@@ -249,30 +243,3 @@ def tile_kernel(
                 mirrored_place = (tile_columns * parts + tile_row).to(tl.int64) * height
                 in_rows = column < column1
                 store(row_out, kept_mirrored, row_plane, mirrored_place, local, in_rows, ROWS_OUT)
-
-
-@triton.jit
-def _pairs_of(
-    scores,
-    row,
-    column,
-    row_at,
-    column_at,
-    whole,
-    row1,
-    column1,
-    pairs,
-    SKIP: tl.constexpr,  # noqa: N803
-    NEGATIVE: tl.constexpr,  # noqa: N803
-):
-    """(scores, LEFT_OUT where a pair takes no part, targets, own pairs) of a tile."""
-    _, row_ids, _, _, _, _, _, _, _ = pairs
-    masked = whole == 0
-    if row_ids is not None:
-        masked = True
-    if masked:
-        scores = without_left_out(
-            scores, row, column, row_at, column_at, row1, column1, pairs, SKIP
-        )
-    target = targets(row, column, row_at, column_at, whole, row1, column1, pairs, NEGATIVE)
-    return scores, target, own_pairs(row_at, column, pairs)

@@ -8,6 +8,7 @@ import os
 
 import pytest
 
+from fastsim.backends.triton.small_batch import SmallBatch
 from tests.backends.triton.interpreter import quicken
 
 if os.environ.get("TRITON_INTERPRET") != "1":
@@ -19,3 +20,16 @@ def quick_interpreter():
     with pytest.MonkeyPatch.context() as patch:
         quicken(patch.setattr)
         yield
+
+
+@pytest.fixture
+def in_panels(monkeypatch):
+    """The passes over panels, where a small batch has kernels of its own."""
+    monkeypatch.setattr(SmallBatch, "serves_whole", lambda *_: False)
+
+
+@pytest.fixture(params=["small batch", "panels"])
+def either_way(request):
+    """A small batch by its own kernels, and by the passes over panels."""
+    if request.param == "panels":
+        request.getfixturevalue("in_panels")

@@ -10,6 +10,7 @@ from fastsim.tile import Tile
 from tests.backends.triton.interpreted.test_edges import tile_losses
 
 HALF, SINGLE = torch.float16, torch.float32
+pytestmark = pytest.mark.usefixtures("in_panels")
 
 
 @pytest.mark.parametrize("dtype", [SINGLE, HALF], ids=str)

@@ -8,6 +8,7 @@ from fastsim.backends import get, pick
 from tests.measure import assert_close
 
 HALF, SINGLE = torch.float16, torch.float32
+pytestmark = pytest.mark.usefixtures("either_way")
 
 
 def tile_losses(x, y, temperature=0.05, part=None):
@@ -98,9 +99,10 @@ def test_large_and_small_gradients_of_16_bit_inputs():
     assert grads[2].isfinite().all()
 
 
-def test_the_same_bits_again():
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_same_bits_again(shared):
     x, y = torch.randn(37, 24), torch.randn(50, 24)
-    positives = torch.randint(0, 50, (37,))
+    positives = torch.randint(0, 50, (37,)) if shared else None
 
     def run():
         a, b = x.clone().requires_grad_(), y.clone().requires_grad_()

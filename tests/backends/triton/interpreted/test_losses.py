@@ -58,8 +58,12 @@ def duplicates(rows, columns):
     return torch.randint(0, rows, (rows,)), torch.randint(0, rows, (columns,))
 
 
-def nce(rows, columns, *, symmetric, exclude=False, margin=0.0, shared=False, above=None):
+def nce(
+    rows, columns, *, symmetric, exclude=False, margin=0.0, shared=False, above=None, own=False
+):
+    """own: the positives are those of no argument, each row's own column."""
     pick = torch.randint(0, columns, (rows,)) if shared else torch.randperm(columns)[:rows]
+    pick = torch.arange(rows) if own else pick
     options = {"symmetric": symmetric, "margin": margin}
     if exclude:
         options["exclude"] = duplicates(rows, columns)
@@ -69,7 +73,8 @@ def nce(rows, columns, *, symmetric, exclude=False, margin=0.0, shared=False, ab
         return oracle.info_nce(s, pick.tolist(), temperature, **options, **limit)
 
     asked = options | {"exclude_above": above}
-    return Case(losses.info_nce, truth, (pick,), asked, {"temperature": 0.1})
+    given = () if own else (pick,)
+    return Case(losses.info_nce, truth, given, asked, {"temperature": 0.1})
 
 
 def decoupled(rows, columns):
@@ -258,7 +263,8 @@ def results(case, x, y, reduction):
             cosines = oracle.cosines(left, right)
             cosines.retain_grad()
             out = case.truth(cosines, **numbers)
-            out = {"mean": out.mean, "none": lambda: out}.get(reduction, lambda: out)()  # noqa: B023
+            reduced = {"mean": torch.Tensor.mean, "sum": torch.Tensor.sum}
+            out = reduced[reduction](out) if reduction in reduced else out
         wanted = [left, *([] if case.alone else [right]), *numbers.values()]
         found.append(gradients(out, wanted))
     # z = s / temperature or scale s + bias: sums of score gradients times these.
@@ -335,12 +341,17 @@ def rows_of(count, depth, layout, dtype):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_loss(name):
-    torch.manual_seed(seed_of([*CASES].index(name)))
+def test_loss(name, in_panels):
+    compare(name, CASES[name])
+
+
+def compare(name, made, dtypes=DTYPES, reductions=None):
+    """Draws inputs and compares what is made(rows, columns) on them."""
+    torch.manual_seed(seed_of(sum(map(ord, name))))
     rows, columns, depth = shape_of(name)
     # Which negative is chosen is a matter of rounding and of ties: test_lists.
     chooses = name.startswith(CHOOSING)
-    dtype = torch.float32 if chooses else drawn(DTYPES)
+    dtype = torch.float32 if chooses else drawn(dtypes)
     layouts = [drawn(LAYOUTS[: 3 if chooses else 4]) for _ in "xy"]
     print(rows, columns, depth, dtype, layouts)  # shown for a test that fails
     for _ in range(20):
@@ -350,8 +361,8 @@ def test_loss(name):
         )
         if not chooses or clear_of_ties(x, y):
             break
-    case = CASES[name](rows, columns)
-    check(*results(case, x, y, drawn(case.reductions)))
+    case = made(rows, columns)
+    check(*results(case, x, y, drawn(reductions or case.reductions)))
 
 
 @pytest.mark.parametrize("first", [0, 5, 33])

@@ -25,18 +25,24 @@ def sigmoid(
 ):
     """Rows: sum of the losses, sum of dL/dz."""
     scale, bias, _, _ = numbers
-    # A pair that takes no part: a logit of minus infinity and no target, so that all is 0.
-    logit = tl.where(scores <= LEFT_OUT, LEFT_OUT, tl.fma(scores, scale, bias))
-    wanted = taking_part(scores, tl.fma(target, 0.5, 0.5))
-    share, e = share_and_exponential(logit)
-    excess = share - wanted
-    # softplus(z) - wanted z, of which log(1 + e^-|z|) is summed by a product.
-    rest = tl.where(logit < 0, 0.0, logit) - wanted * logit
-    rows = tl.sum(rest, 1) + sum_logs_one_plus(e), tl.sum(excess, 1)
+    losses, excess = sigmoid_terms(scores, target, scale, bias)
+    rows = losses, tl.sum(excess, 1)
     if SCORE_GRAD:
         return rows, (), ((of_rows[0] * scale) * excess,)
     else:
         return rows, (), ()
+
+
+@triton.jit
+def sigmoid_terms(scores, target, scale, bias):
+    """(sums of the losses by rows, dL/dz of each pair)."""
+    # A pair that takes no part: a logit of minus infinity and no target, so that all is 0.
+    logit = tl.where(scores <= LEFT_OUT, LEFT_OUT, tl.fma(scores, scale, bias))
+    wanted = taking_part(scores, tl.fma(target, 0.5, 0.5))
+    share, e = share_and_exponential(logit)
+    # softplus(z) - wanted z, of which log(1 + e^-|z|) is summed by a product.
+    rest = tl.where(logit < 0, 0.0, logit) - wanted * logit
+    return tl.sum(rest, 1) + sum_logs_one_plus(e), share - wanted
 
 
 @triton.jit

@@ -1,0 +1,144 @@
+"""The kernels of rows.py over both sides of a small batch in one launch."""
+
+import triton
+import triton.language as tl
+
+from fastsim.backends.triton.kernels.places import number_or
+from fastsim.backends.triton.kernels.rows import unit_rows, unit_rows_backward
+
+
+@triton.jit(do_not_specialize=["rows", "columns"])
+def unit_rows_of_both_kernel(
+    x_ptr,
+    x_row_stride,
+    x_column_stride,
+    y_ptr,
+    y_row_stride,
+    y_column_stride,
+    unit_x_ptr,
+    unit_y_ptr,
+    inverse_ptr,
+    rows,
+    columns,
+    depth,
+    width,
+    SCALED: tl.constexpr,  # noqa: N803
+    TINY: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+):
+    """`unit_rows_kernel` of x (N, depth) and y (M, depth), or None, with inverse norms (N + M,).
+
+    SCALED: the rows are scaled by powers of two, and the rest is left to who needs it.
+    """
+    program = tl.program_id(0)
+    of_x = tl.cdiv(rows, ROWS)
+    if program < of_x:
+        unit_rows(
+            program,
+            x_ptr,
+            x_row_stride,
+            x_column_stride,
+            unit_x_ptr,
+            inverse_ptr,
+            None,
+            rows,
+            depth,
+            width,
+            SCALED,
+            TINY,
+            ROWS,
+            BLOCK,
+        )
+    elif y_ptr is not None:
+        unit_rows(
+            program - of_x,
+            y_ptr,
+            y_row_stride,
+            y_column_stride,
+            unit_y_ptr,
+            inverse_ptr + rows,
+            None,
+            columns,
+            depth,
+            width,
+            SCALED,
+            TINY,
+            ROWS,
+            BLOCK,
+        )
+
+
+@triton.jit(do_not_specialize=["rows", "columns"])
+def unit_rows_of_both_backward_kernel(
+    grad_unit_x_ptr,
+    grad_unit_y_ptr,
+    width,
+    x_ptr,
+    x_row_stride,
+    x_column_stride,
+    y_ptr,
+    y_row_stride,
+    y_column_stride,
+    inverse_ptr,
+    grad_ptr,
+    scale,
+    weight,
+    grad_x_ptr,
+    grad_y_ptr,
+    rows,
+    columns,
+    depth,
+    GAIN: tl.constexpr,  # noqa: N803
+    SCALED: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+):
+    """`unit_rows_backward_kernel` of both sides, of gradients (N, width) and (M, width).
+
+    The factor is grad * scale * weight / GAIN, each a number, a pointer to one or None for 1. A
+    side whose gradient is None is left out.
+    """
+    factor = number_or(scale, 1.0) * number_or(weight, 1.0) * (1.0 / GAIN)
+    factor *= number_or(grad_ptr, 1.0)
+    program = tl.program_id(0)
+    of_x = 0
+    if grad_x_ptr is not None:
+        of_x = tl.cdiv(rows, ROWS)
+        if program < of_x:
+            unit_rows_backward(
+                program,
+                grad_unit_x_ptr,
+                width,
+                x_ptr,
+                x_row_stride,
+                x_column_stride,
+                inverse_ptr,
+                factor,
+                grad_x_ptr,
+                None,
+                rows,
+                depth,
+                SCALED,
+                ROWS,
+                BLOCK,
+            )
+    if grad_y_ptr is not None:  # noqa: SIM102 (known when it is compiled)
+        if program >= of_x:
+            unit_rows_backward(
+                program - of_x,
+                grad_unit_y_ptr,
+                width,
+                y_ptr,
+                y_row_stride,
+                y_column_stride,
+                inverse_ptr + rows,
+                factor,
+                grad_y_ptr,
+                None,
+                columns,
+                depth,
+                SCALED,
+                ROWS,
+                BLOCK,
+            )

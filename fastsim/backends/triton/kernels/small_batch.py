@@ -1,0 +1,181 @@
+"""What is allocated and launched for a small batch (fastsim/backends/triton/small_batch.py).
+
+Host time is most of what such a batch takes, so every tensor is one allocation, none is cut, and
+the two sides share a launch.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from fastsim.backends.triton.kernels import launches
+from fastsim.backends.triton.kernels.both_sides import (
+    unit_rows_of_both_backward_kernel,
+    unit_rows_of_both_kernel,
+)
+from fastsim.backends.triton.kernels.epilogues import whole as losses_of
+from fastsim.backends.triton.kernels.launching import launch
+from fastsim.backends.triton.kernels.table import LINE
+from fastsim.backends.triton.kernels.whole import whole_columns_kernel, whole_kernel
+
+TINY = torch.finfo(torch.float32).tiny
+SCORES = 1024  # of a program: few enough that a small batch has programs for all multiprocessors
+BAND = 32  # rows and columns of a tile of what looks at columns
+SMALLEST = 16  # columns of a tile
+LOSSES = {
+    "softmax": (losses_of.softmax, False),
+    "sigmoid": (losses_of.sigmoid, False),
+    "hard_triplet": (losses_of.triplet, False),
+    "semi-hard_triplet": (losses_of.triplet, True),
+}
+
+
+class Rows(NamedTuple):
+    """Unit rows of both sides, or scaled ones, and their inverse norms (N + M,).
+
+    unit_y: unit_x where the sides are the same.
+    """
+
+    unit_x: torch.Tensor
+    unit_y: torch.Tensor
+    inverse: torch.Tensor
+
+
+def rows_of(x, y):
+    """The `Rows` of x (N, D) and y (M, D), or of x alone for None, padded to whole lines."""
+    (rows, depth), columns = x.shape, 0 if y is None else y.shape[0]
+    dtype = launches.operand_dtype(x.dtype)
+    step = LINE // dtype.itemsize
+    width = launches.cdiv(depth, step) * step
+    unit_x = x.new_empty((rows, width), dtype=dtype)
+    unit_y = unit_x if y is None else x.new_empty((columns, width), dtype=dtype)
+    inverse = x.new_empty(rows + columns, dtype=torch.float32)
+    band, chunk = launches.row_sizes(width)
+    of_y = (None, 0, 0) if y is None else (y, *y.stride())
+    launch(
+        unit_rows_of_both_kernel,
+        (launches.cdiv(rows, band) + launches.cdiv(columns, band),),
+        x.device,
+        x,
+        *x.stride(),
+        *of_y,
+        unit_x,
+        unit_y,
+        inverse,
+        rows,
+        columns,
+        depth,
+        width,
+        SCALED=x.dtype.itemsize == 2,
+        TINY=TINY,
+        ROWS=band,
+        BLOCK=chunk,
+        num_warps=4,
+    )
+    return Rows(unit_x, unit_y, inverse)
+
+
+def losses(tile, operands, products, panel, of_rows, numbers, gain):
+    """Writes losses and score gradients of products (N, M) float32 of the `Rows`.
+
+    panel: (N, stride), `gain` times dL_i/dlogit_ij, or None. of_rows: (losses (N,), dL/dscale and
+    dL/dbias of each row (2, N) or None), float64, times the weight. numbers: scale, bias, weight.
+    """
+    rows, columns = products.shape
+    pairs, device = tile.pairs, products.device
+    loss, flag = LOSSES[tile.kind]
+    scale, bias, weight = numbers
+    shared = {
+        "SCALED": operands.unit_x.dtype != torch.float32,
+        "TOGETHER": operands.unit_y is operands.unit_x,
+        "num_warps": 4,
+    }
+    indices = pairs.tensors()[:-1]
+    margin = float(tile.margin) if tile.margin or loss is losses_of.triplet else None
+    of_columns = None
+    if tile.symmetric:
+        of_columns = products.new_empty((3, columns))
+        launch(
+            whole_columns_kernel,
+            (launches.cdiv(columns, BAND),),
+            device,
+            products,
+            operands.inverse,
+            of_columns,
+            *indices[:3],
+            scale,
+            margin,
+            rows,
+            columns,
+            ROWS=BAND,
+            COLUMNS=BAND,
+            **shared,
+        )
+    wide = 1 << (columns - 1).bit_length()
+    band = max(1, SCORES // wide)
+    launch(
+        whole_kernel,
+        (launches.cdiv(rows, band),),
+        device,
+        products,
+        operands.inverse,
+        panel,
+        *of_rows,
+        of_columns,
+        *indices,
+        scale,
+        bias,
+        margin,
+        weight,
+        rows,
+        columns,
+        0 if panel is None else panel.stride(0),
+        EPILOGUE=loss,
+        FLAG=flag,
+        SKIP=pairs.skip,
+        NEGATIVE=float(pairs.negative_target),
+        GAIN=gain,
+        ROWS=band,
+        COLUMNS=max(SMALLEST, wide),
+        **shared,
+    )
+
+
+def rows_backward(grad, unit_grads, operands, x, y, scale, weight, gain, wants, dtype):
+    """(dL/dx, dL/dy) in `dtype`, None where not wanted, of gradients of the rows as they are
+    multiplied, of which `gain` is still to be taken.
+    """
+    (rows, depth), columns = x.shape, 0 if y is None else y.shape[0]
+    # The interpreter cuts float32 to bfloat16 instead of rounding it.
+    if launches.architecture(x.device) == "interpreter":
+        dtype = torch.float32
+    grad_x = x.new_empty(x.shape, dtype=dtype) if wants[0] else None
+    grad_y = x.new_empty(y.shape, dtype=dtype) if wants[1] else None
+    band, chunk = launches.row_sizes(depth)
+    programs = launches.cdiv(rows, band) * wants[0] + launches.cdiv(columns, band) * wants[1]
+    of_y = (None, 0, 0) if y is None else (y, *y.stride())
+    launch(
+        unit_rows_of_both_backward_kernel,
+        (programs,),
+        x.device,
+        *unit_grads,
+        operands.unit_x.shape[1],
+        x,
+        *x.stride(),
+        *of_y,
+        operands.inverse,
+        grad,
+        scale,
+        weight,
+        grad_x,
+        grad_y,
+        rows,
+        columns,
+        depth,
+        GAIN=gain,
+        SCALED=operands.unit_x.dtype != torch.float32,
+        ROWS=band,
+        BLOCK=chunk,
+        num_warps=4,
+    )
+    return grad_x, grad_y

@@ -1,0 +1,108 @@
+"""The kernels of a small batch under the interpreter: against loops in float64, and at their edges.
+
+What is the same for a small batch and for panels is in test_edges.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fastsim import losses
+from fastsim.backends.triton.small_batch import SmallBatch
+from fastsim.pairs import Pairs
+from fastsim.tile import Tile
+from tests.backends.triton.interpreted.test_losses import CASES, compare, nce
+
+MADE = {
+    "info_nce": CASES["info_nce"],
+    "info_nce exclude": CASES["info_nce exclude"],
+    "info_nce own": lambda n, m: nce(n, m, symmetric=True, own=True),
+    "info_nce own exclude": lambda n, m: nce(
+        n, m, symmetric=True, exclude=True, margin=0.1, own=True
+    ),
+    "sup_con": CASES["sup_con"],
+    "siglip diagonal": CASES["siglip diagonal"],
+    "siglip groups": CASES["siglip groups"],
+    "full_triplet hard": CASES["full_triplet hard"],
+    "full_triplet semi-hard": CASES["full_triplet semi-hard"],
+}
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """The kinds of the losses that were made this way."""
+    kinds, whole = [], SmallBatch.whole
+
+    def noted(self, tile, *given):
+        kinds.append(tile.kind)
+        return whole(self, tile, *given)
+
+    monkeypatch.setattr(SmallBatch, "whole", noted)
+    return kinds
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", MADE)
+def test_loss(name, dtype, served):
+    # The mean of sup_con is over rows that have a positive.
+    reductions = ("sum",) if name == "sup_con" else ("mean", "sum")
+    compare(name, MADE[name], dtypes=(dtype,), reductions=reductions)
+    assert len(served) == 1
+
+
+def test_a_copy_of_the_positive_is_semi_hard(served):
+    x = torch.randn(20, 40).half()
+    for columns in (torch.cat([x, x]), torch.cat([x, x[:7]])):
+        found = losses.full_triplet(x, columns, margin=1.0, backend="triton")
+        apart = losses.full_triplet(x, columns, margin=1.0, reduction="none", backend="triton")
+        assert abs(found - apart.mean()) < 1e-6
+    assert served == ["semi-hard_triplet"] * 2
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_shared_positives_of_columns_go_another_way(count, served):
+    """Their columns' score gradients grow with the rows that share them."""
+    x, y = torch.randn(12, 8).half(), torch.randn(12, 8).half()
+    positives = torch.arange(12) % (4 * count)
+    losses.info_nce(x, y, positives, symmetric=True, backend="triton")
+    assert not served
+
+
+def test_small_gradients_of_a_learnt_batch(served):
+    """Shares of 1e-7, which float16 holds by the factor that they are kept with."""
+    x = torch.nn.functional.normalize(torch.randn(24, 64), dim=1)
+    x, y = (x + 0.01 * torch.randn(24, 64) for _ in "xy")
+    found = []
+    for backend, wide in (("triton", torch.float16), ("eager", torch.float64)):
+        a, b = (side.half().to(wide).requires_grad_() for side in (x, y))
+        losses.info_nce(a, b, temperature=0.06, backend=backend).backward(
+            torch.tensor(2.0**14, dtype=torch.float32 if wide == torch.float16 else wide)
+        )
+        found.append((a.grad, b.grad))
+    assert found[1][0].abs().max() < 1
+    for mine, truth in zip(*found, strict=True):
+        rounding = 4 * torch.finfo(torch.float16).eps
+        assert (mine.double() - truth).abs().max() <= rounding * truth.abs().max()
+    assert served
+
+
+def test_the_largest_that_is_served():
+    serves = SmallBatch().serves_whole
+    tile = Tile("softmax", Pairs(torch.arange(3)))
+    assert serves(tile, 1024, 1024, 64)
+    assert not serves(tile, 1025, 1024, 64)
+    assert serves(tile, 3, 4096, 64)
+    assert not serves(tile, 3, 4097, 64)
+    assert not serves(replace(tile, symmetric=True), 3, 3, 64)
+
+
+def test_small_panels_that_are_asked_for(served, monkeypatch):
+    x, y = torch.randn(20, 8), torch.randn(20, 8)
+    monkeypatch.setenv("FASTSIM_PANEL_MB", "0.001")
+    losses.info_nce(x, y, backend="triton")
+    assert not served
+    monkeypatch.setenv("FASTSIM_PANEL_MB", "0.002")
+    losses.info_nce(x, y, backend="triton")
+    assert served
