@@ -33,6 +33,11 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_sessionfinish():
+    """So that what is collected at the end can be: some libraries count what they leave."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def seeded():
     """A failure says how to have the same inputs again."""

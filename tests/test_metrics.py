@@ -7,6 +7,7 @@ import torch
 
 import fastsim
 from fastsim.backends import OBSERVED, get
+from fastsim.backends.cpu.passes import pair_arguments
 from fastsim.batch_metrics import EMPTY, MAXIMA, TOTALS, nothing_seen, totals
 from fastsim.batch_metrics import SEEN as SEEN_OF_ROWS
 from fastsim.grad_cache import GradCache
@@ -197,7 +198,8 @@ def test_the_numbers_of_long_rows(columns, left_out, usable):
         scores[chance if left_out == "few" else slice(2, 3)] = EMPTY
     positives = torch.randint(0, columns, (9,))
     seen = nothing_seen(9, scores.device)
-    get("cpu").observe(scores, Pairs(positives), seen)
+    block = slice(0, 9), slice(0, columns)
+    torch.ops.fastsim_cpu.observe(scores, *pair_arguments(Pairs(positives), block), seen)
     wanted = [counted(row, p) for row, p in zip(scores, positives.tolist(), strict=True)]
     wanted = torch.tensor(wanted, dtype=torch.float64)
     sums = [SEEN_OF_ROWS.index(f"{role}_sum") for role in ("negative", "positive")]
