@@ -72,13 +72,19 @@ def tile_loss(
     asked = asked_widths() if summed else None
     if asked is not None and _in_one_sweep(tile, x, y, weights, batch, backend):
         return sweep_loss(asked, tile, x, y, scale, bias, weights, formula, backend)
-    if not (measured and watched()) or tile.pairs.untargeted:
+    measured = measured and not tile.pairs.untargeted
+    other = None if y is x else y
+    small = SmallLoss(tile, scale, bias, weights, formula, backend, measured)
+    if (batch is None or batch.group is None) and small.serves(x, other):
+        loss = small(x, other)
+        note((x, x if other is None else other), small, loss)
+        return loss
+    if not (measured and watched()):
         return _loss(tile, *given)
     not_compiled()
     seen = nothing_seen(x.shape[0], x.device)
     loss = _loss(replace(tile, seen=seen), *given)
-    y = None if y is x else y
-    record(seen, x, y, cosine=tile.cosine, batch=batch, backend=backend)
+    record(seen, x, other, cosine=tile.cosine, batch=batch, backend=backend)
     return loss
 
 
@@ -93,11 +99,6 @@ def _in_one_sweep(tile, x, y, weights, batch, backend):
 def _loss(tile, x, y, scale, bias, weights, batch, formula, backend):
     y = None if y is x else y
     alone = batch is None or batch.group is None
-    small = SmallLoss(tile, scale, bias, weights, formula, backend)
-    if alone and small.serves(x, y):
-        loss = small(x, y)
-        note((x, x if y is None else y), small, loss)
-        return loss
     scale, bias, weights = as_operands(x, scale, bias, weights)
     if not alone:
         y = x if y is None else y
@@ -209,14 +210,24 @@ class SmallLoss(NamedTuple):
     weights: float | Tensor | None
     formula: Callable
     backend: Backend
+    measured: bool  # whether `fastsim.metrics` sees the scores
 
     def serves(self, x, y):
         """Whether that is how rows of these sizes are served."""
         return is_small(self.tile, x, y, self.weights, self.backend)
 
     def __call__(self, x, y):
-        tile, scale, bias, weights, formula, backend = self
         y = None if y is x else y
+        if not (self.measured and watched()):
+            return self._of(self.tile, x, y)
+        not_compiled()
+        seen = nothing_seen(x.shape[0], x.device)
+        loss = self._of(replace(self.tile, seen=seen), x, y)
+        record(seen, x, y, cosine=self.tile.cosine, batch=None, backend=self.backend)
+        return loss
+
+    def _of(self, tile, x, y):
+        _, scale, bias, weights, formula, backend, _ = self
         scale, bias = (
             as_scalar(value, compute_dtype(x), x.device) if isinstance(value, Tensor) else value
             for value in (scale, bias)

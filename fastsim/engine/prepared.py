@@ -115,8 +115,9 @@ def _signature(args, options):
             values.extend(value)
         else:
             return None, None
-    if watched() or transformed(*tensors):
+    if transformed(*tensors):
         return None, None
     ids = [id(tensor) for tensor in tensors]
     first = () if len({*ids}) == len(ids) else map(ids.index, ids)  # which are one tensor
-    return tensors, (*parts, *options, *first, default_name(), torch.is_inference_mode_enabled())
+    state = default_name(), watched(), torch.is_inference_mode_enabled()
+    return tensors, (*parts, *options, *first, *state)

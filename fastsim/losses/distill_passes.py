@@ -42,7 +42,7 @@ def small_loss(
         gaps = scores - ratio * taught
         return (gaps.gather(1, within[:, None]) - gaps).square().sum(1)
 
-    return SmallLoss(tile, scale, 0.0, weights, formula, backend)
+    return SmallLoss(tile, scale, 0.0, weights, formula, backend, measured=False)
 
 
 def divergences(x, y, pairs, batch, backend, temperature, teacher_temperature, weights):
