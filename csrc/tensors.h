@@ -31,7 +31,7 @@ inline Dtype dtype_of(const Tensor& t) {
   }
 }
 
-// By the names of fastsim/pairs.py.
+// By the names of fastsim/pairs/record.py.
 inline Skip skip_of(const std::string& name) {
   if (name == "diagonal") return Skip::diagonal;
   if (name == "lower") return Skip::lower;

@@ -31,45 +31,27 @@ from fastsim.backends import pick
 from fastsim.backends.extras import extras_of
 from fastsim.checks import (
     check_candidates,
-    check_choice,
     check_columns,
-    check_number,
     check_reduction,
     check_scores,
     check_similarity,
 )
-from fastsim.distributed import batchwise, join
-from fastsim.engine.autograd import tile_loss
+from fastsim.distributed import batchwise
 from fastsim.engine.prepared import note, once_per_signature
-from fastsim.losses.further_candidates import (
-    MARGINS,
-    Further,
-    above_mean,
-    check_guide,
-    dense,
-    dense_guide,
-    guide_of,
-    log_sum,
-    own_scores,
-    parts_of,
-    positive_logits,
-)
+from fastsim.losses.batch_info_nce import batch_info_nce
+from fastsim.losses.further_candidates import Further, check_guide, dense_guide
+from fastsim.losses.info_nce_options import check_options, check_together
 from fastsim.losses.module import LossModule
 from fastsim.losses.small_info_nce import small_info_nce
 from fastsim.pairs import (
     Pairs,
-    global_exclude,
-    global_positives,
     not_above,
     pair_mask,
     parse_bias,
     parse_exclude,
     parse_positives,
 )
-from fastsim.precision import widened
 from fastsim.reduce import as_float, below_every_score, inverse, reduce
-from fastsim.scores import dense_scores
-from fastsim.tile import Tile
 
 
 @once_per_signature
@@ -173,13 +155,18 @@ def info_nce(
             further=further.in_panels,
         ),
     )
-    options = {"temperature": temperature, "symmetric": symmetric, "margin": margin}
-    options["exclude_above"] = exclude_above
-    options |= {"label_smoothing": label_smoothing}
-    options |= {"guide_margin": guide_margin, "guide_strategy": guide_strategy}
-    _check_options(**options)
+    options = {
+        "temperature": temperature,
+        "symmetric": symmetric,
+        "margin": margin,
+        "exclude_above": exclude_above,
+        "label_smoothing": label_smoothing,
+        "guide_margin": guide_margin,
+        "guide_strategy": guide_strategy,
+    }
+    check_options(**options)
     if further or label_smoothing:
-        _check_together(exclude, exclude_above, guide, symmetric, margin, label_smoothing, further)
+        check_together(exclude, exclude_above, guide, symmetric, margin, label_smoothing, further)
     check_guide(guide, anchors, candidates)
     asked = positives, exclude, exclude_above, candidate_bias, group
     if not (isinstance(temperature, Tensor) or any(value is not None for value in asked)):
@@ -201,110 +188,21 @@ def info_nce(
             loss = small(*tensors)
             note(tensors, small, loss)
             return loss
-    own = anchors.shape[0], candidates.shape[0], anchors.device
-    within, ids = parse_positives(positives, *own), parse_exclude(exclude, *own)
-    bias = parse_bias(candidate_bias, candidates.shape[0], anchors)
-    batch = join(
-        group,
-        "info_nce",
+    return batch_info_nce(
         anchors,
         candidates,
-        **options,
+        positives,
+        further,
+        guide,
         exclude=exclude,
         candidate_bias=candidate_bias,
-        guided=guide is not None,
-        directions=further.directions,
-        own_negatives=None if own_negatives is None else "given",
-        references=None if references is None else "given",
+        options=options,
         similarity=similarity,
         reduction=reduction,
-        backend=chosen.name,
-    )
-    positives = global_positives(within, batch)
-    row_ids, column_ids = global_exclude(ids, batch)
-    of_own, bias = bias, batch.gather_columns(bias)
-    decided = guide_of(guide, guide_margin, guide_strategy, within, anchors, batch, chosen)
-    pairs = Pairs(
-        positives,
-        row_ids,
-        column_ids,
-        exclude_above=exclude_above,
-        guide=decided,
-        column_bias=bias,
-        distinct=asked[0] is None,
-    )
-    parts = parts_of(further, anchors, candidates, within, pairs, guide, batch) if further else []
-    if chosen.name == "eager":
-        # Rows of other ranks add nothing to what this rank holds its own against.
-        gather, more = (lambda rows: rows) if further else batch.gather_rows, None
-        scores = dense_scores(gather(anchors), batch.gather_columns(candidates), chosen, similarity)
-        if further:
-            more = dense(parts, temperature, similarity, chosen)
-            if own_negatives is not None:
-                given = further, anchors, candidates, within, exclude_above, chosen, similarity
-                more.append(_of_own(*given) / temperature)
-            more = torch.cat(more, 1)
-            if not len(anchors):
-                # Nothing to add, but other ranks wait for the gradients of what they gathered.
-                nothing = torch.cat([scores, more], 1).nan_to_num(neginf=0.0).sum(1)
-                return batch.reduce(nothing, reduction)
-        losses = info_nce_from_scores(
-            scores,
-            gather(positives),
-            **options,
-            exclude=None if row_ids is None else (gather(row_ids), column_ids),
-            candidate_bias=bias,
-            guide=None if guide is None else (gather(decided.rows), decided.columns),
-            more=more,
-            reduction="none",
-        )
-        return batch.reduce(losses, reduction)
-
-    def formula(scores, scale, _):
-        exclude = None if row_ids is None else (row_ids, column_ids)
-        given = options | {"temperature": 1 / scale, "exclude": exclude, "reduction": "none"}
-        given |= {"label_smoothing": 0.0, "candidate_bias": bias}
-        given["guide"] = None if guide is None else (decided.rows, decided.columns)
-        return info_nce_from_scores(scores, positives, **given)
-
-    scale = inverse(temperature, anchors)
-    alone = not (further or label_smoothing)
-    losses = tile_loss(
-        Tile(
-            "softmax",
-            pairs,
-            margin=float(margin),
-            symmetric=symmetric,
-            cosine=similarity == "cosine",
-        ),
-        anchors,
-        candidates,
-        scale=scale,
-        weights=batch.row_weights(reduction, anchors) if alone else None,
-        batch=batch,
-        formula=formula,
+        group=group,
         backend=chosen,
-        summed=alone,
+        specification=info_nce_from_scores,
     )
-    if alone:
-        return losses
-    if further:
-        positive = positive_logits(anchors, candidates, within, scale, similarity, chosen)
-        sums = [log_sum(part, scale, positive, similarity, chosen) for part in parts]
-        if own_negatives is not None:
-            scores = _of_own(
-                further, anchors, candidates, within, exclude_above, chosen, similarity
-            )
-            sums.append(torch.logsumexp(scale * widened(scores), 1))
-        biased = positive - scale * margin
-        biased = biased if of_own is None else biased + of_own[within]
-        rest = torch.logsumexp(torch.stack(sums), 0) - biased
-        losses = torch.logaddexp(widened(losses), rest).to(losses.dtype)
-    if label_smoothing:
-        more = scale * above_mean(anchors, candidates, within, similarity, batch, chosen)
-        more = more if bias is None else more + (of_own[within] - bias.mean())
-        losses = losses + label_smoothing * more
-    return batch.reduce(losses, reduction)
 
 
 class InfoNCE(LossModule):
@@ -360,7 +258,7 @@ def info_nce_from_scores(
     positives = parse_positives(positives, rows, columns, scores.device)
     ids = parse_exclude(exclude, rows, columns, scores.device)
     bias = parse_bias(candidate_bias, columns, scores)
-    _check_options(
+    check_options(
         temperature,
         symmetric,
         margin,
@@ -395,61 +293,3 @@ def info_nce_from_scores(
         backward = torch.logsumexp(logits, 0)[pairs.positives] - positive
         losses = 0.5 * (losses + backward)
     return reduce(losses, reduction)
-
-
-def _of_own(further, anchors, candidates, own, exclude_above, backend, similarity):
-    """(N, K) scores of the own negatives, -inf for what `exclude_above` leaves out."""
-    scores = own_scores(further, anchors, backend, similarity)
-    if exclude_above is None:
-        return scores
-    positive = positive_logits(anchors, candidates, own, 1.0, similarity, backend).to(scores.dtype)
-    return scores.masked_fill(scores > positive[:, None] + exclude_above, -torch.inf)
-
-
-def _check_options(
-    temperature,
-    symmetric,
-    margin,
-    exclude_above,
-    label_smoothing,
-    guide_margin,
-    guide_strategy,
-):
-    check_number("temperature", temperature, positive=True)
-    check_choice("symmetric", symmetric, (False, True))
-    check_number("margin", margin, tensor=False)
-    check_number("guide_margin", guide_margin, tensor=False)
-    check_choice("guide_strategy", guide_strategy, MARGINS)
-    check_number("label_smoothing", label_smoothing, tensor=False)
-    if not 0 <= label_smoothing < 1:
-        raise ValueError(f"label_smoothing: wanted at least 0 and below 1, got {label_smoothing}")
-    if exclude_above is not None:
-        check_number("exclude_above", exclude_above, tensor=False)
-        if exclude_above < 0:
-            raise ValueError(f"exclude_above: wanted at least 0, or None, got {exclude_above}")
-
-
-def _check_together(exclude, exclude_above, guide, symmetric, margin, label_smoothing, further):
-    """ValueError for options whose meaning together nothing defines."""
-    names = {
-        "exclude": exclude is not None,
-        "exclude_above": exclude_above is not None,
-        "guide": guide is not None,
-        "symmetric": symmetric,
-        "margin": margin != 0,
-        "directions": len(further.directions) > 1,
-        "own_negatives": further.own_negatives is not None,
-        "references": further.references is not None,
-    }
-    refused = []
-    if label_smoothing:
-        refused = [("label_smoothing", name) for name in names if names[name]]
-    for name in ("directions", "own_negatives", "references"):
-        if names[name] and symmetric:
-            refused.append((name, "symmetric"))
-    for name in ("directions", "references"):
-        if names[name] and names["exclude_above"]:
-            refused.append((name, "exclude_above"))
-    if refused:
-        name, other = refused[0]
-        raise ValueError(f"{name}: wanted without {other}, got both")

@@ -8,7 +8,7 @@ import random
 import pytest
 
 pytest.importorskip("datasets")
-from fastsim.training import blocks, data
+from fastsim.training import blocks, data, opened
 from tests.seeds import seed_of
 
 CELLS = [
@@ -120,10 +120,10 @@ def test_blocks_and_rows_read_the_same(kind, part, tmp_path, monkeypatch):
         written(path, chance, kind, mark or usual)
         options = {"delimiter": mark, "skip_bad_rows": chance.randrange(3) == 0}
         with monkeypatch.context() as patch:
-            patch.setattr(data, "_PART", 16)
-            patch.setattr(data, "delimited_tables", lambda *_, **__: iter([None]))
+            patch.setattr(opened, "_PART", 16)
+            patch.setattr(opened, "delimited_tables", lambda *_, **__: iter([None]))
             wanted = outcome(path, **options)
-            patch.setattr(data, "delimited_tables", counted)
+            patch.setattr(opened, "delimited_tables", counted)
             for size in (16, 200, 8 << 20):  # bytes of a block
                 patch.setattr(blocks, "_BLOCK", size)
                 assert outcome(path, **options) == wanted, path.read_bytes()

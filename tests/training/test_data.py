@@ -317,10 +317,10 @@ def test_data_sets_of_the_hub_are_read_by_name(tmp_path):
 
 
 def test_many_rows_are_mapped_from_a_file(tmp_path, monkeypatch):
-    from fastsim.training import data, store
+    from fastsim.training import opened, store
 
     monkeypatch.setattr(store, "_IN_MEMORY", 20)
-    monkeypatch.setattr(data, "_PART", 7)
+    monkeypatch.setattr(opened, "_PART", 7)
     path = tmp_path / "data.tsv"
     path.write_text("anchor\tpositive\n" + "".join(f"a{i}\tb{i}\n" for i in range(50)))
     dataset, _ = read_data(path)

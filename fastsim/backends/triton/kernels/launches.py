@@ -374,7 +374,7 @@ def described(unit, rows, depth):
 
 
 def pair_arguments(pairs):
-    """`Pairs` in the order of pairs.py."""
+    """What kernels take of `Pairs`: its tensors, the strides of targets, the offset."""
     dense = pairs.dense
     if dense is not None and dense.dtype == torch.bool:
         dense = dense.view(torch.uint8)

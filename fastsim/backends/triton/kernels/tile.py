@@ -10,7 +10,7 @@ x_rest, y_rest: of `ScaledRows` by global row and column; the score of unit rows
     times both, and its score gradient is taken times both, which serves both products with it.
 row0, row1, column0, column1: the block, rows [row0, row1) against columns [column0, column1). Pairs
     are indexed by global row and column, all else by place in the block, n rows by m columns.
-positives ... offset: the pairs, see pairs.py; thresholds: those of `fastsim.pairs.Pairs`.
+positives ... offset, thresholds: the pairs, see fastsim/pairs/record.py.
 scale, bias, positive_scale: pointers, so that nothing waits for them; margin: a number.
 levels, level_count: of CoSENT over a matrix, (K,) and K; of_levels: (4, K), or (tiles, 4, K).
 of_rows (ROWS_IN, n), of_columns (COLUMNS_IN, m): float32 coefficients.

@@ -1,0 +1,66 @@
+"""What an epilogue is, and exponentials relative to their maxima."""
+
+import torch
+
+from fastsim.backends.torch.block import LOWEST
+from fastsim.precision import wide_dtype
+
+
+class Epilogue:
+    """One kind of loss."""
+
+    def prepare(self, tile, block):
+        """Changes the scores before anything looks at them."""
+
+    def forward(self, tile, block, sums=None):
+        """The state of the panel: of its rows, then of its columns.
+
+        sums: the first two parts over all columns, where they are known already.
+        """
+        raise NotImplementedError
+
+    def score_grad(self, tile, block, coefficients):
+        """The panel's scores become dL/dS; coefficients: those of its rows and columns."""
+        raise NotImplementedError
+
+    def fused(self, tile, block, weights):
+        """(state, dL/dS in the panel) of a panel of whole rows, or of the whole matrix."""
+        state = self.forward(tile, block)
+        weights = 1.0 if weights is None else weights.to(state[0].dtype)
+        self.score_grad(tile, block, narrowed(tile.coefficients(state, weights), block.panel))
+        return state
+
+
+def narrowed(coefficients, panel):
+    """Coefficients in the panel's type."""
+    return [c if c is None else c.to(panel.dtype) for c in coefficients]
+
+
+def given(number):
+    """Whether it is not 0; of a tensor that is known."""
+    return isinstance(number, torch.Tensor) or number != 0
+
+
+def wide(*parts):
+    return [part.to(wide_dtype(part.device)) for part in parts]
+
+
+def exp_relative(scores, top, scale, out=None):
+    """exp(scale (s - top)) for a `top` that broadcasts."""
+    return torch.sub(scores, top, out=out).mul_(scale).exp_()
+
+
+def extremes(scores, dim):
+    return scores.amax(dim, keepdim=True).clamp_(min=LOWEST)
+
+
+def exponentials(scores, scale, dim, out=None):
+    """(maxima, sums of exponentials relative to them) along a dimension."""
+    top = extremes(scores, dim)
+    return top.squeeze(dim), exp_relative(scores, top, scale, out).sum(dim)
+
+
+def block_zero(block, matrix):
+    """The matrix with 0 where pairs take no part."""
+    block.fill(matrix, 0)
+    return matrix

@@ -1,0 +1,72 @@
+"""Losses of each pair by itself: sigmoid and squared error."""
+
+import torch
+from torch.nn.functional import softplus
+
+from fastsim.backends.torch.epilogues.base import Epilogue, block_zero, wide
+
+
+class Sigmoid(Epilogue):
+    def forward(self, tile, block, sums=None):
+        logits, wanted = self._logits(tile, block, out=None)
+        losses = self._losses(block, logits, wanted)
+        score_grads = self._score_grads(block, logits, wanted)
+        return wide(losses, score_grads.sum(1))
+
+    def score_grad(self, tile, block, coefficients):
+        logits, wanted = self._logits(tile, block, out=block.panel)
+        self._score_grads(block, logits, wanted)
+        block.panel.mul_((coefficients[0] * tile.scale)[:, None])
+
+    def fused(self, tile, block, weights):
+        logits, wanted = self._logits(tile, block, out=block.panel)
+        losses = self._losses(block, logits, wanted)
+        score_grads = self._score_grads(block, logits, wanted)
+        state = wide(losses, score_grads.sum(1))
+        score_grads.mul_((weights.to(score_grads.dtype) * tile.scale)[:, None])
+        return state
+
+    @staticmethod
+    def _logits(tile, block, out):
+        logits = torch.mul(block.panel, tile.scale, out=out).add_(tile.bias)
+        return logits, block.targets().add_(1).mul_(0.5)
+
+    @staticmethod
+    def _losses(block, logits, wanted):
+        """sum_j max(z, 0) - wanted z + log(1 + e^-|z|) by rows, in which nothing cancels."""
+        losses = softplus(logits.abs().neg_()).addcmul_(wanted, logits, value=-1)
+        losses.add_(logits.clamp(min=0))
+        return block_zero(block, _weighed(block, losses, wanted)).sum(1)
+
+    @staticmethod
+    def _score_grads(block, logits, wanted):
+        score_grads = logits.sigmoid_().sub_(wanted)
+        return block_zero(block, _weighed(block, score_grads, wanted))
+
+
+def _weighed(block, matrix, wanted):
+    """The matrix with positives (wanted 1, others 0) times the weights of their rows, in place."""
+    if block.positive_weights is None:
+        return matrix
+    return matrix.mul_(torch.where(wanted > 0, block.positive_weights[:, None], 1.0))
+
+
+class SquaredError(Epilogue):
+    def forward(self, tile, block, sums=None):
+        return self._losses(self._differences(block, None))
+
+    def score_grad(self, tile, block, coefficients):
+        self._differences(block, block.panel).mul_(2 * coefficients[0][:, None])
+
+    def fused(self, tile, block, weights):
+        state = self._losses(self._differences(block, block.panel))
+        block.panel.mul_(2 * weights.to(block.panel.dtype)[:, None])
+        return state
+
+    @staticmethod
+    def _differences(block, out):
+        return block_zero(block, torch.sub(block.panel, block.targets(), out=out))
+
+    @staticmethod
+    def _losses(differences):
+        return wide(differences.square().sum(1))

@@ -1,0 +1,54 @@
+"""Which options InfoNCE takes, and which together."""
+
+from fastsim.checks import check_choice, check_number
+from fastsim.losses.further_candidates import MARGINS
+
+
+def check_options(
+    temperature,
+    symmetric,
+    margin,
+    exclude_above,
+    label_smoothing,
+    guide_margin,
+    guide_strategy,
+):
+    """ValueError or TypeError for an option that is none by itself."""
+    check_number("temperature", temperature, positive=True)
+    check_choice("symmetric", symmetric, (False, True))
+    check_number("margin", margin, tensor=False)
+    check_number("guide_margin", guide_margin, tensor=False)
+    check_choice("guide_strategy", guide_strategy, MARGINS)
+    check_number("label_smoothing", label_smoothing, tensor=False)
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(f"label_smoothing: wanted at least 0 and below 1, got {label_smoothing}")
+    if exclude_above is not None:
+        check_number("exclude_above", exclude_above, tensor=False)
+        if exclude_above < 0:
+            raise ValueError(f"exclude_above: wanted at least 0, or None, got {exclude_above}")
+
+
+def check_together(exclude, exclude_above, guide, symmetric, margin, label_smoothing, further):
+    """ValueError for options whose meaning together nothing defines."""
+    names = {
+        "exclude": exclude is not None,
+        "exclude_above": exclude_above is not None,
+        "guide": guide is not None,
+        "symmetric": symmetric,
+        "margin": margin != 0,
+        "directions": len(further.directions) > 1,
+        "own_negatives": further.own_negatives is not None,
+        "references": further.references is not None,
+    }
+    refused = []
+    if label_smoothing:
+        refused = [("label_smoothing", name) for name in names if names[name]]
+    for name in ("directions", "own_negatives", "references"):
+        if names[name] and symmetric:
+            refused.append((name, "symmetric"))
+    for name in ("directions", "references"):
+        if names[name] and names["exclude_above"]:
+            refused.append((name, "exclude_above"))
+    if refused:
+        name, other = refused[0]
+        raise ValueError(f"{name}: wanted without {other}, got both")

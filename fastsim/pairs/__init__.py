@@ -1,0 +1,55 @@
+"""Which pairs are positive, negative or left out, without an N x M matrix unless it was given.
+
+A tile loss looks at the score of row i and column j and asks: does the pair take part, and what
+is its target? `Pairs` holds the answer in its smallest form; every backend decides it per tile.
+"""
+
+from fastsim.pairs.arguments import (
+    as_ids,
+    groups_of_scores,
+    parse_bias,
+    parse_exclude,
+    parse_groups,
+    parse_positives,
+    parse_targets,
+)
+from fastsim.pairs.counts import negative_counts, positive_counts
+from fastsim.pairs.dense import dense_targets, not_above, pair_mask
+from fastsim.pairs.guide import Guide, with_thresholds, with_unit_guide
+from fastsim.pairs.ranks import (
+    check_own_targets,
+    gather_targets,
+    global_exclude,
+    global_groups,
+    global_positives,
+    global_targets,
+)
+from fastsim.pairs.record import SKIPS, Factors, Pairs, part_of
+
+__all__ = [
+    "SKIPS",
+    "Factors",
+    "Guide",
+    "Pairs",
+    "as_ids",
+    "check_own_targets",
+    "dense_targets",
+    "gather_targets",
+    "global_exclude",
+    "global_groups",
+    "global_positives",
+    "global_targets",
+    "groups_of_scores",
+    "negative_counts",
+    "not_above",
+    "pair_mask",
+    "parse_bias",
+    "parse_exclude",
+    "parse_groups",
+    "parse_positives",
+    "parse_targets",
+    "part_of",
+    "positive_counts",
+    "with_thresholds",
+    "with_unit_guide",
+]

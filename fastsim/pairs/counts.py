@@ -1,0 +1,26 @@
+"""How many columns of each row are its positives, and how many its negatives."""
+
+import torch
+
+
+def positive_counts(pairs):
+    """(N,) int64: how many columns of its own group each row has, itself left out where skipped."""
+    groups = pairs.column_groups.sort().values
+    first = torch.searchsorted(groups, pairs.row_groups)
+    counts = torch.searchsorted(groups, pairs.row_groups, right=True) - first
+    if pairs.skip == "diagonal":
+        own = pairs.column_groups[pairs.offset :][: pairs.row_groups.shape[0]]
+        counts = counts - (own == pairs.row_groups).long()
+    return counts
+
+
+def negative_counts(pairs, columns):
+    """(N,) int64: how many of the columns are negatives of each row with its one positive."""
+    counts = torch.full_like(pairs.positives, columns - 1)
+    if pairs.row_ids is None:
+        return counts
+    ids = pairs.column_ids.sort().values
+    first = torch.searchsorted(ids, pairs.row_ids)
+    equal = torch.searchsorted(ids, pairs.row_ids, right=True) - first
+    # The positive has its own id among them when its column carries the row's id.
+    return counts - equal + (pairs.column_ids[pairs.positives] == pairs.row_ids)

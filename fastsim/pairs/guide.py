@@ -1,0 +1,44 @@
+"""Embeddings that decide which pairs are left out, and thresholds on scores that do."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+
+@dataclass(frozen=True)
+class Guide:
+    """Other embeddings that decide: out with (i, j) where their cosine is above thresholds[i].
+
+    rows (N, E), columns (M, E): embeddings at the operators, their unit rows for a backend.
+    thresholds (N,) in the compute type.
+    scores: (N, M) all cosines, where thresholds were made of these; else a backend makes them by
+        the products that made the thresholds, so that the copy of a pair ties with it.
+    """
+
+    rows: torch.Tensor
+    columns: torch.Tensor
+    thresholds: torch.Tensor
+    scores: torch.Tensor | None = None
+
+    def of_columns(self, part):
+        """The guide of a slice of the columns."""
+        return replace(self, columns=self.columns[part])
+
+
+def with_thresholds(pairs, unit_x, unit_y, backend):
+    """Pairs with the `thresholds` of `exclude_above`: what of each row is out lies above them."""
+    if unit_x.shape[0]:
+        thresholds = backend.positive_scores(pairs, unit_x, unit_y) + pairs.exclude_above
+    else:  # one rank of a group may have no rows
+        thresholds = unit_x.new_empty(0)
+    return replace(pairs, thresholds=thresholds)
+
+
+def with_unit_guide(pairs, backend):
+    """Pairs with the guide's embeddings as the backend's unit rows."""
+    guide = pairs.guide
+    if guide is None:
+        return pairs
+    rows = backend.unit_rows(guide.rows)[0]
+    columns = rows if guide.columns is guide.rows else backend.unit_rows(guide.columns)[0]
+    return replace(pairs, guide=Guide(rows, columns, guide.thresholds))

@@ -1,0 +1,70 @@
+"""Which columns of a file are read: what the user named, and what the header says."""
+
+import re
+
+from fastsim.training.formats import describe, format_of, is_role
+from fastsim.training.rows import DataError
+
+
+def parse_columns(columns):
+    """A list of (role, name in the file or None), or None."""
+    if columns is None:
+        return None
+    items = [item.strip() for item in (columns.split(",") if isinstance(columns, str) else columns)]
+    parts = [item.partition("=") for item in items]
+    roles = [(role.strip(), name.strip() or None) for role, _, name in parts]
+    named = [role for role, _ in roles if role != "_"]
+    for role in named:
+        if not is_role(role):
+            raise DataError(f"columns: wanted names in {describe()}, got {role!r}")
+        if named.count(role) > 1:
+            raise DataError(f"columns: {role!r} is named twice")
+    mapped = [name is not None for _, name in roles]
+    if any(mapped) and not all(mapped):
+        raise DataError("columns: wanted role=name for all of them or for none")
+    try:
+        format_of(named)
+    except ValueError as error:
+        raise DataError(str(error)) from error
+    return roles
+
+
+def select(header, roles, path):
+    """Role -> position in a header."""
+    for name in header:
+        if header.count(name) > 1:
+            raise DataError(f"{path}, line 1: column {name!r} is there twice")
+    if roles is None:
+        return {name: place for place, name in enumerate(header) if is_role(name)}
+    wanted = [(role, name or role) for role, name in roles if role != "_"]
+    missing = [name for _, name in wanted if name not in header]
+    if missing:
+        raise DataError(
+            f"{path}: no column {', '.join(missing)}; it has {', '.join(header)}"
+            f"{_other_delimiter(header)}"
+        )
+    return {role: header.index(name) for role, name in wanted}
+
+
+def header_fault(error, header):
+    return (
+        f"{error}; the header is ({', '.join(header)}); --columns role=name,... maps it"
+        f"{_other_delimiter(header)}"
+    )
+
+
+def _other_delimiter(header):
+    if len(header) != 1:
+        return ""
+    counts = {mark: header[0].count(mark) for mark in (";", "\t", "|", ",")}
+    mark = max(counts, key=counts.get)
+    return f"; try --delimiter {mark!r}" if counts[mark] else ""
+
+
+def looks_like_a_header(first, second):
+    """Whether fields are short distinct names and those of the next row are not."""
+    name = re.compile(r"[A-Za-z_][\w .-]{0,29}")
+    named = all(name.fullmatch(field) and len(field.split()) <= 2 for field in first)
+    if not named or len(set(first)) < len(first) or second is None:
+        return False
+    return any(len(field.split()) > 3 for field in second)

@@ -1,0 +1,138 @@
+"""Files opened: the names of their columns in use, their parts, and the header found.
+
+Rows are (line, values in the order of the names, or what is wrong with the row). Parts are checked
+columns of some rows at a time, for (path, format, a list of what is wrong with rows left out or
+None).
+"""
+
+import functools
+import itertools
+
+from fastsim.training.blocks import delimited_tables
+from fastsim.training.columns import looks_like_a_header, select
+from fastsim.training.hub import tables as hub_tables
+from fastsim.training.rows import DataError, delimited_rows, named_rows, parquet_tables
+from fastsim.training.values import checked_rows
+
+_PART = 10_000  # rows checked and written at once
+
+
+def open_delimited(path, kind, roles, delimiter, header):
+    rows = delimited_rows(path, kind, delimiter)
+    first = next(rows, None)
+    if first is None:
+        raise DataError(f"{path}: no rows")
+    names = [field.strip() for field in first[1]]
+    plain = roles is not None and all(name is None for _, name in roles)
+    has_all = plain and all(role in names for role, _ in roles if role != "_")
+    if plain and not has_all and header is not True:
+        second = next(rows, None)
+        if header is None and looks_like_a_header(names, second and second[1]):
+            shown = ",".join(
+                f"{role}={name}"
+                for (role, _), name in zip(roles, names, strict=False)
+                if role != "_"
+            )
+            raise DataError(
+                f"{path}, line 1: this looks like a header: {', '.join(names)}. Map it with"
+                f" --columns {shown}, or say --no-header"
+            )
+        places = {role: place for place, (role, _) in enumerate(roles) if role != "_"}
+        rows = _again([first] if second is None else [first, second], rows)
+        width, headers = len(roles), 0
+    elif header is False:
+        raise DataError(f"{path}: without a header wanted --columns with plain roles")
+    else:
+        places = select(names, roles, path)
+        width, headers = len(names), 1
+    wanted = list(places.values())
+    tables = delimited_tables(path, kind, delimiter, width, wanted, skip=headers)
+    rows = _pick(path, rows, wanted, width)
+    return list(places), functools.partial(_delimited_parts, places, tables, rows), names
+
+
+def _again(first, rest):
+    yield from first
+    yield from rest
+
+
+def _pick(path, rows, places, width):
+    for line, row in rows:
+        if len(row) != width:
+            yield line, DataError(f"{path}, line {line}: wanted {width} fields, got {len(row)}")
+        else:
+            yield line, [row[place] for place in places]
+
+
+def open_named(path, kind, roles):
+    rows = named_rows(path, kind)
+    first = next(rows, None)
+    if first is None:
+        raise DataError(f"{path}: no rows")
+    header = list(first[1])
+    names = select(header, roles, path)
+    keys = [header[place] for place in names.values()]
+    rows = _of_keys(path, keys, _again([first], rows))
+    return list(names), functools.partial(_row_parts, list(names), rows), header
+
+
+def _of_keys(path, keys, rows):
+    for line, row in rows:
+        missing = [key for key in keys if row.get(key) is None]
+        if missing:
+            yield line, DataError(f"{path}, line {line}: no {', '.join(missing)}")
+        else:
+            yield line, [row[key] for key in keys]
+
+
+def open_tables(path, kind, roles):
+    tables = hub_tables(path) if kind == "hub" else parquet_tables(path)
+    first = next(tables, None)
+    if first is None:
+        raise DataError(f"{path}: no rows")
+    header = first.column_names
+    places = select(header, roles, path)
+    keys = {name: header[place] for name, place in places.items()}
+    return list(keys), functools.partial(_table_parts, keys, _again([first], tables)), header
+
+
+# ---- parts ----
+
+
+def _row_parts(names, rows, path, layout, bad):
+    places = [names.index(name) for name in layout.columns]
+    while part := list(itertools.islice(rows, _PART)):
+        yield checked_rows(path, part, places, layout, bad)
+
+
+def _table_parts(keys, tables, path, layout, bad):
+    from fastsim.training.tables import checked_columns  # wants Arrow, which rows alone do not
+
+    wanted, count = list(keys.values()), 1
+    for table in tables:
+        columns = checked_columns(table, keys, layout)
+        if columns is not None:
+            yield columns
+        else:
+            rows = enumerate(table.select(wanted).to_pylist(), start=count)
+            yield from _row_parts(list(keys), _of_keys(path, wanted, rows), path, layout, bad)
+        count += len(table)
+
+
+def _delimited_parts(places, tables, rows, path, layout, bad):
+    """Arrow's tables while nothing is wrong with them; the rest by rows, which say what is."""
+    from fastsim.training.tables import checked_columns
+
+    keys, done = {name: str(place) for name, place in places.items()}, 0
+    for table in tables:
+        columns = None if table is None else checked_columns(table, keys, layout)
+        if columns is None:
+            break
+        yield columns
+        done += len(table)
+    else:
+        return
+    for columns in _row_parts(list(places), rows, path, layout, bad):
+        again = min(done, len(columns[0]))
+        done -= again
+        yield [column[again:] for column in columns]

@@ -1,0 +1,92 @@
+"""Values of rows checked and turned into columns: texts, scores, labels."""
+
+import math
+
+from fastsim.training.rows import DataError
+
+
+def checked_rows(path, part, places, layout, bad):
+    """The columns of some rows; rows that do not fit are told to `bad`, or raised if it is None."""
+    quick = _checked_together([row for _, row in part], places, layout)
+    if quick is not None:
+        return quick
+    kept = []
+    for line, row in part:
+        try:
+            if isinstance(row, DataError):
+                raise row
+            kept.append(
+                [
+                    _value(row[place], name, layout, path, line)
+                    for place, name in zip(places, layout.columns, strict=True)
+                ]
+            )
+        except DataError as error:
+            if bad is None:
+                raise
+            bad.append(str(error))
+    return list(zip(*kept, strict=True)) or [() for _ in places]
+
+
+def _checked_together(rows, places, layout):
+    """The columns, where a look at whole columns finds nothing wrong, else None."""
+    if DataError in set(map(type, rows)):
+        return None
+    given = list(zip(*rows, strict=True))
+    columns = []
+    for place, name in zip(places, layout.columns, strict=True):
+        values = given[place]
+        kinds = set(map(type, values))
+        if name in layout.texts:
+            if kinds != {str} or not all(map(str.strip, values)) or any("\0" in v for v in values):
+                return None
+        elif name == "score" and kinds <= {str, int, float}:
+            try:
+                values = list(map(float, values))
+            except ValueError:
+                return None
+            if not all(map(math.isfinite, values)):
+                return None
+        else:
+            return None
+        columns.append(values)
+    return columns
+
+
+def _value(value, name, layout, path, line):
+    if name in layout.texts:
+        return checked_text(value, name, path, line)
+    return (_score if name == "score" else _label)(value, name, path, line)
+
+
+def checked_text(value, name, path, line):
+    if not isinstance(value, str):
+        raise DataError(f"{path}, line {line}: {name}: wanted a text, got {value!r:.40}")
+    if not value.strip():
+        raise DataError(f"{path}, line {line}: {name}: the text is empty")
+    if "\0" in value:
+        raise DataError(f"{path}, line {line}: {name}: the text holds a NUL byte")
+    return value
+
+
+def _score(value, name, path, line):
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        hint = "; does the file have a header? Map it with --columns score=NAME,..."
+        hint = hint if line == 1 and isinstance(value, str) else ""
+        raise DataError(f"{path}, line {line}: {name}: wanted a number, got {value!r:.40}{hint}")
+    return number
+
+
+def _label(value, name, path, line):
+    """A class as text; 1, 1.0 and "1" are one class."""
+    if isinstance(value, bool):
+        value = int(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, (str, int)) or not str(value).strip():
+        raise DataError(f"{path}, line {line}: {name}: wanted a class, got {value!r:.40}")
+    return str(value).strip()
