@@ -17,7 +17,7 @@ from fastsim.backends.torch.block import LEFT_OUT, Block
 from fastsim.precision import inverse_norms, wide_dtype
 from fastsim.reduce import softplus
 
-MOST = 1 << 20  # scores; a panel of more may go through torch.compile
+MOST = 1 << 20  # scores; more and the operations outweigh the calls
 TOP = 2.0**14  # of float16 score gradients, whose factor it is over the largest of their kind
 
 
@@ -43,10 +43,11 @@ class SmallBatch:
             return False
         if pairs.dense is not None or pairs.untargeted or pairs.sliced or not pairs.plain:
             return False
-        if tile.positive_weights is not None or pairs.skip == "lower" or compiled.asked() == "1":
+        if tile.positive_weights is not None or pairs.skip == "lower" or columns < 2:
             return False
         device = next(tensor for tensor in pairs.tensors() if tensor is not None).device
-        if columns < 2 or rows * columns >= MOST or rows * columns > panels.panel_scores(device):
+        scores = rows * columns
+        if scores > min(MOST, panels.panel_scores(device)) or compiled.wanted(device, scores):
             return False
         if tile.kind == "softmax" and pairs.one_positive:
             return pairs.distinct or not tile.symmetric
@@ -78,7 +79,7 @@ class SmallBatch:
         return loss, *grad_unit, of_numbers, unit, inverse
 
     def whole_gradients(self, tile, grad, found, given, wants, dtype):
-        x, y, scale, _, weights = given
+        x, _, scale, _, weights = given
         *unit_grads, of_numbers, unit, inverse = found
         half = self._half(x.device, x.dtype)
         factor = weights / (TOP / _LARGEST.get(tile.kind, 1.0)) if half else weights
@@ -141,9 +142,7 @@ def _input_gradients(unit_grads, unit, inverse, factor, rows, wants, dtype):
             return found, None
         of_x, of_y = found.split((rows, found.shape[0] - rows))
         return of_x if wants[0] else None, of_y if wants[1] else None
-    sides = zip(
-        (both, of_y), (slice(0, rows), slice(rows, None)), strict=True
-    )
+    sides = zip((both, of_y), (slice(0, rows), slice(rows, None)), strict=True)
     return tuple(
         None if grad is None else _backward(grad, unit[part], inverse[part], factor, dtype)
         for grad, part in sides
@@ -195,8 +194,7 @@ def _softmax(tile, block, scale, bias, gradients):
 
 def _of_groups(block, shares, gradients):
     """Rows whose targets count in parts of their sum; one without any counts nothing."""
-    part = block.part()
-    targets = block.same.to(shares.dtype) if part is None else (block.same & part).to(shares.dtype)
+    targets = block.same.to(shares.dtype)
     wanted = targets.sum(1, keepdim=True)
     targets /= wanted.clamp(min=1)
     grads = None
