@@ -37,7 +37,7 @@ if platform.machine() in ("x86_64", "AMD64"):
 AMX = {"amx_emulated": "-DFASTSIM_AMX_EMULATED -Wno-psabi"}
 if "avx512" in INSTRUCTION_SETS:
     AMX["amx"] = f"{INSTRUCTION_SETS['avx512']} -mamx-tile -mamx-bf16"
-CPU_STEMS = ("choose", "ops", "amx_ops", "cosent", "max_sim", "rows", "whole")
+CPU_STEMS = ("choose", "ops", "amx_ops", "cosent", "further", "max_sim", "rows", "sweep", "whole")
 
 
 def compile_all(units, scratch):

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import itertools
 import multiprocessing
-import os
 import re
 import subprocess
 import tempfile
@@ -211,11 +210,14 @@ def tiles():
     ]
 
 
-def run_alone(tile, dtype, depth=2048):
-    """The forward reduction of rows with themselves."""
+def run_forward(tile, dtype, columns=None, depth=2048):
+    """The forward reduction of rows with so many columns, or with themselves."""
     backend = TritonBackend()
     unit = backend.tile_rows(torch.randn(ROWS, depth, dtype=dtype))[0]
-    backend.forward(tile, unit, unit)
+    others = unit
+    if columns:
+        others = backend.tile_rows(torch.randn(columns, depth, dtype=dtype))[0]
+    backend.forward(tile, unit, others)
 
 
 def run_tile(tile, dtype, depth=768):
@@ -302,13 +304,13 @@ def compile_case(architecture, operand_name, case):
 
 @contextlib.contextmanager
 def compiling(cases):
-    """{(architecture, operand): futures of `compile_case` of each of its cases}, on every core.
+    """{(architecture, operand): futures of `compile_case` of each of its cases}.
 
-    cases: {(architecture, operand): names of cases}.
+    cases: {(architecture, operand): names of cases}. On as many cores as torch has threads.
 
     A kernel of several cases is compiled by the first and found in Triton's cache by the others.
     """
-    pool = ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"))
+    pool = ProcessPoolExecutor(torch.get_num_threads(), multiprocessing.get_context("spawn"))
     try:
         yield {
             key: [pool.submit(compile_case, *key, case) for case in names]
@@ -321,16 +323,20 @@ def compiling(cases):
 @functools.cache
 def calls():
     """{case: function of a dtype} that together make every launch."""
-    made = {name: functools.partial(run_tile, tile) for name, tile in tiles()}
+    of_pairs = dict(tiles())
+    made = {name: functools.partial(run_tile, tile) for name, tile in of_pairs.items()}
     square = Pairs(dense=torch.zeros(ROWS, ROWS, dtype=torch.bfloat16))
     for kind in ALONE:
         tile = Tile(kind, square, *torch.tensor([20.0, -10.0]))
-        made[f"{kind} alone"] = functools.partial(run_alone, tile)
+        made[f"{kind} alone"] = functools.partial(run_forward, tile)
     made["exclude, 128"] = functools.partial(made["exclude"], depth=128)
     # So deep that every architecture keeps scores.
     for name in ("exclude", "multi_positive"):
         made[f"{name}, 2048"] = functools.partial(made[name], depth=2048)
     made["rows"] = run_rest
+    for name in ("positives", "sigmoid groups"):
+        tile, sizes = of_pairs[name], {"columns": COLUMNS, "depth": 768}
+        made[f"{tile.kind} forward"] = functools.partial(run_forward, tile, **sizes)
     made["small batch"] = run_small
     return made
 

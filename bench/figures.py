@@ -5,7 +5,7 @@ Each PNG carries the hash of the files that it was drawn from, so that a test ca
 
 import hashlib
 
-from bench.results import FOLDER, later_parts
+from bench.results import FOLDER, parts
 from fastsim.benchmark import model
 from fastsim.benchmark.baselines import BASELINES
 from fastsim.benchmark.cases import CASES
@@ -25,18 +25,20 @@ SOURCE = "Source"  # the key of the hash among the PNG's texts
 
 def source(folder):
     """Hash of the result files that a device's figures are drawn from."""
-    files = (FOLDER / folder / "losses.jsonl", *later_parts(folder))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    return hashlib.sha256(b"".join(file.read_bytes() for file in parts(folder))).hexdigest()
 
 
 def draw(folder, run):
-    """Every figure that the run has points for, in bench/results/<folder>/; [(file, what)]."""
+    """Every figure that the run has points for, in bench/results/<folder>/; [(file, what)].
+
+    None of a run without times.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
-    drawn = []
-    for name, (function, what) in FIGURES.items():
-        figure = function(Found(*run))
+    found, drawn = Found(*run), []
+    for name, (function, what) in FIGURES.items() if found.times else ():
+        figure = function(found)
         if figure is not None:
             metadata = {SOURCE: source(folder)}
             figure.savefig(FOLDER / folder / f"{name}.png", dpi=110, metadata=metadata)

@@ -17,7 +17,6 @@ from bench.drop_in_cases import Given
 from bench.results import read, write
 from bench.tables import NOTHING, markdown, milliseconds
 from fastsim import losses
-from fastsim.backends.cpu import amx
 from fastsim.benchmark import results, timing
 from fastsim.benchmark.calls import runnable
 from fastsim.benchmark.cases import CASES
@@ -72,11 +71,6 @@ def calls(name, problem):
     return found
 
 
-def products():
-    """What makes the products: the matrix unit, or the kernels of an instruction set."""
-    return amx.name() or torch.ops.fastsim_cpu.instruction_set()
-
-
 def measured(name, rows, seconds, clock=time.process_time):
     """The rows of results of one loss and size."""
     problem = CASES[name].problem(rows, WIDTHS[0])
@@ -84,7 +78,7 @@ def measured(name, rows, seconds, clock=time.process_time):
         by: runnable(call, problem, "forward + backward")
         for by, call in calls(name, problem).items()
     }
-    about = {"loss": name, "rows": rows, "widths": list(WIDTHS), "products": products()}
+    about = {"loss": name, "rows": rows, "widths": list(WIDTHS), "products": results.instructions()}
     for by, found in timing.in_turns(both, seconds=seconds, clock=clock).items():
         row = about | {"by": by}
         yield row | ({"not measured": found} if isinstance(found, str) else timing.summary(found))
@@ -135,7 +129,7 @@ def main(names, sizes, seconds):
     for name in names:
         for size in sizes:
             new = list(measured(name, size, seconds))
-            place = products(), size, name
+            place = results.instructions(), size, name
             kept = sorted([row for row in kept if _place(row) != place] + new, key=_place)
             click.echo(ratios(new))
             write(NAME, kept, about)

@@ -27,7 +27,7 @@ MARKED = re.compile(r"(<!-- table: (\w+) (\S+) -->\n).*?(<!-- end -->)", re.DOTA
 
 TABLES = {
     "time": tables.of_device(tables.time),
-    "times": tables.of_kind(tables.time),
+    "times": tables.of_kind(tables.of_device(tables.time)),
     "gains": tables.gains,
     "cosent": tables.of_device(tables.cosent),
     "memory": tables.of_device(tables.memory),
@@ -42,8 +42,8 @@ TABLES = {
     "kernel_parity": tables.kernel_parity,
     "examples": examples,
     "peer_suites": peer_suites,
-    "late_interaction": late_interaction.table,
-    "matryoshka": matryoshka.table,
+    "late_interaction": tables.of_kind(late_interaction.table, late_interaction.NAME),
+    "matryoshka": tables.of_kind(matryoshka.table, matryoshka.NAME),
     "improved": lambda _: improved_table(),
     "crossed": lambda _: crossed_table(),
     "token_vectors": token_vectors.table,

@@ -29,27 +29,27 @@ def read(name, folder):
 def read_losses(folder):
     """(environment, rows) of a device's run of the losses, None where there is none.
 
-    A long run may be made in parts, each of other sizes or measures: losses.jsonl, which gives the
-    environment, and any losses_PART.jsonl beside it.
+    The environment is that of the first of its parts.
     """
-    run = read("losses", folder)
-    if run is None:
-        return None
-    about, rows = run
-    for path in later_parts(folder):
+    about, rows = None, []
+    for path in parts(folder):
         other, more = results.read(path)
+        about = about or other
         if other["device"] != about["device"]:
             raise ValueError(f"{path}: wanted a run of {about['device']}, got {other['device']}")
         rows = rows + more
-    return about, rows
+    return about and (about, rows)
 
 
-def later_parts(folder):
-    """The files beside a device's losses.jsonl that belong to the same run."""
-    return sorted((FOLDER / folder).glob("losses_*.jsonl"))
+def parts(folder):
+    """The files of a device's run of the losses: losses.jsonl, losses_PART.jsonl, or both.
+
+    A long run may be made in parts, each of other losses, sizes or measures.
+    """
+    return sorted((FOLDER / folder).glob("losses*.jsonl"))
 
 
-def folders(kind):
-    """Folders of the devices of a kind, "cpu" or "cuda", that the losses were measured on."""
-    found = {path.parent.name: results.read(path)[0] for path in FOLDER.glob("*/losses.jsonl")}
+def folders(kind, name="losses*"):
+    """Folders of the devices of a kind, "cpu" or "cuda", that have results of that name."""
+    found = {path.parent.name: results.read(path)[0] for path in FOLDER.glob(f"*/{name}.jsonl")}
     return sorted(name for name, about in found.items() if about["kind"] == kind)

@@ -26,11 +26,13 @@ def of_device(table):
     return make
 
 
-def of_kind(table):
-    """The same for every device of a kind, "cpu" or "cuda", one after the other."""
+def of_kind(table, name="losses*"):
+    """The table of every device of a kind, "cpu" or "cuda", that has results of that name, one
+    after the other.
+    """
 
     def make(kind):
-        parts = [f"{folder}:\n\n{of_device(table)(folder)}" for folder in folders(kind)]
+        parts = [f"{folder}:\n\n{table(folder)}" for folder in folders(kind, name)]
         return "\n\n".join(parts) or NOTHING
 
     return make

@@ -86,16 +86,6 @@ struct Winners {
   const T *inverse_x, *inverse_y;
 };
 
-// Panels of one size, one of each width of a sweep over prefixes, and the ratios of rows and columns
-// between a width and the next (null: 1); all lie their strides apart.
-template <class T>
-struct Carry {
-  T* panels;
-  int64_t count, panel_stride, stride, columns;
-  const T *row_ratios, *column_ratios;
-  int64_t row_ratios_stride, column_ratios_stride;
-};
-
 // What each kernel over pairs takes beside them.
 #define FUNCTION(...)
 #define PAIRS_KERNEL(name, Arguments, each, ...) \

@@ -19,6 +19,29 @@ T largest_target(const Block<T>& b, int64_t row) {
   return top;
 }
 
+// The sums of a chunk relative to the maxima. Everything by value: in a lambda the loop would read its
+// captures anew for each score, and not be vectorised.
+template <class T>
+struct DistillationSums {
+  T sum = 0, teacher_sum = 0, own = 0, teacher = 0;
+};
+
+template <class T>
+FASTSIM_INLINE DistillationSums<T> distillation_sums(const T* s, const T* targets, int64_t count,
+                                                     Softmax<T> own, Softmax<T> teacher, T top,
+                                                     T teacher_top) {
+  T part = 0, weight = 0, along = 0, teacher_along = 0;
+#pragma omp simd reduction(+ : part, weight, along, teacher_along)
+  for (int64_t j = 0; j < count; ++j) {
+    const T p = teacher.share(targets[j], teacher_top);
+    part += own.share(s[j], top);
+    weight += p;
+    along = fused(p, own.scale * (s[j] - top), along);
+    teacher_along = fused(p, teacher.scale * (targets[j] - teacher_top), teacher_along);
+  }
+  return {part, weight, along, teacher_along};
+}
+
 template <class T>
 void distillation_forward(const Block<T>& b, DistillationForward<T> a, int64_t begin, int64_t end) {
   const Softmax<T> own{a.scale}, teacher{a.positive_scale};
@@ -29,20 +52,11 @@ void distillation_forward(const Block<T>& b, DistillationForward<T> a, int64_t b
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
       T targets[kChunk];
       load_targets(b, row, at, n, targets);
-      const T* scores = s + at;
-      T part = 0, weight = 0, along = 0, teacher_along = 0;
-#pragma omp simd reduction(+ : part, weight, along, teacher_along)
-      for (int64_t j = 0; j < n; ++j) {
-        const T p = teacher.share(targets[j], teacher_top);
-        part += own.share(scores[j], top);
-        weight += p;
-        along = fused(p, a.scale * (scores[j] - top), along);
-        teacher_along = fused(p, a.positive_scale * (targets[j] - teacher_top), teacher_along);
-      }
-      sum += part;
-      teacher_sum += weight;
-      own_logits += along;
-      teacher_logits += teacher_along;
+      const auto here = distillation_sums<T>(s + at, targets, n, own, teacher, top, teacher_top);
+      sum += here.sum;
+      teacher_sum += here.teacher_sum;
+      own_logits += here.own;
+      teacher_logits += here.teacher;
     });
     merge({a.max, a.sum}, row, top, sum, a.scale);
     // Summed relative to the maxima, so that nothing is lost where they are large.
@@ -62,6 +76,17 @@ void distillation_forward(const Block<T>& b, DistillationForward<T> a, int64_t b
 }
 
 template <class T>
+FASTSIM_INLINE void difference_of_shares(T* s, const T* targets, int64_t count, Softmax<T> own,
+                                         Softmax<T> teacher, T top, T teacher_top, T weight,
+                                         T teacher_weight) {
+#pragma omp simd
+  for (int64_t j = 0; j < count; ++j) {
+    const T taught = teacher_weight * teacher.share(targets[j], teacher_top);
+    s[j] = weight * own.share(s[j], top) - taught;
+  }
+}
+
+template <class T>
 void distillation_score_grad(const Block<T>& b, DistillationScoreGrad<T> a, int64_t begin,
                              int64_t end) {
   const Softmax<T> own{a.scale}, teacher{a.positive_scale};
@@ -72,11 +97,7 @@ void distillation_score_grad(const Block<T>& b, DistillationScoreGrad<T> a, int6
       T targets[kChunk];
       load_targets(b, row, at, n, targets);
       T* s = b.scores + row * b.stride + at;
-#pragma omp simd
-      for (int64_t j = 0; j < n; ++j) {
-        const T taught = teacher_weight * teacher.share(targets[j], teacher_top);
-        s[j] = weight * own.share(s[j], top) - taught;
-      }
+      difference_of_shares<T>(s, targets, n, own, teacher, top, teacher_top, weight, teacher_weight);
     });
   }
 }

@@ -6,6 +6,7 @@
 #include "distillation.h"
 #include "elementwise.h"
 #include "levels.h"
+#include "margins.h"
 #include "max_sim.h"
 #include "mirror.h"
 #include "observe.h"

@@ -4,99 +4,13 @@
 // order of summation whatever the threads.
 #pragma once
 
-#include "isa.h"
+#include "tile.h"
 
 namespace fastsim::FASTSIM_ISA {
 namespace {
 
-// The register tile: kTileRows x kVectors sums, kVectors of the right operand and one broadcast
-// scalar of the left fill 29 of 32 vector registers, or 15 of 16. Taller and narrower tiles would
-// load more a product: 12 x 2 vectors take 14 loads for 24 products, 6 x 4 take 10.
-#if defined(__AVX512F__)
-constexpr int kVectorBytes = 64, kVectors = 4;
-#elif defined(__AVX__)
-constexpr int kVectorBytes = 32, kVectors = 2;
-#elif defined(__aarch64__)
-constexpr int kVectorBytes = 16, kVectors = 4;
-#else
-constexpr int kVectorBytes = 16, kVectors = 2;
-#endif
-constexpr int64_t kDepth = 512;        // of a block whose right operand stays in cache
-constexpr int64_t kColumnBlock = 192;  // columns of a panel packed at a time, transposed product
-constexpr int64_t kLine = 64;          // bytes of a line of the cache
-constexpr int64_t kAhead = 8;          // steps of the depth between a prefetch and its use
-
-template <class T>
-using Vector __attribute__((vector_size(kVectorBytes), aligned(sizeof(T)), may_alias)) = T;
-
-template <class T>
-constexpr int64_t kLanes = kVectorBytes / sizeof(T);
-template <class T>
-constexpr int64_t kTileColumns = kVectors * kLanes<T>;
-
-template <int for_writing, class T>
-inline void prefetch_row(const T* row) {
-#pragma GCC unroll 4
-  for (int64_t at = 0; at < kTileColumns<T>; at += kLine / int64_t(sizeof(T))) {
-    __builtin_prefetch(row + at, for_writing);
-  }
-}
-
-// c[r][:] (+)= sum_k a[r * a_row + k * a_step] * b[k * b_step][:] for `rows` rows, one tile wide.
-// Everything is unrolled, or the sums would live in memory. Vector times scalar is a broadcast from
-// memory, which takes none of the multiplier's ports (V{} + a would be an addition: it changes -0).
-template <class T, int rows, bool add>
-[[gnu::noinline]] void tile(const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t b_step,
-                            int64_t depth, T* c, int64_t c_row) {
-  using V = Vector<T>;
-  V sum[rows][kVectors];
-#pragma GCC unroll 6
-  for (int r = 0; r < rows; ++r) {
-    prefetch_row<1>(c + r * c_row);
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) sum[r][v] = V{};
-  }
-#pragma GCC unroll 1
-  for (int64_t k = 0; k < depth; ++k) {
-    V right[kVectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      right[v] = *reinterpret_cast<const V*>(b + v * kLanes<T>);
-    }
-    prefetch_row<0>(b + kAhead * b_step);
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; ++r) {
-      const T left = a[r * a_row];
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sum[r][v] += left * right[v];
-      // No load moves up across this. One scalar is alive at a time, and no sum gives way to it.
-      __asm__ volatile("" ::: "memory");
-    }
-    a += a_step;
-    b += b_step;
-  }
-#pragma GCC unroll 6
-  for (int r = 0; r < rows; ++r) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      V* out = reinterpret_cast<V*>(c + r * c_row + v * kLanes<T>);
-      *out = add ? *out + sum[r][v] : sum[r][v];
-    }
-  }
-}
-
-template <class T>
-using Tile = void (*)(const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t b_step,
-                      int64_t depth, T* c, int64_t c_row);
-
-template <class T, bool add>
-constexpr Tile<T> kTiles[kTileRows] = {tile<T, 1, add>, tile<T, 2, add>, tile<T, 3, add>,
-                                       tile<T, 4, add>, tile<T, 5, add>, tile<T, 6, add>};
-
-template <class T>
-Tile<T> tile_of(int64_t rows, bool add) {
-  return add ? kTiles<T, true>[rows - 1] : kTiles<T, false>[rows - 1];
-}
+constexpr int64_t kDepth = 512;       // of a block whose right operand stays in cache
+constexpr int64_t kColumnBlock = 96;  // columns of a panel packed at a time, transposed product
 
 // A left operand: element (r, k) of group g lies at data[g * group + r * row + k * step], a group
 // being kTileRows rows.
@@ -112,11 +26,18 @@ Left<T> rows_of(const T* data, int64_t stride) {
   return {data, stride, 1, kTileRows * stride};
 }
 
+// What a column of tiles leaves in the second cache: a tile's width of `depth` rows, `step` apart.
+template <class T>
+struct Later {
+  const T* data = nullptr;
+  int64_t step = 0;
+};
+
 // A column of tiles: all `rows` of a against `columns` <= kTileColumns of b. A narrower b is
 // padded with zeros in `padded` (depth, kTileColumns) unless it is wide enough to be read past.
 template <class T>
 void column_of_tiles(const Left<T>& a, int64_t rows, const T* b, int64_t b_step, int64_t columns,
-                     int64_t depth, T* c, int64_t c_row, bool add, T* padded) {
+                     int64_t depth, T* c, int64_t c_row, bool add, T* padded, Later<T> later = {}) {
   constexpr int64_t wide = kTileColumns<T>;
   const bool whole = columns == wide;
   if (!whole && b_step != wide) {
@@ -127,21 +48,28 @@ void column_of_tiles(const Left<T>& a, int64_t rows, const T* b, int64_t b_step,
     b_step = wide;
   }
   const T* left = a.data;
-  for (int64_t top = 0; top < rows; top += kTileRows, left += a.group) {
+  int64_t asked = 0;  // rows of what comes later
+  for (int64_t top = 0; top < rows; top += kTileRows) {
     const int64_t count = smaller(kTileRows, rows - top);
+    const T* next_left = top + kTileRows < rows ? left + a.group : a.data;
+    const bool asks = later.data && asked < depth;
+    const Next<T> next{next_left, asks ? later.data + asked * later.step : next_left,
+                       asks ? later.step : 0};
+    asked += (depth + kLineOf<T> - 1) / kLineOf<T>;
     T* out = c + top * c_row;
     if (whole) {
-      tile_of<T>(count, add)(left, a.row, a.step, b, b_step, depth, out, c_row);
-      continue;
-    }
-    T scratch[kTileRows * wide];
-    tile_of<T>(count, false)(left, a.row, a.step, b, b_step, depth, scratch, wide);
-    for (int64_t r = 0; r < count; ++r) {
-      for (int64_t j = 0; j < columns; ++j) {
-        T& to = out[r * c_row + j];
-        to = add ? to + scratch[r * wide + j] : scratch[r * wide + j];
+      tile_of<T>(count, add)(left, a.row, a.step, b, b_step, depth, out, c_row, next);
+    } else {
+      T scratch[kTileRows * wide];
+      tile_of<T>(count, false)(left, a.row, a.step, b, b_step, depth, scratch, wide, next);
+      for (int64_t r = 0; r < count; ++r) {
+        for (int64_t j = 0; j < columns; ++j) {
+          T& to = out[r * c_row + j];
+          to = add ? to + scratch[r * wide + j] : scratch[r * wide + j];
+        }
       }
     }
+    left = next_left;
   }
 }
 
@@ -175,9 +103,11 @@ void score_panels(const T* x, int64_t width, const T* packed, int64_t columns, T
   constexpr int64_t wide = kTileColumns<T>;
   for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
     const int64_t at = panel * wide;
-    column_of_tiles(rows_of(x + rows.begin * width, width), rows.end - rows.begin,
-                    packed + at * width, wide, smaller(wide, columns - at), width,
-                    scores + rows.begin * stride + at, stride, add, static_cast<T*>(nullptr));
+    const T* right = packed + at * width;
+    const Later<T> later{panel + 1 < panels.end ? right + wide * width : nullptr, wide};
+    column_of_tiles(rows_of(x + rows.begin * width, width), rows.end - rows.begin, right, wide,
+                    smaller(wide, columns - at), width, scores + rows.begin * stride + at, stride,
+                    add, static_cast<T*>(nullptr), later);
   }
 }
 
@@ -188,10 +118,11 @@ void multiply_rows(const T* panel, int64_t stride, int64_t depth, const T* y, in
   constexpr int64_t wide = kTileColumns<T>;
   static thread_local Padded<T> padded;
   for (int64_t k = 0; k < depth; k += kDepth) {
+    const int64_t deep = smaller(kDepth, depth - k);
     for (int64_t at = 0; at < width; at += wide) {
       column_of_tiles(rows_of(panel + rows.begin * stride + k, stride), rows.end - rows.begin,
-                      y + k * width + at, width, smaller(wide, width - at),
-                      smaller(kDepth, depth - k), out + rows.begin * width + at, width, add || k > 0, padded.values);
+                      y + k * width + at, width, smaller(wide, width - at), deep,
+                      out + rows.begin * width + at, width, add || k > 0, padded.values);
     }
   }
 }
@@ -233,9 +164,14 @@ void multiply_columns(const T* panel, int64_t stride, int64_t depth, const T* x,
       pack_columns(panel + k * stride + first, stride, count, deep, packed);
       const Left<T> left{packed, 1, kTileRows, kTileRows * deep};
       for (int64_t at = 0; at < width; at += wide) {
-        column_of_tiles(left, count, x + k * width + at, width,
-                        smaller(wide, width - at), deep, out + first * width + at, width,
-                        add || k > 0, padded.values);
+        // The last columns of tiles ask for what is packed next, as wide as they are.
+        constexpr int64_t kAsking = (kColumnBlock + wide - 1) / wide * wide;
+        const int64_t asked = kAsking - (width + wide - 1) / wide * wide + at;
+        const int64_t ahead = first + kColumnBlock + asked;
+        const bool more = asked >= 0 && ahead < columns.end;
+        column_of_tiles(left, count, x + k * width + at, width, smaller(wide, width - at), deep,
+                        out + first * width + at, width, add || k > 0, padded.values,
+                        Later<T>{more ? panel + k * stride + ahead : nullptr, stride});
       }
     }
   }

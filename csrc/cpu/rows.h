@@ -76,6 +76,34 @@ void unit_rows_backward(const T* grad_unit, const Matrix& x, int64_t width, cons
   }
 }
 
+// Makes norms of rows those of the rows with the columns x after them, and writes x over these; a
+// row shorter than the smallest normal number counts as zero.
+template <class T>
+void prefix_rows(const Matrix& x, int64_t width, double* norms, T* out, int64_t begin,
+                 int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    T* rows = out + row * width;
+    load(x, row, 0, width, rows);
+    const double norm = __builtin_hypot(norms[row], __builtin_sqrt(dot(rows, rows, width)));
+    norms[row] = norm;
+    const T factor = norm < double(std::numeric_limits<T>::min()) ? T(0) : T(1 / norm);
+#pragma omp simd
+    for (int64_t k = 0; k < width; ++k) rows[k] *= factor;
+  }
+}
+
+// out = inverse (g - along x), its rows `stride` apart.
+template <class T>
+void prefix_rows_backward(const T* g, const Matrix& x, int64_t width, const double* along,
+                          const double* inverse, T* out, int64_t stride, int64_t begin,
+                          int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    T* to = out + row * stride;
+    load(x, row, 0, width, to);
+    subtract_along(to, g + row * width, T(along[row]), T(inverse[row]), width);
+  }
+}
+
 // The sums over all rows of the columns [begin, end).
 template <class T>
 void column_sums(const T* x, int64_t rows, int64_t width, double* sums, int64_t begin,

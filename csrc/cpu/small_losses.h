@@ -3,12 +3,11 @@
 #pragma once
 
 #include <cmath>
-#include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "finish.h"
 #include "passes.h"
+#include "side.h"
 
 namespace fastsim {
 namespace {
@@ -26,50 +25,14 @@ enum class Kind {
   distillation,
   hard_triplet,
   semi_hard_triplet,
+  margins,
 };
-
-Kind kind_of(const std::string& name) {
-  static const std::unordered_map<std::string, Kind> kinds{
-      {"softmax", Kind::softmax},
-      {"sigmoid", Kind::sigmoid},
-      {"squared_error", Kind::squared_error},
-      {"decoupled", Kind::decoupled},
-      {"multi_similarity", Kind::multi_similarity},
-      {"multi_positive", Kind::multi_positive},
-      {"circle", Kind::circle},
-      {"debiased", Kind::debiased},
-      {"distillation", Kind::distillation},
-      {"hard_triplet", Kind::hard_triplet},
-      {"semi-hard_triplet", Kind::semi_hard_triplet},
-  };
-  const auto found = kinds.find(name);
-  STD_TORCH_CHECK(found != kinds.end(), "fastsim: whole does not serve kind ", name);
-  return found->second;
-}
 
 // score_grad: whether the scores are to become score gradients.
 struct Loss {
   Kind kind;
   double scale, bias, margin, positive_scale, base;
   bool normalise, symmetric, score_grad;
-};
-
-// A sum that keeps what each addition rounds away (Neumaier 1974): a row's term may already be a
-// double, and long double is no wider than that on some platforms.
-class Sum {
- public:
-  void operator+=(double term) {
-    const double next = sum_ + term;
-    const bool larger = std::abs(sum_) >= std::abs(term);
-    lost_ += larger ? (sum_ - next) + term : (term - next) + sum_;
-    sum_ = next;
-  }
-  void operator-=(double term) { *this += -term; }
-  // Of a sum that is not finite, what was lost is not a number.
-  operator double() const { return std::isfinite(lost_) ? sum_ + lost_ : sum_; }
-
- private:
-  double sum_ = 0, lost_ = 0;
 };
 
 // The loss, and what the panel of score gradients does not show of its derivatives.
@@ -101,13 +64,18 @@ void check_targets(const Block<T>& b, const Loss& loss) {
     case Kind::semi_hard_triplet:
       STD_TORCH_CHECK(b.positives && one_positive(b), "fastsim: whole: wanted positives");
       return;
+    case Kind::margins:
+      STD_TORCH_CHECK(b.positives, "fastsim: whole: wanted positives");
+      [[fallthrough]];
     default:
       STD_TORCH_CHECK(!one_positive(b), "fastsim: whole: wanted groups or a matrix of targets");
   }
 }
 
+// losses: null, or what the loss of each row is written to.
 template <class T>
-Result softmax_of_rows(const Block<T>& b, const Loss& loss, const T* weights) {
+Result softmax_of_rows(const Block<T>& b, const Loss& loss, const T* weights,
+                       T* losses = nullptr) {
   std::vector<double> top(b.rows, kLeftOut<double>), sum(b.rows), logits(b.rows), sums(b.rows);
   over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
     const auto& k = kernels().of<T>();
@@ -137,7 +105,9 @@ Result softmax_of_rows(const Block<T>& b, const Loss& loss, const T* weights) {
   for (int64_t i = 0; i < b.rows; ++i) {
     const SoftmaxRow row{top[i], sum[i], logits[i], sums[i]};
     const double lse = row.log_sum_exp(loss.scale);
-    result.loss += weights[i] * row.loss(lse, one_positive(b), loss.normalise);
+    const double of_row = row.loss(lse, one_positive(b), loss.normalise);
+    if (losses) losses[i] = T(of_row);
+    result.loss += weights[i] * of_row;
     if (loss.score_grad && loss.margin != 0) {
       const double share = row.positive_share(loss.scale, top[i], sum[i]);
       result.scale_score_grad -= loss.margin * weights[i] * (share - 1);
@@ -228,6 +198,12 @@ Result row_by_row(const Block<T>& b, const Loss& loss, const OfRows<T>& of) {
       k.squared_error(b,
                       {.weights = loss.score_grad ? weights : nullptr, .losses = losses.data()},
                       begin, end);
+    } else if (loss.kind == Kind::margins) {
+      k.margins(b,
+                {.ratio = T(loss.positive_scale),
+                 .weights = loss.score_grad ? weights : nullptr,
+                 .losses = losses.data()},
+                begin, end);
     } else {
       k.triplet(b,
                 {.semi_hard = loss.kind == Kind::semi_hard_triplet,
@@ -373,6 +349,7 @@ Result fused_pass(const Block<T>& b, const Loss& loss, const OfRows<T>& of) {
     case Kind::squared_error:
     case Kind::hard_triplet:
     case Kind::semi_hard_triplet:
+    case Kind::margins:
       return row_by_row(b, loss, of);
     case Kind::distillation:
       return distilled(b, loss, weights);

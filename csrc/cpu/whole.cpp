@@ -2,70 +2,38 @@
 // time is operator calls; here there is one.
 
 #include <cmath>
-#include <numeric>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "arguments.h"
 #include "operators.h"
 #include "panel.h"
+#include "side.h"
 #include "small_losses.h"
 
 namespace fastsim {
 
 namespace {
 
-// One side of the scores: the unit rows of x, or without `cosine` its rows as they are.
-template <class T>
-class Side {
- public:
-  Side(const Tensor& x, bool cosine)
-      : count(x.size(0)), width(x.size(1)), from_(matrix(x)), rows_(count * width),
-        inverse_(cosine ? count : 0), cosine_(cosine) {
-    if (cosine) {
-      make_unit_rows<T>(from_, count, width, rows_, inverse_);
-      return;
-    }
-    std::vector<int64_t> all(count);
-    std::iota(all.begin(), all.end(), 0);
-    kernels().of<T>().token_rows(from_, all.data(), count, width, false, rows_);
-  }
-
-  operator const T*() const { return rows_; }
-
-  // dL/dx in the place of dL/drows; returns sum_i row_i . drow_i.
-  double finish(T* grad) const {
-    Sum sum;
-    if (cosine_) {
-      Scratch<T> dots(count);
-      const Dtype dtype = sizeof(T) == sizeof(float) ? Dtype::float32 : Dtype::float64;
-      through_unit_rows<T>(grad, from_, count, width, inverse_, T(1), grad, dtype, dots);
-      for (int64_t i = 0; i < count; ++i) sum += dots[i];
-      return sum;
-    }
-    const T* row = rows_;
-    for (int64_t i = 0; i < count; ++i, row += width, grad += width) {
-      double dot = 0;
-#pragma omp simd reduction(+ : dot)
-      for (int64_t k = 0; k < width; ++k) dot += double(row[k]) * double(grad[k]);
-      sum += dot;
-    }
-    return sum;
-  }
-
-  const int64_t count, width;
-
- private:
-  const Matrix from_;
-  Scratch<T> rows_, inverse_;
-  const bool cosine_;
-};
-
-template <class T>
-void check_panel(const Tensor& panel, const Block<T>& b) {
-  STD_TORCH_CHECK(panel.scalar_type() == kTypeOf<T> && panel.size(0) == b.rows &&
-                      panel.size(1) == b.columns,
-                  "fastsim: whole: wanted panels of one dtype and size");
+Kind kind_of(const std::string& name) {
+  static const std::unordered_map<std::string, Kind> kinds{
+      {"softmax", Kind::softmax},
+      {"sigmoid", Kind::sigmoid},
+      {"squared_error", Kind::squared_error},
+      {"decoupled", Kind::decoupled},
+      {"multi_similarity", Kind::multi_similarity},
+      {"multi_positive", Kind::multi_positive},
+      {"circle", Kind::circle},
+      {"debiased", Kind::debiased},
+      {"distillation", Kind::distillation},
+      {"hard_triplet", Kind::hard_triplet},
+      {"semi-hard_triplet", Kind::semi_hard_triplet},
+      {"margins", Kind::margins},
+  };
+  const auto found = kinds.find(name);
+  STD_TORCH_CHECK(found != kinds.end(), "fastsim: whole does not serve kind ", name);
+  return found->second;
 }
 
 template <class T>
@@ -86,17 +54,24 @@ void leave_out_by_score(const Block<T>& b, double margin) {
   leave_out(b, b.scores, b.stride, thresholds.data());
 }
 
-// Pairs but for a row's positive whose score by a guide is above the row's threshold.
+// Pairs but for a row's positive whose cosine by a guide is more than the margin above the positive's,
+// or, `relative`, than the margin times its size.
 template <class T>
-void leave_out_by_guide(const Block<T>& b, const Tensor& scores, const Tensor& thresholds) {
-  Block<T> guide{};
-  take_panel(scores, guide);
-  check_panel<T>(scores, b);
-  std::vector<T> kept(b.positives ? b.rows : 0);
+void leave_out_by_guide(const Block<T>& b, const Tensor& of_rows, const Tensor& of_columns,
+                        double margin, bool relative) {
+  STD_TORCH_CHECK(b.positives, "fastsim: whole: wanted positives");
+  const Side<T> rows(of_rows, true), columns(of_columns, true);
+  const Panel<T> panel(rows, b.rows, columns, b.columns, rows.width);
+  const Block<T>& guide = panel.block;
+  std::vector<T> kept(b.rows), thresholds(b.rows);
   const auto positive = [&](int64_t i) -> T& { return b.scores[i * b.stride + b.positives[i]]; };
-  for (size_t i = 0; i < kept.size(); ++i) kept[i] = positive(i);
-  leave_out(b, guide.scores, guide.stride, input<T>(thresholds));
-  for (size_t i = 0; i < kept.size(); ++i) positive(i) = kept[i];
+  for (int64_t i = 0; i < b.rows; ++i) {
+    kept[i] = positive(i);
+    const T cosine = guide.scores[i * guide.stride + b.positives[i]];
+    thresholds[i] = cosine - (relative ? std::abs(cosine) : T(1)) * T(margin);
+  }
+  leave_out(b, guide.scores, guide.stride, thresholds.data());
+  for (int64_t i = 0; i < b.rows; ++i) positive(i) = kept[i];
 }
 
 // Scores with what is added to the logits of a column and taken from the scores of a row.
@@ -113,19 +88,20 @@ void move_scores(const Block<T>& b, const T* column_bias, T scale, const T* row_
 }
 
 // The names are those of fastsim/tile.py and fastsim/pairs.py. Without y, x is held against itself.
-// exclude_above: infinity for none. guide (N, M): scores by the guide. factor_rows (N, E),
-// factor_columns (M, E): the targets are their products. weights (N,) weigh the losses of the rows;
-// without, `weight` all of them. grad_x (N, D) and grad_y (M, D) are written in the compute type
+// exclude_above: infinity for none. guide_rows (N, E), guide_columns (M, E): the same rows by a guide.
+// factor_rows (N, E), factor_columns (M, E): the targets are their products, or with factor_cosine
+// their cosines. weights (N,) weigh the losses of the rows; without, `weight` all of them. grad_x (N, D) and grad_y (M, D) are written in the compute type
 // where given; without y, grad_x holds both shares. `total`: the weighted sum of the losses, in that
 // type too; `parameters` (2,): its derivatives by scale, right where a gradient is given, and by bias.
 void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional column_ids,
            Optional row_groups, Optional column_groups, Optional dense, double negative_target,
            std::string skip, std::string kind, double scale, double bias, double margin,
            double positive_scale, double base, bool normalise, bool symmetric, bool cosine,
-           double exclude_above, Optional guide, Optional guide_thresholds, Optional column_bias,
-           Optional row_shift, Optional factor_rows, Optional factor_columns, Optional prior,
-           Optional positive_weights, Optional weights, double weight, Optional grad_x,
-           Optional grad_y, Tensor total, Optional parameters, Optional seen) {
+           double exclude_above, Optional guide_rows, Optional guide_columns, double guide_margin,
+           bool guide_relative, Optional column_bias, Optional row_shift, Optional factor_rows,
+           Optional factor_columns, bool factor_cosine, Optional prior, Optional positive_weights,
+           Optional weights, double weight, Optional grad_x, Optional grad_y, Tensor total,
+           Optional parameters, Optional seen) {
   const PairArguments pairs{positives,     row_ids, column_ids,      row_groups,
                             column_groups, dense,   negative_target, skip};
   with_type(total, [&](auto type) {
@@ -139,13 +115,15 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
     take_pairs(pairs, b);
     std::optional<Panel<T>> targets;
     if (factor_rows) {
-      const Side<T> one(*factor_rows, false), other(*factor_columns, false);
+      const Side<T> one(*factor_rows, factor_cosine), other(*factor_columns, factor_cosine);
       targets.emplace(one, b.rows, other, b.columns, one.width);
       const Dtype dtype = sizeof(T) == sizeof(float) ? Dtype::float32 : Dtype::float64;
       b.dense = {targets->block.scores, dtype, targets->block.stride, 1};
     }
     if (std::isfinite(exclude_above)) leave_out_by_score(b, exclude_above);
-    if (guide) leave_out_by_guide(b, *guide, *guide_thresholds);
+    if (guide_rows) {
+      leave_out_by_guide(b, *guide_rows, *guide_columns, guide_margin, guide_relative);
+    }
     if (seen) {
       double* numbers = output<double>(*seen);
       over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
@@ -182,50 +160,14 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
   });
 }
 
-// The cosines (N, M) of x (N, D) with y (M, D).
-void cosines(Tensor x, Tensor y, Tensor scores) {
-  with_type(scores, [&](auto type) {
-    using T = decltype(type);
-    const Side<T> rows(x, true), columns(y, true);
-    Block<T> b{};
-    take_panel(scores, b);
-    Scratch<T> packed(packed_rows<T>(b.columns) * rows.width);
-    pack<T>(columns, b.columns, rows.width, packed);
-    fill_scores<T>(rows, rows.width, packed, b);
-  });
-}
-
-// dL/dx and dL/dy, where they are wanted, in the compute type, from dL/dscores.
-void cosines_backward(Tensor grad, Tensor x, Tensor y, Optional grad_x, Optional grad_y) {
-  with_type(grad, [&](auto type) {
-    using T = decltype(type);
-    const Side<T> rows(x, true), columns(y, true);
-    Block<T> b{};
-    take_panel(grad, b);
-    if (grad_x) {
-      T* out = output<T>(*grad_x);
-      multiply_panel<T>(b, columns, rows.width, out, false, false);
-      rows.finish(out);
-    }
-    if (grad_y) {
-      T* out = output<T>(*grad_y);
-      multiply_panel<T>(b, rows, rows.width, out, true, false);
-      columns.finish(out);
-    }
-  });
-}
-
 std::vector<Operator> operators() {
   return {
-      OPERATOR(cosines, "(Tensor x, Tensor y, Tensor(scores!) scores) -> ()"),
-      OPERATOR(cosines_backward, "(Tensor grad, Tensor x, Tensor y, Tensor(grad_x!)? grad_x, "
-                                 "Tensor(grad_y!)? grad_y) -> ()"),
       OPERATOR(whole,
                "(Tensor x, Tensor? y, " PAIRS_SCHEMA ", str kind, float scale, float bias, "
                "float margin, float positive_scale, float base, bool normalise, bool symmetric, "
-               "bool cosine, float exclude_above, Tensor? guide, Tensor? guide_thresholds, "
-               "Tensor? column_bias, Tensor? row_shift, Tensor? factor_rows, Tensor? factor_columns, "
-               "Tensor? prior, "
+               "bool cosine, float exclude_above, Tensor? guide_rows, Tensor? guide_columns, "
+               "float guide_margin, bool guide_relative, Tensor? column_bias, Tensor? row_shift, "
+               "Tensor? factor_rows, Tensor? factor_columns, bool factor_cosine, Tensor? prior, "
                "Tensor? positive_weights, Tensor? weights, float weight, "
                "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y, Tensor(total!) total, "
                "Tensor(parameters!)? parameters, Tensor(seen!)? seen) -> ()"),

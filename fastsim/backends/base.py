@@ -17,8 +17,6 @@ class Backend:
     automatic = True  # whether `auto` may choose it
     by_verdict = False  # whether `auto` may where a verdict calls it right (fastsim/verify)
     extras = frozenset()  # what it does of what not every backend does with a tile loss (EXTRAS)
-    # Scores up to which a loss that takes several passes is faster as a formula on their matrix.
-    most_dense = 0
     # Distinct targets up to which sums per level are cheaper than a sort of all entries.
     most_levels = 256
     weighs_whole = False  # whether `whole` takes a weight for each row
@@ -119,13 +117,17 @@ class Backend:
         """Whether `sweep` serves a loss of inputs of that dtype."""
         return False
 
-    def prefix_rows(self, x, norms, inverse):
-        """Columns x (N, d) of rows that have so far the norms (N,), float64, over these norms.
+    def prefix_rows(self, x, before):
+        """Columns x (N, d) of rows whose norms without them are `before` (N,), float64.
 
-        inverse: 1 / norms, 0 for a row of zeros. An operand as `tile_rows` makes them.
+        (x over the rows' norms, an operand as `tile_rows` makes them; the norms, float64). A row
+        of norm 0, in the type of x, is zeros.
         """
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        return x.to(dtype) * inverse.to(dtype)[:, None]
+        raise NotImplementedError
+
+    def prefix_rows_backward(self, grad_rows, x, along, inverse, grad):
+        """Writes inverse * (grad_rows - along * x) to grad (N, d); along, inverse (N,) float64."""
+        raise NotImplementedError
 
     def sweep(self, tile, x, y, *, whole_rows):
         """The panels of a sweep over prefixes x and y (`fastsim.engine.sweep.Prefixes`).
@@ -133,11 +135,10 @@ class Backend:
         whole_rows: each block has all columns. What is returned has
             blocks(): the (rows, columns) slices to visit;
             forward(): the state of each width over the whole matrix;
-            fused_pass(k, block, weights), score_grad(k, block, coefficients): as those of a
-                backend, for the width k, of a block width after width; the panel of the width
-                holds its score gradients then;
-            carried(block): the panels of all widths, when each holds its score gradients, with
-                what the wider ones give to them;
+            fused_pass(block, weights): (the state of each width, the panels);
+            score_grad(block, coefficients): the panels. They are as those of a backend, but that
+                what they are given has the widths (K) before rows or columns. The panels hold the
+                score gradients of each width, with what the wider ones give to them;
             row_dots (K, N), column_dots (K, M): float64, the sums of score gradient times score.
         """
         raise NotImplementedError
@@ -176,6 +177,23 @@ class Backend:
         not wanted is not read and may be None.
         """
         return found if grad is None else formulas.multiplied(found, grad, wants)
+
+    def serves_further(self, rows, columns, width):
+        """Whether `further` serves so many scores, those of all parts, and pays."""
+        return False
+
+    def further(self, sides, directions, numbers, cosine, weights, wants, seen):
+        """InfoNCE with further candidates or label smoothing, and its gradient, all in one call.
+
+        sides: x (N, D), y (M, D), row i the positive of x_i, own negatives (N, K, D) or None,
+        references (R, D) or None. directions: three bools, query_to_query, doc_to_query and
+        doc_to_doc. numbers: scale, margin, label smoothing. weights: (N,) in the compute type, a
+        number for all rows, or None. wants: whether the gradients of x, y and the own negatives are
+        wanted. seen: as `Tile.seen`, of x with y.
+        Returns the weighted sum of the losses (), of weights None the losses (N,), and the
+        gradients in the compute type, None where not wanted.
+        """
+        raise NotImplementedError
 
     def operand_rows(self, x, cosine):
         """`unit_rows`, or `plain_rows` where the scores are no cosines."""
@@ -238,18 +256,6 @@ class Backend:
 
     def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
         """The score gradient panel dL/dS of a block from the coefficients of `tile`."""
-        raise NotImplementedError
-
-    def cosines(self, x, y):
-        """Cosines (N, M) of every row of x with every row of y, of a small batch (`most_dense`)."""
-        raise NotImplementedError
-
-    def cosines_backward(self, grad, x, y, wants):
-        """Their gradients in the compute type, None where not wanted, from dL/dcosines (N, M)."""
-        raise NotImplementedError
-
-    def observe(self, cosines, pairs, seen):
-        """Adds what `cosines` say to the numbers of their rows, as `Tile.seen`."""
         raise NotImplementedError
 
     def paired_scores(self, unit_x, unit_y):

@@ -138,6 +138,26 @@ def _references(x, y, references, **options):
     return fastsim.info_nce(x, y, references=references.to(x.dtype), **options)
 
 
+def _drawn(rows, width, generator):
+    """Candidates, and the logarithms of what they were drawn in proportion to."""
+    leaves, _ = _pairs(rows, width, generator)
+    return leaves, (torch.rand(rows, generator=generator).log(),)
+
+
+def _biased(x, y, log_q, **options):
+    return fastsim.info_nce(x, y, candidate_bias=-log_q, **options)
+
+
+def prefixes(width):
+    """The widths of a sweep: of 384 these are 384, 256, 128 and 64."""
+    return tuple(dict.fromkeys(max(width * part // 6, min(width, 4)) for part in (6, 4, 2, 1)))
+
+
+def _prefixes(x, y, **options):
+    loss = fastsim.losses.InfoNCE(**options)
+    return fastsim.losses.Matryoshka(loss, prefixes(x.shape[1]))(x, y)
+
+
 def _guided(x, y, guide_x, guide_y, **options):
     return fastsim.info_nce(x, y, guide=(guide_x, guide_y), **options)
 
@@ -207,6 +227,8 @@ CASES = {
             {"temperature": 0.05, "label_smoothing": 0.1},
             (1, 3),
         ),
+        Case("info_nce biased", _biased, _drawn, {"temperature": 0.05}, (1, 3)),
+        Case("info_nce prefixes", _prefixes, _pairs, {"temperature": 0.05}, (1, 3)),
         Case("siglip", fastsim.siglip, _pairs, {"scale": 10.0, "bias": -10.0}, (1, 3), SIZES),
         Case("siglip groups", fastsim.siglip, _grouped, {"scale": 10.0, "bias": -10.0}, (1, 3)),
         Case(

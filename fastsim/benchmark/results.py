@@ -13,6 +13,9 @@ from pathlib import Path
 
 import torch
 
+from fastsim.backends import get
+from fastsim.backends.cpu import amx
+
 PACKAGES = (
     *("torch", "fastsim", "triton", "sentence-transformers", "open_clip_torch"),
     *("pytorch-metric-learning", "siglip-kernel", "memeff", "inf-cl", "cut-cross-entropy"),
@@ -21,7 +24,9 @@ PACKAGES = (
 
 
 def device_name(device="cpu"):
-    """The processor, with its threads, or the GPU that figures belong to, as a folder's name."""
+    """The processor, with its threads and instructions, or the GPU that figures belong to, as a
+    folder's name. One model of a processor comes with and without a matrix unit.
+    """
     if device == "cuda":
         return torch.cuda.get_device_name().lower().replace(" ", "-")
     name = platform.processor() or platform.machine()
@@ -31,7 +36,14 @@ def device_name(device="cpu"):
         names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
         name = next(names, name)
     words = re.sub(r"\((r|tm)\)|\b(cpu|processor)\b", " ", name.lower()).split()
-    return "-".join([*words, f"x{torch.get_num_threads()}"])
+    return "-".join([*words, f"x{torch.get_num_threads()}", instructions()])
+
+
+def instructions():
+    """The instructions in use: those of the matrix unit, of the kernels, or of torch's own."""
+    if get("cpu").unsupported_reason():  # no kernels
+        return torch.backends.cpu.get_cpu_capability().lower().replace(" ", "-")
+    return amx.name() or torch.ops.fastsim_cpu.instruction_set()
 
 
 def environment(device="cpu", settings=None):

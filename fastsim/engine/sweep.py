@@ -24,7 +24,7 @@ is held in units of the next longer norm.
 Where the scores are products of the rows as they are, r, q and n are 1 and s is 0. A *width* is the
 step that adds the products of a prefix's own columns. Two ways through it, as in
 fastsim/engine/passes.py: fused, where a block of whole rows has what its score gradients need, or
-first the states and then the score gradients. There is a panel of scores and one of each width.
+first the states and then the score gradients. There is a panel of each width.
 """
 
 import contextlib
@@ -138,10 +138,10 @@ class Prefixes:
         norm = x.new_zeros(len(x), dtype=torch.float64)
         rows, inverses, zeros = [], [], []
         for part in parts:
-            norm = torch.hypot(norm, torch.linalg.vector_norm(part, dim=1, dtype=torch.float64))
+            over_norm, norm = backend.prefix_rows(part, norm)
+            rows.append(over_norm)
             zeros.append(norm < torch.finfo(dtype).tiny)
             inverses.append(norm.reciprocal().masked_fill_(zeros[-1], 0.0))
-            rows.append(backend.prefix_rows(part, norm, inverses[-1]))
         for k in reversed(range(len(widths) - 1)):
             inverses[k] = torch.where(zeros[k], inverses[k + 1], inverses[k])
         ratios = [
@@ -181,26 +181,29 @@ def forward(*arguments):
 
 def _fused(call, panels, x, y, weights):
     products = _products(call, x, y)
-    states = [[] for _ in weights]
+    weights, found = torch.stack(weights), []
     for block in panels.blocks():
-        for k, of_width in enumerate(weights):
-            states[k].append(panels.fused_pass(k, block, of_width))
-        _multiply(panels, products, block)
-    return [list(map(torch.cat, zip(*parts, strict=True))) for parts in states], products
+        states, score_grads = panels.fused_pass(block, weights)
+        found.append(states)
+        _multiply(products, score_grads, block)
+    of_widths = zip(*found, strict=True)
+    return [list(map(torch.cat, zip(*parts, strict=True))) for parts in of_widths], products
 
 
 def _in_two_passes(call, panels, x, y, weights):
     states = panels.forward()
     dtype = compute_dtype(call.x)
-    coefficients = [
-        coefficients_of(call.tile, state, widened(of_width), dtype)
-        for state, of_width in zip(states, weights, strict=True)
-    ]
+    of_widths = zip(
+        *(
+            coefficients_of(call.tile, state, widened(of_width), dtype)
+            for state, of_width in zip(states, weights, strict=True)
+        ),
+        strict=True,
+    )
+    coefficients = [None if parts[0] is None else torch.stack(parts) for parts in of_widths]
     products = _products(call, x, y)
     for block in panels.blocks():
-        for k, of_width in enumerate(coefficients):
-            panels.score_grad(k, block, of_width)
-        _multiply(panels, products, block)
+        _multiply(products, panels.score_grad(block, coefficients), block)
     return states, products
 
 
@@ -210,9 +213,9 @@ def _products(call, x, y):
     return [Products(call, *rows, dtype, spent=False) for rows in sides]
 
 
-def _multiply(panels, products, block):
-    """Adds the products of a block's score gradients."""
-    for product, panel in zip(products, panels.carried(block), strict=True):
+def _multiply(products, score_grads, block):
+    """Adds the products of a block's score gradients, a panel of each width."""
+    for product, panel in zip(products, score_grads, strict=True):
         product.add(panel, block)
 
 
@@ -227,7 +230,7 @@ def _input_gradients(call, panels, states, products, prefixes, widths, weights):
         wanted = any(grad.numel() for grad in found)
         grad = values.new_empty(values.shape if wanted else 0, dtype=compute_dtype(values))
         if wanted:
-            _through_norms(grad, found, values, side, of_side, widths, call.tile.cosine)
+            _through_norms(call, grad, found, values, side, of_side, widths)
         grads.append(grad)
     parameters = call.x.new_zeros(2, dtype=torch.float64)
     record = call.tile.record
@@ -242,20 +245,18 @@ def _input_gradients(call, panels, states, products, prefixes, widths, weights):
     return *grads, parameters
 
 
-def _through_norms(grad, of_rows, x, prefixes, dots, widths, cosine):
+def _through_norms(call, grad, of_rows, x, prefixes, dots, widths):
     """Writes dL/dx (N, D) from those of the prefixes' own columns."""
     along = 0.0
     for k, (first, end) in reversed(list(enumerate(_own(widths)))):
         own = grad[:, first:end]
-        if not cosine:
+        if not call.tile.cosine:
             own.copy_(of_rows[k])
             continue
         inverse = prefixes.inverses[k]
         further = prefixes.ratios[k] * along if k < len(prefixes.ratios) else 0.0
         along = dots[k] * inverse + further
-        pull = along.to(grad.dtype)[:, None]
-        torch.addcmul(of_rows[k], x[:, first:end].to(grad.dtype), pull, value=-1, out=own)
-        own.mul_(inverse.to(grad.dtype)[:, None])
+        call.backend.prefix_rows_backward(of_rows[k], x[:, first:end], along, inverse, own)
 
 
 # ---- the registered operator ----

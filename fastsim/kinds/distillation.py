@@ -66,4 +66,17 @@ class Distillation(Kind):
         return weights.amax() * abs(tile.scale)
 
 
-KINDS = (Distillation(),)
+class Margins(Kind):
+    """L_i = sum_j (d_p - d_j)^2 of the positive's column p, d_j = s_j - positive_scale t_j.
+
+    Of a matrix that a backend serves in one call (`Backend.whole`), so it keeps no state. Larger
+    ones are a squared error and what the positives add to it (fastsim/losses/distill.py).
+    """
+
+    name = "margins"
+    parameters = ("positive_scale",)
+    learns = ()
+    in_panels = False
+
+
+KINDS = (Distillation(), Margins())

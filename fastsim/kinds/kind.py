@@ -165,7 +165,7 @@ class Kind:
 def largest_target(pairs):
     """A bound on |t| over all pairs: a number, or of a dense target () float32, measured."""
     if pairs.factors is not None:
-        rows, columns = (side.norm(dim=1).amax() for side in pairs.factors)
+        rows, columns = (side.norm(dim=1).amax() for side in pairs.factors[:2])
         return rows * columns
     if pairs.dense is None:
         return 1.0 if pairs.row_groups is None else max(1.0, abs(pairs.negative_target))

@@ -174,10 +174,12 @@ def _in_panels(asked, reduction):
 def _of_candidates(asked, scale, weights=None):
     """The tile loss of the candidates: with weights their sum, else (N,)."""
 
+    # What is kept of a signature (fastsim/engine/prepared.py) holds the formula, so no rows in it.
+    given = asked.of_specification(lambda rows: rows) | {"label_smoothing": 0.0}
+    positives, specification = asked.pairs.positives, asked.specification
+
     def formula(scores, scale, _):
-        given = asked.of_specification(lambda rows: rows)
-        given |= {"temperature": 1 / scale, "label_smoothing": 0.0}
-        return asked.specification(scores, asked.pairs.positives, **given)
+        return specification(scores, positives, **given | {"temperature": 1 / scale})
 
     tile = Tile(
         "softmax",

@@ -15,17 +15,11 @@ temperature^2 keeps the size of the gradient; over the candidates of a batch: Li
 "Distilling Dense Representations for Ranking using Tightly-Coupled Teachers"; Margin-MSE:
 Hofstätter et al. 2020, "Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge
 Distillation".
-
-With d_ij = s_ij - (temperature / teacher_temperature) t_ij a row of margin_mse is, but for its
-factor, sum_j (d_ij - c)^2 at c = d_{i, pos_i}: a squared error of scores less a number of their
-row. What c adds to the gradient is a sum over columns, so one of embeddings (`_of_positives`).
 """
 
-from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from fastsim.annotations import Group, Reduction
@@ -47,21 +41,22 @@ from fastsim.checks import (
     check_tensor,
 )
 from fastsim.distributed import batchwise, join
-from fastsim.engine.autograd import tile_loss
-from fastsim.engine.dense import cosines_of, serves_dense
 from fastsim.engine.prepared import Prepared, note, once_per_signature
-from fastsim.losses.further_candidates import above_mean, positive_logits
+from fastsim.losses.distill_passes import (
+    divergence,
+    divergences,
+    margins_by_pass,
+    small_loss,
+    taught_pairs,
+    teacher_matrix,
+)
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
-    Factors,
-    Pairs,
     global_positives,
     parse_positives,
 )
-from fastsim.precision import wide_dtype
-from fastsim.reduce import as_float, inverse, reduce
-from fastsim.scores import compute_dtype, dense_cosines, dense_scores, unit_rows
-from fastsim.tile import Tile
+from fastsim.reduce import as_float, reduce
+from fastsim.scores import dense_cosines
 
 TEMPERATURES = {"kl": 0.05, "margin_mse": 1.0}  # by default
 
@@ -144,28 +139,30 @@ def distill(
         reduction=reduction,
         backend=chosen.name,
     )
-    options = {"kind": kind, "temperature": temperature, "teacher_temperature": teacher_temperature}
-    made = partial(_loss, **options, reduction=reduction, batch=batch, backend=chosen)
+    made = partial(
+        _loss,
+        within=within,
+        kind=kind,
+        temperature=temperature,
+        teacher_temperature=teacher_temperature,
+        reduction=reduction,
+        batch=batch,
+        backend=chosen,
+    )
+    teacher = (teacher_x,) if teacher_y is None else (teacher_x, teacher_y)
+    loss = made(x, y, *teacher)
     if group is None and positives is None:
-        small = Prepared(partial(_of_one_process, made=made))
-        teacher = (teacher_x,) if teacher_y is None else (teacher_x, teacher_y)
-        loss = small(x, y, *teacher)
-        note((x, y, *teacher), small, loss)
-        return loss
-    return made(x, y, teacher_x, teacher_y, within)
-
-
-def _of_one_process(x, y, teacher_x, teacher_y=None, *, made):
-    return made(x, y, teacher_x, teacher_y, None)
+        note((x, y, *teacher), Prepared(made), loss)
+    return loss
 
 
 def _loss(
     x,
     y,
     teacher_x,
-    teacher_y,
-    within,
+    teacher_y=None,
     *,
+    within,
     kind,
     temperature,
     teacher_temperature,
@@ -173,31 +170,27 @@ def _loss(
     batch,
     backend,
 ):
-    """within: the columns of the positives among this rank's; None: each row's own."""
+    """within: (N,) the columns of the positives among this rank's, of "margin_mse"."""
     margins = kind == "margin_mse"
-    if margins and within is None:
-        within = torch.arange(x.shape[0], device=x.device)
-    if margins and batch.group is None and serves_dense(x.shape[0], y.shape[0], backend):
-        taught = teacher_x.detach().to(compute_dtype(x))
-        if teacher_y is not None:
-            taught = backend.cosines(taught, teacher_y.detach())
-        gaps = cosines_of(x, y, backend) / temperature - taught / teacher_temperature
-        gaps = gaps.gather(1, within[:, None]) - gaps
-        return batch.reduce(gaps.square().sum(1) / max(y.shape[0] - 1, 1), reduction)
-    pairs = _taught(teacher_x, teacher_y, x, batch, backend)
+    weights = batch.row_weights(reduction, x)
+    if batch.group is None and weights is not None:
+        given = within, temperature, teacher_temperature, weights, backend
+        small = small_loss(teacher_x, teacher_y, x, y, *given)
+        if small.serves(x, y):
+            return small(x, y)
+    pairs = taught_pairs(teacher_x, teacher_y, x, batch, backend)
     positives = global_positives(within, batch) if margins else None
     if backend.name == "eager":
         scores = dense_cosines(*batch.gather_both(x, y), backend)
-        taught = batch.gather_rows(_matrix(pairs, x))
+        taught = batch.gather_rows(teacher_matrix(pairs, x))
         options = {"temperature": temperature, "teacher_temperature": teacher_temperature}
         positives = batch.gather_rows(positives)
         losses = distill_from_scores(
             scores, taught, positives, kind=kind, **options, reduction="none"
         )
         return batch.reduce(losses, reduction)
-    weights = batch.row_weights(reduction, x)
     given = x, y, pairs, batch, backend, temperature, teacher_temperature, weights
-    return _margins(*given, within, positives) if margins else _divergences(*given)
+    return margins_by_pass(*given, within, positives) if margins else divergences(*given)
 
 
 class Distill(LossModule):
@@ -240,111 +233,9 @@ def distill_from_scores(
     own = as_float(scores) / temperature
     taught = teacher_scores.detach().to(own.dtype) / teacher_temperature
     if kind == "kl":
-        return reduce(temperature**2 * _divergence(own, taught), reduction)
+        return reduce(temperature**2 * divergence(own, taught), reduction)
     own, taught = (side.gather(1, place[:, None]) - side for side in (own, taught))
     return reduce((own - taught).square().sum(1) / max(columns - 1, 1), reduction)
-
-
-def _divergences(x, y, pairs, batch, backend, temperature, teacher_temperature, weights):
-    def formula(scores, scale, _):
-        return _divergence(scores * scale, _matrix(pairs, x) / teacher_temperature)
-
-    factor = temperature**2
-    losses = tile_loss(
-        Tile("distillation", pairs, positive_scale=1 / teacher_temperature),
-        x,
-        y,
-        scale=inverse(temperature, x),
-        weights=None if weights is None else factor * weights,
-        batch=batch,
-        formula=formula,
-        backend=backend,
-        measured=False,
-    )
-    return factor * losses if weights is None else losses
-
-
-def _margins(
-    x, y, pairs, batch, backend, temperature, teacher_temperature, weights, within, positives
-):
-    others = batch.columns - 1
-    pairs = _times(pairs, temperature / teacher_temperature, x)
-    gap, above = _of_positives(x, y, pairs, batch, backend, within, positives)
-    pairs = replace(pairs, row_shift=gap.detach())
-
-    def formula(scores, *_):
-        taught = _matrix(pairs, x)
-        return (scores - taught - pairs.row_shift[:, None]).square().sum(1)
-
-    # 1 / others, and 0 where there are none, without asking which: the number may be a symbol.
-    factor = others / (temperature * max(others, 1)) ** 2
-    losses = tile_loss(
-        Tile("squared_error", pairs),
-        x,
-        y,
-        scale=1.0,
-        weights=None if weights is None else factor * weights,
-        batch=batch,
-        formula=formula,
-        backend=backend,
-        measured=False,
-    )
-    # With b = c - c0 beyond the number c0 that was taken from the scores, and a = c - mean_j d_ij:
-    # sum_j (d_ij - c)^2 = sum_j (d_ij - c0)^2 + M (2 b a - b^2). b is 0, but not its gradient.
-    beyond = gap - gap.detach()
-    more = factor * batch.columns * (2 * beyond * above - beyond.square())
-    if weights is None:
-        return factor * losses + more
-    return losses + (weights * more).sum().to(losses.dtype)
-
-
-def _of_positives(x, y, pairs, batch, backend, within, positives):
-    """(N,) d at the positives, and by how much it is above its mean over the columns."""
-    own = positive_logits(x, y, within, 1.0, "cosine", backend).to(compute_dtype(x))
-    above = above_mean(x, y, within, "cosine", batch, backend)
-    if pairs.factors is not None:
-        rows, columns = pairs.factors
-        mean = columns.mean(0, dtype=wide_dtype(columns.device)).to(columns.dtype)
-        of_positives = columns[positives]
-        taught = (rows * of_positives).sum(1)
-        return own - taught, above - (rows * (of_positives - mean)).sum(1)
-    taught = pairs.dense.gather(1, positives[:, None])[:, 0].to(own.dtype)
-    mean = pairs.dense.mean(1, dtype=wide_dtype(x.device)).to(own.dtype)
-    return own - taught, above - (taught - mean)
-
-
-def _taught(teacher_x, teacher_y, x, batch, backend):
-    """The teacher's scores as the targets of the rank's rows and the columns of all ranks."""
-    if teacher_y is None:
-        return Pairs(dense=teacher_x.detach())
-    with torch.no_grad():
-        rows = unit_rows(teacher_x.detach().to(compute_dtype(x)), backend)
-        if teacher_y is teacher_x and batch.group is None:
-            return Pairs(factors=Factors(rows, rows))
-        columns = unit_rows(teacher_y.detach().to(compute_dtype(x)), backend)
-        return Pairs(factors=Factors(rows, batch.gather_columns(columns)))
-
-
-def _times(pairs, ratio, x):
-    """The pairs with targets that many times as large."""
-    if ratio == 1:
-        return pairs
-    if pairs.factors is None:
-        return Pairs(dense=ratio * pairs.dense.to(compute_dtype(x)))
-    return Pairs(factors=Factors(ratio * pairs.factors.rows, pairs.factors.columns))
-
-
-def _matrix(pairs, x):
-    """The teacher's scores (N, M) of this rank's rows."""
-    if pairs.factors is None:
-        return pairs.dense.to(compute_dtype(x))
-    return dense_scores(*pairs.factors, None, "dot")
-
-
-def _divergence(logits, teacher_logits):
-    """(N,) of the softmax of the first from that of the second."""
-    own, taught = (torch.log_softmax(side, 1) for side in (logits, teacher_logits))
-    return (taught.exp() * (taught - own)).sum(1)
 
 
 def _positives(positives, kind, rows, columns, device):

@@ -14,7 +14,7 @@ import torch
 from fastsim.checks import FLOATING, check_alike, check_choice, check_embeddings, check_tensor
 from fastsim.engine.autograd import tile_loss
 from fastsim.engine.log_sum_exp import as_guide, guide_cosines, safe_log_sum_exp
-from fastsim.pairs import Guide, Pairs, pair_mask
+from fastsim.pairs import Pairs, pair_mask
 from fastsim.precision import wide_dtype, widened
 from fastsim.scores import compute_dtype, dense_scores, paired_scores, unit_rows
 from fastsim.tile import Tile
@@ -193,14 +193,6 @@ def guide_of(guide, margin, strategy, own, x, batch, backend):
     columns = batch.gather_columns(columns)
     thresholds = _thresholds(cosines, margin, strategy)
     return as_guide((rows, columns, thresholds), len(rows), len(columns), x)
-
-
-def guide_of_all(guide, margin, strategy, own, x, backend):
-    """`guide_of` in one process, with all cosines, of which the thresholds are made."""
-    rows, columns = (side.detach() for side in guide)
-    scores = backend.cosines(rows, columns).to(compute_dtype(x))
-    thresholds = _thresholds(scores.gather(1, own[:, None])[:, 0], margin, strategy)
-    return Guide(rows, columns, thresholds, scores)
 
 
 def _thresholds(cosines, margin, strategy):

@@ -1,30 +1,28 @@
-"""InfoNCE of a small batch with a guide, further candidates or label smoothing.
+"""InfoNCE of a small batch with a guide, further candidates or label smoothing, in one call.
 
-A guide's cosines of all pairs are at hand, so that one call of the backend makes the rest.
-
-Further candidates, or label smoothing: one softmax over all of them. Of a large batch each part
-(further_candidates.py) is a log-sum-exp of the engine, and what lies between these takes longer
-than a small batch's scores. Here the scores of all parts are one matrix, a row's positive at its
-own place:
-
-    candidates | anchors (query_to_query) | references | anchors (doc_to_query)
-        | candidates (doc_to_doc) | own negatives
+A guide's cosines of all pairs are made beside the scores. Further candidates, or label smoothing:
+one softmax over the scores of all parts (further_candidates.py), which lie side by side. Of a large
+batch each part is a log-sum-exp of the engine, and what lies between these takes longer than a
+small batch's scores.
 """
 
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
-from torch.nn.functional import cross_entropy
 
+from fastsim.backends import get
+from fastsim.backends.base import Backend
 from fastsim.batch_metrics import nothing_seen, record, watched
+from fastsim.distributed import join
 from fastsim.engine.autograd import tile_loss
-from fastsim.engine.dense import cosines_of, serves_dense
 from fastsim.engine.passes import is_small
 from fastsim.engine.prepared import Prepared
-from fastsim.losses.further_candidates import guide_of_all
-from fastsim.pairs import Pairs
-from fastsim.scores import unit_rows
+from fastsim.losses.further_candidates import DIRECTIONS, Further, dense, own_scores, parts_of
+from fastsim.operators import differentiable_again, traced
+from fastsim.pairs import Guide, Pairs
+from fastsim.scores import dense_scores
 from fastsim.tile import Tile
 
 
@@ -48,8 +46,11 @@ def small_info_nce(
     (N, K, D) and references (R, D) where `further` has them. options: the loss's own, as `formula`
     takes them, its specification.
     """
-    alone = not (further or label_smoothing)
-    if alone and guide is not None:
+    batch = join(None, "info_nce", anchors, candidates)
+    weight = batch.row_weights(reduction, anchors)
+    if not (further or label_smoothing):
+        if guide is None:
+            return None
         tile = Tile(
             "softmax",
             Pairs(_places(anchors)),
@@ -57,34 +58,29 @@ def small_info_nce(
             symmetric=options["symmetric"],
             cosine=similarity == "cosine",
         )
-        weight = {"mean": 1 / anchors.shape[0], "sum": 1.0, "none": None}[reduction]
         if not is_small(tile, anchors, candidates, weight, backend):
             return None
         given = {"tile": tile, "scale": scale, "weight": weight, "backend": backend}
         given |= {"options": options, "formula": formula}
         return Prepared(partial(_guided, **given)), (anchors, candidates, *guide)
-    if alone or guide is not None or similarity != "cosine":
+    if guide is not None:
         return None
-    rows, columns = anchors.shape[0], candidates.shape[0]
-    widths = {"query_to_query": rows, "doc_to_query": rows, "doc_to_doc": columns}
-    counts = [widths.get(direction, 0) for direction in further.directions]
+    rest = options | {"reduction": reduction}
+    numbers = scale, float(options["margin"]), float(label_smoothing)
     own, references = further.own_negatives, further.references
-    counts += [0 if own is None else own.shape[1], 0 if references is None else len(references)]
-    if not serves_dense(rows, columns + sum(counts), backend):
-        return None
-    function = partial(
-        _loss,
-        directions=further.directions,
-        own=own is not None,
-        scale=scale,
-        margin=scale * options["margin"],
-        places=_places(anchors),
-        smoothing=label_smoothing,
-        reduction=reduction,
-        backend=backend,
+    small = FurtherLoss(
+        further.directions,
+        own is not None,
+        references is not None,
+        numbers,
+        similarity,
+        weight,
+        batch,
+        backend,
+        partial(formula, **rest),
     )
-    sides = anchors, candidates, own, references
-    return Prepared(function), [side for side in sides if side is not None]
+    sides = [side for side in (anchors, candidates, own, references) if side is not None]
+    return (small, sides) if small.serves(*sides) else None
 
 
 def _places(anchors):
@@ -93,80 +89,107 @@ def _places(anchors):
 
 
 def _guided(anchors, candidates, *guide, tile, scale, weight, backend, options, formula):
-    margin, strategy = options["guide_margin"], options["guide_strategy"]
-    places = tile.pairs.positives
-    decided = guide_of_all(guide, margin, strategy, places, anchors, backend)
+    rows, columns = (side.detach() for side in guide)
+    relative = options["guide_strategy"] == "relative"
+    decided = Guide(rows, columns, None, float(options["guide_margin"]), relative)
 
     def losses(scores, scale, _):
         given = options | {"temperature": 1 / scale, "reduction": "none"}
-        return formula(scores, places, **given, guide=(decided.rows, decided.columns))
+        return formula(scores, tile.pairs.positives, **given, guide=(rows, columns))
 
     tile = replace(tile, pairs=replace(tile.pairs, guide=decided))
     given = {"scale": scale, "weights": weight, "formula": losses, "backend": backend}
     return tile_loss(tile, anchors, candidates, **given, summed=True)
 
 
-def _offsets(scores, columns, references, directions, margin):
-    """(N, W) what is added to the logits: -inf where a row meets itself, less the margin at its
-    positive; None where there is nothing to add.
+class FurtherLoss(NamedTuple):
+    """The loss of anchors and candidates, own negatives and references where it has them.
+
+    numbers: scale, margin, label smoothing. weight: that of every row's loss, or None. formula:
+    (scores (N, M), more=(N, R) logits) -> the loss in plain torch.
     """
-    if not margin and not {"query_to_query", "doc_to_doc"} & {*directions}:
-        return None
-    offsets, rows, first = torch.zeros_like(scores), len(scores), columns
-    offsets[:, :columns].fill_diagonal_(-margin)
-    if "query_to_query" in directions:
-        offsets[:, first : first + rows].fill_diagonal_(-torch.inf)
-        first += rows
-    first += references + (rows if "doc_to_query" in directions else 0)
-    if "doc_to_doc" in directions:
-        offsets[:, first : first + columns].fill_diagonal_(-torch.inf)
-    return offsets
+
+    directions: tuple
+    has_own: bool
+    has_references: bool
+    numbers: tuple
+    similarity: str
+    weight: float | None
+    batch: object
+    backend: Backend
+    formula: object
+
+    def sides(self, anchors, candidates, *more):
+        """(anchors, candidates, own negatives or None, references or None)."""
+        own = more[0] if self.has_own else None
+        return anchors, candidates, own, more[-1].detach() if self.has_references else None
+
+    def serves(self, *tensors):
+        """Whether one call makes it, where sizes and settings are these."""
+        anchors, candidates, own, references = self.sides(*tensors)
+        rows, columns = len(anchors), len(candidates)
+        widths = {"query_to_query": rows, "doc_to_query": rows, "doc_to_doc": columns}
+        columns += sum(widths.get(direction, 0) for direction in self.directions)
+        columns += 0 if own is None else own.shape[1]
+        columns += 0 if references is None else len(references)
+        return not traced() and self.backend.serves_further(rows, columns, anchors.shape[1])
+
+    def __call__(self, *tensors):
+        sides = self.sides(*tensors)
+        if torch.is_grad_enabled() and any(s is not None and s.requires_grad for s in sides[:3]):
+            return _Further.apply(*sides, self)
+        return self.value(sides, self.weight, (False,) * 3)[0]
+
+    def value(self, sides, weights, wants, *, measured=True):
+        """`Backend.further` of the sides; measured: whether `fastsim.metrics` sees the scores."""
+        anchors, candidates, *_ = sides
+        seen = nothing_seen(len(anchors), anchors.device) if measured and watched() else None
+        directions = [name in self.directions for name in DIRECTIONS[1:]]
+        cosine = self.similarity == "cosine"
+        given = self.numbers, cosine, weights, wants, seen
+        found = self.backend.further(sides, directions, *given)
+        if seen is not None:
+            other = None if candidates is anchors else candidates
+            record(seen, anchors, other, cosine=cosine, batch=None, backend=self.backend)
+        return found
+
+    def in_plain_torch(self, anchors, candidates, own, references):
+        """The same by its specification."""
+        eager, scale = get("eager"), self.numbers[0]
+        further, places = Further(self.directions, own, references), _places(anchors)
+        scores = dense_scores(anchors, candidates, eager, self.similarity)
+        parts = parts_of(further, anchors, candidates, places, Pairs(places), None, self.batch)
+        more = dense(parts, 1 / scale, self.similarity, eager)
+        if own is not None:
+            more.append(scale * own_scores(further, anchors, eager, self.similarity))
+        return self.formula(scores, more=torch.cat(more, 1) if more else None)
 
 
-def _loss(
-    anchors,
-    candidates,
-    *more,
-    directions,
-    own,
-    scale,
-    margin,
-    places,
-    smoothing,
-    reduction,
-    backend,
-):
-    of_anchors = [candidates]
-    if "query_to_query" in directions:
-        of_anchors.append(anchors)
-    of_anchors += [references.detach() for references in more[own:]]
-    scores = [cosines_of(anchors, _joined(of_anchors, 0), backend)]
-    if watched():
-        seen = nothing_seen(len(anchors), anchors.device)
-        backend.observe(scores[0][:, : len(candidates)], Pairs(places), seen)
-        other = None if candidates is anchors else candidates
-        record(seen, anchors, other, cosine=True, batch=None, backend=backend)
-    of_documents = [anchors] if "doc_to_query" in directions else []
-    of_documents += [candidates] if "doc_to_doc" in directions else []
-    if of_documents:
-        documents = candidates[: len(anchors)]
-        scores.append(cosines_of(documents, _joined(of_documents, 0), backend))
-    if own:
-        scores.append(_of_own(anchors, more[0], backend))
-    scores = _joined(scores, 1)
-    references = sum(map(len, more[own:]))
-    offsets = _offsets(scores.detach(), len(candidates), references, directions, margin)
-    logits = scale * scores if offsets is None else torch.add(offsets, scores, alpha=scale)
-    return cross_entropy(logits, places, label_smoothing=smoothing, reduction=reduction)
+class _Further(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, anchors, candidates, own, references, small):
+        sides, ctx.small = (anchors, candidates, own, references), small
+        # Of the losses of rows, the gradients from above are weights that are not known yet.
+        wants = ctx.needs_input_grad[:3] if small.weight is not None else (False,) * 3
+        loss, grads = small.value(sides, small.weight, wants)
+        ctx.save_for_backward(*sides, *grads)
+        return loss
 
-
-def _of_own(anchors, negatives, backend):
-    """(N, K) cosines of each row with its own negatives (N, K, D)."""
-    rows = unit_rows(anchors, backend)
-    return (unit_rows(negatives.flatten(0, 1), backend).view(negatives.shape) * rows[:, None]).sum(
-        2
+    @staticmethod
+    @differentiable_again(
+        lambda ctx, *sides: ctx.small.in_plain_torch(*sides, ctx.saved_tensors[3]), inputs=3
     )
-
-
-def _joined(parts, axis):
-    return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
+    def backward(ctx, grad):
+        sides, grads = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
+        wants = ctx.needs_input_grad[:3]
+        if ctx.small.weight is None:
+            weights = grad.contiguous()
+            grads = ctx.small.value(sides, weights, wants, measured=False)[1]
+        else:
+            grads = (found if found is None else grad * found for found in grads)
+        pairs = zip(grads, sides, strict=False)
+        return (
+            *(found if found is None else found.to(side.dtype) for found, side in pairs),
+            None,
+            None,
+        )

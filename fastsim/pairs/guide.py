@@ -10,15 +10,17 @@ class Guide:
     """Other embeddings that decide: out with (i, j) where their cosine is above thresholds[i].
 
     rows (N, E), columns (M, E): embeddings at the operators, their unit rows for a backend.
-    thresholds (N,) in the compute type.
-    scores: (N, M) all cosines, where thresholds were made of these; else a backend makes them by
-        the products that made the thresholds, so that the copy of a pair ties with it.
+    thresholds (N,) in the compute type, by the products that a backend makes the cosines by, so
+        that the copy of a pair ties with it. None, of a matrix that a backend serves in one call
+        (`Backend.whole`): what `margin` and `relative` come to with the cosines of the positives.
+    margin, relative: of a positive's cosine c the threshold is c - margin, or c - |c| margin.
     """
 
     rows: torch.Tensor
     columns: torch.Tensor
-    thresholds: torch.Tensor
-    scores: torch.Tensor | None = None
+    thresholds: torch.Tensor | None
+    margin: float = 0.0
+    relative: bool = False
 
     def of_columns(self, part):
         """The guide of a slice of the columns."""

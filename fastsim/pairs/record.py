@@ -14,10 +14,13 @@ class Factors(NamedTuple):
     """A target matrix as a product: t_ij = rows_i . columns_j, made where a panel wants it.
 
     rows (N, E), columns (M, E), in the compute type.
+    cosine: of a matrix that a backend serves in one call (`Backend.whole`): rows of any dtype, of
+        which t_ij is the cosine.
     """
 
     rows: torch.Tensor
     columns: torch.Tensor
+    cosine: bool = False
 
     def of_columns(self, part):
         """Those of a slice of the columns."""

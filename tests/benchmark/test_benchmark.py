@@ -202,6 +202,22 @@ def test_the_version_of_torch_is_that_of_its_build(monkeypatch):
     assert versions["triton"] == "2.0"
 
 
+@pytest.mark.parametrize("unit", ["amx", ""])
+def test_a_device_says_which_instructions_are_in_use(unit, monkeypatch, usable):
+    """One model of a processor comes with and without a matrix unit; the folders differ."""
+    usable("cpu")
+    monkeypatch.setattr(results.amx, "name", lambda: unit)
+    kernels = torch.ops.fastsim_cpu.instruction_set()
+    assert results.device_name().endswith(f"-x{torch.get_num_threads()}-{unit or kernels}")
+    assert results.environment()["device"] == results.device_name()
+
+
+def test_a_device_without_kernels_has_the_instructions_of_torch(monkeypatch):
+    monkeypatch.setattr(type(results.get("cpu")), "unsupported_reason", lambda self: "not built")
+    name = results.device_name()
+    assert name.endswith(f"-{torch.backends.cpu.get_cpu_capability().lower()}")
+
+
 def test_a_share_of_the_ceiling():
     case = CASES["info_nce"]
     about, rows = tiny(losses=("info_nce",), baselines=("none",))

@@ -201,6 +201,17 @@ def test_figures_and_tables(folder, monkeypatch):
     assert report.TABLES["times"]("cpu").startswith("here:\n\n| loss |")
 
 
+def test_a_run_of_parts_alone(folder):
+    """Memory may be measured where nothing is timed: a table, and no figures."""
+    (folder / "losses.jsonl").unlink()
+    about, rows = run = kept.read_losses("here")
+    assert about["kind"] == "cpu"
+    assert [row["measure"] for row in rows] == ["memory"] * 2
+    assert kept.folders("cpu") == ["here"]
+    assert figures.draw("here", run) == []
+    assert "| info_nce | fastsim cpu | 17 MB |" in report.TABLES["memory"]("here")
+
+
 def test_a_part_of_another_device_is_refused(folder):
     environment, rows = kept.read("losses", "here")
     results.write(folder / "losses_more.jsonl", environment | {"device": "elsewhere"}, rows)

@@ -6,7 +6,7 @@ from fastsim.backends.base import Backend
 from fastsim.backends.cpu import amx, max_sim
 from fastsim.backends.cpu.library import UNAVAILABLE, most_levels
 from fastsim.backends.cpu.panels import Panels
-from fastsim.backends.cpu.passes import pair_arguments, served
+from fastsim.backends.cpu.passes import served
 from fastsim.backends.cpu.rows import Rows
 from fastsim.backends.cpu.selection import Selection
 from fastsim.backends.cpu.small_batch import SmallBatch
@@ -20,7 +20,6 @@ class CpuBackend(Panels, SmallBatch, Selection, Rows, Backend):
     """Float32 and float64 panels; 16-bit inputs are normalised into float32."""
 
     name = "cpu"
-    most_dense = 1 << 16
     most_levels = most_levels()
     extras = frozenset(EXTRAS)
     keeps_scores = True
@@ -41,10 +40,6 @@ class CpuBackend(Panels, SmallBatch, Selection, Rows, Backend):
 
     def number(self, scalar):
         return scalar.item()
-
-    def observe(self, cosines, pairs, seen):
-        block = slice(0, cosines.shape[0]), slice(0, cosines.shape[1])
-        torch.ops.fastsim_cpu.observe(cosines.detach(), *pair_arguments(pairs, block), seen)
 
     def cosent(self, scores, labels, scale, want_score_grad):
         compute = scores.to(torch.promote_types(scores.dtype, torch.float32)).contiguous()

@@ -1,7 +1,8 @@
 """What the CPU operators keep of each kind of loss, and the score gradients they leave in a panel.
 
 A forward reduction takes panel after panel (`add`), or one of whole rows and leaves its score
-gradients too (`fused_pass`).
+gradients too (`fused_pass`). In a sweep over prefixes it takes the panels of all widths at once:
+what it keeps, and what it is given of rows and columns, then has the widths before these.
 """
 
 import torch
@@ -20,8 +21,8 @@ def pair_arguments(pairs, block, targets=None):
     return rows.start + pairs.offset, columns.start, *parts, pairs.negative_target, pairs.skip
 
 
-def _state(count, fill=0.0):
-    return torch.full((count,), fill, dtype=torch.float64)
+def _state(*shape, fill=0.0):
+    return torch.full(shape, fill, dtype=torch.float64)
 
 
 def _in_type(panel, coefficients):
@@ -29,12 +30,15 @@ def _in_type(panel, coefficients):
 
 
 class _SoftmaxForward:
-    library = _LIBRARY  # whose operators look at rows; another one in a sweep
+    library = _LIBRARY  # whose operators are called; another one in a sweep
 
-    def __init__(self, tile, rows, columns):
+    def __init__(self, tile, rows, columns, widths=()):
         self.tile = tile
-        self.rows = (_state(rows, EMPTY), _state(rows), _state(rows), _state(rows))
-        self.columns = (_state(columns, EMPTY), _state(columns)) if tile.symmetric else ()
+        tops, *sums = (_state(*widths, rows, fill=fill) for fill in (EMPTY, 0.0, 0.0, 0.0))
+        self.rows = (tops, *sums)
+        self.columns = ()
+        if tile.symmetric:
+            self.columns = _state(*widths, columns, fill=EMPTY), _state(*widths, columns)
 
     def add(self, panel, pairs, block):
         rows, columns = block
@@ -44,11 +48,11 @@ class _SoftmaxForward:
             *pairs,
             tile.scale,
             tile.margin,
-            *(state[rows] for state in self.rows),
+            *(state[..., rows] for state in self.rows),
         )
         if tile.symmetric:
-            of_columns = (state[columns] for state in self.columns)
-            torch.ops.fastsim_cpu.softmax_forward_columns(panel, *pairs, tile.scale, *of_columns)
+            of_columns = (state[..., columns] for state in self.columns)
+            self.library.softmax_forward_columns(panel, *pairs, tile.scale, *of_columns)
 
     def fused_pass(self, panel, pairs, weights):
         tile = self.tile
@@ -69,12 +73,12 @@ class _SoftmaxForward:
 class _SigmoidForward:
     library = _LIBRARY
 
-    def __init__(self, tile, rows, columns):
+    def __init__(self, tile, rows, columns, widths=()):
         self.tile = tile
-        self.state = [_state(rows), _state(rows)]
+        self.state = [_state(*widths, rows), _state(*widths, rows)]
 
     def add(self, panel, pairs, block):
-        tile, state = self.tile.of_rows(block[0]), (state[block[0]] for state in self.state)
+        tile, state = self.tile.of_rows(block[0]), (state[..., block[0]] for state in self.state)
         _sigmoid(tile, panel, pairs, None, *state, self.library)
 
     def fused_pass(self, panel, pairs, weights):
@@ -101,11 +105,11 @@ def _sigmoid(tile, panel, pairs, weights, losses, score_grads, library):
 class _SquaredErrorForward:
     library = _LIBRARY
 
-    def __init__(self, tile, rows, columns):
-        self.losses = _state(rows)
+    def __init__(self, tile, rows, columns, widths=()):
+        self.losses = _state(*widths, rows)
 
     def add(self, panel, pairs, block):
-        self.library.squared_error(panel, *pairs, None, self.losses[block[0]])
+        self.library.squared_error(panel, *pairs, None, self.losses[..., block[0]])
 
     def fused_pass(self, panel, pairs, weights):
         self.library.squared_error(panel, *pairs, weights, self.losses)
@@ -119,7 +123,7 @@ class _RowsForward:
 
     def __init__(self, tile, rows, columns):
         self.tile = tile
-        self.state = [_state(rows, fill) for part in tile.parts for fill in part.fills]
+        self.state = [_state(rows, fill=fill) for part in tile.parts for fill in part.fills]
         self.known = False
 
     def know(self, sums):
@@ -159,7 +163,7 @@ class _DebiasedForward(_RowsForward):
         tile, forward = self.tile, torch.ops.fastsim_cpu.multi_similarity_forward
         forward(panel, *pairs, tile.hard_scale, tile.scale, *state[:4])
         if tile.hardness:
-            unused = _state(len(state[0]), EMPTY), _state(len(state[0]))
+            unused = _state(len(state[0]), fill=EMPTY), _state(len(state[0]))
             forward(panel, *pairs, tile.weight_scale, tile.scale, *state[4:], *unused)
 
 
@@ -193,25 +197,25 @@ def _softmax_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRAR
         *pairs,
         tile.scale,
         tile.margin,
-        row_top[rows],
-        row_weight[rows],
-        target_weight[rows],
-        None if column_top is None else column_top[columns],
-        None if column_weight is None else column_weight[columns],
+        row_top[..., rows],
+        row_weight[..., rows],
+        target_weight[..., rows],
+        None if column_top is None else column_top[..., columns],
+        None if column_weight is None else column_weight[..., columns],
     )
 
 
 def _sigmoid_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRARY):
     (weights,) = coefficients
-    losses, score_grads = _state(panel.shape[0]), _state(panel.shape[0])
+    losses, score_grads = _state(*panel.shape[:-1]), _state(*panel.shape[:-1])
     tile = tile.of_rows(block[0])
-    _sigmoid(tile, panel, pairs, weights[block[0]], losses, score_grads, library)
+    _sigmoid(tile, panel, pairs, weights[..., block[0]], losses, score_grads, library)
 
 
 def _squared_error_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRARY):
     (weights,) = coefficients
-    losses = _state(panel.shape[0])
-    library.squared_error(panel, *pairs, weights[block[0]], losses)
+    losses = _state(*panel.shape[:-1])
+    library.squared_error(panel, *pairs, weights[..., block[0]], losses)
 
 
 def _parameters(tile):
@@ -265,6 +269,13 @@ def served():
 def forward_of(tile, rows, columns):
     """An empty state of so many rows and columns, to which panels are added."""
     return FORWARDS.get(tile.kind, _RowsForward)(tile, rows, columns)
+
+
+def sweep_of(tile, rows, columns, widths, library):
+    """That of so many widths, by the operators `library` of a sweep."""
+    state = FORWARDS[tile.kind](tile, rows, columns, (widths,))
+    state.library = library
+    return state
 
 
 def write_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRARY):

@@ -28,10 +28,17 @@ class Rows:
         torch.ops.fastsim_cpu.unit_rows_backward(grad_unit, x, inverse, factor.item(), grad, dots)
         return grad, dots
 
-    def prefix_rows(self, x, norms, inverse):
+    def prefix_rows(self, x, before):
         if amx.parts(x.dtype):
-            return amx.Rows.of_norms(x, norms)
-        return super().prefix_rows(x, norms, inverse)
+            norms = torch.hypot(before, torch.linalg.vector_norm(x, dim=1, dtype=torch.float64))
+            return amx.Rows.of_norms(x, norms), norms
+        rows = torch.empty(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
+        norms = before.clone()
+        torch.ops.fastsim_cpu.prefix_rows(x, norms, rows)
+        return rows, norms
+
+    def prefix_rows_backward(self, grad_rows, x, along, inverse, grad):
+        torch.ops.fastsim_cpu.prefix_rows_backward(grad_rows, x, along, inverse, grad)
 
     def paired_cosines(self, x, y):
         dtype = torch.promote_types(x.dtype, torch.float32)
@@ -54,21 +61,6 @@ class Rows:
             *(g if wanted else None for g, wanted in zip(grads, wants, strict=True)),
         )
         return tuple(grads)
-
-    def cosines(self, x, y):
-        # Of few scores, packing for a matrix unit takes longer than their product.
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        scores = torch.empty(x.shape[0], y.shape[0], dtype=dtype)
-        torch.ops.fastsim_cpu.cosines(x, y, scores)
-        return scores
-
-    def cosines_backward(self, grad, x, y, wants):
-        grads = [
-            torch.empty(side.shape, dtype=grad.dtype) if want else None
-            for side, want in zip((x, y), wants, strict=True)
-        ]
-        torch.ops.fastsim_cpu.cosines_backward(grad.contiguous(), x, y, *grads)
-        return grads
 
     def triplet_distances(self, anchors, positives, negatives):
         dtype = torch.promote_types(anchors.dtype, torch.float32)

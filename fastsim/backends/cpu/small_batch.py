@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+from operator import attrgetter
 
 import torch
 
@@ -21,9 +22,13 @@ WHOLE = (
     "distillation",
     "hard_triplet",
     "semi-hard_triplet",
+    "margins",
 )
 SMALL = 1 << 27  # multiply-adds of a product up to which one call is faster than a matrix unit
 CHEAP = 1 << 24  # multiply-adds of a product that cost less than the calls it saves
+_NO_GUIDE = None, None, 0.0, False
+_NO_FACTORS = None, None, False
+_guide = attrgetter("rows", "columns", "margin", "relative")
 _whole = None if UNAVAILABLE else torch.ops.fastsim_cpu.whole.default
 
 
@@ -38,14 +43,12 @@ class SmallBatch:
             return False
         if pairs.untargeted or pairs.offset or pairs.sliced:
             return False
-        if pairs.guide is not None and pairs.guide.scores is None:
+        if pairs.guide is not None and pairs.guide.thresholds is not None:
             return False
-        work = rows * columns * width
-        # Without the calls it saves, a triplet loss needs no product but the scores; and panels go
-        # through the matrix unit, which outweighs their calls.
-        if work > CHEAP and (tile.kind.endswith("triplet") or (work > SMALL and amx.name())):
+        # Without the calls it saves, a triplet loss needs no product but the scores.
+        if tile.kind.endswith("triplet") and rows * columns * width > CHEAP:
             return False
-        return is_one_block(rows, columns)
+        return _is_small(rows, columns, width)
 
     def whole(self, tile, x, y, scale, bias, weights, wants):
         want_x, want_y = wants or (False, False)
@@ -79,11 +82,10 @@ class SmallBatch:
             tile.symmetric,
             tile.cosine,
             math.inf if above is None else above,
-            None if guide is None else guide.scores,
-            None if guide is None else guide.thresholds,
+            *(_NO_GUIDE if guide is None else _guide(guide)),
             pairs.column_bias,
             pairs.row_shift,
-            *((None, None) if factors is None else factors),
+            *(factors or _NO_FACTORS),
             tile.prior,
             tile.positive_weights,
             None if alike else weights,
@@ -95,6 +97,47 @@ class SmallBatch:
             tile.seen,
         )
         return (loss, grad_x, grad_y, parameters) if wants else (loss,)
+
+    def serves_further(self, rows, columns, width):
+        return _is_small(rows, columns, width)
+
+    def further(self, sides, directions, numbers, cosine, weights, wants, seen):
+        dtype = torch.float64 if sides[0].dtype == torch.float64 else torch.float32
+        x, y, own, references = sides
+        scale, margin, smoothing = numbers
+        own = None if own is None else own.flatten(0, 1)
+        alike = not isinstance(weights, torch.Tensor)
+        loss = torch.empty(() if weights is not None else x.shape[0], dtype=dtype)
+        grads = [
+            torch.empty(side.shape, dtype=dtype) if want else None
+            for side, want in zip((x, y, own), wants, strict=True)
+        ]
+        torch.ops.fastsim_cpu.further.default(
+            x,
+            y,
+            own,
+            references,
+            *directions,
+            _number(scale, x.dtype),
+            margin,
+            smoothing,
+            cosine,
+            None if alike else weights,
+            (weights or 0.0) if alike else 0.0,
+            *grads,
+            loss,
+            seen,
+        )
+        if grads[2] is not None:
+            grads[2] = grads[2].view(sides[2].shape)
+        return loss, grads
+
+
+def _is_small(rows, columns, width):
+    """Whether one call pays; panels go through a matrix unit, which outweighs their calls."""
+    if rows * columns * width > SMALL and amx.name():
+        return False
+    return is_one_block(rows, columns)
 
 
 def _number(value, dtype):

@@ -2,103 +2,92 @@
 
 import torch
 
-from fastsim.backends.cpu.passes import forward_of, pair_arguments, write_score_grad
-from fastsim.backends.cpu.workspace import Workspace, panel_in, panel_memory
+from fastsim.backends.cpu.passes import pair_arguments, sweep_of, write_score_grad
+from fastsim.backends.cpu.workspace import ODD, Workspace
 from fastsim.backends.panel import blocks_within
 
-# Kinds each of whose steps on the rows of a panel is one operator.
+# Kinds each of whose steps on the rows of panels is one operator.
 SWEPT = ("softmax", "sigmoid", "squared_error")
 
 
 class _Steps:
-    """The operators on rows of a panel, each of which first copies the scores of a width into it
-    and then does to them what comes at the end of the width.
-    """
+    """The operators on the panels of all widths, which hold products of own columns before."""
 
     def __init__(self, *given):
         self._given = given
 
     def __getattr__(self, name):
         operator = getattr(torch.ops.fastsim_cpu, f"sweep_{name}")
-        return lambda panel, *rest: operator(panel, *self._given, *rest)
+        return lambda panels, *rest: operator(panels, *self._given, *rest)
+
+
+def _of_block(values, part):
+    return None if values is None else values[:, part]
 
 
 class CpuSweep:
-    """What `Backend.sweep` returns. One panel for the scores, and one for each width's."""
+    """What `Backend.sweep` returns. A panel for each width, first of the products of its own
+    columns, which become scores and their gradients row by row, of all widths.
+    """
 
     def __init__(self, tile, x, y, shape):
         self.tile, self.x, self.y = tile, x, y
         self.shape = shape
         self.packed = [Workspace(columns, 0, shape[1]) for columns in y.rows]  # with no panel
-        self.scores = panel_memory(y.rows[0], *shape)
-        self.panels = self.scores.new_empty(len(y.rows), *self.scores.shape)
+        tall, wide = shape
+        dtype = torch.promote_types(y.rows[0].dtype, torch.float32)
+        self.widths = len(x.rows)
+        self.panels = torch.empty(self.widths, tall, wide + ODD, dtype=dtype)
         self.ratios = [torch.stack(side.ratios) if side.ratios else None for side in (x, y)]
-        rows, columns = len(x), len(y)
-        self.zeros = [
-            (of_rows, of_columns) if of_rows.any() or of_columns.any() else None
-            for of_rows, of_columns in zip(x.zeros, y.zeros, strict=True)
-        ]
+        zeros = [torch.stack(side.zeros) if side.zeros else None for side in (x, y)]
+        some = any(of_side is not None and of_side.any() for of_side in zeros)
+        self.zeros = zeros if some else (None, None)
         self.row_dots, self.column_dots = (
-            torch.zeros(len(x.rows), count, dtype=torch.float64) for count in (rows, columns)
+            torch.zeros(self.widths, count, dtype=torch.float64) for count in (len(x), len(y))
         )
 
     def blocks(self):
         return blocks_within(len(self.x), len(self.y), *self.shape)
 
     def forward(self):
-        rows, columns = len(self.x), len(self.y)
-        states = [forward_of(self.tile, rows, columns) for _ in self.x.rows]
+        state = sweep_of(self.tile, len(self.x), len(self.y), self.widths, None)
         for block in self.blocks():
-            for k, state in enumerate(states):
-                panel = self._add_scores(k, block)
-                state.library = self._steps(k, block, dots=False)
-                state.add(panel, pair_arguments(self.tile.pairs, block), block)
-        return [state.result() for state in states]
+            state.library = self._steps(block, dots=False)
+            state.add(self._products(block), pair_arguments(self.tile.pairs, block), block)
+        return _by_width(state)
 
-    def fused_pass(self, k, block, weights):
-        panel = self._add_scores(k, block)
-        state = forward_of(self.tile.of_rows(block[0]), *panel.shape)
-        state.library = self._steps(k, block)
-        state.fused_pass(panel, pair_arguments(self.tile.pairs, block), weights[block[0]])
-        return state.result()
+    def fused_pass(self, block, weights):
+        panels, tile = self._products(block), self.tile.of_rows(block[0])
+        state = sweep_of(tile, *panels.shape[1:], self.widths, self._steps(block))
+        pairs = pair_arguments(self.tile.pairs, block)
+        state.fused_pass(panels, pairs, weights[:, block[0]])
+        return _by_width(state), panels
 
-    def score_grad(self, k, block, coefficients):
-        panel = self._add_scores(k, block)
-        pairs, steps = pair_arguments(self.tile.pairs, block), self._steps(k, block)
-        write_score_grad(self.tile, panel, pairs, block, coefficients, steps)
-
-    def carried(self, block):
-        """The panels of score gradients, each with its share of the wider prefixes'."""
-        panels = self._panels(block)
-        for panel, zeros in zip(panels, self.zeros, strict=False):
-            if zeros:
-                of_rows, of_columns = zeros
-                panel[of_rows[block[0]]] = 0
-                panel[:, of_columns[block[1]]] = 0
-        parts = (
-            ratios if ratios is None else ratios[:, part]
-            for ratios, part in zip(self.ratios, block, strict=True)
-        )
-        torch.ops.fastsim_cpu.carry(panels, *parts)
+    def score_grad(self, block, coefficients):
+        panels, pairs = self._products(block), pair_arguments(self.tile.pairs, block)
+        write_score_grad(self.tile, panels, pairs, block, coefficients, self._steps(block))
         return panels
 
-    def _panels(self, block):
+    def _products(self, block):
+        """The panels of a block, of the products of each width's own columns."""
         rows, columns = block
-        return self.panels[:, : rows.stop - rows.start, : columns.stop - columns.start]
+        size = rows.stop - rows.start, columns.stop - columns.start
+        panels = self.panels[:, : size[0], : size[1]]
+        for packed, panel, own in zip(self.packed, panels, self.x.rows, strict=True):
+            packed.fill(panel, own[rows], columns.start)
+        return panels
 
-    def _add_scores(self, k, block):
-        """The panel of a width, after the scores have become its own."""
-        rows, columns = block
-        self.packed[k].fill(
-            panel_in(self.scores, block), self.x.rows[k][rows], columns.start, add=k > 0
-        )
-        return self._panels(block)[k]
+    def _steps(self, block, *, dots=True):
+        of_sides = [
+            _of_block(values, part)
+            for both in (self.ratios, self.zeros, (self.row_dots, self.column_dots))
+            for values, part in zip(both, block, strict=True)
+        ]
+        if not dots:
+            of_sides[4:] = None, None
+        return _Steps(None, False, *of_sides)
 
-    def _steps(self, k, block, *, dots=True):
-        ratios = (
-            None if ratios is None or k == len(ratios) else ratios[k][part]
-            for ratios, part in zip(self.ratios, block, strict=True)
-        )
-        of_dots = (self.row_dots[k][block[0]], self.column_dots[k][block[1]])
-        of_dots = of_dots if dots else (None, None)
-        return _Steps(panel_in(self.scores, block), *ratios, *of_dots)
+
+def _by_width(state):
+    """The states of the widths, of one of all of them."""
+    return [list(parts) for parts in zip(*state.result(), strict=True)]

@@ -102,7 +102,8 @@ class TorchBackend(SmallBatch, Backend):
         bias = pairs.score_bias(place[1], scale) if biased else None
         found = Block.of(pairs, place, panel, unit_y.shape[0], guided, bias)
         if pairs.factors is not None:
-            found.dense = self.scores(*pairs.factors, place, workspace.beside(pairs.factors))
+            beside = workspace.beside(pairs.factors)
+            found.dense = self.scores(pairs.factors.rows, pairs.factors.columns, place, beside)
         if pairs.row_shift is not None:
             found.panel.sub_(pairs.row_shift[place[0], None])
         return found

@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from fastsim.benchmark.baselines.baseline import Baseline
+from fastsim.benchmark.cases import prefixes
 
 
 def cosines(x, y):
@@ -58,6 +59,15 @@ def guided_info_nce(x, y, guide_x, guide_y, temperature):
 def smoothed_info_nce(x, y, temperature, label_smoothing):
     logits = cosines(x, y) / temperature
     return functional.cross_entropy(logits, diagonal(logits), label_smoothing=label_smoothing)
+
+
+def biased_info_nce(x, y, log_q, temperature):
+    logits = cosines(x, y) / temperature - log_q.to(x.dtype)
+    return functional.cross_entropy(logits, diagonal(logits))
+
+
+def info_nce_prefixes(x, y, temperature):
+    return sum(info_nce(x[:, :d], y[:, :d], temperature) for d in prefixes(x.shape[1]))
 
 
 def siglip(x, y, scale, bias):
@@ -220,6 +230,8 @@ FORMULAS = {
     "info_nce references": info_nce_references,
     "info_nce guided": guided_info_nce,
     "info_nce smoothed": smoothed_info_nce,
+    "info_nce biased": biased_info_nce,
+    "info_nce prefixes": info_nce_prefixes,
     "siglip": siglip,
     "siglip groups": grouped_siglip,
     "siglip weighed": weighed_siglip,

@@ -1,4 +1,4 @@
-"""pytorch-metric-learning: NT-Xent between two views, and SupCon."""
+"""pytorch-metric-learning: NT-Xent between two views, SupCon and circle."""
 
 from fastsim.benchmark.baselines.baseline import Baseline, made
 
@@ -25,13 +25,18 @@ def sup_con(library, problem):
     return lambda x: loss(x, groups)
 
 
-def _baseline(name, losses, **options):
-    replaced = made(losses, drop_in)
-    return Baseline(
-        name, "pytorch_metric_learning", made(losses, theirs), drop_in=replaced, **options
-    )
+def circle(library, problem):
+    options, (groups,) = problem.options, problem.given
+    loss = library().CircleLoss(m=options["margin"], gamma=options["gamma"])
+    return lambda x: loss(x, groups)
 
 
-BASELINE = _baseline("pytorch-metric-learning", {"sup_con": sup_con})
+def _baseline(name, losses, others=None, **options):
+    """others: losses that have no drop-in."""
+    replaced, losses = made(losses, drop_in), made(losses | (others or {}), theirs)
+    return Baseline(name, "pytorch_metric_learning", losses, drop_in=replaced, **options)
+
+
+BASELINE = _baseline("pytorch-metric-learning", {"sup_con": sup_con}, {"circle": circle})
 # Apart, as it takes O(N^3) time and memory.
 NT_XENT = _baseline("pytorch-metric-learning NT-Xent", {"info_nce": info_nce}, up_to=64)

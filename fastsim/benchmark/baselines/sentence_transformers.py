@@ -1,8 +1,11 @@
 """sentence-transformers' losses on embeddings at hand, plain and cached (GradCache)."""
 
+import functools
+
 import torch
 
 from fastsim.benchmark.baselines.baseline import Baseline, made
+from fastsim.benchmark.cases import prefixes
 
 # Mini-batch of the cached loss: its default.
 MINI_BATCH = 32
@@ -38,6 +41,57 @@ def info_nce_directions(library, problem):
     scale, directions = 1 / problem.options["temperature"], problem.options["directions"]
     name = "MultipleNegativesRankingLoss"
     return _embedded(_loss(library, name, scale=scale, directions=directions))
+
+
+class _Encoded(torch.nn.Module):
+    """An encoder whose features of that name are the embeddings, of so many numbers."""
+
+    device, max_seq_length = torch.device("cpu"), 64
+
+    def __init__(self, width, name="embeddings"):
+        super().__init__()
+        self.width, self.name = width, name
+
+    def get_embedding_dimension(self):
+        return self.width
+
+    def forward(self, features):
+        return {"sentence_embedding": features[self.name]}
+
+    @property
+    def tokenizer(self):
+        return _tokenizer()
+
+
+@functools.cache
+def _tokenizer():
+    """Any at all: losses with a guide compare those of the two encoders."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"word": 0})))
+
+
+def info_nce_prefixes(library, problem):
+    scale, width = 1 / problem.options["temperature"], problem.leaves[0].shape[1]
+    encoder, losses = _Encoded(width), library()
+    loss = losses.MultipleNegativesRankingLoss(encoder, scale=scale)
+    loss = losses.MatryoshkaLoss(encoder, loss, list(prefixes(width)))
+    return lambda *leaves: loss([{"embeddings": leaf} for leaf in leaves], None)
+
+
+def guided_info_nce(library, problem):
+    guides = problem.given
+    encoders = (_Encoded(guides[0].shape[1], name) for name in ("embeddings", "guides"))
+    names = ("contrast_anchors", "contrast_positives")  # its defaults compare these too
+    loss = library().GISTEmbedLoss(*encoders, **problem.options, **dict.fromkeys(names, False))
+
+    def call(*leaves):
+        both = zip(leaves, guides, strict=True)
+        features = [{"embeddings": leaf, "guides": guide.to(leaf.dtype)} for leaf, guide in both]
+        return loss(features, None)
+
+    return call
 
 
 def cosent(library, problem):
@@ -95,6 +149,8 @@ def cached_info_nce(library, problem):
 _PLAIN = {
     "info_nce": info_nce,
     "info_nce directions": info_nce_directions,
+    "info_nce prefixes": info_nce_prefixes,
+    "info_nce guided": guided_info_nce,
     "cosent": cosent,
     "cosent distinct": cosent,
     "angle": angle,

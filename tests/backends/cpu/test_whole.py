@@ -22,7 +22,7 @@ from tests.measure import assert_close, conditioning
 from tests.seeds import fresh
 
 ROWS, COLUMNS, WIDTH = 13, 17, 6
-TRIPLETS = tuple(name for name in WHOLE if not KINDS[name].in_panels)
+TRIPLETS = tuple(name for name in WHOLE if name.endswith("_triplet"))
 TARGETED = ("softmax", "sigmoid", "squared_error")  # by any targets
 SIDES = ("multi_similarity", "multi_positive", "circle")  # positives and negatives by groups
 BOTH = {"margin": 0.3, "symmetric": True}
@@ -89,9 +89,8 @@ def extended(tile, extra, random):
     """The tile with one more of what may be asked of it."""
     pairs, of = tile.pairs, {}
     if extra == "guide":
-        rows, columns, thresholds = normal(random, (ROWS, 5), (COLUMNS, 5), (ROWS,))
-        scores = torch.nn.functional.normalize(rows) @ torch.nn.functional.normalize(columns).T
-        of = {"guide": Guide(rows, columns, thresholds / 2, scores)}
+        guide = normal(random, (ROWS, 5), (COLUMNS, 5))
+        of = {"guide": Guide(*guide, None, margin=-0.1, relative=tile.kind == "decoupled")}
     elif extra == "above":
         of = {"exclude_above": 0.2}
     elif extra == "bias":
@@ -101,6 +100,17 @@ def extended(tile, extra, random):
     elif extra == "positive_weights":
         return replace(tile, positive_weights=torch.rand(ROWS, generator=random).double())
     return replace(tile, pairs=replace(pairs, **of), cosine=extra != "dot")
+
+
+def with_thresholds(tile):
+    """The tile as the passes take it, which are given what a guide's cosines may not be above."""
+    guide = tile.pairs.guide
+    if guide is None:
+        return tile
+    columns = guide.columns[tile.pairs.positives]
+    cosines = torch.nn.functional.cosine_similarity(guide.rows, columns)
+    thresholds = cosines - (cosines.abs() if guide.relative else 1) * guide.margin
+    return replace(tile, pairs=replace(tile.pairs, guide=replace(guide, thresholds=thresholds)))
 
 
 def both(function, tensors, monkeypatch, kind):
@@ -154,7 +164,9 @@ def test_finishes_as_the_record_does(kind, targets, excluded, options, monkeypat
         learnt = dict(zip(("scale", "bias"), scalars, strict=True))
         wanted = [x, y, *(learnt[name] for name in KINDS[kind].learns)]
         scalars = {n: t if n in KINDS[kind].learns else t.item() for n, t in learnt.items()}
-        loss = tile_loss(tile, x, y, **scalars, weights=weights, formula=None, backend=get("cpu"))
+        taken = get("cpu").serves_whole(tile, ROWS, COLUMNS, WIDTH)
+        given = {"weights": weights, "formula": None, "backend": get("cpu")}
+        loss = tile_loss(tile if taken else with_thresholds(tile), x, y, **scalars, **given)
         return [loss.detach(), *torch.autograd.grad(loss, wanted)]
 
     bias = torch.tensor(-1.0, dtype=torch.float64)
@@ -187,13 +199,32 @@ def test_full_triplet_as_by_selection(kind, excluded, monkeypatch, usable):
     compare(function, tensors, monkeypatch, kind, size=1.0)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("given", ["embeddings", "scores"])
+def test_margins_as_by_a_squared_error(given, reduction, monkeypatch, usable):
+    usable("cpu")
+    random = fresh(54)
+    tensors = normal(random, (ROWS, WIDTH), (COLUMNS, WIDTH))
+    teacher = normal(random, (ROWS, 5), (COLUMNS, 5))
+    if given == "scores":
+        teacher = normal(random, (ROWS, COLUMNS))
+
+    def function(sides):
+        x, y = (t.detach().requires_grad_() for t in sides)
+        options = {"kind": "margin_mse", "temperature": 0.7, "teacher_temperature": 1.9}
+        loss = fastsim.distill(x, y, *teacher, **options, reduction=reduction, backend="cpu")
+        return [loss.detach(), *torch.autograd.grad(loss, (x, y))]
+
+    compare(function, tensors, monkeypatch, "margins", size=ROWS)
+
+
 @pytest.mark.parametrize("kind", WHOLE)
 def test_pairs_without_targets_are_an_error(kind, usable):
     """Rather than a read of what is not there."""
     usable("cpu")
     index = torch.arange(ROWS)
     pairs = Pairs(index)
-    if kind in ("softmax", "decoupled", *TRIPLETS):
+    if kind in ("softmax", "decoupled", "margins", *TRIPLETS):
         pairs = Pairs(row_groups=index, column_groups=index)
     tile = Tile(kind, pairs, symmetric=kind == "softmax")
     x = torch.randn(ROWS, WIDTH, generator=fresh(53))
@@ -202,7 +233,7 @@ def test_pairs_without_targets_are_an_error(kind, usable):
 
 
 def test_every_kind_is_compared():
-    assert {kind for kind, *_ in combinations()} | {*TRIPLETS} == {*WHOLE}
+    assert {kind for kind, *_ in combinations()} | {*TRIPLETS, "margins"} == {*WHOLE}
 
 
 def test_a_library_of_other_constants_is_refused(monkeypatch, usable):

@@ -91,8 +91,7 @@ def test_panels_by_the_memory_of_the_device(gigabytes, rows, monkeypatch):
 
 # Of the report's cases those that together have every kernel and every epilogue.
 CASES = (
-    "exclude",
-    "exclude, 2048",
+    "exclude, 2048",  # and all of "exclude"
     "dense",
     "decoupled",
     "multi_positive",
@@ -108,11 +107,11 @@ CASES = (
 EVERYTHING = [("sm_90", "float16")]
 # Of which each run compiles one case, whose kernels may not spill.
 SAMPLED = [("sm_80", "float16"), ("gfx942", "float16")]
-# Of which it compiles one of the cases of a single kernel: what products are made of shows there.
-# All cases of all of these: python -m bench.compile_report.
+# Of which it compiles a single kernel: there shows what products are made of, and if two blocks
+# share a multiprocessor. All cases of all of these: python -m bench.compile_report.
 SINGLE = [(name, kind) for name in ("sm_90", "sm_80", "gfx942") for kind in ("tf32", "float32")]
 SINGLE += [(name, "float16") for name in ("sm_86", "sm_89", "sm_100", "sm_120", "gfx1100")]
-OF_ONE_KERNEL = ("softmax alone", "sigmoid alone")
+OF_ONE_KERNEL = ("softmax forward", "sigmoid forward")
 
 
 def product_of(architecture, operand):

@@ -4,12 +4,14 @@ Every call that orders threads, copies or products is here dropped, most of them
 way too.
 """
 
-import re
 from typing import NamedTuple
 
 
 class Mutant(NamedTuple):
-    """`old` occurs once in the file (or `nth`, from 0, is meant) and becomes `new`."""
+    """`old` occurs once in the file (or `nth`, from 0, is meant) and becomes `new`.
+
+    Both are whole statements, which end in semicolons, or whole expressions.
+    """
 
     file: str
     old: str
@@ -28,69 +30,60 @@ class Mutant(NamedTuple):
         assert len(parts) > self.nth + 1, f"{self.file} has no {self.old!r}"
         return len(self.old.join(parts[: self.nth + 1]))
 
-    def apply(self, text):
+    def span(self, text):
+        """[start, end) of what it changes, with the rest of a comment that `old` ends in."""
         start = self.start(text)
-        return text[:start] + self.new + text[start + len(self.old) :]
-
-    def is_whole(self, text):
-        """Whether it changes whole statements into whole statements, and declares nothing."""
-        before = without_comments(text[: self.start(text)]).rstrip()
-        statements = [without_comments(part).strip() for part in (self.old, self.new)]
-        if before[-1] == ")":  # of an `if`: it governs the first of them alone
-            return all(code.count(";") < 2 and is_statements(code) for code in statements)
-        return before[-1] in "{};" and all(map(is_statements, statements))
+        end = start + len(self.old)
+        return start, text.index("\n", end) if "//" in self.old.split("\n")[-1] else end
 
 
-def without_comments(code):
-    return re.sub(r"//.*", "", code)
-
-
-def is_statements(code):
-    if not code:
-        return True
-    balanced = all(code.count(one) == code.count(other) for one, other in ("()", "{}"))
-    declares = re.match(r"(const|constexpr|int|float|auto|return)\b", code)
-    return balanced and code[0].isalpha() and code[-1] == ";" and not declares
+def choice(number, mutant, otherwise):
+    """C++ that is what the mutant makes of it where the program shows this one."""
+    shown = f"emulated::mutated == {number}"
+    if ";" in mutant.old:
+        return f"{{ if ({shown}) {{\n{mutant.new}\n}} else {{\n{otherwise}\n}} }}"
+    return f"({shown} ? ({mutant.new}) : ({otherwise}))"
 
 
 def apply_all(mutants, text):
     """The text of a file with a choice for each of its mutants, made while the program runs.
 
-    mutants: {number: mutant of whole statements}, no two at one place. The program has the number
-    of the one that it shows in `mutated`.
+    mutants: {number: mutant}, one within another or apart. The program has the number of the one
+    that it shows in `mutated`.
     """
-    places = {number: mutant.start(text) for number, mutant in mutants.items()}
-    for number in sorted(places, key=places.get, reverse=True):
-        start, (_, old, new, *_) = places[number], mutants[number]
-        end = start + len(old)
-        if "//" in old.split("\n")[-1]:  # a comment that it has the beginning of
-            end = text.index("\n", end)
-        choice = f"if (emulated::mutated == {number}) {{\n{new}\n}} else {{\n{text[start:end]}\n}}"
-        text = f"{text[:start]}{{ {choice} }}{text[end:]}"
+    spans = {number: mutant.span(text) for number, mutant in mutants.items()}
+    # From the inside out, and of equal ones each within the choice of the last.
+    for number in sorted(spans, key=lambda n: spans[n][1] - spans[n][0]):
+        start, end = spans.pop(number)
+        chosen = choice(number, mutants[number], text[start:end])
+        more = len(chosen) - (end - start)
+        text = text[:start] + chosen + text[end:]
+        spans = {n: (s + more * (s >= end), e + more * (e >= end)) for n, (s, e) in spans.items()}
     return text
 
 
 def packs(mutants, texts):
-    """[{number: mutant}]: sets that one program has together, those of half a statement alone.
+    """[{number: mutant}]: sets that one program has together.
 
     texts: {file: its text}.
     """
-    found, alone = [], []
+    found = []
     for number, mutant in enumerate(mutants):
-        if not mutant.is_whole(texts[mutant.file]):
-            alone.append({number: mutant})
-            continue
-        free = (p for p in found if not any(overlap(mutant, o, texts) for o in p.values()))
+        free = (p for p in found if not any(cross(mutant, o, texts) for o in p.values()))
         if (pack := next(free, None)) is None:
             found.append(pack := {})
         pack[number] = mutant
-    return found + alone
+    return found
 
 
-def overlap(one, other, texts):
-    first, second = (mutant.start(texts[mutant.file]) for mutant in (one, other))
-    apart = first + len(one.old) <= second or second + len(other.old) <= first
-    return one.file == other.file and not apart
+def cross(one, other, texts):
+    """Whether both change something, and each something that the other does not."""
+    if one.file != other.file:
+        return False
+    (start, end), (first, last) = (mutant.span(texts[mutant.file]) for mutant in (one, other))
+    apart = end <= first or last <= start
+    within = (start <= first and last <= end) or (first <= start and end <= last)
+    return not apart and not within
 
 
 def dropped(file, *lines, engine="hopper"):
@@ -132,12 +125,11 @@ HOPPER = [
     ),
     *changed(
         "hopper.cuh",
-        ("{ group_sync(barrier, HopperShape::threads); }", "{}"),
-        ("acquire_staging();\n#pragma unroll", "#pragma unroll"),
-        ("bulk_store_read();\n    sync();", "bulk_store_read();"),
+        ("group_sync(barrier, HopperShape::threads);", ""),
+        ("acquire_staging();", ""),
+        (" sync();", ""),
         ("bulk_fence();\n      sync();", "bulk_fence();"),
-        ("cluster_sync();\n  if (group == 0)", "if (group == 0)"),
-        ("cluster_sync();  // no block ends", "// no block ends"),
+        ("cluster_sync();  // no block ends", ""),
         # moved
         (
             "bulk_fence();\n      sync();\n",
@@ -162,12 +154,7 @@ HOPPER = [
         # a stage early or late
         ("release(pipe, step + k - 1, thread)", "release(pipe, step + k, thread)"),
         ("release(pipe, step + count - 1, thread)", "release(pipe, step + count, thread)"),
-        ("bulk_load(pipe.x(step), x, k", "bulk_load(pipe.x(step + 1), x, k"),
-        (
-            "column,\n                       pipe.full(step)",
-            "column,\n                       pipe.full(step + 1)",
-        ),
-        ("barrier_wait(pipe.empty(step)", "barrier_wait(pipe.empty(step + 1)"),
+        ("pipe.x(step)", "pipe.x(step + 1)"),
         # wrong counts of bytes, arrivals and threads
         (
             "barrier_expect(pipe.full(step), kStageBytes)",
@@ -179,9 +166,9 @@ HOPPER = [
         ),
         ("(1 << kCluster) - 1", "1 << rank"),
         ("barrier_init(pipe.full(stage), 1)", "barrier_init(pipe.full(stage), 2)"),
-        ("kCluster * kGroup / kWarp);", "kGroup / kWarp);"),
-        ("kCluster * kGroup / kWarp);", "kCluster * kGroup / kWarp + 1);"),
-        ("thread % kWarp < kCluster)", "thread % kWarp < 1)"),
+        ("kCluster * kGroup / kWarp", "kGroup / kWarp"),
+        ("kCluster * kGroup / kWarp", "kCluster * kGroup / kWarp + 1"),
+        ("thread % kWarp < kCluster", "thread % kWarp < 1"),
         (
             "group_arrive(kTurnBarrier + (group ^ 1), 2 * kGroup)",
             "group_arrive(kTurnBarrier + group, 2 * kGroup)",
@@ -190,21 +177,28 @@ HOPPER = [
             "group_arrive(kTurnBarrier + (group ^ 1), 2 * kGroup)",
             "group_arrive(kTurnBarrier + (group ^ 1), kGroup)",
         ),
-        ("if (!work.first) group_sync", "group_sync"),
-        ("if (!work.last) group_arrive", "group_arrive"),
+        (
+            "if (!work.first) group_sync(kTurnBarrier + group, 2 * kGroup);",
+            "group_sync(kTurnBarrier + group, 2 * kGroup);",
+        ),
+        ("!work.last", "true"),
         ("group_product_wait<1>();", "group_product_wait<2>();"),
         ("group_product_wait<0>();", "group_product_wait<1>();"),
         # wrong parities
-        ("pipe.parity(step) ^ 1)", "pipe.parity(step))"),
-        ("pipe.parity(step + k))", "pipe.parity(step + k) ^ 1)"),
-        ("return step / kStages % 2;", "return step % 2;"),
+        ("pipe.parity(step) ^ 1", "pipe.parity(step)"),
+        ("pipe.parity(step + k)", "pipe.parity(step + k) ^ 1"),
+        ("step / kStages % 2", "step % 2"),
         # what groups have apart
-        ("kGroupBarrier + group}", "kGroupBarrier}"),
+        ("kGroupBarrier + group", "kGroupBarrier"),
         ("kStaging + group * kStagingBytes", "kStaging"),
-        ("+ group * kScratch;", ";"),
+        ("group * kScratch", "0"),
         ("turn ^= 1;", ""),
         ("step += work.steps;", ""),
     ),
+    # the first meeting of a cluster; of the column operand; the producer's
+    Mutant("hopper.cuh", "cluster_sync();", ""),
+    Mutant("hopper.cuh", "pipe.full(step)", "pipe.full(step + 1)", 2),
+    Mutant("hopper.cuh", "pipe.empty(step)", "pipe.empty(step + 1)"),
 ]
 
 PORTABLE = [
@@ -219,14 +213,14 @@ PORTABLE = [
         ("block_sync();  // the stage is there", "// the stage is there"),
         ("block_sync();  // no copy is under way", "// no copy is under way"),
         ("copy_async_wait<kStages - 2>();", "copy_async_wait<kStages - 1>();"),
-        ("const int next = step + kStages - 1;", "const int next = step + kStages;"),
-        ("stages + next % kStages", "stages + (next + 1) % kStages"),
-        ("void sync() const { block_sync(); }", "void sync() const {}"),
-        ("void acquire_staging() const { block_sync(); }", "void acquire_staging() const {}"),
-        ("acquire_staging();\n#pragma unroll", "#pragma unroll"),
-        ("sync();\n      for (int i = this->thread", "for (int i = this->thread"),
+        ("step + kStages - 1", "step + kStages"),
+        ("next % kStages", "(next + 1) % kStages"),
+        ("acquire_staging();", ""),
+        (" sync();", ""),
         engine="portable",
     ),
+    # sync, acquire_staging
+    *each("portable.cuh", "block_sync();", 2, "portable"),
 ]
 
 # Syncs of the tiles, by file and how often they stand there. One engine has to show each: a block

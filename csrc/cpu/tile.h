@@ -1,0 +1,157 @@
+// The register tile: kTileRows x kTileColumns sums over the whole depth of a block.
+#pragma once
+
+#include "isa.h"
+
+namespace fastsim::FASTSIM_ISA {
+namespace {
+
+// The register tile: kTileRows x kVectors sums, kVectors of the right operand and one broadcast
+// scalar of the left fill 29 of 32 vector registers, or 15 of 16. Taller and narrower tiles would
+// load more a product: 12 x 2 vectors take 14 loads for 24 products, 6 x 4 take 10.
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64, kVectors = 4;
+#elif defined(__AVX__)
+constexpr int kVectorBytes = 32, kVectors = 2;
+#elif defined(__aarch64__)
+constexpr int kVectorBytes = 16, kVectors = 4;
+#else
+constexpr int kVectorBytes = 16, kVectors = 2;
+#endif
+constexpr int64_t kLine = 64;  // bytes of a line of the cache
+constexpr int64_t kAhead = 8;  // steps of the depth between a prefetch and its use
+
+template <class T>
+using Vector __attribute__((vector_size(kVectorBytes), aligned(sizeof(T)), may_alias)) = T;
+
+template <class T>
+constexpr int64_t kLanes = kVectorBytes / sizeof(T);
+template <class T>
+constexpr int64_t kTileColumns = kVectors * kLanes<T>;
+
+template <class T>
+constexpr int64_t kLineOf = kLine / sizeof(T);  // numbers of a line
+
+template <class T>
+constexpr int64_t kTileLines = (kTileColumns<T> + kLineOf<T> - 1) / kLineOf<T>;  // of a row
+
+// What a tile asks for while it is summed, so that it is there when it is needed: in the first
+// cache the rows of the left operand of the next tile, in the second what comes after the column
+// of tiles, a row as wide as a tile for every kLineOf<T> steps of the depth, `later_step` apart.
+template <class T>
+struct Next {
+  const T* left;
+  const T* later;
+  int64_t later_step;
+};
+
+// Asks for the lines of a tile, a few at a time: more at once than the processor can wait for would
+// hold up the sums. A narrow tile has too few products for each line, and leaves it to the processor.
+template <class T, int rows>
+class Asking {
+ public:
+  static constexpr int64_t kSteps = 4;  // of the depth between two times
+  static constexpr bool worth = kTileLines<T> == 4 && sizeof(T) == sizeof(float);
+
+  Asking(const T* c, int64_t c_row, int64_t a_row, int64_t a_step, const Next<T>& next)
+      : group_(next.left),
+        left_(next.left),
+        later_(next.later),
+        written_(c),
+        last_(c + (rows - 1) * c_row),
+        c_row_(c_row),
+        left_row_(a_step == 1 ? a_row : kLineOf<T>),  // else the rows of the left lie packed
+        group_step_(kLineOf<T> * a_step),
+        later_step_(next.later_step) {}
+
+  FASTSIM_INLINE void step() {
+#pragma GCC unroll 6
+    for (int r = 0; r < kLefts; ++r) __builtin_prefetch(left_ + r * left_row_);
+#pragma GCC unroll 4
+    for (int line = 0; line < kLines; ++line) {
+      __builtin_prefetch(later_ + at_ + line * kLineOf<T>, 0, 2);
+      __builtin_prefetch(written_ + at_ + line * kLineOf<T>, 1);
+    }
+    left_ += kLefts * left_row_;
+    at_ += kLines * kLineOf<T>;
+    if (at_ < kTileColumns<T>) return;
+    at_ = 0;
+    left_ = group_ += group_step_;
+    later_ += later_step_;
+    if (written_ != last_) written_ += c_row_;
+  }
+
+ private:
+  static constexpr int64_t kParts = kLineOf<T> / kSteps, kLines = kTileLines<T> / kParts;
+  static constexpr int kLefts = (rows + kParts - 1) / kParts;
+
+  const T *group_, *left_, *later_, *written_, *last_;
+  int64_t c_row_, left_row_, group_step_, later_step_, at_ = 0;
+};
+
+// c[r][:] (+)= sum_k a[r * a_row + k * a_step] * b[k * b_step][:] for `rows` rows, one tile wide.
+// Everything is unrolled, or the sums would live in memory. Vector times scalar is a broadcast from
+// memory, which takes none of the multiplier's ports (V{} + a would be an addition: it changes -0).
+template <class T, int rows, bool add>
+[[gnu::noinline]] void tile(const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t b_step,
+                            int64_t depth, T* c, int64_t c_row, Next<T> next) {
+  using V = Vector<T>;
+  using Asks = Asking<T, rows>;
+  Asks asking(c, c_row, a_row, a_step, next);
+  V sum[rows][kVectors];
+#pragma GCC unroll 6
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) sum[r][v] = V{};
+    if constexpr (!Asks::worth) __builtin_prefetch(c + r * c_row, 1);
+  }
+  const T* ahead = b + kAhead * b_step;
+#pragma GCC unroll 1
+  for (int64_t k = depth; k > 0; --k) {
+    if constexpr (Asks::worth) {
+      if (k % Asks::kSteps == 0) asking.step();
+    }
+    V right[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      right[v] = *reinterpret_cast<const V*>(b + v * kLanes<T>);
+    }
+#pragma GCC unroll 4
+    for (int line = 0; line < kTileLines<T>; ++line) __builtin_prefetch(ahead + line * kLineOf<T>);
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; ++r) {
+      const T left = a[r * a_row];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sum[r][v] += left * right[v];
+      // No load moves up across this. One scalar is alive at a time, and no sum gives way to it.
+      __asm__ volatile("" ::: "memory");
+    }
+    a += a_step;
+    b += b_step;
+    ahead += b_step;
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      V* out = reinterpret_cast<V*>(c + r * c_row + v * kLanes<T>);
+      *out = add ? *out + sum[r][v] : sum[r][v];
+    }
+  }
+}
+
+template <class T>
+using Tile = void (*)(const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t b_step,
+                      int64_t depth, T* c, int64_t c_row, Next<T> next);
+
+template <class T, bool add>
+constexpr Tile<T> kTiles[kTileRows] = {tile<T, 1, add>, tile<T, 2, add>, tile<T, 3, add>,
+                                       tile<T, 4, add>, tile<T, 5, add>, tile<T, 6, add>};
+
+template <class T>
+Tile<T> tile_of(int64_t rows, bool add) {
+  return add ? kTiles<T, true>[rows - 1] : kTiles<T, false>[rows - 1];
+}
+
+}  // namespace
+}  // namespace fastsim::FASTSIM_ISA

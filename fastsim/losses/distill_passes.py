@@ -1,0 +1,148 @@
+"""What `distill` computes: of a small batch in one call, else in passes.
+
+With d_ij = s_ij - (temperature / teacher_temperature) t_ij a row of margin_mse is, but for its
+factor, sum_j (d_ij - c)^2 at c = d_{i, pos_i}: a squared error of scores less a number of their
+row. What c adds to the gradient is a sum over columns, so one of embeddings (`_of_positives`).
+"""
+
+from dataclasses import replace
+
+import torch
+
+from fastsim.backends import get
+from fastsim.engine.autograd import SmallLoss, tile_loss
+from fastsim.losses.further_candidates import above_mean, positive_logits
+from fastsim.pairs import Factors, Pairs
+from fastsim.precision import wide_dtype
+from fastsim.reduce import inverse
+from fastsim.scores import compute_dtype, dense_scores, unit_rows
+from fastsim.tile import Tile
+
+
+def small_loss(
+    teacher_x, teacher_y, x, y, within, temperature, teacher_temperature, weights, backend
+):
+    """The `SmallLoss` of one process, the teacher's embeddings as they are."""
+    if teacher_y is None:
+        pairs = Pairs(within, dense=teacher_x.detach())
+    else:
+        pairs = Pairs(within, factors=Factors(teacher_x.detach(), teacher_y.detach(), cosine=True))
+    scale, ratio = inverse(temperature, x), temperature / teacher_temperature
+    if within is None:
+        tile = Tile("distillation", pairs, positive_scale=1 / teacher_temperature)
+        weights = weights * temperature**2
+    else:
+        tile = Tile("margins", pairs, positive_scale=ratio)
+        weights = weights * scale**2 / max(y.shape[0] - 1, 1)
+
+    def formula(scores, scale, _):
+        taught = teacher_matrix(pairs, x)
+        if within is None:
+            return divergence(scores * scale, taught / teacher_temperature)
+        gaps = scores - ratio * taught
+        return (gaps.gather(1, within[:, None]) - gaps).square().sum(1)
+
+    return SmallLoss(tile, scale, 0.0, weights, formula, backend)
+
+
+def divergences(x, y, pairs, batch, backend, temperature, teacher_temperature, weights):
+    def formula(scores, scale, _):
+        return divergence(scores * scale, teacher_matrix(pairs, x) / teacher_temperature)
+
+    factor = temperature**2
+    losses = tile_loss(
+        Tile("distillation", pairs, positive_scale=1 / teacher_temperature),
+        x,
+        y,
+        scale=inverse(temperature, x),
+        weights=None if weights is None else factor * weights,
+        batch=batch,
+        formula=formula,
+        backend=backend,
+        measured=False,
+    )
+    return factor * losses if weights is None else losses
+
+
+def margins_by_pass(
+    x, y, pairs, batch, backend, temperature, teacher_temperature, weights, within, positives
+):
+    others = batch.columns - 1
+    pairs = _times(pairs, temperature / teacher_temperature, x)
+    gap, above = _of_positives(x, y, pairs, batch, backend, within, positives)
+    pairs = replace(pairs, row_shift=gap.detach())
+
+    def formula(scores, *_):
+        taught = teacher_matrix(pairs, x)
+        return (scores - taught - pairs.row_shift[:, None]).square().sum(1)
+
+    # 1 / others, and 0 where there are none, without asking which: the number may be a symbol.
+    factor = others / (temperature * max(others, 1)) ** 2
+    losses = tile_loss(
+        Tile("squared_error", pairs),
+        x,
+        y,
+        scale=1.0,
+        weights=None if weights is None else factor * weights,
+        batch=batch,
+        formula=formula,
+        backend=backend,
+        measured=False,
+    )
+    # With b = c - c0 beyond the number c0 that was taken from the scores, and a = c - mean_j d_ij:
+    # sum_j (d_ij - c)^2 = sum_j (d_ij - c0)^2 + M (2 b a - b^2). b is 0, but not its gradient.
+    beyond = gap - gap.detach()
+    more = factor * batch.columns * (2 * beyond * above - beyond.square())
+    if weights is None:
+        return factor * losses + more
+    return losses + (weights * more).sum().to(losses.dtype)
+
+
+def _of_positives(x, y, pairs, batch, backend, within, positives):
+    """(N,) d at the positives, and by how much it is above its mean over the columns."""
+    own = positive_logits(x, y, within, 1.0, "cosine", backend).to(compute_dtype(x))
+    above = above_mean(x, y, within, "cosine", batch, backend)
+    if pairs.factors is not None:
+        rows, columns, _ = pairs.factors
+        mean = columns.mean(0, dtype=wide_dtype(columns.device)).to(columns.dtype)
+        of_positives = columns[positives]
+        taught = (rows * of_positives).sum(1)
+        return own - taught, above - (rows * (of_positives - mean)).sum(1)
+    taught = pairs.dense.gather(1, positives[:, None])[:, 0].to(own.dtype)
+    mean = pairs.dense.mean(1, dtype=wide_dtype(x.device)).to(own.dtype)
+    return own - taught, above - (taught - mean)
+
+
+def taught_pairs(teacher_x, teacher_y, x, batch, backend):
+    """The teacher's scores as the targets of the rank's rows and the columns of all ranks."""
+    if teacher_y is None:
+        return Pairs(dense=teacher_x.detach())
+    with torch.no_grad():
+        rows = unit_rows(teacher_x.detach().to(compute_dtype(x)), backend)
+        if teacher_y is teacher_x and batch.group is None:
+            return Pairs(factors=Factors(rows, rows))
+        columns = unit_rows(teacher_y.detach().to(compute_dtype(x)), backend)
+        return Pairs(factors=Factors(rows, batch.gather_columns(columns)))
+
+
+def _times(pairs, ratio, x):
+    """The pairs with targets that many times as large."""
+    if ratio == 1:
+        return pairs
+    if pairs.factors is None:
+        return Pairs(dense=ratio * pairs.dense.to(compute_dtype(x)))
+    return Pairs(factors=Factors(ratio * pairs.factors.rows, pairs.factors.columns))
+
+
+def teacher_matrix(pairs, x):
+    """The teacher's scores (N, M) of this rank's rows."""
+    if pairs.factors is None:
+        return pairs.dense.to(compute_dtype(x))
+    rows, columns, cosine = pairs.factors
+    return dense_scores(rows, columns, get("eager"), "cosine" if cosine else "dot")
+
+
+def divergence(logits, teacher_logits):
+    """(N,) of the softmax of the first from that of the second."""
+    own, taught = (torch.log_softmax(side, 1) for side in (logits, teacher_logits))
+    return (taught.exp() * (taught - own)).sum(1)
