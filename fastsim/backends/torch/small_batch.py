@@ -88,6 +88,9 @@ class SmallBatch:
         if wants[2] or wants[3]:
             of_numbers = of_numbers if grad is None else of_numbers * grad
         sides = _input_gradients(unit_grads, unit, inverse, factor, x.shape[0], wants, dtype)
+        if grad is None:
+            # What an operator returns may not share its memory.
+            sides = [side if side is None else side.clone() for side in sides]
         return *sides, of_numbers
 
 
