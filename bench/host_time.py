@@ -1,4 +1,6 @@
-"""python -m bench.host_time: what a step of the Triton backend takes on the host, without a GPU.
+"""python -m bench.host_time: what a step takes on the host, without a GPU.
+
+First of the Triton backend.
 
 Of a small batch that is most of its time on a GPU: the launches, the torch calls between them, and
 Python. The kernels are compiled for an architecture and nothing is executed: where Triton would
@@ -9,10 +11,14 @@ each is a launch of the driver more. Of the forward pass with backward, one thre
 launches, calls: Triton kernels launched, and calls of torch operators, those inside others left out
 ms: the best of several rounds, and how much of it passes inside Triton's launcher
 
+The torch backend, which `auto` takes on a GPU that nothing has been verified on, is measured at the
+fewest rows as it is, with its arithmetic on the CPU.
+
 Writes host_time.jsonl in bench/results/<device>.
 """
 
 import contextlib
+import functools
 import math
 import time
 from unittest import mock
@@ -29,12 +35,10 @@ from fastsim.backends.triton.backend import TritonBackend
 WIDTH = 64
 ROUNDS, STEPS = 40, 10
 LOSSES = {
-    "info_nce": lambda x, y: fastsim.info_nce(x, y, temperature=0.05, backend="triton"),
-    "info_nce symmetric": lambda x, y: fastsim.info_nce(
-        x, y, temperature=0.05, symmetric=True, backend="triton"
-    ),
-    "siglip": lambda x, y: fastsim.siglip(x, y, scale=10.0, bias=-10.0, backend="triton"),
-    "full_triplet": lambda x, y: fastsim.full_triplet(x, y, backend="triton"),
+    "info_nce": functools.partial(fastsim.info_nce, temperature=0.05),
+    "info_nce symmetric": functools.partial(fastsim.info_nce, temperature=0.05, symmetric=True),
+    "siglip": functools.partial(fastsim.siglip, scale=10.0, bias=-10.0),
+    "full_triplet": fastsim.full_triplet,
 }
 
 
@@ -97,15 +101,29 @@ def calls_of(step):
     )
 
 
-def row_of(loss, rows):
-    from fastsim.backends.triton.kernels import launching
-
+def step_of(loss, rows, backend):
+    """A forward pass with backward."""
     x, y = (torch.randn(rows, WIDTH).bfloat16().requires_grad_() for _ in "xy")
-    launched = []
 
     def step():
         x.grad = y.grad = None
-        LOSSES[loss](x, y).backward()
+        LOSSES[loss](x, y, backend=backend).backward()
+
+    return step
+
+
+def row_of_torch(loss, rows):
+    step = step_of(loss, rows, "torch")
+    step()
+    calls = calls_of(step)
+    whole, _ = milliseconds(step, contextlib.nullcontext)
+    return {"backend": "torch", "loss": loss, "rows": rows, "calls": calls, "ms": round(whole, 4)}
+
+
+def row_of(loss, rows):
+    from fastsim.backends.triton.kernels import launching
+
+    step, launched = step_of(loss, rows, "triton"), []
 
     def count(*launch):
         launched.append(launch)
@@ -116,7 +134,13 @@ def row_of(loss, rows):
         step()
     whole, without = milliseconds(step, lambda: mock.patch.object(launching, "run", nothing))
     return {
-        **{"loss": loss, "rows": rows, "launches": len(launched), "calls": calls},
+        **{
+            "backend": "triton",
+            "loss": loss,
+            "rows": rows,
+            "launches": len(launched),
+            "calls": calls,
+        },
         **{"ms": round(whole, 4), "ms in the launcher": round(whole - without, 4)},
     }
 
@@ -134,6 +158,9 @@ def main(architecture, sizes, losses):
             for rows in sizes:
                 found.append({"architecture": architecture, **row_of(loss, rows)})
                 click.echo(found[-1])
+    for loss in losses:
+        found.append(row_of_torch(loss, min(sizes)))
+        click.echo(found[-1])
     write("host_time", found)
 
 

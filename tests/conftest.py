@@ -11,6 +11,7 @@ import fastsim
 from fastsim.backends.cpu import sizes
 from fastsim.backends.cpu.backend import CpuBackend
 from fastsim.backends.torch import panels
+from fastsim.backends.torch.backend import TorchBackend
 from tests.seeds import SEED
 
 pytest_plugins = ["tests.collection"]
@@ -57,8 +58,9 @@ def small_panels(monkeypatch):
 
 @pytest.fixture
 def in_passes(monkeypatch):
-    """The CPU engine without the one call for small batches."""
+    """The engine without the one call for small batches."""
     monkeypatch.setattr(CpuBackend, "serves_whole", lambda *_: False)
+    monkeypatch.setattr(TorchBackend, "serves_whole", lambda *_: False)
     monkeypatch.setattr(CpuBackend, "serves_hardest_pairs", lambda *_: False)
 
 

@@ -147,7 +147,8 @@ def is_small(tile, x, y, weights, backend):
 def in_one_call(tile, x, y, scale, bias, weights, wants, backend):
     """What `Backend.whole` returns of a loss that `is_small`."""
     products = _products(wants, y is None) if any(wants) else None
-    return backend.whole(tile, x, y, scale, bias, weights, products)
+    with without_autocast(x.device.type):
+        return backend.whole(tile, x, y, scale, bias, weights, products)
 
 
 def _products(wants, together):
@@ -207,7 +208,7 @@ def _empty_for_none(x, grads):
     """The gradients as an operator returns them."""
     grad_x, grad_y, numbers = grads
     if numbers is None:
-        numbers = x.new_empty(2, dtype=wide_dtype(x.device))
+        numbers = x.new_zeros(2, dtype=wide_dtype(x.device))
     return *(x.new_empty(0) if g is None else g for g in (grad_x, grad_y)), numbers
 
 

@@ -129,11 +129,12 @@ def test_reductions(case, backend, reduction, usable):
     compare(case, backend, torch.float32, (9, 14, 7), seed=3, reduction=reduction)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=names)
 @pytest.mark.parametrize("case", [c for c in CASES if c.tile], ids=names)
-def test_in_passes(case, dtype, in_passes, usable):
-    usable("cpu")
-    compare(case, "cpu", dtype, (23, 27, 18), seed=11)
+def test_in_passes(case, dtype, backend, in_passes, usable):
+    usable(backend)
+    compare(case, backend, dtype, (23, 27, 18), seed=11)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])

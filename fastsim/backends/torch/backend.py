@@ -18,6 +18,7 @@ from fastsim.backends.torch import cosent, max_sim, panels, rows, selection, ste
 from fastsim.backends.torch.block import Block
 from fastsim.backends.torch.epilogues import EPILOGUES
 from fastsim.backends.torch.observe import observe
+from fastsim.backends.torch.small_batch import SmallBatch
 from fastsim.backends.torch.states import States
 from fastsim.backends.triton.backend import TritonBackend
 from fastsim.kinds import LATE_INTERACTION, SELECTIONS
@@ -26,7 +27,7 @@ from fastsim.pairs import part_of
 SQUARE = 128  # rows and columns of the products that paired scores are the diagonals of
 
 
-class TorchBackend(Backend):
+class TorchBackend(SmallBatch, Backend):
     """Every floating-point tensor on every device."""
 
     name = "torch"

@@ -17,6 +17,7 @@ from fastsim.backends.torch.epilogues import EPILOGUES
 from tests.cases import BY_NAME, CASES
 from tests.losses.test_losses import compare
 
+pytestmark = pytest.mark.usefixtures("in_passes")  # what is compiled are panels
 TILES = [case for case in CASES if case.tile and case.loss is not fastsim.full_triplet]
 # One of each kind, with as much of it as a case has; dense and grouped targets among them.
 OF_KINDS = {

@@ -16,8 +16,10 @@ from fastsim.backends.torch.backend import TorchBackend
 SPECIFICATIONS = {function.__name__: dense for function, dense in losses.SPECIFICATIONS.items()}
 
 
-@pytest.fixture(autouse=True)
-def half(monkeypatch, small_panels):
+@pytest.fixture(autouse=True, params=["small batch", "panels"])
+def half(request, monkeypatch):
+    if request.param == "panels":
+        request.getfixturevalue("small_panels")
     monkeypatch.setattr(panels, "half_products", lambda device: True)
     monkeypatch.setattr(TorchBackend, "number", Backend.number)
 
@@ -42,6 +44,7 @@ def by_formula(name, sides, given, options, *, rounded):
         ("info_nce", {}),
         ("info_nce", {"symmetric": True, "reduction": "sum"}),
         ("siglip", {}),
+        ("full_triplet", {"mining": "hard"}),
         ("matrix_mse", {}),
     ],
 )
