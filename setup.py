@@ -37,8 +37,8 @@ if platform.machine() in ("x86_64", "AMD64"):
 AMX = {"amx_emulated": "-DFASTSIM_AMX_EMULATED -Wno-psabi"}
 if "avx512" in INSTRUCTION_SETS:
     AMX["amx"] = f"{INSTRUCTION_SETS['avx512']} -mamx-tile -mamx-bf16"
-CPU_STEMS = ("choose", "ops", "amx_ops", "cosent", "counts", "further", "max_sim", "rows")
-CPU_STEMS += ("sweep", "whole")
+CPU_STEMS = """amx_ops batch_totals choose cosent counts further max_sim memory ops rows sweep
+    whole"""
 
 
 def compile_all(units, scratch):
@@ -71,7 +71,7 @@ def build_cpu(target, scratch):
         for source, sets in (("kernels", INSTRUCTION_SETS), ("amx", AMX))
         for name, flags in sets.items()
     ]
-    units += [(command, f"cpu/{stem}.cpp") for stem in CPU_STEMS]
+    units += [(command, f"cpu/{stem}.cpp") for stem in CPU_STEMS.split()]
     objects = compile_all(units, scratch)
     subprocess.run([command[0], "-shared", *objects, "-o", target, *link], check=True)
 

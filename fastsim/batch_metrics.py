@@ -29,7 +29,7 @@ MAXIMA = 2
 EMPTY = -1e30  # as fastsim.kinds.kind.EMPTY
 
 # What is added up over rows, ranks and batches.
-_TOTALS = (
+TOTALS = (
     "rows",
     "hits",
     "rows_with_positive",
@@ -43,7 +43,7 @@ _TOTALS = (
     "column_potential",
     "column_potentials",
 )
-_SHARPNESS = 2.0  # t of the Gaussian potential exp(-t |x - y|^2)
+SHARPNESS = 2.0  # t of the Gaussian potential exp(-t |x - y|^2)
 
 _watchers = threading.local()  # `open`: the `Metrics` of the blocks that this thread is in
 
@@ -89,7 +89,7 @@ class Metrics:
         """
         if self._total is None:
             return {}
-        of = dict(zip(_TOTALS, self._total.tolist(), strict=True))
+        of = dict(zip(TOTALS, self._total.tolist(), strict=True))
         shares = {
             "accuracy": (of["hits"], of["rows_with_positive"]),
             "positive": (of["positive_sum"], of["positives"]),
@@ -186,12 +186,22 @@ def record(seen, x, y, *, cosine, batch, backend):
     seen (N, len(SEEN)). x (N, D), y (M, D) or None: its embeddings, this rank's own. batch: a
     `Batch` over whose ranks everything is added up, or None.
     """
+    sides = (x, y) if cosine else (None, None)
+    total = backend.batch_totals(seen, *(t if t is None else t.detach() for t in sides))
+    if batch is not None:
+        total = batch.total(total)
+    for watcher in _open():
+        watcher.add(total)
+
+
+def totals(seen, x, y, paired_cosines):
+    """`Backend.batch_totals` in torch's operators."""
     of = dict(zip(SEEN, seen.unbind(1), strict=True))
     some, other = of["positives"] > 0, of["negatives"] > 0
     hits = some & (of["highest_positive"] > of["highest_negative"])
     hardest = torch.where(other, of["highest_negative"], 0.0)
     sums = {name: of[name].sum() for name in SEEN[MAXIMA:]}
-    zero = seen.new_zeros(())
+    zero, cosine = seen.new_zeros(()), x is not None
     sums |= {
         "rows": zero + len(seen),
         "hits": hits.sum(),
@@ -202,19 +212,15 @@ def record(seen, x, y, *, cosine, batch, backend):
         "distances": sums["positives"] if cosine else zero,
     }
     for side, rows in (("row", x), ("column", y)):
-        half = 0 if rows is None or not cosine else rows.shape[0] // 2
-        potential = _potential(rows, half, backend) if half else zero
+        half = 0 if rows is None else rows.shape[0] // 2
+        potential = _potential(rows, half, paired_cosines) if half else zero
         sums |= {f"{side}_potential": potential, f"{side}_potentials": zero + half}
-    total = torch.stack([sums[name].to(seen.dtype) for name in _TOTALS])
-    if batch is not None:
-        total = batch.total(total)
-    for watcher in _open():
-        watcher.add(total)
+    return torch.stack([sums[name].to(seen.dtype) for name in TOTALS])
 
 
-def _potential(rows, half, backend):
+def _potential(rows, half, paired_cosines):
     """sum_i exp(-t |u_i - u_{i + half}|^2) over the first `half` unit rows."""
     dtype = torch.promote_types(rows.dtype, torch.float32)
     one, other = rows.detach()[:half].to(dtype), rows.detach()[half : 2 * half].to(dtype)
-    cosines = backend.paired_cosines(one, other)[0].double()
-    return (2 * _SHARPNESS * (cosines - 1)).exp().sum()
+    cosines = paired_cosines(one, other)[0].double()
+    return (2 * SHARPNESS * (cosines - 1)).exp().sum()

@@ -1,5 +1,6 @@
 """Fixtures shared by the tests."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -22,6 +23,19 @@ def pytest_configure():
         threads = max(1, os.cpu_count() // processes)
         torch.set_num_threads(threads)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+
+
+def pytest_collection_finish():
+    """What is there by now stays: garbage collection, which accelerate asks for at the end of every
+    training run, need not look at all of it again.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    """So that what is collected at the end can be: some libraries count what they leave."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -3,12 +3,10 @@
 import importlib
 import inspect
 import json
-import os
 import pkgutil
+import runpy
 import statistics
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -18,6 +16,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("datasets")
 pytest.importorskip("sentence_transformers")
 from tests import models
+from tests.training.processes import run_together
 
 NAMES = [module.name for module in pkgutil.iter_modules(fastsim.examples.__path__)]
 STEPS = {"two_towers": 60}
@@ -45,20 +44,15 @@ def test_the_loss_falls(name):
     assert statistics.mean(losses[-4:]) < statistics.mean(losses[:4])
 
 
-def test_two_processes():
-    """The same script under torchrun."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "fastsim.examples.grad_cache",
-        str(models.tiny_bert()),
-    ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    root = Path(fastsim.__file__).parents[1]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    ranks = [json.loads(line) for line in done.stdout.strip().splitlines()[-2:]]
+def run_as_main(module, *arguments):
+    """`python -m module` in this process."""
+    sys.argv[1:] = map(str, arguments)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def test_two_processes(tmp_path):
+    """The same script as torchrun runs it."""
+    said = run_together(tmp_path, run_as_main, "fastsim.examples.grad_cache", models.tiny_bert())
+    ranks = [json.loads(text.strip().splitlines()[-1]) for text in said]
     losses = [statistics.mean(both) for both in zip(*ranks, strict=True)]
     assert statistics.mean(losses[-4:]) < statistics.mean(losses[:4])

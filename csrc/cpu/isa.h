@@ -19,6 +19,15 @@ constexpr int64_t kChunk = 1024;
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
+// Asks for the numbers `next` places on, in the second cache, while these are worked on: a panel
+// lies in a later one. 0: there are none.
+template <class T>
+inline void ask_for(const T* from, int64_t next, int64_t count) {
+  if (next == 0) return;
+  constexpr int64_t kLineOf = 64 / sizeof(T);
+  for (int64_t at = 0; at < count; at += kLineOf) __builtin_prefetch(from + next + at, 1, 2);
+}
+
 template <class F>
 inline void for_chunks(int64_t begin, int64_t end, const F& f) {
   for (int64_t at = begin; at < end; at += kChunk) f(at, smaller(kChunk, end - at));

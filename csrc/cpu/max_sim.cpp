@@ -61,10 +61,6 @@ Sequences sequences(const Tensor& rows, const Tensor& starts, const Optional& ma
           mask ? static_cast<const bool*>(mask->const_data_ptr()) : nullptr};
 }
 
-int64_t bytes_of(Dtype dtype) {
-  return dtype == Dtype::float64 ? 8 : dtype == Dtype::float32 ? 4 : 2;
-}
-
 // Rows `rows` of x as they are, side by side in `memory` unless they are so already.
 Matrix gathered(const Matrix& x, const std::vector<int64_t>& rows, int64_t width,
                 std::vector<char>& memory) {
@@ -320,9 +316,7 @@ std::vector<T> inverse_norms(const Matrix& x, int64_t rows, int64_t width) {
   over(rows, width, [&](int64_t begin, int64_t end) {
     std::vector<T> unit(width), none(1);
     for (int64_t row = begin; row < end; ++row) {
-      Matrix one = x;
-      one.data = static_cast<const char*>(x.data) + row * x.row_stride * bytes_of(x.dtype);
-      kernels().of<T>().unit_rows(one, width, unit.data(), none.data(), 0, 1);
+      kernels().of<T>().unit_rows(x.from_row(row), width, unit.data(), none.data(), 0, 1);
       inverse[row] = none[0];
     }
   });

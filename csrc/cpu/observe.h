@@ -1,5 +1,5 @@
-// What a block's scores say of a batch, beside any loss: fastsim/batch_metrics.py. The scores stay as they
-// are.
+// What a block's scores say of a batch, beside any loss: fastsim/batch_metrics.py. The scores are then
+// as they were.
 #pragma once
 
 #include "isa.h"
@@ -21,6 +21,36 @@ struct Observed {
     positives += 1;
   }
 };
+
+// Columns that are negatives, all of them; false where one has been left out, and nothing is added.
+// Two parts at once: one alone would wait for its own additions.
+template <class T>
+bool observe_negatives(const T* s, int64_t count, Observed<T>& o) {
+  const int64_t part = count / 2;
+  const T* other = s + part;
+  T high = kLeftOut<T>, high1 = high, low = -high, low1 = low, sum = 0, sum1 = 0;
+#pragma omp simd reduction(max : high, high1) reduction(min : low, low1) reduction(+ : sum, sum1)
+  for (int64_t j = 0; j < part; ++j) {
+    high = s[j] > high ? s[j] : high;
+    high1 = other[j] > high1 ? other[j] : high1;
+    low = s[j] < low ? s[j] : low;
+    low1 = other[j] < low1 ? other[j] : low1;
+    sum += s[j];
+    sum1 += other[j];
+  }
+  if (count % 2 != 0) {
+    const T last = s[count - 1];
+    high = last > high ? last : high;
+    low = last < low ? last : low;
+    sum += last;
+  }
+  if (low <= kLeftOut<T> || low1 <= kLeftOut<T>) return false;
+  high = high > high1 ? high : high1;
+  o.highest_negative = high > o.highest_negative ? high : o.highest_negative;
+  o.negative_sum += sum + sum1;
+  o.negatives += count;
+  return true;
+}
 
 // Counts of a chunk are held in T, exactly: a chunk is shorter than its mantissa.
 template <bool with_ids, bool with_targets, class T>
@@ -71,6 +101,35 @@ void observe_part(const Block<T>& b, int64_t row, int64_t begin, int64_t end, Ob
   });
 }
 
+// A whole row but for the columns `stops` of it, where all others are negatives; false where they are
+// not. Another column's score stands in for those, so that the row is one run of columns.
+template <class T>
+bool observe_row(const Block<T>& b, int64_t row, const int64_t (&stops)[2], Observed<T>& o) {
+  T* s = b.scores + row * b.stride;
+  int64_t within[2], count = 0, other = 0;
+  for (const int64_t stop : stops) {
+    if (stop >= 0 && stop < b.columns && !(count && stop == within[0])) within[count++] = stop;
+  }
+  for (int64_t k = 0; k < count; ++k) other += within[k] == other;  // they ascend
+  if (other >= b.columns) return false;
+  T kept[2];
+  for (int64_t k = 0; k < count; ++k) {
+    kept[k] = s[within[k]];
+    s[within[k]] = s[other];
+  }
+  Observed<T> found;
+  bool all = true;
+  for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
+    all = all && observe_negatives(s + at, n, found);
+  });
+  for (int64_t k = 0; k < count; ++k) s[within[k]] = kept[k];
+  if (!all) return false;
+  found.negative_sum -= double(count) * s[other];
+  found.negatives -= count;
+  o = found;
+  return true;
+}
+
 // Before the epilogue of a loss, which marks pairs by their indices and takes margins. Adds to the
 // numbers of each row, `kObserved` apart, in the order of SEEN in fastsim/batch_metrics.py.
 template <class T>
@@ -79,6 +138,7 @@ void observe(const Block<T>& b, Observe<T> to_rows, int64_t begin, int64_t end) 
   const auto part = b.row_ids ? targets ? observe_part<true, true, T> : observe_part<true, false, T>
                     : targets ? observe_part<false, true, T>
                               : observe_part<false, false, T>;
+  const bool plain = !b.row_ids && !targets && b.skip != Skip::lower;
   for (int64_t row = begin; row < end; ++row) {
     const T* s = b.scores + row * b.stride;
     const int64_t diagonal = b.row0 + row - b.column0;
@@ -92,12 +152,14 @@ void observe(const Block<T>& b, Observe<T> to_rows, int64_t begin, int64_t end) 
       stops[0] = stops[1];
       stops[1] = later;
     }
-    for (const int64_t stop : stops) {
-      if (stop < from || stop >= b.columns) continue;
-      part(b, row, from, stop, o);
-      from = stop + 1;
+    if (!plain || !observe_row(b, row, stops, o)) {
+      for (const int64_t stop : stops) {
+        if (stop < from || stop >= b.columns) continue;
+        part(b, row, from, stop, o);
+        from = stop + 1;
+      }
+      part(b, row, from, b.columns, o);
     }
-    part(b, row, from, b.columns, o);
     if (positive >= 0) {
       if (s[positive] == kLeftOut<T>) {
         o.by_score += 1;

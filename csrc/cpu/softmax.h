@@ -24,12 +24,14 @@ Row<T> open_row(const Block<T>& b, T margin, int64_t row) {
   return {s, positive, maximum(s, b.columns)};
 }
 
-// Sum of exponentials; `keep` leaves them in place of the scores.
+// Sum of exponentials; `keep` leaves them in place of the scores. next: as of `ask_for`.
 template <bool keep, class T>
-double sum_exponentials(T* s, int64_t count, T top, const Softmax<T>& softmax) {
+double sum_exponentials(T* s, int64_t count, T top, const Softmax<T>& softmax,
+                        int64_t next = 0) {
   double sum = 0;
   for_chunks(0, count, [&](int64_t at, int64_t n) {
     T* chunk = s + at;
+    ask_for(chunk, next, n);
     T part = 0;
 #pragma omp simd reduction(+ : part)
     for (int64_t j = 0; j < n; ++j) {
@@ -95,7 +97,8 @@ void softmax_fused(const Block<T>& b, SoftmaxFused<T> args, int64_t begin, int64
     const Row<T> r = open_row(b, args.margin, row);
     double target_logits = 0, targets = 0;
     add_targets(b, row, r, args.scale, target_logits, targets);
-    const double sum = sum_exponentials<true>(r.scores, b.columns, r.top, softmax);
+    const int64_t next = row + 1 < end ? b.stride : 0;
+    const double sum = sum_exponentials<true>(r.scores, b.columns, r.top, softmax, next);
     const bool none = !any_pair(r.top, sum);
     const SoftmaxRow state{r.top, none ? 0 : sum, target_logits, targets};
     args.max[row] = state.top;
@@ -118,7 +121,8 @@ void softmax_forward(const Block<T>& b, SoftmaxForward<T> args, int64_t begin, i
   for (int64_t row = begin; row < end; ++row) {
     const Row<T> r = open_row(b, args.margin, row);
     add_targets(b, row, r, args.scale, args.target_logits[row], args.target_sums[row]);
-    const double sum = sum_exponentials<false>(r.scores, b.columns, r.top, softmax);
+    const int64_t next = row + 1 < end ? b.stride : 0;
+    const double sum = sum_exponentials<false>(r.scores, b.columns, r.top, softmax, next);
     if (any_pair(r.top, sum)) merge({args.max, args.sum}, row, r.top, sum, args.scale);
   }
 }
@@ -158,11 +162,17 @@ void softmax_score_grad(const Block<T>& b, SoftmaxScoreGrad<T> args, int64_t beg
     T* s = r.scores;
     const T top = args.row_top[row], weight = args.row_weight[row];
     if (args.column_top) {
-      const T *tops = args.column_top, *weights = args.column_weight;
+      const int64_t next = row + 1 < end ? b.stride : 0;
+      for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
+        const T *tops = args.column_top + at, *weights = args.column_weight + at;
+        T* chunk = s + at;
+        ask_for(chunk, next, n);
 #pragma omp simd
-      for (int64_t j = 0; j < b.columns; ++j) {
-        s[j] = fused(weight, softmax.share(s[j], top), weights[j] * softmax.share(s[j], tops[j]));
-      }
+        for (int64_t j = 0; j < n; ++j) {
+          const T of_column = weights[j] * softmax.share(chunk[j], tops[j]);
+          chunk[j] = fused(weight, softmax.share(chunk[j], top), of_column);
+        }
+      });
     } else {
 #pragma omp simd
       for (int64_t j = 0; j < b.columns; ++j) s[j] = weight * softmax.share(s[j], top);

@@ -38,22 +38,17 @@ ByWidth<T> by_width(const Optional& given, int64_t widths, int64_t count, Scalar
 
 // What a sweep has beside the panels (widths, rows, columns) of a kernel: the ratios of rows and
 // columns from a width to the next; which rows and columns are zeros in a width, whose scores have
-// no gradient; where the dots of rows and columns are added up. `kept` (some, rows, columns): the
-// scores of the last widths, written, or if `known` read, and their panels then hold nothing yet.
+// no gradient; where the dots of rows and columns are added up.
 #define SWEEP_SCHEMA                                                                   \
-  "Tensor(kept!)? kept, bool known, Tensor? row_ratios, Tensor? column_ratios, "       \
+  "Tensor? row_ratios, Tensor? column_ratios, "                                        \
   "Tensor? row_zeros, Tensor? column_zeros, Tensor(row_dots!)? row_dots, "             \
   "Tensor(column_dots!)? column_dots, "
 struct SweepArguments {
-  Optional kept;
-  bool known;
   Optional row_ratios, column_ratios, row_zeros, column_zeros, row_dots, column_dots;
 };
 
 SweepArguments take_sweep(Arguments& from) {
-  return {.kept = from.take<Optional>(),
-          .known = from.take<bool>(),
-          .row_ratios = from.take<Optional>(),
+  return {.row_ratios = from.take<Optional>(),
           .column_ratios = from.take<Optional>(),
           .row_zeros = from.take<Optional>(),
           .column_zeros = from.take<Optional>(),
@@ -78,20 +73,14 @@ struct Panels {
 
 template <class T>
 struct Sweep {
-  Panels<T> panels, kept;
-  bool known;
+  Panels<T> panels;
   ByWidth<const T> row_ratios, column_ratios;
   ByWidth<const bool> row_zeros, column_zeros;
   ByWidth<double> row_dots, column_dots;
 
   Sweep(const Tensor& given, const SweepArguments& from)
-      : panels(Panels<T>::of(given)), known(from.known) {
+      : panels(Panels<T>::of(given)) {
     const int64_t widths = panels.widths, rows = panels.rows, columns = panels.columns;
-    if (from.kept) {
-      kept = Panels<T>::of(*from.kept);
-      STD_TORCH_CHECK(kept.widths <= widths && kept.rows == rows && kept.columns == columns,
-                      "fastsim: kept scores of panels of this size");
-    }
     row_ratios = by_width<const T>(from.row_ratios, widths - 1, rows, kTypeOf<T>);
     column_ratios = by_width<const T>(from.column_ratios, widths - 1, columns, kTypeOf<T>);
     row_zeros = by_width<const bool>(from.row_zeros, widths, rows, ScalarType::Bool);
@@ -120,22 +109,14 @@ struct Sweep {
   void run(int64_t row, const F& kernel, T* scores, T* sums) const {
     const auto& k_ = kernels().of<T>();
     const int64_t widths = panels.widths, columns = panels.columns;
-    const int64_t first_kept = widths - kept.widths;
-    const T* before = nullptr;
     for (int64_t k = 0; k < widths; ++k) {
       T* panel = panels.row(k, row);
-      T* own = k < first_kept ? scores : kept.row(k - first_kept, row);
-      if (k >= first_kept && known) {
-        std::copy_n(own, columns, panel);
-      } else {
-        const T of_row = k ? ratio(k - 1, row) : T(1);
-        k_.scores_of_width(panel, before, own, columns, of_row, k ? column_ratios[k - 1] : nullptr);
-      }
-      before = own;
+      const T of_row = k ? ratio(k - 1, row) : T(1);
+      k_.scores_of_width(panel, scores, k == 0, columns, of_row, k ? column_ratios[k - 1] : nullptr);
       kernel(k, row);
       if (!sums) continue;
       if (row_zeros) without_gradient(k, row);
-      k_.score_dots(panel, own, columns, row_dots[k] + row, sums + k * columns);
+      k_.score_dots(panel, scores, columns, row_dots[k] + row, sums + k * columns);
     }
     for (int64_t k = widths - 2; k >= 0 && sums; --k) {
       k_.carry_row(panels.row(k, row), panels.row(k + 1, row), columns, ratio(k, row),
@@ -150,19 +131,24 @@ void run_over_rows(const Sweep<T>& sweep, const F& kernel) {
   const int64_t widths = sweep.panels.widths, rows = sweep.panels.rows;
   const int64_t columns = sweep.panels.columns, groups = tiles(rows, kSumRows);
   const bool with_dots = bool(sweep.column_dots);
-  std::vector<T> sums(with_dots ? groups * widths * columns : 0);
+  const int64_t of_group = with_dots ? widths * columns : 0;
+  const Scratch<T> sums(groups * of_group);
   over(groups, kSumRows * widths * columns, [&](int64_t begin, int64_t end) {
-    Scratch<T> scores(columns);
-    for (int64_t row = begin * kSumRows; row < std::min(rows, end * kSumRows); ++row) {
-      T* of_group = with_dots ? sums.data() + row / kSumRows * widths * columns : nullptr;
-      sweep.run(row, kernel, scores, of_group);
+    const Scratch<T> scores(columns);
+    for (int64_t group = begin; group < end; ++group) {
+      T* sum = sums + group * of_group;
+      std::fill_n(sum, of_group, T(0));
+      const int64_t last = std::min(rows, (group + 1) * kSumRows);
+      for (int64_t row = group * kSumRows; row < last; ++row) {
+        sweep.run(row, kernel, scores, with_dots ? sum : nullptr);
+      }
     }
   });
   if (!with_dots) return;
   over(columns, groups * widths, [&](int64_t begin, int64_t end) {
     for (int64_t group = 0; group < groups; ++group) {
       for (int64_t k = 0; k < widths; ++k) {
-        const T* sum = sums.data() + (group * widths + k) * columns;
+        const T* sum = sums + group * of_group + k * columns;
         double* dots = sweep.column_dots[k];
         for (int64_t j = begin; j < end; ++j) dots[j] += double(sum[j]);
       }

@@ -7,22 +7,21 @@ namespace fastsim::FASTSIM_ISA {
 namespace {
 
 // Makes the products of a prefix's own columns its scores, with the share of those of the next
-// shorter one, `before`, times `ratio` and `ratios` of row and columns (null: as they are; without
-// `before` there is none). `scores` gets them too, and may be `before`.
+// shorter one, `scores`, times `ratio` and `ratios` of row and columns (null: as they are; of the
+// `first` prefix there is none). `scores` gets them too.
 template <class T>
-void scores_of_width(T* panel, const T* before, T* scores, int64_t columns, T ratio,
-                     const T* ratios) {
-  if (!before) {
+void scores_of_width(T* panel, T* scores, bool first, int64_t columns, T ratio, const T* ratios) {
+  if (first) {
 #pragma omp simd
     for (int64_t j = 0; j < columns; ++j) scores[j] = panel[j];
   } else if (ratios) {
 #pragma omp simd
     for (int64_t j = 0; j < columns; ++j) {
-      scores[j] = panel[j] = fused(before[j], ratio * ratios[j], panel[j]);
+      scores[j] = panel[j] = fused(scores[j], ratio * ratios[j], panel[j]);
     }
   } else {
 #pragma omp simd
-    for (int64_t j = 0; j < columns; ++j) scores[j] = panel[j] = before[j] + panel[j];
+    for (int64_t j = 0; j < columns; ++j) scores[j] = panel[j] = scores[j] + panel[j];
   }
 }
 

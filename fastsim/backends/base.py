@@ -4,6 +4,7 @@ import torch
 
 from fastsim.backends import rows as formulas
 from fastsim.backends.extras import EXTRAS
+from fastsim.batch_metrics import totals
 
 
 class Backend:
@@ -90,8 +91,15 @@ class Backend:
         """(factor * dL/dx in `dtype`, unit . grad_unit (N,)) from dL/dunit; factor is 0-d."""
         raise NotImplementedError
 
+    def gradient_rows(self, rows, dtype):
+        """Memory for what `multiply` makes of panels and other rows, of the size of `rows`."""
+        return rows.new_empty(rows.shape, dtype=dtype)
+
     def tile_rows_backward(self, grad_rows, x, inverse, factor, dtype):
-        """`unit_rows_backward` from what `multiply` made of panels and `tile_rows`."""
+        """`unit_rows_backward` from what `multiply` made of panels and `tile_rows`.
+
+        The result may take the place of `grad_rows`.
+        """
         return self.unit_rows_backward(grad_rows, x, inverse, factor, dtype)
 
     def paired_cosines(self, x, y):
@@ -257,6 +265,13 @@ class Backend:
     def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
         """The score gradient panel dL/dS of a block from the coefficients of `tile`."""
         raise NotImplementedError
+
+    def batch_totals(self, seen, x, y):
+        """What `Metrics` add up (len(TOTALS),) of `Tile.seen` and of the rows themselves.
+
+        x (N, D), None where scores are no cosines; y (M, D), None where it is x.
+        """
+        return totals(seen, x, y, self.paired_cosines)
 
     def paired_scores(self, unit_x, unit_y):
         """Scores (N,) of paired rows by the same products as the panels, so that equal rows tie."""

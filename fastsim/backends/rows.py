@@ -159,7 +159,11 @@ def _bands(x):
     return [slice(top, min(count, top + tall)) for top in range(0, count, tall)]
 
 
-def multiplied(parts, grad, wants):
-    """Those that are wanted of dL/dx, dL/dy and of the scalars, times the gradient from above."""
+def multiplied(parts, grad, wants, *, spent=False):
+    """Those that are wanted of dL/dx, dL/dy and of the scalars, times the gradient from above.
+
+    spent: in the place of the parts.
+    """
     wanted = wants[0], wants[1], wants[2] or wants[3]
-    return [part * grad if want else part for part, want in zip(parts, wanted, strict=True)]
+    times = torch.Tensor.mul_ if spent else torch.mul
+    return [times(part, grad) if want else part for part, want in zip(parts, wanted, strict=True)]

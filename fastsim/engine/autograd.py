@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from fastsim.backends.base import Backend
-from fastsim.backends.rows import multiplied
 from fastsim.batch_metrics import not_compiled, nothing_seen, record, watched
 from fastsim.engine.arguments import SCHEMA, TENSORS, TileArguments, tile_arguments
 from fastsim.engine.gradients import (
@@ -27,6 +26,7 @@ from fastsim.engine.gradients import (
     as_scalar,
     dense_losses,
     fake_gradients,
+    found_times,
     gradients_of,
     once_each,
     wants_of,
@@ -186,7 +186,7 @@ class _TileLoss(torch.autograd.Function):
     def backward(ctx, grad, *_):
         tensors, saved = ctx.saved_tensors[:TENSORS], ctx.saved_tensors[TENSORS:]
         if ctx.found:
-            parts = multiplied(saved, grad, ctx.wants)
+            parts = found_times(saved, grad, ctx.wants)
         else:
             parts = _tile_backward(grad, saved, *tensors, *ctx.options)
         return gradients_of(ctx, parts, len(TileArguments._fields) + 1)

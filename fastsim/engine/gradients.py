@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fastsim.backends import get
+from fastsim.backends.rows import multiplied
 from fastsim.operators import ONCE
 from fastsim.precision import wide_dtype
 from fastsim.scores import compute_dtype, dense_scores
@@ -54,6 +55,18 @@ def fake_gradients(call, dtype):
     sides = zip((call.x, call.y), call.products, strict=True)
     grads = [side.new_empty(side.shape if want else 0, dtype=dtype) for side, want in sides]
     return [*grads, call.x.new_empty(2, dtype=wide_dtype(call.x.device))]
+
+
+def found_times(parts, grad, wants):
+    """`multiplied` of the gradients that a forward pass has found, by that of its loss.
+
+    In their place where the graph ends with this backward pass: nobody asks for them again.
+    """
+    kept = torch._C._autograd._get_current_graph_task_keep_graph
+    again = torch.compiler.is_compiling() or kept()
+    if not again and type(grad) is Tensor and grad.device.type == "cpu" and grad.item() == 1:
+        return parts
+    return multiplied(parts, grad, wants, spent=not again)
 
 
 def gradients_of(ctx, parts, count):

@@ -103,11 +103,17 @@ class Products:
         if want_x and spent and fits and not call.together:
             self.grad_x = unit_x
         else:
-            self.grad_x = unit_x.new_empty(unit_x.shape if want_x else 0, dtype=dtype)
-        # The first band of rows writes it; one rank of a group may have no rows.
-        make = unit_y.new_empty if len(unit_x) else unit_y.new_zeros
-        self.grad_y = make(unit_y.shape if self.wants[1] else 0, dtype=dtype)
+            self.grad_x = self._memory(call, unit_x, want_x, dtype)
+        self.grad_y = self._memory(call, unit_y, self.wants[1], dtype)
+        if not len(unit_x):  # one rank of a group; else the first band of rows writes it
+            self.grad_y.zero_()
         self.row_begun = -1
+
+    @staticmethod
+    def _memory(call, rows, wanted, dtype):
+        if not wanted:
+            return rows.new_empty(0, dtype=dtype)
+        return call.backend.gradient_rows(rows, dtype)
 
     def add(self, panel, block):
         rows, columns = block

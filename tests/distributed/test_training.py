@@ -1,11 +1,7 @@
 """Training on two processes is training on one; micro-batches change nothing."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
+import warnings
 
 import pytest
 import torch
@@ -16,7 +12,9 @@ from fastsim.encoders.encoder import Encoder
 from fastsim.training import demo
 from fastsim.training.run import Options, train
 from tests import models
+from tests.distributed import sharded
 from tests.training.pictures import leave_empty
+from tests.training.processes import run_together
 
 KEPT, HELD = demo.situations()
 TUPLES = [{"anchor": one, "positive": same, "negative": other} for one, same, other, _ in KEPT[:20]]
@@ -46,18 +44,6 @@ RUNS = {
     },
 }
 
-WORK = """
-import sys, warnings
-warnings.simplefilter("ignore")
-from fastsim.training.run import Options, train
-from tests.training.pictures import leave_empty
-leave_empty()
-if sys.argv[2] != "plain":
-    from tests.distributed import sharded
-    sharded.on_cpus()
-for options in eval(open(sys.argv[1]).read()):
-    train(Options(**options))
-"""
 # How accelerate's configuration reaches a process that `accelerate launch` starts.
 SHARDED = {
     "fsdp": {
@@ -125,38 +111,33 @@ def trained(calm, tmp_path_factory):
             if "micro_batch_size" in RUNS[name][2]:
                 train(Options(**options(name, "whole", micro_batch_size=None)))
     (folder / "two").mkdir()
-    start_two(folder, [options(name, "two") for name in RUNS])
+    run_together(folder / "two", train_all, [options(name, "two") for name in RUNS], False)
     return folder, options
 
 
 @pytest.fixture(scope="module", params=SHARDED)
-def sharded(request, trained):
+def in_shards(request, trained):
     """Folder of the runs by one process and by two that share the weights."""
     if request.param == "deepspeed":
         pytest.importorskip("deepspeed")
     folder, options = trained
-    (folder / request.param).mkdir()
+    place = folder / request.param
+    place.mkdir()
     asked = [options(name, request.param) for name in OF_SHARDED]
     asked[0] |= {"eval": asked[0]["train"], "eval_steps": 7}
-    start_two(folder, asked, request.param, SHARDED[request.param])
+    run_together(place, train_all, asked, True, environment=SHARDED[request.param])
     return folder, request.param
 
 
-def start_two(folder, options, kind="plain", more=()):
-    """Two processes that train by these options, one after the other."""
-    work = folder / "work.py"
-    work.write_text(WORK)
-    asked = folder / f"options-{kind}"
-    asked.write_text(repr(options))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-    command += [f"--master-port={port}", str(work), str(asked), kind]
-    root = str(Path(__file__).parents[2])  # of the tests, of which the processes import a part
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": root} | dict(more)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr[-6000:]
+def train_all(options, shards):
+    """What each process does: it trains by these options, one after the other."""
+    warnings.simplefilter("ignore")
+    leave_empty()
+    if shards:
+        sharded.on_cpus()
+    for each in options:
+        train(Options(**each))
+    assert torch.distributed.get_world_size() == 2
 
 
 def parameters(folder):
@@ -200,9 +181,9 @@ def test_micro_batches_train_the_same_model(name, trained, calm):
 
 
 @pytest.mark.parametrize("name", OF_SHARDED)
-def test_processes_that_share_the_weights_train_the_model_of_one(name, sharded, calm):
+def test_processes_that_share_the_weights_train_the_model_of_one(name, in_shards, calm):
     """By accelerate's configuration, FSDP2 and ZeRO-2; what is written and evaluated is whole."""
-    folder, kind = sharded
+    folder, kind = in_shards
     one, two = (parameters(folder / place / name) for place in ("one", kind))
     assert_same(one, two, parameters(calm))
     about = json.loads((folder / kind / name / "fastsim_training.json").read_text())

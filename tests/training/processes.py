@@ -1,4 +1,4 @@
-"""Training runs in processes of their own, which a test may kill.
+"""Training runs in processes of their own, which a test may kill, or several as one group.
 
 They are forked from one process that has imported what training needs, so that importing costs its
 seconds once.
@@ -6,19 +6,29 @@ seconds once.
 
 import multiprocessing
 import os
+import socket
+import time
+from multiprocessing.connection import wait
+
+import torch
 
 from fastsim.training import report_lines, stopping, trainer  # noqa: F401 - for the forks
 from fastsim.training.run import train
 from tests.training.pictures import leave_empty
 
+LIMIT = 400  # seconds of a group
 CONTEXT = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
 
 
 def start(options, said):
     """A process that runs `train(options)`; what it says goes to the file `said`."""
+    return _start(_train, options, str(said))
+
+
+def _start(function, *arguments):
     if CONTEXT.get_start_method() == "forkserver":
         CONTEXT.set_forkserver_preload([__name__])
-    process = CONTEXT.Process(target=_train, args=(options, str(said)))
+    process = CONTEXT.Process(target=function, args=arguments)
     process.start()
     return process
 
@@ -28,3 +38,44 @@ def _train(options, said):
         os.dup2(handle.fileno(), 2)
     leave_empty()
     train(options)
+
+
+def run_together(folder, function, *arguments, count=2, environment=()):
+    """function(*arguments) in processes that find each other as those of torchrun do.
+
+    Returns what each of them printed. What they say is in `folder`; one that fails ends all.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, **dict(environment)}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    processes = [
+        _start(_run, common | {"RANK": rank, "LOCAL_RANK": rank}, str(folder), function, arguments)
+        for rank in range(count)
+    ]
+    end, running = time.monotonic() + LIMIT, processes
+    while running and time.monotonic() < end and not any(p.exitcode for p in processes):
+        wait([process.sentinel for process in running], timeout=1)
+        running = [process for process in running if process.exitcode is None]
+    for process in processes:
+        process.kill()
+        process.join()
+    said = [[(folder / f"{rank}.{kind}").read_text() for rank in range(count)] for kind in KINDS]
+    codes = [process.exitcode for process in processes]
+    assert codes == [0] * count, (
+        f"exit codes {codes} (-9: ended here)\n{[s[-6000:] for s in said[1]]}"
+    )
+    return said[0]
+
+
+KINDS = ("out", "err")
+
+
+def _run(environment, folder, function, arguments):
+    for number, kind in enumerate(KINDS, 1):
+        with open(f"{folder}/{environment['RANK']}.{kind}", "w") as handle:
+            os.dup2(handle.fileno(), number)
+    os.environ.update({name: str(value) for name, value in environment.items()})
+    torch.set_num_threads(1)
+    function(*arguments)

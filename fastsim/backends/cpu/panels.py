@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from fastsim.backends.cpu import amx, sizes
+from fastsim.backends.cpu import amx, memory, sizes
 from fastsim.backends.cpu.mirrored import Mirrored, mirrors
 from fastsim.backends.cpu.passes import forward_of, pair_arguments, write_score_grad
 from fastsim.backends.cpu.sweep import SWEPT, CpuSweep
@@ -19,6 +19,9 @@ class Panels:
 
     def whole_rows_fit(self, columns, device):
         return columns <= sizes.WIDEST
+
+    def gradient_rows(self, rows, dtype):
+        return memory.empty(rows.shape, dtype)
 
     def blocks(self, rows, columns, device, *, whole_rows=False, lower=False):
         shape = sizes.block_shape(rows, columns, whole_rows)

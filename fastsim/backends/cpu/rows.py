@@ -2,7 +2,7 @@
 
 import torch
 
-from fastsim.backends.cpu import amx
+from fastsim.backends.cpu import amx, memory
 from fastsim.operators import traced
 
 
@@ -10,12 +10,19 @@ def _with_positives(columns, first):
     return torch.stack([torch.arange(first, first + len(columns)), columns])
 
 
+def _through_unit_rows(grad_unit, x, inverse, factor, grad):
+    """unit . grad_unit (N,); writes dL/dx to `grad`, which may be `grad_unit` itself."""
+    dots = torch.empty_like(inverse)
+    torch.ops.fastsim_cpu.unit_rows_backward(grad_unit, x, inverse, factor.item(), grad, dots)
+    return dots
+
+
 class Rows:
     """The part of `CpuBackend` that looks at rows, and at all scores of few of them."""
 
     def unit_rows(self, x, dtype=None):
         dtype = dtype or torch.promote_types(x.dtype, torch.float32)
-        unit = torch.empty(x.shape, dtype=dtype)
+        unit = memory.empty(x.shape, dtype)
         inverse = torch.empty(x.shape[0], dtype=dtype)
         torch.ops.fastsim_cpu.unit_rows(x, unit, inverse)
         return unit, inverse
@@ -24,10 +31,13 @@ class Rows:
         return amx.Rows.of(x) if amx.parts(x.dtype) else self.unit_rows(x)
 
     def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
-        grad = torch.empty(x.shape, dtype=dtype)
-        dots = torch.empty_like(inverse)
-        torch.ops.fastsim_cpu.unit_rows_backward(grad_unit, x, inverse, factor.item(), grad, dots)
-        return grad, dots
+        grad = memory.empty(x.shape, dtype)
+        return grad, _through_unit_rows(grad_unit, x, inverse, factor, grad)
+
+    def tile_rows_backward(self, grad_rows, x, inverse, factor, dtype):
+        if grad_rows.dtype != dtype:
+            return self.unit_rows_backward(grad_rows, x, inverse, factor, dtype)
+        return grad_rows, _through_unit_rows(grad_rows, x, inverse, factor, grad_rows)
 
     def prefix_rows(self, x, before):
         if amx.parts(x.dtype):
@@ -117,8 +127,14 @@ class Rows:
     def row_terms_backward(self, grad_pairs, grad_sums, x, y, columns, first, wants):
         columns = _with_positives(columns, first)
         x, y = x.contiguous(), y.contiguous()
-        grad_x = torch.outer(grad_sums, y.sum(0)) if wants[0] else None
-        grad_y = torch.mv(x.T, grad_sums).repeat(len(y), 1) if wants[1] else None
+        grad_x, grad_y = (
+            memory.empty(side.shape, side.dtype) if want else None
+            for side, want in zip((x, y), wants, strict=True)
+        )
+        if wants[0]:
+            torch.outer(grad_sums, y.sum(0), out=grad_x)
+        if wants[1]:
+            grad_y.copy_(torch.mv(x.T, grad_sums).expand(y.shape))
         torch.ops.fastsim_cpu.chosen_rows_backward(
             grad_pairs.contiguous(), None, x, y, columns, grad_x, grad_y
         )

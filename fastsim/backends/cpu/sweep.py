@@ -85,7 +85,7 @@ class CpuSweep:
         ]
         if not dots:
             of_sides[4:] = None, None
-        return _Steps(None, False, *of_sides)
+        return _Steps(*of_sides)
 
 
 def _by_width(state):

@@ -2,7 +2,7 @@
 
 import torch
 
-from fastsim.backends.cpu import amx
+from fastsim.backends.cpu import amx, memory
 
 ODD = 16  # columns of padding
 
@@ -13,7 +13,7 @@ def panel_memory(unit_y, tall, wide):
     Off a power of two, so that a column of the panel spreads over the cache's sets.
     """
     compute = torch.promote_types(unit_y.dtype, torch.float32)
-    return unit_y.new_empty((tall, wide + ODD), dtype=compute)
+    return memory.empty((tall, wide + ODD), compute)
 
 
 def panel_in(memory, block, first=0):
@@ -42,7 +42,7 @@ class Workspace:
     def _packed(self):
         columns, width = self.columns.shape
         group = torch.ops.fastsim_cpu.panel_columns(self.columns.dtype == torch.float32)
-        packed = self.columns.new_empty(-(-columns // group) * group, width)
+        packed = memory.empty((-(-columns // group) * group, width), self.columns.dtype)
         torch.ops.fastsim_cpu.pack_panels(self.columns, packed)
         return packed
 
