@@ -21,6 +21,7 @@ class Backend:
     # Distinct targets up to which sums per level are cheaper than a sort of all entries.
     most_levels = 256
     weighs_whole = False  # whether `whole` takes a weight for each row
+    observes_whole = False  # whether `whole` looks at scores for `fastsim.metrics`
     keeps_scores = False  # whether `forward` leaves scores for the score gradients that follow it
     observes = False  # whether it looks at scores for `fastsim.metrics`, where `Tile.seen` is given
 

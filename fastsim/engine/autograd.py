@@ -214,7 +214,8 @@ class SmallLoss(NamedTuple):
 
     def serves(self, x, y):
         """Whether that is how rows of these sizes are served."""
-        return is_small(self.tile, x, y, self.weights, self.backend)
+        observed = self.measured and watched()
+        return is_small(self.tile, x, y, self.weights, self.backend, observed=observed)
 
     def __call__(self, x, y):
         y = None if y is x else y

@@ -133,7 +133,7 @@ class Products:
         return self.grad_x, self.grad_y
 
 
-def is_small(tile, x, y, weights, backend):
+def is_small(tile, x, y, weights, backend, *, observed=False):
     """Whether one call of the backend makes the loss, with its gradients.
 
     Of a small batch the operator's arguments would take longer than the loss.
@@ -141,7 +141,8 @@ def is_small(tile, x, y, weights, backend):
     if traced():
         return False
     columns = (x if y is None else y).shape[0]
-    return takes_whole(tile, x.shape[0], columns, x.shape[1], weights, backend)
+    sizes = x.shape[0], columns, x.shape[1]
+    return takes_whole(tile, *sizes, weights, backend, observed=observed)
 
 
 def in_one_call(tile, x, y, scale, bias, weights, wants, backend):
@@ -165,7 +166,8 @@ def forward(*arguments):
     call = Call(TileArguments(*arguments))
     with without_autocast(call.x.device.type):
         sizes = call.x.shape[0], call.y.shape[0], call.x.shape[1]
-        if takes_whole(call.tile, *sizes, call.weights, call.backend):
+        observed = call.seen is not None
+        if takes_whole(call.tile, *sizes, call.weights, call.backend, observed=observed):
             tile, y = call.first_look, None if call.together else call.y
             products = call.products if any(call.wants) else None
             given = call.x, y, tile.scale, tile.bias, call.weights
@@ -231,12 +233,15 @@ def in_panels():
         _panels_alone.pop()
 
 
-def takes_whole(tile, rows, columns, width, weights, backend):
+def takes_whole(tile, rows, columns, width, weights, backend, *, observed=False):
     """Whether one call of the backend does it all: loss, gradients, everything between.
 
-    weights: of the losses, None for the losses themselves.
+    weights: of the losses, None for the losses themselves. observed: whether `fastsim.metrics` sees
+    the scores.
     """
     if weights is None or tile.group or _panels_alone:
+        return False
+    if observed and not backend.observes_whole:
         return False
     if isinstance(weights, torch.Tensor) and weights.ndim and not backend.weighs_whole:
         return False

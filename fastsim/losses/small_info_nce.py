@@ -58,7 +58,7 @@ def small_info_nce(
             symmetric=options["symmetric"],
             cosine=similarity == "cosine",
         )
-        if not is_small(tile, anchors, candidates, weight, backend):
+        if not is_small(tile, anchors, candidates, weight, backend, observed=watched()):
             return None
         given = {"tile": tile, "scale": scale, "weight": weight, "backend": backend}
         given |= {"options": options, "formula": formula}

@@ -36,6 +36,7 @@ class SmallBatch:
     """The part of `CpuBackend` that serves a small batch in one call."""
 
     weighs_whole = True
+    observes_whole = True
 
     def serves_whole(self, tile, rows, columns, width):
         pairs = tile.pairs

@@ -14,6 +14,7 @@ from torch.nn.functional import log_softmax
 
 from fastsim.backends.torch import compiled, panels
 from fastsim.backends.torch.block import LEFT_OUT, Block
+from fastsim.backends.torch.observe import observe
 from fastsim.precision import inverse_norms, wide_dtype
 from fastsim.reduce import softplus
 
@@ -37,9 +38,11 @@ class Scored(NamedTuple):
 class SmallBatch:
     """The part of `TorchBackend` that serves a small batch."""
 
+    observes_whole = True
+
     def serves_whole(self, tile, rows, columns, width):
         pairs = tile.pairs
-        if tile.kind not in _LOSSES or not tile.cosine or tile.seen is not None:
+        if tile.kind not in _LOSSES or not tile.cosine:
             return False
         if pairs.dense is not None or pairs.untargeted or pairs.sliced or not pairs.plain:
             return False
@@ -64,6 +67,8 @@ class SmallBatch:
         scores = _product(sides[0], sides[1].t(), unit.dtype)
         place = slice(0, scores.shape[0]), slice(0, scores.shape[1])
         block = Block.of(tile.pairs, place, scores, scores.shape[1], None, None)
+        if tile.seen is not None:
+            observe(block, tile.seen)
         block.leave_out()
         found = _LOSSES[tile.kind](tile, block, scale, bias, wants is not None)
         loss = (found.losses.sum(dtype=wide_dtype(x.device)) * weights).to(unit.dtype)
