@@ -15,9 +15,12 @@ from tests.cases import (
     is_euclidean,
     takes_backend,
 )
+from tests.losses.rounding import moves
+from tests.measure import ROUNDINGS
 
 BACKENDS = tuple(fastsim.backends())
 TILES = [case for case in CASES if case.tile]
+SHAPE = (6, 9, 4)
 
 
 def run(case, tensors, others, options, backend):
@@ -164,21 +167,22 @@ def laid_out(value, layout):
 @pytest.mark.parametrize("case", WITH_ROWS, ids=repr)
 def test_layouts(case, backend, layout, usable):
     usable(backend)
-    tensors, others, options = inputs(case, (6, 9, 4), torch.float32, seed=4)
+    tensors, others, options = inputs(case, SHAPE, torch.float32, seed=4)
     chosen = {"backend": backend} if takes_backend(case) else {}
     others, options = laid_out(others, layout), laid_out(options, layout)
     laid = [t if t is None else LAYOUTS[layout](t).detach().requires_grad_() for t in tensors]
     plain = [t if t is None else t.detach().contiguous().requires_grad_() for t in laid]
     for one, other in zip(laid, plain, strict=True):
         assert one is None or torch.equal(one, other)
-    values = [case.loss(*side, *others, **options, **chosen) for side in (laid, plain)]
-    torch.testing.assert_close(*values)
-    grads = [
-        torch.autograd.grad(value, [t for t in side if t is not None])
-        for value, side in zip(values, (laid, plain), strict=True)
-    ]
-    for one, other in zip(*grads, strict=True):
-        torch.testing.assert_close(one, other)
+    found = []
+    for side in (laid, plain):
+        value = case.loss(*side, *others, **options, **chosen)
+        found.append([value, *torch.autograd.grad(value, [t for t in side if t is not None])])
+    eps, moved = torch.finfo(torch.float32).eps, moves(case.name, SHAPE, 4, None)
+    # Another layout may round otherwise, and so may either of the two.
+    for one, other, move in zip(*found, moved, strict=True):
+        allowed = 4 * eps * (other.abs().max().item() + ROUNDINGS * move)
+        assert (one - other).abs().max() <= allowed
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -7,7 +7,8 @@ import torch
 
 import fastsim
 from tests.cases import BY_NAME, CASES, SHAPES, call, inputs, takes_backend
-from tests.measure import assert_close, conditioning
+from tests.losses.rounding import dense_options, moves
+from tests.measure import assert_close
 
 BACKENDS = tuple(fastsim.backends())
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -38,29 +39,6 @@ def oracle_of(case, others, options, reduction):
         return [value, *grads]
 
     return results, lambda: size
-
-
-@functools.lru_cache(maxsize=64)
-def moves(name, shape, seed, reduction):
-    """What a relative change of 1 of the inputs does to value and gradients, whatever the dtype.
-
-    By the dense formula in float64: the oracle's loops would say the same, many times as slowly.
-    """
-    case = BY_NAME[name]
-    tensors, others, options = inputs(case, shape, torch.float64, seed)
-    options = dense_options(case, options, reduction)
-
-    def results(moved):
-        value, grads = call(case.loss, moved, others, options)
-        return [value, *grads]
-
-    return conditioning(results, tensors)
-
-
-def dense_options(case, options, reduction):
-    """Options of the dense formula."""
-    chosen = {"backend": "eager"} if takes_backend(case) else {}
-    return options | chosen | ({} if reduction is None else {"reduction": reduction})
 
 
 @functools.lru_cache(maxsize=64)
