@@ -170,7 +170,8 @@ def forward(*arguments):
         if takes_whole(call.tile, *sizes, call.weights, call.backend, observed=observed):
             tile, y = call.first_look, None if call.together else call.y
             products = call.products if any(call.wants) else None
-            given = call.x, y, tile.scale, tile.bias, call.weights
+            # As tensors, of which a backend finds the gradients.
+            given = call.x, y, call.arguments.scale, call.arguments.bias, call.weights
             loss, *found = call.backend.whole(tile, *given, products)
             if any(call.wants):
                 dtype = compute_dtype(call.x)

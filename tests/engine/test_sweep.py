@@ -35,7 +35,7 @@ NOT_SERVED = ("info_nce-above", "info_nce-smooth", "info_nce-guide", "nt_xent", 
 @pytest.fixture(autouse=True)
 def large(monkeypatch):
     """No batch counts as small."""
-    monkeypatch.setattr(autograd, "is_small", lambda *_: False)
+    monkeypatch.setattr(autograd, "is_small", lambda *_, **__: False)
 
 
 def in_one_sweep(loss, *, served=True):

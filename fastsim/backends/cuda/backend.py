@@ -55,6 +55,9 @@ class CudaBackend(TritonBackend):
     def kinds(self):
         return cuda_passes.KINDS
 
+    def serves_whole(self, tile, rows, columns, width):
+        return False  # one call for a small batch is Triton kernels, which this does without
+
     def unit_rows(self, x, dtype=None):
         return cuda_passes.unit_rows(x, dtype)
 
