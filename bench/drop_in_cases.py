@@ -3,13 +3,13 @@
 The adapters of fastsim/benchmark/baselines cover the others.
 """
 
-import functools
 import importlib
 
 import torch
 
 from fastsim.benchmark.baselines import pytorch_metric_learning, sentence_transformers
 from fastsim.benchmark.baselines.baseline import Baseline, made
+from fastsim.benchmark.baselines.sentence_transformers import Given
 from fastsim.benchmark.cases import MEMBERS, Case
 
 DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
@@ -42,35 +42,6 @@ def _guided(columns):
         return leaves, (torch.nn.functional.one_hot(groups),)
 
     return make
-
-
-class Given(torch.nn.Module):
-    """Stands in for an encoder: the features hold the embeddings."""
-
-    device, max_seq_length = torch.device("cpu"), 64
-
-    def __init__(self, name="embeddings"):
-        super().__init__()
-        self.name = name
-
-    def forward(self, features):
-        return {"sentence_embedding": features[self.name]}
-
-    def __getitem__(self, index):
-        return self
-
-    @property
-    def tokenizer(self):
-        return _tokenizer()
-
-
-@functools.cache
-def _tokenizer():
-    """Any at all: the losses with a guide compare those of the two encoders."""
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"word": 0})))
 
 
 def _embedded(name, **fixed):

@@ -15,9 +15,9 @@ import torch
 from torch.nn.functional import cross_entropy, normalize
 
 import fastsim
-from bench.drop_in_cases import Given
 from fastsim.benchmark.baselines import memeff
 from fastsim.benchmark.baselines.baseline import Baseline, gpu_or_interpreted
+from fastsim.benchmark.baselines.sentence_transformers import Given
 from fastsim.benchmark.cases import Case
 
 WIDTHS = 64, 128  # memeff takes multiples of 64

@@ -13,11 +13,11 @@ import time
 import click
 import torch
 
-from bench.drop_in_cases import Given
 from bench.results import read, write
 from bench.tables import NOTHING, markdown, milliseconds
 from fastsim import losses
 from fastsim.benchmark import results, timing
+from fastsim.benchmark.baselines import sentence_transformers as peer
 from fastsim.benchmark.calls import runnable
 from fastsim.benchmark.cases import CASES
 
@@ -33,26 +33,11 @@ MODULES = {
 }
 
 
-class _Given(Given):
-    def get_embedding_dimension(self):
-        return WIDTHS[0]
-
-
 def width_by_width(loss, given):
     def call(*leaves):
         return sum(loss(*(leaf[:, :width] for leaf in leaves), *given) for width in WIDTHS)
 
     return call
-
-
-def sentence_transformers_loss(problem):
-    """call(*leaves) of their loss of prefixes."""
-    from sentence_transformers.sentence_transformer import losses as theirs
-
-    given, scale = _Given(), 1 / problem.options["temperature"]
-    inner = theirs.MultipleNegativesRankingLoss(given, scale=scale)
-    loss = theirs.MatryoshkaLoss(given, inner, list(WIDTHS))
-    return lambda *leaves: loss([{"embeddings": leaf} for leaf in leaves], None)
 
 
 def calls(name, problem):
@@ -67,7 +52,7 @@ def calls(name, problem):
         "eager torch": width_by_width(dense, given),
     }
     if name == "info_nce":
-        found["sentence-transformers"] = sentence_transformers_loss(problem)
+        found["sentence-transformers"] = peer.info_nce_prefixes(peer.theirs, problem)
     return found
 
 

@@ -11,6 +11,10 @@ enum class Skip { nothing, diagonal, lower };
 // The dtypes that embeddings and dense targets may have.
 enum class Dtype { int8, uint8, int16, int32, int64, float16, bfloat16, float32, float64 };
 
+// The dtype of T, float or double.
+template <class T>
+inline constexpr Dtype kDtypeOf = sizeof(T) == sizeof(float) ? Dtype::float32 : Dtype::float64;
+
 inline int64_t bytes_of(Dtype dtype) {
   switch (dtype) {
     case Dtype::int8:

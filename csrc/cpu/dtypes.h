@@ -76,8 +76,7 @@ void load(const Matrix& m, int64_t row, int64_t column, int64_t count, T* out) {
 // The same, where they lie if that is as a row of T, else in `out`.
 template <class T>
 const T* read(const Matrix& m, int64_t row, int64_t column, int64_t count, T* out) {
-  constexpr Dtype own = sizeof(T) == sizeof(float) ? Dtype::float32 : Dtype::float64;
-  if (m.dtype == own && m.column_stride == 1) {
+  if (m.dtype == kDtypeOf<T> && m.column_stride == 1) {
     return static_cast<const T*>(m.data) + row * m.row_stride + column;
   }
   load(m, row, column, count, out);

@@ -102,15 +102,6 @@ int64_t winner(const Winners<T>& w, int64_t document, int64_t token) {
                 : static_cast<const int16_t*>(w.places)[at];
 }
 
-// Row `row` of a matrix in the compute type: itself, or a copy in `chunk`.
-template <class T>
-const T* row_of(const Matrix& x, int64_t row, int64_t width, T* chunk) {
-  const bool same = x.dtype == (sizeof(T) == sizeof(float) ? Dtype::float32 : Dtype::float64);
-  if (same && x.column_stride == 1) return static_cast<const T*>(x.data) + row * x.row_stride;
-  load(x, row, 0, width, chunk);
-  return chunk;
-}
-
 template <class T>
 void add_row(T* out, const T* row, T factor, int64_t width) {
 #pragma omp simd
@@ -131,7 +122,7 @@ void max_sim_queries(const Winners<T>& w, void* grad, Dtype dtype, T* memory, in
       if (place < 0) continue;
       const int64_t row = w.document_starts[w.own ? query * w.documents + document : document] + place;
       const T factor = w.grad[query * w.documents + document];
-      add_row(sum, row_of(w.y, row, w.width, chunk), w.inverse_y ? factor * w.inverse_y[row] : factor,
+      add_row(sum, read(w.y, row, 0, w.width, chunk), w.inverse_y ? factor * w.inverse_y[row] : factor,
               w.width);
     }
     token_gradient(w.x, token, w.width, w.inverse_x, w.mask_x, sum, chunk, grad, dtype);
@@ -154,7 +145,7 @@ void max_sim_documents(const Winners<T>& w, void* grad, Dtype dtype, T* memory, 
       const int64_t place = winner(w, document, token);
       if (place < 0) continue;
       const T factor = w.grad[w.query_of[token] * w.documents + document];
-      add_row(memory + place * w.width, row_of(w.x, token, w.width, chunk),
+      add_row(memory + place * w.width, read(w.x, token, 0, w.width, chunk),
               w.inverse_x ? factor * w.inverse_x[token] : factor, w.width);
     }
     for (int64_t place = 0; place < count; ++place) {

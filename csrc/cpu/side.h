@@ -51,8 +51,7 @@ class Side {
     Sum sum;
     if (cosine_) {
       Scratch<T> dots(count);
-      const Dtype dtype = sizeof(T) == sizeof(float) ? Dtype::float32 : Dtype::float64;
-      through_unit_rows<T>(grad, from_, count, width, inverse_, T(1), grad, dtype, dots);
+      through_unit_rows<T>(grad, from_, count, width, inverse_, T(1), grad, kDtypeOf<T>, dots);
       for (int64_t i = 0; i < count; ++i) sum += dots[i];
       return sum;
     }

@@ -87,12 +87,13 @@ void move_scores(const Block<T>& b, const T* column_bias, T scale, const T* row_
   }
 }
 
-// The names are those of fastsim/tile.py and fastsim/pairs.py. Without y, x is held against itself.
+// The names are those of fastsim/tile.py and fastsim/pairs. Without y, x is held against itself.
 // exclude_above: infinity for none. guide_rows (N, E), guide_columns (M, E): the same rows by a guide.
 // factor_rows (N, E), factor_columns (M, E): the targets are their products, or with factor_cosine
-// their cosines. weights (N,) weigh the losses of the rows; without, `weight` all of them. grad_x (N, D) and grad_y (M, D) are written in the compute type
-// where given; without y, grad_x holds both shares. `total`: the weighted sum of the losses, in that
-// type too; `parameters` (2,): its derivatives by scale, right where a gradient is given, and by bias.
+// their cosines. weights (N,) weigh the losses of the rows; without, `weight` all of them. grad_x (N, D)
+// and grad_y (M, D) are written in the compute type where given; without y, grad_x holds both shares.
+// `total`: the weighted sum of the losses, in that type too; `parameters` (2,): its derivatives by
+// scale, right where a gradient is given, and by bias.
 void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional column_ids,
            Optional row_groups, Optional column_groups, Optional dense, double negative_target,
            std::string skip, std::string kind, double scale, double bias, double margin,
@@ -117,8 +118,7 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
     if (factor_rows) {
       const Side<T> one(*factor_rows, factor_cosine), other(*factor_columns, factor_cosine);
       targets.emplace(one, b.rows, other, b.columns, one.width);
-      const Dtype dtype = sizeof(T) == sizeof(float) ? Dtype::float32 : Dtype::float64;
-      b.dense = {targets->block.scores, dtype, targets->block.stride, 1};
+      b.dense = {targets->block.scores, kDtypeOf<T>, targets->block.stride, 1};
     }
     if (std::isfinite(exclude_above)) leave_out_by_score(b, exclude_above);
     if (guide_rows) {

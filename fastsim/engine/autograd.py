@@ -13,6 +13,7 @@ backward pass computes the scores again.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -68,36 +69,47 @@ def tile_loss(
     Returns the compute type: float64 for float64 inputs, else float32; log-sum-exps, which are to
     be merged with others, are float64.
     """
-    given = (x, y, scale, bias, weights, batch, formula, backend)
-    asked = asked_widths() if summed else None
-    if asked is not None and _in_one_sweep(tile, x, y, weights, batch, backend):
+    y = None if y is x else y
+    asked, alone = asked_widths() if summed else None, batch is None or batch.group is None
+    if asked is not None and alone and _in_one_sweep(tile, x, y, weights, backend):
         return sweep_loss(asked, tile, x, y, scale, bias, weights, formula, backend)
     measured = measured and not tile.pairs.untargeted
-    other = None if y is x else y
     small = SmallLoss(tile, scale, bias, weights, formula, backend, measured)
-    if (batch is None or batch.group is None) and small.serves(x, other):
-        loss = small(x, other)
-        note((x, x if other is None else other), small, loss)
+    if alone and small.serves(x, y):
+        loss = small(x, y)
+        note((x, x if y is None else y), small, loss)
         return loss
-    if not (measured and watched()):
-        return _loss(tile, *given)
+    run = partial(
+        _loss,
+        x=x,
+        y=y,
+        scale=scale,
+        bias=bias,
+        weights=weights,
+        batch=batch,
+        formula=formula,
+        backend=backend,
+    )
+    return _watched(run, tile, x, y, batch, backend) if measured and watched() else run(tile)
+
+
+def _watched(run, tile, x, y, batch, backend):
+    """run(tile), whose scores `fastsim.metrics` sees."""
     not_compiled()
     seen = nothing_seen(x.shape[0], x.device)
-    loss = _loss(replace(tile, seen=seen), *given)
-    record(seen, x, other, cosine=tile.cosine, batch=batch, backend=backend)
+    loss = run(replace(tile, seen=seen))
+    record(seen, x, y, cosine=tile.cosine, batch=batch, backend=backend)
     return loss
 
 
-def _in_one_sweep(tile, x, y, weights, batch, backend):
-    """Whether a sweep over prefixes serves a loss, and pays."""
-    alone = batch is None or batch.group is None
-    if not alone or watched() or not serves(tile, x, weights, backend):
+def _in_one_sweep(tile, x, y, weights, backend):
+    """Whether a sweep over prefixes serves a loss of one process, and pays."""
+    if watched() or not serves(tile, x, weights, backend):
         return False
-    return not is_small(tile, x, None if y is x else y, weights, backend)
+    return not is_small(tile, x, y, weights, backend)
 
 
 def _loss(tile, x, y, scale, bias, weights, batch, formula, backend):
-    y = None if y is x else y
     alone = batch is None or batch.group is None
     scale, bias, weights = as_operands(x, scale, bias, weights)
     if not alone:
@@ -219,13 +231,9 @@ class SmallLoss(NamedTuple):
 
     def __call__(self, x, y):
         y = None if y is x else y
-        if not (self.measured and watched()):
-            return self._of(self.tile, x, y)
-        not_compiled()
-        seen = nothing_seen(x.shape[0], x.device)
-        loss = self._of(replace(self.tile, seen=seen), x, y)
-        record(seen, x, y, cosine=self.tile.cosine, batch=None, backend=self.backend)
-        return loss
+        if self.measured and watched():
+            return _watched(partial(self._of, x=x, y=y), self.tile, x, y, None, self.backend)
+        return self._of(self.tile, x, y)
 
     def _of(self, tile, x, y):
         _, scale, bias, weights, formula, backend, _ = self

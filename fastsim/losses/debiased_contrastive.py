@@ -117,7 +117,7 @@ def debiased_contrastive(
         scores = dense_cosines(anchors, batch.gather_columns(candidates), chosen)
         return batch.reduce(_losses(scores, pairs, temperature, tau_plus, beta), reduction)
     columns = torch.arange(batch.columns, device=anchors.device)
-    counts = negative_counts(pairs, batch.columns).to(compute_dtype(anchors))
+    counts = negative_counts(pairs, batch.columns, chosen).to(compute_dtype(anchors))
     prior = torch.stack([torch.zeros_like(counts) + tau_plus, counts], 1)
 
     def formula(scores, scale, _):

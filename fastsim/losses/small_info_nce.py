@@ -46,11 +46,12 @@ def small_info_nce(
     (N, K, D) and references (R, D) where `further` has them. options: the loss's own, as `formula`
     takes them, its specification.
     """
+    plain = not (further or label_smoothing)
+    if plain == (guide is None):
+        return None
     batch = join(None, "info_nce", anchors, candidates)
     weight = batch.row_weights(reduction, anchors)
-    if not (further or label_smoothing):
-        if guide is None:
-            return None
+    if plain:
         tile = Tile(
             "softmax",
             Pairs(_places(anchors)),
@@ -63,8 +64,6 @@ def small_info_nce(
         given = {"tile": tile, "scale": scale, "weight": weight, "backend": backend}
         given |= {"options": options, "formula": formula}
         return Prepared(partial(_guided, **given)), (anchors, candidates, *guide)
-    if guide is not None:
-        return None
     rest = options | {"reduction": reduction}
     numbers = scale, float(options["margin"]), float(label_smoothing)
     own, references = further.own_negatives, further.references

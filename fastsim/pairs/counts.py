@@ -12,13 +12,11 @@ def positive_counts(pairs, backend):
     return counts
 
 
-def negative_counts(pairs, columns):
+def negative_counts(pairs, columns, backend):
     """(N,) int64: how many of the columns are negatives of each row with its one positive."""
     counts = torch.full_like(pairs.positives, columns - 1)
     if pairs.row_ids is None:
         return counts
-    ids = pairs.column_ids.sort().values
-    first = torch.searchsorted(ids, pairs.row_ids)
-    equal = torch.searchsorted(ids, pairs.row_ids, right=True) - first
+    equal = backend.equal_counts(pairs.row_ids, pairs.column_ids)
     # The positive has its own id among them when its column carries the row's id.
     return counts - equal + (pairs.column_ids[pairs.positives] == pairs.row_ids)

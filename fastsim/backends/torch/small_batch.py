@@ -42,11 +42,7 @@ class SmallBatch:
 
     def serves_whole(self, tile, rows, columns, width):
         pairs = tile.pairs
-        if tile.kind not in _LOSSES or not tile.cosine:
-            return False
-        if pairs.dense is not None or pairs.untargeted or pairs.sliced or not pairs.plain:
-            return False
-        if tile.positive_weights is not None or pairs.skip == "lower" or columns < 2:
+        if tile.kind not in _LOSSES or not tile.plain_cosines or columns < 2:
             return False
         device = next(tensor for tensor in pairs.tensors() if tensor is not None).device
         scores = rows * columns

@@ -36,11 +36,7 @@ class SmallBatch:
         pairs = tile.pairs
         if tile.kind not in LARGEST or rows * columns > MOST or columns > WIDEST:
             return False
-        if 4 * rows * columns > panel_bytes(4 * MOST) or not tile.cosine:
-            return False
-        if pairs.dense is not None or pairs.untargeted or pairs.sliced or not pairs.plain:
-            return False
-        if tile.positive_weights is not None or pairs.skip == "lower":
+        if 4 * rows * columns > panel_bytes(4 * MOST) or not tile.plain_cosines:
             return False
         if tile.kind != "softmax" or pairs.one_positive:
             return pairs.distinct or not tile.symmetric

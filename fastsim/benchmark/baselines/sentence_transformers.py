@@ -43,20 +43,23 @@ def info_nce_directions(library, problem):
     return _embedded(_loss(library, name, scale=scale, directions=directions))
 
 
-class _Encoded(torch.nn.Module):
-    """An encoder whose features of that name are the embeddings, of so many numbers."""
+class Given(torch.nn.Module):
+    """Stands in for an encoder: features of that name are the embeddings, of `width` numbers."""
 
     device, max_seq_length = torch.device("cpu"), 64
 
-    def __init__(self, width, name="embeddings"):
+    def __init__(self, name="embeddings", width=None):
         super().__init__()
-        self.width, self.name = width, name
+        self.name, self.width = name, width
 
     def get_embedding_dimension(self):
         return self.width
 
     def forward(self, features):
         return {"sentence_embedding": features[self.name]}
+
+    def __getitem__(self, index):
+        return self
 
     @property
     def tokenizer(self):
@@ -74,7 +77,7 @@ def _tokenizer():
 
 def info_nce_prefixes(library, problem):
     scale, width = 1 / problem.options["temperature"], problem.leaves[0].shape[1]
-    encoder, losses = _Encoded(width), library()
+    encoder, losses = Given(width=width), library()
     loss = losses.MultipleNegativesRankingLoss(encoder, scale=scale)
     loss = losses.MatryoshkaLoss(encoder, loss, list(prefixes(width)))
     return lambda *leaves: loss([{"embeddings": leaf} for leaf in leaves], None)
@@ -82,7 +85,7 @@ def info_nce_prefixes(library, problem):
 
 def guided_info_nce(library, problem):
     guides = problem.given
-    encoders = (_Encoded(guides[0].shape[1], name) for name in ("embeddings", "guides"))
+    encoders = Given(), Given("guides")
     names = ("contrast_anchors", "contrast_positives")  # its defaults compare these too
     loss = library().GISTEmbedLoss(*encoders, **problem.options, **dict.fromkeys(names, False))
 
