@@ -40,6 +40,18 @@ struct Block {
     const int64_t column = positives[row] - column0;
     return column >= 0 && column < columns ? column : -1;
   }
+
+  // What decides the roles of the pairs without its first rows; the scores are another matter.
+  Block from_row(int64_t first) const {
+    const auto past = [first](const int64_t* of_rows) { return of_rows ? of_rows + first : nullptr; };
+    Block rest = *this;
+    rest.row0 += first;
+    rest.positives = past(positives);
+    rest.row_ids = past(row_ids);
+    rest.row_groups = past(row_groups);
+    if (dense.data) rest.dense = dense.from_row(first);
+    return rest;
+  }
 };
 
 // Running maximum (of scores) and sum of exponentials relative to it.

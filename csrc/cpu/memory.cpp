@@ -5,22 +5,27 @@
 #endif
 
 #include "operators.h"
+#include "scratch.h"
 
 namespace fastsim {
 
-namespace {
-
-// Asks the system for huge pages where the memory of a new tensor is. A panel's rows lie pages apart,
-// and so do those of the tile that a product writes: with small pages much of its time goes into
-// finding them. It is a wish: without huge pages everything is as it was.
-void huge_pages([[maybe_unused]] Tensor memory) {
+// A panel's rows lie pages apart, and so do those of the tile that a product writes: with small pages
+// much of its time goes into finding them. It is a wish: without huge pages everything is as it was.
+void ask_for_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<uintptr_t>(memory.mutable_data_ptr());
-  const uintptr_t end = begin + memory.numel() * memory.element_size();
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t end = begin + bytes;
   const uintptr_t first = (begin + page - 1) / page * page, last = end / page * page;
   if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
 #endif
+}
+
+namespace {
+
+// The memory of a new tensor.
+void huge_pages(Tensor memory) {
+  ask_for_huge_pages(memory.mutable_data_ptr(), memory.numel() * memory.element_size());
 }
 
 std::vector<Operator> operators() {

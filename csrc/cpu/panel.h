@@ -1,4 +1,4 @@
-// All scores of two sides of rows as one block, in memory for the time of a call.
+// Scores of two sides of rows, a band of rows at a time, in memory for the time of a call.
 #pragma once
 
 #include "passes.h"
@@ -9,25 +9,31 @@ namespace fastsim {
 template <class T>
 class Panel {
  public:
-  // x (rows, width) and y (columns, width), which may be one.
-  Panel(const T* x, int64_t rows, const T* y, int64_t columns, int64_t width)
-      : memory_(rows * stride(columns)) {
-    block.scores = memory_;
-    block.rows = rows;
-    block.columns = columns;
-    block.stride = stride(columns);
-    Scratch<T> packed(packed_rows<T>(columns) * width);
-    pack<T>(y, columns, width, packed);
-    fill_scores<T>(x, width, packed, block);
+  // x (rows, width) and y (columns, width), which may be one; tall: the rows of a band.
+  Panel(const T* x, int64_t rows, const T* y, int64_t columns, int64_t width, int64_t tall)
+      : x_(x), rows_(rows), columns_(columns), width_(width), tall_(std::min(rows, tall)),
+        packed_(packed_rows<T>(columns) * width), memory_(tall_ * stride()) {
+    pack<T>(y, columns, width, packed_);
   }
 
-  Block<T> block{};
+  // The scores of the band whose first row is `first`. all: what decides the roles of all pairs.
+  Block<T> band(int64_t first, const Block<T>& all) const {
+    Block<T> b = all.from_row(first);
+    b.scores = memory_;
+    b.stride = stride();
+    b.rows = std::min(tall_, rows_ - first);
+    b.columns = columns_;
+    fill_scores<T>(x_ + first * width_, width_, packed_, b);
+    return b;
+  }
 
  private:
   // Off a power of two, for the cache's sets.
-  static int64_t stride(int64_t columns) { return columns + kAligned / int64_t(sizeof(T)); }
+  int64_t stride() const { return columns_ + kAligned / int64_t(sizeof(T)); }
 
-  Scratch<T> memory_;
+  const T* x_;
+  const int64_t rows_, columns_, width_, tall_;
+  const Scratch<T> packed_, memory_;
 };
 
 }  // namespace fastsim

@@ -170,10 +170,11 @@ void hardest_pairs(Tensor x, Tensor groups, Tensor indices, Tensor distances, Te
     Scratch<T> moved(rows * width), offsets(rows);
     *output<T>(largest) = centre<T>(points, rows, nullptr, rows, width, moved, nullptr, offsets);
 
-    Panel<T> panel(moved, rows, moved, rows, width);
-    Block<T>& b = panel.block;
-    b.row_groups = b.column_groups = input<int64_t>(groups);
-    b.skip = Skip::diagonal;
+    Block<T> all{};
+    all.row_groups = all.column_groups = input<int64_t>(groups);
+    all.skip = Skip::diagonal;
+    const Panel<T> panel(moved, rows, moved, rows, width, rows);
+    const Block<T> b = panel.band(0, all);
 
     int64_t* found = output<int64_t>(indices);
     std::fill(found, found + 2 * rows, -1);

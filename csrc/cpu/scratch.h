@@ -10,12 +10,22 @@
 namespace fastsim {
 
 constexpr int64_t kAligned = 64;  // bytes: a vector, a line of the cache
+constexpr int64_t kHugePage = 2 << 20;
+
+// Asks the system for huge pages (memory.cpp).
+void ask_for_huge_pages(void* data, int64_t bytes);
+
+inline void* aligned_memory(int64_t bytes) {
+  void* data = std::aligned_alloc(kAligned, bytes);
+  if (data && bytes >= kHugePage) ask_for_huge_pages(data, bytes);
+  return data;
+}
 
 // Pieces of memory that a thread keeps from call to call, no more than kKept bytes each: the pages
 // of fresh memory cost a small batch more than its products.
 class Pieces {
  public:
-  static constexpr int64_t kKept = 1 << 20;
+  static constexpr int64_t kKept = 4 << 20;
 
   // One of at least so many bytes that is not in use, or -1.
   int take(int64_t bytes) {
@@ -27,7 +37,7 @@ class Pieces {
     if (found < 0 || bytes > kKept) return -1;
     Piece& piece = pieces_[found];
     if (piece.bytes < bytes) {
-      piece.memory.reset(std::aligned_alloc(kAligned, bytes));
+      piece.memory.reset(aligned_memory(bytes));
       piece.bytes = piece.memory ? bytes : 0;
       if (!piece.memory) return -1;
     }
@@ -62,7 +72,7 @@ class Scratch {
   explicit Scratch(int64_t count) {
     const int64_t bytes = (count * int64_t(sizeof(T)) + kAligned - 1) / kAligned * kAligned;
     place_ = pieces.take(bytes);
-    data_ = place_ < 0 ? std::aligned_alloc(kAligned, bytes) : pieces.data(place_);
+    data_ = place_ < 0 ? aligned_memory(bytes) : pieces.data(place_);
     STD_TORCH_CHECK(data_ || bytes == 0, "fastsim: out of memory");
   }
   ~Scratch() { place_ < 0 ? std::free(data_) : pieces.give_back(place_); }

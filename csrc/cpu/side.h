@@ -32,9 +32,10 @@ class Sum {
 template <class T>
 class Side {
  public:
-  Side(const Tensor& x, bool cosine)
-      : count(x.size(0)), width(x.size(1)), from_(matrix(x)), rows_(count * width),
-        inverse_(cosine ? count : 0), cosine_(cosine) {
+  // memory: null, or where the rows are to lie.
+  Side(const Tensor& x, bool cosine, T* memory = nullptr)
+      : count(x.size(0)), width(x.size(1)), from_(matrix(x)), own_(memory ? 0 : count * width),
+        rows_(memory ? memory : own_), inverse_(cosine ? count : 0), cosine_(cosine) {
     if (cosine) {
       make_unit_rows<T>(from_, count, width, rows_, inverse_);
       return;
@@ -46,7 +47,7 @@ class Side {
 
   operator const T*() const { return rows_; }
 
-  // dL/dx in the place of dL/drows; returns sum_i row_i . drow_i.
+  // dL/dx in the place of dL/drows, which may be where the unit rows were; returns sum_i row_i . drow_i.
   double finish(T* grad) const {
     Sum sum;
     if (cosine_) {
@@ -69,7 +70,9 @@ class Side {
 
  private:
   const Matrix from_;
-  Scratch<T> rows_, inverse_;
+  const Scratch<T> own_;
+  T* const rows_;
+  const Scratch<T> inverse_;
   const bool cosine_;
 };
 

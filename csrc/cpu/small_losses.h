@@ -38,6 +38,12 @@ struct Loss {
 // The loss, and what the panel of score gradients does not show of its derivatives.
 struct Result {
   Sum loss, scale_score_grad, bias_score_grad;
+
+  void operator+=(const Result& of_more_rows) {
+    loss += of_more_rows.loss;
+    scale_score_grad += of_more_rows.scale_score_grad;
+    bias_score_grad += of_more_rows.bias_score_grad;
+  }
 };
 
 // What a loss has of each row, null where it is not given: the weight of its loss; (N, 2) of
@@ -45,6 +51,11 @@ struct Result {
 template <class T>
 struct OfRows {
   const T *weights, *prior, *positive_weights;
+
+  OfRows from_row(int64_t first) const {
+    return {weights + first, prior ? prior + 2 * first : nullptr,
+            positive_weights ? positive_weights + first : nullptr};
+  }
 };
 
 template <class T>

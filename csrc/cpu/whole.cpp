@@ -1,5 +1,5 @@
-// Scores that are one block, and a loss of them with its gradient, in one operator. A small batch's
-// time is operator calls; here there is one.
+// A loss of the scores of two sides, with its gradient, in one operator. A small batch's time is
+// operator calls; here there is one.
 
 #include <cmath>
 #include <string>
@@ -37,7 +37,7 @@ Kind kind_of(const std::string& name) {
 }
 
 template <class T>
-void leave_out(const Block<T>& b, const T* guide, int64_t stride, const T* thresholds) {
+void leave_out_above(const Block<T>& b, const T* guide, int64_t stride, const T* thresholds) {
   over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
     kernels().of<T>().leave_out_above(b, guide, stride, thresholds, begin, end);
   });
@@ -51,28 +51,58 @@ void leave_out_by_score(const Block<T>& b, double margin) {
   for (int64_t i = 0; i < b.rows; ++i) {
     thresholds[i] = b.scores[i * b.stride + b.positives[i]] + T(margin);
   }
-  leave_out(b, b.scores, b.stride, thresholds.data());
+  leave_out_above(b, b.scores, b.stride, thresholds.data());
 }
 
-// Pairs but for a row's positive whose cosine by a guide is more than the margin above the positive's,
-// or, `relative`, than the margin times its size.
+// The same rows by a guide, whose cosines leave pairs out.
 template <class T>
-void leave_out_by_guide(const Block<T>& b, const Tensor& of_rows, const Tensor& of_columns,
-                        double margin, bool relative) {
-  STD_TORCH_CHECK(b.positives, "fastsim: whole: wanted positives");
-  const Side<T> rows(of_rows, true), columns(of_columns, true);
-  const Panel<T> panel(rows, b.rows, columns, b.columns, rows.width);
-  const Block<T>& guide = panel.block;
-  std::vector<T> kept(b.rows), thresholds(b.rows);
-  const auto positive = [&](int64_t i) -> T& { return b.scores[i * b.stride + b.positives[i]]; };
-  for (int64_t i = 0; i < b.rows; ++i) {
-    kept[i] = positive(i);
-    const T cosine = guide.scores[i * guide.stride + b.positives[i]];
-    thresholds[i] = cosine - (relative ? std::abs(cosine) : T(1)) * T(margin);
+class GuidePanel {
+ public:
+  GuidePanel(const Tensor& rows, const Tensor& columns, double margin, bool relative, int64_t tall)
+      : rows_(rows, true), columns_(columns, true),
+        panel_(rows_, rows_.count, columns_, columns_.count, rows_.width, tall), margin_(margin),
+        relative_(relative) {}
+
+  // Leaves out pairs of a band but for a row's positive whose cosine by the guide is more than the
+  // margin above the positive's, or, `relative`, than the margin times its size.
+  void leave_out(const Block<T>& b, int64_t first) const {
+    STD_TORCH_CHECK(b.positives, "fastsim: whole: wanted positives");
+    const Block<T> guide = panel_.band(first, {});
+    std::vector<T> kept(b.rows), thresholds(b.rows);
+    const auto positive = [&](int64_t i) -> T& { return b.scores[i * b.stride + b.positives[i]]; };
+    for (int64_t i = 0; i < b.rows; ++i) {
+      kept[i] = positive(i);
+      const T cosine = guide.scores[i * guide.stride + b.positives[i]];
+      thresholds[i] = cosine - (relative_ ? std::abs(cosine) : T(1)) * T(margin_);
+    }
+    leave_out_above(b, guide.scores, guide.stride, thresholds.data());
+    for (int64_t i = 0; i < b.rows; ++i) positive(i) = kept[i];
   }
-  leave_out(b, guide.scores, guide.stride, thresholds.data());
-  for (int64_t i = 0; i < b.rows; ++i) positive(i) = kept[i];
-}
+
+ private:
+  const Side<T> rows_, columns_;
+  const Panel<T> panel_;
+  const double margin_;
+  const bool relative_;
+};
+
+// Targets that are products of factors of the rows and of the columns, or their cosines.
+template <class T>
+class TargetPanel {
+ public:
+  TargetPanel(const Tensor& rows, const Tensor& columns, bool cosine, int64_t tall)
+      : rows_(rows, cosine), columns_(columns, cosine),
+        panel_(rows_, rows_.count, columns_, columns_.count, rows_.width, tall) {}
+
+  Matrix band(int64_t first) const {
+    const Block<T> targets = panel_.band(first, {});
+    return {targets.scores, kDtypeOf<T>, targets.stride, 1};
+  }
+
+ private:
+  const Side<T> rows_, columns_;
+  const Panel<T> panel_;
+};
 
 // Scores with what is added to the logits of a column and taken from the scores of a row.
 template <class T>
@@ -80,11 +110,13 @@ void move_scores(const Block<T>& b, const T* column_bias, T scale, const T* row_
   if (!column_bias && !row_shift) return;
   std::vector<T> biases(b.columns);
   for (int64_t j = 0; column_bias && j < b.columns; ++j) biases[j] = column_bias[j] / scale;
-  for (int64_t i = 0; i < b.rows; ++i) {
-    T* s = b.scores + i * b.stride;
-    const T shift = row_shift ? row_shift[i] : T(0);
-    for (int64_t j = 0; j < b.columns; ++j) s[j] = (s[j] + biases[j]) - shift;
-  }
+  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      T* s = b.scores + i * b.stride;
+      const T shift = row_shift ? row_shift[i] : T(0);
+      for (int64_t j = 0; j < b.columns; ++j) s[j] = (s[j] + biases[j]) - shift;
+    }
+  });
 }
 
 // The names are those of fastsim/tile.py and fastsim/pairs. Without y, x is held against itself.
@@ -92,6 +124,7 @@ void move_scores(const Block<T>& b, const T* column_bias, T scale, const T* row_
 // factor_rows (N, E), factor_columns (M, E): the targets are their products, or with factor_cosine
 // their cosines. weights (N,) weigh the losses of the rows; without, `weight` all of them. grad_x (N, D)
 // and grad_y (M, D) are written in the compute type where given; without y, grad_x holds both shares.
+// tall: of how many rows scores are in memory at a time; symmetric losses need those of all.
 // `total`: the weighted sum of the losses, in that type too; `parameters` (2,): its derivatives by
 // scale, right where a gradient is given, and by bias.
 void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional column_ids,
@@ -101,57 +134,59 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
            double exclude_above, Optional guide_rows, Optional guide_columns, double guide_margin,
            bool guide_relative, Optional column_bias, Optional row_shift, Optional factor_rows,
            Optional factor_columns, bool factor_cosine, Optional prior, Optional positive_weights,
-           Optional weights, double weight, Optional grad_x, Optional grad_y, Tensor total,
-           Optional parameters, Optional seen) {
+           Optional weights, double weight, int64_t tall, Optional grad_x, Optional grad_y,
+           Tensor total, Optional parameters, Optional seen) {
   const PairArguments pairs{positives,     row_ids, column_ids,      row_groups,
                             column_groups, dense,   negative_target, skip};
   with_type(total, [&](auto type) {
     using T = decltype(type);
-    const Side<T> rows(x, cosine);
+    T* const to_x = grad_x ? output<T>(*grad_x) : nullptr;
+    T* const to_y = grad_y ? output<T>(*grad_y) : nullptr;
+    // The gradient of a band takes the place of its unit rows, when nothing reads them any more.
+    const Side<T> rows(x, cosine, cosine && y ? to_x : nullptr);
     std::optional<Side<T>> others;
     if (y) others.emplace(*y, cosine);
     const Side<T>& columns = y ? *others : rows;
-    Panel<T> panel(rows, rows.count, columns, columns.count, rows.width);
-    Block<T>& b = panel.block;
-    take_pairs(pairs, b);
-    std::optional<Panel<T>> targets;
-    if (factor_rows) {
-      const Side<T> one(*factor_rows, factor_cosine), other(*factor_columns, factor_cosine);
-      targets.emplace(one, b.rows, other, b.columns, one.width);
-      b.dense = {targets->block.scores, kDtypeOf<T>, targets->block.stride, 1};
-    }
-    if (std::isfinite(exclude_above)) leave_out_by_score(b, exclude_above);
-    if (guide_rows) {
-      leave_out_by_guide(b, *guide_rows, *guide_columns, guide_margin, guide_relative);
-    }
-    if (seen) {
-      double* numbers = output<double>(*seen);
-      over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-        kernels().of<T>().observe(b, {.seen = numbers}, begin, end);
-      });
-    }
-    move_scores(b, input<T>(column_bias), T(scale), input<T>(row_shift));
+    const int64_t width = rows.width;
+    const Panel<T> panel(rows, rows.count, columns, columns.count, width, tall);
+    std::optional<TargetPanel<T>> targets;
+    if (factor_rows) targets.emplace(*factor_rows, *factor_columns, factor_cosine, tall);
+    std::optional<GuidePanel<T>> guide;
+    if (guide_rows) guide.emplace(*guide_rows, *guide_columns, guide_margin, guide_relative, tall);
 
+    Block<T> all{};
+    take_pairs(pairs, all);
     const Loss loss{kind_of(kind), scale,     bias,      margin,          positive_scale,
                     base,          normalise, symmetric, grad_x || grad_y};
-    check_targets(b, loss);
-    const std::vector<T> alike(weights ? 0 : b.rows, T(weight));
-    const T* of_rows = weights ? input<T>(*weights) : alike.data();
-    const Result result =
-        fused_pass<T>(b, loss, {of_rows, input<T>(prior), input<T>(positive_weights)});
-
+    STD_TORCH_CHECK(!symmetric || tall >= rows.count, "fastsim: whole: wanted all rows in a band");
+    const std::vector<T> alike(weights ? 0 : rows.count, T(weight));
+    const OfRows<T> of_all{weights ? input<T>(*weights) : alike.data(), input<T>(prior),
+                           input<T>(positive_weights)};
+    const T *bias_of_columns = input<T>(column_bias), *shift_of_rows = input<T>(row_shift);
+    Result result;
+    for (int64_t first = 0; first < rows.count; first += tall) {
+      Block<T> b = panel.band(first, all);
+      if (targets) b.dense = targets->band(first);
+      if (std::isfinite(exclude_above)) leave_out_by_score(b, exclude_above);
+      if (guide) guide->leave_out(b, first);
+      if (seen) {
+        double* numbers = output<double>(*seen) + first * kObserved;
+        over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+          kernels().of<T>().observe(b, {.seen = numbers}, begin, end);
+        });
+      }
+      move_scores(b, bias_of_columns, T(scale), shift_of_rows ? shift_of_rows + first : nullptr);
+      check_targets(b, loss);
+      result += fused_pass<T>(b, loss, of_all.from_row(first));
+      // The products with the unit rows of the band come before its gradient.
+      const T* band = rows + first * width;
+      if (to_y) multiply_panel<T>(b, band, width, to_y, true, first > 0);
+      if (to_x && !y) multiply_panel<T>(b, band, width, to_x, true, first > 0);
+      if (to_x) multiply_panel<T>(b, columns, width, to_x + first * width, false, !y);
+    }
     double along = 0;
-    if (grad_x) {
-      T* out = output<T>(*grad_x);
-      multiply_panel<T>(b, columns, rows.width, out, false, false);
-      if (!y) multiply_panel<T>(b, rows, rows.width, out, true, true);
-      along = rows.finish(out) / (y ? 1 : 2);
-    }
-    if (grad_y) {
-      T* out = output<T>(*grad_y);
-      multiply_panel<T>(b, rows, rows.width, out, true, false);
-      along = columns.finish(out);
-    }
+    if (to_x) along = rows.finish(to_x) / (y ? 1 : 2);
+    if (to_y) along = columns.finish(to_y);
     *output<T>(total) = T(result.loss);
     if (!parameters) return;
     double* score_grads = output<double>(*parameters);
@@ -168,7 +203,7 @@ std::vector<Operator> operators() {
                "bool cosine, float exclude_above, Tensor? guide_rows, Tensor? guide_columns, "
                "float guide_margin, bool guide_relative, Tensor? column_bias, Tensor? row_shift, "
                "Tensor? factor_rows, Tensor? factor_columns, bool factor_cosine, Tensor? prior, "
-               "Tensor? positive_weights, Tensor? weights, float weight, "
+               "Tensor? positive_weights, Tensor? weights, float weight, int tall, "
                "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y, Tensor(total!) total, "
                "Tensor(parameters!)? parameters, Tensor(seen!)? seen) -> ()"),
   };

@@ -126,6 +126,10 @@ class Backend:
         """Whether `sweep` serves a loss of inputs of that dtype."""
         return False
 
+    def sweep_pays(self, rows, columns):
+        """Whether a sweep over so many scores is faster than a loss of each width."""
+        return True
+
     def prefix_rows(self, x, before):
         """Columns x (N, d) of rows whose norms without them are `before` (N,), float64.
 
@@ -162,8 +166,11 @@ class Backend:
         """
         return None
 
-    def serves_whole(self, tile, rows, columns, width):
-        """Whether `whole` serves a loss over a matrix of that size, and pays."""
+    def serves_whole(self, tile, rows, columns, width, together):
+        """Whether `whole` serves a loss over a matrix of that size, and pays.
+
+        together: of rows with themselves.
+        """
         return False
 
     def whole(self, tile, x, y, scale, bias, weights, wants):
@@ -177,15 +184,15 @@ class Backend:
         """
         raise NotImplementedError
 
-    def whole_gradients(self, tile, grad, found, given, wants, dtype):
+    def whole_gradients(self, tile, grad, found, given, wants, dtype, *, spent=False):
         """dL/dx and dL/dy in `dtype` or the compute type, and (2,): dL/dscale and dL/dbias.
 
         grad: the gradient of what is made of the loss, (), or None for 1. found: what `whole` has
         returned beside the loss of `given`, its x, y, scale, bias and weights; here these gradients
         themselves, those of a side that is not wanted empty. wants: of x, y, scale, bias; what is
-        not wanted is not read and may be None.
+        not wanted is not read and may be None. spent: whether `found` may be overwritten.
         """
-        return found if grad is None else formulas.multiplied(found, grad, wants)
+        return found if grad is None else formulas.multiplied(found, grad, wants, spent=spent)
 
     def serves_further(self, rows, columns, width):
         """Whether `further` serves so many scores, those of all parts, and pays."""

@@ -28,6 +28,8 @@ from fastsim.engine.gradients import (
     dense_losses,
     fake_gradients,
     found_times,
+    graph_ends,
+    is_one,
     gradients_of,
     once_each,
     wants_of,
@@ -36,7 +38,7 @@ from fastsim.engine.passes import Call, backward, forward, in_one_call, is_small
 from fastsim.engine.prepared import note
 from fastsim.engine.ring import ring_tile_loss
 from fastsim.engine.sweep import asked_widths, serves, sweep_loss
-from fastsim.operators import define, differentiable_again
+from fastsim.operators import define, differentiable_again, traced
 from fastsim.precision import wide_dtype
 from fastsim.scores import compute_dtype
 from fastsim.tile import Tile
@@ -106,7 +108,7 @@ def _in_one_sweep(tile, x, y, weights, backend):
     """Whether a sweep over prefixes serves a loss of one process, and pays."""
     if watched() or not serves(tile, x, weights, backend):
         return False
-    return not is_small(tile, x, y, weights, backend)
+    return traced() or backend.sweep_pays(len(x), len(x if y is None else y))
 
 
 def _loss(tile, x, y, scale, bias, weights, batch, formula, backend):
@@ -270,5 +272,9 @@ class _SmallLoss(torch.autograd.Function):
         tensors, found = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
         pairs = zip(tensors, ctx.numbers, strict=True)
         given = [number if tensor is None else tensor for tensor, number in pairs]
-        parts = ctx.backend.whole_gradients(ctx.tile, grad, found, given, ctx.wants, ctx.dtypes[0])
+        spent = graph_ends()
+        grad = None if spent and is_one(grad) else grad
+        parts = ctx.backend.whole_gradients(
+            ctx.tile, grad, found, given, ctx.wants, ctx.dtypes[0], spent=spent
+        )
         return gradients_of(ctx, parts, 9)

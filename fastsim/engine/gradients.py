@@ -57,16 +57,24 @@ def fake_gradients(call, dtype):
     return [*grads, call.x.new_empty(2, dtype=wide_dtype(call.x.device))]
 
 
+def graph_ends():
+    """Whether the graph ends with this backward pass: nobody asks for its gradients again."""
+    kept = torch._C._autograd._get_current_graph_task_keep_graph
+    return not (torch.compiler.is_compiling() or kept())
+
+
+def is_one(grad):
+    """Whether the gradient of a loss is 1, where to look costs nothing."""
+    return type(grad) is Tensor and grad.device.type == "cpu" and grad.item() == 1
+
+
 def found_times(parts, grad, wants):
     """`multiplied` of the gradients that a forward pass has found, by that of its loss.
 
-    In their place where the graph ends with this backward pass: nobody asks for them again.
+    In their place where the graph ends here.
     """
-    kept = torch._C._autograd._get_current_graph_task_keep_graph
-    again = torch.compiler.is_compiling() or kept()
-    if not again and type(grad) is Tensor and grad.device.type == "cpu" and grad.item() == 1:
-        return parts
-    return multiplied(parts, grad, wants, spent=not again)
+    spent = graph_ends()
+    return parts if spent and is_one(grad) else multiplied(parts, grad, wants, spent=spent)
 
 
 def gradients_of(ctx, parts, count):

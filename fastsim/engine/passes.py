@@ -142,7 +142,7 @@ def is_small(tile, x, y, weights, backend, *, observed=False):
         return False
     columns = (x if y is None else y).shape[0]
     sizes = x.shape[0], columns, x.shape[1]
-    return takes_whole(tile, *sizes, weights, backend, observed=observed)
+    return takes_whole(tile, *sizes, y is None, weights, backend, observed=observed)
 
 
 def in_one_call(tile, x, y, scale, bias, weights, wants, backend):
@@ -165,7 +165,7 @@ def forward(*arguments):
     """[loss, if a gradient is wanted those of the inputs or the state, if observed `Tile.seen`]."""
     call = Call(TileArguments(*arguments))
     with without_autocast(call.x.device.type):
-        sizes = call.x.shape[0], call.y.shape[0], call.x.shape[1]
+        sizes = call.x.shape[0], call.y.shape[0], call.x.shape[1], call.together
         observed = call.seen is not None
         if takes_whole(call.tile, *sizes, call.weights, call.backend, observed=observed):
             tile, y = call.first_look, None if call.together else call.y
@@ -234,10 +234,10 @@ def in_panels():
         _panels_alone.pop()
 
 
-def takes_whole(tile, rows, columns, width, weights, backend, *, observed=False):
+def takes_whole(tile, rows, columns, width, together, weights, backend, *, observed=False):
     """Whether one call of the backend does it all: loss, gradients, everything between.
 
-    weights: of the losses, None for the losses themselves. observed: whether `fastsim.metrics` sees
+    together: of rows with themselves. weights: of the losses, None for the losses themselves. observed: whether `fastsim.metrics` sees
     the scores.
     """
     if weights is None or tile.group or _panels_alone:
@@ -246,7 +246,7 @@ def takes_whole(tile, rows, columns, width, weights, backend, *, observed=False)
         return False
     if isinstance(weights, torch.Tensor) and weights.ndim and not backend.weighs_whole:
         return False
-    return backend.serves_whole(tile, rows, columns, width)
+    return backend.serves_whole(tile, rows, columns, width, together)
 
 
 def at_once(call):

@@ -120,7 +120,8 @@ def full_triplet(
         and not isinstance(margin, torch.Tensor)
         and all(isinstance(n, int) for n in shape)
     )
-    if number and takes_whole(tile, *shape, weights, chosen, observed=watched()):
+    together = positives is anchors
+    if number and takes_whole(tile, *shape, together, weights, chosen, observed=watched()):
 
         def formula(scores, *_):
             given = options | {"exclude": exclude, "reduction": "none"}

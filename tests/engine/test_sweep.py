@@ -6,7 +6,8 @@ from torch.library import opcheck
 
 import fastsim
 from fastsim import losses
-from fastsim.engine import autograd, sweep
+from fastsim.backends.cpu.backend import CpuBackend
+from fastsim.engine import sweep
 from tests.cases import BY_NAME, call, inputs
 from tests.measure import assert_close, conditioning
 
@@ -35,7 +36,7 @@ NOT_SERVED = ("info_nce-above", "info_nce-smooth", "info_nce-guide", "nt_xent", 
 @pytest.fixture(autouse=True)
 def large(monkeypatch):
     """No batch counts as small."""
-    monkeypatch.setattr(autograd, "is_small", lambda *_, **__: False)
+    monkeypatch.setattr(CpuBackend, "sweep_pays", lambda *_: True)
 
 
 def in_one_sweep(loss, *, served=True):

@@ -126,6 +126,9 @@ class Panels:
     def sweeps(self, tile, dtype, device):
         return tile.kind in SWEPT
 
+    def sweep_pays(self, rows, columns):
+        return not sizes.is_one_block(rows, columns)
+
     def sweep(self, tile, x, y, *, whole_rows):
         shape = sizes.block_shape(len(x), len(y), whole_rows, panels=SWEEP)
         return CpuSweep(tile, x, y, shape)

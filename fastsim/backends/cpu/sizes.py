@@ -11,6 +11,7 @@ KEPT = 8 << 20
 WORTH_KEEPING = 16  # to keep less than one row in so many saves less than 2 % of the products
 FEWEST_ROWS, MOST_ROWS = 120, 1008  # fewer starve the products, more gain nothing
 TILE_ROWS = 12  # rows of a panel are a multiple: whole register tiles for two threads
+MOST_BAND_ROWS = 420  # in one call, where more blocks cost nothing but their products
 ALIGNED = 64  # a block's first column is a multiple of every kernel's column panel
 WIDEST = 1 << 17  # columns of a block: 120 rows of them take 63 MB
 
@@ -34,6 +35,13 @@ def block_shape(rows, columns, whole_rows, panels=1):
 def is_one_block(rows, columns):
     fits = rows <= FEWEST_ROWS or rows <= block_shape(rows, columns, True)[0]
     return fits and columns <= WIDEST
+
+
+def band_rows(rows, columns):
+    """Rows of a band of scores in one call: all where they are one block."""
+    if is_one_block(rows, columns):
+        return max(rows, 1)
+    return min(MOST_BAND_ROWS, block_shape(rows, columns, True)[0])
 
 
 def rows_kept(rows, shape):

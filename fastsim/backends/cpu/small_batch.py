@@ -1,4 +1,4 @@
-"""A tile loss of a small batch in one call, whose scores are one block."""
+"""A tile loss in one call: of a small batch, whose scores are one block, or of rows alone."""
 
 import ctypes
 import math
@@ -8,7 +8,7 @@ import torch
 
 from fastsim.backends.cpu import amx
 from fastsim.backends.cpu.library import UNAVAILABLE
-from fastsim.backends.cpu.sizes import is_one_block
+from fastsim.backends.cpu.sizes import WIDEST, band_rows, is_one_block
 
 WHOLE = (
     "softmax",
@@ -38,7 +38,7 @@ class SmallBatch:
     weighs_whole = True
     observes_whole = True
 
-    def serves_whole(self, tile, rows, columns, width):
+    def serves_whole(self, tile, rows, columns, width, together):
         pairs = tile.pairs
         if tile.kind not in WHOLE or tile.hardness:
             return False
@@ -49,7 +49,9 @@ class SmallBatch:
         # Without the calls it saves, a triplet loss needs no product but the scores.
         if tile.kind.endswith("triplet") and rows * columns * width > CHEAP:
             return False
-        return _is_small(rows, columns, width)
+        if rows * columns * width > SMALL and amx.name():
+            return False  # panels go through the matrix unit, which outweighs their calls
+        return is_one_block(rows, columns) or not together and _in_bands(tile, columns)
 
     def whole(self, tile, x, y, scale, bias, weights, wants):
         want_x, want_y = wants or (False, False)
@@ -91,6 +93,7 @@ class SmallBatch:
             tile.positive_weights,
             None if alike else weights,
             _number(weights, x.dtype) if alike else 0.0,
+            band_rows(x.shape[0], (x if y is None else y).shape[0]),
             grad_x if want_x else None,
             grad_y if want_y else None,
             loss,
@@ -100,7 +103,9 @@ class SmallBatch:
         return (loss, grad_x, grad_y, parameters) if wants else (loss,)
 
     def serves_further(self, rows, columns, width):
-        return _is_small(rows, columns, width)
+        if rows * columns * width > SMALL and amx.name():
+            return False
+        return is_one_block(rows, columns)
 
     def further(self, sides, directions, numbers, cosine, weights, wants, seen):
         dtype = torch.float64 if sides[0].dtype == torch.float64 else torch.float32
@@ -134,11 +139,15 @@ class SmallBatch:
         return loss, grads
 
 
-def _is_small(rows, columns, width):
-    """Whether one call pays; panels go through a matrix unit, which outweighs their calls."""
-    if rows * columns * width > SMALL and amx.name():
-        return False
-    return is_one_block(rows, columns)
+def _in_bands(tile, columns):
+    """Whether the scores of more rows than a block has are served, a band of rows at a time.
+
+    Rows against themselves take half the products elsewhere (`mirrored`), and the panels of a guide
+    or of factors would come on top of those of a large batch.
+    """
+    pairs = tile.pairs
+    plain = pairs.skip == "nothing" and pairs.guide is None and pairs.factors is None
+    return plain and tile.rows_alone and columns <= WIDEST
 
 
 def _number(value, dtype):

@@ -40,7 +40,7 @@ class SmallBatch:
 
     observes_whole = True
 
-    def serves_whole(self, tile, rows, columns, width):
+    def serves_whole(self, tile, rows, columns, width, together):
         pairs = tile.pairs
         if tile.kind not in _LOSSES or not tile.plain_cosines or columns < 2:
             return False
@@ -79,7 +79,7 @@ class SmallBatch:
         grad_unit = _unit_grads(grads, sides, unit, y is None, wants)
         return loss, *grad_unit, of_numbers, unit, inverse
 
-    def whole_gradients(self, tile, grad, found, given, wants, dtype):
+    def whole_gradients(self, tile, grad, found, given, wants, dtype, *, spent=False):
         x, _, scale, _, weights = given
         *unit_grads, of_numbers, unit, inverse = found
         half = self._half(x.device, x.dtype)

@@ -32,7 +32,7 @@ def _launches():
 class SmallBatch:
     """The part of `TritonBackend` that serves a small batch."""
 
-    def serves_whole(self, tile, rows, columns, width):
+    def serves_whole(self, tile, rows, columns, width, together):
         pairs = tile.pairs
         if tile.kind not in LARGEST or rows * columns > MOST or columns > WIDEST:
             return False
@@ -71,7 +71,7 @@ class SmallBatch:
             self.multiply(panel.t(), unit_x, grad_y, accumulate=False)
         return loss, grad_x, grad_y, sums, *operands
 
-    def whole_gradients(self, tile, grad, found, given, wants, dtype):
+    def whole_gradients(self, tile, grad, found, given, wants, dtype, *, spent=False):
         x, y, scale, _, weights = given
         grad_x, grad_y, sums, *operands = found
         launches = _launches()

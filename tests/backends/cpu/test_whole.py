@@ -11,7 +11,7 @@ import torch
 
 import fastsim
 from fastsim.backends import get
-from fastsim.backends.cpu import library
+from fastsim.backends.cpu import library, small_batch
 from fastsim.backends.cpu.backend import CpuBackend
 from fastsim.backends.cpu.small_batch import WHOLE
 from fastsim.engine.autograd import tile_loss
@@ -140,9 +140,12 @@ def compare(function, tensors, monkeypatch, kind, size):
         assert_close(name, got, truth, truth, torch.float64, size=size, moved=eps * move)
 
 
+@pytest.mark.parametrize("tall", [ROWS, 5], ids=["one_band", "bands"])
 @pytest.mark.parametrize(("kind", "targets", "excluded", "options"), [*combinations()], ids=str)
-def test_finishes_as_the_record_does(kind, targets, excluded, options, monkeypatch, usable):
+def test_finishes_as_the_record_does(kind, targets, excluded, options, tall, monkeypatch, usable):
     usable("cpu")
+    tall = ROWS if options.get("symmetric") else tall  # the columns' state is that of all rows
+    monkeypatch.setattr(small_batch, "band_rows", lambda *_: tall)
     random = fresh(51)
     tensors = [
         torch.randn(n, WIDTH, generator=random, dtype=torch.float64) for n in (ROWS, COLUMNS)
@@ -150,7 +153,7 @@ def test_finishes_as_the_record_does(kind, targets, excluded, options, monkeypat
     weights = torch.rand(ROWS, generator=random, dtype=torch.float64)
     pairs = pairs_of(targets, excluded, random)
     if kind == "debiased":  # whose sides are groups, the positive's that of one column
-        counts = negative_counts(pairs, COLUMNS).double()
+        counts = negative_counts(pairs, COLUMNS, get("cpu")).double()
         priors = torch.rand(ROWS, generator=random, dtype=torch.float64) / 3
         options = {"prior": torch.stack([priors.index_fill_(0, torch.arange(4), 0.0), counts], 1)}
         pairs = replace(pairs, row_groups=pairs.positives, column_groups=torch.arange(COLUMNS))
@@ -164,7 +167,7 @@ def test_finishes_as_the_record_does(kind, targets, excluded, options, monkeypat
         learnt = dict(zip(("scale", "bias"), scalars, strict=True))
         wanted = [x, y, *(learnt[name] for name in KINDS[kind].learns)]
         scalars = {n: t if n in KINDS[kind].learns else t.item() for n, t in learnt.items()}
-        taken = get("cpu").serves_whole(tile, ROWS, COLUMNS, WIDTH)
+        taken = get("cpu").serves_whole(tile, ROWS, COLUMNS, WIDTH, False)
         given = {"weights": weights, "formula": None, "backend": get("cpu")}
         loss = tile_loss(tile if taken else with_thresholds(tile), x, y, **scalars, **given)
         return [loss.detach(), *torch.autograd.grad(loss, wanted)]
@@ -230,6 +233,36 @@ def test_pairs_without_targets_are_an_error(kind, usable):
     x = torch.randn(ROWS, WIDTH, generator=fresh(53))
     with pytest.raises(RuntimeError, match="wanted"):
         get("cpu").whole(tile, x, x, 1.0, 0.0, 1.0, None)
+
+
+@pytest.mark.parametrize("excluded", [False, True])
+def test_gradients_of_rows_with_themselves_in_bands(excluded, monkeypatch, usable):
+    """Both shares of the gradient of each row."""
+    usable("cpu")
+    random = fresh(55)
+    monkeypatch.setattr(small_batch, "band_rows", lambda *_: 5)
+    x = torch.randn(ROWS, WIDTH, generator=random, dtype=torch.float64)
+    groups = torch.randint(3, (ROWS,), generator=random)
+    ids = torch.randint(4, (ROWS,), generator=random) if excluded else None
+    pairs = Pairs(None, ids, ids, groups, groups, skip="diagonal", negative_target=0.0)
+    weights = torch.rand(ROWS, generator=random, dtype=torch.float64)
+
+    def function(given):
+        rows = given[0].detach().requires_grad_()
+        options = {"weights": weights, "formula": None, "backend": get("cpu")}
+        loss = tile_loss(Tile("softmax", pairs), rows, rows, scale=7.0, bias=0.0, **options)
+        return [loss.detach(), *torch.autograd.grad(loss, rows)]
+
+    compare(function, [x], monkeypatch, "softmax", size=7 * ROWS)
+
+
+def test_a_symmetric_loss_in_bands_is_an_error(usable, monkeypatch):
+    usable("cpu")
+    monkeypatch.setattr(small_batch, "band_rows", lambda *_: 5)
+    x = torch.randn(ROWS, WIDTH, generator=fresh(56))
+    tile = Tile("softmax", Pairs(torch.arange(ROWS)), symmetric=True)
+    with pytest.raises(RuntimeError, match="wanted all rows in a band"):
+        get("cpu").whole(tile, x, x.clone(), 1.0, 0.0, 1.0, None)
 
 
 def test_every_kind_is_compared():

@@ -91,11 +91,11 @@ def test_small_gradients_of_a_learnt_batch(served):
 def test_the_largest_that_is_served():
     serves = SmallBatch().serves_whole
     tile = Tile("softmax", Pairs(torch.arange(3)))
-    assert serves(tile, 1024, 1024, 64)
-    assert not serves(tile, 1025, 1024, 64)
-    assert serves(tile, 3, 4096, 64)
-    assert not serves(tile, 3, 4097, 64)
-    assert not serves(replace(tile, symmetric=True), 3, 3, 64)
+    assert serves(tile, 1024, 1024, 64, False)
+    assert not serves(tile, 1025, 1024, 64, False)
+    assert serves(tile, 3, 4096, 64, False)
+    assert not serves(tile, 3, 4097, 64, False)
+    assert not serves(replace(tile, symmetric=True), 3, 3, 64, False)
 
 
 def test_small_panels_that_are_asked_for(served, monkeypatch):
