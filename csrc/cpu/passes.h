@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "block.h"
 
@@ -34,6 +35,16 @@ void through_unit_rows(const T* grad_unit, const Matrix& x, int64_t rows, int64_
     kernels().of<T>().unit_rows_backward(grad_unit, x, width, inverse, factor, grad, dtype, dots,
                                          begin, end);
   });
+}
+
+// The sum of all rows, (width,).
+template <class T>
+std::vector<double> sum_of_rows(const T* x, int64_t rows, int64_t width) {
+  std::vector<double> sums(width);
+  over(width, rows, [&](int64_t begin, int64_t end) {
+    kernels().of<T>().column_sums(x, rows, width, sums.data(), begin, end);
+  });
+  return sums;
 }
 
 // Rows of the packed form of `rows` rows.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "arguments.h"
+#include "naming.h"
 #include "operators.h"
 #include "panel.h"
 
@@ -47,29 +48,10 @@ std::vector<double> score_grads_of(const T* grad, const T* values, int64_t count
   return score_grads;
 }
 
-// A counting sort: its first (columns + 1,), then its entries.
-template <class T>
-std::vector<int64_t> sorted_by_column(const Partners<T>& p, int64_t columns) {
-  const int64_t count = p.count * p.rows;
-  std::vector<int64_t> sorted(columns + 1 + count);
-  int64_t *first = sorted.data(), *entries = first + columns + 1;
-  for (int64_t at = 0; at < count; ++at) {
-    if (p.columns[at] >= 0) ++first[p.columns[at] + 1];
-  }
-  for (int64_t j = 0; j < columns; ++j) first[j + 1] += first[j];
-  std::vector<int64_t> next(first, first + columns);
-  for (int64_t at = 0; at < count; ++at) {
-    if (p.columns[at] >= 0) entries[next[p.columns[at]]++] = at;
-  }
-  return sorted;
-}
-
+// The mean of the rows.
 template <class T>
 void centre_of(const T* x, int64_t rows, int64_t width, T* centre) {
-  std::vector<double> sums(width);
-  over(width, rows, [&](int64_t begin, int64_t end) {
-    kernels().of<T>().column_sums(x, rows, width, sums.data(), begin, end);
-  });
+  const std::vector<double> sums = sum_of_rows(x, rows, width);
   for (int64_t k = 0; k < width; ++k) centre[k] = T(sums[k] / rows);
 }
 

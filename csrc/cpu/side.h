@@ -66,6 +66,12 @@ class Side {
     return sum;
   }
 
+  // The same of the rows [begin, end) of a side of cosines; dots: row_i . drow_i.
+  void finish(T* grad, T* dots, int64_t begin, int64_t end) const {
+    kernels().of<T>().unit_rows_backward(grad, from_, width, inverse_, T(1), grad, kDtypeOf<T>, dots,
+                                         begin, end);
+  }
+
   const int64_t count, width;
 
  private:

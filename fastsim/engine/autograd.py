@@ -28,9 +28,9 @@ from fastsim.engine.gradients import (
     dense_losses,
     fake_gradients,
     found_times,
+    gradients_of,
     graph_ends,
     is_one,
-    gradients_of,
     once_each,
     wants_of,
 )

@@ -237,8 +237,8 @@ def in_panels():
 def takes_whole(tile, rows, columns, width, together, weights, backend, *, observed=False):
     """Whether one call of the backend does it all: loss, gradients, everything between.
 
-    together: of rows with themselves. weights: of the losses, None for the losses themselves. observed: whether `fastsim.metrics` sees
-    the scores.
+    together: of rows with themselves. weights: of the losses, None for the losses themselves.
+    observed: whether `fastsim.metrics` sees the scores.
     """
     if weights is None or tile.group or _panels_alone:
         return False

@@ -4,13 +4,10 @@ import torch
 
 from fastsim.backends.cpu import amx, sizes
 from fastsim.backends.cpu.passes import pair_arguments
-from fastsim.backends.cpu.small_batch import CHEAP
 from fastsim.backends.cpu.workspace import Workspace
 from fastsim.backends.panel import blocks_within
 from fastsim.kinds.kind import EMPTY
 from fastsim.pairs import Pairs
-
-ONCE = 4  # by which a panel is smaller whose scores are looked at once and multiply nothing
 
 
 class Selection:
@@ -18,7 +15,7 @@ class Selection:
 
     def _seen_once(self, unit_x, unit_y):
         """(blocks, workspace) of a pass that looks at each score once and leaves nothing of it."""
-        panels = 1 if amx.parts(unit_y.dtype) else ONCE
+        panels = 1 if amx.parts(unit_y.dtype) else sizes.ONCE
         rows, columns = unit_x.shape[0], unit_y.shape[0]
         shape = sizes.block_shape(rows, columns, False, panels)
         return blocks_within(rows, columns, *shape), Workspace(unit_y, *shape)
@@ -68,7 +65,7 @@ class Selection:
         return lowest, highest
 
     def serves_hardest_pairs(self, rows, width):
-        return rows * rows * width <= CHEAP and sizes.is_one_block(rows, rows)
+        return rows * rows * width <= sizes.CHEAP and sizes.is_one_block(rows, rows)
 
     def hardest_pairs(self, x, groups):
         x, count = x.contiguous(), x.shape[0]

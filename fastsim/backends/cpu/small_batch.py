@@ -6,7 +6,7 @@ from operator import attrgetter
 
 import torch
 
-from fastsim.backends.cpu import amx
+from fastsim.backends.cpu import amx, triplet
 from fastsim.backends.cpu.library import UNAVAILABLE
 from fastsim.backends.cpu.sizes import WIDEST, band_rows, is_one_block
 
@@ -25,7 +25,6 @@ WHOLE = (
     "margins",
 )
 SMALL = 1 << 27  # multiply-adds of a product up to which one call is faster than a matrix unit
-CHEAP = 1 << 24  # multiply-adds of a product that cost less than the calls it saves
 _NO_GUIDE = None, None, 0.0, False
 _NO_FACTORS = None, None, False
 _guide = attrgetter("rows", "columns", "margin", "relative")
@@ -46,12 +45,11 @@ class SmallBatch:
             return False
         if pairs.guide is not None and pairs.guide.thresholds is not None:
             return False
-        # Without the calls it saves, a triplet loss needs no product but the scores.
-        if tile.kind.endswith("triplet") and rows * columns * width > CHEAP:
-            return False
         if rows * columns * width > SMALL and amx.name():
             return False  # panels go through the matrix unit, which outweighs their calls
-        return is_one_block(rows, columns) or not together and _in_bands(tile, columns)
+        if triplet.is_large(tile, rows, columns, width):
+            return not together and columns <= WIDEST and triplet.serves(tile)
+        return is_one_block(rows, columns) or (not together and _in_bands(tile, columns))
 
     def whole(self, tile, x, y, scale, bias, weights, wants):
         want_x, want_y = wants or (False, False)
@@ -64,6 +62,13 @@ class SmallBatch:
         grad_x = torch.empty(x.shape if want_x else 0, dtype=dtype) if wants else None
         grad_y = torch.empty(y.shape if want_y else 0, dtype=dtype) if wants else None
         parameters = torch.empty(2, dtype=torch.float64) if wants else None
+        columns = (x if y is None else y).shape[0]
+        alike_weight = _number(weights, x.dtype) if alike else 0.0
+        of_rows = None if alike else weights
+        grads = grad_x if want_x else None, grad_y if want_y else None
+        if triplet.is_large(tile, x.shape[0], columns, x.shape[1]):
+            triplet.full_triplet(tile, x, y, of_rows, alike_weight, *grads, loss)
+            return (loss, grad_x, grad_y, parameters) if wants else (loss,)
         _whole(
             x,
             y,
@@ -91,11 +96,10 @@ class SmallBatch:
             *(factors or _NO_FACTORS),
             tile.prior,
             tile.positive_weights,
-            None if alike else weights,
-            _number(weights, x.dtype) if alike else 0.0,
-            band_rows(x.shape[0], (x if y is None else y).shape[0]),
-            grad_x if want_x else None,
-            grad_y if want_y else None,
+            of_rows,
+            alike_weight,
+            band_rows(x.shape[0], columns),
+            *grads,
             loss,
             parameters,
             tile.seen,

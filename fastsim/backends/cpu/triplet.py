@@ -1,0 +1,37 @@
+"""The full triplet loss of a batch that is not small: one product of all scores, in one call."""
+
+import torch
+
+from fastsim.backends.cpu import sizes
+
+
+def is_large(tile, rows, columns, width):
+    """Whether a loss is a triplet loss of so many scores that products with their gradients, of
+    which few are not alike, would cost more than the calls that do without.
+    """
+    return tile.kind.endswith("triplet") and rows * columns * width > sizes.CHEAP
+
+
+def serves(tile):
+    """Whether `full_triplet` serves one."""
+    pairs = tile.pairs
+    moved = (pairs.row_ids, pairs.guide, pairs.exclude_above, pairs.column_bias, pairs.row_shift)
+    return tile.cosine and pairs.skip == "nothing" and all(value is None for value in moved)
+
+
+def full_triplet(tile, x, y, weights, weight, grad_x, grad_y, loss):
+    """Writes the loss, and the gradients that are not None."""
+    torch.ops.fastsim_cpu.full_triplet.default(
+        x,
+        y,
+        tile.pairs.positives,
+        tile.kind == "semi-hard_triplet",
+        tile.margin,
+        weights,
+        weight,
+        sizes.block_shape(x.shape[0], y.shape[0], True, sizes.ONCE)[0],
+        grad_x,
+        grad_y,
+        loss,
+        tile.seen,
+    )
