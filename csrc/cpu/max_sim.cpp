@@ -207,7 +207,7 @@ bool largest(const Queries<T>& q, const Matrix& documents, Panels<T>& p, int64_t
     k.score_panels(p.rows.data(), q.width,
                    const_cast<Memory<T>&>(q.packed).data() + first * q.width, columns,
                    p.panel.data(), p.stride, false, {0, tall},
-                   {0, tiles(columns, k.panel_columns)});
+                   {0, tiles(columns, k.panel_columns)}, static_cast<const T*>(nullptr));
   };
   if (whole && !prepare(0, count)) return false;
   for (int64_t first = begin / group * group; first < end; first += p.wide) {

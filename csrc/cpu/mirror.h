@@ -1,10 +1,10 @@
-// A part of a panel turned over, for scores of rows against themselves: the score of a pair is that
-// of the pair turned round.
+// A matrix turned over: rows that become the columns of a product, and a part of a panel of rows
+// against themselves, where the score of a pair is that of the pair turned round.
 #pragma once
 
 #include <utility>
 
-#include "products.h"
+#include "tile.h"
 
 namespace fastsim::FASTSIM_ISA {
 namespace {

@@ -27,12 +27,27 @@ void pack_panels(Tensor y, Tensor packed) {
   });
 }
 
-void scores(Tensor x, Tensor packed, Tensor panel, bool add) {
+void packed_scores(Tensor x, Tensor packed, Tensor panel, bool add) {
   with_type(x, [&](auto type) {
     using T = decltype(type);
     Block<T> b{};
     take_panel(panel, b);
     fill_scores(input<T>(x), x.size(1), static_cast<const T*>(packed.const_data_ptr()), b, add);
+  });
+}
+
+// Of unit rows x and columns y: unit rows too, or with `inverse` what it makes unit rows of.
+void scores(Tensor x, Tensor y, Optional inverse, Tensor panel, bool add) {
+  with_type(x, [&](auto type) {
+    using T = decltype(type);
+    Block<T> b{};
+    take_panel(panel, b);
+    STD_TORCH_CHECK(inverse || (dtype_of(y) == kDtypeOf<T> && y.stride(1) == 1),
+                    "fastsim: row-major columns of the rows' dtype");
+    STD_TORCH_CHECK(y.size(0) >= b.columns && y.size(1) == x.size(1) &&
+                        (!inverse || inverse->size(0) >= b.columns),
+                    "fastsim: a column of the panel's width for each of its columns");
+    fill_scores(input<T>(x), x.size(1), matrix(y), input<T>(inverse), b, add);
   });
 }
 
@@ -111,7 +126,9 @@ std::vector<Operator> operators() {
   return {
       OPERATOR(panel_columns, "(bool single) -> int"),
       OPERATOR(pack_panels, "(Tensor y, Tensor(packed!) packed) -> ()"),
-      OPERATOR(scores, "(Tensor x, Tensor packed, Tensor(panel!) panel, bool add) -> ()"),
+      OPERATOR(packed_scores, "(Tensor x, Tensor packed, Tensor(panel!) panel, bool add) -> ()"),
+      OPERATOR(scores, "(Tensor x, Tensor y, Tensor? inverse, Tensor(panel!) panel, bool add) "
+                       "-> ()"),
       OPERATOR(multiply, "(Tensor panel, Tensor right, Tensor(out!) out, bool transposed, "
                          "bool add) -> ()"),
       OPERATOR(leave_out_above, "(Tensor(panel!) panel, Tensor guide, Tensor thresholds) -> ()"),

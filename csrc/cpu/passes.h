@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "block.h"
+#include "scratch.h"
 
 namespace fastsim {
 
@@ -62,16 +63,19 @@ void pack(const T* y, int64_t rows, int64_t width, T* packed) {
   });
 }
 
+// Column panels that are shared out over the threads: of fewer the rows are.
+constexpr int64_t kManyPanels = 16;
+
 // The scores of a block from unit rows and packed columns, or what these add to them.
 template <class T>
 void fill_scores(const T* x, int64_t width, const T* packed, const Block<T>& b, bool add = false) {
   const auto& k = kernels().of<T>();
   const int64_t count = tiles(b.columns, k.panel_columns);
   const auto run = [&](Range rows, Range panels) {
-    k.score_panels(x, width, packed, b.columns, b.scores, b.stride, add, rows, panels);
+    k.score_panels(x, width, packed, b.columns, b.scores, b.stride, add, rows, panels,
+                   static_cast<const T*>(nullptr));
   };
-  // Few panels: share out the rows instead.
-  if (count >= 16) {
+  if (count >= kManyPanels) {
     torch::stable::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
       run({0, b.rows}, {begin, end});
     });
@@ -82,6 +86,39 @@ void fill_scores(const T* x, int64_t width, const T* packed, const Block<T>& b, 
           run({begin * kTileRows, std::min(b.rows, end * kTileRows)}, {0, count});
         });
   }
+}
+
+// The same from columns as they came, which each thread packs a panel at a time: no memory but that
+// panel's. With `inverse` each column is multiplied by its number.
+template <class T>
+void fill_scores(const T* x, int64_t width, const Matrix& y, const T* inverse, const Block<T>& b,
+                 bool add) {
+  const auto& k = kernels().of<T>();
+  const int64_t wide = k.panel_columns, count = tiles(b.columns, wide), size = wide * width;
+  const auto pack = [&](int64_t panel, T* unit, T* packed) {
+    k.pack_panel(y, panel * wide, std::min(wide, b.columns - panel * wide), width, inverse, unit,
+                 packed);
+  };
+  if (count < kManyPanels) {
+    const Scratch<T> packed(count * size);
+    over(count, size, [&](int64_t begin, int64_t end) {
+      const Scratch<T> unit(inverse ? size : 0);
+      for (int64_t panel = begin; panel < end; ++panel) pack(panel, unit, packed + panel * size);
+    });
+    fill_scores<T>(x, width, packed, b, add);
+    return;
+  }
+  torch::stable::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+    const Scratch<T> packed(size), unit(inverse ? size : 0);
+    for (int64_t panel = begin; panel < end; ++panel) {
+      const int64_t at = panel * wide, columns = std::min(wide, b.columns - at);
+      pack(panel, unit, packed);
+      const bool more = !inverse && at + 2 * wide <= b.columns && y.row_stride == width;
+      const T* next = more ? static_cast<const T*>(y.data) + (at + wide) * width : nullptr;
+      k.score_panels(x, width, packed, columns, b.scores + at, b.stride, add, {0, b.rows}, {0, 1},
+                     next);
+    }
+  });
 }
 
 // out (+)= panel right, or with `transposed` panel^T right.

@@ -4,6 +4,8 @@
 // order of summation whatever the threads.
 #pragma once
 
+#include "dtypes.h"
+#include "mirror.h"
 #include "tile.h"
 
 namespace fastsim::FASTSIM_ISA {
@@ -78,33 +80,53 @@ struct Padded {
   T values[kDepth * kTileColumns<T>];
 };
 
-// y (rows, width) as column panels (rows / wide, width, wide), the last one padded with zeros:
-// the right operand of `score_panels`.
+// One column panel of the right operand of `score_panels`: `count` <= wide rows of y turned over,
+// (width, wide), padded with zeros. With `inverse` each row is multiplied by its number first, in
+// `unit`, memory of (wide, width).
 template <class T>
-void pack_panels(const T* y, int64_t rows, int64_t width, T* packed, Range panels) {
+void pack_panel(const Matrix& y, int64_t row, int64_t count, int64_t width, const T* inverse,
+                T* unit, T* packed) {
   constexpr int64_t wide = kTileColumns<T>;
-  for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
-    const T* from = y + panel * wide * width;
-    T* to = packed + panel * wide * width;
-    const int64_t count = smaller(wide, rows - panel * wide);
-    for (int64_t k0 = 0; k0 < width; k0 += 16) {
-      const int64_t k1 = smaller(k0 + 16, width);
-      for (int64_t j = 0; j < wide; ++j) {
-        for (int64_t k = k0; k < k1; ++k) to[k * wide + j] = j < count ? from[j * width + k] : T(0);
-      }
+  const T* from = static_cast<const T*>(y.data) + row * y.row_stride;
+  int64_t stride = y.row_stride;
+  if (inverse) {
+    for (int64_t j = 0; j < count; ++j) {
+      T* out = unit + j * width;
+      load(y, row + j, 0, width, out);
+#pragma omp simd
+      for (int64_t k = 0; k < width; ++k) out[k] *= inverse[row + j];
     }
+    from = unit;
+    stride = width;
+  }
+  transpose(from, stride, packed, wide, count, false, int64_t(0), width);
+  if (count == wide) return;
+  for (int64_t k = 0; k < width; ++k) {
+    for (int64_t j = count; j < wide; ++j) packed[k * wide + j] = T(0);
   }
 }
 
-// scores (+)= x y^T with y packed, for the given rows of x and panels of y.
+// y (rows, width) as column panels (rows / wide, width, wide).
+template <class T>
+void pack_panels(const T* y, int64_t rows, int64_t width, T* packed, Range panels) {
+  constexpr int64_t wide = kTileColumns<T>;
+  const Matrix from{y, kDtypeOf<T>, width, 1};
+  for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
+    const int64_t at = panel * wide;
+    pack_panel<T>(from, at, smaller(wide, rows - at), width, nullptr, nullptr, packed + at * width);
+  }
+}
+
+// scores (+)= x y^T with y packed, for the given rows of x and panels of y. `next`: what is read
+// after the last of them, as much as a panel, or null.
 template <class T>
 void score_panels(const T* x, int64_t width, const T* packed, int64_t columns, T* scores,
-                  int64_t stride, bool add, Range rows, Range panels) {
+                  int64_t stride, bool add, Range rows, Range panels, const T* next) {
   constexpr int64_t wide = kTileColumns<T>;
   for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
     const int64_t at = panel * wide;
     const T* right = packed + at * width;
-    const Later<T> later{panel + 1 < panels.end ? right + wide * width : nullptr, wide};
+    const Later<T> later{panel + 1 < panels.end ? right + wide * width : next, wide};
     column_of_tiles(rows_of(x + rows.begin * width, width), rows.end - rows.begin, right, wide,
                     smaller(wide, columns - at), width, scores + rows.begin * stride + at, stride,
                     add, static_cast<T*>(nullptr), later);

@@ -77,6 +77,13 @@ class Backend:
         """
         raise NotImplementedError
 
+    def scored_rows(self, x):
+        """Unit rows that only the backend makes scores of: those of a guide or a teacher.
+
+        They need slices of rows, a shape, a dtype and a device, no more.
+        """
+        return self.unit_rows(x)[0]
+
     def tile_rows(self, x):
         """`unit_rows` for the passes over panels alone, which hand them back to the backend.
 

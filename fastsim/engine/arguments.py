@@ -15,8 +15,8 @@ from fastsim.tile import Tile
 class TileArguments(NamedTuple):
     """A tile loss over the scores of x and y; the schema of the operators is made of these fields.
 
-    Fields of the names of `Tile`, `Pairs` and `Guide` (`guide_...`) hold what those hold. Tensors
-    come first. y: None for x itself. weights: (N,) of the losses, () of all alike, or None for
+    Fields of the names of `Tile`, `Pairs`, `Guide` (`guide_...`) and `Factors` (`factor_...`) hold
+    what those hold. Tensors come first. y: None for x itself. weights: (N,) of the losses, () of all alike, or None for
     the losses themselves. observed: whether `Tile.seen` is asked for, which is then returned last.
     wants: which gradients, of x, y, scale and bias. backend: its name.
     """
@@ -45,6 +45,7 @@ class TileArguments(NamedTuple):
     negative_target: float
     skip: str
     offset: int
+    factor_cosine: bool
     exclude_above: float | None
     distinct: bool
     kind: str
@@ -91,7 +92,8 @@ class TileArguments(NamedTuple):
         if self.guide_rows is not None:
             guide = Guide(self.guide_rows, columns["guide_columns"], self.guide_thresholds)
         if self.factor_rows is not None:
-            factors = Factors(self.factor_rows, columns["factor_columns"])
+            columns_of = columns["factor_columns"]
+            factors = Factors(self.factor_rows, columns_of, self.factor_cosine)
         return Tile(
             pairs=Pairs(**named, guide=guide, factors=factors),
             scale=number(self.scale),
@@ -130,6 +132,7 @@ def tile_arguments(tile, x, y, scale, bias, weights, wants, backend):
         "guide_thresholds": None if guide is None else guide.thresholds,
         "factor_rows": None if factors is None else factors.rows,
         "factor_columns": None if factors is None else factors.columns,
+        "factor_cosine": factors is not None and factors.cosine,
     }
     for rows, columns in _SAME:
         named[columns] = None if named[columns] is named[rows] else named[columns]

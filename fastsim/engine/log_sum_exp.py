@@ -77,7 +77,7 @@ def guide_cosines(rows, columns, *, backend=None):
 def _paired(rows, columns, backend):
     chosen = get(backend)
     with without_autocast(rows.device.type):
-        return chosen.paired_scores(chosen.unit_rows(rows)[0], chosen.unit_rows(columns)[0])
+        return chosen.paired_scores(chosen.scored_rows(rows), chosen.scored_rows(columns))
 
 
 def _paired_fake(rows, columns, backend):

@@ -23,7 +23,7 @@ from fastsim.batch_metrics import nothing_seen
 from fastsim.engine.arguments import TileArguments
 from fastsim.engine.scoring import blocks_of, common_loss_scale, state_of
 from fastsim.operators import traced
-from fastsim.pairs import part_of, with_thresholds, with_unit_guide
+from fastsim.pairs import part_of, with_thresholds, with_unit_rows
 from fastsim.precision import wide_dtype, widened
 from fastsim.scores import compute_dtype, without_autocast
 
@@ -71,7 +71,8 @@ class Call:
         """Unit rows and inverse norms of both sides; y's norms are empty where y is x.
 
         Where the scores are no cosines the rows are as they came, and the norms are not asked for.
-        The guide's embeddings become unit rows in any case, and `exclude_above` thresholds.
+        A guide's and a teacher's embeddings are cosines' in any case, and `exclude_above` becomes
+        thresholds.
         """
         prepare = self.backend.tile_rows if self.tile.cosine else self.backend.plain_rows
         unit_x, inverse_x = prepare(self.x)
@@ -79,7 +80,7 @@ class Call:
             unit_y, inverse_y = unit_x, inverse_x.new_empty(0)
         else:
             unit_y, inverse_y = prepare(self.y)
-        pairs = with_unit_guide(self.tile.pairs, self.backend)
+        pairs = with_unit_rows(self.tile.pairs, self.backend)
         if pairs.exclude_above is not None:
             pairs = with_thresholds(pairs, unit_x, unit_y, self.backend)
         self.tile = replace(self.tile, pairs=pairs)

@@ -15,7 +15,7 @@ from fastsim.engine.scoring import blocks_of, common_loss_scale, state_of
 from fastsim.engine.selection import hardest_columns
 from fastsim.kinds.kind import COLUMNS, MATRIX
 from fastsim.operators import once_differentiable
-from fastsim.pairs import with_thresholds, with_unit_guide
+from fastsim.pairs import with_thresholds, with_unit_rows
 from fastsim.precision import widened
 from fastsim.scores import without_autocast
 
@@ -164,7 +164,7 @@ def _guided(tile, unit_x, y, batch, backend):
     """The tile with unit rows of its guide, and the thresholds of its rows, whose positives are
     among their own columns.
     """
-    tile = replace(tile, pairs=with_unit_guide(tile.pairs, backend))
+    tile = replace(tile, pairs=with_unit_rows(tile.pairs, backend))
     if tile.pairs.exclude_above is None:
         return tile
     unit_y = backend.operand_rows(y, tile.cosine)[0]

@@ -164,6 +164,8 @@ class Kind:
 
 def largest_target(pairs):
     """A bound on |t| over all pairs: a number, or of a dense target () float32, measured."""
+    if pairs.factors is not None and pairs.factors.cosine:
+        return 1.0
     if pairs.factors is not None:
         rows, columns = (side.norm(dim=1).amax() for side in pairs.factors[:2])
         return rows * columns

@@ -68,7 +68,7 @@ def margins_by_pass(
     x, y, pairs, batch, backend, temperature, teacher_temperature, weights, within, positives
 ):
     others = batch.columns - 1
-    pairs = _times(pairs, temperature / teacher_temperature, x)
+    pairs = _times(pairs, temperature / teacher_temperature, x, backend)
     gap, above = _of_positives(x, y, pairs, batch, backend, within, positives)
     pairs = replace(pairs, row_shift=gap.detach())
 
@@ -103,7 +103,9 @@ def _of_positives(x, y, pairs, batch, backend, within, positives):
     own = positive_logits(x, y, within, 1.0, "cosine", backend).to(compute_dtype(x))
     above = above_mean(x, y, within, "cosine", batch, backend)
     if pairs.factors is not None:
-        rows, columns, _ = pairs.factors
+        rows, columns, cosine = pairs.factors
+        if cosine:
+            rows, columns = (unit_rows(side, backend) for side in (rows, columns))
         mean = columns.mean(0, dtype=wide_dtype(columns.device)).to(columns.dtype)
         of_positives = columns[positives]
         taught = (rows * of_positives).sum(1)
@@ -117,21 +119,21 @@ def taught_pairs(teacher_x, teacher_y, x, batch, backend):
     """The teacher's scores as the targets of the rank's rows and the columns of all ranks."""
     if teacher_y is None:
         return Pairs(dense=teacher_x.detach())
-    with torch.no_grad():
-        rows = unit_rows(teacher_x.detach().to(compute_dtype(x)), backend)
-        if teacher_y is teacher_x and batch.group is None:
-            return Pairs(factors=Factors(rows, rows))
-        columns = unit_rows(teacher_y.detach().to(compute_dtype(x)), backend)
-        return Pairs(factors=Factors(rows, batch.gather_columns(columns)))
+    rows = teacher_x.detach().to(compute_dtype(x))
+    if teacher_y is teacher_x and batch.group is None:
+        return Pairs(factors=Factors(rows, rows, cosine=True))
+    columns = batch.gather_columns(teacher_y.detach().to(compute_dtype(x)))
+    return Pairs(factors=Factors(rows, columns, cosine=True))
 
 
-def _times(pairs, ratio, x):
+def _times(pairs, ratio, x, backend):
     """The pairs with targets that many times as large."""
     if ratio == 1:
         return pairs
     if pairs.factors is None:
         return Pairs(dense=ratio * pairs.dense.to(compute_dtype(x)))
-    return Pairs(factors=Factors(ratio * pairs.factors.rows, pairs.factors.columns))
+    rows, columns = (unit_rows(side, backend) for side in pairs.factors[:2])
+    return Pairs(factors=Factors(ratio * rows, columns))
 
 
 def teacher_matrix(pairs, x):

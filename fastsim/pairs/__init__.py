@@ -15,7 +15,7 @@ from fastsim.pairs.arguments import (
 )
 from fastsim.pairs.counts import negative_counts, positive_counts
 from fastsim.pairs.dense import dense_targets, not_above, pair_mask
-from fastsim.pairs.guide import Guide, with_thresholds, with_unit_guide
+from fastsim.pairs.guide import Guide, with_thresholds, with_unit_rows
 from fastsim.pairs.ranks import (
     check_own_targets,
     gather_targets,
@@ -51,5 +51,5 @@ __all__ = [
     "part_of",
     "positive_counts",
     "with_thresholds",
-    "with_unit_guide",
+    "with_unit_rows",
 ]

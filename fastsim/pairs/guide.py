@@ -36,11 +36,20 @@ def with_thresholds(pairs, unit_x, unit_y, backend):
     return replace(pairs, thresholds=thresholds)
 
 
-def with_unit_guide(pairs, backend):
-    """Pairs with the guide's embeddings as the backend's unit rows."""
-    guide = pairs.guide
-    if guide is None:
-        return pairs
-    rows = backend.unit_rows(guide.rows)[0]
-    columns = rows if guide.columns is guide.rows else backend.unit_rows(guide.columns)[0]
-    return replace(pairs, guide=Guide(rows, columns, guide.thresholds))
+def with_unit_rows(pairs, backend):
+    """Pairs with the embeddings of the guide, and of the factors where cosines are meant, as rows
+    whose scores the backend makes.
+    """
+    guide, factors = pairs.guide, pairs.factors
+    if guide is not None:
+        rows, columns = _scored(guide.rows, guide.columns, backend)
+        pairs = replace(pairs, guide=Guide(rows, columns, guide.thresholds))
+    if factors is not None and factors.cosine:
+        rows, columns = _scored(factors.rows, factors.columns, backend)
+        pairs = replace(pairs, factors=factors._replace(rows=rows, columns=columns))
+    return pairs
+
+
+def _scored(rows, columns, backend):
+    unit = backend.scored_rows(rows)
+    return unit, unit if columns is rows else backend.scored_rows(columns)

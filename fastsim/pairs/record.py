@@ -13,9 +13,8 @@ SKIPS = ("nothing", "diagonal", "lower")
 class Factors(NamedTuple):
     """A target matrix as a product: t_ij = rows_i . columns_j, made where a panel wants it.
 
-    rows (N, E), columns (M, E), in the compute type.
-    cosine: of a matrix that a backend serves in one call (`Backend.whole`): rows of any dtype, of
-        which t_ij is the cosine.
+    rows (N, E), columns (M, E): in the compute type. cosine: of any dtype, and t_ij is the cosine;
+        embeddings at the operators, rows of `Backend.scored_rows` for a backend.
     """
 
     rows: torch.Tensor

@@ -3,6 +3,7 @@
 import torch
 
 from fastsim.backends.cpu import amx, memory
+from fastsim.backends.cpu.unmade import UnitRows
 from fastsim.operators import traced
 
 
@@ -26,6 +27,9 @@ class Rows:
         inverse = torch.empty(x.shape[0], dtype=dtype)
         torch.ops.fastsim_cpu.unit_rows(x, unit, inverse)
         return unit, inverse
+
+    def scored_rows(self, x):
+        return UnitRows(x)
 
     def tile_rows(self, x):
         return amx.Rows.of(x) if amx.parts(x.dtype) else self.unit_rows(x)

@@ -3,6 +3,7 @@
 import torch
 
 from fastsim.backends.cpu import amx, memory
+from fastsim.backends.cpu.unmade import UnitRows
 
 ODD = 16  # columns of padding
 
@@ -22,22 +23,32 @@ def panel_in(memory, block, first=0):
     return memory[first : first + rows.stop - rows.start, : columns.stop - columns.start]
 
 
-class Workspace:
-    """The columns packed for the score product, and the memory of the panels.
+# Rows of a block: of as many, a product hardly notices that its columns are packed for it again.
+# Where blocks are lower, packed columns are kept.
+PACK_AGAIN = 240
 
-    It holds one panel, which all share, and that of the first `kept_rows` rows of the matrix each
+
+class Workspace:
+    """The columns of the score product, and the memory of the panels.
+
+    Columns: packed once, or for each block as they are multiplied; the scores are the same. It
+    holds one panel, which all share, and that of the first `kept_rows` rows of the matrix each
     in its place. Fresh memory for every panel would cost more in page faults than the pass over it.
     """
 
     def __init__(self, unit_y, tall, wide, kept_rows=0):
         self.columns = unit_y
-        self.tiles = amx.Columns(unit_y) if amx.parts(unit_y.dtype) else None
-        self.packed = None if self.tiles and self.tiles.usable else self._packed()
+        made = isinstance(unit_y, UnitRows)
+        tiles = amx.parts(unit_y.dtype) and amx.Columns(unit_y[:] if made else unit_y)
+        self.tiles = tiles if tiles and tiles.usable else None
+        self.packs_again = made or tall >= PACK_AGAIN
+        self.packed = None if self.tiles or self.packs_again else self._packed()
         self.memory = panel_memory(unit_y, max(tall, kept_rows), wide)
         self.shape = tall, wide
         self.kept_rows = kept_rows
         self._kept = {}
         self._beside = {}  # by what they are of
+        self._rows = None  # memory for rows that are made where they are looked at
 
     def _packed(self):
         columns, width = self.columns.shape
@@ -46,13 +57,34 @@ class Workspace:
         torch.ops.fastsim_cpu.pack_panels(self.columns, packed)
         return packed
 
+    def rows(self, rows, part):
+        """A slice of the rows, until the next one is asked for.
+
+        Fresh memory for every block would leave holes between what is kept of each.
+        """
+        if not isinstance(rows, UnitRows):
+            return rows[part]
+        if self._rows is None:
+            self._rows = torch.empty(self.shape[0], rows.shape[1], dtype=rows.dtype)
+        return rows.make(part, self._rows)
+
     def fill(self, panel, rows, first, *, add=False):
         """The scores of the rows against the columns from `first` on, or added to the panel."""
-        if self.packed is None:
+        if self.tiles:
             if self.tiles.scores(rows, first, panel, add):
                 return
+            self.tiles = None
+        if self.packs_again:
+            columns, inverse = self.columns, None
+            if isinstance(columns, UnitRows):
+                columns, inverse = columns.from_row(first)
+            else:
+                columns = columns[first:]
+            torch.ops.fastsim_cpu.scores(rows, columns, inverse, panel, add)
+            return
+        if self.packed is None:
             self.packed = self._packed()
-        torch.ops.fastsim_cpu.scores(rows, self.packed[first:], panel, add)
+        torch.ops.fastsim_cpu.packed_scores(rows, self.packed[first:], panel, add)
 
     def beside(self, other):
         """The workspace of the panels of a `Guide` or of `Factors`."""
