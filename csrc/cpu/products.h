@@ -5,6 +5,7 @@
 #pragma once
 
 #include "tile.h"
+#include "transpose.h"
 
 namespace fastsim::FASTSIM_ISA {
 namespace {
@@ -84,14 +85,12 @@ template <class T>
 void pack_panels(const T* y, int64_t rows, int64_t width, T* packed, Range panels) {
   constexpr int64_t wide = kTileColumns<T>;
   for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
-    const T* from = y + panel * wide * width;
     T* to = packed + panel * wide * width;
     const int64_t count = smaller(wide, rows - panel * wide);
-    for (int64_t k0 = 0; k0 < width; k0 += 16) {
-      const int64_t k1 = smaller(k0 + 16, width);
-      for (int64_t j = 0; j < wide; ++j) {
-        for (int64_t k = k0; k < k1; ++k) to[k * wide + j] = j < count ? from[j * width + k] : T(0);
-      }
+    transpose(y + panel * wide * width, width, to, wide, count, false, 0, width);
+    if (count == wide) continue;
+    for (int64_t k = 0; k < width; ++k) {
+      for (int64_t j = count; j < wide; ++j) to[k * wide + j] = T(0);
     }
   }
 }

@@ -150,7 +150,7 @@ def test_finishes_as_the_record_does(kind, targets, excluded, options, monkeypat
     weights = torch.rand(ROWS, generator=random, dtype=torch.float64)
     pairs = pairs_of(targets, excluded, random)
     if kind == "debiased":  # whose sides are groups, the positive's that of one column
-        counts = negative_counts(pairs, COLUMNS).double()
+        counts = negative_counts(pairs, COLUMNS, get("cpu")).double()
         priors = torch.rand(ROWS, generator=random, dtype=torch.float64) / 3
         options = {"prior": torch.stack([priors.index_fill_(0, torch.arange(4), 0.0), counts], 1)}
         pairs = replace(pairs, row_groups=pairs.positives, column_groups=torch.arange(COLUMNS))

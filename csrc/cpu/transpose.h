@@ -1,10 +1,10 @@
-// A part of a panel turned over, for scores of rows against themselves: the score of a pair is that
-// of the pair turned round.
+// A matrix turned over: the rows that a product wants as columns; and a part of a panel, since of
+// scores of rows against themselves that of a pair is that of the pair turned round.
 #pragma once
 
 #include <utility>
 
-#include "products.h"
+#include "tile.h"
 
 namespace fastsim::FASTSIM_ISA {
 namespace {
