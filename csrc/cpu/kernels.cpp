@@ -8,7 +8,6 @@
 #include "levels.h"
 #include "margins.h"
 #include "max_sim.h"
-#include "mirror.h"
 #include "observe.h"
 #include "paired.h"
 #include "products.h"
@@ -16,6 +15,7 @@
 #include "selection.h"
 #include "softmax.h"
 #include "sweep.h"
+#include "transpose.h"
 
 #define FASTSIM_STRING2(x) #x
 #define FASTSIM_STRING(x) FASTSIM_STRING2(x)

@@ -18,7 +18,7 @@ void token_rows(const Matrix& x, const int64_t* rows, int64_t count, int64_t wid
   for (int64_t i = 0; i < count; ++i, out += width) {
     load(x, rows[i], 0, width, out);
     if (!cosine) continue;
-    const T factor = T(inverse_norm<T>(dot(out, out, width)));
+    const T factor = T(inverse_norm<T>(sum_of_squares(out, width)));
 #pragma omp simd
     for (int64_t k = 0; k < width; ++k) out[k] *= factor;
   }

@@ -1,7 +1,7 @@
 // Cosines and distances of paired rows and their gradients, without other rows in memory.
 #pragma once
 
-#include "isa.h"
+#include "lanes.h"
 #include "rows.h"
 
 namespace fastsim::FASTSIM_ISA {
@@ -13,24 +13,18 @@ void paired_cosines(const Matrix& x, const Matrix& y, int64_t width, T* cosines,
                     T* inverse_y, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     T of_x[kChunk], of_y[kChunk];
-    double xx = 0, yy = 0, xy = 0;
-    for_chunks(0, width, [&](int64_t at, int64_t n) {
-      const T *a = read(x, row, at, n, of_x), *b = read(y, row, at, n, of_y);
-      // Three sums at once: one alone would wait for its own additions.
-      double uu = 0, vv = 0, uv = 0;
-#pragma omp simd reduction(+ : uu, vv, uv)
-      for (int64_t k = 0; k < n; ++k) {
-        const double u = a[k], v = b[k];
-        uu += u * u;
-        vv += v * v;
-        uv += u * v;
-      }
-      xx += uu;
-      yy += vv;
-      xy += uv;
+    double sums[3] = {};  // of x x, y y and x y
+    for_chunks(0, width, [&](int64_t first, int64_t n) {
+      const T *a = read(x, row, first, n, of_x), *b = read(y, row, first, n, of_y);
+      add_terms(n, sums, [&](auto at, auto& to) {
+        const auto u = at(a), v = at(b);
+        to[0] += u * u;
+        to[1] += v * v;
+        to[2] += u * v;
+      });
     });
-    const double r = inverse_norm<T>(xx), s = inverse_norm<T>(yy);
-    cosines[row] = T(xy * r * s);
+    const double r = inverse_norm<T>(sums[0]), s = inverse_norm<T>(sums[1]);
+    cosines[row] = T(sums[2] * r * s);
     inverse_x[row] = T(r);
     inverse_y[row] = T(s);
   }
@@ -71,22 +65,19 @@ void triplet_distances(const Matrix& anchors, const Matrix& positives, const Mat
                        int64_t width, T* near, T* far, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     T of_a[kChunk], of_p[kChunk], of_n[kChunk];
-    double to_positive = 0, to_negative = 0;
-    for_chunks(0, width, [&](int64_t at, int64_t count) {
-      const T *a = read(anchors, row, at, count, of_a), *p = read(positives, row, at, count, of_p);
-      const T* n = read(negatives, row, at, count, of_n);
-      double uu = 0, vv = 0;
-#pragma omp simd reduction(+ : uu, vv)
-      for (int64_t k = 0; k < count; ++k) {
-        const double u = double(p[k]) - double(a[k]), v = double(n[k]) - double(a[k]);
-        uu += u * u;
-        vv += v * v;
-      }
-      to_positive += uu;
-      to_negative += vv;
+    double squares[2] = {};  // of the distances to the positive and to the negative
+    for_chunks(0, width, [&](int64_t first, int64_t count) {
+      const T* a = read(anchors, row, first, count, of_a);
+      const T* p = read(positives, row, first, count, of_p);
+      const T* n = read(negatives, row, first, count, of_n);
+      add_terms(count, squares, [&](auto at, auto& to) {
+        const auto anchor = at(a), u = at(p) - anchor, v = at(n) - anchor;
+        to[0] += u * u;
+        to[1] += v * v;
+      });
     });
-    near[row] = T(__builtin_sqrt(to_positive));
-    far[row] = T(__builtin_sqrt(to_negative));
+    near[row] = T(__builtin_sqrt(squares[0]));
+    far[row] = T(__builtin_sqrt(squares[1]));
   }
 }
 

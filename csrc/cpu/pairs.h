@@ -2,7 +2,7 @@
 #pragma once
 
 #include "dtypes.h"
-#include "isa.h"
+#include "lanes.h"
 
 namespace fastsim::FASTSIM_ISA {
 namespace {
@@ -61,10 +61,7 @@ void load_targets(const Block<T>& b, int64_t row, int64_t column, int64_t count,
 
 template <class T>
 T maximum(const T* s, int64_t count) {
-  T top = kLeftOut<T>;
-#pragma omp simd reduction(max : top)
-  for (int64_t j = 0; j < count; ++j) top = s[j] > top ? s[j] : top;
-  return top;
+  return largest(s, count, kLeftOut<T>);
 }
 
 // Whether a maximum and the sum of exponentials relative to it are those of any pair. A NaN loses
@@ -76,6 +73,11 @@ bool any_pair(T top, double sum) {
 
 // Forward reduction (top, sum) into the running state at `at`; the exponents are in units of `scale`.
 inline void merge(const MaxSum& state, int64_t at, double top, double sum, double scale) {
+  if (state.sum[at] == 0) {  // nothing yet
+    state.max[at] = top;
+    state.sum[at] = sum;
+    return;
+  }
   const double old = state.max[at];
   const double both = top > old ? top : old;
   state.sum[at] = state.sum[at] * exponential(old - both, scale) +

@@ -11,10 +11,8 @@ class Panel {
  public:
   // x (rows, width) and y (columns, width), which may be one; tall: the rows of a band.
   Panel(const T* x, int64_t rows, const T* y, int64_t columns, int64_t width, int64_t tall)
-      : x_(x), rows_(rows), columns_(columns), width_(width), tall_(std::min(rows, tall)),
-        packed_(packed_rows<T>(columns) * width), memory_(tall_ * stride()) {
-    pack<T>(y, columns, width, packed_);
-  }
+      : x_(x), y_{y, kDtypeOf<T>, width, 1}, rows_(rows), columns_(columns), width_(width),
+        tall_(std::min(rows, tall)), memory_(tall_ * stride()) {}
 
   // The scores of the band whose first row is `first`. all: what decides the roles of all pairs.
   Block<T> band(int64_t first, const Block<T>& all) const {
@@ -23,7 +21,7 @@ class Panel {
     b.stride = stride();
     b.rows = std::min(tall_, rows_ - first);
     b.columns = columns_;
-    fill_scores<T>(x_ + first * width_, width_, packed_, b);
+    fill_scores<T>(x_ + first * width_, width_, y_, nullptr, b, false);
     return b;
   }
 
@@ -32,8 +30,9 @@ class Panel {
   int64_t stride() const { return columns_ + kAligned / int64_t(sizeof(T)); }
 
   const T* x_;
+  const Matrix y_;
   const int64_t rows_, columns_, width_, tall_;
-  const Scratch<T> packed_, memory_;
+  const Scratch<T> memory_;
 };
 
 }  // namespace fastsim

@@ -5,8 +5,8 @@
 #pragma once
 
 #include "dtypes.h"
-#include "mirror.h"
 #include "tile.h"
+#include "transpose.h"
 
 namespace fastsim::FASTSIM_ISA {
 namespace {

@@ -5,26 +5,26 @@
 
 #include "dtypes.h"
 #include "isa.h"
+#include "lanes.h"
 
 namespace fastsim::FASTSIM_ISA {
 namespace {
 
 template <class T>
 double dot(const T* a, const T* b, int64_t count) {
-  // Four sums at once: one alone would wait for its own additions.
-  const int64_t part = count / 4;
-  const T *a1 = a + part, *a2 = a1 + part, *a3 = a2 + part;
-  const T *b1 = b + part, *b2 = b1 + part, *b3 = b2 + part;
-  double sum = 0, sum1 = 0, sum2 = 0, sum3 = 0;
-#pragma omp simd reduction(+ : sum, sum1, sum2, sum3)
-  for (int64_t k = 0; k < part; ++k) {
-    sum += double(a[k]) * double(b[k]);
-    sum1 += double(a1[k]) * double(b1[k]);
-    sum2 += double(a2[k]) * double(b2[k]);
-    sum3 += double(a3[k]) * double(b3[k]);
-  }
-  for (int64_t k = 4 * part; k < count; ++k) sum += double(a[k]) * double(b[k]);
-  return (sum + sum1) + (sum2 + sum3);
+  double sum[1] = {};
+  add_terms(count, sum, [&](auto at, auto& sums) { sums[0] += at(a) * at(b); });
+  return sum[0];
+}
+
+template <class T>
+double sum_of_squares(const T* x, int64_t count) {
+  double sum[1] = {};
+  add_terms(count, sum, [&](auto at, auto& sums) {
+    const auto here = at(x);
+    sums[0] += here * here;
+  });
+  return sum[0];
 }
 
 // 1 / sqrt(square); a row shorter than the smallest normal number counts as zero, and has 0.
@@ -39,11 +39,11 @@ template <class T>
 void unit_rows(const Matrix& x, int64_t width, T* unit, T* inverse, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     T* out = unit + row * width;
-    load(x, row, 0, width, out);
-    const T factor = T(inverse_norm<T>(dot(out, out, width)));
+    const T* from = read(x, row, 0, width, out);
+    const T factor = T(inverse_norm<T>(sum_of_squares(from, width)));
     inverse[row] = factor;
 #pragma omp simd
-    for (int64_t k = 0; k < width; ++k) out[k] *= factor;
+    for (int64_t k = 0; k < width; ++k) out[k] = factor * from[k];
   }
 }
 
@@ -84,7 +84,7 @@ void prefix_rows(const Matrix& x, int64_t width, double* norms, T* out, int64_t 
   for (int64_t row = begin; row < end; ++row) {
     T* rows = out + row * width;
     load(x, row, 0, width, rows);
-    const double norm = __builtin_hypot(norms[row], __builtin_sqrt(dot(rows, rows, width)));
+    const double norm = __builtin_hypot(norms[row], __builtin_sqrt(sum_of_squares(rows, width)));
     norms[row] = norm;
     const T factor = norm < double(std::numeric_limits<T>::min()) ? T(0) : T(1 / norm);
 #pragma omp simd
@@ -125,7 +125,7 @@ void centred_rows(const T* x, const T* centre, int64_t width, T* out, double* no
     T* to = out + row * width;
 #pragma omp simd
     for (int64_t k = 0; k < width; ++k) to[k] = from[k] - centre[k];
-    norms[row] = __builtin_sqrt(dot(to, to, width));
+    norms[row] = __builtin_sqrt(sum_of_squares(to, width));
   }
 }
 

@@ -24,6 +24,18 @@ Row<T> open_row(const Block<T>& b, T margin, int64_t row) {
   return {s, positive, maximum(s, b.columns)};
 }
 
+// One exponential a lane. Everything by value: a loop that might read what it has written is not
+// vectorised.
+template <bool keep, class T>
+FASTSIM_INLINE void exponential_lanes(T* s, int64_t count, T top, Softmax<T> softmax, T* sums) {
+#pragma omp simd
+  for (int64_t j = 0; j < count; ++j) {
+    const T e = softmax.share(s[j], top);
+    if constexpr (keep) s[j] = e;
+    sums[j] += e;
+  }
+}
+
 // Sum of exponentials; `keep` leaves them in place of the scores. next: as of `ask_for`.
 template <bool keep, class T>
 double sum_exponentials(T* s, int64_t count, T top, const Softmax<T>& softmax,
@@ -32,16 +44,24 @@ double sum_exponentials(T* s, int64_t count, T top, const Softmax<T>& softmax,
   for_chunks(0, count, [&](int64_t at, int64_t n) {
     T* chunk = s + at;
     ask_for(chunk, next, n);
-    T part = 0;
-#pragma omp simd reduction(+ : part)
-    for (int64_t j = 0; j < n; ++j) {
-      const T e = softmax.share(chunk[j], top);
-      if constexpr (keep) chunk[j] = e;
-      part += e;
+    T sums[kSums<T>] = {};
+    int64_t j = 0;
+    for (; j + kSums<T> <= n; j += kSums<T>) {  // of a length known here
+      exponential_lanes<keep>(chunk + j, kSums<T>, top, softmax, sums);
     }
-    sum += part;
+    exponential_lanes<keep>(chunk + j, n - j, top, softmax, sums);
+    sum += sum_of<kSums<T>>(sums);
   });
   return sum;
+}
+
+template <class T>
+FASTSIM_INLINE void target_lanes(const T* targets, const T* s, int64_t count, T* logits, T* sums) {
+#pragma omp simd
+  for (int64_t j = 0; j < count; ++j) {
+    logits[j] = fused(targets[j], s[j], logits[j]);
+    sums[j] += targets[j];
+  }
 }
 
 // Adds sum_j t z and sum_j t of the row to a state.
@@ -60,14 +80,14 @@ void add_targets(const Block<T>& b, int64_t row, const Row<T>& r, T scale, doubl
     T targets[kChunk];
     load_targets(b, row, at, n, targets);
     const T* s = r.scores + at;
-    T logit = 0, sum = 0;
-#pragma omp simd reduction(+ : logit, sum)
-    for (int64_t j = 0; j < n; ++j) {
-      logit = fused(targets[j], s[j], logit);
-      sum += targets[j];
+    T of_logits[kSums<T>] = {}, of_targets[kSums<T>] = {};
+    int64_t j = 0;
+    for (; j + kSums<T> <= n; j += kSums<T>) {
+      target_lanes(targets + j, s + j, kSums<T>, of_logits, of_targets);
     }
-    logits += logit;
-    sums += sum;
+    target_lanes(targets + j, s + j, n - j, of_logits, of_targets);
+    logits += sum_of<kSums<T>>(of_logits);
+    sums += sum_of<kSums<T>>(of_targets);
   });
   target_logits += double(scale) * logits;
   target_sums += sums;

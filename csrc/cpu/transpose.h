@@ -1,5 +1,5 @@
-// A matrix turned over: rows that become the columns of a product, and a part of a panel of rows
-// against themselves, where the score of a pair is that of the pair turned round.
+// A matrix turned over: the rows that a product wants as columns; and a part of a panel, since of
+// scores of rows against themselves that of a pair is that of the pair turned round.
 #pragma once
 
 #include <utility>
