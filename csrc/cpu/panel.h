@@ -11,8 +11,10 @@ class Panel {
  public:
   // x (rows, width) and y (columns, width), which may be one; tall: the rows of a band.
   Panel(const T* x, int64_t rows, const T* y, int64_t columns, int64_t width, int64_t tall)
-      : x_(x), y_{y, kDtypeOf<T>, width, 1}, rows_(rows), columns_(columns), width_(width),
-        tall_(std::min(rows, tall)), memory_(tall_ * stride()) {}
+      : x_(x), y_(y), rows_(rows), columns_(columns), width_(width), tall_(std::min(rows, tall)),
+        packed_(tall_ < rows ? packed_rows<T>(columns) * width : 0), memory_(tall_ * stride()) {
+    if (tall_ < rows) pack<T>(y, columns, width, packed_);
+  }
 
   // The scores of the band whose first row is `first`. all: what decides the roles of all pairs.
   Block<T> band(int64_t first, const Block<T>& all) const {
@@ -21,7 +23,12 @@ class Panel {
     b.stride = stride();
     b.rows = std::min(tall_, rows_ - first);
     b.columns = columns_;
-    fill_scores<T>(x_ + first * width_, width_, y_, nullptr, b, false);
+    const T* x = x_ + first * width_;
+    if (tall_ < rows_) {
+      fill_scores<T>(x, width_, packed_, b);
+    } else {  // once: columns are packed as they are multiplied
+      fill_scores<T>(x, width_, {y_, kDtypeOf<T>, width_, 1}, nullptr, b, false);
+    }
     return b;
   }
 
@@ -29,10 +36,9 @@ class Panel {
   // Off a power of two, for the cache's sets.
   int64_t stride() const { return columns_ + kAligned / int64_t(sizeof(T)); }
 
-  const T* x_;
-  const Matrix y_;
+  const T *x_, *y_;
   const int64_t rows_, columns_, width_, tall_;
-  const Scratch<T> memory_;
+  const Scratch<T> packed_, memory_;
 };
 
 }  // namespace fastsim

@@ -21,11 +21,12 @@ inline void* aligned_memory(int64_t bytes) {
   return data;
 }
 
-// Pieces of memory that a thread keeps from call to call, no more than kKept bytes each: the pages
-// of fresh memory cost a small batch more than its products.
+// Pieces of memory that a thread keeps from call to call, no more than kKept bytes each and kAll
+// together: the pages of fresh memory cost a small batch more than its products, and one of thousands
+// of rows a tenth of them.
 class Pieces {
  public:
-  static constexpr int64_t kKept = 4 << 20;
+  static constexpr int64_t kKept = 16 << 20, kAll = 64 << 20;
 
   // One of at least so many bytes that is not in use, or -1.
   int take(int64_t bytes) {
@@ -37,8 +38,11 @@ class Pieces {
     if (found < 0 || bytes > kKept) return -1;
     Piece& piece = pieces_[found];
     if (piece.bytes < bytes) {
+      if (all_ - piece.bytes + bytes > kAll) return -1;
+      all_ -= piece.bytes;
       piece.memory.reset(aligned_memory(bytes));
       piece.bytes = piece.memory ? bytes : 0;
+      all_ += piece.bytes;
       if (!piece.memory) return -1;
     }
     piece.used = true;
@@ -62,6 +66,7 @@ class Pieces {
   }
 
   std::array<Piece, kCount> pieces_;
+  int64_t all_ = 0;  // bytes
 };
 
 inline thread_local Pieces pieces;
