@@ -10,7 +10,6 @@ targets); the targets are taken as they are, so that -1 pushes a pair away. With
 it is `info_nce`.
 """
 
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -38,6 +37,7 @@ from fastsim.pairs import (
     parse_bias,
     parse_targets,
 )
+from fastsim.records import replaced
 from fastsim.reduce import as_float, inverse, reduce
 from fastsim.scores import dense_scores
 from fastsim.tile import Tile
@@ -141,7 +141,7 @@ def matrix_cross_entropy(
 
 def _loss(x, y, targets, *, temperature, bias, cosine, reduction, batch, backend):
     pairs = parse_targets(targets, x.shape[0], batch.columns, x.device)
-    pairs = replace(pairs, column_bias=bias)
+    pairs = replaced(pairs, column_bias=bias)
 
     def formula(scores, scale, _):
         given = {"temperature": 1 / scale, "candidate_bias": bias, "reduction": "none"}

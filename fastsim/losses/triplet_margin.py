@@ -18,7 +18,7 @@ from fastsim.backends.rows import norms
 from fastsim.checks import check_alike, check_embeddings, check_number, check_reduction
 from fastsim.engine.prepared import Prepared, note, once_per_signature
 from fastsim.losses.module import LossModule
-from fastsim.operators import define, differentiable_again
+from fastsim.operators import define, differentiable_again, traced
 from fastsim.reduce import as_float, reduce
 from fastsim.scores import compute_dtype
 
@@ -86,7 +86,9 @@ def _loss(*sides, margin, reduction, backend):
     learnt = (*sides, margin) if isinstance(margin, Tensor) else sides
     if torch.is_grad_enabled() and any(side.requires_grad for side in learnt):
         return _TripletMargin.apply(*sides, margin, reduction, backend.name)
-    return reduce(_losses(*_distances(*sides, backend.name), margin), reduction)
+    if traced():
+        return reduce(_losses(*_distances(*sides, backend.name), margin), reduction)
+    return reduce(_losses(*backend.triplet_distances(*sides), margin), reduction)
 
 
 def _formula(anchors, positives, negatives, margin, reduction):

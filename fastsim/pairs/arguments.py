@@ -7,6 +7,7 @@ from fastsim.checks import (
     INTEGRAL,
     check_alike,
     check_bias,
+    check_bias_numbers,
     check_choice,
     check_embeddings,
     check_integers,
@@ -44,8 +45,17 @@ def parse_exclude(exclude, rows, columns, device):
 def parse_bias(bias, columns, x):
     """`candidate_bias` of a loss in the compute type of its embeddings x, or None."""
     check_bias("candidate_bias", bias, columns, x.device)
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    return None if bias is None else bias.to(dtype).contiguous()
+    return None if bias is None else _as_bias(bias, x)
+
+
+def known_bias(bias, x):
+    """`parse_bias` of one whose shape, dtype and device are known to fit."""
+    check_bias_numbers("candidate_bias", bias)
+    return _as_bias(bias, x)
+
+
+def _as_bias(bias, x):
+    return bias.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
 
 
 def parse_targets(targets, rows, columns, device, *, skip="nothing"):

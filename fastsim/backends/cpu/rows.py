@@ -83,7 +83,7 @@ class Rows:
     def triplet_distances(self, anchors, positives, negatives):
         dtype = torch.promote_types(anchors.dtype, torch.float32)
         near, far = (torch.empty(anchors.shape[0], dtype=dtype) for _ in range(2))
-        torch.ops.fastsim_cpu.triplet_distances(anchors, positives, negatives, near, far)
+        torch.ops.fastsim_cpu.triplet_distances.default(anchors, positives, negatives, near, far)
         return near, far
 
     def triplet_distances_backward(self, grad, anchors, positives, negatives, near, far, wants):

@@ -62,35 +62,42 @@ class SmallBatch:
         grad_x = torch.empty(x.shape if want_x else 0, dtype=dtype) if wants else None
         grad_y = torch.empty(y.shape if want_y else 0, dtype=dtype) if wants else None
         parameters = torch.empty(2, dtype=torch.float64) if wants else None
-        _whole(
-            x,
-            y,
-            pairs.positives,
-            pairs.row_ids,
-            pairs.column_ids,
-            pairs.row_groups,
-            pairs.column_groups,
-            pairs.dense,
+        guide_rows, guide_columns, guide_margin, guide_relative = (
+            _NO_GUIDE if guide is None else _guide(guide)
+        )
+        factor_rows, factor_columns, factor_cosine = factors or _NO_FACTORS
+        numbers = [  # in the order of csrc/cpu/whole.cpp
             pairs.negative_target,
-            pairs.skip,
-            tile.kind,
             scale,
             bias,
             tile.margin,
             tile.positive_scale,
             tile.base,
+            math.inf if above is None else above,
+            guide_margin,
+            _number(weights, x.dtype) if alike else 0.0,
             tile.normalise,
             tile.symmetric,
             tile.cosine,
-            math.inf if above is None else above,
-            *(_NO_GUIDE if guide is None else _guide(guide)),
+            guide_relative,
+            factor_cosine,
+        ]
+        _whole(
+            x,
+            y,
+            *pairs.tensors(),
+            pairs.skip,
+            tile.kind,
+            numbers,
+            guide_rows,
+            guide_columns,
             pairs.column_bias,
             pairs.row_shift,
-            *(factors or _NO_FACTORS),
+            factor_rows,
+            factor_columns,
             tile.prior,
             tile.positive_weights,
             None if alike else weights,
-            _number(weights, x.dtype) if alike else 0.0,
             grad_x if want_x else None,
             grad_y if want_y else None,
             loss,
