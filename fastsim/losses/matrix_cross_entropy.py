@@ -34,6 +34,7 @@ from fastsim.pairs import (
     dense_targets,
     gather_targets,
     global_targets,
+    known_targets,
     parse_bias,
     parse_targets,
 )
@@ -135,12 +136,14 @@ def matrix_cross_entropy(
     )
     loss = made(x, y, targets)
     if group is None:
-        note_targets(x, y, targets, made, loss)
+        note_targets(x, y, targets, partial(made, parse=known_targets), loss)
     return loss
 
 
-def _loss(x, y, targets, *, temperature, bias, cosine, reduction, batch, backend):
-    pairs = parse_targets(targets, x.shape[0], batch.columns, x.device)
+def _loss(
+    x, y, targets, *, temperature, bias, cosine, reduction, batch, backend, parse=parse_targets
+):
+    pairs = parse(targets, x.shape[0], batch.columns, x.device)
     pairs = replaced(pairs, column_bias=bias)
 
     def formula(scores, scale, _):

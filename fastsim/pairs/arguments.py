@@ -16,6 +16,9 @@ from fastsim.checks import (
     check_tensor,
 )
 from fastsim.pairs.record import Pairs
+from fastsim.records import replaced
+
+_NOTHING = Pairs()
 
 
 def as_ids(integers):
@@ -78,12 +81,27 @@ def parse_targets(targets, rows, columns, device, *, skip="nothing"):
         )
     if targets.device != device:
         raise ValueError(f"targets: wanted device {device}, got {targets.device}")
+    _check_asks_for_none(targets)
+    return Pairs(dense=targets, skip=skip)
+
+
+def known_targets(targets, rows, columns, device):
+    """`parse_targets` of ones whose shapes, dtypes and devices are known to fit."""
+    if targets is None:
+        return parse_targets(targets, rows, columns, device)
+    if isinstance(targets, (tuple, list)):
+        row_groups, column_groups = map(as_ids, targets)
+        return replaced(_NOTHING, row_groups=row_groups, column_groups=column_groups)
+    _check_asks_for_none(targets)
+    return replaced(_NOTHING, dense=targets)
+
+
+def _check_asks_for_none(targets):
     if targets.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             "targets: wanted a tensor that asks for no gradient, since none reaches it,"
             " got requires_grad=True (targets.detach() has it not)"
         )
-    return Pairs(dense=targets, skip=skip)
 
 
 def parse_groups(embeddings, groups, references, reference_groups, own_first, *, empty=False):
