@@ -158,12 +158,20 @@ def check_bias(name, value, count, device):
         raise ValueError(f"{name}: wanted {count} numbers, one per column, got {value.shape[0]}")
     if value.device != device:
         raise ValueError(f"{name}: wanted device {device}, got {value.device}")
+    check_bias_numbers(name, value)
+
+
+def check_bias_numbers(name, value):
+    """`check_bias` of what a tensor's shape, dtype and device do not say."""
     if value.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             f"{name}: wanted a tensor that asks for no gradient, since none reaches it,"
             " got requires_grad=True"
         )
     if _traced(value):
+        return
+    # Numbers with a finite sum are finite: one operator in the place of five.
+    if value.device.type == "cpu" and math.isfinite(value.sum()):
         return
     finite = value.isfinite().all()
     if value.device.type != "cpu":
@@ -202,6 +210,9 @@ def check_labels(name, value, count, device):
 def check_order(name, value):
     """No NaN among labels; read on a CPU at once, asserted on the device elsewhere."""
     if value.is_floating_point() and not _traced(value):
+        # A NaN is one in the sum: one operator in the place of two.
+        if value.device.type == "cpu" and not math.isnan(value.sum()):
+            return
         nan = value.isnan().any()
         if value.device.type != "cpu":
             torch._assert_async(~nan)

@@ -75,21 +75,25 @@ T largest(const T* x, int64_t count, T least) {
 template <int terms, class F>
 FASTSIM_INLINE void add_terms(int64_t count, double (&sums)[terms], const F& term) {
   constexpr int64_t lanes = kLanes<double>;
-  constexpr int ways = terms == 1 ? 4 : 2;  // at once: a sum alone waits for its own additions
-  Vector<double> parts[ways][terms] = {};
+  // Several at once: a sum alone waits for its own additions. Each by a name, or they live in memory.
+  constexpr int ways = terms == 1 ? 4 : 2;
+  Vector<double> one[terms] = {}, two[terms] = {}, three[terms] = {}, four[terms] = {};
+  const auto add = [&](int64_t from, auto& to) {
+    term([&](const auto* x) { return as_doubles(x + from); }, to);
+  };
   int64_t k = 0;
   for (; k + ways * lanes <= count; k += ways * lanes) {
-#pragma GCC unroll 4
-    for (int way = 0; way < ways; ++way) {
-      term([&](const auto* x) { return as_doubles(x + k + way * lanes); }, parts[way]);
+    add(k, one);
+    add(k + lanes, two);
+    if constexpr (ways == 4) {
+      add(k + 2 * lanes, three);
+      add(k + 3 * lanes, four);
     }
   }
-  for (; k + lanes <= count; k += lanes) {
-    term([&](const auto* x) { return as_doubles(x + k); }, parts[0]);
-  }
+  for (; k + lanes <= count; k += lanes) add(k, one);
+#pragma GCC unroll 4
   for (int t = 0; t < terms; ++t) {
-    Vector<double> all = parts[0][t] + parts[1][t];
-    if constexpr (ways == 4) all += parts[2][t] + parts[3][t];
+    const Vector<double> all = (one[t] + two[t]) + (three[t] + four[t]);
     sums[t] += sum_of<lanes>(reinterpret_cast<const double*>(&all));
   }
   for (; k < count; ++k) {

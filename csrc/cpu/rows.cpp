@@ -181,8 +181,9 @@ void hardest_pairs(Tensor x, Tensor groups, Tensor indices, Tensor distances, Te
 }
 
 // near and far (N,): |a_i - p_i| and |a_i - n_i| of the rows of three (N, D).
-void triplet_distances(Tensor anchors, Tensor positives, Tensor negatives, Tensor near,
-                       Tensor far) {
+// losses: relu(near - far + margin); a NaN stays one.
+void triplet_distances(Tensor anchors, Tensor positives, Tensor negatives, double margin,
+                       Tensor near, Tensor far, Optional losses) {
   with_type(near, [&](auto type) {
     using T = decltype(type);
     const int64_t rows = anchors.size(0), width = anchors.size(1);
@@ -191,6 +192,12 @@ void triplet_distances(Tensor anchors, Tensor positives, Tensor negatives, Tenso
     over(rows, 3 * width, [&](int64_t begin, int64_t end) {
       kernels().of<T>().triplet_distances(a, p, n, width, to_positive, to_negative, begin, end);
     });
+    if (!losses) return;
+    T* out = output<T>(*losses);
+    for (int64_t i = 0; i < rows; ++i) {
+      const T above = (to_positive[i] - to_negative[i]) + T(margin);
+      out[i] = above <= 0 ? T(0) : above;
+    }
   });
 }
 
@@ -266,7 +273,8 @@ std::vector<Operator> operators() {
       OPERATOR(hardest_pairs, "(Tensor x, Tensor groups, Tensor(indices!) indices, "
                               "Tensor(distances!) distances, Tensor(largest!) largest) -> ()"),
       OPERATOR(triplet_distances, "(Tensor anchors, Tensor positives, Tensor negatives, "
-                                  "Tensor(near!) near, Tensor(far!) far) -> ()"),
+                                  "float margin, Tensor(near!) near, Tensor(far!) far, "
+                                  "Tensor(losses!)? losses) -> ()"),
       OPERATOR(triplet_distances_backward,
                "(Tensor grad, Tensor anchors, Tensor positives, Tensor negatives, Tensor near, "
                "Tensor far, Tensor(grad_anchors!)? grad_anchors, "

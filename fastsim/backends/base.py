@@ -332,6 +332,11 @@ class Backend:
         """|a_i - p_i| and |a_i - n_i| (N,) in the compute type, of three (N, D)."""
         return formulas.triplet_distances(anchors, positives, negatives)
 
+    def triplet_losses(self, anchors, positives, negatives, margin):
+        """`triplet_distances`, and relu(|a_i - p_i| - |a_i - n_i| + margin) (N,) of a number."""
+        near, far = self.triplet_distances(anchors, positives, negatives)
+        return near, far, formulas.triplet_losses(near, far, margin)
+
     def triplet_distances_backward(self, grad, anchors, positives, negatives, near, far, wants):
         """The gradients of the three, None where not wanted, from dL/dnear = -dL/dfar (N,).
 

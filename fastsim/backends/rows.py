@@ -102,6 +102,11 @@ def triplet_distances(anchors, positives, negatives):
     return tuple(torch.linalg.vector_norm(gap, dim=1) for gap in gaps)
 
 
+def triplet_losses(near, far, margin):
+    """relu(near - far + margin) (N,); margin: a number or ()."""
+    return (near - far).add_(margin).relu_()
+
+
 def triplet_distances_backward(grad, anchors, positives, negatives, near, far, wants):
     """`Backend.triplet_distances_backward`."""
     to_positives = _gaps(anchors, positives).mul_(_over(grad, near)[:, None])

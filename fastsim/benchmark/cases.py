@@ -7,6 +7,7 @@ columns are normalised too, and one where the gradient touches a candidate a row
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 
@@ -153,9 +154,14 @@ def prefixes(width):
     return tuple(dict.fromkeys(max(width * part // 6, min(width, 4)) for part in (6, 4, 2, 1)))
 
 
+@cache
+def _of_prefixes(width, **options):
+    """The module, made once, as where a model is trained."""
+    return fastsim.losses.Matryoshka(fastsim.losses.InfoNCE(**options), prefixes(width))
+
+
 def _prefixes(x, y, **options):
-    loss = fastsim.losses.InfoNCE(**options)
-    return fastsim.losses.Matryoshka(loss, prefixes(x.shape[1]))(x, y)
+    return _of_prefixes(x.shape[1], **options)(x, y)
 
 
 def _guided(x, y, guide_x, guide_y, **options):

@@ -215,6 +215,9 @@ def _small_formula(ctx, *sides):
     return found if weight is None else (found * weight).sum()
 
 
+_NOTHING = (False,) * 4  # of what a gradient may be wanted
+
+
 class SmallLoss(NamedTuple):
     """A loss that one call of the backend makes of two sides of rows; y None: of x with itself."""
 
@@ -239,14 +242,16 @@ class SmallLoss(NamedTuple):
 
     def _of(self, tile, x, y):
         _, scale, bias, weights, formula, backend, _ = self
-        scale, bias = (
-            as_scalar(value, compute_dtype(x), x.device) if isinstance(value, Tensor) else value
-            for value in (scale, bias)
-        )
-        wants = wants_of(x, y, scale, bias)
+        if isinstance(scale, Tensor):
+            scale = as_scalar(scale, compute_dtype(x), x.device)
+        if isinstance(bias, Tensor):
+            bias = as_scalar(bias, compute_dtype(x), x.device)
         given = x, y, scale, bias, weights
+        if not torch.is_grad_enabled():
+            return in_one_call(tile, *given, _NOTHING, backend)[0]
+        wants = wants_of(x, y, scale, bias)
         if not any(wants):
-            return in_one_call(tile, *given, wants, backend)[0]
+            return in_one_call(tile, *given, _NOTHING, backend)[0]
         return _SmallLoss.apply(*given, tile, wants, formula, backend)
 
 

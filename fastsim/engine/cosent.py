@@ -18,6 +18,8 @@ def rank_loss(scores, labels, scale, backend, formula):
     """
     if not isinstance(scale, Tensor):
         scale = torch.full((), scale, dtype=compute_dtype(scores), device=scores.device)
+    if not (torch.is_grad_enabled() and (scores.requires_grad or scale.requires_grad)):
+        return _cosent(scores, labels, scale, False, backend.name)[0]
     return _RankLoss.apply(scores, scale, labels, backend.name, formula)
 
 

@@ -101,18 +101,19 @@ def _signature(args, options):
     """(the tensors, all that a loss depends on but their values); None for the latter if there may
     be more.
     """
-    tensors, parts = [], []
-    values = [*args, *options.values()]
-    for value in values:  # what stands in tuples comes last
-        kind = type(value)
+    tensors, values = [], [*args, *options.values()]
+    kinds = [*map(type, values)]  # 1 is not True
+    for place, kind in enumerate(kinds):  # what stands in tuples comes last
         if kind in _PLAIN:
-            parts += kind, value  # 1 is not True
-        elif kind in _TENSORS and not value.is_nested:
+            continue
+        value = values[place]
+        if kind in _TENSORS and not value.is_nested:
             tensors.append(value)
-            parts += kind, value.shape, value.dtype, value.device, value.layout
+            values[place] = value.shape, value.dtype, value.device, value.layout
         elif kind is tuple or kind is list:
-            parts += kind, len(value)
+            values[place] = len(value)
             values.extend(value)
+            kinds.extend(map(type, value))
         else:
             return None, None
     if transformed(*tensors):
@@ -120,4 +121,4 @@ def _signature(args, options):
     ids = [id(tensor) for tensor in tensors]
     first = () if len({*ids}) == len(ids) else map(ids.index, ids)  # which are one tensor
     state = default_name(), watched(), torch.is_inference_mode_enabled()
-    return tensors, (*parts, *options, *first, *state)
+    return tensors, (*kinds, *values, *options, *first, *state)

@@ -8,14 +8,23 @@ With halves u = (a, b) and v = (c, d), as complex vectors a + ib and c + id, the
 Source: Li and Li 2023, "AnglE-optimized Text Embeddings", equations 5 to 8.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from fastsim.annotations import Group, Scalar
 from fastsim.backends import pick
-from fastsim.checks import check_alike, check_embeddings, check_labels, check_number
+from fastsim.checks import (
+    check_alike,
+    check_embeddings,
+    check_labels,
+    check_number,
+    check_order,
+)
 from fastsim.distributed import batchwise
-from fastsim.losses.cosent import cosent
+from fastsim.engine.prepared import Prepared, note, once_per_signature
+from fastsim.losses.cosent import cosent, cosent_of
 from fastsim.losses.module import LossModule
 from fastsim.scores import compute_dtype, paired_cosines
 
@@ -38,20 +47,24 @@ def angle_similarity(u: Tensor, v: Tensor, *, backend: str | None = None) -> Ten
         >>> fastsim.angle_similarity(torch.eye(2), torch.eye(2))
         tensor([1.0000, 1.0000])
     """
-    return _angle_scores(u, v, backend)
+    _check_halves(u, v)
+    return _angle_scores(u, v, pick(backend, u, v))
 
 
-def _angle_scores(u, v, backend, *, empty=False):
+def _check_halves(u, v, *, empty=False):
     check_embeddings("u", u, empty=empty)
     check_embeddings("v", v, empty=empty)
     check_alike("v", v, "u", u, rows=True)
     if u.shape[1] % 2:
         raise ValueError(f"u: wanted an even width (two halves), got {u.shape[1]}")
-    chosen = pick(backend, u, v)
+
+
+def _angle_scores(u, v, backend):
     a, b = u.to(compute_dtype(u)).chunk(2, 1)
-    return 2**0.5 * paired_cosines(torch.cat([a + b, b - a], 1), v, chosen).abs()
+    return 2**0.5 * paired_cosines(torch.cat([a + b, b - a], 1), v, backend).abs()
 
 
+@once_per_signature
 @batchwise
 def angle(
     u: Tensor,
@@ -89,8 +102,24 @@ def angle(
     check_embeddings("u", u, empty=group is not None)
     check_labels("labels", labels, u.shape[0], u.device)
     check_number("scale", scale, positive=True)
-    scores = _angle_scores(u, v, backend, empty=group is not None)
-    return cosent(scores, labels, scale=scale, group=group, backend=backend)
+    _check_halves(u, v, empty=group is not None)
+    chosen = pick(backend, u, v)
+    if group is not None or isinstance(scale, Tensor):
+        scores = _angle_scores(u, v, chosen)
+        return cosent(scores, labels, scale=scale, group=group, backend=backend)
+    made = partial(_loss, scale=scale, backend=chosen)
+    loss = made(u, v, labels)
+    note((u, v, labels), Prepared(partial(_of_any_labels, made=made)), loss)
+    return loss
+
+
+def _loss(u, v, labels, *, scale, backend):
+    return cosent_of(_angle_scores(u, v, backend), labels, scale, backend)
+
+
+def _of_any_labels(u, v, labels, *, made):
+    check_order("labels", labels)
+    return made(u, v, labels)
 
 
 class Angle(LossModule):

@@ -60,10 +60,14 @@ def cosent(
     check_labels("labels", labels, scores.shape[0], scores.device)
     check_number("scale", scale, positive=True)
     batch = join(group, "cosent", scores, labels, scale=scale, backend=chosen.name)
-    scores, labels = batch.gather_both(scores, labels)
-    if chosen.name == "eager":
+    return cosent_of(*batch.gather_both(scores, labels), scale, chosen)
+
+
+def cosent_of(scores, labels, scale, backend):
+    """`cosent` of arguments that have been checked, those of all ranks."""
+    if backend.name == "eager":
         return cosent_from_scores(scores, labels, scale=scale)
-    return rank_loss(scores, labels, scale, chosen, cosent_from_scores)
+    return rank_loss(scores, labels, scale, backend, cosent_from_scores)
 
 
 class CoSENT(LossModule):

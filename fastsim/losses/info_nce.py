@@ -168,13 +168,14 @@ def info_nce(
     if further or label_smoothing:
         check_together(exclude, exclude_above, guide, symmetric, margin, label_smoothing, further)
     check_guide(guide, anchors, candidates)
-    asked = positives, exclude, exclude_above, candidate_bias, group
+    asked = positives, exclude, exclude_above, group
     if not (isinstance(temperature, Tensor) or any(value is not None for value in asked)):
         found = small_info_nce(
             anchors,
             candidates,
             further,
             guide,
+            candidate_bias,
             scale=inverse(temperature, anchors),
             label_smoothing=label_smoothing,
             similarity=similarity,

@@ -10,7 +10,6 @@ targets); the targets are taken as they are, so that -1 pushes a pair away. With
 it is `info_nce`.
 """
 
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -35,9 +34,11 @@ from fastsim.pairs import (
     dense_targets,
     gather_targets,
     global_targets,
+    known_targets,
     parse_bias,
     parse_targets,
 )
+from fastsim.records import replaced
 from fastsim.reduce import as_float, inverse, reduce
 from fastsim.scores import dense_scores
 from fastsim.tile import Tile
@@ -135,13 +136,15 @@ def matrix_cross_entropy(
     )
     loss = made(x, y, targets)
     if group is None:
-        note_targets(x, y, targets, made, loss)
+        note_targets(x, y, targets, partial(made, parse=known_targets), loss)
     return loss
 
 
-def _loss(x, y, targets, *, temperature, bias, cosine, reduction, batch, backend):
-    pairs = parse_targets(targets, x.shape[0], batch.columns, x.device)
-    pairs = replace(pairs, column_bias=bias)
+def _loss(
+    x, y, targets, *, temperature, bias, cosine, reduction, batch, backend, parse=parse_targets
+):
+    pairs = parse(targets, x.shape[0], batch.columns, x.device)
+    pairs = replaced(pairs, column_bias=bias)
 
     def formula(scores, scale, _):
         given = {"temperature": 1 / scale, "candidate_bias": bias, "reduction": "none"}

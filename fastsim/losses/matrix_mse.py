@@ -25,6 +25,7 @@ from fastsim.pairs import (
     dense_targets,
     gather_targets,
     global_targets,
+    known_targets,
     parse_targets,
 )
 from fastsim.reduce import as_float, reduce
@@ -86,13 +87,13 @@ def matrix_mse(
     made = partial(_loss, reduction=reduction, batch=batch, backend=chosen)
     loss = made(x, y, targets)
     if group is None:
-        note_targets(x, y, targets, made, loss)
+        note_targets(x, y, targets, partial(made, parse=known_targets), loss)
     return loss
 
 
-def _loss(x, y, targets, *, reduction, batch, backend):
+def _loss(x, y, targets, *, reduction, batch, backend, parse=parse_targets):
     columns = batch.columns
-    pairs = parse_targets(targets, x.shape[0], columns, x.device)
+    pairs = parse(targets, x.shape[0], columns, x.device)
     weights = batch.row_weights(reduction, x)
 
     def formula(scores, *_):

@@ -87,10 +87,7 @@ class Matryoshka(torch.nn.Module):
         def of(width):
             # The same tensor on both sides stays one.
             cut = {id(value): value[..., :width] for value in embeddings.values()}
-            part = {
-                place: cut[id(value)] if place in embeddings else value
-                for place, value in given.items()
-            }
+            part = given | {place: cut[id(value)] for place, value in embeddings.items()}
             named = {name: part[name] for name in options}
             return self.loss(*(part[i] for i in range(len(arguments))), **named)
 
@@ -100,10 +97,9 @@ class Matryoshka(torch.nn.Module):
                 found[widest] = of(widest)
             if asked.served:
                 return found[widest]
-        terms = [
-            weight * (found[width] if width in found else of(width))
-            for width, weight in zip(self.widths, self.weights, strict=True)
-        ]
+        terms = [found[width] if width in found else of(width) for width in self.widths]
+        if any(type(weight) not in (int, float) or weight != 1 for weight in self.weights):
+            terms = [weight * term for weight, term in zip(self.weights, terms, strict=True)]
         return torch.stack(terms).sum()
 
     def extra_repr(self):

@@ -42,6 +42,7 @@ from fastsim.pairs import (
     dense_targets,
     gather_targets,
     global_targets,
+    known_targets,
     parse_targets,
     positive_counts,
 )
@@ -142,13 +143,26 @@ def siglip(
     )
     loss = made(x, y, targets)
     if group is None:
-        note_targets(x, y, targets, made, loss)
+        note_targets(x, y, targets, partial(made, parse=known_targets), loss)
     return loss
 
 
-def _loss(x, y, targets, *, scale, bias, positive_weight, cosine, reduction, batch, backend):
+def _loss(
+    x,
+    y,
+    targets,
+    *,
+    scale,
+    bias,
+    positive_weight,
+    cosine,
+    reduction,
+    batch,
+    backend,
+    parse=parse_targets,
+):
     """positive_weight: None where a positive counts as much as a negative."""
-    pairs = parse_targets(targets, x.shape[0], batch.columns, x.device)
+    pairs = parse(targets, x.shape[0], batch.columns, x.device)
     weights = None
     if positive_weight is not None:
         all_rows = batch.gather_rows(pairs.row_groups)

@@ -1,4 +1,4 @@
-"""InfoNCE of a small batch with a guide, further candidates or label smoothing, in one call.
+"""InfoNCE of a small batch with a guide, a bias, further candidates or label smoothing: one call.
 
 A guide's cosines of all pairs are made beside the scores. Further candidates, or label smoothing:
 one softmax over the scores of all parts (further_candidates.py), which lie side by side. Of a large
@@ -6,7 +6,6 @@ batch each part is a log-sum-exp of the engine, and what lies between these take
 small batch's scores.
 """
 
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -21,7 +20,8 @@ from fastsim.engine.passes import is_small
 from fastsim.engine.prepared import Prepared
 from fastsim.losses.further_candidates import DIRECTIONS, Further, dense, own_scores, parts_of
 from fastsim.operators import differentiable_again, traced
-from fastsim.pairs import Guide, Pairs
+from fastsim.pairs import Guide, Pairs, known_bias, parse_bias
+from fastsim.records import replaced
 from fastsim.scores import dense_scores
 from fastsim.tile import Tile
 
@@ -31,6 +31,7 @@ def small_info_nce(
     candidates,
     further,
     guide,
+    bias,
     *,
     scale,
     label_smoothing,
@@ -42,12 +43,12 @@ def small_info_nce(
 ):
     """(the loss as a function of tensors, these tensors), or None where that is not for it.
 
-    The tensors: anchors (N, D), candidates (M, D), then those of the guide, or own negatives
-    (N, K, D) and references (R, D) where `further` has them. options: the loss's own, as `formula`
-    takes them, its specification.
+    The tensors: anchors (N, D), candidates (M, D), then the bias (M,) and those of the guide, or
+    own negatives (N, K, D) and references (R, D) where `further` has them. options: the loss's own,
+    as `formula` takes them, its specification.
     """
-    plain = not (further or label_smoothing)
-    if plain == (guide is None):
+    plain, paired = not (further or label_smoothing), guide is not None or bias is not None
+    if plain != paired:
         return None
     batch = join(None, "info_nce", anchors, candidates)
     weight = batch.row_weights(reduction, anchors)
@@ -59,11 +60,14 @@ def small_info_nce(
             symmetric=options["symmetric"],
             cosine=similarity == "cosine",
         )
-        if not is_small(tile, anchors, candidates, weight, backend, observed=watched()):
+        whole = _with(tile, parse_bias(bias, len(candidates), anchors), guide, options)
+        if not is_small(whole, anchors, candidates, weight, backend, observed=watched()):
             return None
         given = {"tile": tile, "scale": scale, "weight": weight, "backend": backend}
         given |= {"options": options, "formula": formula}
-        return Prepared(partial(_guided, **given)), (anchors, candidates, *guide)
+        given |= {"biased": bias is not None, "guided": guide is not None}
+        tensors = anchors, candidates, *(() if bias is None else (bias,)), *(guide or ())
+        return Prepared(partial(_paired, **given)), tensors
     rest = options | {"reduction": reduction}
     numbers = scale, float(options["margin"]), float(label_smoothing)
     own, references = further.own_negatives, further.references
@@ -87,17 +91,38 @@ def _places(anchors):
     return torch.arange(anchors.shape[0], device=anchors.device)
 
 
-def _guided(anchors, candidates, *guide, tile, scale, weight, backend, options, formula):
-    rows, columns = (side.detach() for side in guide)
-    relative = options["guide_strategy"] == "relative"
-    decided = Guide(rows, columns, None, float(options["guide_margin"]), relative)
+def _with(tile, bias, guide, options):
+    """The tile with a bias of the columns and a guide, or None each."""
+    if guide is not None:
+        relative = options["guide_strategy"] == "relative"
+        guide = Guide(*guide, None, float(options["guide_margin"]), relative)
+    return replaced(tile, pairs=replaced(tile.pairs, guide=guide, column_bias=bias))
+
+
+def _paired(
+    anchors,
+    candidates,
+    *tensors,
+    biased,
+    guided,
+    tile,
+    scale,
+    weight,
+    backend,
+    options,
+    formula,
+):
+    """The loss where tensors beside the rows have a say: a bias, then those of a guide."""
+    bias = known_bias(tensors[0], anchors) if biased else None
+    guide = tuple(side.detach() for side in tensors[-2:]) if guided else None
 
     def losses(scores, scale, _):
         given = options | {"temperature": 1 / scale, "reduction": "none"}
-        return formula(scores, tile.pairs.positives, **given, guide=(rows, columns))
+        given |= {"candidate_bias": bias, "guide": guide}
+        return formula(scores, tile.pairs.positives, **given)
 
-    tile = replace(tile, pairs=replace(tile.pairs, guide=decided))
     given = {"scale": scale, "weights": weight, "formula": losses, "backend": backend}
+    tile = _with(tile, bias, guide, options)
     return tile_loss(tile, anchors, candidates, **given, summed=True)
 
 

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from fastsim.annotations import Reduction
 from fastsim.backends import get, pick
-from fastsim.backends.rows import norms
+from fastsim.backends.rows import norms, triplet_losses
 from fastsim.checks import check_alike, check_embeddings, check_number, check_reduction
 from fastsim.engine.prepared import Prepared, note, once_per_signature
 from fastsim.losses.module import LossModule
-from fastsim.operators import define, differentiable_again
+from fastsim.operators import define, differentiable_again, traced
 from fastsim.reduce import as_float, reduce
 from fastsim.scores import compute_dtype
 
@@ -86,7 +86,7 @@ def _loss(*sides, margin, reduction, backend):
     learnt = (*sides, margin) if isinstance(margin, Tensor) else sides
     if torch.is_grad_enabled() and any(side.requires_grad for side in learnt):
         return _TripletMargin.apply(*sides, margin, reduction, backend.name)
-    return reduce(_losses(*_distances(*sides, backend.name), margin), reduction)
+    return reduce(_losses(*sides, margin, backend.name)[-1], reduction)
 
 
 def _formula(anchors, positives, negatives, margin, reduction):
@@ -95,8 +95,13 @@ def _formula(anchors, positives, negatives, margin, reduction):
     return reduce(torch.relu(gaps + margin), reduction)
 
 
-def _losses(near, far, margin):
-    return (near - far).add_(margin).relu_()
+def _losses(anchors, positives, negatives, margin, backend):
+    """(both distances (N,), losses (N,))."""
+    sides = anchors, positives, negatives
+    if not traced() and not isinstance(margin, Tensor):
+        return get(backend).triplet_losses(*sides, margin)
+    near, far = _distances(*sides, backend)
+    return near, far, triplet_losses(near, far, margin)
 
 
 class _TripletMargin(torch.autograd.Function):
@@ -107,8 +112,7 @@ class _TripletMargin(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, anchors, positives, negatives, margin, reduction, backend):
-        near, far = _distances(anchors, positives, negatives, backend)
-        losses = _losses(near, far, margin)
+        near, far, losses = _losses(anchors, positives, negatives, margin, backend)
         learnt = margin if isinstance(margin, Tensor) else None
         ctx.save_for_backward(anchors, positives, negatives, learnt, near, far, losses <= 0)
         ctx.margin, ctx.reduction, ctx.backend = margin, reduction, backend

@@ -7,6 +7,8 @@ is its target? `Pairs` holds the answer in its smallest form; every backend deci
 from fastsim.pairs.arguments import (
     as_ids,
     groups_of_scores,
+    known_bias,
+    known_targets,
     parse_bias,
     parse_exclude,
     parse_groups,
@@ -40,6 +42,8 @@ __all__ = [
     "global_positives",
     "global_targets",
     "groups_of_scores",
+    "known_bias",
+    "known_targets",
     "negative_counts",
     "not_above",
     "pair_mask",

@@ -7,6 +7,7 @@ from fastsim.checks import (
     INTEGRAL,
     check_alike,
     check_bias,
+    check_bias_numbers,
     check_choice,
     check_embeddings,
     check_integers,
@@ -15,6 +16,9 @@ from fastsim.checks import (
     check_tensor,
 )
 from fastsim.pairs.record import Pairs
+from fastsim.records import replaced
+
+_NOTHING = Pairs()
 
 
 def as_ids(integers):
@@ -44,8 +48,17 @@ def parse_exclude(exclude, rows, columns, device):
 def parse_bias(bias, columns, x):
     """`candidate_bias` of a loss in the compute type of its embeddings x, or None."""
     check_bias("candidate_bias", bias, columns, x.device)
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    return None if bias is None else bias.to(dtype).contiguous()
+    return None if bias is None else _as_bias(bias, x)
+
+
+def known_bias(bias, x):
+    """`parse_bias` of one whose shape, dtype and device are known to fit."""
+    check_bias_numbers("candidate_bias", bias)
+    return _as_bias(bias, x)
+
+
+def _as_bias(bias, x):
+    return bias.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
 
 
 def parse_targets(targets, rows, columns, device, *, skip="nothing"):
@@ -68,12 +81,27 @@ def parse_targets(targets, rows, columns, device, *, skip="nothing"):
         )
     if targets.device != device:
         raise ValueError(f"targets: wanted device {device}, got {targets.device}")
+    _check_asks_for_none(targets)
+    return Pairs(dense=targets, skip=skip)
+
+
+def known_targets(targets, rows, columns, device):
+    """`parse_targets` of ones whose shapes, dtypes and devices are known to fit."""
+    if targets is None:
+        return parse_targets(targets, rows, columns, device)
+    if isinstance(targets, (tuple, list)):
+        row_groups, column_groups = map(as_ids, targets)
+        return replaced(_NOTHING, row_groups=row_groups, column_groups=column_groups)
+    _check_asks_for_none(targets)
+    return replaced(_NOTHING, dense=targets)
+
+
+def _check_asks_for_none(targets):
     if targets.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             "targets: wanted a tensor that asks for no gradient, since none reaches it,"
             " got requires_grad=True (targets.detach() has it not)"
         )
-    return Pairs(dense=targets, skip=skip)
 
 
 def parse_groups(embeddings, groups, references, reference_groups, own_first, *, empty=False):

@@ -33,6 +33,12 @@ def _labelled(seed):
     return [x, y[:N].detach().requires_grad_(), torch.randn(N, generator=fresh(seed + 70))]
 
 
+def _halved(seed):
+    """`_labelled`, of an even width."""
+    *both, labels = _labelled(seed)
+    return [*(side.detach()[:, : D - 1].requires_grad_() for side in both), labels]
+
+
 def _taught(seed):
     x, y = sides(seed)
     return [x, y, *(side.detach() * 2 + 1 for side in sides(seed + 50))]
@@ -54,6 +60,12 @@ CALLS = {
     "references": (fastsim.info_nce, sides, {"references": normal(4, D)}),
     "own": (fastsim.info_nce, sides, {"own_negatives": normal(N, 2, D)}),
     "guided": (fastsim.info_nce, sides, {"guide": (normal(N, 3), normal(M, 3))}),
+    "biased": (fastsim.info_nce, sides, {"candidate_bias": normal(M), "symmetric": True}),
+    "biased and guided": (
+        fastsim.info_nce,
+        sides,
+        {"guide": (normal(N, 3), normal(M, 3)), "candidate_bias": normal(M)},
+    ),
     "weighed": (
         fastsim.siglip,
         sides,
@@ -79,6 +91,7 @@ CALLS = {
     ),
     "triplet_margin": (fastsim.triplet_margin, _triplets, {"margin": 0.3}),
     "cosine_regression": (fastsim.cosine_regression, _labelled, {}),
+    "angle": (fastsim.angle, _halved, {}),
 }
 
 
@@ -111,7 +124,7 @@ def test_the_next_call_looks_at_nothing_again(name, usable, monkeypatch):
     monkeypatch.setattr(CpuBackend, "unsupported_reason", lambda *_, **__: pytest.fail("looked"))
     assert torch.equal(loss(*make(1), **options), wanted)
     with pytest.raises(pytest.fail.Exception, match="looked"):
-        loss(*make(1), **(options | {"reduction": "none"}))
+        loss(*make(1), **(options | ({"scale": 3.0} if name == "angle" else {"reduction": "none"})))
 
 
 def test_what_differs_is_looked_at_anew(usable):
@@ -174,10 +187,27 @@ def test_what_watches_or_transforms_goes_the_whole_way(usable):
     assert y.grad.isfinite().all()
 
 
-def test_labels_are_looked_at_each_time(usable):
+@pytest.mark.parametrize("loss", [fastsim.cosine_regression, fastsim.angle])
+def test_labels_are_looked_at_each_time(loss, usable):
     usable("cpu")
-    x, y = sides(8)
-    labels = torch.zeros(N)
-    fastsim.cosine_regression(x, y[:N], labels)
+    *both, labels = _halved(8)
+    loss(*both, labels)
     with pytest.raises(ValueError, match="labels: wanted labels that can be ordered, got NaN"):
-        fastsim.cosine_regression(x, y[:N], labels.index_fill(0, torch.tensor([2]), torch.nan))
+        loss(*both, labels.index_fill(0, torch.tensor([2]), torch.nan))
+    ends = labels.index_copy(0, torch.arange(2), torch.tensor([torch.inf, -torch.inf]))
+    loss(*both, ends)  # whose sum is NaN, and none of them
+
+
+def test_a_bias_is_looked_at_each_time(usable):
+    usable("cpu")
+    x, y = sides(9)
+    bias = normal(M)
+    before = fastsim.info_nce(x, y, candidate_bias=bias)
+    assert fastsim.info_nce(x, y, candidate_bias=2 * bias) != before
+    fastsim.info_nce(x, y, candidate_bias=bias.sign() * torch.finfo(bias.dtype).max)  # sum: inf
+    with pytest.raises(ValueError, match="candidate_bias: wanted finite numbers, got -inf"):
+        fastsim.info_nce(x, y, candidate_bias=bias.index_fill(0, torch.tensor([3]), -torch.inf))
+    with pytest.raises(ValueError, match="candidate_bias: wanted a tensor that asks for no grad"):
+        fastsim.info_nce(x, y, candidate_bias=bias.clone().requires_grad_())
+    with pytest.raises(ValueError, match="candidate_bias: wanted 9 numbers, one per column, got 8"):
+        fastsim.info_nce(x, y, candidate_bias=bias[:8])

@@ -85,10 +85,16 @@ class Rows:
         return counts
 
     def triplet_distances(self, anchors, positives, negatives):
-        dtype = torch.promote_types(anchors.dtype, torch.float32)
-        near, far = (torch.empty(anchors.shape[0], dtype=dtype) for _ in range(2))
-        torch.ops.fastsim_cpu.triplet_distances(anchors, positives, negatives, near, far)
+        near, far = _numbers_of(anchors), _numbers_of(anchors)
+        sides = anchors, positives, negatives
+        torch.ops.fastsim_cpu.triplet_distances.default(*sides, 0.0, near, far, None)
         return near, far
+
+    def triplet_losses(self, anchors, positives, negatives, margin):
+        near, far, losses = _numbers_of(anchors), _numbers_of(anchors), _numbers_of(anchors)
+        sides = anchors, positives, negatives
+        torch.ops.fastsim_cpu.triplet_distances.default(*sides, margin, near, far, losses)
+        return near, far, losses
 
     def triplet_distances_backward(self, grad, anchors, positives, negatives, near, far, wants):
         sides = anchors, positives, negatives
@@ -143,3 +149,8 @@ class Rows:
             grad_pairs.contiguous(), None, x, y, columns, grad_x, grad_y
         )
         return grad_x, grad_y
+
+
+def _numbers_of(x):
+    """Memory for a number of each row, in the compute type."""
+    return torch.empty(x.shape[0], dtype=torch.promote_types(x.dtype, torch.float32))

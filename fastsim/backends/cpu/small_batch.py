@@ -63,41 +63,48 @@ class SmallBatch:
         grad_y = torch.empty(y.shape if want_y else 0, dtype=dtype) if wants else None
         parameters = torch.empty(2, dtype=torch.float64) if wants else None
         columns = (x if y is None else y).shape[0]
-        alike_weight = _number(weights, x.dtype) if alike else 0.0
+        weight = _number(weights, x.dtype) if alike else 0.0
         of_rows = None if alike else weights
         grads = grad_x if want_x else None, grad_y if want_y else None
         if triplet.is_large(tile, x.shape[0], columns, x.shape[1]):
-            triplet.full_triplet(tile, x, y, of_rows, alike_weight, *grads, loss)
+            triplet.full_triplet(tile, x, y, of_rows, weight, *grads, loss)
             return (loss, grad_x, grad_y, parameters) if wants else (loss,)
-        _whole(
-            x,
-            y,
-            pairs.positives,
-            pairs.row_ids,
-            pairs.column_ids,
-            pairs.row_groups,
-            pairs.column_groups,
-            pairs.dense,
+        guide_rows, guide_columns, guide_margin, guide_relative = (
+            _NO_GUIDE if guide is None else _guide(guide)
+        )
+        factor_rows, factor_columns, factor_cosine = factors or _NO_FACTORS
+        numbers = [  # in the order of csrc/cpu/whole.cpp
             pairs.negative_target,
-            pairs.skip,
-            tile.kind,
             scale,
             bias,
             tile.margin,
             tile.positive_scale,
             tile.base,
+            math.inf if above is None else above,
+            guide_margin,
+            weight,
             tile.normalise,
             tile.symmetric,
             tile.cosine,
-            math.inf if above is None else above,
-            *(_NO_GUIDE if guide is None else _guide(guide)),
+            guide_relative,
+            factor_cosine,
+        ]
+        _whole(
+            x,
+            y,
+            *pairs.tensors(),
+            pairs.skip,
+            tile.kind,
+            numbers,
+            guide_rows,
+            guide_columns,
             pairs.column_bias,
             pairs.row_shift,
-            *(factors or _NO_FACTORS),
+            factor_rows,
+            factor_columns,
             tile.prior,
             tile.positive_weights,
             of_rows,
-            alike_weight,
             band_rows(x.shape[0], columns),
             *grads,
             loss,
