@@ -16,9 +16,9 @@ class TileArguments(NamedTuple):
     """A tile loss over the scores of x and y; the schema of the operators is made of these fields.
 
     Fields of the names of `Tile`, `Pairs`, `Guide` (`guide_...`) and `Factors` (`factor_...`) hold
-    what those hold. Tensors come first. y: None for x itself. weights: (N,) of the losses, () of all alike, or None for
-    the losses themselves. observed: whether `Tile.seen` is asked for, which is then returned last.
-    wants: which gradients, of x, y, scale and bias. backend: its name.
+    what those hold. Tensors come first. y: None for x itself. weights: (N,) of the losses, () of
+    all alike, or None for the losses themselves. observed: whether `Tile.seen` is asked for, which
+    is then returned last. wants: which gradients, of x, y, scale and bias. backend: its name.
     """
 
     x: Tensor

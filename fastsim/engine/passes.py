@@ -235,6 +235,11 @@ def in_panels():
         _panels_alone.pop()
 
 
+def panels_alone():
+    """Whether that is asked for."""
+    return bool(_panels_alone)
+
+
 def takes_whole(tile, rows, columns, width, together, weights, backend, *, observed=False):
     """Whether one call of the backend does it all: loss, gradients, everything between.
 

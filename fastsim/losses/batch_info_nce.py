@@ -163,11 +163,15 @@ def _in_panels(asked, reduction):
     alone = not (asked.further or smoothing)
     if alone:
         return _of_candidates(asked, scale, batch.row_weights(reduction, asked.anchors))
+    # The backward pass goes the other way: what needs the most memory is then last here, when no
+    # gradients of the others are alive beside it.
+    above = _above_mean(asked, scale) if smoothing else None
+    further = _of_further(asked, scale) if asked.further else None
     losses = _of_candidates(asked, scale)
     if asked.further:
-        losses = torch.logaddexp(widened(losses), _of_further(asked, scale)).to(losses.dtype)
+        losses = torch.logaddexp(widened(losses), further).to(losses.dtype)
     if smoothing:
-        losses = losses + smoothing * _above_mean(asked, scale)
+        losses = losses + smoothing * above
     return batch.reduce(losses, reduction)
 
 

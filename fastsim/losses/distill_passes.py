@@ -11,6 +11,7 @@ import torch
 
 from fastsim.backends import get
 from fastsim.engine.autograd import SmallLoss, tile_loss
+from fastsim.engine.bands import by_bands
 from fastsim.losses.further_candidates import above_mean, positive_logits
 from fastsim.pairs import Factors, Pairs
 from fastsim.precision import wide_dtype
@@ -103,16 +104,29 @@ def _of_positives(x, y, pairs, batch, backend, within, positives):
     own = positive_logits(x, y, within, 1.0, "cosine", backend).to(compute_dtype(x))
     above = above_mean(x, y, within, "cosine", batch, backend)
     if pairs.factors is not None:
-        rows, columns, cosine = pairs.factors
-        if cosine:
-            rows, columns = (unit_rows(side, backend) for side in (rows, columns))
-        mean = columns.mean(0, dtype=wide_dtype(columns.device)).to(columns.dtype)
-        of_positives = columns[positives]
-        taught = (rows * of_positives).sum(1)
-        return own - taught, above - (rows * (of_positives - mean)).sum(1)
+        taught = _of_factors(pairs.factors, positives, backend)
+        return tuple(side - theirs for side, theirs in zip((own, above), taught.T, strict=True))
     taught = pairs.dense.gather(1, positives[:, None])[:, 0].to(own.dtype)
     mean = pairs.dense.mean(1, dtype=wide_dtype(x.device)).to(own.dtype)
     return own - taught, above - (taught - mean)
+
+
+def _of_factors(factors, positives, backend):
+    """(N, 2) a teacher's scores of the positives, and by how much they are above their mean."""
+    rows, columns, cosine = factors
+
+    def scored(rows):
+        return unit_rows(rows, backend) if cosine else rows
+
+    def total_of(columns, *_):
+        return scored(columns).sum(0, dtype=wide_dtype(columns.device))
+
+    def of(rows, columns, mean):
+        rows, columns = scored(rows), scored(columns)
+        return torch.stack([(rows * columns).sum(1), (rows * (columns - mean)).sum(1)], 1)
+
+    mean = (by_bands(total_of, columns, summed=True) / len(columns)).to(columns.dtype)
+    return by_bands(of, rows, columns, mean, index=positives)
 
 
 def taught_pairs(teacher_x, teacher_y, x, batch, backend):

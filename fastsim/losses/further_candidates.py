@@ -13,6 +13,7 @@ import torch
 
 from fastsim.checks import FLOATING, check_alike, check_choice, check_embeddings, check_tensor
 from fastsim.engine.autograd import tile_loss
+from fastsim.engine.bands import by_bands
 from fastsim.engine.log_sum_exp import as_guide, guide_cosines, safe_log_sum_exp
 from fastsim.pairs import Pairs, pair_mask
 from fastsim.precision import wide_dtype, widened
@@ -78,7 +79,8 @@ class Part:
 def parts_of(further, anchors, candidates, own, pairs, guide, batch):
     """The `Part`s of the directions and references.
 
-    own (N,): the columns of the positives among this rank's. pairs: of anchors with candidates.
+    own (N,): the columns of the positives among this rank's; where no positives were asked for the
+    first N, which may be every one. pairs: of anchors with candidates.
     guide: (rows (N, E), columns (M, E)) of this rank, or None; thresholds are those of `pairs`.
     """
     device = anchors.device
@@ -98,13 +100,14 @@ def parts_of(further, anchors, candidates, own, pairs, guide, batch):
         thresholds = pairs.guide.thresholds
         return as_guide((of_rows, of_columns, thresholds), len(of_rows), len(of_columns), anchors)
 
+    every = pairs.distinct and len(candidates) == count
     found = []
     if "query_to_query" in further.directions:
         rule = Pairs(row_ids=row_ids if excluded else rows, column_ids=all_rows)
         if guide is not None:
             rule = replace(rule, guide=guided(guide[0], batch.gather_rows(guide[0])))
         found.append(Part(anchors, anchors, rule, of_anchors))
-    documents = candidates[own]
+    documents = candidates if every else candidates[own]
     if "doc_to_query" in further.directions:
         rule = Pairs(rows)
         if excluded:
@@ -129,11 +132,15 @@ def parts_of(further, anchors, candidates, own, pairs, guide, batch):
 def own_scores(further, anchors, backend, similarity):
     """(N, K) scores of the anchors with negatives of their own."""
     dtype = compute_dtype(anchors)
-    rows, negatives = anchors.to(dtype), further.own_negatives.to(dtype)
-    if similarity == "cosine":
-        rows = unit_rows(rows, backend)
-        negatives = unit_rows(negatives.flatten(0, 1), backend).view(negatives.shape)
-    return (negatives * rows[:, None]).sum(2)
+
+    def of(rows, negatives, _):
+        rows, negatives = rows.to(dtype), negatives.to(dtype)
+        if similarity == "cosine":
+            rows = unit_rows(rows, backend)
+            negatives = unit_rows(negatives.flatten(0, 1), backend).view(negatives.shape)
+        return (negatives * rows[:, None]).sum(2)
+
+    return by_bands(of, anchors, further.own_negatives)
 
 
 def dense(parts, temperature, similarity, backend):
@@ -203,8 +210,11 @@ def _thresholds(cosines, margin, strategy):
 def positive_logits(anchors, candidates, own, scale, similarity, backend):
     """(N,) logits of the positives, in the type of sums."""
     dtype = compute_dtype(anchors)
-    sides = anchors.to(dtype), candidates[own].to(dtype)
-    return scale * widened(paired_scores(*sides, backend, similarity))
+
+    def scores(rows, columns, _):
+        return paired_scores(rows.to(dtype), columns.to(dtype), backend, similarity)
+
+    return scale * widened(by_bands(scores, anchors, candidates, index=own))
 
 
 def dense_guide(guide, margin, strategy, positives, scores):
@@ -235,10 +245,17 @@ def above_mean(anchors, candidates, own, similarity, batch, backend):
 
     A product with the difference of two rows, so it is exactly 0 where there is one candidate.
     """
-    dtype = compute_dtype(anchors)
-    rows, columns = anchors.to(dtype), candidates.to(dtype)
-    if similarity == "cosine":
-        rows = unit_rows(rows, backend)
-        columns = rows if candidates is anchors else unit_rows(columns, backend)
-    total = batch.total_with_gradient(columns.sum(0, dtype=wide_dtype(columns.device)))
-    return (rows * (columns[own] - (total / batch.columns).to(dtype))).sum(1)
+    dtype, wide = compute_dtype(anchors), wide_dtype(anchors.device)
+
+    def scored(rows):
+        rows = rows.to(dtype)
+        return unit_rows(rows, backend) if similarity == "cosine" else rows
+
+    def total_of(columns, *_):
+        return scored(columns).sum(0, dtype=wide)
+
+    def above(rows, columns, mean):
+        return (scored(rows) * (scored(columns) - mean)).sum(1)
+
+    total = batch.total_with_gradient(by_bands(total_of, candidates, summed=True))
+    return by_bands(above, anchors, candidates, (total / batch.columns).to(dtype), index=own)

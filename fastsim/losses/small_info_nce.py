@@ -16,7 +16,7 @@ from fastsim.backends.base import Backend
 from fastsim.batch_metrics import nothing_seen, record, watched
 from fastsim.distributed import join
 from fastsim.engine.autograd import tile_loss
-from fastsim.engine.passes import is_small
+from fastsim.engine.passes import is_small, panels_alone
 from fastsim.engine.prepared import Prepared
 from fastsim.losses.further_candidates import DIRECTIONS, Further, dense, own_scores, parts_of
 from fastsim.operators import differentiable_again, traced
@@ -156,7 +156,9 @@ class FurtherLoss(NamedTuple):
         columns += sum(widths.get(direction, 0) for direction in self.directions)
         columns += 0 if own is None else own.shape[1]
         columns += 0 if references is None else len(references)
-        return not traced() and self.backend.serves_further(rows, columns, anchors.shape[1])
+        if traced() or panels_alone():
+            return False
+        return self.backend.serves_further(rows, columns, anchors.shape[1])
 
     def __call__(self, *tensors):
         sides = self.sides(*tensors)

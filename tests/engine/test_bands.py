@@ -1,0 +1,89 @@
+"""A function of rows, a band at a time: the result and the gradients of all rows at once."""
+
+import pytest
+import torch
+
+from fastsim.engine import bands
+from fastsim.engine.bands import by_bands
+from tests.seeds import fresh
+
+ROWS, OTHERS, WIDTH = 23, 31, 5
+
+
+def of_rows(x, y, shared):
+    return torch.sin(x * y + shared).prod(1)
+
+
+def of_one_side(x, *_):
+    return x.square().sin().sum(0)
+
+
+def of_more(x, y, _):
+    return torch.tanh(x[:, None] * y).sum(2)
+
+
+def inputs(*shapes, seed):
+    generator = fresh(seed)
+    return [
+        torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+        for shape in shapes
+    ]
+
+
+INDEX = torch.randint(0, OTHERS, (ROWS,), generator=torch.Generator().manual_seed(1))  # some twice
+CASES = {
+    "paired": (of_rows, [(ROWS, WIDTH), (ROWS, WIDTH), (WIDTH,)], {}),
+    "chosen": (of_rows, [(ROWS, WIDTH), (OTHERS, WIDTH), (WIDTH,)], {"index": INDEX}),
+    "several": (of_more, [(ROWS, WIDTH), (ROWS, 3, WIDTH)], {}),
+    "summed": (of_one_side, [(ROWS, WIDTH)], {"summed": True}),
+}
+
+
+@pytest.fixture(autouse=True, params=[1, 4 * WIDTH, 1 << 16], ids=["row", "band", "all"])
+def small_bands(request, monkeypatch):
+    monkeypatch.setattr(bands, "BAND", request.param)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("wanted", [(0,), (0, 1, 2), (1, 2)])
+def test_result_and_gradients(name, wanted):
+    function, shapes, options = CASES[name]
+    given = inputs(*shapes, seed=2)
+    places = [place for place in wanted if place < len(given)]
+    if not places:
+        pytest.skip("this function has no such input")
+    for place, value in enumerate(given):
+        value.requires_grad_(place in places)
+    taken = [*given, None, None][:3]
+    index = options.get("index")
+    truth = function(taken[0], taken[1] if index is None else taken[1][index], taken[2])
+    got = by_bands(function, *taken, **options)
+    above = torch.randn(truth.shape, generator=fresh(3), dtype=torch.float64)
+    sides = [given[place] for place in places]
+    results = [got, *torch.autograd.grad(got, sides, above)]
+    truths = [truth, *torch.autograd.grad(truth, sides, above)]
+    for mine, theirs in zip(results, truths, strict=True):
+        # A sum over the rows in another order: each addition rounds once.
+        size = ROWS * theirs.abs().max().clamp(min=1.0)
+        assert (mine - theirs).abs().max() <= ROWS * torch.finfo(torch.float64).eps * size
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_of_the_gradients(name):
+    function, shapes, options = CASES[name]
+    given = inputs(*shapes, seed=4)
+
+    def banded(*given):
+        return by_bands(function, *given, **options)
+
+    assert torch.autograd.gradcheck(banded, given)
+    assert torch.autograd.gradgradcheck(banded, given)
+
+
+def test_no_rows():
+    x, y = torch.zeros(0, WIDTH, requires_grad=True), torch.ones(4, WIDTH, requires_grad=True)
+    index = torch.zeros(0, dtype=torch.int64)
+    result = by_bands(of_rows, x, y, torch.ones(WIDTH), index=index)
+    result.sum().backward()
+    assert result.shape == (0,)
+    assert (y.grad == 0).all()
