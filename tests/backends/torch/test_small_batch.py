@@ -112,3 +112,13 @@ def test_where_it_is_not_served(served, monkeypatch):
     monkeypatch.setenv("FASTSIM_PANEL_MB", "0.001")
     losses.info_nce(x, y, backend="torch")
     assert not served
+
+
+def test_what_it_lacks_goes_through_panels(served):
+    """A guide and a bias, which the other backends' one call has."""
+    x, y = torch.randn(N, D, dtype=torch.float64), torch.randn(M, D, dtype=torch.float64)
+    guide = torch.randn(N, 3, dtype=torch.float64), torch.randn(M, 3, dtype=torch.float64)
+    for options in ({"guide": guide}, {"candidate_bias": torch.randn(M, dtype=torch.float64)}):
+        got, wanted = (losses.info_nce(x, y, **options, backend=b) for b in ("torch", "eager"))
+        torch.testing.assert_close(got, wanted)
+    assert not served
