@@ -7,10 +7,12 @@
 #include <vector>
 
 #include "arguments.h"
+#include "observing.h"
 #include "operators.h"
 #include "panel.h"
 #include "side.h"
 #include "small_losses.h"
+#include "totals.h"
 
 namespace fastsim {
 
@@ -93,23 +95,30 @@ void move_scores(const Block<T>& b, const T* column_bias, T scale, const T* row_
 // their cosines. weights (N,) weigh the losses of the rows; without, `weight` all of them. grad_x (N, D)
 // and grad_y (M, D) are written in the compute type where given; without y, grad_x holds both shares.
 // `total`: the weighted sum of the losses, in that type too; `parameters` (2,): its derivatives by
-// scale, right where a gradient is given, and by bias.
+// scale, right where a gradient is given, and by bias. seen: the numbers of the rows, added to;
+// `totals`: what those of this batch come to, written.
 void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional column_ids,
            Optional row_groups, Optional column_groups, Optional dense, double negative_target,
-           std::string skip, std::string kind, double scale, double bias, double margin,
-           double positive_scale, double base, bool normalise, bool symmetric, bool cosine,
+           std::string skip, Optional seen, std::string kind, double scale, double bias,
+           double margin, double positive_scale, double base, bool normalise, bool symmetric, bool cosine,
            double exclude_above, Optional guide_rows, Optional guide_columns, double guide_margin,
            bool guide_relative, Optional column_bias, Optional row_shift, Optional factor_rows,
            Optional factor_columns, bool factor_cosine, Optional prior, Optional positive_weights,
            Optional weights, double weight, Optional grad_x, Optional grad_y, Tensor total,
-           Optional parameters, Optional seen) {
+           Optional parameters, Optional totals) {
   const PairArguments pairs{positives,     row_ids, column_ids,      row_groups,
-                            column_groups, dense,   negative_target, skip};
+                            column_groups, dense,   negative_target, skip,       seen};
   with_type(total, [&](auto type) {
     using T = decltype(type);
+    Totals of_batch{};
+    const bool potentials = totals && cosine;
     const Side<T> rows(x, cosine);
+    if (potentials) add_potentials(rows, of_batch.row_potential, of_batch.row_potentials);
     std::optional<Side<T>> others;
     if (y) others.emplace(*y, cosine);
+    if (y && potentials) {
+      add_potentials(*others, of_batch.column_potential, of_batch.column_potentials);
+    }
     const Side<T>& columns = y ? *others : rows;
     Panel<T> panel(rows, rows.count, columns, columns.count, rows.width);
     Block<T>& b = panel.block;
@@ -124,11 +133,19 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
     if (guide_rows) {
       leave_out_by_guide(b, *guide_rows, *guide_columns, guide_margin, guide_relative);
     }
-    if (seen) {
-      double* numbers = output<double>(*seen);
+    const Scratch<double> of_rows_seen(totals ? b.rows * kObserved : 0);
+    std::optional<Observing<T>> observing;
+    if (totals) {
+      clear_seen(of_rows_seen, b.rows);
+      observing.emplace(b, of_rows_seen);
+    } else if (seen) {
+      observing.emplace(b, *seen);
+    }
+    if (b.seen && (column_bias || row_shift)) {  // which move the scores before the loss looks
       over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-        kernels().of<T>().observe(b, {.seen = numbers}, begin, end);
+        kernels().of<T>().observe(b, {}, begin, end);
       });
+      b.seen = nullptr;
     }
     move_scores(b, input<T>(column_bias), T(scale), input<T>(row_shift));
 
@@ -153,6 +170,10 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
       along = columns.finish(out);
     }
     *output<T>(total) = T(result.loss);
+    if (totals) {
+      add_rows(of_batch, of_rows_seen, b.rows, cosine);
+      write(of_batch, *totals);
+    }
     if (!parameters) return;
     double* score_grads = output<double>(*parameters);
     score_grads[0] = double(result.scale_score_grad) + along / scale;
@@ -170,7 +191,7 @@ std::vector<Operator> operators() {
                "Tensor? factor_rows, Tensor? factor_columns, bool factor_cosine, Tensor? prior, "
                "Tensor? positive_weights, Tensor? weights, float weight, "
                "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y, Tensor(total!) total, "
-               "Tensor(parameters!)? parameters, Tensor(seen!)? seen) -> ()"),
+               "Tensor(parameters!)? parameters, Tensor(totals!)? totals) -> ()"),
   };
 }
 

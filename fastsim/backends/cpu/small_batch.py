@@ -51,7 +51,7 @@ class SmallBatch:
             return False
         return _is_small(rows, columns, width)
 
-    def whole(self, tile, x, y, scale, bias, weights, wants):
+    def whole(self, tile, x, y, scale, bias, weights, wants, totals=None):
         want_x, want_y = wants or (False, False)
         pairs = tile.pairs
         guide, factors, above = pairs.guide, pairs.factors, pairs.exclude_above
@@ -73,6 +73,7 @@ class SmallBatch:
             pairs.dense,
             pairs.negative_target,
             pairs.skip,
+            tile.seen,
             tile.kind,
             scale,
             bias,
@@ -95,14 +96,14 @@ class SmallBatch:
             grad_y if want_y else None,
             loss,
             parameters,
-            tile.seen,
+            totals,
         )
         return (loss, grad_x, grad_y, parameters) if wants else (loss,)
 
     def serves_further(self, rows, columns, width):
         return _is_small(rows, columns, width)
 
-    def further(self, sides, directions, numbers, cosine, weights, wants, seen):
+    def further(self, sides, directions, numbers, cosine, weights, wants, totals):
         dtype = torch.float64 if sides[0].dtype == torch.float64 else torch.float32
         x, y, own, references = sides
         scale, margin, smoothing = numbers
@@ -127,7 +128,7 @@ class SmallBatch:
             (weights or 0.0) if alike else 0.0,
             *grads,
             loss,
-            seen,
+            totals,
         )
         if grads[2] is not None:
             grads[2] = grads[2].view(sides[2].shape)
