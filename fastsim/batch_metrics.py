@@ -45,6 +45,27 @@ TOTALS = (
 )
 SHARPNESS = 2.0  # t of the Gaussian potential exp(-t |x - y|^2)
 
+
+def _places(*names):
+    return [(name, *map(TOTALS.index, of)) for name, *of in names]
+
+
+# Name, and the places in the totals of what is divided and by what: to read is part of a small
+# batch's time.
+_MEANS = _places(
+    ("accuracy", "hits", "rows_with_positive"),
+    ("positive", "positive_sum", "positives"),
+    ("negative", "negative_sum", "negatives"),
+    ("hardest_negative", "hardest_sum", "rows_with_negative"),
+    ("excluded_by_id", "excluded_by_id", "rows"),
+    ("excluded_by_score", "excluded_by_score", "rows"),
+    ("alignment", "squared_distances", "distances"),
+)
+_POTENTIALS = _places(
+    ("rows", "row_potential", "row_potentials"),
+    ("columns", "column_potential", "column_potentials"),
+)
+
 _watchers = threading.local()  # `open`: the `Metrics` of the blocks that this thread is in
 
 
@@ -89,23 +110,10 @@ class Metrics:
         """
         if self._total is None:
             return {}
-        of = dict(zip(TOTALS, self._total.tolist(), strict=True))
-        shares = {
-            "accuracy": (of["hits"], of["rows_with_positive"]),
-            "positive": (of["positive_sum"], of["positives"]),
-            "negative": (of["negative_sum"], of["negatives"]),
-            "hardest_negative": (of["hardest_sum"], of["rows_with_negative"]),
-            "excluded_by_id": (of["excluded_by_id"], of["rows"]),
-            "excluded_by_score": (of["excluded_by_score"], of["rows"]),
-            "alignment": (of["squared_distances"], of["distances"]),
-        }
-        found = {name: total / count for name, (total, count) in shares.items() if count}
+        of = self._total.tolist()
+        found = {name: of[total] / of[count] for name, total, count in _MEANS if of[count]}
         # At least exp(-8): no pair is farther apart than 2.
-        sides = [
-            math.log(of[f"{side}_potential"] / of[f"{side}_potentials"])
-            for side in ("row", "column")
-            if of[f"{side}_potentials"]
-        ]
+        sides = [math.log(of[total] / of[count]) for _, total, count in _POTENTIALS if of[count]]
         if sides:
             found["uniformity"] = sum(sides) / len(sides)
         return found
@@ -179,6 +187,17 @@ def not_compiled():
         )
 
 
+def no_totals(device):
+    """Memory for the totals of one call of a loss, (len(TOTALS),)."""
+    return torch.empty(len(TOTALS), dtype=torch.float64, device=device)
+
+
+def record_totals(total):
+    """Adds the totals of one call to the blocks that it was made in."""
+    for watcher in _open():
+        watcher.add(total)
+
+
 @torch.no_grad()
 def record(seen, x, y, *, cosine, batch, backend):
     """Adds the numbers of a loss's rows to the blocks that it was called in.
@@ -190,8 +209,7 @@ def record(seen, x, y, *, cosine, batch, backend):
     total = backend.batch_totals(seen, *(t if t is None else t.detach() for t in sides))
     if batch is not None:
         total = batch.total(total)
-    for watcher in _open():
-        watcher.add(total)
+    record_totals(total)
 
 
 def totals(seen, x, y, paired_cosines):

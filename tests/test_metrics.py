@@ -6,12 +6,8 @@ import pytest
 import torch
 
 import fastsim
-from fastsim.backends import OBSERVED, get
-from fastsim.backends.cpu.passes import pair_arguments
-from fastsim.batch_metrics import EMPTY, MAXIMA, TOTALS, nothing_seen, totals
-from fastsim.batch_metrics import SEEN as SEEN_OF_ROWS
+from fastsim.backends import OBSERVED
 from fastsim.grad_cache import GradCache
-from fastsim.pairs import Pairs
 from tests.cases import CASES, SHAPES, call, inputs
 from tests.measure import assert_close
 
@@ -170,66 +166,6 @@ def test_the_loss_has_the_same_bits(case, backend, reduction, usable):
         with fastsim.metrics() as seen:
             assert torch.equal(case.loss(*tensors, *others, **options), plain)
     assert seen.read()
-
-
-def counted(scores, positive):
-    """A row's numbers by a loop over its scores; those of EMPTY have been left out."""
-    numbers = dict.fromkeys(SEEN_OF_ROWS, 0.0)
-    numbers |= dict.fromkeys(SEEN_OF_ROWS[:MAXIMA], EMPTY)
-    for j, score in enumerate(scores.tolist()):
-        if score <= EMPTY:  # as float32 has it
-            numbers["excluded_by_score"] += 1
-            continue
-        role = "positive" if j == positive else "negative"
-        numbers[f"highest_{role}"] = max(numbers[f"highest_{role}"], score)
-        numbers[f"{role}_sum"] += score
-        numbers[f"{role}s"] += 1
-    return list(numbers.values())
-
-
-@pytest.mark.parametrize("left_out", ["none", "few", "one row"])
-@pytest.mark.parametrize("columns", [1, 3, 64, 1023, 1027, 4100])
-def test_the_numbers_of_long_rows(columns, left_out, usable):
-    """Rows of several chunks, each with and without a pair that is left out."""
-    usable("cpu")
-    scores = 2 * torch.rand(9, columns) - 1
-    if left_out != "none":
-        chance = torch.rand(9, columns) < 3 / columns
-        scores[chance if left_out == "few" else slice(2, 3)] = EMPTY
-    positives = torch.randint(0, columns, (9,))
-    seen = nothing_seen(9, scores.device)
-    block = slice(0, 9), slice(0, columns)
-    torch.ops.fastsim_cpu.observe(scores, *pair_arguments(Pairs(positives), block), seen)
-    wanted = [counted(row, p) for row, p in zip(scores, positives.tolist(), strict=True)]
-    wanted = torch.tensor(wanted, dtype=torch.float64)
-    sums = [SEEN_OF_ROWS.index(f"{role}_sum") for role in ("negative", "positive")]
-    exact = [k for k in range(len(SEEN_OF_ROWS)) if k not in sums]
-    assert torch.equal(seen[:, exact], wanted[:, exact])
-    # Of at most 1,024 scores below 1 in float32, the parts in float64.
-    rounding = columns * torch.finfo(torch.float32).eps
-    assert (seen[:, sums] - wanted[:, sums]).abs().max() <= rounding
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 3), (33, 40), (300, None)])
-def test_one_operator_adds_up_the_same(rows, columns, dtype, usable):
-    """The totals of the compiled backend against those of torch's operators."""
-    usable("cpu")
-    seen = torch.randn(rows, len(SEEN_OF_ROWS), dtype=torch.float64)
-    seen[:, MAXIMA:] = torch.randint(0, 3, (rows, len(SEEN_OF_ROWS) - MAXIMA))
-    width = 19
-    x = torch.randn(rows, 2 * width).to(dtype)[:, ::2]
-    y = None if columns is None else torch.randn(columns, width).to(dtype)
-    for sides in ((x, y), (None, None)):
-        found = dict(zip(TOTALS, get("cpu").batch_totals(seen, *sides).tolist(), strict=True))
-        wanted = totals(seen, *sides, get("torch").paired_cosines)
-        wanted = dict(zip(TOTALS, wanted.tolist(), strict=True))
-        assert found.keys() == wanted.keys()
-        for name, value in wanted.items():
-            # A cosine is a sum of so many products; potentials are e to four times its error.
-            eps = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
-            size = 4 * 2 * width * eps * rows if "potential" in name else rows * 2.0**-50
-            assert found[name] == pytest.approx(value, rel=0, abs=size), name
 
 
 def two_sides(rows=12, width=6):

@@ -62,10 +62,12 @@ struct PairArguments {
   Optional positives, row_ids, column_ids, row_groups, column_groups, dense;
   double negative_target;
   std::string skip;
+  Optional seen;  // for Observing, in observing.h
 };
 #define PAIRS_SCHEMA                                                                       \
   "Tensor? positives, Tensor? row_ids, Tensor? column_ids, Tensor? row_groups, "           \
-  "Tensor? column_groups, Tensor? dense, float negative_target, str skip"
+  "Tensor? column_groups, Tensor? dense, float negative_target, str skip, "               \
+  "Tensor(seen!)? seen"
 
 template <class T>
 void take_pairs(const PairArguments& pairs, Block<T>& b) {

@@ -23,6 +23,16 @@ constexpr int64_t kMostLevels = 256;
 // Numbers of each row that metrics are made of (SEEN in fastsim/batch_metrics.py).
 constexpr int64_t kObserved = 8;
 
+// Columns by the row that they belong to, ascending: those of row i are columns[first[i]] to
+// columns[first[i + 1] - 1]. Null: not known.
+struct ColumnsOfRows {
+  const int64_t *first, *columns;
+};
+
+// How a kernel over pairs is shared out; `first_look`: over rows, and it is the first that looks at
+// the scores, before which they are observed where that is asked for.
+enum class Each { first_look, rows, columns };
+
 // Rows [row0, row0 + rows) against columns [column0, column0 + columns) of the score matrix.
 // `scores` is row-major, `stride` apart. Pointers index the block's own rows and columns;
 // `positives` holds columns of the whole matrix. Null: not given.
@@ -34,6 +44,10 @@ struct Block {
   Matrix dense;
   T negative_target;
   Skip skip;
+  // (rows, kObserved), to which the first look adds what the scores say of a batch; null: nobody
+  // asks. akin: the columns with a row's group or its id, where they are few (observing.h).
+  double* seen;
+  ColumnsOfRows akin;
 
   // The positive's column within this block, or -1 where it lies elsewhere.
   FASTSIM_INLINE int64_t positive(int64_t row) const {

@@ -74,7 +74,7 @@ double logarithms_of_positives(const T* s, const T* targets, int64_t count, Epil
 }
 
 template <bool with_score_grad, bool weighed, class T, class Epilogue>
-void elementwise_chunk(T* s, const T* targets, int64_t count, Epilogue epilogue, T weight,
+void elementwise_chunk(T* s, int64_t next, const T* targets, int64_t count, Epilogue epilogue, T weight,
                        T positive_weight, double& losses, double& score_grads) {
   constexpr int64_t kSums = LaneSums<T>::kSums;
   static_assert(kChunk / kSums * kSums == kChunk && kChunk <= 1024);
@@ -85,6 +85,7 @@ void elementwise_chunk(T* s, const T* targets, int64_t count, Epilogue epilogue,
   const auto lanes = elementwise_lanes<with_score_grad, weighed, T, Epilogue>;
   int64_t at = 0;
   for (; at + kSums <= count; at += kSums) {  // of a length known here, or each began anew
+    ask_for(s + at, next, kSums);
     lanes(s + at, targets + at, kSums, epilogue, weight, positive_weight, sums);
   }
   lanes(s + at, targets + at, count - at, epilogue, weight, positive_weight, sums);
@@ -98,12 +99,13 @@ void elementwise_rows(const Block<T>& b, const Epilogue& epilogue, T factor, con
   for (int64_t row = begin; row < end; ++row) {
     const T weight = with_score_grad ? weights[row] * factor : T(0);
     const T positive_weight = weighed ? positive_weights[row] : T(1);
+    const int64_t next = row + 1 < b.rows ? b.stride : 0;
     double loss = 0, score_grad = 0;
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
-      T targets[kChunk];
+      T targets[kChunk], *chunk = b.scores + row * b.stride + at;
       load_targets(b, row, at, n, targets);
-      elementwise_chunk<with_score_grad, weighed>(b.scores + row * b.stride + at, targets, n, epilogue,
-                                                  weight, positive_weight, loss, score_grad);
+      elementwise_chunk<with_score_grad, weighed>(chunk, next, targets, n, epilogue, weight,
+                                                  positive_weight, loss, score_grad);
     });
     losses[row] += loss;
     if (score_grad_sums) score_grad_sums[row] += score_grad;

@@ -11,9 +11,11 @@
 #include <vector>
 
 #include "arguments.h"
+#include "observing.h"
 #include "operators.h"
 #include "side.h"
 #include "small_losses.h"
+#include "totals.h"
 
 namespace fastsim {
 
@@ -117,7 +119,7 @@ class Own {
 void further(Tensor x, Tensor y, Optional own, Optional references, bool query_to_query,
              bool doc_to_query, bool doc_to_doc, double scale, double margin,
              double label_smoothing, bool cosine, Optional weights, double weight, Optional grad_x,
-             Optional grad_y, Optional grad_own, Tensor loss, Optional seen) {
+             Optional grad_y, Optional grad_own, Tensor loss, Optional totals) {
   with_type(loss, [&](auto type) {
     using T = decltype(type);
     const Side<T> rows(x, cosine), columns(y, cosine);
@@ -151,13 +153,22 @@ void further(Tensor x, Tensor y, Optional own, Optional references, bool query_t
 
     const Block<T> first = candidates.of(b);
     fill<T>(first, rows, columns);
-    if (seen) {
+    if (totals) {
       Block<T> looked_at = first;
       looked_at.positives = b.positives;
-      double* numbers = output<double>(*seen);
+      const Scratch<double> seen(count * kObserved);
+      clear_seen(seen, count);
+      const Observing<T> observing(looked_at, seen);
       over(count, first.columns, [&](int64_t begin, int64_t stop) {
-        kernels().of<T>().observe(looked_at, {.seen = numbers}, begin, stop);
+        kernels().of<T>().observe(looked_at, {}, begin, stop);
       });
+      Totals of_batch{};
+      add_rows(of_batch, seen, count, cosine);
+      if (cosine) {
+        add_potentials(rows, of_batch.row_potential, of_batch.row_potentials);
+        add_potentials(columns, of_batch.column_potential, of_batch.column_potentials);
+      }
+      write(of_batch, *totals);
     }
     if (of_queries.there) {
       fill<T>(of_queries.of(b), rows, rows);
@@ -224,7 +235,7 @@ std::vector<Operator> operators() {
                "bool doc_to_query, bool doc_to_doc, float scale, float margin, "
                "float label_smoothing, bool cosine, Tensor? weights, float weight, "
                "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y, Tensor(grad_own!)? grad_own, "
-               "Tensor(loss!) loss, Tensor(seen!)? seen) -> ()")};
+               "Tensor(loss!) loss, Tensor(totals!)? totals) -> ()")};
 }
 
 }  // namespace

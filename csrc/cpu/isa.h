@@ -18,11 +18,13 @@ namespace {
 constexpr int64_t kChunk = 1024;
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
 
 // Asks for the numbers `next` places on, in the second cache, while these are worked on: a panel
-// lies in a later one. 0: there are none.
+// lies in a later one. 0: there are none. Always inline: a function that does no more than ask is
+// taken for one that does nothing, and calls of it are dropped.
 template <class T>
-inline void ask_for(const T* from, int64_t next, int64_t count) {
+FASTSIM_INLINE void ask_for(const T* from, int64_t next, int64_t count) {
   if (next == 0) return;
   constexpr int64_t kLineOf = 64 / sizeof(T);
   for (int64_t at = 0; at < count; at += kLineOf) __builtin_prefetch(from + next + at, 1, 2);

@@ -4,9 +4,13 @@
 
 #include "isa.h"
 #include "pairs.h"
+#include "tile.h"
 
 namespace fastsim::FASTSIM_ISA {
 namespace {
+
+// Columns whose scores are added up before the sum is a double: no more than some hundred in a lane.
+constexpr int64_t kRun = 4 * kChunk;
 
 // One row's numbers. Pairs at kLeftOut have been left out for their score, those with the row's id
 // are; what is neither is a positive or a negative.
@@ -23,31 +27,44 @@ struct Observed {
 };
 
 // Columns that are negatives, all of them; false where one has been left out, and nothing is added.
-// Two parts at once: one alone would wait for its own additions.
+// Four parts at once: one alone would wait for its own additions.
 template <class T>
 bool observe_negatives(const T* s, int64_t count, Observed<T>& o) {
-  const int64_t part = count / 2;
-  const T* other = s + part;
-  T high = kLeftOut<T>, high1 = high, low = -high, low1 = low, sum = 0, sum1 = 0;
-#pragma omp simd reduction(max : high, high1) reduction(min : low, low1) reduction(+ : sum, sum1)
-  for (int64_t j = 0; j < part; ++j) {
-    high = s[j] > high ? s[j] : high;
-    high1 = other[j] > high1 ? other[j] : high1;
-    low = s[j] < low ? s[j] : low;
-    low1 = other[j] < low1 ? other[j] : low1;
-    sum += s[j];
-    sum1 += other[j];
+  constexpr int64_t kParts = 4, kWide = kLanes<T>;
+  const auto vector = [&](int64_t at) { return *reinterpret_cast<const Vector<T>*>(s + at); };
+  const auto higher = [](auto a, auto b) { return a > b ? a : b; };
+  Vector<T> high[kParts], sum[kParts] = {};
+  for (auto& part : high) part = Vector<T>{} + kLeftOut<T>;
+  int64_t at = 0;
+  for (; at + kParts * kWide <= count; at += kParts * kWide) {
+#pragma GCC unroll 4
+    for (int64_t k = 0; k < kParts; ++k) {
+      const Vector<T> part = vector(at + k * kWide);
+      high[k] = higher(part, high[k]);
+      sum[k] += part;
+    }
   }
-  if (count % 2 != 0) {
-    const T last = s[count - 1];
-    high = last > high ? last : high;
-    low = last < low ? last : low;
-    sum += last;
+  for (; at + kWide <= count; at += kWide) {
+    high[0] = higher(vector(at), high[0]);
+    sum[0] += vector(at);
   }
-  if (low <= kLeftOut<T> || low1 <= kLeftOut<T>) return false;
-  high = high > high1 ? high : high1;
-  o.highest_negative = high > o.highest_negative ? high : o.highest_negative;
-  o.negative_sum += sum + sum1;
+  const Vector<T> highs = higher(higher(high[0], high[1]), higher(high[2], high[3]));
+  const Vector<T> sums = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  T highest = kLeftOut<T>, total = 0;
+#pragma omp simd reduction(max : highest) reduction(+ : total)
+  for (int64_t k = 0; k < kWide; ++k) {
+    highest = highs[k] > highest ? highs[k] : highest;
+    total += sums[k];
+  }
+  for (; at < count; ++at) {
+    highest = higher(s[at], highest);
+    total += s[at];
+  }
+  // One that is left out outweighs all others, unless one of them is as large.
+  const T large = -kLeftOut<T> / T(4 * kRun);
+  if (highest > large || total <= kLeftOut<T> / 2) return false;
+  o.highest_negative = highest > o.highest_negative ? highest : o.highest_negative;
+  o.negative_sum += total;
   o.negatives += count;
   return true;
 }
@@ -101,60 +118,94 @@ void observe_part(const Block<T>& b, int64_t row, int64_t begin, int64_t end, Ob
   });
 }
 
-// A whole row but for the columns `stops` of it, where all others are negatives; false where they are
-// not. Another column's score stands in for those, so that the row is one run of columns.
-template <class T>
-bool observe_row(const Block<T>& b, int64_t row, const int64_t (&stops)[2], Observed<T>& o) {
-  T* s = b.scores + row * b.stride;
-  int64_t within[2], count = 0, other = 0;
-  for (const int64_t stop : stops) {
-    if (stop >= 0 && stop < b.columns && !(count && stop == within[0])) within[count++] = stop;
+// The columns of a row that may be no negatives, ascending: its positive, a skipped diagonal, those of
+// its group or its id.
+struct Stops {
+  static constexpr int64_t kMost = 32;
+
+  int64_t count = 0, columns[kMost];
+
+  // False where there is no room.
+  bool add(int64_t column) {
+    int64_t at = count;
+    while (at > 0 && columns[at - 1] > column) --at;
+    if (at > 0 && columns[at - 1] == column) return true;
+    if (count == kMost) return false;
+    for (int64_t k = count++; k > at; --k) columns[k] = columns[k - 1];
+    columns[at] = column;
+    return true;
   }
-  for (int64_t k = 0; k < count; ++k) other += within[k] == other;  // they ascend
-  if (other >= b.columns) return false;
-  T kept[2];
-  for (int64_t k = 0; k < count; ++k) {
-    kept[k] = s[within[k]];
-    s[within[k]] = s[other];
+};
+
+// A whole row of which all but a few columns are negatives; false where they are not, and nothing is
+// added. At those few another column's score stands in, so that the row is one run of columns.
+template <class T>
+bool observe_row(const Block<T>& b, int64_t row, int64_t positive, int64_t skipped,
+                 Observed<T>& o) {
+  Stops stops;
+  bool room = (positive < 0 || stops.add(positive)) && (skipped < 0 || stops.add(skipped));
+  if (b.akin.first) {
+    const int64_t last = b.akin.first[row + 1];
+    for (int64_t k = b.akin.first[row]; k < last; ++k) room = room && stops.add(b.akin.columns[k]);
+  }
+  int64_t other = 0;
+  for (int64_t k = 0; k < stops.count; ++k) other += stops.columns[k] == other;
+  if (!room || other >= b.columns) return false;
+  T* s = b.scores + row * b.stride;
+  T kept[Stops::kMost];
+  for (int64_t k = 0; k < stops.count; ++k) {
+    kept[k] = s[stops.columns[k]];
+    s[stops.columns[k]] = s[other];
   }
   Observed<T> found;
   bool all = true;
-  for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
-    all = all && observe_negatives(s + at, n, found);
-  });
-  for (int64_t k = 0; k < count; ++k) s[within[k]] = kept[k];
+  for (int64_t at = 0; at < b.columns && all; at += kRun) {
+    all = observe_negatives(s + at, smaller(kRun, b.columns - at), found);
+  }
+  // One by one: a vector of them would be scattered.
+  for (int64_t k = 0; k < stops.count; ++k) {
+    static_cast<volatile T&>(s[stops.columns[k]]) = kept[k];
+  }
   if (!all) return false;
-  found.negative_sum -= double(count) * s[other];
-  found.negatives -= count;
+  found.negative_sum -= double(stops.count) * s[other];
+  found.negatives -= stops.count;
+  for (int64_t k = 0; k < stops.count; ++k) {
+    const int64_t column = stops.columns[k];
+    if (column == positive || column == skipped) continue;
+    if (b.row_ids) {
+      found.by_id += 1;
+    } else if (kept[k] == kLeftOut<T>) {
+      found.by_score += 1;
+    } else {
+      found.add_positive(kept[k]);
+    }
+  }
   o = found;
   return true;
 }
 
 // Before the epilogue of a loss, which marks pairs by their indices and takes margins. Adds to the
-// numbers of each row, `kObserved` apart, in the order of SEEN in fastsim/batch_metrics.py.
+// numbers b.seen of each row, `kObserved` apart, in the order of SEEN in fastsim/batch_metrics.py.
 template <class T>
-void observe(const Block<T>& b, Observe<T> to_rows, int64_t begin, int64_t end) {
+void observe_rows(const Block<T>& b, int64_t begin, int64_t end) {
   const bool targets = has_matrix_targets(b);
   const auto part = b.row_ids ? targets ? observe_part<true, true, T> : observe_part<true, false, T>
                     : targets ? observe_part<false, true, T>
                               : observe_part<false, false, T>;
-  const bool plain = !b.row_ids && !targets && b.skip != Skip::lower;
+  const bool known = b.akin.first ? b.row_ids || !(b.negative_target > T(0)) : !b.row_ids && !targets;
+  const bool plain = known && b.skip != Skip::lower;
   for (int64_t row = begin; row < end; ++row) {
     const T* s = b.scores + row * b.stride;
     const int64_t diagonal = b.row0 + row - b.column0;
     const int64_t positive = b.positives ? b.positive(row) : -1;
+    const bool skips = b.skip == Skip::diagonal && diagonal >= 0 && diagonal < b.columns;
+    const int64_t skipped = skips ? diagonal : -1;
     Observed<T> o;
-    // Around the row's positive and a skipped diagonal: those of two columns that are there.
-    int64_t from = b.skip == Skip::lower && diagonal >= 0 ? smaller(diagonal + 1, b.columns) : 0;
-    int64_t stops[2] = {positive, b.skip == Skip::diagonal ? diagonal : -1};
-    if (stops[0] > stops[1]) {
-      const int64_t later = stops[0];
-      stops[0] = stops[1];
-      stops[1] = later;
-    }
-    if (!plain || !observe_row(b, row, stops, o)) {
-      for (const int64_t stop : stops) {
-        if (stop < from || stop >= b.columns) continue;
+    if (!plain || !observe_row(b, row, positive, skipped, o)) {
+      // Around the row's positive and a skipped diagonal: those of two columns that are there.
+      int64_t from = b.skip == Skip::lower && diagonal >= 0 ? smaller(diagonal + 1, b.columns) : 0;
+      for (const int64_t stop : {smaller(positive, skipped), larger(positive, skipped)}) {
+        if (stop < from) continue;
         part(b, row, from, stop, o);
         from = stop + 1;
       }
@@ -167,7 +218,7 @@ void observe(const Block<T>& b, Observe<T> to_rows, int64_t begin, int64_t end) 
         o.add_positive(s[positive]);
       }
     }
-    double* to = to_rows.seen + row * kObserved;
+    double* to = b.seen + row * kObserved;
     const double numbers[kObserved] = {o.highest_negative, o.highest_positive, o.negative_sum,
                                        o.negatives,        o.positive_sum,     o.positives,
                                        o.by_id,            o.by_score};
@@ -176,6 +227,10 @@ void observe(const Block<T>& b, Observe<T> to_rows, int64_t begin, int64_t end) 
     }
   }
 }
+
+// The scores observed and nothing else: the first look does that, here there is no other.
+template <class T>
+void observe(const Block<T>&, Observe<T>, int64_t, int64_t) {}
 
 }  // namespace
 }  // namespace fastsim::FASTSIM_ISA

@@ -2,10 +2,12 @@
 // schemas and registrations all follow from their entries there. Stable ABI, every output given by
 // the caller, rows shared out over torch's threads. fastsim/backends/cpu is the only caller.
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "arguments.h"
+#include "observing.h"
 #include "operators.h"
 #include "pair_operators.h"
 #include "passes.h"
@@ -116,9 +118,11 @@ void run_over_pairs(StableIValue* stack, uint64_t, uint64_t) {
     from.check(Kernel::name);
     take_panel(panel, b);
     take_pairs(pairs, b);
+    std::optional<Observing<T>> observing;
+    if (Kernel::shares == Each::first_look && pairs.seen) observing.emplace(b, *pairs.seen);
     const auto kernel = Kernel::template of<T>();
     const auto run = [&](int64_t begin, int64_t end) { kernel(b, arguments, begin, end); };
-    Kernel::of_rows ? over(b.rows, b.columns, run) : over(b.columns, b.rows, run);
+    Kernel::shares == Each::columns ? over(b.columns, b.rows, run) : over(b.rows, b.columns, run);
   });
 }
 

@@ -81,23 +81,22 @@ inline PairArguments take_pairs(Arguments& from) {
           .column_groups = from.take<Optional>(),
           .dense = from.take<Optional>(),
           .negative_target = from.take<double>(),
-          .skip = from.take<std::string>()};
+          .skip = from.take<std::string>(),
+          .seen = from.take<Optional>()};
 }
 
 // Of each kernel: its name and function, and how its fields are taken.
-constexpr bool rows = true, columns = false;
-
 #define FUNCTION(...)
 #define PAIRS_KERNEL(kernel, Fields, each, ...)    \
   struct Of##Fields {                              \
     static constexpr const char* name = #kernel;   \
-    static constexpr bool of_rows = each;          \
+    static constexpr Each shares = Each::each;     \
     template <class T>                             \
     static auto of() {                             \
       return kernels().of<T>().kernel;             \
     }                                              \
     template <class T>                             \
-    static Fields<T> take(Arguments& from) {       \
+    static Fields<T> take([[maybe_unused]] Arguments& from) { \
       return {__VA_ARGS__};                        \
     }                                              \
   };
@@ -116,7 +115,8 @@ constexpr bool rows = true, columns = false;
 #define FUNCTION(...)
 #define PAIRS_KERNEL(kernel, Fields, each, ...)                                             \
   template <class T>                                                                        \
-  Fields<T> of_width(Fields<T> fields, int64_t k, const std::vector<int64_t>& strides) {    \
+  Fields<T> of_width(Fields<T> fields, [[maybe_unused]] int64_t k,                          \
+                     const std::vector<int64_t>& strides) {                                 \
     [[maybe_unused]] auto stride = strides.begin();                                         \
     __VA_ARGS__                                                                             \
     return fields;                                                                          \

@@ -3,6 +3,7 @@
 
 #include "lanes.h"
 #include "rows.h"
+#include "tile.h"
 
 namespace fastsim::FASTSIM_ISA {
 namespace {
@@ -28,6 +29,33 @@ void paired_cosines(const Matrix& x, const Matrix& y, int64_t width, T* cosines,
     inverse_x[row] = T(r);
     inverse_y[row] = T(s);
   }
+}
+
+// exp(sharpness (x_i . y_i - 1)) of unit rows.
+template <class T>
+void potentials(const T* x, const T* y, int64_t width, T sharpness, T* out, int64_t begin,
+                int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const T *a = x + row * width, *b = y + row * width;
+    // Four sums at once: one alone would wait for its own additions.
+    constexpr int64_t kParts = 4, kWide = kLanes<T>;
+    const auto vector = [](const T* at) { return *reinterpret_cast<const Vector<T>*>(at); };
+    Vector<T> sum[kParts] = {};
+    int64_t k = 0;
+    for (; k + kParts * kWide <= width; k += kParts * kWide) {
+#pragma GCC unroll 4
+      for (int64_t p = 0; p < kParts; ++p) {
+        sum[p] += vector(a + k + p * kWide) * vector(b + k + p * kWide);
+      }
+    }
+    const Vector<T> sums = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    T dot = 0;
+    for (int64_t lane = 0; lane < kWide; ++lane) dot += sums[lane];
+    for (; k < width; ++k) dot += a[k] * b[k];
+    out[row] = dot - 1;
+  }
+#pragma omp simd
+  for (int64_t row = begin; row < end; ++row) out[row] = exponential(out[row], sharpness);
 }
 
 // dx = score gradient r (s y - c r x) of one row, with r = 1 / |x|, s = 1 / |y| and c its cosine. The two

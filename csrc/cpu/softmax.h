@@ -117,7 +117,7 @@ void softmax_fused(const Block<T>& b, SoftmaxFused<T> args, int64_t begin, int64
     const Row<T> r = open_row(b, args.margin, row);
     double target_logits = 0, targets = 0;
     add_targets(b, row, r, args.scale, target_logits, targets);
-    const int64_t next = row + 1 < end ? b.stride : 0;
+    const int64_t next = row + 1 < b.rows ? b.stride : 0;
     const double sum = sum_exponentials<true>(r.scores, b.columns, r.top, softmax, next);
     const bool none = !any_pair(r.top, sum);
     const SoftmaxRow state{r.top, none ? 0 : sum, target_logits, targets};
@@ -141,7 +141,7 @@ void softmax_forward(const Block<T>& b, SoftmaxForward<T> args, int64_t begin, i
   for (int64_t row = begin; row < end; ++row) {
     const Row<T> r = open_row(b, args.margin, row);
     add_targets(b, row, r, args.scale, args.target_logits[row], args.target_sums[row]);
-    const int64_t next = row + 1 < end ? b.stride : 0;
+    const int64_t next = row + 1 < b.rows ? b.stride : 0;
     const double sum = sum_exponentials<false>(r.scores, b.columns, r.top, softmax, next);
     if (any_pair(r.top, sum)) merge({args.max, args.sum}, row, r.top, sum, args.scale);
   }
@@ -182,7 +182,7 @@ void softmax_score_grad(const Block<T>& b, SoftmaxScoreGrad<T> args, int64_t beg
     T* s = r.scores;
     const T top = args.row_top[row], weight = args.row_weight[row];
     if (args.column_top) {
-      const int64_t next = row + 1 < end ? b.stride : 0;
+      const int64_t next = row + 1 < b.rows ? b.stride : 0;
       for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
         const T *tops = args.column_top + at, *weights = args.column_weight + at;
         T* chunk = s + at;

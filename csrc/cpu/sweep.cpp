@@ -182,7 +182,7 @@ void run_sweep(StableIValue* stack, uint64_t, uint64_t) {
       arguments.push_back(of_width(fields, k, from.strides));
     }
     const auto kernel = Kernel::template of<T>();
-    if constexpr (Kernel::of_rows) {
+    if constexpr (Kernel::shares != Each::columns) {
       run_over_rows(sweep, [&](int64_t k, int64_t row) {
         kernel(blocks[k], arguments[k], row, row + 1);
       });

@@ -3,13 +3,16 @@
 // all columns, and every gradient touches a few rows (fastsim/losses/full_triplet.py).
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "arguments.h"
 #include "naming.h"
+#include "observing.h"
 #include "operators.h"
 #include "panel.h"
 #include "side.h"
+#include "totals.h"
 
 namespace fastsim {
 
@@ -66,9 +69,9 @@ void finish_rows(const Side<T>& side, T* grad, const Base& base, const Chosen& c
 }
 
 // positives (N,): columns. The rest as of `whole`; all columns but the positive are negatives.
-void full_triplet(Tensor x, Tensor y, Tensor positives, bool semi_hard, double margin,
-                  Optional weights, double weight, int64_t tall, Optional grad_x, Optional grad_y,
-                  Tensor total, Optional seen) {
+void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi_hard,
+                  double margin, Optional weights, double weight, int64_t tall, Optional grad_x,
+                  Optional grad_y, Tensor total, Optional totals) {
   with_type(total, [&](auto type) {
     using T = decltype(type);
     const auto& k = kernels().of<T>();
@@ -81,25 +84,35 @@ void full_triplet(Tensor x, Tensor y, Tensor positives, bool semi_hard, double m
     Block<T> all{};
     all.positives = input<int64_t>(positives);
     std::copy(all.positives, all.positives + count, triplets.columns.begin());
+    Totals of_batch{};
+    const Scratch<double> own_numbers(totals ? count * kObserved : 0);
+    if (totals) {
+      clear_seen(own_numbers, count);
+      add_potentials(rows, of_batch.row_potential, of_batch.row_potentials);
+      add_potentials(columns, of_batch.column_potential, of_batch.column_potentials);
+    }
+    STD_TORCH_CHECK(!seen || seen->numel() == count * kObserved,
+                    "fastsim: wanted the numbers of the rows");
+    double* const numbers_of_rows = totals ? own_numbers : seen ? output<double>(*seen) : nullptr;
     {
       const Panel<T> panel(rows, count, columns, columns.count, width, tall);
       for (int64_t first = 0; first < count; first += tall) {
-        const Block<T> b = panel.band(first, all);
+        Block<T> b = panel.band(first, all);
         for (int64_t i = 0; i < b.rows; ++i) {
           triplets.own[first + i] = b.scores[i * b.stride + b.positives[i]];
         }
-        if (seen) {
-          double* numbers = output<double>(*seen) + first * kObserved;
-          over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-            k.observe(b, {.seen = numbers}, begin, end);
-          });
-        }
+        std::optional<Observing<T>> observing;
+        if (numbers_of_rows) observing.emplace(b, numbers_of_rows + first * kObserved);
         const ClosestNegative<T> closest{semi_hard, triplets.own.data() + first,
                                          triplets.closest.data() + first,
                                          triplets.columns.data() + count + first};
         over(b.rows, b.columns,
              [&](int64_t begin, int64_t end) { k.closest(b, closest, begin, end); });
       }
+    }
+    if (totals) {
+      add_rows(of_batch, own_numbers, count, true);
+      write(of_batch, *totals);
     }
     const auto in_type = [](const std::vector<double>& sums) {
       return std::vector<T>(sums.begin(), sums.end());
@@ -144,9 +157,10 @@ void full_triplet(Tensor x, Tensor y, Tensor positives, bool semi_hard, double m
 
 std::vector<Operator> operators() {
   return {OPERATOR(full_triplet,
-                   "(Tensor x, Tensor y, Tensor positives, bool semi_hard, float margin, "
-                   "Tensor? weights, float weight, int tall, Tensor(grad_x!)? grad_x, "
-                   "Tensor(grad_y!)? grad_y, Tensor(total!) total, Tensor(seen!)? seen) -> ()")};
+                   "(Tensor x, Tensor y, Tensor positives, Tensor(seen!)? seen, bool semi_hard, "
+                   "float margin, Tensor? weights, float weight, int tall, "
+                   "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y, Tensor(total!) total, "
+                   "Tensor(totals!)? totals) -> ()")};
 }
 
 }  // namespace

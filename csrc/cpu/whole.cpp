@@ -9,10 +9,12 @@
 #include <vector>
 
 #include "arguments.h"
+#include "observing.h"
 #include "operators.h"
 #include "panel.h"
 #include "side.h"
 #include "small_losses.h"
+#include "totals.h"
 
 namespace fastsim {
 
@@ -148,25 +150,32 @@ struct Numbers {
 // memory at a time; symmetric losses need those of all. grad_x (N, D) and grad_y (M, D) are written in
 // the compute type where given; without y, grad_x holds both shares. `total`: the weighted sum of the
 // losses, in that type too; `parameters` (2,): its derivatives by scale, right where a gradient is
-// given, and by bias.
+// given, and by bias. seen: the numbers of the rows, added to; `totals`: what those of this batch come
+// to, written.
 void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional column_ids,
            Optional row_groups, Optional column_groups, Optional dense, std::string skip,
-           std::string kind, std::vector<double> numbers, Optional guide_rows,
+           Optional seen, std::string kind, std::vector<double> numbers, Optional guide_rows,
            Optional guide_columns, Optional column_bias, Optional row_shift, Optional factor_rows,
            Optional factor_columns, Optional prior, Optional positive_weights, Optional weights,
            int64_t tall, Optional grad_x, Optional grad_y, Tensor total, Optional parameters,
-           Optional seen) {
+           Optional totals) {
   const Numbers of(numbers);
   const PairArguments pairs{positives,     row_ids, column_ids,         row_groups,
-                            column_groups, dense,   of.negative_target, skip};
+                            column_groups, dense,   of.negative_target, skip,       seen};
   with_type(total, [&](auto type) {
     using T = decltype(type);
     T* const to_x = grad_x ? output<T>(*grad_x) : nullptr;
     T* const to_y = grad_y ? output<T>(*grad_y) : nullptr;
     // The gradient of a band takes the place of its unit rows, when nothing reads them any more.
     const Side<T> rows(x, of.cosine, of.cosine && y ? to_x : nullptr);
+    Totals of_batch{};
+    const bool potentials = totals && of.cosine;
+    if (potentials) add_potentials(rows, of_batch.row_potential, of_batch.row_potentials);
     std::optional<Side<T>> others;
     if (y) others.emplace(*y, of.cosine);
+    if (y && potentials) {
+      add_potentials(*others, of_batch.column_potential, of_batch.column_potentials);
+    }
     const Side<T>& columns = y ? *others : rows;
     const int64_t width = rows.width;
     const Panel<T> panel(rows, rows.count, columns, columns.count, width, tall);
@@ -184,17 +193,24 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
     const OfRows<T> of_all{weights ? input<T>(*weights) : alike.data(), input<T>(prior),
                            input<T>(positive_weights)};
     const T *bias_of_columns = input<T>(column_bias), *shift_of_rows = input<T>(row_shift);
+    const Scratch<double> own_numbers(totals ? rows.count * kObserved : 0);
+    if (totals) clear_seen(own_numbers, rows.count);
+    STD_TORCH_CHECK(!seen || seen->numel() == rows.count * kObserved,
+                    "fastsim: wanted the numbers of the rows");
+    double* const numbers_of_rows = totals ? own_numbers : seen ? output<double>(*seen) : nullptr;
     Result result;
     for (int64_t first = 0; first < rows.count; first += tall) {
       Block<T> b = panel.band(first, all);
       if (targets) b.dense = targets->band(first);
       if (std::isfinite(of.exclude_above)) leave_out_by_score(b, of.exclude_above);
       if (guide) guide->leave_out(b, first);
-      if (seen) {
-        double* figures = output<double>(*seen) + first * kObserved;
+      std::optional<Observing<T>> observing;
+      if (numbers_of_rows) observing.emplace(b, numbers_of_rows + first * kObserved);
+      if (b.seen && (column_bias || row_shift)) {  // which move the scores before the loss looks
         over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-          kernels().of<T>().observe(b, {.seen = figures}, begin, end);
+          kernels().of<T>().observe(b, {}, begin, end);
         });
+        b.seen = nullptr;
       }
       move_scores(b, bias_of_columns, T(of.scale), shift_of_rows ? shift_of_rows + first : nullptr);
       check_targets(b, loss);
@@ -209,6 +225,10 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
     if (to_x) along = rows.finish(to_x) / (y ? 1 : 2);
     if (to_y) along = columns.finish(to_y);
     *output<T>(total) = T(result.loss);
+    if (totals) {
+      add_rows(of_batch, own_numbers, rows.count, of.cosine);
+      write(of_batch, *totals);
+    }
     if (!parameters) return;
     double* score_grads = output<double>(*parameters);
     score_grads[0] = double(result.scale_score_grad) + along / of.scale;
@@ -220,12 +240,13 @@ std::vector<Operator> operators() {
   return {
       OPERATOR(whole,
                "(Tensor x, Tensor? y, Tensor? positives, Tensor? row_ids, Tensor? column_ids, "
-               "Tensor? row_groups, Tensor? column_groups, Tensor? dense, str skip, str kind, "
+               "Tensor? row_groups, Tensor? column_groups, Tensor? dense, str skip, "
+               "Tensor(seen!)? seen, str kind, "
                "float[] numbers, Tensor? guide_rows, Tensor? guide_columns, Tensor? column_bias, "
                "Tensor? row_shift, Tensor? factor_rows, Tensor? factor_columns, Tensor? prior, "
                "Tensor? positive_weights, Tensor? weights, int tall, Tensor(grad_x!)? grad_x, "
                "Tensor(grad_y!)? grad_y, Tensor(total!) total, Tensor(parameters!)? parameters, "
-               "Tensor(seen!)? seen) -> ()"),
+               "Tensor(totals!)? totals) -> ()"),
   };
 }
 

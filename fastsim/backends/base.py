@@ -180,13 +180,14 @@ class Backend:
         """
         return False
 
-    def whole(self, tile, x, y, scale, bias, weights, wants):
+    def whole(self, tile, x, y, scale, bias, weights, wants, totals=None):
         """The weighted sum of the losses of `tile` and its gradient, all in one call.
 
         x (N, D), y (M, D) or None: x with itself; scale and bias: numbers or 0-d tensors, in the
         place of those of the tile; weights: a number or () for all rows, with `weighs_whole` also
         (N,) in the compute type; `wants`: whether dL/dx and dL/dy are wanted, or None where no
-        gradient is.
+        gradient is; totals: with `observes_whole`, where the `batch_totals` of this batch are
+        written, in the place of `Tile.seen`.
         Returns loss () and, with `wants`, the tensors of which `whole_gradients` makes gradients.
         """
         raise NotImplementedError
@@ -205,14 +206,14 @@ class Backend:
         """Whether `further` serves so many scores, those of all parts, and pays."""
         return False
 
-    def further(self, sides, directions, numbers, cosine, weights, wants, seen):
+    def further(self, sides, directions, numbers, cosine, weights, wants, totals):
         """InfoNCE with further candidates or label smoothing, and its gradient, all in one call.
 
         sides: x (N, D), y (M, D), row i the positive of x_i, own negatives (N, K, D) or None,
         references (R, D) or None. directions: three bools, query_to_query, doc_to_query and
         doc_to_doc. numbers: scale, margin, label smoothing. weights: (N,) in the compute type, a
         number for all rows, or None. wants: whether the gradients of x, y and the own negatives are
-        wanted. seen: as `Tile.seen`, of x with y.
+        wanted. totals: as of `whole`, of x with y, or None.
         Returns the weighted sum of the losses (), of weights None the losses (N,), and the
         gradients in the compute type, None where not wanted.
         """

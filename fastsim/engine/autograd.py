@@ -20,7 +20,14 @@ import torch
 from torch import Tensor
 
 from fastsim.backends.base import Backend
-from fastsim.batch_metrics import not_compiled, nothing_seen, record, watched
+from fastsim.batch_metrics import (
+    no_totals,
+    not_compiled,
+    nothing_seen,
+    record,
+    record_totals,
+    watched,
+)
 from fastsim.engine.arguments import SCHEMA, TENSORS, TileArguments, tile_arguments
 from fastsim.engine.gradients import (
     as_operands,
@@ -236,32 +243,35 @@ class SmallLoss(NamedTuple):
 
     def __call__(self, x, y):
         y = None if y is x else y
-        if self.measured and watched():
-            return _watched(partial(self._of, x=x, y=y), self.tile, x, y, None, self.backend)
-        return self._of(self.tile, x, y)
+        if not self.measured or not watched():
+            return self._of(x, y, None)
+        totals = no_totals(x.device)
+        loss = self._of(x, y, totals)
+        record_totals(totals)
+        return loss
 
-    def _of(self, tile, x, y):
-        _, scale, bias, weights, formula, backend, _ = self
+    def _of(self, x, y, totals):
+        tile, scale, bias, weights, formula, backend, _ = self
         if isinstance(scale, Tensor):
             scale = as_scalar(scale, compute_dtype(x), x.device)
         if isinstance(bias, Tensor):
             bias = as_scalar(bias, compute_dtype(x), x.device)
         given = x, y, scale, bias, weights
         if not torch.is_grad_enabled():
-            return in_one_call(tile, *given, _NOTHING, backend)[0]
+            return in_one_call(tile, *given, _NOTHING, backend, totals)[0]
         wants = wants_of(x, y, scale, bias)
         if not any(wants):
-            return in_one_call(tile, *given, _NOTHING, backend)[0]
-        return _SmallLoss.apply(*given, tile, wants, formula, backend)
+            return in_one_call(tile, *given, _NOTHING, backend, totals)[0]
+        return _SmallLoss.apply(*given, tile, wants, formula, backend, totals)
 
 
 class _SmallLoss(torch.autograd.Function):
     """A `SmallLoss` with what follows from it; no operator, whose arguments take long."""
 
     @staticmethod
-    def forward(ctx, x, y, scale, bias, weights, tile, wants, formula, backend):
+    def forward(ctx, x, y, scale, bias, weights, tile, wants, formula, backend, totals):
         given = x, y, scale, bias, weights
-        loss, *found = in_one_call(tile, *given, wants, backend)
+        loss, *found = in_one_call(tile, *given, wants, backend, totals)
         tensors = [value if isinstance(value, Tensor) else None for value in given]
         ctx.numbers = [
             value if tensor is None else None for value, tensor in zip(given, tensors, strict=True)
@@ -282,4 +292,4 @@ class _SmallLoss(torch.autograd.Function):
         parts = ctx.backend.whole_gradients(
             ctx.tile, grad, found, given, ctx.wants, ctx.dtypes[0], spent=spent
         )
-        return gradients_of(ctx, parts, 9)
+        return gradients_of(ctx, parts, 10)

@@ -146,11 +146,11 @@ def is_small(tile, x, y, weights, backend, *, observed=False):
     return takes_whole(tile, *sizes, y is None, weights, backend, observed=observed)
 
 
-def in_one_call(tile, x, y, scale, bias, weights, wants, backend):
+def in_one_call(tile, x, y, scale, bias, weights, wants, backend, totals=None):
     """What `Backend.whole` returns of a loss that `is_small`."""
     products = _products(wants, y is None) if any(wants) else None
     with without_autocast(x.device.type):
-        return backend.whole(tile, x, y, scale, bias, weights, products)
+        return backend.whole(tile, x, y, scale, bias, weights, products, totals)
 
 
 def _products(wants, together):

@@ -13,7 +13,7 @@ import torch
 
 from fastsim.backends import get
 from fastsim.backends.base import Backend
-from fastsim.batch_metrics import nothing_seen, record, watched
+from fastsim.batch_metrics import no_totals, record_totals, watched
 from fastsim.distributed import join
 from fastsim.engine.autograd import tile_loss
 from fastsim.engine.passes import is_small, panels_alone
@@ -168,15 +168,13 @@ class FurtherLoss(NamedTuple):
 
     def value(self, sides, weights, wants, *, measured=True):
         """`Backend.further` of the sides; measured: whether `fastsim.metrics` sees the scores."""
-        anchors, candidates, *_ = sides
-        seen = nothing_seen(len(anchors), anchors.device) if measured and watched() else None
+        totals = no_totals(sides[0].device) if measured and watched() else None
         directions = [name in self.directions for name in DIRECTIONS[1:]]
         cosine = self.similarity == "cosine"
-        given = self.numbers, cosine, weights, wants, seen
+        given = self.numbers, cosine, weights, wants, totals
         found = self.backend.further(sides, directions, *given)
-        if seen is not None:
-            other = None if candidates is anchors else candidates
-            record(seen, anchors, other, cosine=cosine, batch=None, backend=self.backend)
+        if totals is not None:
+            record_totals(totals)
         return found
 
     def in_plain_torch(self, anchors, candidates, own, references):

@@ -11,7 +11,7 @@ from fastsim.backends.cpu.rows import Rows
 from fastsim.backends.cpu.selection import Selection
 from fastsim.backends.cpu.small_batch import SmallBatch
 from fastsim.backends.extras import EXTRAS
-from fastsim.batch_metrics import SHARPNESS, TOTALS
+from fastsim.batch_metrics import TOTALS
 from fastsim.kinds import LATE_INTERACTION, SELECTIONS
 
 _KINDS = {*served(), *SELECTIONS, *LATE_INTERACTION}
@@ -44,7 +44,7 @@ class CpuBackend(Panels, SmallBatch, Selection, Rows, Backend):
 
     def batch_totals(self, seen, x, y):
         total = torch.empty(len(TOTALS), dtype=torch.float64)
-        torch.ops.fastsim_cpu.batch_totals(seen, x, y, SHARPNESS, total)
+        torch.ops.fastsim_cpu.batch_totals(seen, x, y, total)
         return total
 
     def cosent(self, scores, labels, scale, want_score_grad):

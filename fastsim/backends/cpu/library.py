@@ -6,7 +6,7 @@ import torch
 
 from fastsim.backends.base import Backend
 from fastsim.backends.cpu.sizes import ALIGNED, TILE_ROWS
-from fastsim.batch_metrics import SEEN, TOTALS
+from fastsim.batch_metrics import SEEN, SHARPNESS, TOTALS
 from fastsim.kinds.kind import EMPTY
 
 LIBRARY = Path(__file__).parents[2] / "_lib" / "cpu.so"
@@ -29,13 +29,14 @@ def _load():
 def agrees():
     """Whether the library has the constants that the backend counts on."""
     library = torch.ops.fastsim_cpu
-    if not hasattr(library, "totals"):
+    if not hasattr(library, "sharpness"):
         return False
     packed = [library.panel_columns(single) for single in (True, False)]
     return (
         library.left_out() == EMPTY
         and library.observed() == len(SEEN)
         and library.totals() == len(TOTALS)
+        and library.sharpness() == SHARPNESS
         and TILE_ROWS % library.tile_rows() == 0
         and not any(ALIGNED % columns for columns in packed)
     )

@@ -37,8 +37,8 @@ class Panels:
         """The score panel of a block, in the workspace.
 
         tile: whose pairs' thresholds, guide, bias of columns and shift of rows are applied to it;
-        pairs that they decide against get a score below all others. What it asks to be seen is,
-        without bias and shift.
+        pairs that they decide against get a score below all others. What it asks to be seen is
+        where bias or shift would hide it; else by what reduces the panel.
         """
         rows, columns = block
         pairs = None if tile is None else tile.pairs
@@ -53,8 +53,8 @@ class Panels:
             torch.ops.fastsim_cpu.leave_out_above(panel, guided, guide.thresholds[rows])
             if positives is not None:
                 positives.restore(panel)
-        if pairs is not None and tile.seen is not None:
-            torch.ops.fastsim_cpu.observe(panel, *pair_arguments(pairs, block), tile.seen[rows])
+        if pairs is not None and tile.seen is not None and _moved(pairs):
+            torch.ops.fastsim_cpu.observe(panel, *self._pairs(pairs, block, workspace, tile.seen))
         if pairs is not None and pairs.column_bias is not None:
             panel.add_(pairs.score_bias(columns, tile.scale))
         if pairs is not None and pairs.row_shift is not None:
@@ -78,13 +78,13 @@ class Panels:
         else:
             torch.ops.fastsim_cpu.multiply(panel, right, out, transposed, accumulate)
 
-    def _pairs(self, pairs, block, workspace):
+    def _pairs(self, pairs, block, workspace, seen=None):
         """`pair_arguments` with the targets of a block, where they are a product."""
         factors, targets = pairs.factors, None
         if factors is not None:
             beside = workspace.beside(factors)
             targets = self.scores(factors.rows, factors.columns, block, beside)
-        return pair_arguments(pairs, block, targets)
+        return pair_arguments(pairs, block, targets, seen)
 
     def forward(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
@@ -97,14 +97,16 @@ class Panels:
         blocks = self.blocks(rows, columns, unit_x.device, whole_rows=whole, lower=lower)
         for block in reversed(list(blocks)):
             panel = self.scores(unit_x, unit_y, block, workspace, tile)
-            state.add(panel, self._pairs(tile.pairs, block, workspace), block)
+            seen = None if _moved(tile.pairs) else tile.seen
+            state.add(panel, self._pairs(tile.pairs, block, workspace, seen), block)
             workspace.keep(block, panel)
         return state.result()
 
     def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
         panel = self.scores(unit_x, unit_y, block, workspace, tile)
         state = forward_of(tile.of_rows(block[0]), *panel.shape)
-        pairs = self._pairs(tile.pairs, block, workspace)
+        seen = None if _moved(tile.pairs) else tile.seen
+        pairs = self._pairs(tile.pairs, block, workspace, seen)
         state.fused_pass(panel, pairs, weights[block[0]])
         return state.result(), panel
 
@@ -132,6 +134,11 @@ class Panels:
     def sweep(self, tile, x, y, *, whole_rows):
         shape = sizes.block_shape(len(x), len(y), whole_rows, panels=SWEEP)
         return CpuSweep(tile, x, y, shape)
+
+
+def _moved(pairs):
+    """Whether what a loss reduces is not the scores themselves."""
+    return pairs.column_bias is not None or pairs.row_shift is not None
 
 
 class _Positives:

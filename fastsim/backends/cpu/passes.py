@@ -13,12 +13,17 @@ from fastsim.kinds.kind import EMPTY
 _LIBRARY = torch.ops.fastsim_cpu
 
 
-def pair_arguments(pairs, block, targets=None):
-    """The arguments that every panel operator has of the pairs; targets: a panel of them."""
+def pair_arguments(pairs, block, targets=None, seen=None):
+    """The arguments that every panel operator has of the pairs.
+
+    targets: a panel of them. seen: as `Tile.seen`, None once the scores have been looked at; of the
+    operators that one block is given to, the first that reduces its rows adds to it.
+    """
     rows, columns = block
     *parts, dense = pairs.block(rows, columns)
     parts.append(dense if targets is None else targets)
-    return rows.start + pairs.offset, columns.start, *parts, pairs.negative_target, pairs.skip
+    parts += pairs.negative_target, pairs.skip, None if seen is None else seen[rows]
+    return rows.start + pairs.offset, columns.start, *parts
 
 
 def _state(*shape, fill=0.0):
@@ -164,7 +169,8 @@ class _DebiasedForward(_RowsForward):
         forward(panel, *pairs, tile.hard_scale, tile.scale, *state[:4])
         if tile.hardness:
             unused = _state(len(state[0]), fill=EMPTY), _state(len(state[0]))
-            forward(panel, *pairs, tile.weight_scale, tile.scale, *state[4:], *unused)
+            *pairs, _ = pairs
+            forward(panel, *pairs, None, tile.weight_scale, tile.scale, *state[4:], *unused)
 
 
 class _LevelsForward:

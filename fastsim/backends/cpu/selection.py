@@ -33,12 +33,9 @@ class Selection:
         for block in blocks:
             part = block[0]
             panel = self.scores(unit_x, unit_y, block, workspace)
-            arguments = pair_arguments(pairs, block)
-            if seen is not None:
-                torch.ops.fastsim_cpu.observe(panel, *arguments, seen[part])
             torch.ops.fastsim_cpu.closest(
                 panel,
-                *arguments,
+                *pair_arguments(pairs, block, seen=seen),
                 semi_hard,
                 ceilings[part],
                 values[part],

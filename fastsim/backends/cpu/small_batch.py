@@ -51,7 +51,7 @@ class SmallBatch:
             return not together and columns <= WIDEST and triplet.serves(tile)
         return is_one_block(rows, columns) or (not together and _in_bands(tile, columns))
 
-    def whole(self, tile, x, y, scale, bias, weights, wants):
+    def whole(self, tile, x, y, scale, bias, weights, wants, totals=None):
         want_x, want_y = wants or (False, False)
         pairs = tile.pairs
         guide, factors, above = pairs.guide, pairs.factors, pairs.exclude_above
@@ -67,7 +67,7 @@ class SmallBatch:
         of_rows = None if alike else weights
         grads = grad_x if want_x else None, grad_y if want_y else None
         if triplet.is_large(tile, x.shape[0], columns, x.shape[1]):
-            triplet.full_triplet(tile, x, y, of_rows, weight, *grads, loss)
+            triplet.full_triplet(tile, x, y, of_rows, weight, *grads, loss, totals)
             return (loss, grad_x, grad_y, parameters) if wants else (loss,)
         guide_rows, guide_columns, guide_margin, guide_relative = (
             _NO_GUIDE if guide is None else _guide(guide)
@@ -94,6 +94,7 @@ class SmallBatch:
             y,
             *pairs.tensors(),
             pairs.skip,
+            tile.seen,
             tile.kind,
             numbers,
             guide_rows,
@@ -109,7 +110,7 @@ class SmallBatch:
             *grads,
             loss,
             parameters,
-            tile.seen,
+            totals,
         )
         return (loss, grad_x, grad_y, parameters) if wants else (loss,)
 
@@ -118,7 +119,7 @@ class SmallBatch:
             return False
         return is_one_block(rows, columns)
 
-    def further(self, sides, directions, numbers, cosine, weights, wants, seen):
+    def further(self, sides, directions, numbers, cosine, weights, wants, totals):
         dtype = torch.float64 if sides[0].dtype == torch.float64 else torch.float32
         x, y, own, references = sides
         scale, margin, smoothing = numbers
@@ -143,7 +144,7 @@ class SmallBatch:
             (weights or 0.0) if alike else 0.0,
             *grads,
             loss,
-            seen,
+            totals,
         )
         if grads[2] is not None:
             grads[2] = grads[2].view(sides[2].shape)

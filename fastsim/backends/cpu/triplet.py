@@ -19,12 +19,13 @@ def serves(tile):
     return tile.cosine and pairs.skip == "nothing" and all(value is None for value in moved)
 
 
-def full_triplet(tile, x, y, weights, weight, grad_x, grad_y, loss):
+def full_triplet(tile, x, y, weights, weight, grad_x, grad_y, loss, totals):
     """Writes the loss, and the gradients that are not None."""
     torch.ops.fastsim_cpu.full_triplet.default(
         x,
         y,
         tile.pairs.positives,
+        tile.seen,
         tile.kind == "semi-hard_triplet",
         tile.margin,
         weights,
@@ -33,5 +34,5 @@ def full_triplet(tile, x, y, weights, weight, grad_x, grad_y, loss):
         grad_x,
         grad_y,
         loss,
-        tile.seen,
+        totals,
     )

@@ -15,6 +15,7 @@ from torch.nn.functional import log_softmax
 from fastsim.backends.torch import compiled, panels
 from fastsim.backends.torch.block import LEFT_OUT, Block
 from fastsim.backends.torch.observe import observe
+from fastsim.batch_metrics import nothing_seen
 from fastsim.precision import inverse_norms, wide_dtype
 from fastsim.reduce import softplus
 
@@ -54,7 +55,7 @@ class SmallBatch:
             return tile.normalise and pairs.negative_target == 0
         return tile.kind != "sigmoid" or pairs.negative_target == -1
 
-    def whole(self, tile, x, y, scale, bias, weights, wants):
+    def whole(self, tile, x, y, scale, bias, weights, wants, totals=None):
         unit, inverse, half = _rows(self, x, y)
         operands = unit.to(torch.float16) if half else unit
         sides = (operands, operands)
@@ -63,8 +64,11 @@ class SmallBatch:
         scores = _product(sides[0], sides[1].t(), unit.dtype)
         place = slice(0, scores.shape[0]), slice(0, scores.shape[1])
         block = Block.of(tile.pairs, place, scores, scores.shape[1], None, None)
-        if tile.seen is not None:
-            observe(block, tile.seen)
+        seen = tile.seen if totals is None else nothing_seen(x.shape[0], x.device)
+        if seen is not None:
+            observe(block, seen)
+        if totals is not None:
+            totals.copy_(self.batch_totals(seen, x, y))
         block.leave_out()
         found = _LOSSES[tile.kind](tile, block, scale, bias, wants is not None)
         loss = (found.losses.sum(dtype=wide_dtype(x.device)) * weights).to(unit.dtype)

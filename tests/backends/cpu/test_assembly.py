@@ -1,8 +1,9 @@
-"""The machine code of the register tile: what the compiler made of the loop that does the work."""
+"""The machine code of the CPU kernels: what the compiler made of the loops that do the work."""
 
 import re
 import shutil
 import subprocess
+from collections import defaultdict
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -42,13 +43,19 @@ VECTOR = r"(?:[xyz]mm|\b[vq])\d"
 
 
 @lru_cache
-def _tiles(objdump, path):
-    """(demangled name, [(address, instruction)]) of each full tile in an object or a library."""
+def _functions(objdump, path):
+    """[(demangled name, code)] of an object or a library."""
     command = [objdump, "-d", "-C", "--no-show-raw-insn", path]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    parts = (part.strip().partition("\n") for part in text.split("\n\n"))
+    return [(head, code) for head, _, code in parts]
+
+
+@lru_cache
+def _tiles(objdump, path):
+    """(demangled name, [(address, instruction)]) of each full tile in an object or a library."""
     found = []
-    for part in text.split("\n\n"):
-        head, _, lines = part.strip().partition("\n")
+    for head, lines in _functions(objdump, path):
         name = re.match(r"[0-9a-f]+ <void (fastsim::.*\btile<float, 6\b.*)>:", head)
         if name:
             rows = (re.match(r"\s*([0-9a-f]+):\s*(.*)", line) for line in lines.split("\n"))
@@ -128,3 +135,19 @@ def test_the_hot_loop_multiplies_and_loads_alone(tile):
         for line in loop:
             assert not re.match(expected.broadcast, line), line
             assert not re.search(rf"{VECTOR}.*{expected.stack}|{expected.stack}.*{VECTOR}", line)
+
+
+@pytest.mark.parametrize(
+    "epilogue", ["softmax_fused<float>", "elementwise_rows<true, false, float"]
+)
+def test_an_epilogue_asks_for_the_next_row(epilogue):
+    """GCC takes a function that only prefetches for one without effect, and drops calls of it."""
+    if fastsim.backends()["cpu"] is not None or shutil.which("objdump") is None:
+        pytest.skip("needs the C++ extension and objdump")
+    name = re.compile(rf"\w+ <(?:void )?fastsim::(\w+)::\(anonymous namespace\)::{epilogue}")
+    code = defaultdict(str)  # of an instruction set: lambdas have functions of their own
+    for head, lines in _functions("objdump", LIBRARY):
+        if found := name.match(head):
+            code[found[1]] += lines
+    assert code
+    assert all(re.search(r"\b(prefetch\w*|prfm)\s", lines) for lines in code.values())
