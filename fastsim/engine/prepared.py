@@ -16,6 +16,7 @@ import torch
 
 from fastsim.backends import default_name
 from fastsim.batch_metrics import watched
+from fastsim.engine.passes import panels_alone
 from fastsim.operators import traced, transformed
 
 P = ParamSpec("P")
@@ -67,7 +68,7 @@ def once_per_signature(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
-        if traced():
+        if traced() or panels_alone():
             return function(*args, **options)
         tensors, signature = _signature(args, options)
         if signature is None:
