@@ -169,7 +169,11 @@ def forward(*arguments):
         found = []
         if any(call.wants):
             states, products = (_fused if fused else _in_two_passes)(call, panels, x, y, of_width)
-            found = _input_gradients(call, panels, states, products, (x, y), widths, of_width)
+            of_rows = [list(each.result()) for each in products]
+            dots = panels.row_dots, panels.column_dots
+            del products, panels  # before the results are made of their gradients
+            x.rows, y.rows = [], []
+            found = _input_gradients(call, dots, states, of_rows, (x, y), widths, of_width)
         else:
             states = panels.forward()
         losses = [
@@ -180,7 +184,7 @@ def forward(*arguments):
 
 
 def _fused(call, panels, x, y, weights):
-    products = _products(call, x, y)
+    products = _products(call, x, y, spent=True)
     weights, found = torch.stack(weights), []
     for block in panels.blocks():
         states, score_grads = panels.fused_pass(block, weights)
@@ -201,16 +205,16 @@ def _in_two_passes(call, panels, x, y, weights):
         strict=True,
     )
     coefficients = [None if parts[0] is None else torch.stack(parts) for parts in of_widths]
-    products = _products(call, x, y)
+    products = _products(call, x, y, spent=False)
     for block in panels.blocks():
         _multiply(products, panels.score_grad(block, coefficients), block)
     return states, products
 
 
-def _products(call, x, y):
+def _products(call, x, y, *, spent):
     dtype = compute_dtype(call.x)
     sides = zip(x.rows, y.rows, strict=True)
-    return [Products(call, *rows, dtype, spent=False) for rows in sides]
+    return [Products(call, *rows, dtype, spent=spent) for rows in sides]
 
 
 def _multiply(products, score_grads, block):
@@ -219,24 +223,29 @@ def _multiply(products, score_grads, block):
         product.add(panel, block)
 
 
-def _input_gradients(call, panels, states, products, prefixes, widths, weights):
-    """dL/dx and dL/dy in the compute type, empty where not wanted, dL/dscale and dL/dbias (2,)."""
-    dots = panels.row_dots, panels.column_dots
+def _input_gradients(call, dots, states, of_rows, prefixes, widths, weights):
+    """dL/dx and dL/dy in the compute type, empty where not wanted, dL/dscale and dL/dbias (2,).
+
+    of_rows: of each width those of the prefixes' own columns, which are let go.
+    """
+    row_dots, column_dots = dots
     if call.together:
-        dots = panels.row_dots + panels.column_dots, None
-    by_side = zip(*(each.result() for each in products), strict=True)
+        dots = row_dots + column_dots, None
     grads = []
-    for values, side, of_side, found in zip((call.x, call.y), prefixes, dots, by_side, strict=True):
+    for place, values in enumerate((call.x, call.y)):
+        side, of_side = prefixes[place], dots[place]
+        found = [both.pop(0) for both in of_rows]
         wanted = any(grad.numel() for grad in found)
         grad = values.new_empty(values.shape if wanted else 0, dtype=compute_dtype(values))
         if wanted:
             _through_norms(call, grad, found, values, side, of_side, widths)
+        del found
         grads.append(grad)
     parameters = call.x.new_zeros(2, dtype=torch.float64)
     record = call.tile.record
     doubled = [widened(of_width) for of_width in weights]
     if call.wants[2]:
-        parameters[0] = panels.row_dots.sum() / call.scale
+        parameters[0] = row_dots.sum() / call.scale
         for state, of_width in zip(states, doubled, strict=True):
             parameters[0] += record.scale_gradient(call.tile, state, of_width)
     if call.wants[3]:

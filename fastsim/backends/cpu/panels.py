@@ -43,7 +43,7 @@ class Panels:
         rows, columns = block
         pairs = None if tile is None else tile.pairs
         panel = workspace.panel(block)
-        workspace.fill(panel, workspace.rows(unit_x, rows), columns.start)
+        workspace.fill(panel, unit_x, rows, columns.start)
         if pairs is not None and pairs.thresholds is not None:
             torch.ops.fastsim_cpu.leave_out_above(panel, panel, pairs.thresholds[rows])
         if pairs is not None and pairs.guide is not None:

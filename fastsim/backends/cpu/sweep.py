@@ -3,7 +3,7 @@
 import torch
 
 from fastsim.backends.cpu.passes import pair_arguments, sweep_of, write_score_grad
-from fastsim.backends.cpu.workspace import ODD, Workspace
+from fastsim.backends.cpu.workspace import ODD, Columns
 from fastsim.backends.panel import blocks_within
 
 # Kinds each of whose steps on the rows of panels is one operator.
@@ -33,7 +33,7 @@ class CpuSweep:
     def __init__(self, tile, x, y, shape):
         self.tile, self.x, self.y = tile, x, y
         self.shape = shape
-        self.packed = [Workspace(columns, 0, shape[1]) for columns in y.rows]  # with no panel
+        self.columns = [Columns(columns, again=True) for columns in y.rows]
         tall, wide = shape
         dtype = torch.promote_types(y.rows[0].dtype, torch.float32)
         self.widths = len(x.rows)
@@ -73,8 +73,8 @@ class CpuSweep:
         rows, columns = block
         size = rows.stop - rows.start, columns.stop - columns.start
         panels = self.panels[:, : size[0], : size[1]]
-        for packed, panel, own in zip(self.packed, panels, self.x.rows, strict=True):
-            packed.fill(panel, own[rows], columns.start)
+        for of_width, panel, own in zip(self.columns, panels, self.x.rows, strict=True):
+            of_width.fill(panel, own[rows], columns.start)
         return panels
 
     def _steps(self, block, *, dots=True):

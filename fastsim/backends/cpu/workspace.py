@@ -24,49 +24,29 @@ def panel_in(memory, block, first=0):
 
 
 # Rows of a block: of as many, a product hardly notices that its columns are packed for it again.
-# Where blocks are lower, packed columns are kept.
 PACK_AGAIN = 240
 
 
-class Workspace:
-    """The columns of the score product, and the memory of the panels.
+class Columns:
+    """The columns of the score product: unit_y (M, D), or `UnitRows`, which become the columns.
 
-    Columns: packed once, or for each block as they are multiplied; the scores are the same. It
-    holds one panel, which all share, and that of the first `kept_rows` rows of the matrix each
-    in its place. Fresh memory for every panel would cost more in page faults than the pass over it.
+    again: packed for each block as they are multiplied, rather than once; the scores are the same.
     """
 
-    def __init__(self, unit_y, tall, wide, kept_rows=0):
-        self.columns = unit_y
+    def __init__(self, unit_y, *, again):
+        self.rows = unit_y
         made = isinstance(unit_y, UnitRows)
         tiles = amx.parts(unit_y.dtype) and amx.Columns(unit_y[:] if made else unit_y)
         self.tiles = tiles if tiles and tiles.usable else None
-        self.packs_again = made or tall >= PACK_AGAIN
-        self.packed = None if self.tiles or self.packs_again else self._packed()
-        self.memory = panel_memory(unit_y, max(tall, kept_rows), wide)
-        self.shape = tall, wide
-        self.kept_rows = kept_rows
-        self._kept = {}
-        self._beside = {}  # by what they are of
-        self._rows = None  # memory for rows that are made where they are looked at
+        self.again = made or again
+        self.packed = None if self.tiles or self.again else self._packed()
 
     def _packed(self):
-        columns, width = self.columns.shape
-        group = torch.ops.fastsim_cpu.panel_columns(self.columns.dtype == torch.float32)
-        packed = memory.empty((-(-columns // group) * group, width), self.columns.dtype)
-        torch.ops.fastsim_cpu.pack_panels(self.columns, packed)
+        columns, width = self.rows.shape
+        group = torch.ops.fastsim_cpu.panel_columns(self.rows.dtype == torch.float32)
+        packed = memory.empty((-(-columns // group) * group, width), self.rows.dtype)
+        torch.ops.fastsim_cpu.pack_panels(self.rows, packed)
         return packed
-
-    def rows(self, rows, part):
-        """A slice of the rows, until the next one is asked for.
-
-        Fresh memory for every block would leave holes between what is kept of each.
-        """
-        if not isinstance(rows, UnitRows):
-            return rows[part]
-        if self._rows is None:
-            self._rows = torch.empty(self.shape[0], rows.shape[1], dtype=rows.dtype)
-        return rows.make(part, self._rows)
 
     def fill(self, panel, rows, first, *, add=False):
         """The scores of the rows against the columns from `first` on, or added to the panel."""
@@ -74,17 +54,41 @@ class Workspace:
             if self.tiles.scores(rows, first, panel, add):
                 return
             self.tiles = None
-        if self.packs_again:
-            columns, inverse = self.columns, None
-            if isinstance(columns, UnitRows):
-                columns, inverse = columns.from_row(first)
-            else:
-                columns = columns[first:]
+        if self.again:
+            made = isinstance(self.rows, UnitRows)
+            columns, inverse = self.rows.from_row(first) if made else (self.rows[first:], None)
             torch.ops.fastsim_cpu.scores(rows, columns, inverse, panel, add)
             return
         if self.packed is None:
             self.packed = self._packed()
         torch.ops.fastsim_cpu.packed_scores(rows, self.packed[first:], panel, add)
+
+
+class Workspace:
+    """The columns of the score product, and the memory of the panels.
+
+    It holds one panel, which all share, and that of the first `kept_rows` rows of the matrix each
+    in its place. Fresh memory for every panel would cost more in page faults than the pass over it.
+    """
+
+    def __init__(self, unit_y, tall, wide, kept_rows=0):
+        self.columns = Columns(unit_y, again=tall >= PACK_AGAIN)
+        self.memory = panel_memory(unit_y, max(tall, kept_rows), wide)
+        self.shape = tall, wide
+        self.kept_rows = kept_rows
+        self._kept = {}
+        self._beside = {}  # by what they are of
+        self._rows = None  # memory for rows that are made where they are looked at
+
+    def fill(self, panel, rows, part, first):
+        """The scores of a slice of the rows against the columns from `first` on."""
+        if isinstance(rows, UnitRows):
+            # Fresh memory for every block would leave holes between what is kept of each.
+            if self._rows is None:
+                self._rows = torch.empty(self.shape[0], rows.shape[1], dtype=rows.dtype)
+            self.columns.fill(panel, rows.make(part, self._rows), first)
+        else:
+            self.columns.fill(panel, rows[part], first)
 
     def beside(self, other):
         """The workspace of the panels of a `Guide` or of `Factors`."""

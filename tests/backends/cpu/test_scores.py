@@ -6,7 +6,7 @@ import torch
 from fastsim.backends import get
 from fastsim.backends.cpu import amx
 from fastsim.backends.cpu.unmade import BAND, UnitRows
-from fastsim.backends.cpu.workspace import PACK_AGAIN, Workspace
+from fastsim.backends.cpu.workspace import PACK_AGAIN, Columns, Workspace
 from tests.seeds import fresh
 
 SIZES = ((7, 5, 3), (30, 64, 16), (19, 1023, 33), (37, 1301, 70))  # few and many column panels
@@ -24,11 +24,11 @@ def without_matrix_unit(usable, monkeypatch):
     monkeypatch.setattr(amx, "parts", lambda dtype: 0)
 
 
-def scores(workspace, x, first, before):
+def scores(columns, x, first, before):
     """A poisoned panel filled, and one of given numbers added to."""
     filled, added = torch.full_like(before, torch.nan), before.clone()
-    workspace.fill(filled, x, first)
-    workspace.fill(added, x, first, add=True)
+    columns.fill(filled, x, first)
+    columns.fill(added, x, first, add=True)
     return filled, added
 
 
@@ -37,7 +37,7 @@ def scores(workspace, x, first, before):
 def test_columns_packed_as_they_are_multiplied(size, dtype):
     rows, columns, width = size
     x, y = (rows_of(count, width, dtype=dtype, seed=count) for count in (rows, columns))
-    kept, again = (Workspace(y, tall, columns) for tall in (1, PACK_AGAIN))
+    kept, again = (Workspace(y, tall, columns).columns for tall in (1, PACK_AGAIN))
     assert kept.packed is not None
     assert again.packed is None
     for first in {0, columns // 128 * 64}:
@@ -58,9 +58,9 @@ def test_rows_made_unit_as_they_are_multiplied(size, dtype):
     backend = get("cpu")
     unit_x, unit_y = (backend.unit_rows(side)[0] for side in (x, y))
     lazy_x, lazy_y = (backend.scored_rows(side) for side in (x, y))
-    made, lazy = Workspace(unit_y, 1, columns), Workspace(lazy_y, rows, columns)
+    made, lazy = Columns(unit_y, again=False), Columns(lazy_y, again=False)
     for part in (slice(0, rows), slice(rows // 3, rows // 2 + 1)):
-        panels = made.rows(unit_x, part), lazy.rows(lazy_x, part)
+        panels = unit_x[part], lazy_x[part]
         assert torch.equal(*panels)
         for first in {0, columns // 128 * 64}:
             before = rows_of(len(panels[0]), columns - first, dtype=unit_x.dtype, seed=5)
@@ -85,8 +85,8 @@ def test_columns_that_are_transposed_or_spread():
     wide = rows_of(40, 2200, dtype=torch.float32, seed=2)
     for view in (wide.T, wide.T[::2], wide[:, ::2]):
         unit = get("cpu").unit_rows(view)[0]
-        made, lazy = Workspace(unit, 1, len(view)), Workspace(UnitRows(view), 1, len(view))
+        lazy = UnitRows(view)
         panels = [torch.full((3, len(view)), torch.nan) for _ in range(2)]
-        for workspace, panel in zip((made, lazy), panels, strict=True):
-            workspace.fill(panel, unit[:3], 0)
+        for rows, panel in zip((unit, lazy), panels, strict=True):
+            Workspace(rows, 3, len(view)).fill(panel, rows, slice(1, 4), 0)
         assert torch.equal(*panels)
