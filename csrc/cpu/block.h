@@ -100,6 +100,9 @@ struct Winners {
 #define MAYBE_INPUT(name) const T* name;
 #define OUTPUT(name) T* name;
 #define STATE(name) double* name;
+#define SUMS(name) T* name;
+#define COLUMN_INPUT(name) INPUT(name)
+#define COLUMN_STATE(name) STATE(name)
 #define INDICES(name) int64_t* name;
 #define VALUES(name) Values<T> name;
 #include "kernels.inc"

@@ -126,9 +126,9 @@ class Panels:
     def sweeps(self, tile, dtype, device):
         return tile.kind in SWEPT
 
-    def sweep(self, tile, x, y, *, whole_rows):
+    def sweep(self, tile, x, y, *, whole_rows, keep=False):
         shape = sizes.block_shape(len(x), len(y), whole_rows, panels=SWEEP)
-        return CpuSweep(tile, x, y, shape)
+        return CpuSweep(tile, x, y, shape, keep)
 
 
 class _Positives:
