@@ -15,8 +15,8 @@ struct Totals {
   int64_t count = 0, stride = 0;
 };
 
-// Runs over the rows in groups. make() -> run(begin, end, sums) of the rows of one group, which adds
-// what these have to `sums` (totals.count, columns); each thread makes one. cost: of a row.
+// Runs over the rows in groups. make() -> run(begin, end, sums) of the rows of one group, which
+// adds what these have to `sums` (totals.count, columns); each thread makes one. cost: of a row.
 template <class T, class Make>
 void over_groups(int64_t rows, int64_t columns, int64_t cost, const Totals& totals,
                  const Make& make) {

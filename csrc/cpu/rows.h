@@ -107,8 +107,8 @@ void prefix_rows_dots(const T* g, const Matrix& x, int64_t width, const double* 
   }
 }
 
-// out = inverse (g - along x), its rows `stride` apart. In double: of a prefix of one number the two
-// are equal, and 1 over that number may be large.
+// out = inverse (g - along x), its rows `stride` apart. In double: of a prefix of one number the
+// two are equal, and 1 over that number may be large.
 template <class T>
 void prefix_rows_backward(const T* g, const Matrix& x, int64_t width, const double* along,
                           const double* inverse, T* out, int64_t stride, int64_t begin,
@@ -119,7 +119,9 @@ void prefix_rows_backward(const T* g, const Matrix& x, int64_t width, const doub
     const T* from = g + row * width;
     const double factor = inverse[row], share = along[row];
 #pragma omp simd
-    for (int64_t k = 0; k < width; ++k) to[k] = T(factor * (double(from[k]) - share * double(to[k])));
+    for (int64_t k = 0; k < width; ++k) {
+      to[k] = T(factor * (double(from[k]) - share * double(to[k])));
+    }
   }
 }
 

@@ -183,7 +183,7 @@ void softmax_score_grad(const Block<T>& b, SoftmaxScoreGrad<T> args, int64_t beg
 
 // ---- both ways, where one number `top` serves as the maximum of all rows and all columns ----
 // One exponential then does for a row and a column. Where a positive outweighs all else, its
-// exponential is the sum: their logarithms and their ratio are taken in double, so that the loss and
+// exponential is the sum: logarithms and ratios of both are taken in double, so that the loss and
 // the score gradient are 0.
 
 template <class T>

@@ -110,7 +110,8 @@ struct Sweep {
 
   // The columns [at, at + n) of one row through all widths; kernel(k, scores) does to those of one
   // what the loss does: where the products were, or in `copy`, memory for n, if they are to stay.
-  // `scores` is memory for n of every width, `dots` that of all columns' dots (widths - 1, columns).
+  // `scores` is memory for n of every width, `dots` that of the dots of all columns (widths - 1,
+  // columns).
   template <class F>
   void run(int64_t row, int64_t at, int64_t n, const F& kernel, T* scores, T* copy,
            T* dots) const {

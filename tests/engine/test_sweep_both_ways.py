@@ -16,6 +16,8 @@ from tests.engine.test_sweep import (  # noqa: F401
 )
 from tests.measure import assert_close, conditioning
 
+_POSITIVES = torch.arange(27) * 40  # in every part
+
 
 def both_ways(backend, sides, **options):
     """Of the symmetric loss: in a sweep, by its definition, and that in float64 with `moved`."""
@@ -42,6 +44,17 @@ def test_positives_that_outweigh_all_else(noise, temperature, backend, usable):
     x = torch.randn(37, WIDTHS[0])
     sides = [x, x + noise * torch.randn(37, WIDTHS[0])]
     for parts in both_ways(backend, sides, temperature=temperature, margin=0.05):
+        found, exact, of_dense, move = parts
+        assert_close("value or gradient", found, exact, of_dense, torch.float32, moved=move)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_parts_of_columns(backend, usable):
+    """More columns than go through all widths at once, those with a row's id excluded."""
+    usable(backend)
+    sides = [torch.randn(rows, WIDTHS[0]) for rows in (27, 1100)]
+    ids = torch.arange(27) % 5, torch.arange(1100) % 7
+    for parts in both_ways(backend, sides, temperature=0.1, exclude=ids, positives=_POSITIVES):
         found, exact, of_dense, move = parts
         assert_close("value or gradient", found, exact, of_dense, torch.float32, moved=move)
 
