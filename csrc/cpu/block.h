@@ -30,8 +30,9 @@ struct ColumnsOfRows {
 };
 
 // How a kernel over pairs is shared out; `first_look`: over rows, and it is the first that looks at
-// the scores, before which they are observed where that is asked for.
-enum class Each { first_look, rows, columns };
+// the scores, before which they are observed where that is asked for; `parts`: over rows, of which
+// it may be given a part of the columns.
+enum class Each { first_look, rows, columns, parts };
 
 // Rows [row0, row0 + rows) against columns [column0, column0 + columns) of the score matrix.
 // `scores` is row-major, `stride` apart. Pointers index the block's own rows and columns;
@@ -126,6 +127,9 @@ struct Winners {
 #define MAYBE_INPUT(name) const T* name;
 #define OUTPUT(name) T* name;
 #define STATE(name) double* name;
+#define SUMS(name) T* name;
+#define COLUMN_INPUT(name) INPUT(name)
+#define COLUMN_STATE(name) STATE(name)
 #define INDICES(name) int64_t* name;
 #define VALUES(name) Values<T> name;
 #include "kernels.inc"

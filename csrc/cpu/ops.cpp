@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "arguments.h"
+#include "column_sums.h"
 #include "observing.h"
 #include "operators.h"
 #include "pair_operators.h"
@@ -114,7 +115,7 @@ void run_over_pairs(StableIValue* stack, uint64_t, uint64_t) {
     b.row0 = from.take<int64_t>();
     b.column0 = from.take<int64_t>();
     const PairArguments pairs = take_pairs(from);
-    const auto arguments = Kernel::template take<T>(from);
+    auto arguments = Kernel::template take<T>(from);
     from.check(Kernel::name);
     take_panel(panel, b);
     take_pairs(pairs, b);
@@ -122,7 +123,15 @@ void run_over_pairs(StableIValue* stack, uint64_t, uint64_t) {
     if (Kernel::shares == Each::first_look && pairs.seen) observing.emplace(b, *pairs.seen);
     const auto kernel = Kernel::template of<T>();
     const auto run = [&](int64_t begin, int64_t end) { kernel(b, arguments, begin, end); };
-    Kernel::shares == Each::columns ? over(b.columns, b.rows, run) : over(b.rows, b.columns, run);
+    if constexpr (has_sums<decltype(arguments)>) {
+      over_groups<T>(b.rows, b.columns, b.columns, {from.sums, 1, 0}, [&] {
+        return [&](int64_t begin, int64_t end, T* sums) {
+          kernel(b, with_sums(arguments, sums), begin, end);
+        };
+      });
+    } else {
+      Kernel::shares == Each::columns ? over(b.columns, b.rows, run) : over(b.rows, b.columns, run);
+    }
   });
 }
 

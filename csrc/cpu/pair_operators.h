@@ -52,7 +52,20 @@ class Arguments {
                     kMostLevels, " values of levels");
   }
 
+  // Where a kernel's sums go; what it is given for them comes with its rows (column_sums.h).
+  template <class T>
+  T* take_sums(const char* name) {
+    sums = tensor<double>(name);
+    if (widths > 0) {
+      sums_stride = strides.back();
+      strides.pop_back();
+    }
+    return nullptr;
+  }
+
   int64_t widths = 0;  // 0: no sweep
+  double* sums = nullptr;
+  int64_t sums_stride = 0;
   std::vector<int64_t> strides;
 
  private:
@@ -85,20 +98,31 @@ inline PairArguments take_pairs(Arguments& from) {
           .seen = from.take<Optional>()};
 }
 
+// Whether a kernel of these fields adds up what its rows have to sums of columns; the fields, with
+// memory for them.
+template <class Fields>
+constexpr bool has_sums = requires(Fields fields) { fields.column_sums; };
+
+template <class T, class Fields>
+Fields with_sums(Fields fields, [[maybe_unused]] T* sums) {
+  if constexpr (has_sums<Fields>) fields.column_sums = sums;
+  return fields;
+}
+
 // Of each kernel: its name and function, and how its fields are taken.
 #define FUNCTION(...)
-#define PAIRS_KERNEL(kernel, Fields, each, ...)    \
-  struct Of##Fields {                              \
-    static constexpr const char* name = #kernel;   \
-    static constexpr Each shares = Each::each;     \
-    template <class T>                             \
-    static auto of() {                             \
-      return kernels().of<T>().kernel;             \
-    }                                              \
-    template <class T>                             \
+#define PAIRS_KERNEL(kernel, Fields, each, ...)               \
+  struct Of##Fields {                                         \
+    static constexpr const char* name = #kernel;              \
+    static constexpr Each shares = Each::each;                \
+    template <class T>                                        \
+    static auto of() {                                        \
+      return kernels().of<T>().kernel;                        \
+    }                                                         \
+    template <class T>                                        \
     static Fields<T> take([[maybe_unused]] Arguments& from) { \
-      return {__VA_ARGS__};                        \
-    }                                              \
+      return {__VA_ARGS__};                                   \
+    }                                                         \
   };
 #define NUMBER(name) .name = T(from.take<double>()),
 #define FLAG(name) .name = from.take<bool>(),
@@ -107,6 +131,9 @@ inline PairArguments take_pairs(Arguments& from) {
 #define MAYBE_INPUT(name) .name = from.maybe<T>(#name),
 #define OUTPUT(name) .name = from.tensor<T>(#name),
 #define STATE(name) .name = from.tensor<double>(#name),
+#define SUMS(name) .name = from.take_sums<T>(#name),
+#define COLUMN_INPUT(name) INPUT(name)
+#define COLUMN_STATE(name) STATE(name)
 #define INDICES(name) .name = from.tensor<int64_t>(#name),
 #define VALUES(name) .name = from.values<T>(#name),
 #include "kernels.inc"
@@ -128,7 +155,32 @@ inline PairArguments take_pairs(Arguments& from) {
 #define MAYBE_INPUT(name) fields.name += k * *stride++;
 #define OUTPUT(name) fields.name += k * *stride++;
 #define STATE(name) fields.name += k * *stride++;
+#define SUMS(name)
+#define COLUMN_INPUT(name) INPUT(name)
+#define COLUMN_STATE(name) STATE(name)
 #define INDICES(name) fields.name += k * *stride++;
+#define VALUES(name)
+#include "kernels.inc"
+
+// The same for the fields of the columns from `at` on.
+#define FUNCTION(...)
+#define PAIRS_KERNEL(kernel, Fields, each, ...)                                  \
+  template <class T>                                                             \
+  Fields<T> from_column(Fields<T> fields, [[maybe_unused]] int64_t at) {         \
+    __VA_ARGS__                                                                  \
+    return fields;                                                               \
+  }
+#define NUMBER(name)
+#define FLAG(name)
+#define COUNT(name)
+#define INPUT(name)
+#define MAYBE_INPUT(name)
+#define OUTPUT(name)
+#define STATE(name)
+#define SUMS(name)
+#define COLUMN_INPUT(name) fields.name += at;
+#define COLUMN_STATE(name) fields.name += at;
+#define INDICES(name)
 #define VALUES(name)
 #include "kernels.inc"
 

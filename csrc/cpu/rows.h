@@ -92,7 +92,23 @@ void prefix_rows(const Matrix& x, int64_t width, double* norms, T* out, int64_t 
   }
 }
 
-// out = inverse (g - along x), its rows `stride` apart.
+// dots += inverse (x . g)
+template <class T>
+void prefix_rows_dots(const T* g, const Matrix& x, int64_t width, const double* inverse,
+                      double* dots, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    T chunk[kChunk];
+    double sum = 0;
+    for_chunks(0, width, [&](int64_t at, int64_t n) {
+      load(x, row, at, n, chunk);
+      sum += dot(chunk, g + row * width + at, n);
+    });
+    dots[row] += inverse[row] * sum;
+  }
+}
+
+// out = inverse (g - along x), its rows `stride` apart. In double: of a prefix of one number the
+// two are equal, and 1 over that number may be large.
 template <class T>
 void prefix_rows_backward(const T* g, const Matrix& x, int64_t width, const double* along,
                           const double* inverse, T* out, int64_t stride, int64_t begin,
@@ -100,7 +116,12 @@ void prefix_rows_backward(const T* g, const Matrix& x, int64_t width, const doub
   for (int64_t row = begin; row < end; ++row) {
     T* to = out + row * stride;
     load(x, row, 0, width, to);
-    subtract_along(to, g + row * width, T(along[row]), T(inverse[row]), width);
+    const T* from = g + row * width;
+    const double factor = inverse[row], share = along[row];
+#pragma omp simd
+    for (int64_t k = 0; k < width; ++k) {
+      to[k] = T(factor * (double(from[k]) - share * double(to[k])));
+    }
   }
 }
 

@@ -201,6 +201,68 @@ void softmax_score_grad(const Block<T>& b, SoftmaxScoreGrad<T> args, int64_t beg
   }
 }
 
+// ---- both ways, where one number `top` serves as the maximum of all rows and all columns ----
+// One exponential then does for a row and a column. Where a positive outweighs all else, its
+// exponential is the sum: logarithms and ratios of both are taken in double, so that the loss and
+// the score gradient are 0.
+
+template <class T>
+void softmax_both_forward(const Block<T>& b, SoftmaxBothForward<T> args, int64_t begin,
+                          int64_t end) {
+  const Softmax<T> softmax{args.scale};
+  for (int64_t row = begin; row < end; ++row) {
+    T* s = b.scores + row * b.stride;
+    const int64_t positive = mark_left_out(b, row), next = row + 1 < end ? b.stride : 0;
+    if (positive >= 0) s[positive] -= args.margin;
+    double total = 0;
+    for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
+      const T* chunk = s + at;
+      T* sums = args.column_sums + at;
+      ask_for(chunk, next, n);
+      T part = 0;
+#pragma omp simd reduction(+ : part)
+      for (int64_t j = 0; j < n; ++j) {
+        const T e = softmax.share(chunk[j], args.top);
+        sums[j] += e;
+        part += e;
+      }
+      total += part;
+    });
+    args.sum[row] += total;
+    if (positive < 0) continue;
+    const double own = softmax.share(s[positive], args.top);
+    args.positive_logits[row] = double(args.scale) * args.top + __builtin_log(own);
+  }
+}
+
+template <class T>
+void softmax_both_score_grad(const Block<T>& b, SoftmaxBothScoreGrad<T> args, int64_t begin,
+                             int64_t end) {
+  const Softmax<T> softmax{args.scale};
+  for (int64_t row = begin; row < end; ++row) {
+    T* s = b.scores + row * b.stride;
+    const int64_t positive = mark_left_out(b, row), next = row + 1 < end ? b.stride : 0;
+    const double weight = args.weight[row], sum = args.sum[row];
+    double of_positive = 0;
+    if (positive >= 0) {
+      const double own = softmax.share(s[positive] - args.margin, args.top);
+      of_positive = weight * (ratio(own, sum) - 1) - weight +
+                    args.column_weight[positive] * ratio(own, args.column_sum[positive]);
+    }
+    const T factor = T(ratio(weight, sum));
+    for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
+      T* chunk = s + at;
+      const T* factors = args.column_factor + at;
+      ask_for(chunk, next, n);
+#pragma omp simd
+      for (int64_t j = 0; j < n; ++j) {
+        chunk[j] = softmax.share(chunk[j], args.top) * (factor + factors[j]);
+      }
+    });
+    if (positive >= 0) s[positive] = T(of_positive);
+  }
+}
+
 // ---- decoupled: the positive is in no sum of exponentials ----
 
 template <class T>

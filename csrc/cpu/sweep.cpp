@@ -5,17 +5,14 @@
 #include <algorithm>
 #include <vector>
 
+#include "column_sums.h"
 #include "operators.h"
 #include "pair_operators.h"
 #include "passes.h"
-#include "scratch.h"
 
 namespace fastsim {
 
 namespace {
-
-// Rows whose dots of columns are added up in the panel's type, before they are in double precision.
-constexpr int64_t kSumRows = 24;
 
 // What each width has for the rows or columns of a block; null: nothing.
 template <class T>
@@ -38,7 +35,9 @@ ByWidth<T> by_width(const Optional& given, int64_t widths, int64_t count, Scalar
 
 // What a sweep has beside the panels (widths, rows, columns) of a kernel: the ratios of rows and
 // columns from a width to the next; which rows and columns are zeros in a width, whose scores have
-// no gradient; where the dots of rows and columns are added up.
+// no gradient; and of the widths but the last, where what a longer one's score gradients are to
+// those of a row or column is added up, each times the score. With these, the panels' score
+// gradients are carried to shorter widths.
 #define SWEEP_SCHEMA                                                                   \
   "Tensor? row_ratios, Tensor? column_ratios, "                                        \
   "Tensor? row_zeros, Tensor? column_zeros, Tensor(row_dots!)? row_dots, "             \
@@ -85,8 +84,8 @@ struct Sweep {
     column_ratios = by_width<const T>(from.column_ratios, widths - 1, columns, kTypeOf<T>);
     row_zeros = by_width<const bool>(from.row_zeros, widths, rows, ScalarType::Bool);
     column_zeros = by_width<const bool>(from.column_zeros, widths, columns, ScalarType::Bool);
-    row_dots = by_width<double>(from.row_dots, widths, rows, ScalarType::Double);
-    column_dots = by_width<double>(from.column_dots, widths, columns, ScalarType::Double);
+    row_dots = by_width<double>(from.row_dots, widths - 1, rows, ScalarType::Double);
+    column_dots = by_width<double>(from.column_dots, widths - 1, columns, ScalarType::Double);
     STD_TORCH_CHECK(bool(row_ratios) == bool(column_ratios) &&
                         bool(row_dots) == bool(column_dots) &&
                         bool(row_zeros) == bool(column_zeros),
@@ -94,66 +93,59 @@ struct Sweep {
   }
 
   T ratio(int64_t k, int64_t row) const { return row_ratios ? row_ratios[k][row] : T(1); }
+  const T* ratios(int64_t k, int64_t at) const {
+    return column_ratios ? column_ratios[k] + at : nullptr;
+  }
+  bool carries() const { return bool(row_dots); }
 
-  void without_gradient(int64_t k, int64_t row) const {
-    T* score_grads = panels.row(k, row);
-    const bool *zeros = column_zeros[k], zero = row_zeros[k][row];
-    for (int64_t j = 0; j < panels.columns; ++j) {
-      score_grads[j] = zero || zeros[j] ? T(0) : score_grads[j];
-    }
+  Totals dots_of_columns() const {
+    return {column_dots.data, panels.widths - 1, column_dots.stride};
   }
 
-  // One row through all widths; kernel(k, row) does to that of one what the loss does. `scores` is
-  // memory for a row, `sums` that of the dots of columns (widths, columns).
+  void without_gradient(int64_t k, int64_t row, int64_t at, int64_t n) const {
+    T* score_grads = panels.row(k, row) + at;
+    const bool *zeros = column_zeros[k] + at, zero = row_zeros[k][row];
+    for (int64_t j = 0; j < n; ++j) score_grads[j] = zero || zeros[j] ? T(0) : score_grads[j];
+  }
+
+  // The columns [at, at + n) of one row through all widths; kernel(k, scores) does to those of one
+  // what the loss does: where the products were, or in `copy`, memory for n, if they are to stay.
+  // `scores` is memory for n of every width, `dots` that of the dots of all columns (widths - 1,
+  // columns).
   template <class F>
-  void run(int64_t row, const F& kernel, T* scores, T* sums) const {
+  void run(int64_t row, int64_t at, int64_t n, const F& kernel, T* scores, T* copy,
+           T* dots) const {
     const auto& k_ = kernels().of<T>();
     const int64_t widths = panels.widths, columns = panels.columns;
+    const int64_t next = row + 1 < panels.rows ? panels.row_stride : 0;
     for (int64_t k = 0; k < widths; ++k) {
-      T* panel = panels.row(k, row);
-      const T of_row = k ? ratio(k - 1, row) : T(1);
-      k_.scores_of_width(panel, scores, k == 0, columns, of_row, k ? column_ratios[k - 1] : nullptr);
-      kernel(k, row);
-      if (!sums) continue;
-      if (row_zeros) without_gradient(k, row);
-      k_.score_dots(panel, scores, columns, row_dots[k] + row, sums + k * columns);
+      T *own = panels.row(k, row) + at, *of_width = scores + k * n, *out = copy ? copy : own;
+      k_.scores_of_width(own, k ? of_width - n : nullptr, of_width, out, n,
+                         k ? ratio(k - 1, row) : T(1), k ? ratios(k - 1, at) : nullptr, next);
+      kernel(k, out);
+      if (carries() && row_zeros) without_gradient(k, row, at, n);
     }
-    for (int64_t k = widths - 2; k >= 0 && sums; --k) {
-      k_.carry_row(panels.row(k, row), panels.row(k + 1, row), columns, ratio(k, row),
-                   column_ratios[k]);
+    if (!carries()) return;
+    for (int64_t k = widths - 2; k >= 0; --k) {
+      k_.carry_row(panels.row(k, row) + at, panels.row(k + 1, row) + at, scores + k * n, n,
+                   ratio(k, row), ratios(k, at), row_dots[k] + row, dots + k * columns + at);
     }
   }
 };
 
-// The rows of a block, in groups that add up their dots of columns in one order.
-template <class T, class F>
-void run_over_rows(const Sweep<T>& sweep, const F& kernel) {
-  const int64_t widths = sweep.panels.widths, rows = sweep.panels.rows;
-  const int64_t columns = sweep.panels.columns, groups = tiles(rows, kSumRows);
-  const bool with_dots = bool(sweep.column_dots);
-  const int64_t of_group = with_dots ? widths * columns : 0;
-  const Scratch<T> sums(groups * of_group);
-  over(groups, kSumRows * widths * columns, [&](int64_t begin, int64_t end) {
-    const Scratch<T> scores(columns);
-    for (int64_t group = begin; group < end; ++group) {
-      T* sum = sums + group * of_group;
-      std::fill_n(sum, of_group, T(0));
-      const int64_t last = std::min(rows, (group + 1) * kSumRows);
-      for (int64_t row = group * kSumRows; row < last; ++row) {
-        sweep.run(row, kernel, scores, with_dots ? sum : nullptr);
-      }
-    }
-  });
-  if (!with_dots) return;
-  over(columns, groups * widths, [&](int64_t begin, int64_t end) {
-    for (int64_t group = 0; group < groups; ++group) {
-      for (int64_t k = 0; k < widths; ++k) {
-        const T* sum = sums + group * of_group + k * columns;
-        double* dots = sweep.column_dots[k];
-        for (int64_t j = begin; j < end; ++j) dots[j] += double(sum[j]);
-      }
-    }
-  });
+// Columns of a row that go through all widths at once where a kernel takes parts: what a group of
+// rows has of them all stays in the first cache.
+constexpr int64_t kPart = 512;
+
+// `count` columns of a block from `at` on, of one row, where its scores are.
+template <class T>
+Block<T> part_of_columns(Block<T> b, int64_t at, int64_t count) {
+  b.stride = 0;
+  b.column0 += at;
+  b.columns = count;
+  if (b.column_ids) b.column_ids += at;
+  if (b.column_groups) b.column_groups += at;
+  return b;
 }
 
 template <class Kernel>
@@ -168,27 +160,47 @@ void run_sweep(StableIValue* stack, uint64_t, uint64_t) {
     b.column0 = from.take<int64_t>();
     const PairArguments pairs = take_pairs(from);
     const int64_t widths = from.widths = panels.size(0);
-    const auto fields = Kernel::template take<T>(from);
+    auto fields = Kernel::template take<T>(from);
     from.check(Kernel::name);
     take_pairs(pairs, b);
     const Sweep<T> sweep(panels, given);
     b.rows = sweep.panels.rows;
     b.columns = sweep.panels.columns;
     b.stride = sweep.panels.row_stride;
-    std::vector<Block<T>> blocks(widths, b);
     std::vector<decltype(of_width(fields, 0, from.strides))> arguments;
-    for (int64_t k = 0; k < widths; ++k) {
-      blocks[k].scores = sweep.panels.row(k, 0);
-      arguments.push_back(of_width(fields, k, from.strides));
-    }
+    for (int64_t k = 0; k < widths; ++k) arguments.push_back(of_width(fields, k, from.strides));
     const auto kernel = Kernel::template of<T>();
     if constexpr (Kernel::shares != Each::columns) {
-      run_over_rows(sweep, [&](int64_t k, int64_t row) {
-        kernel(blocks[k], arguments[k], row, row + 1);
+      constexpr bool sums = has_sums<decltype(fields)>;
+      STD_TORCH_CHECK(!sums || !sweep.carries(), "fastsim: sums or score gradients");
+      Totals totals{from.sums, widths, from.sums_stride};
+      if (!sums) totals = sweep.carries() ? sweep.dots_of_columns() : Totals{};
+      constexpr bool in_parts = Kernel::shares == Each::parts;
+      const int64_t part = in_parts ? std::min(kPart, b.columns) : b.columns;
+      over_groups<T>(b.rows, b.columns, widths * b.columns, totals, [&] {
+        return [&, memory = Scratch<T>((widths + sums) * part)](int64_t begin, int64_t end,
+                                                                T* of_rows) {
+          T* copy = sums ? memory + widths * part : nullptr;
+          for (int64_t at = 0; at < b.columns; at += part) {
+            Block<T> of_part = part_of_columns(b, at, std::min(part, b.columns - at));
+            for (int64_t row = begin; row < end; ++row) {
+              const auto of_width = [&](int64_t k, T* scores) {
+                of_part.scores = scores;
+                const auto given = from_column(arguments[k], at);
+                kernel(of_part, with_sums(given, of_rows + k * b.columns + at), row, row + 1);
+              };
+              sweep.run(row, at, of_part.columns, of_width, memory, copy, of_rows);
+            }
+          }
+        };
       });
     } else {
       over(b.columns, b.rows * widths, [&](int64_t begin, int64_t end) {
-        for (int64_t k = 0; k < widths; ++k) kernel(blocks[k], arguments[k], begin, end);
+        for (int64_t k = 0; k < widths; ++k) {
+          Block<T> of_width = b;
+          of_width.scores = sweep.panels.row(k, 0);
+          kernel(of_width, arguments[k], begin, end);
+        }
       });
     }
   });
@@ -203,6 +215,20 @@ void prefix_rows(Tensor x, Tensor norms, Tensor out) {
     T* to = output<T>(out);
     over(x.size(0), x.size(1), [&](int64_t begin, int64_t end) {
       kernels().of<T>().prefix_rows(from, x.size(1), norm, to, begin, end);
+    });
+  });
+}
+
+// dots (N,) += inverse (x . grad_rows) of rows of x (N, d), columns of a matrix.
+void prefix_rows_dots(Tensor grad_rows, Tensor x, Tensor inverse, Tensor dots) {
+  with_type(grad_rows, [&](auto type) {
+    using T = decltype(type);
+    const Matrix from = matrix(x);
+    const T* g = input<T>(grad_rows);
+    const double* factor = input<double>(inverse);
+    double* out = output<double>(dots);
+    over(x.size(0), x.size(1), [&](int64_t begin, int64_t end) {
+      kernels().of<T>().prefix_rows_dots(g, from, x.size(1), factor, out, begin, end);
     });
   });
 }
@@ -228,6 +254,8 @@ void prefix_rows_backward(Tensor grad_rows, Tensor x, Tensor along, Tensor inver
 std::vector<Operator> operators() {
   return {
       OPERATOR(prefix_rows, "(Tensor x, Tensor(norms!) norms, Tensor(out!) out) -> ()"),
+      OPERATOR(prefix_rows_dots, "(Tensor grad_rows, Tensor x, Tensor inverse, "
+                                 "Tensor(dots!) dots) -> ()"),
       OPERATOR(prefix_rows_backward, "(Tensor grad_rows, Tensor x, Tensor along, Tensor inverse, "
                                      "Tensor(grad!) grad) -> ()"),
 #define FUNCTION(...)

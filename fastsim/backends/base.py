@@ -145,21 +145,29 @@ class Backend:
         """
         raise NotImplementedError
 
+    def prefix_rows_dots(self, grad_rows, x, inverse, dots):
+        """Adds inverse * (x . grad_rows) of rows (N, d) to dots (N,); both (N,) in float64."""
+        raise NotImplementedError
+
     def prefix_rows_backward(self, grad_rows, x, along, inverse, grad):
         """Writes inverse * (grad_rows - along * x) to grad (N, d); along, inverse (N,) float64."""
         raise NotImplementedError
 
-    def sweep(self, tile, x, y, *, whole_rows):
-        """The panels of a sweep over prefixes x and y (`fastsim.engine.sweep.Prefixes`).
+    def sweep(self, tile, x, y, *, whole_rows, keep=False):
+        """The panels of a sweep over prefixes x and y (`fastsim.engine.prefixes.Prefixes`).
 
-        whole_rows: each block has all columns. What is returned has
+        whole_rows: each block has all columns. keep: whether the products of forward() may be kept
+        for score_grad(). What is returned has
             blocks(): the (rows, columns) slices to visit;
             forward(): the state of each width over the whole matrix;
             fused_pass(block, weights): (the state of each width, the panels);
+            coefficients(states, weights): what score gradients need of the states of all widths
+                and the weights of their losses;
             score_grad(block, coefficients): the panels. They are as those of a backend, but that
                 what they are given has the widths (K) before rows or columns. The panels hold the
                 score gradients of each width, with what the wider ones give to them;
-            row_dots (K, N), column_dots (K, M): float64, the sums of score gradient times score.
+            row_dots (K - 1, N), column_dots (K - 1, M): of cosines, what the score gradients of
+                the next wider prefix are to those of each, times its scores, summed, in float64.
         """
         raise NotImplementedError
 

@@ -13,9 +13,17 @@ way. With G_k = dL_k/dS_k of the width's own loss, what S_k does to the whole su
     H_k = G_k + r_{k+1} H_{k+1} q_{k+1}^T
 
 and the own columns of prefix k get one product, H_k y_k[own]. What is left are the norms: of each
-row the number a_k = sum_j G_k S_k, which the epilogue adds up beside the score gradients. Then
+row the number a_k = sum_j G_k S_k, along which the gradient of S_k has no part. With it
 
     dx[own] = (H_k y_k[own] - s_k x[own]) / n_k,   s_k = a_k / n_k + r_{k+1} s_{k+1}
+
+It comes from the products themselves, so that what they are rounded by has no part along x either:
+a prefix of one number has gradient 0, however small the number. Prefixes l <= k have in the columns
+up to w_k what all have there, but what the longer ones give S_k, which the epilogue adds up beside
+the score gradients:
+
+    sum_{l <= k} a_l = sum_{l <= k} x[own_l] . (H_l y_l[own_l]) / n_l - d_k
+    d_k = sum_j (r_{k+1} H_{k+1} q_{k+1}^T) S_k
 
 No power of a norm is formed but the first, so that prefixes may be as short as any row. Where a
 prefix is zero, its cosines are 0 and have no gradient, but it has its part in the longer ones': it
@@ -29,8 +37,7 @@ first the states and then the score gradients. There is a panel of each width.
 
 import contextlib
 import threading
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass
 
 import torch
 
@@ -43,7 +50,8 @@ from fastsim.engine.gradients import (
     once_each,
     wants_of,
 )
-from fastsim.engine.passes import Call, Products, at_once, coefficients_of
+from fastsim.engine.passes import Call, Products, at_once
+from fastsim.engine.prefixes import Prefixes
 from fastsim.operators import define, differentiable_again
 from fastsim.precision import wide_dtype, widened
 from fastsim.scores import compute_dtype, without_autocast
@@ -108,53 +116,6 @@ def sweep_loss(asked, tile, x, y, scale, bias, weights, formula, backend):
 # ---- one call ----
 
 
-@dataclass
-class Prefixes:
-    """The own columns of every prefix of rows x (N, D), as operands of products.
-
-    rows: of each width (N, own columns), divided by the norm of the prefix; zeros for a prefix of
-    zeros. inverses: of each width 1 / norm (N,) in float64, that of the next longer prefix for one
-    of zeros, 0 where all are. ratios: of each width but the last (N,), by which scores go into
-    those of the next. zeros: of each width (N,) bool, the prefixes of zeros, whose own scores have
-    no gradient. The last two are empty where the rows are as they came.
-    """
-
-    rows: list
-    inverses: list
-    ratios: list = field(default_factory=list)
-    zeros: list = field(default_factory=list)
-
-    def __len__(self):
-        return len(self.rows[0])
-
-    @classmethod
-    def of(cls, x, widths, cosine, backend):
-        """Those of x, whose scores are cosines or not."""
-        parts = [x[:, slice(*own)] for own in _own(widths)]
-        if not cosine:
-            found = [backend.plain_rows(part) for part in parts]
-            return cls([rows for rows, _ in found], [widened(ones) for _, ones in found])
-        dtype = compute_dtype(x)
-        norm = x.new_zeros(len(x), dtype=torch.float64)
-        rows, inverses, zeros = [], [], []
-        for part in parts:
-            over_norm, norm = backend.prefix_rows(part, norm)
-            rows.append(over_norm)
-            zeros.append(norm < torch.finfo(dtype).tiny)
-            inverses.append(norm.reciprocal().masked_fill_(zeros[-1], 0.0))
-        for k in reversed(range(len(widths) - 1)):
-            inverses[k] = torch.where(zeros[k], inverses[k + 1], inverses[k])
-        ratios = [
-            torch.where(one == 0, 0.0, longer / one).to(dtype) for one, longer in pairwise(inverses)
-        ]
-        return cls(rows, inverses, ratios, zeros)
-
-
-def _own(widths):
-    """(first, end) of each prefix's own columns."""
-    return list(pairwise([0, *widths]))
-
-
 def forward(*arguments):
     """[loss, if a gradient is wanted those of the inputs] of the weighted sum over the widths."""
     *arguments, widths, width_weights = arguments
@@ -164,7 +125,8 @@ def forward(*arguments):
         x = Prefixes.of(call.x, widths, call.tile.cosine, call.backend)
         y = x if call.together else Prefixes.of(call.y, widths, call.tile.cosine, call.backend)
         fused = any(call.wants) and at_once(call)
-        panels = call.backend.sweep(call.tile, x, y, whole_rows=fused)
+        keep = any(call.wants) and not fused
+        panels = call.backend.sweep(call.tile, x, y, whole_rows=fused, keep=keep)
         of_width = [weight * call.weights for weight in width_weights]
         found = []
         if any(call.wants):
@@ -196,15 +158,7 @@ def _fused(call, panels, x, y, weights):
 
 def _in_two_passes(call, panels, x, y, weights):
     states = panels.forward()
-    dtype = compute_dtype(call.x)
-    of_widths = zip(
-        *(
-            coefficients_of(call.tile, state, widened(of_width), dtype)
-            for state, of_width in zip(states, weights, strict=True)
-        ),
-        strict=True,
-    )
-    coefficients = [None if parts[0] is None else torch.stack(parts) for parts in of_widths]
+    coefficients = panels.coefficients(states, weights)
     products = _products(call, x, y, spent=False)
     for block in panels.blocks():
         _multiply(products, panels.score_grad(block, coefficients), block)
@@ -231,41 +185,28 @@ def _input_gradients(call, dots, states, of_rows, prefixes, widths, weights):
     row_dots, column_dots = dots
     if call.together:
         dots = row_dots + column_dots, None
-    grads = []
+    grads, along = [], None  # of rows, by row: their products with their gradients
     for place, values in enumerate((call.x, call.y)):
-        side, of_side = prefixes[place], dots[place]
         found = [both.pop(0) for both in of_rows]
         wanted = any(grad.numel() for grad in found)
         grad = values.new_empty(values.shape if wanted else 0, dtype=compute_dtype(values))
         if wanted:
-            _through_norms(call, grad, found, values, side, of_side, widths)
+            side, of_side = prefixes[place], dots[place]
+            along = side.backward(found, values, of_side, grad, widths, call.backend)
         del found
         grads.append(grad)
     parameters = call.x.new_zeros(2, dtype=torch.float64)
     record = call.tile.record
     doubled = [widened(of_width) for of_width in weights]
     if call.wants[2]:
-        parameters[0] = row_dots.sum() / call.scale
+        # Together, the products hold the rows' and the columns' share of the same sum.
+        parameters[0] = along.sum() / ((1 + call.together) * call.scale)
         for state, of_width in zip(states, doubled, strict=True):
             parameters[0] += record.scale_gradient(call.tile, state, of_width)
     if call.wants[3]:
         for state, of_width in zip(states, doubled, strict=True):
             parameters[1] += record.bias_gradient(call.tile, state, of_width)
     return *grads, parameters
-
-
-def _through_norms(call, grad, of_rows, x, prefixes, dots, widths):
-    """Writes dL/dx (N, D) from those of the prefixes' own columns."""
-    along = 0.0
-    for k, (first, end) in reversed(list(enumerate(_own(widths)))):
-        own = grad[:, first:end]
-        if not call.tile.cosine:
-            own.copy_(of_rows[k])
-            continue
-        inverse = prefixes.inverses[k]
-        further = prefixes.ratios[k] * along if k < len(prefixes.ratios) else 0.0
-        along = dots[k] * inverse + further
-        call.backend.prefix_rows_backward(of_rows[k], x[:, first:end], along, inverse, own)
 
 
 # ---- the registered operator ----

@@ -70,7 +70,7 @@ class Softmax(Kind):
                 weight = _over(weight, target_sums)
             return top, _over(weight * target_sums, total), weight, None, None
         column_top, column_total = state[4:]
-        of_columns = column_top, _over(_column_weight(tile, state, weight), column_total)
+        of_columns = column_top, _over(column_weights(tile, state, weight), column_total)
         return top, _over(0.5 * weight, total), weight, *of_columns
 
     def largest_score_grad(self, tile, weights, columns):
@@ -95,13 +95,13 @@ class Softmax(Kind):
         score_grad = grad * ((positive_logits - tile.scale * top).exp() / total - 1)
         if tile.symmetric:
             top, total = (column[tile.pairs.positives] for column in state[4:])
-            weight = _column_weight(tile, state, grad)[tile.pairs.positives]
+            weight = column_weights(tile, state, grad)[tile.pairs.positives]
             probability = (positive_logits - tile.scale * top).exp() / total
             score_grad = 0.5 * (score_grad - grad) + weight * probability
         return -tile.margin * score_grad.sum()
 
 
-def _column_weight(tile, state, grad):
+def column_weights(tile, state, grad):
     """Per column, half the weights of the rows whose positive it is."""
     # Not index_add_, which adds duplicates in any order on a GPU.
     weight = torch.zeros_like(state[4])

@@ -68,9 +68,9 @@ def is_embedding(value):
     return torch.is_tensor(value) and value.dim() == 2 and value.shape[1] == WIDTHS[0]
 
 
-def compare(name, backend, dtype, shape):
+def compare(name, backend, dtype, shape, seed=5):
     case = BY_NAME[name]
-    tensors, others, options = inputs(case, shape, dtype, seed=5)
+    tensors, others, options = inputs(case, shape, dtype, seed=seed)
     compute = torch.promote_types(dtype, torch.float32)
     sizes = []
 
@@ -173,6 +173,19 @@ def test_rows_of_any_length(symmetric, backend, usable):
         found, exact, of_dense, move = parts
         assert_close("value or gradient", found, exact, of_dense, torch.float32, moved=move)
     assert not got[1][2].any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("widths", [(34, 17, 1), (34, 2, 1), (3, 2, 1), (34, 17, 2)], ids=str)
+@pytest.mark.parametrize(
+    "name", ["info_nce", "info_nce-symmetric", "info_nce-dot", "siglip", "sup_con"]
+)
+def test_short_prefixes(name, widths, backend, monkeypatch, usable):
+    """A prefix of one number has gradient 0, divided by that number, which may be small."""
+    usable(backend)
+    monkeypatch.setattr(f"{__name__}.WIDTHS", widths)
+    for seed in range(3):
+        compare(name, backend, torch.float32, (41, 53, widths[0]), seed)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

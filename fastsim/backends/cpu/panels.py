@@ -131,9 +131,9 @@ class Panels:
     def sweep_pays(self, rows, columns):
         return not sizes.is_one_block(rows, columns)
 
-    def sweep(self, tile, x, y, *, whole_rows):
+    def sweep(self, tile, x, y, *, whole_rows, keep=False):
         shape = sizes.block_shape(len(x), len(y), whole_rows, panels=SWEEP)
-        return CpuSweep(tile, x, y, shape)
+        return CpuSweep(tile, x, y, shape, keep)
 
 
 def _moved(pairs):

@@ -30,8 +30,8 @@ def _state(*shape, fill=0.0):
     return torch.full(shape, fill, dtype=torch.float64)
 
 
-def _in_type(panel, coefficients):
-    return [None if c is None else c.to(panel.dtype) for c in coefficients]
+def in_type(dtype, coefficients):
+    return [None if c is None else c.to(dtype) for c in coefficients]
 
 
 class _SoftmaxForward:
@@ -64,7 +64,7 @@ class _SoftmaxForward:
         if tile.pairs.untargeted:
             everything = slice(None), slice(None)
             self.add(panel, pairs, everything)
-            coefficients = _in_type(panel, tile.coefficients(self.result(), weights.double()))
+            coefficients = in_type(panel.dtype, tile.coefficients(self.result(), weights.double()))
             _softmax_score_grad(tile, panel, pairs, everything, coefficients)
             return
         self.library.softmax_fused(
@@ -141,7 +141,7 @@ class _RowsForward:
 
     def fused_pass(self, panel, pairs, weights):
         self._run(panel, pairs, self.state)
-        coefficients = _in_type(panel, self.tile.coefficients(self.state, weights.double()))
+        coefficients = in_type(panel.dtype, self.tile.coefficients(self.state, weights.double()))
         _rows_score_grad(self.tile, panel, pairs, (slice(None), None), coefficients)
 
     def _run(self, panel, pairs, state):
@@ -161,7 +161,7 @@ class _DebiasedForward(_RowsForward):
 
     def fused_pass(self, panel, pairs, weights):
         self._run(panel, pairs, self.state)
-        coefficients = _in_type(panel, self.tile.coefficients(self.state, weights.double()))
+        coefficients = in_type(panel.dtype, self.tile.coefficients(self.state, weights.double()))
         _debiased_score_grad(self.tile, panel, pairs, (slice(None), None), coefficients)
 
     def _run(self, panel, pairs, state):

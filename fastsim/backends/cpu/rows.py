@@ -52,6 +52,9 @@ class Rows:
         torch.ops.fastsim_cpu.prefix_rows(x, norms, rows)
         return rows, norms
 
+    def prefix_rows_dots(self, grad_rows, x, inverse, dots):
+        torch.ops.fastsim_cpu.prefix_rows_dots(grad_rows, x, inverse, dots)
+
     def prefix_rows_backward(self, grad_rows, x, along, inverse, grad):
         torch.ops.fastsim_cpu.prefix_rows_backward(grad_rows, x, along, inverse, grad)
 

@@ -46,10 +46,13 @@ def band_rows(rows, columns):
     return min(MOST_BAND_ROWS, block_shape(rows, columns, True)[0])
 
 
-def rows_kept(rows, shape):
-    """Of how many rows a forward reduction keeps the scores: all, or whole blocks of that shape."""
+def rows_kept(rows, shape, panels=1):
+    """Of how many rows a forward reduction keeps the scores: all, or whole blocks of that shape.
+
+    panels: that it keeps of each.
+    """
     tall, wide = shape
-    kept = KEPT // wide
+    kept = KEPT // panels // wide
     if kept >= rows:
         return rows
     return kept // tall * tall if kept * WORTH_KEEPING >= rows else 0

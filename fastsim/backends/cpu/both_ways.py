@@ -1,0 +1,80 @@
+"""The softmax of all rows and of all columns from one exponential of each score.
+
+    e_ij = exp(scale (s_ij - top)),   lse of row i = scale top + log sum_j e_ij, of column j by rows
+
+Relative to one number `top` in place of the maximum of each row and column, an exponential does for
+its row and for its column, going forward and in the score gradient. Its range has to be that of the
+scores: of cosines it is known.
+"""
+
+import torch
+
+from fastsim.kinds.kind import over
+from fastsim.kinds.softmax import column_weights
+
+# Logits up to which exponentials relative to 0 are no less accurate: e^56 = 2e24 and e^-56 leave
+# float32 room for sums of them, and for what a row's weight is divided by them.
+LARGEST = 56.0
+
+
+def common_top(tile):
+    """A number that may stand for the maximum of every row and column, or None."""
+    if tile.kind != "softmax" or not tile.symmetric or not tile.cosine:
+        return None
+    if tile.pairs.positives is None:
+        return None
+    return 0.0 if abs(tile.scale) * (1 + abs(tile.margin)) <= LARGEST else None
+
+
+class BothWays:
+    """The forward reduction of the panels of all widths, and their score gradients."""
+
+    def __init__(self, tile, rows, columns, widths, top):
+        self.tile, self.top = tile, top
+        self.library = None  # the operators of a block
+        self.sums, self.logits = torch.zeros(2, widths, rows, dtype=torch.float64)
+        self.column_sums = torch.zeros(widths, columns, dtype=torch.float64)
+
+    def add(self, panels, pairs, block):
+        """Leaves the panels as they are."""
+        rows, columns = block
+        self.library.softmax_both_forward(
+            panels,
+            *pairs,
+            *self._numbers(),
+            self.sums[:, rows],
+            self.logits[:, rows],
+            self.column_sums[:, columns],
+        )
+
+    def result(self):
+        """The states of the kind, of all widths."""
+        tops = torch.full_like(self.sums, self.top)
+        column_tops = torch.full_like(self.column_sums, self.top)
+        of_positives = self.logits, torch.ones_like(self.sums)
+        return [tops, self.sums, *of_positives, column_tops, self.column_sums]
+
+    def coefficients(self, states, weights, dtype):
+        """Weights of rows and of columns, and the columns' over their sums, of all widths."""
+        scaled = [weight.double() * self.tile.scale for weight in weights]
+        of_rows = 0.5 * torch.stack(scaled)
+        of_columns = torch.stack(
+            [column_weights(self.tile, *given) for given in zip(states, scaled, strict=True)]
+        )
+        return of_rows, of_columns, over(of_columns, self.column_sums).to(dtype)
+
+    def score_grad(self, panels, pairs, block, coefficients):
+        rows, columns = block
+        of_rows, *of_columns = coefficients
+        self.library.softmax_both_score_grad(
+            panels,
+            *pairs,
+            *self._numbers(),
+            self.sums[:, rows],
+            of_rows[:, rows],
+            self.column_sums[:, columns],
+            *(of_side[:, columns] for of_side in of_columns),
+        )
+
+    def _numbers(self):
+        return self.tile.scale, self.tile.margin, self.top

@@ -1,0 +1,83 @@
+"""The rows of a sweep over prefixes, and the gradient through their norms.
+
+The formulas are those of fastsim/engine/sweep.py.
+"""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+
+from fastsim.precision import widened
+from fastsim.scores import compute_dtype
+
+
+def own_columns(widths):
+    """The slices of each prefix's own columns."""
+    return [slice(*own) for own in pairwise([0, *widths])]
+
+
+@dataclass
+class Prefixes:
+    """The own columns of every prefix of rows x (N, D), as operands of products.
+
+    rows: of each width (N, own columns), divided by the norm of the prefix; zeros for a prefix of
+    zeros. inverses: of each width 1 / norm (N,) in float64, that of the next longer prefix for one
+    of zeros, 0 where all are. ratios: of each width but the last (N,), by which scores go into
+    those of the next. zeros: of each width (N,) bool, the prefixes of zeros, whose own scores have
+    no gradient. The last two are empty where the rows are as they came.
+    """
+
+    rows: list
+    inverses: list
+    ratios: list = field(default_factory=list)
+    zeros: list = field(default_factory=list)
+
+    def __len__(self):
+        return len(self.rows[0])
+
+    @classmethod
+    def of(cls, x, widths, cosine, backend):
+        """Those of x, whose scores are cosines or not."""
+        parts = [x[:, own] for own in own_columns(widths)]
+        if not cosine:
+            found = [backend.plain_rows(part) for part in parts]
+            return cls([rows for rows, _ in found], [widened(ones) for _, ones in found])
+        dtype = compute_dtype(x)
+        norm = x.new_zeros(len(x), dtype=torch.float64)
+        rows, inverses, zeros = [], [], []
+        for part in parts:
+            over_norm, norm = backend.prefix_rows(part, norm)
+            rows.append(over_norm)
+            zeros.append(norm < torch.finfo(dtype).tiny)
+            inverses.append(norm.reciprocal().masked_fill_(zeros[-1], 0.0))
+        for k in reversed(range(len(widths) - 1)):
+            inverses[k] = torch.where(zeros[k], inverses[k + 1], inverses[k])
+        ratios = [
+            torch.where(one == 0, 0.0, longer / one).to(dtype) for one, longer in pairwise(inverses)
+        ]
+        return cls(rows, inverses, ratios, zeros)
+
+    def backward(self, of_rows, x, dots, grad, widths, backend):
+        """Writes dL/dx (N, D) to `grad` and returns sum_k a_k of each row (N,), in float64.
+
+        of_rows: of each width H_k y_k[own]; dots: d_k (K - 1, N).
+        """
+        owns = own_columns(widths)
+        sums = [x.new_zeros(len(x), dtype=torch.float64)]  # of a_l up to each width, and d_k
+        for rows, own, inverse in zip(of_rows, owns, self.inverses, strict=True):
+            sums.append(sums[-1].clone())
+            backend.prefix_rows_dots(rows, x[:, own], inverse, sums[-1])
+        total = sums[-1]
+        if not self.ratios:
+            torch.cat(of_rows, 1, out=grad)
+            return total
+        for of_shorter, of_longer in zip(sums[1:-1], dots, strict=True):
+            of_shorter.sub_(of_longer)
+        along = 0.0
+        for k in reversed(range(len(owns))):
+            further = self.ratios[k] * along if k < len(self.ratios) else 0.0
+            along = (sums[k + 1] - sums[k]) * self.inverses[k] + further
+            values, of_own = x[:, owns[k]], grad[:, owns[k]]
+            backend.prefix_rows_backward(of_rows[k], values, along, self.inverses[k], of_own)
+        return total

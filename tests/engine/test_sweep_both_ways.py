@@ -1,0 +1,84 @@
+"""The symmetric softmax of a sweep over prefixes, by one exponential of each score."""
+
+import pytest
+import torch
+
+import fastsim
+from fastsim.backends.cpu import sizes
+from fastsim.backends.cpu.workspace import Columns
+from tests.cases import call
+from tests.engine.test_sweep import (  # noqa: F401
+    BACKENDS,
+    WIDTHS,
+    in_one_sweep,
+    large,
+    width_by_width,
+)
+from tests.measure import assert_close, conditioning
+
+_POSITIVES = torch.arange(27) * 40  # in every part
+
+
+def both_ways(backend, sides, **options):
+    """Of the symmetric loss: in a sweep, by its definition, and that in float64 with `moved`."""
+
+    def dense(sides):
+        value, grads = call(width_by_width(fastsim.info_nce), sides, [], given("eager"))
+        return [value, *grads]
+
+    def given(backend):
+        return {"symmetric": True, "backend": backend, **options}
+
+    wide = [side.double() for side in sides]
+    value, grads = call(in_one_sweep(fastsim.info_nce), sides, [], given(backend))
+    moved = [torch.finfo(torch.float32).eps * move for move in conditioning(dense, wide)]
+    return list(zip([value, *grads], dense(wide), dense(sides), moved, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("temperature", [1.0, 0.05, 0.02, 0.015, 0.002])
+@pytest.mark.parametrize("noise", [1e-3, 0.3, 3.0])
+def test_positives_that_outweigh_all_else(noise, temperature, backend, usable):
+    """Down to gradients that are nearly nothing, where only exact ones of the positives are."""
+    usable(backend)
+    x = torch.randn(37, WIDTHS[0])
+    sides = [x, x + noise * torch.randn(37, WIDTHS[0])]
+    for parts in both_ways(backend, sides, temperature=temperature, margin=0.05):
+        found, exact, of_dense, move = parts
+        assert_close("value or gradient", found, exact, of_dense, torch.float32, moved=move)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_parts_of_columns(backend, usable):
+    """More columns than go through all widths at once, those with a row's id excluded."""
+    usable(backend)
+    sides = [torch.randn(rows, WIDTHS[0]) for rows in (27, 1100)]
+    ids = torch.arange(27) % 5, torch.arange(1100) % 7
+    for parts in both_ways(backend, sides, temperature=0.1, exclude=ids, positives=_POSITIVES):
+        found, exact, of_dense, move = parts
+        assert_close("value or gradient", found, exact, of_dense, torch.float32, moved=move)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_candidate(backend, usable):
+    """Its probability is 1, its score gradient 0; so it is where all others are excluded."""
+    usable(backend)
+    for rows, excluded in ((1, None), (9, (torch.zeros(9, dtype=torch.int64),) * 2)):
+        sides = list(torch.randn(2, rows, WIDTHS[0]))
+        for found, *_ in both_ways(backend, sides, temperature=0.05, exclude=excluded):
+            assert not found.any()
+
+
+@pytest.mark.parametrize("rows", [0, 12, 26])
+def test_kept_products_change_nothing(rows, small_panels, monkeypatch, usable):
+    usable("cpu")
+    sides = list(torch.randn(2, 26, WIDTHS[0]))
+    options = {"symmetric": True, "backend": "cpu"}
+    wanted = call(in_one_sweep(fastsim.info_nce), sides, [], options | {"temperature": 0.05})
+    fills, fill = [], Columns.fill
+    monkeypatch.setattr(Columns, "fill", lambda *given: fills.append(fill(*given)))
+    monkeypatch.setattr(sizes, "KEPT", rows * 26 * len(WIDTHS))
+    got = call(in_one_sweep(fastsim.info_nce), sides, [], options | {"temperature": 0.05})
+    bands = -(-26 // 12)
+    assert len(fills) == len(WIDTHS) * (2 * bands - -(-rows // 12))
+    torch.testing.assert_close(got, wanted, rtol=0, atol=0)
