@@ -135,7 +135,7 @@ class Products:
 
 
 def is_whole(tile, x, y, weights, backend, *, observed=False):
-    """Whether one call of the backend makes the loss, with its gradients, and no operator is needed.
+    """Whether one call of the backend makes the loss, with its gradients: no operator is needed.
 
     Of a small batch the operator's arguments would take longer than the loss.
     """
