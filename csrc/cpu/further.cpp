@@ -14,7 +14,7 @@
 #include "observing.h"
 #include "operators.h"
 #include "side.h"
-#include "small_losses.h"
+#include "block_losses.h"
 #include "totals.h"
 
 namespace fastsim {

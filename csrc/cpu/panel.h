@@ -12,8 +12,9 @@ class Panel {
   // x (rows, width) and y (columns, width), which may be one; tall: the rows of a band.
   Panel(const T* x, int64_t rows, const T* y, int64_t columns, int64_t width, int64_t tall)
       : x_(x), y_(y), rows_(rows), columns_(columns), width_(width), tall_(std::min(rows, tall)),
-        packed_(tall_ < rows ? packed_rows<T>(columns) * width : 0), memory_(tall_ * stride()) {
-    if (tall_ < rows) pack<T>(y, columns, width, packed_);
+        packs_once_(tall_ < rows && tall_ < kPackAgain),
+        packed_(packs_once_ ? packed_rows<T>(columns) * width : 0), memory_(tall_ * stride()) {
+    if (packs_once_) pack<T>(y, columns, width, packed_);
   }
 
   // The scores of the band whose first row is `first`. all: what decides the roles of all pairs.
@@ -24,20 +25,25 @@ class Panel {
     b.rows = std::min(tall_, rows_ - first);
     b.columns = columns_;
     const T* x = x_ + first * width_;
-    if (tall_ < rows_) {
+    if (packs_once_) {
       fill_scores<T>(x, width_, packed_, b);
-    } else {  // once: columns are packed as they are multiplied
+    } else {
       fill_scores<T>(x, width_, {y_, kDtypeOf<T>, width_, 1}, nullptr, b, false);
     }
     return b;
   }
 
  private:
+  // Rows of a band: of as many, a product hardly notices that columns are packed as they are
+  // multiplied, for each band again (PACK_AGAIN in fastsim/backends/cpu/workspace.py).
+  static constexpr int64_t kPackAgain = 240;
+
   // Off a power of two, for the cache's sets.
   int64_t stride() const { return columns_ + kAligned / int64_t(sizeof(T)); }
 
   const T *x_, *y_;
   const int64_t rows_, columns_, width_, tall_;
+  const bool packs_once_;
   const Scratch<T> packed_, memory_;
 };
 

@@ -13,7 +13,7 @@
 #include "operators.h"
 #include "panel.h"
 #include "side.h"
-#include "small_losses.h"
+#include "block_losses.h"
 #include "totals.h"
 
 namespace fastsim {

@@ -41,7 +41,7 @@ from fastsim.engine.gradients import (
     once_each,
     wants_of,
 )
-from fastsim.engine.passes import Call, backward, forward, in_one_call, is_small
+from fastsim.engine.passes import Call, backward, forward, in_one_call, is_whole
 from fastsim.engine.prepared import note
 from fastsim.engine.ring import ring_tile_loss
 from fastsim.engine.sweep import asked_widths, serves, sweep_loss
@@ -83,10 +83,10 @@ def tile_loss(
     if asked is not None and alone and _in_one_sweep(tile, x, y, weights, backend):
         return sweep_loss(asked, tile, x, y, scale, bias, weights, formula, backend)
     measured = measured and not tile.pairs.untargeted
-    small = SmallLoss(tile, scale, bias, weights, formula, backend, measured)
-    if alone and small.serves(x, y):
-        loss = small(x, y)
-        note((x, x if y is None else y), small, loss)
+    whole = WholeLoss(tile, scale, bias, weights, formula, backend, measured)
+    if alone and whole.serves(x, y):
+        loss = whole(x, y)
+        note((x, x if y is None else y), whole, loss)
         return loss
     run = partial(
         _loss,
@@ -214,7 +214,7 @@ class _TileLoss(torch.autograd.Function):
         return gradients_of(ctx, parts, len(TileArguments._fields) + 1)
 
 
-def _small_formula(ctx, *sides):
+def _whole_formula(ctx, *sides):
     """As `_formula`, of sides and weights that may be numbers."""
     *numbers, weight = ctx.numbers
     sides = (n if t is None else t for t, n in zip(sides, numbers, strict=True))
@@ -225,7 +225,7 @@ def _small_formula(ctx, *sides):
 _NOTHING = (False,) * 4  # of what a gradient may be wanted
 
 
-class SmallLoss(NamedTuple):
+class WholeLoss(NamedTuple):
     """A loss that one call of the backend makes of two sides of rows; y None: of x with itself."""
 
     tile: Tile
@@ -239,7 +239,7 @@ class SmallLoss(NamedTuple):
     def serves(self, x, y):
         """Whether that is how rows of these sizes are served."""
         observed = self.measured and watched()
-        return is_small(self.tile, x, y, self.weights, self.backend, observed=observed)
+        return is_whole(self.tile, x, y, self.weights, self.backend, observed=observed)
 
     def __call__(self, x, y):
         y = None if y is x else y
@@ -262,11 +262,11 @@ class SmallLoss(NamedTuple):
         wants = wants_of(x, y, scale, bias)
         if not any(wants):
             return in_one_call(tile, *given, _NOTHING, backend, totals)[0]
-        return _SmallLoss.apply(*given, tile, wants, formula, backend, totals)
+        return _WholeLoss.apply(*given, tile, wants, formula, backend, totals)
 
 
-class _SmallLoss(torch.autograd.Function):
-    """A `SmallLoss` with what follows from it; no operator, whose arguments take long."""
+class _WholeLoss(torch.autograd.Function):
+    """A `WholeLoss` with what follows from it; no operator, whose arguments take long."""
 
     @staticmethod
     def forward(ctx, x, y, scale, bias, weights, tile, wants, formula, backend, totals):
@@ -282,7 +282,7 @@ class _SmallLoss(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @differentiable_again(_small_formula, inputs=4)
+    @differentiable_again(_whole_formula, inputs=4)
     def backward(ctx, grad):
         tensors, found = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
         pairs = zip(tensors, ctx.numbers, strict=True)

@@ -3,7 +3,7 @@
 The terms are those of fastsim/engine/__init__.py. To find loss and gradients in one call there are
 four ways, chosen here, where the sizes are known:
 
-whole: the backend does everything in one call of its own, for small batches.
+whole: the backend does everything in one call of its own: of a small batch, or band by band.
 fused: a block of whole rows has all that its state and its score gradients need, so each panel of
     scores is computed once. A loss that looks at columns, or at the matrix, goes this way where one
     block holds the whole matrix.
@@ -134,8 +134,8 @@ class Products:
         return self.grad_x, self.grad_y
 
 
-def is_small(tile, x, y, weights, backend, *, observed=False):
-    """Whether one call of the backend makes the loss, with its gradients.
+def is_whole(tile, x, y, weights, backend, *, observed=False):
+    """Whether one call of the backend makes the loss, with its gradients: no operator is needed.
 
     Of a small batch the operator's arguments would take longer than the loss.
     """
@@ -147,7 +147,7 @@ def is_small(tile, x, y, weights, backend, *, observed=False):
 
 
 def in_one_call(tile, x, y, scale, bias, weights, wants, backend, totals=None):
-    """What `Backend.whole` returns of a loss that `is_small`."""
+    """What `Backend.whole` returns of a loss that `is_whole`."""
     products = _products(wants, y is None) if any(wants) else None
     with without_autocast(x.device.type):
         return backend.whole(tile, x, y, scale, bias, weights, products, totals)

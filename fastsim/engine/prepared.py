@@ -1,4 +1,4 @@
-"""A small loss looks at its arguments once for each signature.
+"""A loss that one call makes looks at its arguments once for each signature.
 
 Of a small batch the checks, and the records that say what is to be done, take longer than the loss.
 They depend on what the arguments are (shapes, dtypes, numbers, names), not on what is in the
@@ -29,23 +29,23 @@ _TENSORS = {torch.Tensor, torch.nn.Parameter}
 _calls = threading.local()  # `open`: lists of what the calls at hand have come to
 
 
-def note(tensors, small, loss):
-    """Says that `small(*tensors)` made the loss, and does for any values of such tensors.
+def note(tensors, whole, loss):
+    """Says that `whole(*tensors)` made the loss, and does for any values of such tensors.
 
-    small.serves(*tensors) says whether it still does, where sizes and settings are these.
+    whole.serves(*tensors) says whether it still does, where sizes and settings are these.
     """
     for notes in getattr(_calls, "open", ())[-1:]:
-        notes.append((tensors, small, loss))
+        notes.append((tensors, whole, loss))
 
 
 def note_targets(x, y, targets, made, loss):
     """`note` of a loss that made(x, y, targets) is; targets: a matrix, two vectors of groups."""
     alone = not isinstance(targets, (tuple, list))
 
-    def small(x, y, *given):
+    def whole(x, y, *given):
         return made(x, y, given[0] if alone else given)
 
-    note((x, y, targets) if alone else (x, y, *targets), Prepared(small), loss)
+    note((x, y, targets) if alone else (x, y, *targets), Prepared(whole), loss)
 
 
 class Prepared(NamedTuple):
@@ -73,9 +73,9 @@ def once_per_signature(function: Callable[P, R]) -> Callable[P, R]:
         tensors, signature = _signature(args, options)
         if signature is None:
             return function(*args, **options)
-        small = known.get(signature)
-        if small is not None and small.serves(*tensors):
-            return small(*tensors)
+        whole = known.get(signature)
+        if whole is not None and whole.serves(*tensors):
+            return whole(*tensors)
         notes: list[Any] = []
         before = getattr(_calls, "open", ())
         _calls.open = (*before, notes)
@@ -83,11 +83,11 @@ def once_per_signature(function: Callable[P, R]) -> Callable[P, R]:
             loss = function(*args, **options)
         finally:
             _calls.open = before
-        for noted, small, its_loss in notes:
+        for noted, whole, its_loss in notes:
             if its_loss is loss and _same(noted, tensors):
                 if len(known) >= MOST:
                     known.clear()
-                known[signature] = small
+                known[signature] = whole
         return loss
 
     call.__kwdefaults__ = function.__kwdefaults__

@@ -87,7 +87,7 @@ _hardest = define(
 
 
 def finds_hardest_pairs(x, backend):
-    """Whether one call finds the hardest pairs of rows x (N, D), as `is_small` says of losses."""
+    """Whether one call finds the hardest pairs of rows x (N, D), as `is_whole` says of losses."""
     return not traced() and backend.serves_hardest_pairs(*x.shape)
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from fastsim.backends import get
-from fastsim.engine.autograd import SmallLoss, tile_loss
+from fastsim.engine.autograd import WholeLoss, tile_loss
 from fastsim.engine.bands import by_bands
 from fastsim.losses.further_candidates import above_mean, positive_logits
 from fastsim.pairs import Factors, Pairs
@@ -23,7 +23,7 @@ from fastsim.tile import Tile
 def small_loss(
     teacher_x, teacher_y, x, y, within, temperature, teacher_temperature, weights, backend
 ):
-    """The `SmallLoss` of one process, the teacher's embeddings as they are."""
+    """The `WholeLoss` of one process, the teacher's embeddings as they are."""
     if teacher_y is None:
         pairs = Pairs(within, dense=teacher_x.detach())
     else:
@@ -43,7 +43,7 @@ def small_loss(
         gaps = scores - ratio * taught
         return (gaps.gather(1, within[:, None]) - gaps).square().sum(1)
 
-    return SmallLoss(tile, scale, 0.0, weights, formula, backend, measured=False)
+    return WholeLoss(tile, scale, 0.0, weights, formula, backend, measured=False)
 
 
 def divergences(x, y, pairs, batch, backend, temperature, teacher_temperature, weights):

@@ -16,7 +16,7 @@ from fastsim.backends.base import Backend
 from fastsim.batch_metrics import no_totals, record_totals, watched
 from fastsim.distributed import join
 from fastsim.engine.autograd import tile_loss
-from fastsim.engine.passes import is_small, panels_alone
+from fastsim.engine.passes import is_whole, panels_alone
 from fastsim.engine.prepared import Prepared
 from fastsim.losses.further_candidates import DIRECTIONS, Further, dense, own_scores, parts_of
 from fastsim.operators import differentiable_again, traced
@@ -61,7 +61,7 @@ def small_info_nce(
             cosine=similarity == "cosine",
         )
         whole = _with(tile, parse_bias(bias, len(candidates), anchors), guide, options)
-        if not is_small(whole, anchors, candidates, weight, backend, observed=watched()):
+        if not is_whole(whole, anchors, candidates, weight, backend, observed=watched()):
             return None
         given = {"tile": tile, "scale": scale, "weight": weight, "backend": backend}
         given |= {"options": options, "formula": formula}

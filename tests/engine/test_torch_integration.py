@@ -25,7 +25,7 @@ def recorded(monkeypatch):
     """Every call of an operator of ours while a loss runs: (operator, arguments)."""
     calls = []
     # A small loss is no operator, but where something traces.
-    monkeypatch.setattr(engine, "is_small", lambda *_, **__: False)
+    monkeypatch.setattr(engine, "is_whole", lambda *_, **__: False)
     monkeypatch.setattr(CpuBackend, "serves_further", lambda *_: False)
 
     def record(module, name):

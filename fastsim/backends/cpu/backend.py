@@ -9,7 +9,7 @@ from fastsim.backends.cpu.panels import Panels
 from fastsim.backends.cpu.passes import served
 from fastsim.backends.cpu.rows import Rows
 from fastsim.backends.cpu.selection import Selection
-from fastsim.backends.cpu.small_batch import SmallBatch
+from fastsim.backends.cpu.whole import InOneCall
 from fastsim.backends.extras import EXTRAS
 from fastsim.batch_metrics import TOTALS
 from fastsim.kinds import LATE_INTERACTION, SELECTIONS
@@ -17,7 +17,7 @@ from fastsim.kinds import LATE_INTERACTION, SELECTIONS
 _KINDS = {*served(), *SELECTIONS, *LATE_INTERACTION}
 
 
-class CpuBackend(Panels, SmallBatch, Selection, Rows, Backend):
+class CpuBackend(Panels, InOneCall, Selection, Rows, Backend):
     """Float32 and float64 panels; 16-bit inputs are normalised into float32."""
 
     name = "cpu"

@@ -13,7 +13,7 @@ ONCE = 4  # by which a panel is smaller whose scores are looked at once and mult
 CHEAP = 1 << 24  # multiply-adds of a product that cost less than the calls it saves
 FEWEST_ROWS, MOST_ROWS = 120, 1008  # fewer starve the products, more gain nothing
 TILE_ROWS = 12  # rows of a panel are a multiple: whole register tiles for two threads
-MOST_BAND_ROWS = 420  # in one call, where more blocks cost nothing but their products
+MOST_BAND_ROWS = 504  # in one call, where more blocks cost nothing but their products
 ALIGNED = 64  # a block's first column is a multiple of every kernel's column panel
 WIDEST = 1 << 17  # columns of a block: 120 rows of them take 63 MB
 
@@ -22,13 +22,13 @@ def scores_of_a_panel():
     return panel_bytes(4 * PANEL) // 4
 
 
-def block_shape(rows, columns, whole_rows, panels=1):
-    """(rows, columns) of a block where `panels` of its size are alive at once."""
+def block_shape(rows, columns, whole_rows, panels=1, most=MOST_ROWS):
+    """(rows, columns) of a block where `panels` of its size are alive at once; most: rows."""
     if 0 in (rows, columns):  # one rank of a group may have none
         return TILE_ROWS, ALIGNED
     wide = columns if whole_rows else min(columns, WIDEST)
     tall = scores_of_a_panel() // panels // wide // TILE_ROWS * TILE_ROWS
-    tall = min(MOST_ROWS, max(FEWEST_ROWS, tall))
+    tall = min(most, max(FEWEST_ROWS, tall))
     # Blocks of one height: a last one of few rows would starve its products.
     even = -(-rows // -(-rows // tall))
     return min(rows, -(-even // TILE_ROWS) * TILE_ROWS), wide
@@ -43,7 +43,7 @@ def band_rows(rows, columns):
     """Rows of a band of scores in one call: all where they are one block."""
     if is_one_block(rows, columns):
         return max(rows, 1)
-    return min(MOST_BAND_ROWS, block_shape(rows, columns, True)[0])
+    return block_shape(rows, columns, True, most=MOST_BAND_ROWS)[0]
 
 
 def rows_kept(rows, shape, panels=1):

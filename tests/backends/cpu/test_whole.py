@@ -11,9 +11,10 @@ import torch
 
 import fastsim
 from fastsim.backends import get
-from fastsim.backends.cpu import library, small_batch
+from fastsim.backends.cpu import library
+from fastsim.backends.cpu import whole as one_call
 from fastsim.backends.cpu.backend import CpuBackend
-from fastsim.backends.cpu.small_batch import WHOLE
+from fastsim.backends.cpu.whole import WHOLE
 from fastsim.engine.autograd import tile_loss
 from fastsim.kinds import KINDS
 from fastsim.pairs import Factors, Guide, Pairs, negative_counts
@@ -145,7 +146,7 @@ def compare(function, tensors, monkeypatch, kind, size):
 def test_finishes_as_the_record_does(kind, targets, excluded, options, tall, monkeypatch, usable):
     usable("cpu")
     tall = ROWS if options.get("symmetric") else tall  # the columns' state is that of all rows
-    monkeypatch.setattr(small_batch, "band_rows", lambda *_: tall)
+    monkeypatch.setattr(one_call, "band_rows", lambda *_: tall)
     random = fresh(51)
     tensors = [
         torch.randn(n, WIDTH, generator=random, dtype=torch.float64) for n in (ROWS, COLUMNS)
@@ -240,7 +241,7 @@ def test_gradients_of_rows_with_themselves_in_bands(excluded, monkeypatch, usabl
     """Both shares of the gradient of each row."""
     usable("cpu")
     random = fresh(55)
-    monkeypatch.setattr(small_batch, "band_rows", lambda *_: 5)
+    monkeypatch.setattr(one_call, "band_rows", lambda *_: 5)
     x = torch.randn(ROWS, WIDTH, generator=random, dtype=torch.float64)
     groups = torch.randint(3, (ROWS,), generator=random)
     ids = torch.randint(4, (ROWS,), generator=random) if excluded else None
@@ -258,7 +259,7 @@ def test_gradients_of_rows_with_themselves_in_bands(excluded, monkeypatch, usabl
 
 def test_a_symmetric_loss_in_bands_is_an_error(usable, monkeypatch):
     usable("cpu")
-    monkeypatch.setattr(small_batch, "band_rows", lambda *_: 5)
+    monkeypatch.setattr(one_call, "band_rows", lambda *_: 5)
     x = torch.randn(ROWS, WIDTH, generator=fresh(56))
     tile = Tile("softmax", Pairs(torch.arange(ROWS)), symmetric=True)
     with pytest.raises(RuntimeError, match="wanted all rows in a band"):

@@ -31,8 +31,8 @@ _guide = attrgetter("rows", "columns", "margin", "relative")
 _whole = None if UNAVAILABLE else torch.ops.fastsim_cpu.whole.default
 
 
-class SmallBatch:
-    """The part of `CpuBackend` that serves a small batch in one call."""
+class InOneCall:
+    """The part of `CpuBackend` that makes a loss in one call."""
 
     weighs_whole = True
     observes_whole = True
@@ -45,8 +45,8 @@ class SmallBatch:
             return False
         if pairs.guide is not None and pairs.guide.thresholds is not None:
             return False
-        if rows * columns * width > SMALL and amx.name():
-            return False  # panels go through the matrix unit, which outweighs their calls
+        if _by_matrix_unit(rows, columns, width):
+            return False
         if triplet.is_large(tile, rows, columns, width):
             return not together and columns <= WIDEST and triplet.serves(tile)
         return is_one_block(rows, columns) or (not together and _in_bands(tile, columns))
@@ -115,9 +115,7 @@ class SmallBatch:
         return (loss, grad_x, grad_y, parameters) if wants else (loss,)
 
     def serves_further(self, rows, columns, width):
-        if rows * columns * width > SMALL and amx.name():
-            return False
-        return is_one_block(rows, columns)
+        return is_one_block(rows, columns) and not _by_matrix_unit(rows, columns, width)
 
     def further(self, sides, directions, numbers, cosine, weights, wants, totals):
         dtype = torch.float64 if sides[0].dtype == torch.float64 else torch.float32
@@ -149,6 +147,11 @@ class SmallBatch:
         if grads[2] is not None:
             grads[2] = grads[2].view(sides[2].shape)
         return loss, grads
+
+
+def _by_matrix_unit(rows, columns, width):
+    """Whether panels go through a matrix unit, which outweighs their calls."""
+    return rows * columns * width > SMALL and amx.name()
 
 
 def _in_bands(tile, columns):

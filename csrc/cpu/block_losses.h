@@ -1,4 +1,4 @@
-// The losses of a matrix of scores that is one block, and their score gradients: what `whole` runs
+// The losses of a block of whole rows of scores, and their score gradients: what `whole` runs
 // between its products.
 #pragma once
 
