@@ -16,7 +16,7 @@ from fastsim.benchmark.memory import MIB, rise
 
 ROWS, WIDTH = 4096, 768
 OPERAND = 4 * ROWS * WIDTH  # 12 MB; an N x N matrix is 64 MB
-OTHERS = 4 * MIB  # states of rows, a band's temporaries, pages of the allocator
+OTHERS = 6 * MIB  # states of rows, a band's temporaries, pages of the allocator
 
 
 class Held(NamedTuple):
