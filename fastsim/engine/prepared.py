@@ -17,6 +17,7 @@ import torch
 from fastsim.backends import default_name
 from fastsim.batch_metrics import watched
 from fastsim.engine.passes import panels_alone
+from fastsim.engine.sweep import asked_widths
 from fastsim.operators import traced, transformed
 
 P = ParamSpec("P")
@@ -121,5 +122,5 @@ def _signature(args, options):
         return None, None
     ids = [id(tensor) for tensor in tensors]
     first = () if len({*ids}) == len(ids) else map(ids.index, ids)  # which are one tensor
-    state = default_name(), watched(), torch.is_inference_mode_enabled()
+    state = default_name(), watched(), torch.is_inference_mode_enabled(), asked_widths() is None
     return tensors, (*kinds, *values, *options, *first, *state)

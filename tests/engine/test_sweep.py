@@ -99,6 +99,15 @@ def compare(name, backend, dtype, shape, seed=5):
         assert_close(f"gradient {place}", grad, exact, of_dense, dtype, moved=move)
 
 
+def test_what_is_kept_of_the_full_width_is_not_taken_for_the_sum(usable):
+    """A loss is kept by signature; a sum over its prefixes has the same arguments."""
+    usable("cpu")
+    x, y = torch.randn(9, 34), torch.randn(9, 34)
+    full = losses.info_nce(x, y, backend="cpu")
+    in_one_sweep(losses.info_nce)(x, y, backend="cpu")
+    assert losses.info_nce(x, y, backend="cpu") == full
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", SERVED)
