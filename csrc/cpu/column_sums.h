@@ -10,7 +10,7 @@ namespace fastsim {
 constexpr int64_t kSumRows = 24;
 
 // Where `count` rows of sums of columns go, `stride` apart.
-struct Totals {
+struct ColumnTotals {
   double* data = nullptr;
   int64_t count = 0, stride = 0;
 };
@@ -18,7 +18,7 @@ struct Totals {
 // Runs over the rows in groups. make() -> run(begin, end, sums) of the rows of one group, which
 // adds what these have to `sums` (totals.count, columns); each thread makes one. cost: of a row.
 template <class T, class Make>
-void over_groups(int64_t rows, int64_t columns, int64_t cost, const Totals& totals,
+void over_groups(int64_t rows, int64_t columns, int64_t cost, const ColumnTotals& totals,
                  const Make& make) {
   const int64_t groups = tiles(rows, kSumRows), of_group = totals.count * columns;
   const Scratch<T> sums(groups * of_group);

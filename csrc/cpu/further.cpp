@@ -156,19 +156,14 @@ void further(Tensor x, Tensor y, Optional own, Optional references, bool query_t
     if (totals) {
       Block<T> looked_at = first;
       looked_at.positives = b.positives;
-      const Scratch<double> seen(count * kObserved);
-      clear_seen(seen, count);
-      const Observing<T> observing(looked_at, seen);
+      Watching<T> watching({}, totals, count, cosine);
+      const Observing<T> observing(looked_at, watching.numbers(0));
       over(count, first.columns, [&](int64_t begin, int64_t stop) {
         kernels().of<T>().observe(looked_at, {}, begin, stop);
       });
-      Totals of_batch{};
-      add_rows(of_batch, seen, count, cosine);
-      if (cosine) {
-        add_potentials(rows, of_batch.row_potential, of_batch.row_potentials);
-        add_potentials(columns, of_batch.column_potential, of_batch.column_potentials);
-      }
-      write(of_batch, *totals);
+      watching.look_at_rows(rows);
+      watching.look_at_columns(columns);
+      watching.write();
     }
     if (of_queries.there) {
       fill<T>(of_queries.of(b), rows, rows);

@@ -98,7 +98,7 @@ struct Sweep {
   }
   bool carries() const { return bool(row_dots); }
 
-  Totals dots_of_columns() const {
+  ColumnTotals dots_of_columns() const {
     return {column_dots.data, panels.widths - 1, column_dots.stride};
   }
 
@@ -173,8 +173,8 @@ void run_sweep(StableIValue* stack, uint64_t, uint64_t) {
     if constexpr (Kernel::shares != Each::columns) {
       constexpr bool sums = has_sums<decltype(fields)>;
       STD_TORCH_CHECK(!sums || !sweep.carries(), "fastsim: sums or score gradients");
-      Totals totals{from.sums, widths, from.sums_stride};
-      if (!sums) totals = sweep.carries() ? sweep.dots_of_columns() : Totals{};
+      ColumnTotals totals{from.sums, widths, from.sums_stride};
+      if (!sums) totals = sweep.carries() ? sweep.dots_of_columns() : ColumnTotals{};
       constexpr bool in_parts = Kernel::shares == Each::parts;
       const int64_t part = in_parts ? std::min(kPart, b.columns) : b.columns;
       over_groups<T>(b.rows, b.columns, widths * b.columns, totals, [&] {

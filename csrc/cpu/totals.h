@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "arguments.h"
 #include "passes.h"
 #include "scratch.h"
 #include "side.h"
@@ -79,5 +80,45 @@ inline void clear_seen(double* seen, int64_t rows) {
   const double none = kLeftOut<double>;
   std::fill_n(reinterpret_cast<Seen*>(seen), rows, Seen{none, none, 0, 0, 0, 0, 0, 0});
 }
+
+// What a call that makes a loss does for `fastsim.metrics`. The numbers of its rows are added to
+// `seen` (rows, kObserved), or where totals are wanted they are kept here until `write`.
+template <class T>
+class Watching {
+ public:
+  Watching(const Optional& seen, const Optional& totals, int64_t rows, bool cosine)
+      : totals_(totals), rows_(rows), cosine_(cosine), own_(totals ? rows * kObserved : 0) {
+    STD_TORCH_CHECK(!seen || seen->numel() == rows * kObserved,
+                    "fastsim: wanted the numbers of the rows");
+    if (totals) clear_seen(own_, rows);
+    numbers_ = totals ? own_ : seen ? output<double>(*seen) : nullptr;
+  }
+
+  // Of unit rows, before anything takes their place.
+  void look_at_rows(const Side<T>& side) {
+    if (totals_ && cosine_) add_potentials(side, batch_.row_potential, batch_.row_potentials);
+  }
+  void look_at_columns(const Side<T>& side) {
+    if (totals_ && cosine_) add_potentials(side, batch_.column_potential, batch_.column_potentials);
+  }
+
+  // The numbers of the rows from `first` on, for Observing; null: nobody asks.
+  double* numbers(int64_t first) const { return numbers_ ? numbers_ + first * kObserved : nullptr; }
+
+  // The totals, where they are wanted.
+  void write() {
+    if (!totals_) return;
+    add_rows(batch_, own_, rows_, cosine_);
+    fastsim::write(batch_, *totals_);
+  }
+
+ private:
+  const Optional& totals_;
+  const int64_t rows_;
+  const bool cosine_;
+  const Scratch<double> own_;
+  double* numbers_;
+  Totals batch_{};
+};
 
 }  // namespace fastsim

@@ -84,16 +84,9 @@ void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi
     Block<T> all{};
     all.positives = input<int64_t>(positives);
     std::copy(all.positives, all.positives + count, triplets.columns.begin());
-    Totals of_batch{};
-    const Scratch<double> own_numbers(totals ? count * kObserved : 0);
-    if (totals) {
-      clear_seen(own_numbers, count);
-      add_potentials(rows, of_batch.row_potential, of_batch.row_potentials);
-      add_potentials(columns, of_batch.column_potential, of_batch.column_potentials);
-    }
-    STD_TORCH_CHECK(!seen || seen->numel() == count * kObserved,
-                    "fastsim: wanted the numbers of the rows");
-    double* const numbers_of_rows = totals ? own_numbers : seen ? output<double>(*seen) : nullptr;
+    Watching<T> watching(seen, totals, count, true);
+    watching.look_at_rows(rows);
+    watching.look_at_columns(columns);
     {
       const Panel<T> panel(rows, count, columns, columns.count, width, tall);
       for (int64_t first = 0; first < count; first += tall) {
@@ -102,7 +95,7 @@ void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi
           triplets.own[first + i] = b.scores[i * b.stride + b.positives[i]];
         }
         std::optional<Observing<T>> observing;
-        if (numbers_of_rows) observing.emplace(b, numbers_of_rows + first * kObserved);
+        if (double* const numbers = watching.numbers(first)) observing.emplace(b, numbers);
         const ClosestNegative<T> closest{semi_hard, triplets.own.data() + first,
                                          triplets.closest.data() + first,
                                          triplets.columns.data() + count + first};
@@ -110,10 +103,7 @@ void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi
              [&](int64_t begin, int64_t end) { k.closest(b, closest, begin, end); });
       }
     }
-    if (totals) {
-      add_rows(of_batch, own_numbers, count, true);
-      write(of_batch, *totals);
-    }
+    watching.write();
     const auto in_type = [](const std::vector<double>& sums) {
       return std::vector<T>(sums.begin(), sums.end());
     };

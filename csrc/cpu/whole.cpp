@@ -168,14 +168,11 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
     T* const to_y = grad_y ? output<T>(*grad_y) : nullptr;
     // The gradient of a band takes the place of its unit rows, when nothing reads them any more.
     const Side<T> rows(x, of.cosine, of.cosine && y ? to_x : nullptr);
-    Totals of_batch{};
-    const bool potentials = totals && of.cosine;
-    if (potentials) add_potentials(rows, of_batch.row_potential, of_batch.row_potentials);
+    Watching<T> watching(seen, totals, rows.count, of.cosine);
+    watching.look_at_rows(rows);
     std::optional<Side<T>> others;
     if (y) others.emplace(*y, of.cosine);
-    if (y && potentials) {
-      add_potentials(*others, of_batch.column_potential, of_batch.column_potentials);
-    }
+    if (y) watching.look_at_columns(*others);
     const Side<T>& columns = y ? *others : rows;
     const int64_t width = rows.width;
     const Panel<T> panel(rows, rows.count, columns, columns.count, width, tall);
@@ -193,11 +190,6 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
     const OfRows<T> of_all{weights ? input<T>(*weights) : alike.data(), input<T>(prior),
                            input<T>(positive_weights)};
     const T *bias_of_columns = input<T>(column_bias), *shift_of_rows = input<T>(row_shift);
-    const Scratch<double> own_numbers(totals ? rows.count * kObserved : 0);
-    if (totals) clear_seen(own_numbers, rows.count);
-    STD_TORCH_CHECK(!seen || seen->numel() == rows.count * kObserved,
-                    "fastsim: wanted the numbers of the rows");
-    double* const numbers_of_rows = totals ? own_numbers : seen ? output<double>(*seen) : nullptr;
     Result result;
     for (int64_t first = 0; first < rows.count; first += tall) {
       Block<T> b = panel.band(first, all);
@@ -205,7 +197,7 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
       if (std::isfinite(of.exclude_above)) leave_out_by_score(b, of.exclude_above);
       if (guide) guide->leave_out(b, first);
       std::optional<Observing<T>> observing;
-      if (numbers_of_rows) observing.emplace(b, numbers_of_rows + first * kObserved);
+      if (double* const numbers = watching.numbers(first)) observing.emplace(b, numbers);
       if (b.seen && (column_bias || row_shift)) {  // which move the scores before the loss looks
         over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
           kernels().of<T>().observe(b, {}, begin, end);
@@ -225,10 +217,7 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
     if (to_x) along = rows.finish(to_x) / (y ? 1 : 2);
     if (to_y) along = columns.finish(to_y);
     *output<T>(total) = T(result.loss);
-    if (totals) {
-      add_rows(of_batch, own_numbers, rows.count, of.cosine);
-      write(of_batch, *totals);
-    }
+    watching.write();
     if (!parameters) return;
     double* score_grads = output<double>(*parameters);
     score_grads[0] = double(result.scale_score_grad) + along / of.scale;
