@@ -33,15 +33,7 @@ from fastsim.losses.decoupled_contrastive import (
     decoupled_contrastive_from_scores,
 )
 from fastsim.losses.distill import Distill, distill, distill_from_scores
-from fastsim.losses.full_triplet import (
-    FullTriplet,
-    closest_negative,
-    closest_negative_from_scores,
-    full_triplet,
-    full_triplet_from_scores,
-    mean_negative,
-    mean_negative_from_scores,
-)
+from fastsim.losses.full_triplet import FullTriplet, full_triplet, full_triplet_from_scores
 from fastsim.losses.info_nce import InfoNCE, info_nce, info_nce_from_scores
 from fastsim.losses.late_interaction import (
     LateInteraction,
@@ -61,6 +53,12 @@ from fastsim.losses.multi_similarity import (
     MultiSimilarity,
     multi_similarity,
     multi_similarity_from_scores,
+)
+from fastsim.losses.negatives import (
+    closest_negative,
+    closest_negative_from_scores,
+    mean_negative,
+    mean_negative_from_scores,
 )
 from fastsim.losses.nt_xent import NTXent, nt_xent, nt_xent_from_scores
 from fastsim.losses.siglip import SigLIP, siglip, siglip_from_scores

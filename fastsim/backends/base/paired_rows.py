@@ -1,0 +1,75 @@
+"""Scores and distances of pairs of rows, without a matrix of all."""
+
+import torch
+
+from fastsim.backends import rows as formulas
+
+
+class PairedRows:
+    def paired_cosines(self, x, y):
+        """(cosines (N,) of paired rows, inverse norms (2, N) of x and y) in the compute type."""
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        (unit_x, inverse_x), (unit_y, inverse_y) = (self.unit_rows(t, dtype) for t in (x, y))
+        return (unit_x * unit_y).sum(1), torch.stack([inverse_x, inverse_y])
+
+    def paired_cosines_backward(self, grad, x, y, cosines, inverse, wants):
+        """(dL/dx, dL/dy), each in its input's dtype, from dL/dcosines; empty where not wanted."""
+        one = inverse.new_ones(())
+
+        def side(wanted, own, own_inverse, other, other_inverse):
+            if not wanted:
+                return own.new_empty(0)
+            grad_unit = (grad * other_inverse)[:, None] * other
+            return self.unit_rows_backward(grad_unit, own, own_inverse, one, own.dtype)[0]
+
+        of_x, of_y = (x, inverse[0]), (y, inverse[1])
+        return side(wants[0], *of_x, *of_y), side(wants[1], *of_y, *of_x)
+
+    def paired_scores(self, unit_x, unit_y):
+        """Scores (N,) of paired rows by the same products as the panels, so that equal rows tie."""
+        raise NotImplementedError
+
+    def positive_scores(self, pairs, unit_x, unit_y):
+        """Score (N,) of each row's positive, as `paired_scores`."""
+        return self.paired_scores(unit_x, unit_y[pairs.positives])
+
+    def triplet_distances(self, anchors, positives, negatives):
+        """|a_i - p_i| and |a_i - n_i| (N,) in the compute type, of three (N, D)."""
+        return formulas.triplet_distances(anchors, positives, negatives)
+
+    def triplet_losses(self, anchors, positives, negatives, margin):
+        """`triplet_distances`, and relu(|a_i - p_i| - |a_i - n_i| + margin) (N,) of a number."""
+        near, far = self.triplet_distances(anchors, positives, negatives)
+        return near, far, formulas.triplet_losses(near, far, margin)
+
+    def triplet_distances_backward(self, grad, anchors, positives, negatives, near, far, wants):
+        """The gradients of the three, None where not wanted, from dL/dnear = -dL/dfar (N,).
+
+        At distance 0 that of the distance is 0.
+        """
+        sides = anchors, positives, negatives
+        return formulas.triplet_distances_backward(grad, *sides, near, far, wants)
+
+    def chosen_rows(self, x, y, columns, distances, missing):
+        """x_i . y_j, or with `distances` |x_i - y_j|, (K, N) for j = columns[k, i].
+
+        y: None for x itself. missing: K numbers, the values where the column is negative.
+        """
+        return formulas.chosen_rows(x, y, columns, distances, missing)
+
+    def chosen_rows_backward(self, grad, values, x, y, columns, distances, wants):
+        """dL/dx and dL/dy, None where not wanted, from dL/dvalues; without y the first has both.
+
+        At distance 0 the gradient of a distance is 0.
+        """
+        return formulas.chosen_rows_backward(grad, values, x, y, columns, distances, wants)
+
+    def row_terms(self, x, y, columns, first):
+        """(x_i . y_{first + i}, x_i . y_columns[i]) (2, N), 0 for a negative column, and
+        x_i . sum_j y_j (N,).
+        """
+        return formulas.row_terms(x, y, columns, first)
+
+    def row_terms_backward(self, grad_pairs, grad_sums, x, y, columns, first, wants):
+        """dL/dx and dL/dy, None where not wanted."""
+        return formulas.row_terms_backward(grad_pairs, grad_sums, x, y, columns, first, wants)

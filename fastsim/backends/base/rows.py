@@ -1,0 +1,63 @@
+"""Rows as a backend multiplies them, and the way back."""
+
+import torch
+
+
+class Rows:
+    """Embeddings x (N, D) as operands: unit rows, or for scores that are no cosines as they are."""
+
+    def unit_rows(self, x, dtype=None):
+        """(unit (N, D), inverse norms (N,)); a zero row stays zero with inverse norm 0.
+
+        `dtype` of the unit rows: None for the backend's operand precision.
+        """
+        raise NotImplementedError
+
+    def scored_rows(self, x):
+        """Unit rows that only the backend makes scores of: those of a guide or a teacher.
+
+        They need slices of rows, a shape, a dtype and a device, no more.
+        """
+        return self.unit_rows(x)[0]
+
+    def tile_rows(self, x):
+        """`unit_rows` for the passes over panels alone, which hand them back to the backend.
+
+        They need a shape, a dtype, a device, `new_empty` and slices of rows, no more.
+        """
+        return self.unit_rows(x)
+
+    def operand(self, unit, dtype):
+        """Unit rows of the compute type in the operand precision for inputs of `dtype`."""
+        return unit
+
+    def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
+        """(factor * dL/dx in `dtype`, unit . grad_unit (N,)) from dL/dunit; factor is 0-d."""
+        raise NotImplementedError
+
+    def gradient_rows(self, rows, dtype):
+        """Memory for what `multiply` makes of panels and other rows, of the size of `rows`."""
+        return rows.new_empty(rows.shape, dtype=dtype)
+
+    def tile_rows_backward(self, grad_rows, x, inverse, factor, dtype):
+        """`unit_rows_backward` from what `multiply` made of panels and `tile_rows`.
+
+        The result may take the place of `grad_rows`.
+        """
+        return self.unit_rows_backward(grad_rows, x, inverse, factor, dtype)
+
+    def operand_rows(self, x, cosine):
+        """`unit_rows`, or `plain_rows` where the scores are no cosines."""
+        return self.unit_rows(x) if cosine else self.plain_rows(x)
+
+    def plain_rows(self, x):
+        """`unit_rows` for scores that are no cosines: a copy of x as operands, and ones."""
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        rows = torch.empty(x.shape, dtype=dtype, device=x.device)
+        # float16, the operand of 16-bit inputs, has not the range of bfloat16.
+        kind = dtype if x.dtype == torch.bfloat16 else x.dtype
+        return self.operand(rows.copy_(x), kind), rows.new_ones(x.shape[0])
+
+    def plain_rows_backward(self, grad_rows, x, inverse, factor, dtype):
+        """(factor * dL/dx in `dtype`, x . grad_rows (N,)), as `unit_rows_backward`."""
+        return (factor * grad_rows).to(dtype), (x * grad_rows).sum(1)
