@@ -25,7 +25,7 @@ from fastsim.benchmark.baselines import BASELINES, baseline_named
 from fastsim.benchmark.baselines.baseline import anywhere
 from fastsim.benchmark.calls import reason, step
 from fastsim.benchmark.cases import CASES
-from fastsim.engine.passes import in_panels
+from fastsim.engine.one_call import in_panels
 
 MIB, GIB = 2**20, 2**30
 

@@ -29,6 +29,7 @@ from fastsim.batch_metrics import (
     watched,
 )
 from fastsim.engine.arguments import SCHEMA, TENSORS, TileArguments, tile_arguments
+from fastsim.engine.call import Call
 from fastsim.engine.gradients import (
     as_operands,
     as_scalar,
@@ -41,7 +42,8 @@ from fastsim.engine.gradients import (
     once_each,
     wants_of,
 )
-from fastsim.engine.passes import Call, backward, forward, in_one_call, is_whole
+from fastsim.engine.one_call import in_one_call, is_whole
+from fastsim.engine.passes import backward, forward
 from fastsim.engine.prepared import note
 from fastsim.engine.ring import ring_tile_loss
 from fastsim.engine.sweep import asked_widths, serves, sweep_loss

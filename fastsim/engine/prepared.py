@@ -16,7 +16,7 @@ import torch
 
 from fastsim.backends import default_name
 from fastsim.batch_metrics import watched
-from fastsim.engine.passes import panels_alone
+from fastsim.engine.one_call import panels_alone
 from fastsim.engine.sweep import asked_widths
 from fastsim.operators import traced, transformed
 

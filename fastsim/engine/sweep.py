@@ -42,6 +42,7 @@ from dataclasses import dataclass
 import torch
 
 from fastsim.engine.arguments import SCHEMA, TENSORS, TileArguments, tile_arguments
+from fastsim.engine.call import Call, Products
 from fastsim.engine.gradients import (
     as_operands,
     dense_losses,
@@ -50,7 +51,7 @@ from fastsim.engine.gradients import (
     once_each,
     wants_of,
 )
-from fastsim.engine.passes import Call, Products, at_once
+from fastsim.engine.passes import at_once
 from fastsim.engine.prefixes import Prefixes
 from fastsim.operators import define, differentiable_again
 from fastsim.precision import wide_dtype, widened

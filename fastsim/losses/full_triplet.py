@@ -17,7 +17,7 @@ from fastsim.batch_metrics import not_compiled, nothing_seen, record, watched
 from fastsim.checks import check_choice, check_number, check_reduction
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
-from fastsim.engine.passes import takes_whole
+from fastsim.engine.one_call import takes_whole
 from fastsim.engine.prepared import once_per_signature
 from fastsim.engine.selection import closest_column
 from fastsim.losses.module import LossModule

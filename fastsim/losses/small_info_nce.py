@@ -16,7 +16,7 @@ from fastsim.backends.base import Backend
 from fastsim.batch_metrics import no_totals, record_totals, watched
 from fastsim.distributed import join
 from fastsim.engine.autograd import tile_loss
-from fastsim.engine.passes import is_whole, panels_alone
+from fastsim.engine.one_call import is_whole, panels_alone
 from fastsim.engine.prepared import Prepared
 from fastsim.losses.further_candidates import DIRECTIONS, Further, dense, own_scores, parts_of
 from fastsim.operators import differentiable_again, traced

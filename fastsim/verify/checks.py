@@ -12,7 +12,7 @@ import torch
 
 from fastsim.backends import get, panel
 from fastsim.backends.torch import compiled
-from fastsim.engine.passes import in_panels
+from fastsim.engine.one_call import in_panels
 from fastsim.environment import variables
 from fastsim.verify.canaries import canaries
 from fastsim.verify.cases import problems

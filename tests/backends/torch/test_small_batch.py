@@ -9,7 +9,7 @@ import torch
 from bench.host_time import calls_of
 from fastsim import losses
 from fastsim.backends.torch.backend import TorchBackend
-from fastsim.engine.passes import in_panels
+from fastsim.engine.one_call import in_panels
 
 N, M, D = 13, 29, 8
 IDS = torch.arange(N) % 4, torch.arange(M) % 4
