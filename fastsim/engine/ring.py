@@ -268,7 +268,7 @@ def _larger(best, found, values, within, columns):
 def ring_hardest(x, y, dtype, measure, pairs, batch, backend):
     """`fastsim.engine.selection.hardest_columns` where y travels: columns among those of all ranks.
 
-    measure: a distance of `fastsim.losses.batch_hard_triplet`, by which the hardest of one rank's
+    measure: a distance of `fastsim.losses.hardest`, by which the hardest of one rank's
     columns is set against that of another's.
     """
     x, y = x.detach(), y.detach()

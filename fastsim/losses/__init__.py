@@ -7,10 +7,8 @@ up from `SPECIFICATIONS`.
 from fastsim.losses.angle import Angle, angle, angle_similarity
 from fastsim.losses.batch_hard_triplet import (
     BatchHardTriplet,
-    HardestPairs,
     batch_hard_triplet,
     batch_hard_triplet_from_scores,
-    hardest_pairs,
 )
 from fastsim.losses.batch_triplets import (
     BatchAllTriplet,
@@ -34,6 +32,7 @@ from fastsim.losses.decoupled_contrastive import (
 )
 from fastsim.losses.distill import Distill, distill, distill_from_scores
 from fastsim.losses.full_triplet import FullTriplet, full_triplet, full_triplet_from_scores
+from fastsim.losses.hardest import HardestPairs, hardest_pairs
 from fastsim.losses.info_nce import InfoNCE, info_nce, info_nce_from_scores
 from fastsim.losses.late_interaction import (
     LateInteraction,

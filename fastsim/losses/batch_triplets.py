@@ -19,7 +19,7 @@ from torch import Tensor
 from fastsim.backends import pick
 from fastsim.checks import check_choice, check_embeddings, check_integers, check_number
 from fastsim.engine.triplets import distances_of, triplet_sum
-from fastsim.losses.batch_hard_triplet import DISTANCES
+from fastsim.losses.hardest import DISTANCES
 from fastsim.losses.module import LossModule
 from fastsim.pairs import as_ids
 from fastsim.reduce import as_float
