@@ -70,32 +70,27 @@ void chosen_rows_of_columns(const Partners<T>& p, const double* score_grads, con
   }
 }
 
-// grad: of the rows [begin, end), of which more than `kRowsAhead` are better than one.
+// The gradient of the rows [begin, end). memory: of two rows. A gradient is written once, when it is
+// whole: lines that are not in cache yet would hold up all that is added to them.
 template <class T>
-void shared_gradient(const SharedGradient<T>& g, T* grad, int64_t begin, int64_t end) {
-  constexpr int64_t kSharesAhead = 2 * kRowsAhead;
-  const int64_t width = g.width, last = g.first[end];
+void shared_gradient(const SharedGradient<T>& g, T* memory, T* grad, int64_t begin, int64_t end) {
+  const int64_t width = g.width;
+  T *sum = memory, *as_read = memory + width;
   for (int64_t row = begin; row < end; ++row) {
-    T* out = grad + row * width;
-    if (row + kRowsAhead < end) ask_for_row(g.own, row + kRowsAhead, width);
-    const T factor = g.of_every ? g.of_every[row] : T(1);
+    const T factor = g.of_every ? g.of_every[row] : T(1), norm = g.inverse[row];
 #pragma omp simd
-    for (int64_t k = 0; k < width; ++k) out[k] = factor * g.every[k];
-    T chunk[kChunk];
+    for (int64_t k = 0; k < width; ++k) sum[k] = factor * g.every[k];
     for (int64_t s = g.first[row]; s < g.first[row + 1]; ++s) {
-      if (s + kSharesAhead < last) ask_for_row(g.others, g.shares[s + kSharesAhead].row, width);
-      const int64_t other = g.shares[s].row;
-      const T share = T(g.shares[s].factor), inverse = g.inverse_of_others[other];
-      for_chunks(0, width, [&](int64_t at, int64_t n) {
-        const T* from = read(g.others, other, at, n, chunk);
-        T* to = out + at;
+      const T* other = read(g.others, g.shares[s].row, 0, width, as_read);
+      const T share = T(g.shares[s].factor), of_other = g.inverse_of_others[g.shares[s].row];
 #pragma omp simd
-        for (int64_t k = 0; k < n; ++k) to[k] += share * (inverse * from[k]);
-      });
+      for (int64_t k = 0; k < width; ++k) sum[k] += share * (of_other * other[k]);
     }
-    T dot;
-    unit_rows_backward(out, g.own.from_row(row), width, g.inverse + row, T(1), out, kDtypeOf<T>,
-                       &dot, 0, 1);
+    const T* own = read(g.own, row, 0, width, as_read);
+    const T along = T(dot(own, sum, width) * norm) * norm;
+    T* out = grad + row * width;
+#pragma omp simd
+    for (int64_t k = 0; k < width; ++k) out[k] = norm * (sum[k] - along * own[k]);
   }
 }
 

@@ -18,7 +18,7 @@ namespace {
 
 // Rows whose part of a sum over all rows is made at once, whole register tiles: sums are the same
 // however rows are shared out. A thread has the scores of several such units at once.
-constexpr int64_t kUnit = 24, kUnits = 5;
+constexpr int64_t kUnit = 24, kUnits = 8;
 constexpr int64_t kPanels = 8;  // of columns, whose scores are looked at while they are in cache
 
 double hinge(double x) { return x <= 0 ? 0 : x; }  // keeps a NaN
@@ -205,10 +205,11 @@ void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi
       std::vector<int64_t> starts;
       std::vector<Share> shares;
       triplets.by_row(first, first + high, starts, shares);
+      const Scratch<T> memory(2 * width);
       k.shared_gradient({rows.from_row(first), inverse + first, columns.from, columns.inverse(), width,
                          columns.sum.data(), triplets.of_every.data() + first, starts.data(),
                          shares.data()},
-                        to_x + first * width, 0, high);
+                        memory, to_x + first * width, 0, high);
     };
     torch::stable::parallel_for(0, units, 1, [&](int64_t begin, int64_t end) {
       const Scratch<T> unit(kUnits * kUnit * width);
@@ -233,7 +234,7 @@ void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi
                                        width,        all_rows.data(),   nullptr, starts.data(),
                                        shares.data()};
     over(columns.count, 4 * width, [&](int64_t begin, int64_t end) {
-      k.shared_gradient(of_columns, to_y, begin, end);
+      k.shared_gradient(of_columns, Scratch<T>(2 * width), to_y, begin, end);
     });
   });
 }
