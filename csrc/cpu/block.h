@@ -97,6 +97,27 @@ struct Naming {
   const int64_t *first, *entries;
 };
 
+// What a row of the other side adds to a gradient: its unit row times `factor`.
+struct Share {
+  int64_t row;
+  double factor;
+};
+
+// The gradient of the rows `own` of cosines, of which few score gradients differ from those of their
+// row. Row i gets of_every[i] (null: 1) times `every`, and its shares of `others`, which are those from
+// first[i] to first[i + 1]. With each side its inverse norms: unit rows exist nowhere.
+template <class T>
+struct SharedGradient {
+  Matrix own;
+  const T* inverse;
+  Matrix others;
+  const T* inverse_of_others;
+  int64_t width;
+  const T *every, *of_every;
+  const int64_t* first;
+  const Share* shares;
+};
+
 // The document token that each query token chose, `places` (documents, tokens) from the start of
 // its document, negative for none, int32 if `wide`, else int16; and what gradients along them need.
 // Each query meets `documents` documents: all, or with `own` those numbered from query * documents.

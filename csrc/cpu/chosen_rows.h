@@ -70,5 +70,29 @@ void chosen_rows_of_columns(const Partners<T>& p, const double* score_grads, con
   }
 }
 
+// The gradient of the rows [begin, end). memory: of two rows. A gradient is written once, when it is
+// whole: lines that are not in cache yet would hold up all that is added to them.
+template <class T>
+void shared_gradient(const SharedGradient<T>& g, T* memory, T* grad, int64_t begin, int64_t end) {
+  const int64_t width = g.width;
+  T *sum = memory, *as_read = memory + width;
+  for (int64_t row = begin; row < end; ++row) {
+    const T factor = g.of_every ? g.of_every[row] : T(1), norm = g.inverse[row];
+#pragma omp simd
+    for (int64_t k = 0; k < width; ++k) sum[k] = factor * g.every[k];
+    for (int64_t s = g.first[row]; s < g.first[row + 1]; ++s) {
+      const T* other = read(g.others, g.shares[s].row, 0, width, as_read);
+      const T share = T(g.shares[s].factor), of_other = g.inverse_of_others[g.shares[s].row];
+#pragma omp simd
+      for (int64_t k = 0; k < width; ++k) sum[k] += share * (of_other * other[k]);
+    }
+    const T* own = read(g.own, row, 0, width, as_read);
+    const T along = T(dot(own, sum, width) * norm) * norm;
+    T* out = grad + row * width;
+#pragma omp simd
+    for (int64_t k = 0; k < width; ++k) out[k] = norm * (sum[k] - along * own[k]);
+  }
+}
+
 }  // namespace
 }  // namespace fastsim::FASTSIM_ISA

@@ -1,36 +1,53 @@
 // Selection: the closest negative, the hardest pairs by group, the k largest.
 #pragma once
 
+#include <limits>
+
 #include "isa.h"
 #include "pairs.h"
 
 namespace fastsim::FASTSIM_ISA {
 namespace {
 
+// The largest of the scores that the rule admits; a NaN is above none.
 template <class T>
 T largest_admitted(const T* s, int64_t count, Closest<T> rule, T ceiling) {
-  T top = kLeftOut<T>;
-#pragma omp simd reduction(max : top)
-  for (int64_t j = 0; j < count; ++j) {
-    const T candidate = rule.admits(s[j], ceiling) ? s[j] : kLeftOut<T>;
-    top = candidate > top ? candidate : top;
+  constexpr int64_t lanes = kLanes<T>;
+  constexpr int ways = 4;
+  const auto larger = [](auto a, auto b) { return a > b ? a : b; };
+  const T most = rule.semi_hard ? ceiling : std::numeric_limits<T>::infinity();
+  const Vector<T> limit = most - Vector<T>{}, none = kLeftOut<T> - Vector<T>{};
+  Vector<T> tops[ways] = {none, none, none, none};
+  const auto admitted = [&](int64_t at) {
+    const Vector<T> here = *reinterpret_cast<const Vector<T>*>(s + at);
+    return here <= limit ? here : none;
+  };
+  int64_t j = 0;
+  for (; j + ways * lanes <= count; j += ways * lanes) {
+#pragma GCC unroll 4
+    for (int way = 0; way < ways; ++way) tops[way] = larger(admitted(j + way * lanes), tops[way]);
   }
+  for (; j + lanes <= count; j += lanes) tops[0] = larger(admitted(j), tops[0]);
+  const Vector<T> all = larger(larger(tops[0], tops[1]), larger(tops[2], tops[3]));
+  T top = joined<lanes>(reinterpret_cast<const T*>(&all), larger);
+  for (; j < count; ++j) top = larger(rule.admits(s[j], ceiling) ? s[j] : kLeftOut<T>, top);
   return top;
 }
 
 // Index of the first of the values equal to one that is among them.
 template <class T>
 int64_t first_of(const T* s, int64_t count, T value) {
-  constexpr int64_t kStep = 256;
-  int64_t at = 0;
-  for (; at + kStep <= count; at += kStep) {
-    int found = 0;
-#pragma omp simd reduction(| : found)
-    for (int64_t j = 0; j < kStep; ++j) found |= s[at + j] == value;
-    if (found) break;
+  constexpr int kStep = 256;
+  for (int64_t at = 0;; at += kStep) {
+    const int n = int(smaller(kStep, count - at));
+    int first = kStep;
+#pragma omp simd reduction(min : first)
+    for (int j = 0; j < n; ++j) {
+      const int here = s[at + j] == value ? j : kStep;
+      first = here < first ? here : first;
+    }
+    if (first < kStep) return at + first;
   }
-  while (s[at] != value) ++at;
-  return at;
 }
 
 // The largest admitted score of each row other than its positive, and its first column.

@@ -7,148 +7,242 @@
 #include <vector>
 
 #include "arguments.h"
-#include "naming.h"
-#include "observing.h"
 #include "operators.h"
-#include "panel.h"
 #include "side.h"
 #include "totals.h"
+#include "unit_columns.h"
 
 namespace fastsim {
 
 namespace {
 
-constexpr int64_t kTogether = 8;  // rows whose gradient stays near the processor until it is finished
+// Rows whose part of a sum over all rows is made at once, whole register tiles: sums are the same
+// however rows are shared out. A thread has the scores of several such units at once.
+constexpr int64_t kUnit = 24, kUnits = 8;
+constexpr int64_t kPanels = 8;  // of columns, whose scores are looked at while they are in cache
 
 double hinge(double x) { return x <= 0 ? 0 : x; }  // keeps a NaN
 
-// What the losses are made of, and what the scores of each row get of their gradients.
+// The losses of so many rows, and what the scores of each get of their gradients.
 template <class T>
 class Triplets {
  public:
   explicit Triplets(int64_t rows)
-      : own(rows), mean(rows), closest(rows, kLeftOut<T>), of_mean(rows), columns(2 * rows, -1),
-        of_chosen(2 * rows) {}
+      : own(rows), sums(rows), closest(rows, kLeftOut<T>), columns(rows, -1), of_every(rows),
+        losses_(rows), shares_(2 * rows) {}
 
-  // The weighted sum of the losses; the sums of scores in `mean` have become means.
-  double finish(const T* weights, double margin, int64_t negatives) {
-    const int64_t rows = own.size();
-    Sum loss;
-    for (int64_t i = 0; i < rows; ++i) {
-      const double from_mean = negatives > 0 ? hinge((mean[i] - own[i]) / negatives - own[i] + margin) : 0;
-      const double from_closest =
-          columns[rows + i] >= 0 ? hinge(double(closest[i]) - own[i] + margin) : 0;
-      loss += weights[i] * (from_mean + from_closest);
-      of_mean[i] = from_mean == 0 ? T(0) : weights[i] / T(negatives);
-      of_chosen[i] = -weights[i] * ((from_mean != 0) + (from_closest != 0)) - of_mean[i];
-      of_chosen[rows + i] = from_closest == 0 ? 0 : weights[i];
+  // Once the scores of the rows [begin, end) are known; `negatives` of each row.
+  void finish(const int64_t* positives, const T* weights, double weight, double margin,
+              int64_t negatives, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const T of_row = weights ? weights[i] : T(weight);
+      const double from_mean =
+          negatives > 0 ? hinge((sums[i] - own[i]) / negatives - own[i] + margin) : 0;
+      const double from_closest = columns[i] >= 0 ? hinge(double(closest[i]) - own[i] + margin) : 0;
+      losses_[i] = of_row * (from_mean + from_closest);
+      of_every[i] = from_mean == 0 ? T(0) : of_row / T(negatives);
+      const double of_own = -of_row * ((from_mean != 0) + (from_closest != 0)) - of_every[i];
+      shares_[2 * i] = {of_own == 0 ? -1 : positives[i], of_own};
+      shares_[2 * i + 1] = {from_closest == 0 ? -1 : columns[i], of_row};
     }
-    return loss;
   }
 
-  // own: the positives' scores; mean: of each row with the sum of all columns; of_mean: the score
-  // gradient of every column. columns (2, N): the positive's and the closest negative's, -1 for none;
-  // of_chosen: their score gradients beyond of_mean.
-  std::vector<T> own, mean, closest, of_mean;
+  double loss() const {
+    Sum sum;
+    for (double each : losses_) sum += each;
+    return sum;
+  }
+
+  // What columns add to the gradients of the rows [begin, end): from first[i] on to row begin + i.
+  void by_row(int64_t begin, int64_t end, std::vector<int64_t>& first,
+              std::vector<Share>& shares) const {
+    first.assign(1, 0);
+    shares.clear();
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t at : {2 * i, 2 * i + 1}) {
+        if (shares_[at].row >= 0) shares.push_back(shares_[at]);
+      }
+      first.push_back(int64_t(shares.size()));
+    }
+  }
+
+  // What rows add to the gradients of the columns, in the same form.
+  void by_column(int64_t columns, std::vector<int64_t>& first, std::vector<Share>& shares) const {
+    first.assign(columns + 1, 0);
+    for (const Share& share : shares_) {
+      if (share.row >= 0) ++first[share.row + 1];
+    }
+    for (int64_t j = 0; j < columns; ++j) first[j + 1] += first[j];
+    std::vector<int64_t> next(first.begin(), first.end() - 1);
+    shares.resize(first[columns]);
+    for (size_t at = 0; at < shares_.size(); ++at) {
+      const auto [column, factor] = shares_[at];
+      if (column >= 0) shares[next[column]++] = {int64_t(at / 2), factor};
+    }
+  }
+
+  // By row: the positive's score; the sum of all; the closest negative's score, and its column; the
+  // score gradient that all columns have.
+  std::vector<T> own, sums, closest;
   std::vector<int64_t> columns;
-  std::vector<double> of_chosen;
+  std::vector<T> of_every;
+
+ private:
+  std::vector<double> losses_;
+  std::vector<Share> shares_;  // of row i, two: what columns add to it, -1 for none
 };
 
-// grad[i] = base(i) + what `chosen` adds to the rows [begin, end), through the unit rows.
-template <class T, class Base, class Chosen>
-void finish_rows(const Side<T>& side, T* grad, const Base& base, const Chosen& chosen) {
-  std::vector<T> dots(side.count);
-  over(side.count, 4 * side.width, [&](int64_t begin, int64_t end) {
-    for (int64_t first = begin; first < end; first += kTogether) {
-      const int64_t last = std::min(end, first + kTogether);
-      for (int64_t i = first; i < last; ++i) base(i, grad + i * side.width);
-      chosen(first, last);
-      side.finish(grad, dots.data(), first, last);
+// The scores of some rows, some panels of columns at a time.
+template <class T>
+class Scores {
+ public:
+  // unit: the unit rows; all: what decides the roles of their pairs.
+  Scores(const UnitColumns<T>& columns, const T* unit, int64_t rows, const Block<T>& all)
+      : columns_(columns), unit_(unit), rows_(rows), all_(all),
+        wide_(kPanels * kernels().of<T>().panel_columns),
+        stride_(wide_ + kAligned / int64_t(sizeof(T))),  // off a power of two, for the cache's sets
+        places_(tiles(columns.count, wide_)), memory_((1 + keep()) * rows * stride_) {}
+
+  // The scores of the positives, by row: what the others are compared with.
+  void of_positives(T* own) const {
+    for (size_t part = 0; part < places_.size(); ++part) {
+      if (places_[part] > 0) fill(part);
     }
-  });
-}
+    for (int64_t i = 0; i < rows_; ++i) {
+      const int64_t column = all_.positives[i], part = column / wide_;
+      own[i] = at(part)[i * stride_ + column % wide_];
+    }
+  }
+
+  // f(block) for all parts, in the order of the columns; after `of_positives`.
+  template <class F>
+  void each(const F& f) const {
+    for (size_t part = 0; part < places_.size(); ++part) {
+      if (places_[part] == 0) fill(part);
+      Block<T> b = all_;
+      b.scores = at(part);
+      b.stride = stride_;
+      b.rows = rows_;
+      b.column0 = part * wide_;
+      b.columns = std::min(wide_, columns_.count - b.column0);
+      f(b);
+    }
+  }
+
+ private:
+  // Gives those parts that hold a positive places of their own, and says how many there are.
+  int64_t keep() {
+    int64_t kept = 0;
+    for (int64_t i = 0; i < rows_; ++i) {
+      int64_t& place = places_[all_.positives[i] / wide_];
+      if (place == 0) place = ++kept;
+    }
+    return kept;
+  }
+
+  T* at(int64_t part) const { return memory_ + places_[part] * rows_ * stride_; }
+
+  void fill(int64_t part) const {
+    const int64_t begin = part * wide_;
+    columns_.score(unit_, rows_, begin, std::min(columns_.count, begin + wide_), at(part), stride_);
+  }
+
+  const UnitColumns<T>& columns_;
+  const T* const unit_;
+  const int64_t rows_;
+  const Block<T> all_;
+  const int64_t wide_, stride_;
+  std::vector<int64_t> places_;  // in memory, of each part; 0: that of those which are not kept
+  const Scratch<T> memory_;
+};
 
 // positives (N,): columns. The rest as of `whole`; all columns but the positive are negatives.
-void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi_hard,
-                  double margin, Optional weights, double weight, int64_t tall, Optional grad_x,
-                  Optional grad_y, Tensor total, Optional totals) {
+void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi_hard, double margin,
+                  Optional weights, double weight, Optional grad_x, Optional grad_y, Tensor total,
+                  Optional totals) {
   with_type(total, [&](auto type) {
     using T = decltype(type);
     const auto& k = kernels().of<T>();
     T* const to_x = grad_x ? output<T>(*grad_x) : nullptr;
     T* const to_y = grad_y ? output<T>(*grad_y) : nullptr;
-    const Side<T> rows(x, true, to_x), columns(y, true);
-    const int64_t count = rows.count, width = rows.width;
+    const Matrix rows = matrix(x);
+    const int64_t count = x.size(0), width = x.size(1), units = tiles(count, kUnit);
 
-    Triplets<T> triplets(count);
+    Watching<T> watching(seen, totals, count, true);
+    if (totals) {
+      watching.look_at_rows(Side<T>(x, true));
+      watching.look_at_columns(Side<T>(y, true));
+    }
+    const UnitColumns<T> columns(y);
     Block<T> all{};
     all.positives = input<int64_t>(positives);
-    std::copy(all.positives, all.positives + count, triplets.columns.begin());
-    Watching<T> watching(seen, totals, count, true);
-    watching.look_at_rows(rows);
-    watching.look_at_columns(columns);
-    {
-      const Panel<T> panel(rows, count, columns, columns.count, width, tall);
-      for (int64_t first = 0; first < count; first += tall) {
-        Block<T> b = panel.band(first, all);
-        for (int64_t i = 0; i < b.rows; ++i) {
-          triplets.own[first + i] = b.scores[i * b.stride + b.positives[i]];
+    const T* of_rows = input<T>(weights);
+    Triplets<T> triplets(count);
+    const Scratch<T> inverse(count), of_units(to_y ? units * width : 0);
+    const int64_t the_sum[kUnits * kUnit] = {};  // the one row that each is multiplied with
+    const auto finish = [&](int64_t first, int64_t high, T* unit) {
+      k.unit_rows(rows.from_row(first), width, unit, inverse + first, 0, high);
+      const Scores<T> scores(columns, unit, high, all.from_row(first));
+      scores.of_positives(triplets.own.data() + first);
+      const ClosestNegative<T> closest{semi_hard, triplets.own.data() + first,
+                                       triplets.closest.data() + first,
+                                       triplets.columns.data() + first};
+      scores.each([&](Block<T>& b) {
+        b.seen = watching.numbers(first);
+        k.closest(b, closest, 0, high);
+      });
+      k.chosen_rows({unit, columns.sum.data(), high, width, 1, the_sum, false},
+                    triplets.sums.data() + first, 0, high);
+      triplets.finish(all.positives, of_rows, weight, margin, columns.count - 1, first, first + high);
+      if (to_y) {
+        for (int64_t at = 0; at < high; at += kUnit) {
+          k.multiply_columns(triplets.of_every.data() + first + at, 1, std::min(kUnit, high - at),
+                             unit + at * width, width, of_units + (first + at) / kUnit * width, false,
+                             {0, 1});
         }
-        std::optional<Observing<T>> observing;
-        if (double* const numbers = watching.numbers(first)) observing.emplace(b, numbers);
-        const ClosestNegative<T> closest{semi_hard, triplets.own.data() + first,
-                                         triplets.closest.data() + first,
-                                         triplets.columns.data() + count + first};
-        over(b.rows, b.columns,
-             [&](int64_t begin, int64_t end) { k.closest(b, closest, begin, end); });
       }
-    }
-    watching.write();
-    const auto in_type = [](const std::vector<double>& sums) {
-      return std::vector<T>(sums.begin(), sums.end());
+      if (!to_x) return;
+      std::vector<int64_t> starts;
+      std::vector<Share> shares;
+      triplets.by_row(first, first + high, starts, shares);
+      const Scratch<T> memory(2 * width);
+      k.shared_gradient({rows.from_row(first), inverse + first, columns.from, columns.inverse(), width,
+                         columns.sum.data(), triplets.of_every.data() + first, starts.data(),
+                         shares.data()},
+                        memory, to_x + first * width, 0, high);
     };
-    const std::vector<T> sum = in_type(sum_of_rows<T>(columns, columns.count, width));
-    const std::vector<int64_t> the_sum(count, 0);
-    const Partners<T> with_sum{rows, sum.data(), count, width, 1, the_sum.data(), false};
-    over(count, width, [&](int64_t begin, int64_t end) {
-      k.chosen_rows(with_sum, triplets.mean.data(), begin, end);
+    torch::stable::parallel_for(0, units, 1, [&](int64_t begin, int64_t end) {
+      const Scratch<T> unit(kUnits * kUnit * width);
+      for (int64_t at = begin; at < end; at += kUnits) {
+        const int64_t first = at * kUnit, last = std::min(end, at + kUnits) * kUnit;
+        finish(first, std::min(count, last) - first, unit);
+      }
     });
-    const std::vector<T> alike(weights ? 0 : count, T(weight));
-    const T* of_rows = weights ? input<T>(*weights) : alike.data();
-    *output<T>(total) = T(triplets.finish(of_rows, margin, columns.count - 1));
+    watching.write();
+    *output<T>(total) = T(triplets.loss());
+    if (!to_y) return;
 
-    const Partners<T> chosen{rows, columns, count, width, 2, triplets.columns.data(), false};
-    const T* of_mean = triplets.of_mean.data();
-    const double* of_chosen = triplets.of_chosen.data();
-    if (to_y) {  // first: the gradient of x takes the place of its unit rows
-      std::vector<T> all_rows(width);
-      k.multiply_columns(of_mean, 1, count, rows, width, all_rows.data(), false, {0, 1});
-      const std::vector<int64_t> sorted = sorted_by_column(chosen, columns.count);
-      const Naming naming{sorted.data(), sorted.data() + columns.count + 1};
-      finish_rows<T>(
-          columns, to_y,
-          [&](int64_t, T* grad) { std::copy(all_rows.begin(), all_rows.end(), grad); },
-          [&](int64_t begin, int64_t end) {
-            k.chosen_rows_of_columns(chosen, of_chosen, naming, to_y, begin, end);
-          });
+    std::vector<double> sums(width);
+    for (int64_t unit = 0; unit < units; ++unit) {
+      for (int64_t at = 0; at < width; ++at) sums[at] += of_units[unit * width + at];
     }
-    if (to_x) {
-      finish_rows<T>(
-          rows, to_x,
-          [&](int64_t i, T* grad) {
-            for (int64_t at = 0; at < width; ++at) grad[at] = of_mean[i] * sum[at];
-          },
-          [&](int64_t begin, int64_t end) {
-            k.chosen_rows_of_rows(chosen, of_chosen, to_x, begin, end);
-          });
-    }
+    const std::vector<T> all_rows(sums.begin(), sums.end());
+    std::vector<int64_t> starts;
+    std::vector<Share> shares;
+    triplets.by_column(columns.count, starts, shares);
+    const SharedGradient<T> of_columns{columns.from, columns.inverse(), rows,    inverse,
+                                       width,        all_rows.data(),   nullptr, starts.data(),
+                                       shares.data()};
+    over(columns.count, 4 * width, [&](int64_t begin, int64_t end) {
+      k.shared_gradient(of_columns, Scratch<T>(2 * width), to_y, begin, end);
+    });
   });
 }
 
 std::vector<Operator> operators() {
   return {OPERATOR(full_triplet,
                    "(Tensor x, Tensor y, Tensor positives, Tensor(seen!)? seen, bool semi_hard, "
-                   "float margin, Tensor? weights, float weight, int tall, "
+                   "float margin, Tensor? weights, float weight, "
                    "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y, Tensor(total!) total, "
                    "Tensor(totals!)? totals) -> ()")};
 }

@@ -30,7 +30,6 @@ def full_triplet(tile, x, y, weights, weight, grad_x, grad_y, loss, totals):
         tile.margin,
         weights,
         weight,
-        sizes.block_shape(x.shape[0], y.shape[0], True, sizes.ONCE)[0],
         grad_x,
         grad_y,
         loss,

@@ -1,0 +1,56 @@
+// One side of a product of cosines: its unit rows as packed columns, and their sum.
+#pragma once
+
+#include <vector>
+
+#include "passes.h"
+#include "scratch.h"
+
+namespace fastsim {
+
+template <class T>
+class UnitColumns {
+ public:
+  explicit UnitColumns(const Tensor& y)
+      : count(y.size(0)), width(y.size(1)), from(matrix(y)), sum(width), inverse_(count),
+        packed_(packed_rows<T>(count) * width) {
+    const auto& k = kernels().of<T>();
+    const int64_t wide = k.panel_columns, panels = tiles(count, wide);
+    const Scratch<double> sums(panels * width);
+    over(panels, wide * width, [&](int64_t begin, int64_t end) {
+      const Scratch<T> unit(wide * width);
+      for (int64_t panel = begin; panel < end; ++panel) {
+        const int64_t first = panel * wide, rows = std::min(wide, count - first);
+        k.unit_rows(from.from_row(first), width, unit, inverse_ + first, 0, rows);
+        k.column_sums(unit, rows, width, sums + panel * width, 0, width);
+        k.pack_panels(unit, rows, width, packed_ + first * width, {0, 1});
+      }
+    });
+    std::vector<double> all(width);
+    for (int64_t panel = 0; panel < panels; ++panel) {
+      const double* part = sums + panel * width;
+      for (int64_t at = 0; at < width; ++at) all[at] += part[at];
+    }
+    sum.assign(all.begin(), all.end());
+  }
+
+  // The scores of unit rows x with the columns [begin, end), of which `begin` is the first of a panel;
+  // one thread's.
+  void score(const T* x, int64_t rows, int64_t begin, int64_t end, T* scores, int64_t stride) const {
+    const auto& k = kernels().of<T>();
+    const T* next = end < count ? packed_ + end * width : nullptr;
+    k.score_panels(x, width, packed_ + begin * width, end - begin, scores, stride, false, {0, rows},
+                   {0, tiles(end - begin, k.panel_columns)}, next);
+  }
+
+  const T* inverse() const { return inverse_; }
+
+  const int64_t count, width;
+  const Matrix from;
+  std::vector<T> sum;  // of the unit rows
+
+ private:
+  const Scratch<T> inverse_, packed_;
+};
+
+}  // namespace fastsim
