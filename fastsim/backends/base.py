@@ -181,10 +181,10 @@ class Backend:
         """
         return None
 
-    def serves_whole(self, tile, rows, columns, width, together):
+    def serves_whole(self, tile, rows, columns, width, together, dtype):
         """Whether `whole` serves a loss over a matrix of that size, and pays.
 
-        together: of rows with themselves.
+        together: of rows with themselves. dtype: of the rows.
         """
         return False
 
