@@ -39,6 +39,12 @@ struct Matrix {
     const char* start = static_cast<const char*>(data) + row * row_stride * bytes_of(dtype);
     return {start, dtype, row_stride, column_stride};
   }
+
+  // The same without its first columns.
+  Matrix from_column(int64_t column) const {
+    const char* start = static_cast<const char*>(data) + column * column_stride * bytes_of(dtype);
+    return {start, dtype, row_stride, column_stride};
+  }
 };
 
 }  // namespace fastsim

@@ -3,11 +3,8 @@
 #include "amx.h"
 
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <memory>
-#include <new>
 #include <utility>
 
 #define FASTSIM_STRING2(x) #x
@@ -86,18 +83,26 @@ struct Terms {
   }
 };
 
-// c (32 x 32, rows c_row apart) = the product of two strips of each operand.
+// c (32 x 32, rows c_row apart) (+)= the product of two strips of each operand.
 template <int left_parts, int right_parts, bool exact = false>
 inline void multiply_block(const Operand& a, int64_t a_at, const Operand& b, int64_t b_at,
-                           float* c, int64_t c_row) {
+                           float* c, int64_t c_row, bool add) {
   constexpr Terms<left_parts, right_parts, exact> terms;
   const int64_t bytes = c_row * sizeof(float);
   const int64_t a_part = a.part(), b_part = b.part(), a_strip = a.strip(), b_strip = b.strip();
   const uint16_t *left = a.tiles + a_at * a_strip, *right = b.tiles + b_at * b_strip;
-  tile_zero(0);
-  tile_zero(1);
-  tile_zero(2);
-  tile_zero(3);
+  float* const low = c + kTileSide * c_row;
+  if (add) {
+    tile_load(0, c, bytes);
+    tile_load(1, c + kTileSide, bytes);
+    tile_load(2, low, bytes);
+    tile_load(3, low + kTileSide, bytes);
+  } else {
+    tile_zero(0);
+    tile_zero(1);
+    tile_zero(2);
+    tile_zero(3);
+  }
   for (const uint16_t* end = left + a_part; left < end;
        left += kTileElements, right += kTileElements) {
 #pragma GCC unroll 9
@@ -116,14 +121,14 @@ inline void multiply_block(const Operand& a, int64_t a_at, const Operand& b, int
       tile_multiply(3, 5, 7);
     }
   }
-  float* low = c + kTileSide * c_row;
   tile_store(0, c, bytes);
   tile_store(1, c + kTileSide, bytes);
   tile_store(2, low, bytes);
   tile_store(3, low + kTileSide, bytes);
 }
 
-using MultiplyBlock = void (*)(const Operand&, int64_t, const Operand&, int64_t, float*, int64_t);
+using MultiplyBlock = void (*)(const Operand&, int64_t, const Operand&, int64_t, float*, int64_t,
+                               bool);
 
 // The product for operands of so many parts.
 MultiplyBlock block_of(int64_t left_parts, int64_t right_parts, bool exact = false) {
@@ -135,16 +140,17 @@ MultiplyBlock block_of(int64_t left_parts, int64_t right_parts, bool exact = fal
   return table[left_parts - 1][right_parts - 1];
 }
 
-// c (+)= the same, for the block's first `rows` x `columns`, whose memory ends there. A sum begins
-// at zero in any case: what it is added to may be large, and would round each of its terms.
+// c (+)= the same, for the block's first `rows` x `columns`, whose memory ends there. A sum of three
+// parts begins at zero in any case: what it is added to may be large, and would round each of its
+// terms. Two parts keep less than that.
 void multiply_into(const Operand& a, int64_t a_at, const Operand& b, int64_t b_at,
                    MultiplyBlock multiply_block, float* c, int64_t c_row, bool add, int64_t rows,
                    int64_t columns) {
-  if (!add && rows >= kTileGroup && columns >= kTileGroup) {
-    return multiply_block(a, a_at, b, b_at, c, c_row);
+  if ((!add || a.parts < 3) && rows >= kTileGroup && columns >= kTileGroup) {
+    return multiply_block(a, a_at, b, b_at, c, c_row, add);
   }
   alignas(64) float sums[kTileGroup * kTileGroup];
-  multiply_block(a, a_at, b, b_at, sums, kTileGroup);
+  multiply_block(a, a_at, b, b_at, sums, kTileGroup, false);
   const auto take = [&](int64_t count) {
     for (int64_t r = 0; r < smaller(rows, kTileGroup); ++r) {
       float* to = c + r * c_row;
@@ -174,7 +180,7 @@ void add_scores(const Operand& x, int64_t row, const Operand& y, int64_t column,
                 MultiplyBlock multiply_block, const ScoreScales& scales, float* band,
                 int64_t stride, int64_t rows, int64_t columns) {
   alignas(64) float sums[kTileGroup * kTileGroup];
-  multiply_block(x, row / kTileSide, y, column / kTileSide, sums, kTileGroup);
+  multiply_block(x, row / kTileSide, y, column / kTileSide, sums, kTileGroup, false);
   rows = smaller(kTileGroup, rows);
   columns = smaller(kTileGroup, columns);
   if (scales.rows) {
@@ -218,111 +224,14 @@ void scores(const Operand& x, int64_t rows, const Operand& y, int64_t columns, b
   }
 }
 
-// Two strips of the panel's block as an operand.
-struct PanelBlock {
-  alignas(64) uint16_t tiles[2 * 3 * kBlockDepth * kTileSide];
-};
-
-inline int64_t block_elements(int64_t parts, int64_t width, int64_t depth) {
-  return tiles(width, kTileGroup) * 2 * parts * tiles(depth, kTileDepth) * kTileElements;
-}
-
-Matrix float_matrix(const float* data, int64_t stride) {
-  return {data, Dtype::float32, stride, 1};
-}
-
-void multiply_rows(const GradProduct& p, Range groups) {
+void multiply(const Operand& left, int64_t rows, const Operand& right, int64_t width, float* out,
+              bool add) {
   const UsesTiles in_use;
-  static thread_local PanelBlock block;
-  const MultiplyBlock block_product = block_of(p.panel_parts, p.parts);
-  const int64_t full = block_elements(p.parts, p.width, kBlockDepth);
-  for (int64_t k = 0; k < p.depth; k += kBlockDepth) {
-    const int64_t count = smaller(kBlockDepth, p.depth - k), steps = tiles(count, kTileDepth);
-    const Operand left{block.tiles, p.panel_parts, steps};
-    const Operand right{p.right + k / kBlockDepth * full, p.parts, steps};
-    for (int64_t group = groups.begin; group < groups.end; ++group) {
-      const int64_t row = group * kTileGroup;
-      pack(Pack::rows, {float_matrix(p.panel + row * p.stride, p.stride), nullptr, p.depth_scale},
-           p.count - row, k, count, p.panel_parts, block.tiles, {0, 2});
-      for (int64_t at = 0; at < p.width; at += kTileGroup) {
-        multiply_into(left, 0, right, at / kTileSide, block_product, p.out + row * p.width + at,
-                      p.width, p.add || k > 0, p.count - row, p.width - at);
-      }
-    }
-  }
-}
-
-// out (columns, width) (+)= sums^T, with sums (width, 32) as blocks of 32 x 32.
-void add_transposed(const float* sums, int64_t columns, int64_t width, float* out, bool add) {
-  columns = smaller(columns, kTileGroup);
-  for (int64_t at = 0; at < width; at += kLanes, sums += kLanes * kTileGroup) {
-    const int64_t wide = smaller(kLanes, width - at);
-    for (int64_t first = 0; first < columns; first += kLanes) {
-      Words block[kLanes];
-      for (int d = 0; d < kLanes; ++d) {
-        std::memcpy(block + d, sums + d * kTileGroup + first, sizeof block[d]);
-      }
-      transpose(block);
-      for (int64_t j = 0; j < smaller(kLanes, columns - first); ++j) {
-        float* to = out + (first + j) * width + at;
-        const Floats sum = same_bits<Floats>(block[j]);
-        if (wide == kLanes) {
-          const Floats both = add ? load(to) + sum : sum;
-          std::memcpy(to, &both, sizeof both);
-        } else {
-          for (int64_t d = 0; d < wide; ++d) to[d] = add ? to[d] + sum[d] : sum[d];
-        }
-      }
-    }
-  }
-}
-
-// Groups of columns that share the other operand's block while it is in cache.
-constexpr int64_t kSharing = 8;
-
-// What a thread has for these: the groups as an operand, and their sums.
-struct ColumnGroups {
-  alignas(64) uint16_t tiles[kSharing * 2 * 3 * kBlockDepth * kTileSide];
-  std::unique_ptr<float[], void (*)(void*)> sums{nullptr, std::free};
-  int64_t room = 0;
-
-  float* sums_of(int64_t count) {
-    if (count > room) {
-      sums.reset(static_cast<float*>(std::aligned_alloc(64, count * sizeof(float))));
-      if (!sums) throw std::bad_alloc();
-      room = count;
-    }
-    return sums.get();
-  }
-};
-
-void multiply_columns(const GradProduct& p, Range groups) {
-  const UsesTiles in_use;
-  static thread_local ColumnGroups mine;
-  const MultiplyBlock block_product = block_of(p.parts, p.panel_parts);
-  const int64_t full = block_elements(p.parts, p.width, kBlockDepth);
-  const int64_t area = tiles(p.width, kTileGroup) * kTileGroup * kTileGroup;
-  float* const sums = mine.sums_of(kSharing * area);
-  for (int64_t first = groups.begin; first < groups.end; first += kSharing) {
-    const int64_t last = smaller(first + kSharing, groups.end), column = first * kTileGroup;
-    for (int64_t k = 0; k < p.depth; k += kBlockDepth) {
-      const int64_t count = smaller(kBlockDepth, p.depth - k), steps = tiles(count, kTileDepth);
-      const Operand right{p.right + k / kBlockDepth * full, p.parts, steps};
-      const Operand panel{mine.tiles, p.panel_parts, steps};
-      pack(Pack::pairs, {float_matrix(p.panel + column, p.stride), p.depth_scale, nullptr},
-           p.count - column, k, count, p.panel_parts, mine.tiles, {0, 2 * (last - first)});
-      for (int64_t group = 0; group < last - first; ++group) {
-        float* to = sums + group * area;
-        for (int64_t at = 0; at < p.width; at += kTileGroup, to += kTileGroup * kTileGroup) {
-          multiply_into(right, at / kTileSide, panel, 2 * group, block_product, to, kTileGroup,
-                        k > 0, kTileGroup, kTileGroup);
-        }
-      }
-    }
-    for (int64_t group = first; group < last; ++group) {
-      const int64_t at = group * kTileGroup;
-      add_transposed(sums + (group - first) * area, p.count - at, p.width, p.out + at * p.width,
-                     p.add);
+  const MultiplyBlock block_product = block_of(left.parts, right.parts);
+  for (int64_t row = 0; row < rows; row += kTileGroup) {
+    for (int64_t at = 0; at < width; at += kTileGroup) {
+      multiply_into(left, row / kTileSide, right, at / kTileSide, block_product,
+                    out + row * width + at, width, add, rows - row, width - at);
     }
   }
 }
@@ -330,8 +239,7 @@ void multiply_columns(const GradProduct& p, Range groups) {
 }  // namespace
 
 extern const AmxKernels amx;
-const AmxKernels amx = {FASTSIM_STRING(FASTSIM_ISA), norms, pack, scores, multiply_rows,
-                        multiply_columns};
+const AmxKernels amx = {FASTSIM_STRING(FASTSIM_ISA), norms, pack, scores, multiply};
 
 }  // namespace FASTSIM_ISA
 }  // namespace fastsim

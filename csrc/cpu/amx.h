@@ -41,20 +41,6 @@ struct ScoreScales {
   const float *rows = nullptr, *columns = nullptr;
 };
 
-// out (+)= panel right, or panel^T right: the panel (its own rows and columns), what its depth is
-// multiplied by (null: 1) and the parts it is taken in; `right` (depth, width) packed in `parts`
-// parts and blocks of kBlockDepth.
-struct GradProduct {
-  const float* panel;
-  int64_t stride, count, depth;
-  const float* depth_scale;
-  int64_t panel_parts;
-  const uint16_t* right;
-  int64_t parts, width;
-  float* out;
-  bool add;
-};
-
 struct AmxKernels {
   const char* name;
   // For rows [begin, end): 1 / |x|; the power of two that brings |x| into [1, 2); what is then
@@ -68,16 +54,17 @@ struct AmxKernels {
   // [groups). `exact`: all products of parts.
   void (*scores)(const Operand& x, int64_t rows, const Operand& y, int64_t columns, bool exact,
                  const ScoreScales&, float* scores, int64_t stride, bool add, Range groups);
-  // The groups of 32 rows [groups); `right` packed as pairs.
-  void (*multiply_rows)(const GradProduct&, Range groups);
-  // The groups of 32 columns [groups); `right` packed as transposed pairs.
-  void (*multiply_columns)(const GradProduct&, Range groups);
+  // out (rows, width) (+)= left right, for as many steps of depth of both; `left` packed as rows,
+  // `right`, which has width columns, as pairs.
+  void (*multiply)(const Operand& left, int64_t rows, const Operand& right, int64_t width,
+                   float* out, bool add);
 };
 
 // Null where the processor has none, or FASTSIM_AMX=0 turns it off.
 const AmxKernels* amx_kernels();
 
-// Depth of a block of the gradient products: the other operand's share of it stays in cache.
+// Depth of a block of the gradient products: both operands' share of it stays in cache. What a sum
+// of so many products is added to rounds once for all of them.
 constexpr int64_t kBlockDepth = 256;
 
 }  // namespace fastsim

@@ -98,17 +98,22 @@ inline void load(const uint16_t* from, int64_t count, float* to) {
   }
 }
 
-template <class S>
-inline Floats load(const S* from) {
-  if constexpr (sizeof(S) == sizeof(float)) {
-    Floats values;
-    std::memcpy(&values, from, sizeof values);
-    return values;
-  } else {
-    alignas(64) float values[kLanes];
-    load(from, kLanes, values);
-    return same_bits<Floats>(values);
-  }
+inline Floats load(const float* from) {
+  Floats values;
+  std::memcpy(&values, from, sizeof values);
+  return values;
+}
+
+inline Floats load(const _Float16* from) {
+  alignas(64) float values[kLanes];
+  load(from, kLanes, values);
+  return same_bits<Floats>(values);
+}
+
+inline Floats load(const uint16_t* from) {
+  uint16_t halves __attribute__((vector_size(32)));
+  std::memcpy(&halves, from, sizeof halves);
+  return same_bits<Floats>(__builtin_convertvector(halves, Words) << 16);
 }
 
 // What the entries of a tile are: rows `stride` apart times the scales, null for 1.

@@ -67,6 +67,17 @@ struct Block {
     if (dense.data) rest.dense = dense.from_row(first);
     return rest;
   }
+
+  // The same without its first columns.
+  Block from_column(int64_t first) const {
+    const auto past = [first](const int64_t* of) { return of ? of + first : nullptr; };
+    Block rest = *this;
+    rest.column0 += first;
+    rest.column_ids = past(column_ids);
+    rest.column_groups = past(column_groups);
+    if (dense.data) rest.dense = dense.from_column(first);
+    return rest;
+  }
 };
 
 // Running maximum (of scores) and sum of exponentials relative to it.

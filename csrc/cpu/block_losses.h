@@ -6,45 +6,12 @@
 #include <vector>
 
 #include "finish.h"
+#include "loss.h"
 #include "passes.h"
-#include "side.h"
+#include "softmax_sums.h"
 
 namespace fastsim {
 namespace {
-
-// The kinds of fastsim/kinds that are served, by their names there.
-enum class Kind {
-  softmax,
-  sigmoid,
-  squared_error,
-  decoupled,
-  multi_similarity,
-  multi_positive,
-  circle,
-  debiased,
-  distillation,
-  hard_triplet,
-  semi_hard_triplet,
-  margins,
-};
-
-// score_grad: whether the scores are to become score gradients.
-struct Loss {
-  Kind kind;
-  double scale, bias, margin, positive_scale, base;
-  bool normalise, symmetric, score_grad;
-};
-
-// The loss, and what the panel of score gradients does not show of its derivatives.
-struct Result {
-  Sum loss, scale_score_grad, bias_score_grad;
-
-  void operator+=(const Result& of_more_rows) {
-    loss += of_more_rows.loss;
-    scale_score_grad += of_more_rows.scale_score_grad;
-    bias_score_grad += of_more_rows.bias_score_grad;
-  }
-};
 
 // What a loss has of each row, null where it is not given: the weight of its loss; (N, 2) of
 // debiased; what a positive counts in sigmoid.
@@ -57,31 +24,6 @@ struct OfRows {
             positive_weights ? positive_weights + first : nullptr};
   }
 };
-
-template <class T>
-bool one_positive(const Block<T>& b) {
-  return !b.row_groups && !b.dense.data;
-}
-
-// An error unless the pairs have the targets that the loss looks at.
-template <class T>
-void check_targets(const Block<T>& b, const Loss& loss) {
-  switch (loss.kind) {
-    case Kind::softmax:
-      if (!loss.symmetric && !one_positive(b)) return;
-      [[fallthrough]];
-    case Kind::decoupled:
-    case Kind::hard_triplet:
-    case Kind::semi_hard_triplet:
-      STD_TORCH_CHECK(b.positives && one_positive(b), "fastsim: whole: wanted positives");
-      return;
-    case Kind::margins:
-      STD_TORCH_CHECK(b.positives, "fastsim: whole: wanted positives");
-      [[fallthrough]];
-    default:
-      STD_TORCH_CHECK(!one_positive(b), "fastsim: whole: wanted groups or a matrix of targets");
-  }
-}
 
 // losses: null, or what the loss of each row is written to.
 template <class T>
@@ -130,61 +72,15 @@ Result softmax_of_rows(const Block<T>& b, const Loss& loss, const T* weights,
 // The mean of the row softmax and the column softmax of the positives.
 template <class T>
 Result softmax_both_ways(const Block<T>& b, const Loss& loss, const T* weights) {
-  const double scale = loss.scale;
-  std::vector<double> top(b.rows, kLeftOut<double>), sum(b.rows), logits(b.rows), sums(b.rows);
-  std::vector<double> column_top(b.columns, kLeftOut<double>), column_sum(b.columns);
-  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-    kernels().of<T>().softmax_forward(b,
-                                      {.scale = T(scale),
-                                       .margin = T(loss.margin),
-                                       .max = top.data(),
-                                       .sum = sum.data(),
-                                       .target_logits = logits.data(),
-                                       .target_sums = sums.data()},
-                                      begin, end);
-  });
-  over(b.columns, b.rows, [&](int64_t begin, int64_t end) {
-    kernels().of<T>().softmax_forward_columns(
-        b, {.scale = T(scale), .max = column_top.data(), .sum = column_sum.data()}, begin, end);
-  });
-
-  std::vector<double> column_weight(b.columns);  // half of those of the rows whose positive it is
-  for (int64_t i = 0; i < b.rows; ++i) column_weight[b.positives[i]] += 0.5 * weights[i];
-  Result result;
-  std::vector<T> tops(b.rows), shares(b.rows), targets(b.rows);
-  for (int64_t i = 0; i < b.rows; ++i) {
-    const int64_t j = b.positives[i];
-    const double weight = weights[i];
-    const SoftmaxRow row{top[i], sum[i], logits[i], sums[i]};
-    const SoftmaxRow column{column_top[j], column_sum[j], logits[i], 1};
-    const double lse = 0.5 * (row.log_sum_exp(scale) + column.log_sum_exp(scale));
-    result.loss += weight * row.loss(lse, true, false);
-    if (loss.margin != 0) {
-      const double along_row = row.positive_share(scale, top[i], sum[i]);
-      const double along_column = row.positive_share(scale, column_top[j], column_sum[j]);
-      result.scale_score_grad -=
-          loss.margin * (0.5 * weight * along_row + column_weight[j] * along_column - weight);
-    }
-    tops[i] = T(top[i]);
-    shares[i] = T(ratio(0.5 * weight * scale, sum[i]));
-    targets[i] = T(weight * scale);
-  }
+  SoftmaxSums<T> sums(b, loss);
+  over(b.rows, b.columns, [&](int64_t begin, int64_t end) { sums.add_rows(b, 0, {begin, end}); });
+  over(b.columns, b.rows,
+       [&](int64_t begin, int64_t end) { sums.add_columns(b, 0, {begin, end}); });
+  const Result result = sums.finish(weights);
   if (!loss.score_grad) return result;
-  std::vector<T> column_tops(b.columns), column_shares(b.columns);
-  for (int64_t j = 0; j < b.columns; ++j) {
-    column_tops[j] = T(column_top[j]);
-    column_shares[j] = T(ratio(column_weight[j] * scale, column_sum[j]));
-  }
+  constexpr T margin = 0;  // the first pass has taken it
   over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-    kernels().of<T>().softmax_score_grad(b,
-                                         {.scale = T(scale),
-                                          .margin = T(0),  // the forward reduction has taken it
-                                          .row_top = tops.data(),
-                                          .row_weight = shares.data(),
-                                          .target_weight = targets.data(),
-                                          .column_top = column_tops.data(),
-                                          .column_weight = column_shares.data()},
-                                         begin, end);
+    sums.score_grad(b, 0, 0, margin, {begin, end});
   });
   return result;
 }

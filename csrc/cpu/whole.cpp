@@ -5,7 +5,6 @@
 #include <iterator>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "arguments.h"
@@ -19,26 +18,6 @@
 namespace fastsim {
 
 namespace {
-
-Kind kind_of(const std::string& name) {
-  static const std::unordered_map<std::string, Kind> kinds{
-      {"softmax", Kind::softmax},
-      {"sigmoid", Kind::sigmoid},
-      {"squared_error", Kind::squared_error},
-      {"decoupled", Kind::decoupled},
-      {"multi_similarity", Kind::multi_similarity},
-      {"multi_positive", Kind::multi_positive},
-      {"circle", Kind::circle},
-      {"debiased", Kind::debiased},
-      {"distillation", Kind::distillation},
-      {"hard_triplet", Kind::hard_triplet},
-      {"semi-hard_triplet", Kind::semi_hard_triplet},
-      {"margins", Kind::margins},
-  };
-  const auto found = kinds.find(name);
-  STD_TORCH_CHECK(found != kinds.end(), "fastsim: whole does not serve kind ", name);
-  return found->second;
-}
 
 template <class T>
 void leave_out_above(const Block<T>& b, const T* guide, int64_t stride, const T* thresholds) {

@@ -9,11 +9,11 @@ from fastsim.operators import traced
 from fastsim.scores import without_autocast
 
 
-def takes_whole(tile, rows, columns, width, together, weights, backend, *, observed=False):
+def takes_whole(tile, rows, columns, width, together, dtype, weights, backend, *, observed=False):
     """Whether one call of the backend does it all: loss, gradients, everything between.
 
-    together: of rows with themselves. weights: of the losses, None for the losses themselves.
-    observed: whether `fastsim.metrics` sees the scores.
+    together: of rows with themselves. dtype: of the rows. weights: of the losses, None for the
+    losses themselves. observed: whether `fastsim.metrics` sees the scores.
     """
     if weights is None or tile.group or _panels_alone:
         return False
@@ -21,7 +21,7 @@ def takes_whole(tile, rows, columns, width, together, weights, backend, *, obser
         return False
     if isinstance(weights, torch.Tensor) and weights.ndim and not backend.weighs_whole:
         return False
-    return backend.serves_whole(tile, rows, columns, width, together)
+    return backend.serves_whole(tile, rows, columns, width, together, dtype)
 
 
 def is_whole(tile, x, y, weights, backend, *, observed=False):
@@ -32,8 +32,8 @@ def is_whole(tile, x, y, weights, backend, *, observed=False):
     if traced():
         return False
     columns = (x if y is None else y).shape[0]
-    sizes = x.shape[0], columns, x.shape[1]
-    return takes_whole(tile, *sizes, y is None, weights, backend, observed=observed)
+    sizes = x.shape[0], columns, x.shape[1], y is None, x.dtype
+    return takes_whole(tile, *sizes, weights, backend, observed=observed)
 
 
 def in_one_call(tile, x, y, scale, bias, weights, wants, backend, totals=None):

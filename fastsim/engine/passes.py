@@ -27,7 +27,7 @@ def forward(*arguments):
     """[loss, if a gradient is wanted those of the inputs or the state, if observed `Tile.seen`]."""
     call = Call(TileArguments(*arguments))
     with without_autocast(call.x.device.type):
-        sizes = call.x.shape[0], call.y.shape[0], call.x.shape[1], call.together
+        sizes = call.x.shape[0], call.y.shape[0], call.x.shape[1], call.together, call.x.dtype
         observed = call.seen is not None
         if takes_whole(call.tile, *sizes, call.weights, call.backend, observed=observed):
             tile, y = call.first_look, None if call.together else call.y

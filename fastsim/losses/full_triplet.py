@@ -101,8 +101,8 @@ def full_triplet(
         and not isinstance(margin, torch.Tensor)
         and all(isinstance(n, int) for n in shape)
     )
-    together = positives is anchors
-    if number and takes_whole(tile, *shape, together, weights, chosen, observed=watched()):
+    rows = positives is anchors, anchors.dtype
+    if number and takes_whole(tile, *shape, *rows, weights, chosen, observed=watched()):
 
         def formula(scores, *_):
             given = options | {"exclude": exclude, "reduction": "none"}

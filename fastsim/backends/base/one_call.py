@@ -7,10 +7,10 @@ class InOneCall:
     weighs_whole = False  # whether `whole` takes a weight for each row
     observes_whole = False  # whether `whole` looks at scores for `fastsim.metrics`
 
-    def serves_whole(self, tile, rows, columns, width, together):
+    def serves_whole(self, tile, rows, columns, width, together, dtype):
         """Whether `whole` serves a loss over a matrix of that size, and pays.
 
-        together: of rows with themselves.
+        together: of rows with themselves. dtype: of the rows.
         """
         return False
 

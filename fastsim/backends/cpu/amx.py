@@ -77,7 +77,7 @@ class Rows:
     def right(self):
         """Packed as the right operand of a panel, and kept."""
         if self._right is None:
-            self._right = _packed_right(self.values, self.powers, False, parts(self.dtype))
+            self._right = _packed_right(self.values, self.powers, parts(self.dtype))
         return self._right
 
 
@@ -110,10 +110,10 @@ class Columns:
         return torch.ops.fastsim_cpu.amx_scores(*operands, panel, add)
 
 
-def _packed_right(values, powers, transposed, count):
+def _packed_right(values, powers, count):
     size = torch.ops.fastsim_cpu.amx_right_size(*values.shape, count)
     packed = torch.empty(size, dtype=torch.int16)
-    torch.ops.fastsim_cpu.amx_pack_right(values, powers, transposed, count, packed)
+    torch.ops.fastsim_cpu.amx_pack_right(values, powers, count, packed)
     return packed
 
 
@@ -129,14 +129,14 @@ def multiply(panel, right, out, transposed, accumulate):
     if isinstance(right, Rows):
         values, powers, rest = right.values, right.powers, right.rest
         small = torch.ops.fastsim_cpu.amx_right_size(depth, width, count) * 2 <= CACHED
-        if small and not transposed:
+        if small:
             packed = right.right()
-            _multiply(panel, packed, rest, out, False, accumulate, of_panel, count)
+            _multiply(panel, packed, rest, out, transposed, accumulate, of_panel, count)
             return
     for first in range(0, depth, DEPTH):
         part = slice(first, min(depth, first + DEPTH))
         of_part = powers if powers is None else powers[part]
-        packed = _packed_right(values[part], of_part, transposed, count)
+        packed = _packed_right(values[part], of_part, count)
         share = panel[part] if transposed else panel[:, part]
         of_part = rest if rest is None else rest[part]
         _multiply(share, packed, of_part, out, transposed, accumulate or first > 0, of_panel, count)

@@ -6,7 +6,7 @@ from operator import attrgetter
 
 import torch
 
-from fastsim.backends.cpu import amx, triplet
+from fastsim.backends.cpu import amx, amx_loss, triplet
 from fastsim.backends.cpu.library import UNAVAILABLE
 from fastsim.backends.cpu.sizes import WIDEST, band_rows, is_one_block
 
@@ -37,7 +37,7 @@ class InOneCall:
     weighs_whole = True
     observes_whole = True
 
-    def serves_whole(self, tile, rows, columns, width, together):
+    def serves_whole(self, tile, rows, columns, width, together, dtype):
         pairs = tile.pairs
         if tile.kind not in WHOLE or tile.hardness:
             return False
@@ -46,7 +46,7 @@ class InOneCall:
         if pairs.guide is not None and pairs.guide.thresholds is not None:
             return False
         if _by_matrix_unit(rows, columns, width):
-            return False
+            return not together and amx_loss.serves(tile, dtype)
         if triplet.is_large(tile, rows, columns, width):
             return not together and columns <= WIDEST and triplet.serves(tile)
         return is_one_block(rows, columns) or (not together and _in_bands(tile, columns))
@@ -68,6 +68,10 @@ class InOneCall:
         grads = grad_x if want_x else None, grad_y if want_y else None
         if triplet.is_large(tile, x.shape[0], columns, x.shape[1]):
             triplet.full_triplet(tile, x, y, of_rows, weight, *grads, loss, totals)
+            return (loss, grad_x, grad_y, parameters) if wants else (loss,)
+        if y is not None and _by_matrix_unit(x.shape[0], columns, x.shape[1]):
+            numbers = scale, bias
+            amx_loss.loss(tile, x, y, numbers, of_rows, weight, grads, loss, parameters, totals)
             return (loss, grad_x, grad_y, parameters) if wants else (loss,)
         guide_rows, guide_columns, guide_margin, guide_relative = (
             _NO_GUIDE if guide is None else _guide(guide)

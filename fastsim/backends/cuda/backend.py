@@ -55,7 +55,7 @@ class CudaBackend(TritonBackend):
     def kinds(self):
         return cuda_passes.KINDS
 
-    def serves_whole(self, tile, rows, columns, width, together):
+    def serves_whole(self, tile, rows, columns, width, together, dtype):
         return False  # one call for a small batch is Triton kernels, which this does without
 
     def unit_rows(self, x, dtype=None):

@@ -41,7 +41,7 @@ class SmallBatch:
 
     observes_whole = True
 
-    def serves_whole(self, tile, rows, columns, width, together):
+    def serves_whole(self, tile, rows, columns, width, together, dtype):
         pairs = tile.pairs
         if tile.kind not in _LOSSES or not tile.plain_cosines or columns < 2:
             return False

@@ -32,7 +32,7 @@ def _launches():
 class SmallBatch:
     """The part of `TritonBackend` that serves a small batch."""
 
-    def serves_whole(self, tile, rows, columns, width, together):
+    def serves_whole(self, tile, rows, columns, width, together, dtype):
         pairs = tile.pairs
         if tile.kind not in LARGEST or rows * columns > MOST or columns > WIDEST:
             return False

@@ -1,6 +1,7 @@
 """The products on a matrix unit, over an emulation of its instructions and, where there, on it.
 
-The library looks for the unit once, so each runs the checks of amx_products.py in a fresh process.
+The library looks for the unit once, so each runs the checks of amx_products.py
+and amx_losses.py in a fresh process.
 """
 
 import os
@@ -13,7 +14,7 @@ import torch
 
 from fastsim.backends import backends, get
 
-CHECKS = Path(__file__).with_name("amx_products.py")
+CHECKS = [Path(__file__).with_name(f"amx_{what}.py") for what in ("products", "losses")]
 SETS = ["amx_emulated"]
 if backends()["cpu"] is None and torch.ops.fastsim_cpu.amx_name() == "amx":
     SETS.append("amx")
@@ -27,11 +28,12 @@ def in_fresh_process(command, wish):
     return subprocess.run(run, capture_output=True, text=True, check=False, env=environment)
 
 
+@pytest.mark.parametrize("checks", CHECKS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("name", SETS)
-def test_products(name, usable):
+def test_checks(name, checks, usable):
     usable("cpu")
     wish = "emulated" if name == "amx_emulated" else None
-    pytest_run = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(CHECKS)]
+    pytest_run = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(checks)]
     done = in_fresh_process(pytest_run, wish)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
 

@@ -168,7 +168,7 @@ def test_finishes_as_the_record_does(kind, targets, excluded, options, tall, mon
         learnt = dict(zip(("scale", "bias"), scalars, strict=True))
         wanted = [x, y, *(learnt[name] for name in KINDS[kind].learns)]
         scalars = {n: t if n in KINDS[kind].learns else t.item() for n, t in learnt.items()}
-        taken = get("cpu").serves_whole(tile, ROWS, COLUMNS, WIDTH, False)
+        taken = get("cpu").serves_whole(tile, ROWS, COLUMNS, WIDTH, False, tensors[0].dtype)
         given = {"weights": weights, "formula": None, "backend": get("cpu")}
         loss = tile_loss(tile if taken else with_thresholds(tile), x, y, **scalars, **given)
         return [loss.detach(), *torch.autograd.grad(loss, wanted)]

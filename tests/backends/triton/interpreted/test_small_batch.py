@@ -3,6 +3,7 @@
 What is the same for a small batch and for panels is in test_edges.
 """
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -89,7 +90,7 @@ def test_small_gradients_of_a_learnt_batch(served):
 
 
 def test_the_largest_that_is_served():
-    serves = SmallBatch().serves_whole
+    serves = functools.partial(SmallBatch().serves_whole, dtype=torch.float32)
     tile = Tile("softmax", Pairs(torch.arange(3)))
     assert serves(tile, 1024, 1024, 64, False)
     assert not serves(tile, 1025, 1024, 64, False)

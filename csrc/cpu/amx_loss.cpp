@@ -1,0 +1,143 @@
+// A loss of 16-bit rows with its gradient, in one operator, on a processor's matrix unit. What a softmax
+// needs of whole rows and columns comes from a pass before that of the gradients.
+#include <string>
+#include <vector>
+
+#include "amx_blocks.h"
+#include "arguments.h"
+#include "operators.h"
+#include "softmax_sums.h"
+#include "totals.h"
+
+namespace fastsim {
+
+namespace {
+
+void nothing_in_turn(const Block<float>&, int64_t) {}
+
+Result softmax(const Scores& scores, const Block<float>& all, const Loss& loss,
+               const float* weights, float* to_x, float* to_y) {
+  SoftmaxSums<float> sums(all, loss);
+  scores.each(
+      [&](const Block<float>& b, int64_t row, int64_t) { sums.add_rows(b, row, {0, b.rows}); },
+      [&](const Block<float>& b, int64_t column) {
+        if (loss.symmetric) sums.add_columns(b, column, {0, b.columns});
+      });
+  const Result result = sums.finish(weights);
+  if (!loss.score_grad) return result;
+  scores.each(
+      [&](const Block<float>& b, int64_t row, int64_t column) {
+        sums.score_grad(b, row, column, float(loss.margin), {0, b.rows});
+      },
+      nothing_in_turn, to_x, to_y);
+  return result;
+}
+
+// Losses of single scores.
+Result elementwise(const Scores& scores, int64_t rows, const Loss& loss, const float* weights,
+                   const float* positive_weights, float* to_x, float* to_y) {
+  std::vector<double> losses(rows), score_grads(rows);
+  const auto& k = kernels().of<float>();
+  scores.each(
+      [&](const Block<float>& b, int64_t row, int64_t) {
+        const float* of_rows = loss.score_grad ? weights + row : nullptr;
+        if (loss.kind == Kind::squared_error) {
+          k.squared_error(b, {.weights = of_rows, .losses = losses.data() + row}, 0, b.rows);
+          return;
+        }
+        k.sigmoid(b,
+                  {.scale = float(loss.scale),
+                   .bias = float(loss.bias),
+                   .weights = of_rows,
+                   .losses = losses.data() + row,
+                   .score_grad_sums = score_grads.data() + row,
+                   .positive_weights = positive_weights ? positive_weights + row : nullptr},
+                  0, b.rows);
+      },
+      nothing_in_turn, to_x, to_y);
+  Result result;
+  for (int64_t i = 0; i < rows; ++i) {
+    result.loss += weights[i] * losses[i];
+    result.bias_score_grad += weights[i] * score_grads[i];
+  }
+  return result;
+}
+
+// The gradient through the rows in its place; sum_i row_i . drow_i.
+double finish(const Side16& side, float* grad) {
+  const Scratch<float> dots(side.count);
+  over(side.count, side.width, [&](int64_t begin, int64_t end) {
+    side.finish(grad + begin * side.width, begin, end - begin, dots + begin);
+  });
+  Sum sum;
+  for (int64_t i = 0; i < side.count; ++i) sum += dots[i];
+  return sum;
+}
+
+// Of cosines; the arguments are those of `whole` (whole.cpp).
+void amx_loss(Tensor x, Tensor y, Optional positives, Optional row_ids, Optional column_ids,
+              Optional row_groups, Optional column_groups, Optional dense, double negative_target,
+              std::string skip, Optional seen, std::string kind, double scale, double bias,
+              double margin, bool normalise, bool symmetric, Optional positive_weights,
+              Optional weights, double weight, Optional grad_x, Optional grad_y, Tensor total,
+              Optional parameters, Optional totals) {
+  float* const to_x = grad_x ? output<float>(*grad_x) : nullptr;
+  float* const to_y = grad_y ? output<float>(*grad_y) : nullptr;
+  const Side16 rows(x), columns(y);
+  Watching<float> watching(seen, totals, rows.count, true);
+  if (totals) {
+    watching.look_at_rows(Side<float>(x, true));
+    watching.look_at_columns(Side<float>(y, true));
+  }
+  Block<float> all{};
+  take_pairs({positives, row_ids, column_ids, row_groups, column_groups, dense, negative_target,
+              skip, seen},
+             all);
+  all.rows = rows.count;
+  all.columns = columns.count;
+  all.seen = watching.numbers(0);
+  const Loss loss{.kind = kind_of(kind),
+                  .scale = scale,
+                  .bias = bias,
+                  .margin = margin,
+                  .positive_scale = 0,
+                  .base = 0,
+                  .normalise = normalise,
+                  .symmetric = symmetric,
+                  .score_grad = grad_x || grad_y};
+  check_targets(all, loss);
+  const std::vector<float> alike(weights ? 0 : rows.count, float(weight));
+  const float* const of_rows = weights ? input<float>(*weights) : alike.data();
+
+  Result result;
+  {
+    const Scores scores(rows, columns, all);
+    result = loss.kind == Kind::softmax
+                 ? softmax(scores, all, loss, of_rows, to_x, to_y)
+                 : elementwise(scores, rows.count, loss, of_rows, input<float>(positive_weights),
+                               to_x, to_y);
+  }
+  double along = 0;
+  if (to_x) along = finish(rows, to_x);
+  if (to_y) along = finish(columns, to_y);
+  *output<float>(total) = float(result.loss);
+  watching.write();
+  if (!parameters) return;
+  double* score_grads = output<double>(*parameters);
+  score_grads[0] = double(result.scale_score_grad) + along / scale;
+  score_grads[1] = double(result.bias_score_grad);
+}
+
+std::vector<Operator> operators() {
+  return {OPERATOR(amx_loss,
+                   "(Tensor x, Tensor y, " PAIRS_SCHEMA
+                   ", str kind, float scale, float bias, float margin, bool normalise, "
+                   "bool symmetric, Tensor? positive_weights, Tensor? weights, float weight, "
+                   "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y, Tensor(total!) total, "
+                   "Tensor(parameters!)? parameters, Tensor(totals!)? totals) -> ()")};
+}
+
+}  // namespace
+}  // namespace fastsim
+
+REGISTER_OPERATORS(fastsim::operators)

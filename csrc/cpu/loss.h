@@ -1,0 +1,93 @@
+// A loss of a matrix of scores, and what its passes come to.
+#pragma once
+
+#include <string>
+#include <unordered_map>
+
+#include "side.h"
+
+namespace fastsim {
+namespace {
+
+// The kinds of fastsim/kinds that are served, by their names there.
+enum class Kind {
+  softmax,
+  sigmoid,
+  squared_error,
+  decoupled,
+  multi_similarity,
+  multi_positive,
+  circle,
+  debiased,
+  distillation,
+  hard_triplet,
+  semi_hard_triplet,
+  margins,
+};
+
+inline Kind kind_of(const std::string& name) {
+  static const std::unordered_map<std::string, Kind> kinds{
+      {"softmax", Kind::softmax},
+      {"sigmoid", Kind::sigmoid},
+      {"squared_error", Kind::squared_error},
+      {"decoupled", Kind::decoupled},
+      {"multi_similarity", Kind::multi_similarity},
+      {"multi_positive", Kind::multi_positive},
+      {"circle", Kind::circle},
+      {"debiased", Kind::debiased},
+      {"distillation", Kind::distillation},
+      {"hard_triplet", Kind::hard_triplet},
+      {"semi-hard_triplet", Kind::semi_hard_triplet},
+      {"margins", Kind::margins},
+  };
+  const auto found = kinds.find(name);
+  STD_TORCH_CHECK(found != kinds.end(), "fastsim: no loss here of kind ", name);
+  return found->second;
+}
+
+// score_grad: whether the scores are to become score gradients.
+struct Loss {
+  Kind kind;
+  double scale, bias, margin, positive_scale, base;
+  bool normalise, symmetric, score_grad;
+};
+
+// The loss, and what the panel of score gradients does not show of its derivatives.
+struct Result {
+  Sum loss, scale_score_grad, bias_score_grad;
+
+  void operator+=(const Result& of_more_rows) {
+    loss += of_more_rows.loss;
+    scale_score_grad += of_more_rows.scale_score_grad;
+    bias_score_grad += of_more_rows.bias_score_grad;
+  }
+};
+
+// Whether a row's one target is its positive.
+template <class T>
+bool one_positive(const Block<T>& b) {
+  return !b.row_groups && !b.dense.data;
+}
+
+// An error unless the pairs have the targets that the loss looks at.
+template <class T>
+void check_targets(const Block<T>& b, const Loss& loss) {
+  switch (loss.kind) {
+    case Kind::softmax:
+      if (!loss.symmetric && !one_positive(b)) return;
+      [[fallthrough]];
+    case Kind::decoupled:
+    case Kind::hard_triplet:
+    case Kind::semi_hard_triplet:
+      STD_TORCH_CHECK(b.positives && one_positive(b), "fastsim: whole: wanted positives");
+      return;
+    case Kind::margins:
+      STD_TORCH_CHECK(b.positives, "fastsim: whole: wanted positives");
+      [[fallthrough]];
+    default:
+      STD_TORCH_CHECK(!one_positive(b), "fastsim: whole: wanted groups or a matrix of targets");
+  }
+}
+
+}  // namespace
+}  // namespace fastsim

@@ -1,0 +1,131 @@
+// The softmax of all rows, and of a symmetric loss of all columns too, of scores that come in blocks
+// and come again for their gradients.
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "finish.h"
+#include "loss.h"
+#include "passes.h"
+
+namespace fastsim {
+namespace {
+
+template <class T>
+class SoftmaxSums {
+ public:
+  // all: the whole matrix, whose scores need not be in memory.
+  SoftmaxSums(const Block<T>& all, const Loss& loss)
+      : all_(all), loss_(loss), top_(all.rows, kLeftOut<double>), sum_(all.rows),
+        logits_(all.rows), targets_(all.rows) {
+    if (!loss.symmetric) return;
+    column_top_.assign(all.columns, kLeftOut<double>);
+    column_sum_.assign(all.columns, 0.0);
+  }
+
+  // Adds the scores of rows of a block; its first row is row `first` of the matrix. Takes the margin
+  // from its scores.
+  void add_rows(const Block<T>& b, int64_t first, Range rows) {
+    kernels().of<T>().softmax_forward(b,
+                                      {.scale = T(loss_.scale),
+                                       .margin = T(loss_.margin),
+                                       .max = top_.data() + first,
+                                       .sum = sum_.data() + first,
+                                       .target_logits = logits_.data() + first,
+                                       .target_sums = targets_.data() + first},
+                                      rows.begin, rows.end);
+  }
+
+  // After its rows: those of its columns.
+  void add_columns(const Block<T>& b, int64_t first, Range columns) {
+    kernels().of<T>().softmax_forward_columns(b,
+                                              {.scale = T(loss_.scale),
+                                               .max = column_top_.data() + first,
+                                               .sum = column_sum_.data() + first},
+                                              columns.begin, columns.end);
+  }
+
+  // The loss, once all is added; what the score gradients are made of.
+  Result finish(const T* weights) {
+    tops_.assign(top_.begin(), top_.end());
+    shares_.resize(all_.rows);
+    target_weights_.resize(all_.rows);
+    return loss_.symmetric ? finish_both_ways(weights) : finish_rows(weights);
+  }
+
+  // Makes score gradients of rows of a block, which begins at this row and column of the matrix.
+  void score_grad(const Block<T>& b, int64_t row, int64_t column, T margin, Range rows) const {
+    const bool both = loss_.symmetric;
+    kernels().of<T>().softmax_score_grad(
+        b,
+        {.scale = T(loss_.scale),
+         .margin = margin,
+         .row_top = tops_.data() + row,
+         .row_weight = shares_.data() + row,
+         .target_weight = target_weights_.data() + row,
+         .column_top = both ? column_tops_.data() + column : nullptr,
+         .column_weight = both ? column_shares_.data() + column : nullptr},
+        rows.begin, rows.end);
+  }
+
+ private:
+  SoftmaxRow row(int64_t i) const { return {top_[i], sum_[i], logits_[i], targets_[i]}; }
+
+  Result finish_rows(const T* weights) {
+    Result result;
+    for (int64_t i = 0; i < all_.rows; ++i) {
+      const SoftmaxRow of = row(i);
+      const double scale = loss_.scale, weight = weights[i];
+      const double lse = of.log_sum_exp(scale);
+      result.loss += weight * of.loss(lse, one_positive(all_), loss_.normalise);
+      if (loss_.margin != 0) {
+        const double share = of.positive_share(scale, of.top, of.sum);
+        result.scale_score_grad -= loss_.margin * weight * (share - 1);
+      }
+      const double of_logits = of.sum == 0 ? 0 : weight * scale;
+      const double of_targets = of.target_weight(of_logits, loss_.normalise);
+      target_weights_[i] = T(of_targets);
+      shares_[i] = T(ratio(of_targets * of.target_sums, of.sum));
+    }
+    return result;
+  }
+
+  Result finish_both_ways(const T* weights) {
+    const double scale = loss_.scale, margin = loss_.margin;
+    // Half of those of the rows whose positive it is.
+    std::vector<double> column_weight(all_.columns);
+    for (int64_t i = 0; i < all_.rows; ++i) column_weight[all_.positives[i]] += 0.5 * weights[i];
+    Result result;
+    for (int64_t i = 0; i < all_.rows; ++i) {
+      const int64_t j = all_.positives[i];
+      const double weight = weights[i];
+      const SoftmaxRow of = row(i);
+      const SoftmaxRow column{column_top_[j], column_sum_[j], of.target_logits, 1};
+      const double lse = 0.5 * (of.log_sum_exp(scale) + column.log_sum_exp(scale));
+      result.loss += weight * of.loss(lse, true, false);
+      if (margin != 0) {
+        const double along_row = of.positive_share(scale, of.top, of.sum);
+        const double along_column = of.positive_share(scale, column.top, column.sum);
+        result.scale_score_grad -=
+            margin * (0.5 * weight * along_row + column_weight[j] * along_column - weight);
+      }
+      shares_[i] = T(ratio(0.5 * weight * scale, of.sum));
+      target_weights_[i] = T(weight * scale);
+    }
+    column_tops_.assign(column_top_.begin(), column_top_.end());
+    column_shares_.resize(all_.columns);
+    for (int64_t j = 0; j < all_.columns; ++j) {
+      column_shares_[j] = T(ratio(column_weight[j] * scale, column_sum_[j]));
+    }
+    return result;
+  }
+
+  const Block<T> all_;
+  const Loss loss_;
+  std::vector<double> top_, sum_, logits_, targets_, column_top_, column_sum_;
+  std::vector<T> tops_, shares_, target_weights_, column_tops_, column_shares_;
+};
+
+}  // namespace
+}  // namespace fastsim

@@ -1,0 +1,37 @@
+"""A loss of many 16-bit rows on a matrix unit, with its gradient, in one call (Intel AMX)."""
+
+import torch
+
+KINDS = ("softmax", "sigmoid", "squared_error")
+
+
+def serves(tile, dtype):
+    """Whether `loss` serves one."""
+    pairs = tile.pairs
+    more = (pairs.guide, pairs.factors, pairs.exclude_above, pairs.column_bias, pairs.row_shift)
+    plain = pairs.skip == "nothing" and all(value is None for value in more)
+    return tile.kind in KINDS and tile.cosine and plain and dtype.itemsize == 2
+
+
+def loss(tile, x, y, numbers, weights, weight, grads, total, parameters, totals):
+    """Writes the loss, and the gradients that are not None; numbers: scale and bias."""
+    pairs = tile.pairs
+    torch.ops.fastsim_cpu.amx_loss.default(
+        *(side if side.stride(1) == 1 else side.contiguous() for side in (x, y)),
+        *pairs.tensors(),
+        pairs.negative_target,
+        pairs.skip,
+        tile.seen,
+        tile.kind,
+        *numbers,
+        tile.margin,
+        tile.normalise,
+        tile.symmetric,
+        tile.positive_weights,
+        weights,
+        weight,
+        *grads,
+        total,
+        parameters,
+        totals,
+    )

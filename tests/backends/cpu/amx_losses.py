@@ -1,0 +1,181 @@
+"""What test_amx.py runs of losses in one call, in a process with a matrix unit or its emulation."""
+
+import functools
+
+import pytest
+import torch
+
+import fastsim
+from fastsim.backends.cpu import amx_loss, whole
+from fastsim.engine.passes import in_panels
+from tests.cases import BY_NAME, call, inputs
+
+DTYPES = [torch.bfloat16, torch.float16]
+# One block, and blocks that no tile divides, in several bands.
+SHAPES = [(1, 1, 6), (67, 75, 34), (300, 530, 40), (530, 261, 33), (130, 40, 600)]
+
+
+def integers(high, *shape):
+    return torch.randint(high, shape)
+
+
+LOSSES = {
+    "info_nce": lambda n, m: functools.partial(fastsim.info_nce, positives=integers(m, n)),
+    "info_nce both": lambda n, m: functools.partial(
+        fastsim.info_nce, positives=torch.randperm(max(n, m))[:n] % m, symmetric=True
+    ),
+    "info_nce margin": lambda n, m: functools.partial(
+        fastsim.info_nce, positives=integers(m, n), margin=0.3, temperature=0.01
+    ),
+    "info_nce both margin": lambda n, m: functools.partial(
+        fastsim.info_nce, positives=integers(m, n), margin=0.3, symmetric=True
+    ),
+    "info_nce exclude": lambda n, m: functools.partial(
+        fastsim.info_nce, positives=integers(m, n), exclude=(integers(9, n), integers(9, m))
+    ),
+    "siglip": lambda n, m: functools.partial(
+        fastsim.siglip, targets=(integers(9, n), integers(9, m))
+    ),
+    "siglip matrix": lambda n, m: functools.partial(
+        fastsim.siglip, targets=integers(2, n, m).to(torch.int8) * 2 - 1
+    ),
+    "matrix_cross_entropy": lambda n, m: functools.partial(
+        fastsim.matrix_cross_entropy, targets=torch.rand(n, m)
+    ),
+    "matrix_mse": lambda n, m: functools.partial(
+        fastsim.matrix_mse, targets=torch.randn(m, n).bfloat16().T
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def served(monkeypatch):
+    """Small batches too, each by the operator: the number of calls so far."""
+    calls = []
+    one_call = amx_loss.loss
+    monkeypatch.setattr(whole, "SMALL", 0)
+    monkeypatch.setattr(amx_loss, "loss", lambda *given: (calls.append(1), one_call(*given)))
+    yield calls
+    assert calls
+
+
+def rows_of(shape, dtype):
+    """Sides that have something in common, with rows of all sizes."""
+    rows, columns, width = shape
+    both = torch.randn(width) + torch.randn(rows + columns, width)
+    return [t.to(dtype) for t in (both * torch.rand(rows + columns, 1)).split((rows, columns))]
+
+
+def errors(found, truth):
+    """Relative to the truth: the loss's, the norms of the gradients'."""
+    value, grads = found
+    exact, exact_grads = truth
+    size = [g.norm().item() for g in exact_grads]
+    off = [
+        (a.double() - b).norm().item() / s if s else a.norm().item()
+        for a, b, s in zip(grads, exact_grads, size, strict=True)
+    ]
+    return [abs(value.item() - exact.item()) / (abs(exact.item()) or 1.0), *off]
+
+
+def compare(function, sides, oracle):
+    """No further from float64 than twice the dense formula of that dtype; see tests/README.md."""
+    truth = call(oracle, [t.double() for t in sides], [], {})
+    mine, dense = (
+        errors(call(functools.partial(function, backend=name), sides, [], {}), truth)
+        for name in ("cpu", "eager")
+    )
+    eps = torch.finfo(torch.float32).eps
+    kept = torch.finfo(sides[0].dtype).eps  # a gradient is rounded to its dtype
+    for place, (error, theirs) in enumerate(zip(mine, dense, strict=True)):
+        assert error <= 2 * (theirs + (kept if place else 4 * eps)), (place, error, theirs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", LOSSES)
+def test_against_float64(name, shape, dtype):
+    function = LOSSES[name](*shape[:2])
+    sides = rows_of(shape, dtype)
+    compare(function, sides, functools.partial(function, backend="eager"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["info_nce", "siglip-soft", "matrix_mse-soft"])
+def test_against_loops(name, dtype):
+    case = BY_NAME[name]
+    sides, others, options = inputs(case, (29, 37, 18), dtype, 71)
+    function = functools.partial(case.loss, *(), **options)
+    compare(
+        lambda x, y, backend: function(x, y, *others, backend=backend),
+        sides,
+        lambda x, y: case.oracle(x, y, *others, **options).mean(),
+    )
+
+
+def results(loss, sides, *numbers):
+    leaves = [t.detach().clone().requires_grad_() for t in (*sides, *numbers)]
+    value = loss(*leaves)
+    value.backward()
+    return [value.detach(), *(leaf.grad for leaf in leaves)]
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_same_bits_with_any_number_of_threads(dtype, symmetric):
+    sides = rows_of((1100, 700, 33), dtype)
+    sides[1][:, 5] = 3.0
+    loss = functools.partial(
+        fastsim.info_nce, positives=integers(700, 1100), symmetric=symmetric, backend="cpu"
+    )
+    threads, found = torch.get_num_threads(), []
+    for count in (1, 2, 5, 5):
+        torch.set_num_threads(count)
+        found.append(results(loss, sides))
+    torch.set_num_threads(threads)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("name", ["info_nce", "info_nce both", "siglip"])
+def test_learnt_numbers_as_in_panels(name):
+    """The gradients of scale and bias, and those of one side alone."""
+    sides = rows_of((300, 270, 48), torch.bfloat16)
+    learnt = {"temperature": 0.07} if name != "siglip" else {"scale": 7.0, "bias": -3.0}
+    numbers = [torch.tensor(number) for number in learnt.values()]
+    made = functools.partial(LOSSES[name](300, 270), backend="cpu")
+
+    def loss(x, y, *given):
+        return made(x, y, **dict(zip(learnt, given, strict=True)))
+
+    mine = results(loss, sides, *numbers)
+    with in_panels():
+        panels = results(loss, sides, *numbers)
+    for one, other in zip(mine, panels, strict=True):
+        kept = torch.finfo(one.dtype).eps if one.ndim else 1e-5
+        assert (one - other).norm() <= 2 * kept * other.norm()
+    x = sides[0].clone().requires_grad_()
+    loss(x, sides[1], *numbers).backward()
+    assert torch.equal(x.grad, mine[1])
+
+
+def test_rows_that_are_not_finite():
+    """Reach the loss, and what they are compared with."""
+    sides = rows_of((300, 40, 33), torch.bfloat16)
+    sides[0][270, 3] = torch.nan
+    loss, grad_x, grad_y = results(functools.partial(fastsim.siglip, backend="cpu"), sides)
+    assert loss.isnan()
+    assert grad_x[270].isnan().all()
+    assert grad_x[:270].isfinite().all()
+    assert grad_y.isnan().all()
+
+
+@pytest.mark.parametrize("name", ["info_nce exclude", "siglip"])
+def test_metrics_as_in_panels(name):
+    sides = rows_of((300, 330, 33), torch.bfloat16)
+    loss = functools.partial(LOSSES[name](300, 330), backend="cpu")
+    with fastsim.metrics() as mine:
+        loss(*sides)
+    with fastsim.metrics() as panels, in_panels():
+        loss(*sides)
+    assert mine.read() == pytest.approx(panels.read(), rel=1e-5, nan_ok=True)
