@@ -7,7 +7,7 @@ import torch
 
 import fastsim
 from fastsim.backends.cpu import amx_loss, whole
-from fastsim.engine.passes import in_panels
+from fastsim.engine.one_call import in_panels
 from tests.cases import BY_NAME, call, inputs
 
 DTYPES = [torch.bfloat16, torch.float16]
