@@ -27,7 +27,7 @@ FLAGS = """-std=c++20 -O3 -fPIC -fvisibility=hidden -fopenmp-simd -fno-math-errn
 CUDA_FLAGS = "-std=c++20 -O3 -Xcompiler=-fPIC,-fvisibility=hidden -ftz=true -prec-div=false"
 CUDA_ARCHS = "80,90a"
 # The kernels are compiled once for each; csrc/cpu/choose.cpp takes one when it is first used.
-INSTRUCTION_SETS = {"generic": ""}
+INSTRUCTION_SETS = {"neon" if platform.machine() in ("aarch64", "arm64") else "generic": ""}
 if platform.machine() in ("x86_64", "AMD64"):
     INSTRUCTION_SETS["avx2"] = "-mavx2 -mfma -mf16c"
     INSTRUCTION_SETS["avx512"] = """-mavx512f -mavx512dq -mavx512bw -mavx512vl -mfma -mf16c

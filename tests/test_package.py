@@ -240,7 +240,7 @@ for wanted in ("avx512", "avx2", "generic"):
 """
     results = [line.split() for line in fresh(code).splitlines()]
     assert len(results) == 3
-    assert results[-1][0] == "generic"
+    assert results[-1][0] in ("generic", "neon")
     losses_, norms = zip(*((float(r[1]), float(r[2])) for r in results), strict=True)
     assert losses_ == pytest.approx([losses_[0]] * 3, rel=1e-6)
     assert norms == pytest.approx([norms[0]] * 3, rel=1e-6)

@@ -7,6 +7,8 @@
 #include <limits>
 #include <utility>
 
+#include "float16.h"
+
 #define FASTSIM_STRING2(x) #x
 #define FASTSIM_STRING(x) FASTSIM_STRING2(x)
 
@@ -40,7 +42,7 @@ void norms(const Matrix& x, int64_t width, float* inverse, float* powers, float*
   for (int64_t row = rows.begin; row < rows.end; ++row) {
     const int64_t at = row * x.row_stride;
     const double norm = __builtin_sqrt(
-        x.dtype == Dtype::float16    ? square(static_cast<const _Float16*>(x.data) + at, width)
+        x.dtype == Dtype::float16    ? square(static_cast<const Float16*>(x.data) + at, width)
         : x.dtype == Dtype::bfloat16 ? square(static_cast<const uint16_t*>(x.data) + at, width)
                                      : square(static_cast<const float*>(x.data) + at, width));
     inverse[row] = powers[row] = rest[row] = 0;

@@ -85,7 +85,7 @@ inline void load(const float* from, int64_t count, float* to) {
   std::memcpy(to, from, count * sizeof(float));
 }
 
-inline void load(const _Float16* from, int64_t count, float* to) {
+inline void load(const Float16* from, int64_t count, float* to) {
 #pragma omp simd
   for (int64_t k = 0; k < count; ++k) to[k] = static_cast<float>(from[k]);
 }
@@ -256,7 +256,7 @@ bool pack_from(Pack form, const Packed& from, int64_t strip_count, int64_t first
 
 bool pack(Pack form, const Packed& from, int64_t strip_count, int64_t first, int64_t depth,
           int64_t parts, uint16_t* to, Range strips) {
-  const auto run = from.matrix.dtype == Dtype::float16    ? pack_from<_Float16>
+  const auto run = from.matrix.dtype == Dtype::float16    ? pack_from<Float16>
                    : from.matrix.dtype == Dtype::bfloat16 ? pack_from<uint16_t>
                                                           : pack_from<float>;
   return run(form, from, strip_count, first, depth, parts, to, strips);

@@ -6,9 +6,18 @@
 
 namespace fastsim {
 
+// That of every processor of the architecture.
+#if defined(__aarch64__)
+namespace neon {
+extern const KernelTable table;
+}
+namespace least = neon;
+#else
 namespace generic {
 extern const KernelTable table;
 }
+namespace least = generic;
+#endif
 #if defined(__x86_64__)
 namespace avx2 {
 extern const KernelTable table;
@@ -31,7 +40,7 @@ const KernelTable& choose() {
   if (has512 && most == "avx512") return avx512::table;
   if (has256 && most != "generic") return avx2::table;
 #endif
-  return generic::table;
+  return least::table;
 }
 
 const KernelTable& kernels() {

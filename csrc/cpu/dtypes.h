@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "float16.h"
 #include "isa.h"
 
 namespace fastsim::FASTSIM_ISA {
@@ -15,13 +16,6 @@ struct Convert {
     return static_cast<T>(value);
   }
 };
-
-// GCC before 13 has the type on arm64, but not by this name.
-#if defined(__aarch64__) && !defined(__clang__) && __GNUC__ < 13
-using Float16 = __fp16;
-#else
-using Float16 = _Float16;
-#endif
 
 struct BFloat16 {
   uint16_t bits;

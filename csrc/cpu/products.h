@@ -15,7 +15,8 @@ constexpr int64_t kDepth = 512;       // of a block whose right operand stays in
 constexpr int64_t kColumnBlock = 96;  // columns of a panel packed at a time, transposed product
 
 // A left operand: element (r, k) of group g lies at data[g * group + r * row + k * step], a group
-// being kTileRows rows.
+// being kTileRows rows. Where n = kTogether steps are loaded at once they lie side by side: in the
+// place of k * step is k / n * n * step + k % n.
 template <class T>
 struct Left {
   const T* data;
@@ -149,23 +150,33 @@ void multiply_rows(const T* panel, int64_t stride, int64_t depth, const T* y, in
   }
 }
 
-// The left operand of the transposed product: `columns` columns of a panel over `depth` of its rows,
-// in groups of kTileRows, each (depth, kTileRows). The rows of a panel lie pages apart.
+// Steps of the depth that a group of a packed left operand has: whole loads.
+template <class T>
+constexpr int64_t whole_steps(int64_t depth) {
+  return (depth + kTogether<T> - 1) / kTogether<T> * kTogether<T>;
+}
+
+// The left operand of the transposed product: `columns` columns of a panel over `depth` of its
+// rows, in groups of kTileRows, each (whole_steps / kTogether, kTileRows, kTogether). The rows of a
+// panel lie pages apart.
 template <class T>
 void pack_columns(const T* panel, int64_t stride, int64_t columns, int64_t depth, T* packed) {
   constexpr int64_t kRows = 16;  // read at a time: all their columns stay in cache
+  constexpr int64_t together = kTogether<T>;
   for (int64_t k0 = 0; k0 < depth; k0 += kRows) {
     const int64_t k1 = smaller(k0 + kRows, depth);
     for (int64_t at = 0; at < columns; at += kTileRows) {
       const T* from = panel + at;
-      T* to = packed + at * depth;
-      if (columns - at >= kTileRows) {
+      T* to = packed + at * whole_steps<T>(depth);
+      if (together == 1 && columns - at >= kTileRows) {
         for (int64_t k = k0; k < k1; ++k) {
           __builtin_memcpy(to + k * kTileRows, from + k * stride, kTileRows * sizeof(T));
         }
       } else {
+        const int64_t rows = smaller(kTileRows, columns - at);
         for (int64_t k = k0; k < k1; ++k) {
-          for (int64_t r = 0; r < columns - at; ++r) to[k * kTileRows + r] = from[k * stride + r];
+          T* step = to + k / together * together * kTileRows + k % together;
+          for (int64_t r = 0; r < rows; ++r) step[r * together] = from[k * stride + r];
         }
       }
     }
@@ -184,7 +195,7 @@ void multiply_columns(const T* panel, int64_t stride, int64_t depth, const T* x,
     for (int64_t k = 0; k < depth; k += kDepth) {
       const int64_t deep = smaller(kDepth, depth - k);
       pack_columns(panel + k * stride + first, stride, count, deep, packed);
-      const Left<T> left{packed, 1, kTileRows, kTileRows * deep};
+      const Left<T> left{packed, kTogether<T>, kTileRows, kTileRows * whole_steps<T>(deep)};
       for (int64_t at = 0; at < width; at += wide) {
         // The last columns of tiles ask for what is packed next, as wide as they are.
         constexpr int64_t kAsking = (kColumnBlock + wide - 1) / wide * wide;

@@ -1,14 +1,16 @@
 // The register tile: kTileRows x kTileColumns sums over the whole depth of a block.
 #pragma once
 
+#include <utility>
+
 #include "isa.h"
 
 namespace fastsim::FASTSIM_ISA {
 namespace {
 
-// The register tile: kTileRows x kVectors sums, kVectors of the right operand and one broadcast
-// scalar of the left fill 29 of 32 vector registers, or 15 of 16. Taller and narrower tiles would
-// load more a product: 12 x 2 vectors take 14 loads for 24 products, 6 x 4 take 10.
+// The register tile: kTileRows x kVectors sums. On x86 kVectors of the right operand and one
+// broadcast scalar of the left fill 29 of 32 vector registers, or 15 of 16. Taller and narrower
+// tiles would load more a product: 12 x 2 vectors take 14 loads for 24 products, 6 x 4 take 10.
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64, kVectors = 4;
 #elif defined(__AVX__)
@@ -28,6 +30,17 @@ template <class T>
 constexpr int64_t kLanes = kVectorBytes / sizeof(T);
 template <class T>
 constexpr int64_t kTileColumns = kVectors * kLanes<T>;
+
+// Steps of the depth that a load of a row of the left operand brings. x86 broadcasts a scalar as it
+// is loaded; on arm64 that (ld1r) may take the multiplier's ports, but a product can have a lane of
+// a register for its scalar. So one load serves four steps: 5.5 loads for 24 products. 12 x 2
+// vectors would take 5, but of a left operand that is packed for every product.
+template <class T>
+#if defined(__aarch64__)
+constexpr int64_t kTogether = kLanes<T>;
+#else
+constexpr int64_t kTogether = 1;
+#endif
 
 template <class T>
 constexpr int64_t kLineOf = kLine / sizeof(T);  // numbers of a line
@@ -89,16 +102,55 @@ class Asking {
   int64_t c_row_, left_row_, group_step_, later_step_, at_ = 0;
 };
 
-// c[r][:] (+)= sum_k a[r * a_row + k * a_step] * b[k * b_step][:] for `rows` rows, one tile wide.
-// Everything is unrolled, or the sums would live in memory. Vector times scalar is a broadcast from
-// memory, which takes none of the multiplier's ports (V{} + a would be an addition: it changes -0).
+template <class T, int rows>
+using Sums = Vector<T>[rows][kVectors];
+
+#if defined(__aarch64__)
+// sum += a[lane] * b. From intrinsics GCC makes a vector of each lane first.
+template <int lane>
+FASTSIM_INLINE void add_lane(Vector<float>& sum, Vector<float> a, Vector<float> b) {
+  __asm__("fmla %0.4s, %1.4s, %2.s[%3]" : "+w"(sum) : "w"(b), "w"(a), "i"(lane));
+}
+template <int lane>
+FASTSIM_INLINE void add_lane(Vector<double>& sum, Vector<double> a, Vector<double> b) {
+  __asm__("fmla %0.2d, %1.2d, %2.d[%3]" : "+w"(sum) : "w"(b), "w"(a), "i"(lane));
+}
+
+// Adds one step of the depth: the lane of every row of a times b[:].
+template <int lane, class T, int rows>
+FASTSIM_INLINE void add_lanes(const Vector<T> (&a)[rows], const T* b, Sums<T, rows>& sum) {
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+    const Vector<T> right = *reinterpret_cast<const Vector<T>*>(b + v * kLanes<T>);
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; ++r) add_lane<lane>(sum[r][v], a[r], right);
+    // No load moves up across this: there is a register for one, or two, of them.
+    __asm__ volatile("" ::: "memory");
+  }
+}
+
+// Adds as many steps as a vector has lanes: a[r * a_row + k] * b[k * b_step][:] for every row r.
+template <class T, int rows, int... lane>
+FASTSIM_INLINE void add_steps(const T* a, int64_t a_row, const T* b, int64_t b_step,
+                              Sums<T, rows>& sum, std::integer_sequence<int, lane...>) {
+  Vector<T> left[rows];
+#pragma GCC unroll 6
+  for (int r = 0; r < rows; ++r) left[r] = *reinterpret_cast<const Vector<T>*>(a + r * a_row);
+  (add_lanes<lane, T, rows>(left, b + lane * b_step, sum), ...);
+}
+#endif
+
+// c[r][:] (+)= sum_k a[r][k] * b[k * b_step][:] for `rows` rows, one tile wide, a[r][k] lying where
+// `Left` (products.h) says. Everything is unrolled, or the sums would live in memory. Vector times
+// scalar is a broadcast from memory, which on x86 takes none of the multiplier's ports (V{} + a
+// would be an addition: it changes -0).
 template <class T, int rows, bool add>
 [[gnu::noinline]] void tile(const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t b_step,
                             int64_t depth, T* c, int64_t c_row, Next<T> next) {
   using V = Vector<T>;
   using Asks = Asking<T, rows>;
   Asks asking(c, c_row, a_row, a_step, next);
-  V sum[rows][kVectors];
+  Sums<T, rows> sum;
 #pragma GCC unroll 6
   for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 4
@@ -106,6 +158,19 @@ template <class T, int rows, bool add>
     if constexpr (!Asks::worth) __builtin_prefetch(c + r * c_row, 1);
   }
   const T* ahead = b + kAhead * b_step;
+#if defined(__aarch64__)
+  constexpr int64_t together = kTogether<T>;
+#pragma GCC unroll 1
+  for (; depth >= together; depth -= together) {
+#pragma GCC unroll 4
+    for (int step = 0; step < together; ++step) __builtin_prefetch(ahead + step * b_step);
+    add_steps<T, rows>(a, a_row, b, b_step, sum, std::make_integer_sequence<int, together>());
+    a += together * a_step;
+    b += together * b_step;
+    ahead += together * b_step;
+  }
+  a_step = 1;
+#endif
 #pragma GCC unroll 1
   for (int64_t k = depth; k > 0; --k) {
     if constexpr (Asks::worth) {

@@ -21,21 +21,24 @@ class Loop(NamedTuple):
     """How the loop over the depth looks: its products, `sums` of a step, and what may not be there.
 
     additions: as many as there are products where these do not add themselves; else none.
+    loads: of both operands, for as many products as there are sums.
     """
 
     products: str
     sums: int
     additions: int
+    loads: float
     broadcast: str  # from a register: a scalar that was not multiplied as it came from memory
     stack: str
 
 
 SETS = {
-    "avx512": Loop(r"vfmadd\w+ps\s.*%zmm", 24, 0, r"vbroadcasts\w+\s+%", "%[re][sb]p"),
-    "avx2": Loop(r"vfmadd\w+ps\s.*%ymm", 12, 0, r"vbroadcasts\w+\s+%", "%[re][sb]p"),
+    "avx512": Loop(r"vfmadd\w+ps\s.*%zmm", 24, 0, 4 + 6, r"vbroadcasts\w+\s+%", "%[re][sb]p"),
+    "avx2": Loop(r"vfmadd\w+ps\s.*%ymm", 12, 0, 2 + 6, r"vbroadcasts\w+\s+%", "%[re][sb]p"),
     # Without fused products, and with no broadcast from memory: shufps.
-    "generic": Loop(r"mulps\s", 12, 12, r"never", r"%rsp"),
-    "neon": Loop(r"fmla\s.*\.4s", 24, 0, r"dup\s", r"\bsp\b"),
+    "generic": Loop(r"mulps\s", 12, 12, 2 + 6, r"never", r"%rsp"),
+    # A load of a row of the left operand serves four steps.
+    "neon": Loop(r"fmla\s.*\.4s", 24, 0, 4 + 6 / 4, r"dup\s", r"\bsp\b"),
 }
 
 
@@ -78,9 +81,8 @@ def _innermost_loops(code):
 
 def _loops(name, objdump, path):
     """The loops over the depth of the full float32 tiles of an instruction set."""
-    space = "generic" if name == "neon" else name
     for function, code in _tiles(objdump, path):
-        if function.startswith(f"fastsim::{space}::"):
+        if function.startswith(f"fastsim::{name}::"):
             for loop in _innermost_loops(code):
                 if any(re.match(SETS[name].products, line) for line in loop):
                     yield loop
@@ -89,17 +91,16 @@ def _loops(name, objdump, path):
 @pytest.fixture(scope="module", params=SETS)
 def tile(request, tmp_path_factory):
     """(what is expected, the loops) of an instruction set: of the library, or compiled for it."""
-    name, objdump, path = request.param, "objdump", LIBRARY
-    if name == "neon":
-        compiler, objdump = shutil.which(f"{ARM}g++"), f"{ARM}objdump"
-        if compiler is None:
-            pytest.skip(f"needs {ARM}g++")
+    name, loops = request.param, []
+    if fastsim.backends()["cpu"] is None and shutil.which("objdump"):
+        loops = list(_loops(name, "objdump", LIBRARY))
+    compiler = shutil.which(f"{ARM}g++")
+    if name == "neon" and not loops and compiler:
         path = _compiled(compiler, tmp_path_factory.mktemp(name))
-    elif fastsim.backends()["cpu"] is not None or shutil.which(objdump) is None:
-        pytest.skip("needs the C++ extension and objdump")
-    loops = list(_loops(name, objdump, path))
-    if not loops and name != "neon":
-        pytest.skip("the library is of another architecture")
+        loops = list(_loops(name, f"{ARM}objdump", path))
+        assert loops
+    if not loops:
+        pytest.skip(f"needs objdump and the C++ extension of its architecture, or {ARM}g++")
     return SETS[name], loops
 
 
@@ -107,13 +108,13 @@ def _compiled(compiler, folder):
     """The tile alone, by the flags of setup.py that matter to it."""
     source, target = folder / "tile.cpp", folder / "tile.o"
     source.write_text("""#include "cpu/products.h"
-        namespace fastsim::generic {
+        namespace fastsim::neon {
         void use(const float* a, const float* b, int64_t n, float* c) {
           tile_of<float>(6, n > 1)(a, n, 1, b, n, n, c, n, {a, b, n});
         }
         }""")
-    command = [compiler, "-std=c++20", "-O3", "-fPIC", "-fopenmp-simd", f"-I{CSRC}"]
-    subprocess.run([*command, "-c", source, "-o", target], check=True)
+    command = [compiler, "-std=c++20", "-O3", "-fPIC", "-fopenmp-simd", "-DFASTSIM_ISA=neon"]
+    subprocess.run([*command, f"-I{CSRC}", "-c", source, "-o", target], check=True)
     return target
 
 
@@ -135,6 +136,21 @@ def test_the_hot_loop_multiplies_and_loads_alone(tile):
         for line in loop:
             assert not re.match(expected.broadcast, line), line
             assert not re.search(rf"{VECTOR}.*{expected.stack}|{expected.stack}.*{VECTOR}", line)
+
+
+def _loads(loop):
+    """How many numbers or vectors a loop brings to vector registers."""
+    x86 = sum(bool(re.match(r"\w+\s+\S*\(%.*mm\d", line)) for line in loop)
+    arm = [line for line in loop if re.match(r"ld\w+\s.*[qdsv]\d", line)]
+    return x86 + len(arm) + sum(line.startswith("ldp") for line in arm)
+
+
+def test_the_hot_loop_loads_no_more_than_the_tile_takes(tile):
+    """The longest of a tile's loops, beside which arm64 has one for what is left of the depth."""
+    expected, loops = tile
+    loop = max(loops, key=len)
+    products = sum(bool(re.match(expected.products, line)) for line in loop)
+    assert _loads(loop) * expected.sums == expected.loads * products, loop
 
 
 @pytest.mark.parametrize(
