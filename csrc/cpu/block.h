@@ -114,9 +114,9 @@ struct Share {
   double factor;
 };
 
-// The gradient of the rows `own` of cosines, of which few score gradients differ from those of their
-// row. Row i gets of_every[i] (null: 1) times `every`, and its shares of `others`, which are those from
-// first[i] to first[i + 1]. With each side its inverse norms: unit rows exist nowhere.
+// The gradient of the rows `own` of cosines, of which few score gradients differ from those of
+// their row. Row i gets of_every[i] (null: 1) times `every`, and its shares of `others`, which are
+// those from first[i] to first[i + 1]. With each side its inverse norms: unit rows exist nowhere.
 template <class T>
 struct SharedGradient {
   Matrix own;

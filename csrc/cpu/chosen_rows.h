@@ -70,8 +70,8 @@ void chosen_rows_of_columns(const Partners<T>& p, const double* score_grads, con
   }
 }
 
-// The gradient of the rows [begin, end). memory: of two rows. A gradient is written once, when it is
-// whole: lines that are not in cache yet would hold up all that is added to them.
+// The gradient of the rows [begin, end). memory: of two rows. A gradient is written once, when it
+// is whole: lines that are not in cache yet would hold up all that is added to them.
 template <class T>
 void shared_gradient(const SharedGradient<T>& g, T* memory, T* grad, int64_t begin, int64_t end) {
   const int64_t width = g.width;

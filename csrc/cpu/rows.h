@@ -34,8 +34,8 @@ double inverse_norm(double square) {
   return norm < double(std::numeric_limits<T>::min()) ? 0.0 : 1 / norm;
 }
 
-// Rows of a walk between the one that is asked for and the one at hand: the processor itself does not
-// look past the page of memory that a row lies in.
+// Rows of a walk between the one that is asked for and the one at hand: the processor itself does
+// not look past the page of memory that a row lies in.
 constexpr int64_t kRowsAhead = 4;
 
 FASTSIM_INLINE void ask_for_row(const Matrix& x, int64_t row, int64_t width) {

@@ -1,6 +1,8 @@
 // The full triplet loss of a batch that is not small, and its gradient, in one operator. One product
 // makes the scores and chooses the closest negatives; the mean negative is a product with the sum of
-// all columns, and every gradient touches a few rows (fastsim/losses/full_triplet.py).
+// all columns, and every gradient touches a few rows (fastsim/losses/full_triplet.py). A thread
+// takes some rows from their norms to their gradient: it makes their scores with some panels of
+// columns, looks at them while they are in its cache, and keeps no others.
 
 #include <algorithm>
 #include <optional>
@@ -157,9 +159,9 @@ class Scores {
 };
 
 // positives (N,): columns. The rest as of `whole`; all columns but the positive are negatives.
-void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi_hard, double margin,
-                  Optional weights, double weight, Optional grad_x, Optional grad_y, Tensor total,
-                  Optional totals) {
+void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi_hard,
+                  double margin, Optional weights, double weight, Optional grad_x, Optional grad_y,
+                  Tensor total, Optional totals) {
   with_type(total, [&](auto type) {
     using T = decltype(type);
     const auto& k = kernels().of<T>();
@@ -193,12 +195,13 @@ void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi
       });
       k.chosen_rows({unit, columns.sum.data(), high, width, 1, the_sum, false},
                     triplets.sums.data() + first, 0, high);
-      triplets.finish(all.positives, of_rows, weight, margin, columns.count - 1, first, first + high);
+      triplets.finish(all.positives, of_rows, weight, margin, columns.count - 1, first,
+                      first + high);
       if (to_y) {
         for (int64_t at = 0; at < high; at += kUnit) {
+          T* const out = of_units + (first + at) / kUnit * width;
           k.multiply_columns(triplets.of_every.data() + first + at, 1, std::min(kUnit, high - at),
-                             unit + at * width, width, of_units + (first + at) / kUnit * width, false,
-                             {0, 1});
+                             unit + at * width, width, out, false, {0, 1});
         }
       }
       if (!to_x) return;
@@ -206,10 +209,16 @@ void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi
       std::vector<Share> shares;
       triplets.by_row(first, first + high, starts, shares);
       const Scratch<T> memory(2 * width);
-      k.shared_gradient({rows.from_row(first), inverse + first, columns.from, columns.inverse(), width,
-                         columns.sum.data(), triplets.of_every.data() + first, starts.data(),
-                         shares.data()},
-                        memory, to_x + first * width, 0, high);
+      const SharedGradient<T> of_x{rows.from_row(first),
+                                   inverse + first,
+                                   columns.from,
+                                   columns.inverse(),
+                                   width,
+                                   columns.sum.data(),
+                                   triplets.of_every.data() + first,
+                                   starts.data(),
+                                   shares.data()};
+      k.shared_gradient(of_x, memory, to_x + first * width, 0, high);
     };
     torch::stable::parallel_for(0, units, 1, [&](int64_t begin, int64_t end) {
       const Scratch<T> unit(kUnits * kUnit * width);
@@ -230,11 +239,10 @@ void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi
     std::vector<int64_t> starts;
     std::vector<Share> shares;
     triplets.by_column(columns.count, starts, shares);
-    const SharedGradient<T> of_columns{columns.from, columns.inverse(), rows,    inverse,
-                                       width,        all_rows.data(),   nullptr, starts.data(),
-                                       shares.data()};
+    const SharedGradient<T> of_y{columns.from,    columns.inverse(), rows,          inverse, width,
+                                 all_rows.data(), nullptr,           starts.data(), shares.data()};
     over(columns.count, 4 * width, [&](int64_t begin, int64_t end) {
-      k.shared_gradient(of_columns, Scratch<T>(2 * width), to_y, begin, end);
+      k.shared_gradient(of_y, Scratch<T>(2 * width), to_y, begin, end);
     });
   });
 }

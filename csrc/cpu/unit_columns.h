@@ -34,9 +34,10 @@ class UnitColumns {
     sum.assign(all.begin(), all.end());
   }
 
-  // The scores of unit rows x with the columns [begin, end), of which `begin` is the first of a panel;
-  // one thread's.
-  void score(const T* x, int64_t rows, int64_t begin, int64_t end, T* scores, int64_t stride) const {
+  // The scores of unit rows x with the columns [begin, end), of which `begin` is the first of a
+  // panel; one thread's.
+  void score(const T* x, int64_t rows, int64_t begin, int64_t end, T* scores,
+             int64_t stride) const {
     const auto& k = kernels().of<T>();
     const T* next = end < count ? packed_ + end * width : nullptr;
     k.score_panels(x, width, packed_ + begin * width, end - begin, scores, stride, false, {0, rows},

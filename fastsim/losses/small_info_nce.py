@@ -6,6 +6,7 @@ batch each part is a log-sum-exp of the engine, and what lies between these take
 small batch's scores.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -15,9 +16,8 @@ from fastsim.backends import get
 from fastsim.backends.base import Backend
 from fastsim.batch_metrics import no_totals, record_totals, watched
 from fastsim.distributed import join
-from fastsim.engine.autograd import tile_loss
-from fastsim.engine.one_call import is_whole, panels_alone
-from fastsim.engine.prepared import Prepared
+from fastsim.engine.autograd import WholeLoss
+from fastsim.engine.one_call import panels_alone
 from fastsim.losses.further_candidates import DIRECTIONS, Further, dense, own_scores, parts_of
 from fastsim.operators import differentiable_again, traced
 from fastsim.pairs import Guide, Pairs, known_bias, parse_bias
@@ -53,21 +53,23 @@ def small_info_nce(
     batch = join(None, "info_nce", anchors, candidates)
     weight = batch.row_weights(reduction, anchors)
     if plain:
+        tensors = anchors, candidates, *(() if bias is None else (bias,)), *(guide or ())
+        if bias is not None:
+            bias = parse_bias(bias, len(candidates), anchors).new_empty(0)
+        if guide is not None:
+            relative = options["guide_strategy"] == "relative"
+            nothing = [side.new_empty(0) for side in guide]
+            guide = Guide(*nothing, None, float(options["guide_margin"]), relative)
         tile = Tile(
             "softmax",
-            Pairs(_places(anchors)),
+            Pairs(_places(anchors), column_bias=bias, guide=guide),
             margin=float(options["margin"]),
             symmetric=options["symmetric"],
             cosine=similarity == "cosine",
         )
-        whole = _with(tile, parse_bias(bias, len(candidates), anchors), guide, options)
-        if not is_whole(whole, anchors, candidates, weight, backend, observed=watched()):
-            return None
-        given = {"tile": tile, "scale": scale, "weight": weight, "backend": backend}
-        given |= {"options": options, "formula": formula}
-        given |= {"biased": bias is not None, "guided": guide is not None}
-        tensors = anchors, candidates, *(() if bias is None else (bias,)), *(guide or ())
-        return Prepared(partial(_paired, **given)), tensors
+        whole = WholeLoss(tile, scale, 0.0, weight, None, backend, measured=True)
+        small = PairedLoss(whole, options, formula)
+        return (small, tensors) if small.serves(*tensors) else None
     rest = options | {"reduction": reduction}
     numbers = scale, float(options["margin"]), float(label_smoothing)
     own, references = further.own_negatives, further.references
@@ -91,39 +93,38 @@ def _places(anchors):
     return torch.arange(anchors.shape[0], device=anchors.device)
 
 
-def _with(tile, bias, guide, options):
-    """The tile with a bias of the columns and a guide, or None each."""
-    if guide is not None:
-        relative = options["guide_strategy"] == "relative"
-        guide = Guide(*guide, None, float(options["guide_margin"]), relative)
-    return replaced(tile, pairs=replaced(tile.pairs, guide=guide, column_bias=bias))
+class PairedLoss(NamedTuple):
+    """The loss where tensors beside the rows have a say: a bias, then those of a guide.
 
+    whole: the loss with nothing in their places. formula: the specification, as of `info_nce`.
+    """
 
-def _paired(
-    anchors,
-    candidates,
-    *tensors,
-    biased,
-    guided,
-    tile,
-    scale,
-    weight,
-    backend,
-    options,
-    formula,
-):
-    """The loss where tensors beside the rows have a say: a bias, then those of a guide."""
-    bias = known_bias(tensors[0], anchors) if biased else None
-    guide = tuple(side.detach() for side in tensors[-2:]) if guided else None
+    whole: WholeLoss
+    options: dict
+    formula: Callable
 
-    def losses(scores, scale, _):
-        given = options | {"temperature": 1 / scale, "reduction": "none"}
-        given |= {"candidate_bias": bias, "guide": guide}
-        return formula(scores, tile.pairs.positives, **given)
+    def serves(self, anchors, candidates, *_):
+        """Whether one call makes it, where sizes and settings are these."""
+        return self.whole.serves(anchors, None if candidates is anchors else candidates)
 
-    given = {"scale": scale, "weights": weight, "formula": losses, "backend": backend}
-    tile = _with(tile, bias, guide, options)
-    return tile_loss(tile, anchors, candidates, **given, summed=True)
+    def __call__(self, anchors, candidates, *tensors):
+        tile = self.whole.tile
+        bias, guide, sides = tile.pairs.column_bias, tile.pairs.guide, None
+        if bias is not None:
+            bias = known_bias(tensors[0], anchors)
+        if guide is not None:
+            sides = tuple(side.detach() for side in tensors[-2:])
+            guide = replaced(guide, rows=sides[0], columns=sides[1])
+
+        def losses(scores, scale, _):
+            given = self.options | {"temperature": 1 / scale, "reduction": "none"}
+            given |= {"candidate_bias": bias, "guide": sides}
+            return self.formula(scores, tile.pairs.positives, **given)
+
+        pairs = replaced(tile.pairs, column_bias=bias, guide=guide)
+        _, scale, none, weight, _, backend, measured = self.whole
+        given = replaced(tile, pairs=pairs), scale, none, weight, losses, backend, measured
+        return WholeLoss(*given)(anchors, candidates)
 
 
 class FurtherLoss(NamedTuple):

@@ -58,6 +58,8 @@ def known_bias(bias, x):
 
 
 def _as_bias(bias, x):
+    if bias.dtype is x.dtype is torch.float32 and bias.is_contiguous():
+        return bias  # as nearly always: what follows takes longer than to look
     return bias.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
 
 
