@@ -59,8 +59,8 @@ void norms(const Matrix& x, int64_t width, float* inverse, float* powers, float*
 }
 
 // The products of parts that a sum takes: those whose indices add up to less than the number of
-// parts, or with `exact` all of them. The others are smaller than the rounding of what is kept. In an order in which one operand
-// after the other stays in its tiles; the largest product comes last.
+// parts, or with `exact` all of them. The others are smaller than the rounding of what is kept. In
+// an order in which one operand after the other stays in its tiles; the largest product comes last.
 template <int left_parts, int right_parts, bool exact = false>
 struct Terms {
   static constexpr int kMost = exact                       ? left_parts + right_parts
@@ -142,9 +142,9 @@ MultiplyBlock block_of(int64_t left_parts, int64_t right_parts, bool exact = fal
   return table[left_parts - 1][right_parts - 1];
 }
 
-// c (+)= the same, for the block's first `rows` x `columns`, whose memory ends there. A sum of three
-// parts begins at zero in any case: what it is added to may be large, and would round each of its
-// terms. Two parts keep less than that.
+// c (+)= the same, for the block's first `rows` x `columns`, whose memory ends there. A sum of
+// three parts begins at zero in any case: what it is added to may be large, and would round each of
+// its terms. Two parts keep less than that.
 void multiply_into(const Operand& a, int64_t a_at, const Operand& b, int64_t b_at,
                    MultiplyBlock multiply_block, float* c, int64_t c_row, bool add, int64_t rows,
                    int64_t columns) {

@@ -1,6 +1,6 @@
-// Scores of 16-bit rows on a matrix unit, block by block: each is made, looked at and multiplied while
-// it lies in the second cache. Products are so fast there that scores which leave that cache cost more
-// than scores made twice.
+// Scores of 16-bit rows on a matrix unit, block by block: each is made, looked at and multiplied
+// while it lies in the second cache. Products are so fast there that scores which leave that cache
+// cost more than scores made twice.
 #pragma once
 
 #include <atomic>
@@ -56,21 +56,29 @@ class Side16 {
   const Scratch<float> numbers_;
 };
 
-// What blocks of columns are multiplied by.
+// What blocks of columns are as operands: of scores, and with `products` of gradients too. In one
+// piece of memory, which of a large batch no thread keeps.
 class Columns {
  public:
-  explicit Columns(const Side16& y) : side(y), tiles_(y.elements(y.count)) {
+  Columns(const Side16& y, bool products)
+      : side(y), size_(y.elements(y.count)), tiles_(products ? 2 * size_ : size_) {
     pack_all(Pack::rows_transposed, y.rows(0), y.count, 0, y.width, y.parts(), tiles_);
+    if (products) pack_right(y.rows(0), y.count, y.width, y.parts(), tiles_ + size_);
   }
 
-  // From a multiple of 32 on, as the right operand of scores.
-  Operand operand(int64_t first) const {
+  // From a multiple of 32 on.
+  Operand of_scores(int64_t first) const {
     return {tiles_ + first * side.parts() * side.steps() * kTileDepth, side.parts(), side.steps()};
+  }
+  // Of a block, which begins at a multiple of kBlockDepth.
+  const uint16_t* of_gradients(int64_t first) const {
+    return tiles_ + size_ + operand_elements(side.width, first, side.parts());
   }
 
   const Side16& side;
 
  private:
+  const int64_t size_;
   const Scratch<uint16_t> tiles_;
 };
 
@@ -91,8 +99,8 @@ class Turns {
   std::vector<std::atomic<int64_t>> bands_;
 };
 
-// Runs work(memory, band) for all bands. Threads take them in order, so that the one whose turn it is
-// has been taken; make: a thread's memory, before others wait for it.
+// Runs work(memory, band) for all bands. Threads take them in order, so that the one whose turn it
+// is has been taken; make: a thread's memory, before others wait for it.
 template <class Make, class Work>
 void for_bands(int64_t bands, const Make& make, const Work& work) {
   std::atomic<int64_t> next{0};
@@ -133,15 +141,14 @@ class Band {
     b.columns = count;
     const Operand left{rows_, x_.parts(), x_.steps()};
     const ScoreScales scales{x_.rest(first_), columns.side.rest(column)};
-    amx_in_use().scores(left, count_, columns.operand(column), count, true, scales, b.scores,
+    amx_in_use().scores(left, count_, columns.of_scores(column), count, true, scales, b.scores,
                         b.stride, false, {0, tiles(count, kTileGroup)});
     return b;
   }
 
-  // out (rows, width) (+)= the block's score gradients times its columns, packed by pack_right.
-  void multiply_columns(const Block<float>& b, const uint16_t* right, const Columns& columns,
-                        float* out, bool add) const {
-    multiply(b, false, right, columns.side.rest(b.column0), out, add);
+  // out (rows, width) (+)= the block's score gradients times its columns.
+  void multiply_columns(const Block<float>& b, const Columns& columns, float* out, bool add) const {
+    multiply(b, false, columns.of_gradients(b.column0), columns.side.rest(b.column0), out, add);
   }
 
   // out (columns, width) (+)= the transposed score gradients times the band's rows.
@@ -173,20 +180,18 @@ class Band {
 // The blocks of all scores, band after band.
 class Scores {
  public:
-  Scores(const Side16& x, const Side16& y, const Block<float>& all)
-      : x_(x), columns_(y), all_(all), tall_(std::min(block_rows(x.width), x.count)) {}
+  // products: whether gradients will be wanted.
+  Scores(const Side16& x, const Side16& y, const Block<float>& all, bool products)
+      : x_(x), columns_(y, products), all_(all), tall_(std::min(block_rows(x.width), x.count)) {}
 
-  // Calls look(block, row, column) for each, then in_turn(block, column), with those of the same columns
-  // in the order of their rows. Where to_x (N, D) or to_y (M, D) is given, `look` makes score gradients
-  // of the scores, and it becomes their product with the unit rows of the other side.
+  // Calls look(block, row, column) for each, then in_turn(block, column), with those of the same
+  // columns in the order of their rows. Where to_x (N, D) or to_y (M, D) is given, `look` makes
+  // score gradients of the scores, and it becomes their product with the unit rows of the other
+  // side.
   template <class Look, class InTurn>
   void each(const Look& look, const InTurn& in_turn, float* to_x = nullptr,
             float* to_y = nullptr) const {
-    const Side16& y = columns_.side;
-    const int64_t rows = x_.count, columns = y.count, width = x_.width;
-    const Scratch<uint16_t> right(to_x ? operand_elements(width, columns, y.parts()) : 0);
-    if (to_x) pack_right(y.rows(0), columns, width, y.parts(), right);
-    const int64_t of_block = operand_elements(width, kBlockColumns, y.parts());
+    const int64_t rows = x_.count, columns = columns_.side.count, width = x_.width;
     Turns turns(tiles(columns, kBlockColumns));
     const auto make = [&] { return Band(x_, tall_, to_x || to_y); };
     for_bands(tiles(rows, tall_), make, [&](Band& band, int64_t index) {
@@ -196,10 +201,7 @@ class Scores {
         const int64_t wide = std::min(kBlockColumns, columns - column);
         const Block<float> b = band.scores(all_, columns_, column, wide);
         look(b, first, column);
-        if (to_x) {
-          band.multiply_columns(b, right + at * of_block, columns_, to_x + first * width,
-                                column > 0);
-        }
+        if (to_x) band.multiply_columns(b, columns_, to_x + first * width, column > 0);
         turns.take(at, index, [&] {
           in_turn(b, column);
           if (to_y) band.multiply_rows(b, to_y + column * width, index > 0);

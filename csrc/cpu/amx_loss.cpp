@@ -1,5 +1,5 @@
-// A loss of 16-bit rows with its gradient, in one operator, on a processor's matrix unit. What a softmax
-// needs of whole rows and columns comes from a pass before that of the gradients.
+// A loss of 16-bit rows with its gradient, in one operator, on a processor's matrix unit. What a
+// softmax needs of whole rows and columns comes from a pass before that of the gradients.
 #include <string>
 #include <vector>
 
@@ -111,7 +111,7 @@ void amx_loss(Tensor x, Tensor y, Optional positives, Optional row_ids, Optional
 
   Result result;
   {
-    const Scores scores(rows, columns, all);
+    const Scores scores(rows, columns, all, loss.score_grad);
     result = loss.kind == Kind::softmax
                  ? softmax(scores, all, loss, of_rows, to_x, to_y)
                  : elementwise(scores, rows.count, loss, of_rows, input<float>(positive_weights),

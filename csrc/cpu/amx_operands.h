@@ -25,8 +25,8 @@ inline Packed packed_matrix(const Tensor& x, const float* powers = nullptr) {
   return {matrix(x), powers, nullptr};
 }
 
-// The score gradients of a block as a left operand: of its rows from `first` on, or transposed of its
-// columns. factors: of the columns, or transposed of the rows; null for 1.
+// The score gradients of a block as a left operand: of its rows from `first` on, or transposed of
+// its columns. factors: of the columns, or transposed of the rows; null for 1.
 inline Packed score_grads(const Block<float>& b, const float* factors, bool transposed,
                           int64_t first = 0) {
   const float* from = b.scores + (transposed ? first : first * b.stride);
@@ -51,8 +51,8 @@ inline bool pack_all(Pack form, const Packed& from, int64_t count, int64_t first
   return finite;
 }
 
-// Packs a matrix (depth, width) as the right operand of gradient products: operand_elements of these
-// in all, kBlockDepth rows after another.
+// Packs a matrix (depth, width) as the right operand of gradient products: operand_elements of
+// these in all, kBlockDepth rows after another.
 inline void pack_right(const Packed& from, int64_t depth, int64_t width, int64_t parts,
                        uint16_t* to) {
   for (int64_t k = 0; k < depth; k += kBlockDepth) {

@@ -77,7 +77,8 @@ bool amx_pack(Tensor y, Optional powers, Tensor packed) {
   const int64_t depth = tiles(y.size(1), kTileDepth) * kTileDepth;
   const int64_t parts = depth ? check_parts(packed.size(1) / depth) : 1;
   STD_TORCH_CHECK(packed.size(0) == tiles(y.size(0), kTileGroup) * kTileGroup, "fastsim: packed");
-  return pack_all(Pack::rows_transposed, packed_matrix(y, input<float>(powers)), y.size(0), 0, y.size(1), parts,
+  const Packed from = packed_matrix(y, input<float>(powers));
+  return pack_all(Pack::rows_transposed, from, y.size(0), 0, y.size(1), parts,
                   static_cast<uint16_t*>(packed.mutable_data_ptr()));
 }
 

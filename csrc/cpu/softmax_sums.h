@@ -1,5 +1,5 @@
-// The softmax of all rows, and of a symmetric loss of all columns too, of scores that come in blocks
-// and come again for their gradients.
+// The softmax of all rows, and of a symmetric loss of all columns too, of scores that come in
+// blocks and come again for their gradients.
 #pragma once
 
 #include <cmath>
@@ -24,8 +24,8 @@ class SoftmaxSums {
     column_sum_.assign(all.columns, 0.0);
   }
 
-  // Adds the scores of rows of a block; its first row is row `first` of the matrix. Takes the margin
-  // from its scores.
+  // Adds the scores of rows of a block; its first row is row `first` of the matrix. Takes the
+  // margin from its scores.
   void add_rows(const Block<T>& b, int64_t first, Range rows) {
     kernels().of<T>().softmax_forward(b,
                                       {.scale = T(loss_.scale),
