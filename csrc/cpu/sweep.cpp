@@ -40,10 +40,10 @@ ByWidth<T> by_width(const Optional& given, int64_t widths, int64_t count, Scalar
 // those of a row or column is added up, each times the score. With these, the panels' score
 // gradients are carried to shorter widths.
 //
-// x and y: the operands of the products, grad_x and grad_y what becomes of the score gradients'
-// (SweepProducts); without x the panels have the products, and all else is the caller's. filled: the
-// panels have the products, the rest of it is done here. whole_rows: the kernel needs whole rows, and
-// a part is the block. Panels of no rows: memory of a part serves.
+// x and y: the operands of the products; grad_x and grad_y: what becomes of the score gradients
+// (SweepProducts). Without x the caller makes all products. filled: the panels have those of own
+// columns already. whole_rows: the kernel needs whole rows, and a part is the block. Panels of no
+// rows: memory of a part serves.
 #define SWEEP_SCHEMA                                                                   \
   "Tensor? row_ratios, Tensor? column_ratios, "                                        \
   "Tensor? row_zeros, Tensor? column_zeros, Tensor(row_dots!)? row_dots, "             \
@@ -146,13 +146,14 @@ struct Sweep {
 // rows has of them all stays in the first cache.
 constexpr int64_t kPart = 512;
 
-// Rows and columns of a part of a block: few enough to stay near, enough for the products to be sums
-// of some length.
+// Rows and columns of a part of a block: few enough to stay in a near cache, enough for long sums
+// in the products.
 constexpr int64_t kPartRows = 360, kPartColumns = 512;
 
 // Parts of `count`, as even as multiples of `step` are, no larger than `most`.
 int64_t even_part(int64_t count, int64_t most, int64_t step) {
-  return std::min(count, tiles(tiles(count, std::max<int64_t>(1, tiles(count, most))), step) * step);
+  const int64_t parts = std::max<int64_t>(1, tiles(count, most));
+  return std::min(count, tiles(tiles(count, parts), step) * step);
 }
 
 // `count` columns of a block from `at` on, of one row, where its scores are.
@@ -167,7 +168,7 @@ Block<T> part_of_columns(Block<T> b, int64_t at, int64_t count) {
   return b;
 }
 
-// All that happens to a part of a block between the products, and before them if they are not there.
+// All that happens to a part of a block between the products; fills: from the first ones on.
 template <class Kernel, class T, class Fields>
 void run_part(const Sweep<T>& sweep, const Panels<T>& panels, const Block<T>& b,
               const std::vector<Fields>& arguments, const Part& part, const Arguments& from,
@@ -185,8 +186,8 @@ void run_part(const Sweep<T>& sweep, const Panels<T>& panels, const Block<T>& b,
                                                                     T* of_rows) {
       T *targets = memory + widths * most, *copy = sums ? targets + most : nullptr;
       if (fills) {
-        products.fill(part, {begin, end}, [&](int64_t k) { return panels.at(k, part.row, part.column); },
-                      panels.row_stride);
+        const auto first = [&](int64_t k) { return panels.at(k, part.row, part.column); };
+        products.fill(part, {begin, end}, first, panels.row_stride);
       }
       std::vector<Fields> of_width = arguments;
       for (int64_t at = 0; at < columns; at += most) {
@@ -248,8 +249,9 @@ void run_sweep(StableIValue* stack, uint64_t, uint64_t) {
       constexpr bool sums = has_sums<decltype(fields)>;
       STD_TORCH_CHECK(!sums || !sweep.carries(), "fastsim: sums or score gradients");
       const SweepProducts<T> products({given.x, widths, b.rows}, {given.y, widths, b.columns},
-                                      {given.grad_x, widths, b.rows}, {given.grad_y, widths, b.columns},
-                                      given.first_rows, given.first_columns, parts ? wide : 0);
+                                      {given.grad_x, widths, b.rows},
+                                      {given.grad_y, widths, b.columns}, given.first_rows,
+                                      given.first_columns, parts ? wide : 0);
       const bool fills = has_products && !given.filled;
       for (int64_t column = 0; column < b.columns; column += wide) {
         const int64_t columns = std::min(wide, b.columns - column);
@@ -260,7 +262,8 @@ void run_sweep(StableIValue* stack, uint64_t, uint64_t) {
           if (shared) here.row0 = row, here.column0 = column;
           const auto scores = [&](int64_t k) { return here.at(k, row, column); };
           if (fills && !parts) products.fill(part, scores, here.row_stride);
-          run_part<Kernel>(sweep, here, b, arguments, part, from, products, fills && parts, shared && parts);
+          run_part<Kernel>(sweep, here, b, arguments, part, from, products, fills && parts,
+                           shared && parts);
           if (!products.multiplies()) continue;
           products.multiply(part, scores, here.row_stride);
         }

@@ -24,7 +24,8 @@ struct OwnColumns {
   int64_t width = 0;  // of all
 
   OwnColumns(const std::vector<Tensor>& given, int64_t widths, int64_t count) {
-    STD_TORCH_CHECK(given.empty() || int64_t(given.size()) == widths, "fastsim: rows of each width");
+    STD_TORCH_CHECK(given.empty() || int64_t(given.size()) == widths,
+                    "fastsim: rows of each width");
     for (const Tensor& t : given) {
       check<std::remove_const_t<T>>(t);
       STD_TORCH_CHECK(t.size(0) == count, "fastsim: rows of a block");
@@ -48,7 +49,8 @@ class SweepProducts {
   SweepProducts(OwnColumns<const T> x, OwnColumns<const T> y, OwnColumns<T> grad_x,
                 OwnColumns<T> grad_y, bool first_rows, bool first_columns, int64_t most_columns)
       : x_(std::move(x)), y_(std::move(y)), grad_x_(std::move(grad_x)),
-        grad_y_(std::move(grad_y)), first_rows_(first_rows), first_columns_(first_columns), wide_(kernels().of<T>().panel_columns),
+        grad_y_(std::move(grad_y)), first_rows_(first_rows), first_columns_(first_columns),
+        wide_(kernels().of<T>().panel_columns),
         most_columns_(tiles(most_columns, wide_) * wide_), packed_(most_columns_ * x_.width) {}
 
   // Packs columns, before their scores are made.
