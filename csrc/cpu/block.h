@@ -161,6 +161,7 @@ struct Winners {
 #define STATE(name) double* name;
 #define SUMS(name) T* name;
 #define COLUMN_INPUT(name) INPUT(name)
+#define MAYBE_COLUMN_INPUT(name) MAYBE_INPUT(name)
 #define COLUMN_STATE(name) STATE(name)
 #define INDICES(name) int64_t* name;
 #define VALUES(name) Values<T> name;

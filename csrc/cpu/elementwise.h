@@ -102,8 +102,8 @@ void elementwise_rows(const Block<T>& b, const Epilogue& epilogue, T factor, con
     const int64_t next = row + 1 < b.rows ? b.stride : 0;
     double loss = 0, score_grad = 0;
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
-      T targets[kChunk], *chunk = b.scores + row * b.stride + at;
-      load_targets(b, row, at, n, targets);
+      T memory[kChunk], *chunk = b.scores + row * b.stride + at;
+      const T* targets = read_targets(b, row, at, n, memory);
       elementwise_chunk<with_score_grad, weighed>(chunk, next, targets, n, epilogue, weight,
                                                   positive_weight, loss, score_grad);
     });

@@ -133,6 +133,7 @@ Fields with_sums(Fields fields, [[maybe_unused]] T* sums) {
 #define STATE(name) .name = from.tensor<double>(#name),
 #define SUMS(name) .name = from.take_sums<T>(#name),
 #define COLUMN_INPUT(name) INPUT(name)
+#define MAYBE_COLUMN_INPUT(name) MAYBE_INPUT(name)
 #define COLUMN_STATE(name) STATE(name)
 #define INDICES(name) .name = from.tensor<int64_t>(#name),
 #define VALUES(name) .name = from.values<T>(#name),
@@ -157,6 +158,7 @@ Fields with_sums(Fields fields, [[maybe_unused]] T* sums) {
 #define STATE(name) fields.name += k * *stride++;
 #define SUMS(name)
 #define COLUMN_INPUT(name) INPUT(name)
+#define MAYBE_COLUMN_INPUT(name) MAYBE_INPUT(name)
 #define COLUMN_STATE(name) STATE(name)
 #define INDICES(name) fields.name += k * *stride++;
 #define VALUES(name)
@@ -179,6 +181,8 @@ Fields with_sums(Fields fields, [[maybe_unused]] T* sums) {
 #define STATE(name)
 #define SUMS(name)
 #define COLUMN_INPUT(name) fields.name += at;
+#define MAYBE_COLUMN_INPUT(name) \
+  if (fields.name) fields.name += at;
 #define COLUMN_STATE(name) fields.name += at;
 #define INDICES(name)
 #define VALUES(name)

@@ -59,6 +59,14 @@ void load_targets(const Block<T>& b, int64_t row, int64_t column, int64_t count,
   if (b.skip == Skip::diagonal && diagonal >= 0 && diagonal < count) out[diagonal] = T(0);
 }
 
+// The same, where they lie if they are as in `out`.
+template <class T>
+const T* read_targets(const Block<T>& b, int64_t row, int64_t column, int64_t count, T* out) {
+  if (b.dense.data && b.skip != Skip::diagonal) return read(b.dense, row, column, count, out);
+  load_targets(b, row, column, count, out);
+  return out;
+}
+
 template <class T>
 T maximum(const T* s, int64_t count) {
   return largest(s, count, kLeftOut<T>);

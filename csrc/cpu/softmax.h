@@ -77,8 +77,8 @@ void add_targets(const Block<T>& b, int64_t row, const Row<T>& r, T scale, doubl
   }
   double logits = 0, sums = 0;
   for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
-    T targets[kChunk];
-    load_targets(b, row, at, n, targets);
+    T memory[kChunk];
+    const T* targets = read_targets(b, row, at, n, memory);
     const T* s = r.scores + at;
     T of_logits[kSums<T>] = {}, of_targets[kSums<T>] = {};
     int64_t j = 0;
@@ -101,8 +101,8 @@ void subtract_targets(const Block<T>& b, int64_t row, int64_t positive, T weight
     return;
   }
   for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
-    T targets[kChunk];
-    load_targets(b, row, at, n, targets);
+    T memory[kChunk];
+    const T* targets = read_targets(b, row, at, n, memory);
     T* chunk = score_grad + at;
 #pragma omp simd
     for (int64_t j = 0; j < n; ++j) chunk[j] = fused(-weight, targets[j], chunk[j]);

@@ -47,6 +47,7 @@ from fastsim.engine.gradients import (
     as_operands,
     dense_losses,
     fake_gradients,
+    found_times,
     gradients_of,
     once_each,
     wants_of,
@@ -150,9 +151,7 @@ def _fused(call, panels, x, y, weights):
     products = _products(call, x, y, spent=True)
     weights, found = torch.stack(weights), []
     for block in panels.blocks():
-        states, score_grads = panels.fused_pass(block, weights)
-        found.append(states)
-        _multiply(products, score_grads, block)
+        found.append(panels.fused_pass(block, weights, products))
     of_widths = zip(*found, strict=True)
     return [list(map(torch.cat, zip(*parts, strict=True))) for parts in of_widths], products
 
@@ -162,7 +161,7 @@ def _in_two_passes(call, panels, x, y, weights):
     coefficients = panels.coefficients(states, weights)
     products = _products(call, x, y, spent=False)
     for block in panels.blocks():
-        _multiply(products, panels.score_grad(block, coefficients), block)
+        panels.score_grad(block, coefficients, products)
     return states, products
 
 
@@ -170,12 +169,6 @@ def _products(call, x, y, *, spent):
     dtype = compute_dtype(call.x)
     sides = zip(x.rows, y.rows, strict=True)
     return [Products(call, *rows, dtype, spent=spent) for rows in sides]
-
-
-def _multiply(products, score_grads, block):
-    """Adds the products of a block's score gradients, a panel of each width."""
-    for product, panel in zip(products, score_grads, strict=True):
-        product.add(panel, block)
 
 
 def _input_gradients(call, dots, states, of_rows, prefixes, widths, weights):
@@ -252,5 +245,5 @@ class _SweepLoss(torch.autograd.Function):
     @staticmethod
     @differentiable_again(_formula, inputs=4)
     def backward(ctx, grad):
-        parts = [part * grad for part in ctx.saved_tensors[TENSORS:]]
+        parts = found_times(ctx.saved_tensors[TENSORS:], grad, ctx.wants)
         return gradients_of(ctx, parts, len(TileArguments._fields) + 3)

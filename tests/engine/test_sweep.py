@@ -123,6 +123,16 @@ def test_blocks_of_columns(name, backend, small_panels, usable):
     compare(name, backend, torch.float32, (29, 71, WIDTHS[0]))
 
 
+PARTS = (373, 521)  # two of rows and of columns of a block (csrc/cpu/sweep.cpp)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["info_nce-symmetric", "siglip-groups", "matrix_mse-soft"])
+def test_parts_of_blocks(name, backend, usable):
+    usable(backend)
+    compare(name, backend, torch.float32, (*PARTS, WIDTHS[0]))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "make",
@@ -208,10 +218,14 @@ def test_not_finite(number, backend, usable):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("panels", ["small", "large"])
 @pytest.mark.parametrize("name", ["info_nce", "info_nce-symmetric", "siglip"])
-def test_same_bits_with_any_number_of_threads(name, backend, small_panels, usable):
+def test_same_bits_with_any_number_of_threads(name, panels, backend, request, usable):
     usable(backend)
-    tensors, others, options = inputs(BY_NAME[name], (61, 64, WIDTHS[0]), torch.float32, seed=2)
+    if panels == "small":
+        request.getfixturevalue("small_panels")
+    shape = (61, 64) if panels == "small" else PARTS
+    tensors, others, options = inputs(BY_NAME[name], (*shape, WIDTHS[0]), torch.float32, seed=2)
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 2):

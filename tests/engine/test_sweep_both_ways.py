@@ -5,7 +5,7 @@ import torch
 
 import fastsim
 from fastsim.backends.cpu import sizes
-from fastsim.backends.cpu.workspace import Columns
+from fastsim.backends.cpu.sweep import CpuSweep
 from tests.cases import call
 from tests.engine.test_sweep import (  # noqa: F401
     BACKENDS,
@@ -49,12 +49,15 @@ def test_positives_that_outweigh_all_else(noise, temperature, backend, usable):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_parts_of_columns(backend, usable):
+@pytest.mark.parametrize("temperature", [0.1, 0.002])
+def test_parts_of_columns(temperature, backend, usable):
     """More columns than go through all widths at once, those with a row's id excluded."""
     usable(backend)
     sides = [torch.randn(rows, WIDTHS[0]) for rows in (27, 1100)]
     ids = torch.arange(27) % 5, torch.arange(1100) % 7
-    for parts in both_ways(backend, sides, temperature=0.1, exclude=ids, positives=_POSITIVES):
+    for parts in both_ways(
+        backend, sides, temperature=temperature, exclude=ids, positives=_POSITIVES
+    ):
         found, exact, of_dense, move = parts
         assert_close("value or gradient", found, exact, of_dense, torch.float32, moved=move)
 
@@ -75,10 +78,15 @@ def test_kept_products_change_nothing(rows, small_panels, monkeypatch, usable):
     sides = list(torch.randn(2, 26, WIDTHS[0]))
     options = {"symmetric": True, "backend": "cpu"}
     wanted = call(in_one_sweep(fastsim.info_nce), sides, [], options | {"temperature": 0.05})
-    fills, fill = [], Columns.fill
-    monkeypatch.setattr(Columns, "fill", lambda *given: fills.append(fill(*given)))
+    made, steps = [], CpuSweep._steps
+
+    def recorded(self, block, gradients=None, *, filled=False, **options):
+        made.append(not filled)
+        return steps(self, block, gradients, filled=filled, **options)
+
+    monkeypatch.setattr(CpuSweep, "_steps", recorded)
     monkeypatch.setattr(sizes, "KEPT", rows * 26 * len(WIDTHS))
     got = call(in_one_sweep(fastsim.info_nce), sides, [], options | {"temperature": 0.05})
     bands = -(-26 // 12)
-    assert len(fills) == len(WIDTHS) * (2 * bands - -(-rows // 12))
+    assert sum(made) == 2 * bands - -(-rows // 12)
     torch.testing.assert_close(got, wanted, rtol=0, atol=0)

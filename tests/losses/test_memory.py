@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from fastsim.backends.cpu import amx, panels, sizes
+from fastsim.backends.cpu import amx, sizes
 from fastsim.backends.cpu.workspace import ODD
 from fastsim.benchmark.cases import CASES, prefixes
 from fastsim.benchmark.memory import MIB, rise
@@ -52,7 +52,7 @@ HELD = {
 
 def allowed(held):
     """Bytes beyond inputs and gradients."""
-    shape = sizes.block_shape(ROWS, ROWS, True, panels.SWEEP if held.swept else 1)
+    shape = sizes.block_shape(ROWS, ROWS, True, sizes.SWEEP if held.swept else 1)
     panel = 4 * shape[0] * (shape[1] + ODD)
     if held.kept:
         panel = max(panel, 4 * sizes.KEPT)

@@ -35,12 +35,13 @@ class Prefixes:
         for score_grad(). What is returned has
             blocks(): the (rows, columns) slices to visit;
             forward(): the state of each width over the whole matrix;
-            fused_pass(block, weights): (the state of each width, the panels);
+            fused_pass(block, weights, products): the state of each width;
             coefficients(states, weights): what score gradients need of the states of all widths
                 and the weights of their losses;
-            score_grad(block, coefficients): the panels. They are as those of a backend, but that
-                what they are given has the widths (K) before rows or columns. The panels hold the
-                score gradients of each width, with what the wider ones give to them;
+            score_grad(block, coefficients, products): the score gradients alone. They are as those
+                of a backend, but that what they are given has the widths (K) before rows or
+                columns. The score gradients of each width, with what the wider ones give to them,
+                are added to its `fastsim.engine.call.Products`;
             row_dots (K - 1, N), column_dots (K - 1, M): of cosines, what the score gradients of
                 the next wider prefix are to those of each, times its scores, summed, in float64.
         """

@@ -11,8 +11,6 @@ from fastsim.backends.cpu.sweep import SWEPT, CpuSweep
 from fastsim.backends.cpu.workspace import Workspace
 from fastsim.backends.panel import blocks_within
 
-SWEEP = 4  # by which each panel of a sweep over prefixes, one a width, is smaller
-
 
 class Panels:
     """The part of `CpuBackend` that makes panels of scores and multiplies them again."""
@@ -132,8 +130,7 @@ class Panels:
         return not sizes.is_one_block(rows, columns)
 
     def sweep(self, tile, x, y, *, whole_rows, keep=False):
-        shape = sizes.block_shape(len(x), len(y), whole_rows, panels=SWEEP)
-        return CpuSweep(tile, x, y, shape, keep)
+        return CpuSweep(tile, x, y, whole_rows=whole_rows, keep=keep)
 
 
 def _moved(pairs):

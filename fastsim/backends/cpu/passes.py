@@ -212,16 +212,15 @@ def _softmax_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRAR
 
 
 def _sigmoid_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRARY):
-    (weights,) = coefficients
-    losses, score_grads = _state(*panel.shape[:-1]), _state(*panel.shape[:-1])
+    weights = coefficients[0][..., block[0]]
+    losses, score_grads = _state(*weights.shape), _state(*weights.shape)
     tile = tile.of_rows(block[0])
-    _sigmoid(tile, panel, pairs, weights[..., block[0]], losses, score_grads, library)
+    _sigmoid(tile, panel, pairs, weights, losses, score_grads, library)
 
 
 def _squared_error_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRARY):
-    (weights,) = coefficients
-    losses = _state(*panel.shape[:-1])
-    library.squared_error(panel, *pairs, weights[..., block[0]], losses)
+    weights = coefficients[0][..., block[0]]
+    library.squared_error(panel, *pairs, weights, _state(*weights.shape))
 
 
 def _parameters(tile):

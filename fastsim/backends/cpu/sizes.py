@@ -10,6 +10,7 @@ PANEL = 4 << 20  # scores: 16 MB in float32, which a last-level cache holds
 KEPT = 8 << 20
 WORTH_KEEPING = 16  # to keep less than one row in so many saves less than 2 % of the products
 ONCE = 4  # by which a panel is smaller whose scores are looked at once and multiply nothing
+SWEEP = 4  # by which each panel of a sweep over prefixes, one a width, is smaller
 CHEAP = 1 << 24  # multiply-adds of a product that cost less than the calls it saves
 FEWEST_ROWS, MOST_ROWS = 120, 1008  # fewer starve the products, more gain nothing
 TILE_ROWS = 12  # rows of a panel are a multiple: whole register tiles for two threads

@@ -2,7 +2,7 @@
 
 import torch
 
-from fastsim.backends.cpu import memory, sizes
+from fastsim.backends.cpu import amx, memory, sizes
 from fastsim.backends.cpu.both_ways import BothWays, common_top
 from fastsim.backends.cpu.passes import in_type, pair_arguments, sweep_of, write_score_grad
 from fastsim.backends.cpu.workspace import ODD, Columns
@@ -13,9 +13,9 @@ SWEPT = ("softmax", "sigmoid", "squared_error")
 
 
 class _Steps:
-    """The operators on the panels of all widths, which hold products of own columns before."""
+    """The operators on a block of all widths (csrc/cpu/sweep.cpp), `given` what each is given."""
 
-    def __init__(self, *given):
+    def __init__(self, given):
         self._given = given
 
     def __getattr__(self, name):
@@ -31,23 +31,31 @@ class CpuSweep:
     """What `Backend.sweep` returns. A panel for each width, first of the products of its own
     columns, which become scores and their gradients row by row, of all widths.
 
-    keep: where the forward reduction leaves the products as they are, those of the first rows are
-    kept for the score gradients.
+    An operator makes the products before and after it too, a part of a block at a time; on a
+    processor's matrix unit they are operators of their own. Panels are kept where score gradients
+    need the whole row first, and, of the first rows, where they need the whole matrix: with `keep`.
     """
 
-    def __init__(self, tile, x, y, shape, keep):
+    def __init__(self, tile, x, y, *, whole_rows, keep):
         self.tile, self.x, self.y = tile, x, y
-        self.shape = shape
-        self.columns = [Columns(columns, again=True) for columns in y.rows]
-        tall, wide = shape
-        dtype = torch.promote_types(y.rows[0].dtype, torch.float32)
         self.widths = len(x.rows)
+        self.dtype = torch.promote_types(y.rows[0].dtype, torch.float32)
+        self.columns = None
+        if amx.parts(y.rows[0].dtype):
+            self.columns = [Columns(columns, again=True) for columns in y.rows]
         top = common_top(tile)
         self.both = None if top is None else BothWays(tile, len(x), len(y), self.widths, top)
+        # Whether the scores of a block are in memory before anything becomes of them.
+        softmax = tile.kind == "softmax"
+        self.whole = self.columns is not None or (softmax and self.both is None and not whole_rows)
+        panels = sizes.SWEEP if self.columns is not None or softmax else 1
+        self.shape = tall, wide = sizes.block_shape(len(x), len(y), whole_rows, panels=panels)
         keep = keep and self.both is not None and wide == len(y)
-        self.kept_rows = sizes.rows_kept(len(x), shape, self.widths) if keep else 0
+        self.kept_rows = sizes.rows_kept(len(x), self.shape, self.widths) if keep else 0
         self._kept = set()  # first rows of blocks
-        self.panels = memory.empty((self.widths, max(tall, self.kept_rows), wide + ODD), dtype)
+        tall = max(tall if self.whole else 0, self.kept_rows)
+        shape = (self.widths, tall, wide + ODD) if tall else (self.widths, 0, 0)
+        self.panels = memory.empty(shape, self.dtype)
         self.ratios = [torch.stack(side.ratios) if side.ratios else None for side in (x, y)]
         zeros = [torch.stack(side.zeros) if side.zeros else None for side in (x, y)]
         some = any(of_side is not None and of_side.any() for of_side in zeros)
@@ -63,66 +71,117 @@ class CpuSweep:
         state = self.both or sweep_of(self.tile, len(self.x), len(self.y), self.widths, None)
         # The first blocks come last: the score gradients begin with what was kept of them.
         for block in reversed(list(self.blocks())):
-            panels, pairs = self._products(block), self._pairs(block)
-            state.library = self._steps(block, dots=False)
-            state.add(panels, pairs, block)
+            state.library = self._steps(block)
+            state.add(self._panels(block), self._pairs(block), block)
             if block[0].stop <= self.kept_rows:
                 self._kept.add(block[0].start)
         return _by_width(state)
 
-    def fused_pass(self, block, weights):
-        panels, tile = self._products(block), self.tile.of_rows(block[0])
-        state = sweep_of(tile, *panels.shape[1:], self.widths, self._steps(block))
-        state.fused_pass(panels, self._pairs(block), weights[:, block[0]])
-        return _by_width(state), panels
+    def fused_pass(self, block, weights, products):
+        tile, pairs, panels = self.tile.of_rows(block[0]), self._pairs(block), self._panels(block)
+        count = len(range(*block[0].indices(len(self.x)))), len(self.y)
+        state = sweep_of(tile, *count, self.widths, None)
+        weights = weights[:, block[0]]
+        whole_rows = tile.kind == "softmax"
+        with _Multiplied(self, block, products, whole_rows=whole_rows) as state.library:
+            state.fused_pass(panels, pairs, weights)
+        return _by_width(state)
 
     def coefficients(self, states, weights):
-        dtype = self.panels.dtype
         if self.both is not None:
-            return self.both.coefficients(states, weights, dtype)
+            return self.both.coefficients(states, weights, self.dtype)
         of_widths = zip(
             *(
-                in_type(dtype, self.tile.coefficients(state, of_width.double()))
+                in_type(self.dtype, self.tile.coefficients(state, of_width.double()))
                 for state, of_width in zip(states, weights, strict=True)
             ),
             strict=True,
         )
         return [None if parts[0] is None else torch.stack(parts) for parts in of_widths]
 
-    def score_grad(self, block, coefficients):
-        panels, pairs, steps = self._products(block), self._pairs(block), self._steps(block)
-        if self.both is not None:
-            self.both.library = steps
-            self.both.score_grad(panels, pairs, block, coefficients)
-        else:
-            write_score_grad(self.tile, panels, pairs, block, coefficients, steps)
-        return panels
+    def score_grad(self, block, coefficients, products):
+        pairs, panels = self._pairs(block), self._panels(block)
+        filled = block[0].start in self._kept
+        with _Multiplied(self, block, products, filled=filled) as steps:
+            if self.both is not None:
+                self.both.library = steps
+                self.both.score_grad(panels, pairs, block, coefficients)
+            else:
+                write_score_grad(self.tile, panels, pairs, block, coefficients, steps)
 
-    def _products(self, block):
-        """The panels of a block, of the products of each width's own columns."""
+    def _panels(self, block):
+        """The panels of a block, in which there is what was kept; of no rows, if it has none."""
         rows, columns = block
+        kept = rows.stop <= self.kept_rows
+        if not kept and not self.whole:
+            return self.panels[:, :0]
+        first = rows.start if kept else 0
         size = rows.stop - rows.start, columns.stop - columns.start
-        first = rows.start if rows.stop <= self.kept_rows else 0
-        panels = self.panels[:, first : first + size[0], : size[1]]
-        if rows.start in self._kept:
-            self._kept.discard(rows.start)
-            return panels
-        for of_width, panel, own in zip(self.columns, panels, self.x.rows, strict=True):
-            of_width.fill(panel, own[rows], columns.start)
-        return panels
+        return self.panels[:, first : first + size[0], : size[1]]
 
     def _pairs(self, block):
         return pair_arguments(self.tile.pairs, block)
 
-    def _steps(self, block, *, dots=True):
+    def _fill(self, block):
+        rows, columns = block
+        for of_width, panel, own in zip(
+            self.columns, self._panels(block), self.x.rows, strict=True
+        ):
+            of_width.fill(panel, own[rows], columns.start)
+
+    def _steps(self, block, gradients=None, *, filled=False, whole_rows=False):
+        """gradients: of the operands' rows and columns, as many as widths or none of either."""
+        rows, columns = block
         of_sides = [
             _of_block(values, part)
             for both in (self.ratios, self.zeros, (self.row_dots, self.column_dots))
             for values, part in zip(both, block, strict=True)
         ]
-        if not dots:
+        if gradients is None:
             of_sides[4:] = None, None
-        return _Steps(*of_sides)
+        operands = [], []
+        if self.columns is None:
+            sides = zip((self.x, self.y), block, strict=True)
+            operands = [[of_width[part] for of_width in side.rows] for side, part in sides]
+        elif not filled:
+            self._fill(block)
+        begins = rows.start == 0, columns.start == 0
+        return _Steps([*of_sides, *operands, *(gradients or ([], [])), *begins, filled, whole_rows])
+
+
+class _Multiplied:
+    """The operators whose score gradients are added to the `Products` of all widths."""
+
+    def __init__(self, sweep, block, products, **options):
+        self.sweep, self.block, self.products, self.options = sweep, block, products, options
+        self.copies = []
+
+    def __enter__(self):
+        sweep, (rows, columns) = self.sweep, self.block
+        wants = self.products[0].wants
+        gradients = [], []
+        if sweep.columns is None:
+            if wants[0]:
+                gradients[0].extend(each.grad_x[rows] for each in self.products)
+            if wants[1]:
+                gradients[1].extend(each.grad_y[columns] for each in self.products)
+            # The rows of a block are read to the last of its parts.
+            parts = not self.options.get("whole_rows")
+            if wants[0] and parts and self.products[0].grad_x is self.products[0].unit_x:
+                self.copies = list(gradients[0])
+                gradients[0][:] = [torch.empty_like(grad) for grad in self.copies]
+        self.gradients = gradients
+        return sweep._steps(self.block, gradients, **self.options)
+
+    def __exit__(self, failed, *_):
+        if failed:
+            return
+        for to, grad in zip(self.copies, self.gradients[0], strict=False):
+            to.copy_(grad)
+        if self.sweep.columns is not None:
+            panels = self.sweep._panels(self.block)
+            for product, panel in zip(self.products, panels, strict=True):
+                product.add(panel, self.block)
 
 
 def _by_width(state):
