@@ -8,6 +8,9 @@ PANEL = 4 << 20  # scores: 16 MB in float32, which a last-level cache holds
 # it is memory that bounds them: no more than other losses take at 16,384 x 384, where gradients
 # outweigh panels.
 KEPT = 8 << 20
+# The same of a sweep over prefixes, of all widths: 24 MB. Its products stay near the processor, so
+# that to make them again costs little more than fresh memory to keep them.
+KEPT_IN_SWEEP = 6 << 20
 WORTH_KEEPING = 16  # to keep less than one row in so many saves less than 2 % of the products
 ONCE = 4  # by which a panel is smaller whose scores are looked at once and multiply nothing
 SWEEP = 4  # by which each panel of a sweep over prefixes, one a width, is smaller
@@ -47,13 +50,13 @@ def band_rows(rows, columns):
     return block_shape(rows, columns, True, most=MOST_BAND_ROWS)[0]
 
 
-def rows_kept(rows, shape, panels=1):
+def rows_kept(rows, shape, most=None):
     """Of how many rows a forward reduction keeps the scores: all, or whole blocks of that shape.
 
-    panels: that it keeps of each.
+    most: scores, by default KEPT.
     """
     tall, wide = shape
-    kept = KEPT // panels // wide
+    kept = (KEPT if most is None else most) // wide
     if kept >= rows:
         return rows
     return kept // tall * tall if kept * WORTH_KEEPING >= rows else 0

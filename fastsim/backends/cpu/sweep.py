@@ -50,8 +50,16 @@ class CpuSweep:
         self.whole = self.columns is not None or (softmax and self.both is None and not whole_rows)
         panels = sizes.SWEEP if self.columns is not None or softmax else 1
         self.shape = tall, wide = sizes.block_shape(len(x), len(y), whole_rows, panels=panels)
-        keep = keep and self.both is not None and wide == len(y)
-        self.kept_rows = sizes.rows_kept(len(x), self.shape, self.widths) if keep else 0
+        # Of a loss of two passes the products of the first rows are kept. All others are one block:
+        # each packs the columns again.
+        self.first_rows = 0
+        if self.both is not None and not self.whole:
+            self.shape = max(1, len(x)), wide
+            if wide == len(y):
+                shape = sizes.TILE_ROWS, wide
+                most = sizes.KEPT_IN_SWEEP // self.widths
+                self.first_rows = sizes.rows_kept(len(x), shape, most)
+        self.kept_rows = self.first_rows if keep else 0
         self._kept = set()  # first rows of blocks
         tall = max(tall if self.whole else 0, self.kept_rows)
         shape = (self.widths, tall, wide + ODD) if tall else (self.widths, 0, 0)
@@ -65,7 +73,11 @@ class CpuSweep:
         )
 
     def blocks(self):
-        return blocks_within(len(self.x), len(self.y), *self.shape)
+        rows, columns = len(self.x), len(self.y)
+        first = self.first_rows
+        if 0 < first < rows:
+            return [(part, slice(0, columns)) for part in (slice(0, first), slice(first, rows))]
+        return blocks_within(rows, columns, *self.shape)
 
     def forward(self):
         state = self.both or sweep_of(self.tile, len(self.x), len(self.y), self.widths, None)
