@@ -42,8 +42,8 @@ ByWidth<T> by_width(const Optional& given, int64_t widths, int64_t count, Scalar
 //
 // x and y: the operands of the products; grad_x and grad_y: what becomes of the score gradients
 // (SweepProducts). Without x the caller makes all products. filled: the panels have those of own
-// columns already. whole_rows: the kernel needs whole rows, and a part is the block. Panels of no
-// rows: memory of a part serves.
+// columns already. whole_rows: the kernel needs whole rows, and a part is the block. Panels may be of
+// the block's first rows alone, or of none: memory of a part serves the others.
 #define SWEEP_SCHEMA                                                                   \
   "Tensor? row_ratios, Tensor? column_ratios, "                                        \
   "Tensor? row_zeros, Tensor? column_zeros, Tensor(row_dots!)? row_dots, "             \
@@ -228,20 +228,20 @@ void run_sweep(StableIValue* stack, uint64_t, uint64_t) {
     take_pairs(pairs, b);
     STD_TORCH_CHECK(given_panels.dim() == 3 && given_panels.stride(2) == 1,
                     "fastsim: row-major panels");
-    const bool has_products = !given.x.empty(), shared = given_panels.size(1) == 0;
-    b.rows = shared ? given.x[0].size(0) : given_panels.size(1);
-    b.columns = shared ? given.y[0].size(0) : given_panels.size(2);
+    const bool has_products = !given.x.empty();
+    const int64_t kept = given_panels.size(1);
+    b.rows = has_products ? given.x[0].size(0) : kept;
+    b.columns = has_products ? given.y[0].size(0) : given_panels.size(2);
+    STD_TORCH_CHECK(kept == 0 || (kept <= b.rows && given_panels.size(2) == b.columns),
+                    "fastsim: panels of rows of the block");
     const Sweep<T> sweep(given, widths, b.rows, b.columns);
     const bool parts = has_products && !given.whole_rows;
     const int64_t wide = parts ? std::min(b.columns, kPartColumns) : b.columns;
     const int64_t tall = parts ? even_part(b.rows, kPartRows, kSumRows) : b.rows;
     const int64_t odd = wide + kAligned / int64_t(sizeof(T));
-    const Scratch<T> memory(shared ? widths * tall * odd : 0);
-    Panels<T> panels{memory, widths, tall * odd, odd};
-    if (!shared) {
-      panels = {static_cast<T*>(given_panels.mutable_data_ptr()), widths, given_panels.stride(0),
-                given_panels.stride(1)};
-    }
+    const Scratch<T> memory(kept < b.rows ? widths * tall * odd : 0);
+    const Panels<T> panels{static_cast<T*>(given_panels.mutable_data_ptr()), widths,
+                           given_panels.stride(0), given_panels.stride(1)};
     b.stride = panels.row_stride;
     std::vector<decltype(of_width(fields, 0, from.strides))> arguments;
     for (int64_t k = 0; k < widths; ++k) arguments.push_back(of_width(fields, k, from.strides));
@@ -252,20 +252,21 @@ void run_sweep(StableIValue* stack, uint64_t, uint64_t) {
                                       {given.grad_x, widths, b.rows},
                                       {given.grad_y, widths, b.columns}, given.first_rows,
                                       given.first_columns, parts ? wide : 0);
-      const bool fills = has_products && !given.filled;
+      const int64_t filled = given.filled || !has_products ? kept : 0;
       for (int64_t column = 0; column < b.columns; column += wide) {
         const int64_t columns = std::min(wide, b.columns - column);
-        if (fills && parts) products.pack(column, columns);
-        for (int64_t row = 0; row < b.rows; row += tall) {
-          const Part part{row, std::min(tall, b.rows - row), column, columns};
-          Panels<T> here = panels;
-          if (shared) here.row0 = row, here.column0 = column;
+        if (parts && filled < b.rows) products.pack(column, columns);
+        for (int64_t row = 0, end; row < b.rows; row = end) {
+          end = std::min(row + tall, row < kept ? kept : b.rows);
+          const Part part{row, end - row, column, columns};
+          const Panels<T> of_part{memory, widths, tall * odd, odd, row, column};
+          const Panels<T> here = row < kept ? panels : of_part;
           const auto scores = [&](int64_t k) { return here.at(k, row, column); };
+          const bool fills = row >= filled;
           if (fills && !parts) products.fill(part, scores, here.row_stride);
           run_part<Kernel>(sweep, here, b, arguments, part, from, products, fills && parts,
-                           shared && parts);
-          if (!products.multiplies()) continue;
-          products.multiply(part, scores, here.row_stride);
+                           parts && row >= kept);
+          if (products.multiplies()) products.multiply(part, scores, here.row_stride);
         }
       }
     } else {

@@ -73,18 +73,28 @@ def test_one_candidate(backend, usable):
 
 
 @pytest.mark.parametrize("rows", [0, 12, 26])
-def test_kept_products_are_not_made_again(rows, small_panels, monkeypatch, usable):
+def test_some_rows_keep_their_products(rows, small_panels, monkeypatch, usable):
     usable("cpu")
-    sides = list(torch.randn(2, 26, WIDTHS[0]))
-    made, steps = [], CpuSweep._steps
-
-    def recorded(self, block, gradients=None, *, filled=False, **options):
-        made.append(not filled)
-        return steps(self, block, gradients, filled=filled, **options)
-
-    monkeypatch.setattr(CpuSweep, "_steps", recorded)
     monkeypatch.setattr(sizes, "KEPT_IN_SWEEP", rows * 26 * len(WIDTHS))
+    sides = list(torch.randn(2, 26, WIDTHS[0]))
     for found, exact, of_dense, move in both_ways("cpu", sides, temperature=0.05):
         assert_close("value or gradient", found, exact, of_dense, torch.float32, moved=move)
-    blocks, kept = 1 + (0 < rows < 26), rows > 0
-    assert sum(made) == 2 * blocks - kept
+
+
+@pytest.mark.parametrize("rows", [0, 12])
+def test_products_that_are_kept_are_not_made_again(rows, small_panels, monkeypatch, usable):
+    """What is lost of them between the passes shows."""
+    usable("cpu")
+    coefficients = CpuSweep.coefficients
+
+    def lose(self, *given):
+        self.panels.fill_(torch.nan)
+        return coefficients(self, *given)
+
+    monkeypatch.setattr(CpuSweep, "coefficients", lose)
+    monkeypatch.setattr(sizes, "KEPT_IN_SWEEP", rows * 26 * len(WIDTHS))
+    x, y = torch.randn(2, 26, WIDTHS[0]).unbind()
+    x.requires_grad_()
+    in_one_sweep(fastsim.info_nce)(x, y, symmetric=True, backend="cpu").backward()
+    assert x.grad[:rows].isnan().all()
+    assert x.grad[rows:].isfinite().all()

@@ -50,19 +50,14 @@ class CpuSweep:
         self.whole = self.columns is not None or (softmax and self.both is None and not whole_rows)
         panels = sizes.SWEEP if self.columns is not None or softmax else 1
         self.shape = tall, wide = sizes.block_shape(len(x), len(y), whole_rows, panels=panels)
-        # Of a loss of two passes the products of the first rows are kept. All others are one block:
-        # each packs the columns again.
-        self.first_rows = 0
+        # Rows of a block that have panels, and whether they are those that were kept.
+        self.rows, self.kept = tall if self.whole else 0, False
         if self.both is not None and not self.whole:
-            self.shape = max(1, len(x)), wide
-            if wide == len(y):
-                shape = sizes.TILE_ROWS, wide
+            self.shape = max(1, len(x)), wide  # each block packs the columns again
+            if keep and wide == len(y):
                 most = sizes.KEPT_IN_SWEEP // self.widths
-                self.first_rows = sizes.rows_kept(len(x), shape, most)
-        self.kept_rows = self.first_rows if keep else 0
-        self._kept = set()  # first rows of blocks
-        tall = max(tall if self.whole else 0, self.kept_rows)
-        shape = (self.widths, tall, wide + ODD) if tall else (self.widths, 0, 0)
+                self.rows = sizes.rows_kept(len(x), (sizes.TILE_ROWS, wide), most)
+        shape = (self.widths, self.rows, wide + ODD) if self.rows else (self.widths, 0, 0)
         self.panels = memory.empty(shape, self.dtype)
         self.ratios = [torch.stack(side.ratios) if side.ratios else None for side in (x, y)]
         zeros = [torch.stack(side.zeros) if side.zeros else None for side in (x, y)]
@@ -73,20 +68,14 @@ class CpuSweep:
         )
 
     def blocks(self):
-        rows, columns = len(self.x), len(self.y)
-        first = self.first_rows
-        if 0 < first < rows:
-            return [(part, slice(0, columns)) for part in (slice(0, first), slice(first, rows))]
-        return blocks_within(rows, columns, *self.shape)
+        return blocks_within(len(self.x), len(self.y), *self.shape)
 
     def forward(self):
         state = self.both or sweep_of(self.tile, len(self.x), len(self.y), self.widths, None)
-        # The first blocks come last: the score gradients begin with what was kept of them.
-        for block in reversed(list(self.blocks())):
+        for block in self.blocks():
             state.library = self._steps(block)
             state.add(self._panels(block), self._pairs(block), block)
-            if block[0].stop <= self.kept_rows:
-                self._kept.add(block[0].start)
+        self.kept = not self.whole
         return _by_width(state)
 
     def fused_pass(self, block, weights, products):
@@ -113,8 +102,7 @@ class CpuSweep:
 
     def score_grad(self, block, coefficients, products):
         pairs, panels = self._pairs(block), self._panels(block)
-        filled = block[0].start in self._kept
-        with _Multiplied(self, block, products, filled=filled) as steps:
+        with _Multiplied(self, block, products, filled=self.kept) as steps:
             if self.both is not None:
                 self.both.library = steps
                 self.both.score_grad(panels, pairs, block, coefficients)
@@ -122,14 +110,10 @@ class CpuSweep:
                 write_score_grad(self.tile, panels, pairs, block, coefficients, steps)
 
     def _panels(self, block):
-        """The panels of a block, in which there is what was kept; of no rows, if it has none."""
+        """Those of a block, or of the rows of it that have any."""
         rows, columns = block
-        kept = rows.stop <= self.kept_rows
-        if not kept and not self.whole:
-            return self.panels[:, :0]
-        first = rows.start if kept else 0
-        size = rows.stop - rows.start, columns.stop - columns.start
-        return self.panels[:, first : first + size[0], : size[1]]
+        tall = rows.stop - rows.start if self.whole else self.rows
+        return self.panels[:, :tall, : columns.stop - columns.start]
 
     def _pairs(self, block):
         return pair_arguments(self.tile.pairs, block)

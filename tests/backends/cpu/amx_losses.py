@@ -9,6 +9,7 @@ import fastsim
 from fastsim.backends.cpu import amx_loss, whole
 from fastsim.engine.one_call import in_panels
 from tests.cases import BY_NAME, call, inputs
+from tests.measure import assert_close, conditioning
 
 DTYPES = [torch.bfloat16, torch.float16]
 # One block, and blocks that no tile divides, in several bands.
@@ -66,29 +67,31 @@ def rows_of(shape, dtype):
     return [t.to(dtype) for t in (both * torch.rand(rows + columns, 1)).split((rows, columns))]
 
 
-def errors(found, truth):
-    """Relative to the truth: the loss's, the norms of the gradients'."""
-    value, grads = found
-    exact, exact_grads = truth
-    size = [g.norm().item() for g in exact_grads]
-    off = [
-        (a.double() - b).norm().item() / s if s else a.norm().item()
-        for a, b, s in zip(grads, exact_grads, size, strict=True)
-    ]
-    return [abs(value.item() - exact.item()) / (abs(exact.item()) or 1.0), *off]
+def compare(function, sides, oracle, numbers):
+    """No further from float64 than twice the dense formula and the rounding of terms in float32.
 
+    numbers: the loss's options, of which one says how steep it is.
+    """
 
-def compare(function, sides, oracle):
-    """No further from float64 than twice the dense formula of that dtype; see tests/README.md."""
-    truth = call(oracle, [t.double() for t in sides], [], {})
+    def of(loss, sides):
+        value, grads = call(loss, sides, [], {})
+        return [value, *grads]
+
+    wide = [t.double() for t in sides]
+    moves = conditioning(functools.partial(of, oracle), wide)
     mine, dense = (
-        errors(call(functools.partial(function, backend=name), sides, [], {}), truth)
-        for name in ("cpu", "eager")
+        of(functools.partial(function, backend=name), sides) for name in ("cpu", "eager")
     )
     eps = torch.finfo(torch.float32).eps
-    kept = torch.finfo(sides[0].dtype).eps  # a gradient is rounded to its dtype
-    for place, (error, theirs) in enumerate(zip(mine, dense, strict=True)):
-        assert error <= 2 * (theirs + (kept if place else 4 * eps)), (place, error, theirs)
+    steepest = max(1.0, numbers.get("scale") or 1.0, 1 / (numbers.get("temperature") or 1.0))
+    term = steepest / min(t.norm(dim=-1).min().item() for t in wide) / len(sides[0])
+    for place, (got, truth, theirs, move) in enumerate(
+        zip(mine, of(oracle, wide), dense, moves, strict=True)
+    ):
+        dtype = sides[0].dtype if place else torch.float32
+        # A gradient is rounded to its dtype; where its terms cancel, by their own rounding.
+        size = term * eps / torch.finfo(dtype).eps if place else 1.0
+        assert_close(f"result {place}", got, truth, theirs, dtype, size, eps * move)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -97,7 +100,8 @@ def compare(function, sides, oracle):
 def test_against_float64(name, shape, dtype):
     function = LOSSES[name](*shape[:2])
     sides = rows_of(shape, dtype)
-    compare(function, sides, functools.partial(function, backend="eager"))
+    numbers = (function.func.__kwdefaults__ or {}) | function.keywords
+    compare(function, sides, functools.partial(function, backend="eager"), numbers)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -110,6 +114,7 @@ def test_against_loops(name, dtype):
         lambda x, y, backend: function(x, y, *others, backend=backend),
         sides,
         lambda x, y: case.oracle(x, y, *others, **options).mean(),
+        (case.loss.__kwdefaults__ or {}) | options,
     )
 
 

@@ -390,7 +390,7 @@ def test_rows_and_columns_that_are_parts(first):
     top, total = backend.forward(Tile("levels", pairs, number, levels=levels), unit, unit)
     torch.testing.assert_close(sum(sums), total * (number * top).exp(), rtol=1e-5, atol=0)
     # The hardest of a part of the rows.
-    hardest = losses.hardest(x, groups, distance="cosine", backend="eager")
+    hardest = losses.hardest_pairs(x, groups, distance="cosine", backend="eager")
     found = hardest_columns(unit[rows], unit, None, x.dtype, parts, backend)
     for mine, wanted in zip(found, hardest[2:], strict=True):
         assert torch.equal(mine, wanted[rows])
