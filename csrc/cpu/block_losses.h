@@ -57,14 +57,8 @@ Result softmax_of_rows(const Block<T>& b, const Loss& loss, const T* weights,
   Result result;
   for (int64_t i = 0; i < b.rows; ++i) {
     const SoftmaxRow row{top[i], sum[i], logits[i], sums[i]};
-    const double lse = row.log_sum_exp(loss.scale);
-    const double of_row = row.loss(lse, one_positive(b), loss.normalise);
+    const double of_row = add_row(row, loss, one_positive(b), weights[i], result);
     if (losses) losses[i] = T(of_row);
-    result.loss += weights[i] * of_row;
-    if (loss.score_grad && loss.margin != 0) {
-      const double share = row.positive_share(loss.scale, top[i], sum[i]);
-      result.scale_score_grad -= loss.margin * weights[i] * (share - 1);
-    }
   }
   return result;
 }

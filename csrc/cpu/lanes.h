@@ -46,9 +46,10 @@ FASTSIM_INLINE T sum_of(const T* lanes) {
   return joined<count>(lanes, [](T a, T b) { return a + b; });
 }
 
-// The largest of the numbers and `least`; a NaN is above none.
-template <class T>
-T largest(const T* x, int64_t count, T least) {
+// The largest of `least` and what shown(numbers) makes of the numbers, one or a vector of them; a NaN
+// is above none.
+template <class T, class F>
+T largest(const T* x, int64_t count, T least, const F& shown) {
   constexpr int64_t lanes = kLanes<T>;
   constexpr int ways = 4;
   const auto larger = [](auto a, auto b) { return a > b ? a : b; };
@@ -59,16 +60,21 @@ T largest(const T* x, int64_t count, T least) {
 #pragma GCC unroll 4
     for (int way = 0; way < ways; ++way) {
       const Vector<T> here = *reinterpret_cast<const Vector<T>*>(x + j + way * lanes);
-      tops[way] = larger(here, tops[way]);
+      tops[way] = larger(shown(here), tops[way]);
     }
   }
   for (; j + lanes <= count; j += lanes) {
-    tops[0] = larger(*reinterpret_cast<const Vector<T>*>(x + j), tops[0]);
+    tops[0] = larger(shown(*reinterpret_cast<const Vector<T>*>(x + j)), tops[0]);
   }
   const Vector<T> all = larger(larger(tops[0], tops[1]), larger(tops[2], tops[3]));
   T top = joined<lanes>(reinterpret_cast<const T*>(&all), larger);
-  for (; j < count; ++j) top = larger(x[j], top);
+  for (; j < count; ++j) top = larger(shown(x[j]), top);
   return top;
+}
+
+template <class T>
+T largest(const T* x, int64_t count, T least) {
+  return largest(x, count, least, [](auto numbers) { return numbers; });
 }
 
 // Adds to `sums` what term(at, sums) adds for each of `count` places; at(x) is x there, in double.

@@ -12,26 +12,11 @@ namespace {
 // The largest of the scores that the rule admits; a NaN is above none.
 template <class T>
 T largest_admitted(const T* s, int64_t count, Closest<T> rule, T ceiling) {
-  constexpr int64_t lanes = kLanes<T>;
-  constexpr int ways = 4;
-  const auto larger = [](auto a, auto b) { return a > b ? a : b; };
   const T most = rule.semi_hard ? ceiling : std::numeric_limits<T>::infinity();
-  const Vector<T> limit = most - Vector<T>{}, none = kLeftOut<T> - Vector<T>{};
-  Vector<T> tops[ways] = {none, none, none, none};
-  const auto admitted = [&](int64_t at) {
-    const Vector<T> here = *reinterpret_cast<const Vector<T>*>(s + at);
-    return here <= limit ? here : none;
-  };
-  int64_t j = 0;
-  for (; j + ways * lanes <= count; j += ways * lanes) {
-#pragma GCC unroll 4
-    for (int way = 0; way < ways; ++way) tops[way] = larger(admitted(j + way * lanes), tops[way]);
-  }
-  for (; j + lanes <= count; j += lanes) tops[0] = larger(admitted(j), tops[0]);
-  const Vector<T> all = larger(larger(tops[0], tops[1]), larger(tops[2], tops[3]));
-  T top = joined<lanes>(reinterpret_cast<const T*>(&all), larger);
-  for (; j < count; ++j) top = larger(rule.admits(s[j], ceiling) ? s[j] : kLeftOut<T>, top);
-  return top;
+  return largest(s, count, kLeftOut<T>, [most](auto scores) {
+    using Scores = decltype(scores);
+    return scores <= most - Scores{} ? scores : kLeftOut<T> - Scores{};
+  });
 }
 
 // Index of the first of the values equal to one that is among them.

@@ -12,6 +12,18 @@
 namespace fastsim {
 namespace {
 
+// Adds the loss of a row to the result, and returns it.
+inline double add_row(const SoftmaxRow& row, const Loss& loss, bool one_positive, double weight,
+                      Result& result) {
+  const double of_row = row.loss(row.log_sum_exp(loss.scale), one_positive, loss.normalise);
+  result.loss += weight * of_row;
+  if (loss.score_grad && loss.margin != 0) {
+    const double share = row.positive_share(loss.scale, row.top, row.sum);
+    result.scale_score_grad -= loss.margin * weight * (share - 1);
+  }
+  return of_row;
+}
+
 template <class T>
 class SoftmaxSums {
  public:
@@ -76,14 +88,9 @@ class SoftmaxSums {
     Result result;
     for (int64_t i = 0; i < all_.rows; ++i) {
       const SoftmaxRow of = row(i);
-      const double scale = loss_.scale, weight = weights[i];
-      const double lse = of.log_sum_exp(scale);
-      result.loss += weight * of.loss(lse, one_positive(all_), loss_.normalise);
-      if (loss_.margin != 0) {
-        const double share = of.positive_share(scale, of.top, of.sum);
-        result.scale_score_grad -= loss_.margin * weight * (share - 1);
-      }
-      const double of_logits = of.sum == 0 ? 0 : weight * scale;
+      const double weight = weights[i];
+      add_row(of, loss_, one_positive(all_), weight, result);
+      const double of_logits = of.sum == 0 ? 0 : weight * loss_.scale;
       const double of_targets = of.target_weight(of_logits, loss_.normalise);
       target_weights_[i] = T(of_targets);
       shares_[i] = T(ratio(of_targets * of.target_sums, of.sum));

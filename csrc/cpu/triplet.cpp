@@ -231,10 +231,7 @@ void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi
     *output<T>(total) = T(triplets.loss());
     if (!to_y) return;
 
-    std::vector<double> sums(width);
-    for (int64_t unit = 0; unit < units; ++unit) {
-      for (int64_t at = 0; at < width; ++at) sums[at] += of_units[unit * width + at];
-    }
+    const std::vector<double> sums = sum_of_rows<T>(of_units, units, width);
     const std::vector<T> all_rows(sums.begin(), sums.end());
     std::vector<int64_t> starts;
     std::vector<Share> shares;

@@ -26,11 +26,7 @@ class UnitColumns {
         k.pack_panels(unit, rows, width, packed_ + first * width, {0, 1});
       }
     });
-    std::vector<double> all(width);
-    for (int64_t panel = 0; panel < panels; ++panel) {
-      const double* part = sums + panel * width;
-      for (int64_t at = 0; at < width; ++at) all[at] += part[at];
-    }
+    const std::vector<double> all = sum_of_rows<double>(sums, panels, width);
     sum.assign(all.begin(), all.end());
   }
 

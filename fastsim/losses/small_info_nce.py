@@ -122,9 +122,8 @@ class PairedLoss(NamedTuple):
             return self.formula(scores, tile.pairs.positives, **given)
 
         pairs = replaced(tile.pairs, column_bias=bias, guide=guide)
-        _, scale, none, weight, _, backend, measured = self.whole
-        given = replaced(tile, pairs=pairs), scale, none, weight, losses, backend, measured
-        return WholeLoss(*given)(anchors, candidates)
+        whole = self.whole._replace(tile=replaced(tile, pairs=pairs), formula=losses)
+        return whole(anchors, candidates)
 
 
 class FurtherLoss(NamedTuple):

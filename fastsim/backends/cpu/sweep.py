@@ -80,9 +80,10 @@ class CpuSweep:
 
     def fused_pass(self, block, weights, products):
         tile, pairs, panels = self.tile.of_rows(block[0]), self._pairs(block), self._panels(block)
-        count = len(range(*block[0].indices(len(self.x)))), len(self.y)
-        state = sweep_of(tile, *count, self.widths, None)
-        weights = weights[:, block[0]]
+        rows, columns = block
+        size = rows.stop - rows.start, columns.stop - columns.start
+        state = sweep_of(tile, *size, self.widths, None)
+        weights = weights[:, rows]
         whole_rows = tile.kind == "softmax"
         with _Multiplied(self, block, products, whole_rows=whole_rows) as state.library:
             state.fused_pass(panels, pairs, weights)
