@@ -158,16 +158,21 @@ def check_bias(name, value, count, device):
         raise ValueError(f"{name}: wanted {count} numbers, one per column, got {value.shape[0]}")
     if value.device != device:
         raise ValueError(f"{name}: wanted device {device}, got {value.device}")
+    check_constant(name, value)
     check_bias_numbers(name, value)
 
 
-def check_bias_numbers(name, value):
-    """`check_bias` of what a tensor's shape, dtype and device do not say."""
+def check_constant(name, value):
+    """No gradient is wanted of a tensor that gets none."""
     if value.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             f"{name}: wanted a tensor that asks for no gradient, since none reaches it,"
             " got requires_grad=True"
         )
+
+
+def check_bias_numbers(name, value):
+    """`check_bias` of the numbers themselves."""
     if _traced(value):
         return
     # Numbers with a finite sum are finite: one operator in the place of five.

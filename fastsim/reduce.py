@@ -16,12 +16,17 @@ def reduce(losses, reduction, count=None):
     return total / count.clamp(min=1) if reduction == "mean" else total
 
 
-def row_weights(reduction, rows, dtype, device):
-    """The weights (N,) that make sum_i weights_i loss_i the reduction; None for "none"."""
+def factor_of_sum(reduction, rows):
+    """The number by which the sum of `rows` losses is the reduction; None for "none"."""
     if reduction == "none":
         return None
-    value = 1 / rows if reduction == "mean" else 1.0
-    return torch.full((rows,), value, dtype=dtype, device=device)
+    return 1 / rows if reduction == "mean" else 1.0
+
+
+def row_weights(reduction, rows, dtype, device):
+    """The weights (N,) that make sum_i weights_i loss_i the reduction; None for "none"."""
+    factor = factor_of_sum(reduction, rows)
+    return None if factor is None else torch.full((rows,), factor, dtype=dtype, device=device)
 
 
 def as_float(scores):

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "naming.h"
 #include "operators.h"
 #include "panel.h"
+#include "scratch.h"
 
 namespace fastsim {
 
@@ -73,15 +75,36 @@ void unit_rows_backward(Tensor grad_unit, Tensor x, Tensor inverse, double facto
 }
 
 // cosines (N,) of row i of x with row i of y; inverse (2, N): 1 / |x_i| and 1 / |y_i|, or 0.
+template <class T>
+void cosines_of_pairs(const Tensor& x, const Tensor& y, T* cosines, T* inverse) {
+  const int64_t rows = x.size(0), width = x.size(1);
+  const Matrix a = matrix(x), b = matrix(y);
+  over(rows, 2 * width, [&](int64_t begin, int64_t end) {
+    kernels().of<T>().paired_cosines(a, b, width, cosines, inverse, inverse + rows, begin, end);
+  });
+}
+
 void paired_cosines(Tensor x, Tensor y, Tensor cosines, Tensor inverse) {
   with_type(cosines, [&](auto type) {
     using T = decltype(type);
-    const int64_t rows = x.size(0), width = x.size(1);
-    const Matrix a = matrix(x), b = matrix(y);
-    T *out = output<T>(cosines), *norms = output<T>(inverse);
-    over(rows, 2 * width, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().paired_cosines(a, b, width, out, norms, norms + rows, begin, end);
-    });
+    cosines_of_pairs(x, y, output<T>(cosines), output<T>(inverse));
+  });
+}
+
+// total (): `factor` times the sum of the squared differences of cosines and targets (N,).
+void paired_squared_errors(Tensor x, Tensor y, Tensor targets, double factor, Tensor total) {
+  with_type(total, [&](auto type) {
+    using T = decltype(type);
+    const int64_t rows = x.size(0);
+    const Scratch<T> cosines(rows), inverse(2 * rows);
+    cosines_of_pairs<T>(x, y, cosines, inverse);
+    const T* wanted = input<T>(targets);
+    double sum = 0;
+    for (int64_t i = 0; i < rows; ++i) {
+      const double error = double(cosines[i]) - wanted[i];
+      sum += error * error;
+    }
+    *output<T>(total) = T(factor * sum);
   });
 }
 
@@ -180,10 +203,17 @@ void hardest_pairs(Tensor x, Tensor groups, Tensor indices, Tensor distances, Te
   });
 }
 
-// near and far (N,): |a_i - p_i| and |a_i - n_i| of the rows of three (N, D).
-// losses: relu(near - far + margin); a NaN stays one.
+// relu(near - far + margin); a NaN stays one.
+template <class T>
+T triplet_loss(T near, T far, double margin) {
+  const T above = (near - far) + T(margin);
+  return above <= 0 ? T(0) : above;
+}
+
+// near and far (N,): |a_i - p_i| and |a_i - n_i| of the rows of three (N, D). losses: `factor` times
+// their `triplet_loss` (N,), or the sum of these ().
 void triplet_distances(Tensor anchors, Tensor positives, Tensor negatives, double margin,
-                       Tensor near, Tensor far, Optional losses) {
+                       double factor, Tensor near, Tensor far, Optional losses) {
   with_type(near, [&](auto type) {
     using T = decltype(type);
     const int64_t rows = anchors.size(0), width = anchors.size(1);
@@ -194,28 +224,39 @@ void triplet_distances(Tensor anchors, Tensor positives, Tensor negatives, doubl
     });
     if (!losses) return;
     T* out = output<T>(*losses);
+    double sum = 0;
     for (int64_t i = 0; i < rows; ++i) {
-      const T above = (to_positive[i] - to_negative[i]) + T(margin);
-      out[i] = above <= 0 ? T(0) : above;
+      const T loss = triplet_loss(to_positive[i], to_negative[i], margin);
+      sum += loss;
+      if (losses->dim()) out[i] = T(factor * loss);
     }
+    if (!losses->dim()) *out = T(factor * sum);
   });
 }
 
-// The gradients of near - far, where they are wanted, from its own (N,).
+// The gradients of near - far, where they are wanted, from its own (N,); with a margin from that of
+// what `triplet_distances` made of the losses, (N,) or ().
 void triplet_distances_backward(Tensor grad, Tensor anchors, Tensor positives, Tensor negatives,
-                                Tensor near, Tensor far, Optional grad_anchors,
-                                Optional grad_positives, Optional grad_negatives) {
+                                Tensor near, Tensor far, std::optional<double> margin,
+                                double factor, Optional grad_anchors, Optional grad_positives,
+                                Optional grad_negatives) {
   with_type(near, [&](auto type) {
     using T = decltype(type);
     const int64_t rows = anchors.size(0), width = anchors.size(1);
     const Matrix a = matrix(anchors), p = matrix(positives), n = matrix(negatives);
-    const T *above = input<T>(grad), *to_positive = input<T>(near), *to_negative = input<T>(far);
+    const T *given = input<T>(grad), *to_positive = input<T>(near), *to_negative = input<T>(far);
+    std::vector<T> above(rows);
+    for (int64_t i = 0; i < rows; ++i) {
+      const bool none = margin && triplet_loss(to_positive[i], to_negative[i], *margin) == 0;
+      above[i] = none ? T(0) : T(factor * given[grad.dim() ? i : 0]);
+    }
     void* out_a = gradient(grad_anchors).first;
     void* out_p = gradient(grad_positives).first;
     void* out_n = gradient(grad_negatives).first;
     over(rows, 3 * width, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().triplet_distances_backward(above, a, p, n, width, to_positive, to_negative,
-                                                   out_a, out_p, out_n, a.dtype, begin, end);
+      kernels().of<T>().triplet_distances_backward(above.data(), a, p, n, width, to_positive,
+                                                   to_negative, out_a, out_p, out_n, a.dtype, begin,
+                                                   end);
     });
   });
 }
@@ -265,6 +306,8 @@ std::vector<Operator> operators() {
                "Tensor(dots!) dots) -> ()"),
       OPERATOR(paired_cosines,
                "(Tensor x, Tensor y, Tensor(cosines!) cosines, Tensor(inverse!) inverse) -> ()"),
+      OPERATOR(paired_squared_errors, "(Tensor x, Tensor y, Tensor targets, float factor, "
+                                      "Tensor(total!) total) -> ()"),
       OPERATOR(paired_cosines_backward,
                "(Tensor grad, Tensor x, Tensor y, Tensor cosines, Tensor inverse, "
                "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y) -> ()"),
@@ -273,11 +316,11 @@ std::vector<Operator> operators() {
       OPERATOR(hardest_pairs, "(Tensor x, Tensor groups, Tensor(indices!) indices, "
                               "Tensor(distances!) distances, Tensor(largest!) largest) -> ()"),
       OPERATOR(triplet_distances, "(Tensor anchors, Tensor positives, Tensor negatives, "
-                                  "float margin, Tensor(near!) near, Tensor(far!) far, "
-                                  "Tensor(losses!)? losses) -> ()"),
+                                  "float margin, float factor, Tensor(near!) near, "
+                                  "Tensor(far!) far, Tensor(losses!)? losses) -> ()"),
       OPERATOR(triplet_distances_backward,
                "(Tensor grad, Tensor anchors, Tensor positives, Tensor negatives, Tensor near, "
-               "Tensor far, Tensor(grad_anchors!)? grad_anchors, "
+               "Tensor far, float? margin, float factor, Tensor(grad_anchors!)? grad_anchors, "
                "Tensor(grad_positives!)? grad_positives, "
                "Tensor(grad_negatives!)? grad_negatives) -> ()"),
       OPERATOR(chosen_rows, "(Tensor x, Tensor? y, Tensor columns, bool distances, "

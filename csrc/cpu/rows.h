@@ -95,12 +95,12 @@ void prefix_rows(const Matrix& x, int64_t width, double* norms, T* out, int64_t 
                  int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     T* rows = out + row * width;
-    load(x, row, 0, width, rows);
-    const double norm = __builtin_hypot(norms[row], __builtin_sqrt(sum_of_squares(rows, width)));
+    const T* from = read(x, row, 0, width, rows);
+    const double norm = __builtin_hypot(norms[row], __builtin_sqrt(sum_of_squares(from, width)));
     norms[row] = norm;
     const T factor = norm < double(std::numeric_limits<T>::min()) ? T(0) : T(1 / norm);
 #pragma omp simd
-    for (int64_t k = 0; k < width; ++k) rows[k] *= factor;
+    for (int64_t k = 0; k < width; ++k) rows[k] = from[k] * factor;
   }
 }
 
@@ -112,8 +112,7 @@ void prefix_rows_dots(const T* g, const Matrix& x, int64_t width, const double* 
     T chunk[kChunk];
     double sum = 0;
     for_chunks(0, width, [&](int64_t at, int64_t n) {
-      load(x, row, at, n, chunk);
-      sum += dot(chunk, g + row * width + at, n);
+      sum += dot(read(x, row, at, n, chunk), g + row * width + at, n);
     });
     dots[row] += inverse[row] * sum;
   }
@@ -127,12 +126,11 @@ void prefix_rows_backward(const T* g, const Matrix& x, int64_t width, const doub
                           int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     T* to = out + row * stride;
-    load(x, row, 0, width, to);
-    const T* from = g + row * width;
+    const T *own = read(x, row, 0, width, to), *from = g + row * width;
     const double factor = inverse[row], share = along[row];
 #pragma omp simd
     for (int64_t k = 0; k < width; ++k) {
-      to[k] = T(factor * (double(from[k]) - share * double(to[k])));
+      to[k] = T(factor * (double(from[k]) - share * double(own[k])));
     }
   }
 }

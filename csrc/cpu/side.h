@@ -32,9 +32,10 @@ class Sum {
 template <class T>
 class Side {
  public:
-  // memory: null, or where the rows are to lie.
-  Side(const Tensor& x, bool cosine, T* memory = nullptr)
-      : count(x.size(0)), width(x.size(1)), from_(matrix(x)), own_(memory ? 0 : count * width),
+  // memory: null, or where the rows are to lie. width: how many first numbers of the rows are meant.
+  Side(const Tensor& x, bool cosine, T* memory = nullptr) : Side(x, x.size(1), cosine, memory) {}
+  Side(const Tensor& x, int64_t width, bool cosine, T* memory)
+      : count(x.size(0)), width(width), from_(matrix(x)), own_(memory ? 0 : count * width),
         rows_(memory ? memory : own_), inverse_(cosine ? count : 0), cosine_(cosine) {
     if (cosine) {
       make_unit_rows<T>(from_, count, width, rows_, inverse_);

@@ -109,6 +109,24 @@ void subtract_targets(const Block<T>& b, int64_t row, int64_t positive, T weight
   });
 }
 
+// Exponentials become score gradients: times `factor`, less `weight` times the targets.
+template <class T>
+void score_grads_of(const Block<T>& b, int64_t row, const Row<T>& r, T factor, T weight) {
+  if (!has_matrix_targets(b)) {
+#pragma omp simd
+    for (int64_t j = 0; j < b.columns; ++j) r.scores[j] *= factor;
+    subtract_targets(b, row, r.positive, weight, r.scores);
+    return;
+  }
+  for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
+    T memory[kChunk];
+    const T* targets = read_targets(b, row, at, n, memory);
+    T* s = r.scores + at;
+#pragma omp simd
+    for (int64_t j = 0; j < n; ++j) s[j] = fused(-weight, targets[j], s[j] * factor);
+  });
+}
+
 // State and score gradient of whole rows in one fused pass.
 template <class T>
 void softmax_fused(const Block<T>& b, SoftmaxFused<T> args, int64_t begin, int64_t end) {
@@ -127,11 +145,7 @@ void softmax_fused(const Block<T>& b, SoftmaxFused<T> args, int64_t begin, int64
     args.target_sums[row] = targets;
     const double of_logits = none ? 0 : double(args.weights[row]) * args.scale;
     const double weight = state.target_weight(of_logits, args.normalise);
-    const T factor = T(ratio(weight * targets, state.sum));
-    T* s = r.scores;
-#pragma omp simd
-    for (int64_t j = 0; j < b.columns; ++j) s[j] *= factor;
-    subtract_targets(b, row, r.positive, T(weight), s);
+    score_grads_of(b, row, r, T(ratio(weight * targets, state.sum)), T(weight));
   }
 }
 

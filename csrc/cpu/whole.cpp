@@ -92,7 +92,10 @@ template <class T>
 void move_scores(const Block<T>& b, const T* column_bias, T scale, const T* row_shift) {
   if (!column_bias && !row_shift) return;
   std::vector<T> biases(b.columns);
-  for (int64_t j = 0; column_bias && j < b.columns; ++j) biases[j] = column_bias[j] / scale;
+  for (int64_t j = 0; column_bias && j < b.columns; ++j) {
+    STD_TORCH_CHECK(std::isfinite(column_bias[j]), "fastsim: whole: wanted a finite column_bias");
+    biases[j] = column_bias[j] / scale;
+  }
   over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       T* s = b.scores + i * b.stride;
@@ -105,7 +108,13 @@ void move_scores(const Block<T>& b, const T* column_bias, T scale, const T* row_
 // The numbers and flags of a loss, by the names of fastsim/tile.py and fastsim/pairs. They come as one
 // list in this order, which takes a fifth of the time that an argument for each does.
 // exclude_above: infinity for none. factor_cosine: whether targets are the cosines of the factors.
+// prefixes: what follows, of each a width and a factor; none for the rows as they are.
 struct Numbers {
+  struct Prefix {
+    int64_t width;
+    double factor;
+  };
+  std::vector<Prefix> prefixes;
   double negative_target, scale, bias, margin, positive_scale, base, exclude_above, guide_margin,
       weight;
   bool normalise, symmetric, cosine, guide_relative, factor_cosine;
@@ -115,22 +124,106 @@ struct Numbers {
                                &positive_scale,  &base,  &exclude_above, &guide_margin,
                                &weight};
     bool* const flags[] = {&normalise, &symmetric, &cosine, &guide_relative, &factor_cosine};
-    STD_TORCH_CHECK(from.size() == std::size(numbers) + std::size(flags),
-                    "fastsim: whole: wanted ", std::size(numbers) + std::size(flags), " numbers");
+    const size_t fixed = std::size(numbers) + std::size(flags);
+    STD_TORCH_CHECK(from.size() >= fixed && (from.size() - fixed) % 2 == 0,
+                    "fastsim: whole: wanted ", fixed, " numbers and two for each prefix");
     auto next = from.begin();
     for (double* number : numbers) *number = *next++;
     for (bool* flag : flags) *flag = *next++ != 0;
+    for (; next != from.end(); next += 2) prefixes.push_back({int64_t(next[0]), next[1]});
   }
 };
 
-// Without y, x is held against itself. guide_rows (N, E), guide_columns (M, E): the same rows by a
-// guide. factor_rows (N, E), factor_columns (M, E): the targets are their products. weights (N,) weigh
-// the losses of the rows; without, the number `weight` all of them. tall: of how many rows scores are in
-// memory at a time; symmetric losses need those of all. grad_x (N, D) and grad_y (M, D) are written in
-// the compute type where given; without y, grad_x holds both shares. `total`: the weighted sum of the
-// losses, in that type too; `parameters` (2,): its derivatives by scale, right where a gradient is
-// given, and by bias. seen: the numbers of the rows, added to; `totals`: what those of this batch come
-// to, written.
+// What `whole` is given. Without y, x is held against itself. guide_rows (N, E), guide_columns (M, E):
+// the same rows by a guide. factor_rows (N, E), factor_columns (M, E): the targets are their products.
+// weights (N,) weigh the losses of the rows; without, the number `weight` all of them. tall: of how
+// many rows scores are in memory at a time; symmetric losses need those of all. seen: the numbers of
+// the rows, added to; `totals`: what those of this batch come to, written.
+struct Given {
+  const Tensor& x;
+  const Optional& y;
+  const PairArguments pairs;
+  const Kind kind;
+  const Numbers& of;
+  const Optional &guide_rows, &guide_columns, &column_bias, &row_shift, &factor_rows, &factor_columns,
+      &prior, &positive_weights, &weights;
+  const int64_t tall;
+  const Optional &seen, &totals;
+};
+
+// The loss of the first `width` numbers of all rows, times `factor`, and its derivatives by scale,
+// right where a gradient is given, and by bias. The gradients to_x (N, width) and to_y (M, width) are
+// written where they are not null; without y, to_x holds both shares.
+template <class T>
+Result loss_of_width(const Given& given, int64_t width, double factor, T* to_x, T* to_y) {
+  const auto& [x, y, pairs, kind, of, guide_rows, guide_columns, column_bias, row_shift, factor_rows,
+               factor_columns, prior, positive_weights, weights, tall, seen, totals] = given;
+  // The gradient of a band takes the place of its unit rows, when nothing reads them any more.
+  const Side<T> rows(x, width, of.cosine, of.cosine && y ? to_x : nullptr);
+  Watching<T> watching(seen, totals, rows.count, of.cosine);
+  watching.look_at_rows(rows);
+  std::optional<Side<T>> others;
+  if (y) others.emplace(*y, width, of.cosine, nullptr);
+  if (y) watching.look_at_columns(*others);
+  const Side<T>& columns = y ? *others : rows;
+  const Panel<T> panel(rows, rows.count, columns, columns.count, width, tall);
+  std::optional<TargetPanel<T>> targets;
+  if (factor_rows) targets.emplace(*factor_rows, *factor_columns, of.factor_cosine, tall);
+  std::optional<GuidePanel<T>> guide;
+  if (guide_rows) guide.emplace(*guide_rows, *guide_columns, of.guide_margin, of.guide_relative, tall);
+
+  Block<T> all{};
+  take_pairs(pairs, all);
+  const Loss loss{kind,    of.scale,     of.bias,      of.margin,   of.positive_scale,
+                  of.base, of.normalise, of.symmetric, to_x || to_y};
+  STD_TORCH_CHECK(!of.symmetric || tall >= rows.count, "fastsim: whole: wanted all rows in a band");
+  const T* const own = input<T>(weights);
+  std::vector<T> weight(rows.count, T(factor * of.weight));
+  for (int64_t i = 0; own && i < rows.count; ++i) weight[i] = T(factor * own[i]);
+  const OfRows<T> of_all{weight.data(), input<T>(prior), input<T>(positive_weights)};
+  const T *bias_of_columns = input<T>(column_bias), *shift_of_rows = input<T>(row_shift);
+  Result result;
+  for (int64_t first = 0; first < rows.count; first += tall) {
+    Block<T> b = panel.band(first, all);
+    if (targets) b.dense = targets->band(first);
+    if (std::isfinite(of.exclude_above)) leave_out_by_score(b, of.exclude_above);
+    if (guide) guide->leave_out(b, first);
+    std::optional<Observing<T>> observing;
+    if (double* const numbers = watching.numbers(first)) observing.emplace(b, numbers);
+    if (b.seen && (column_bias || row_shift)) {  // which move the scores before the loss looks
+      over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+        kernels().of<T>().observe(b, {}, begin, end);
+      });
+      b.seen = nullptr;
+    }
+    move_scores(b, bias_of_columns, T(of.scale), shift_of_rows ? shift_of_rows + first : nullptr);
+    check_targets(b, loss);
+    result += fused_pass<T>(b, loss, of_all.from_row(first));
+    // The products with the unit rows of the band come before its gradient.
+    const T* band = rows + first * width;
+    if (to_y) multiply_panel<T>(b, band, width, to_y, true, first > 0);
+    if (to_x && !y) multiply_panel<T>(b, band, width, to_x, true, first > 0);
+    if (to_x) multiply_panel<T>(b, columns, width, to_x + first * width, false, !y);
+  }
+  double along = 0;
+  if (to_x) along = rows.finish(to_x) / (y ? 1 : 2);
+  if (to_y) along = columns.finish(to_y);
+  watching.write();
+  result.scale_score_grad += along / of.scale;
+  return result;
+}
+
+// Adds (count, width) to the first columns of `to` (count, wide).
+template <class T>
+void add_columns(const T* from, int64_t count, int64_t width, T* to, int64_t wide) {
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t k = 0; k < width; ++k) to[i * wide + k] += from[i * width + k];
+  }
+}
+
+// `total` gets the loss, or the sum of those of ascending prefixes, the last of which is all of the
+// rows; with it grad_x (N, D) and grad_y (M, D), where they are given, in the compute type, and
+// `parameters` (2,), the derivatives by scale and bias.
 void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional column_ids,
            Optional row_groups, Optional column_groups, Optional dense, std::string skip,
            Optional seen, std::string kind, std::vector<double> numbers, Optional guide_rows,
@@ -139,67 +232,36 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
            int64_t tall, Optional grad_x, Optional grad_y, Tensor total, Optional parameters,
            Optional totals) {
   const Numbers of(numbers);
-  const PairArguments pairs{positives,     row_ids, column_ids,         row_groups,
-                            column_groups, dense,   of.negative_target, skip,       seen};
+  const Given given{x, y,
+                    {positives, row_ids, column_ids, row_groups, column_groups, dense,
+                     of.negative_target, skip, seen},
+                    kind_of(kind), of, guide_rows, guide_columns, column_bias, row_shift,
+                    factor_rows, factor_columns, prior, positive_weights, weights, tall, seen,
+                    totals};
+  const int64_t full = x.size(1), prefixes = of.prefixes.size();
+  STD_TORCH_CHECK(!prefixes || (of.prefixes.back().width == full && !seen && !totals),
+                  "fastsim: whole: wanted prefixes up to all of the rows, whose scores nobody sees");
   with_type(total, [&](auto type) {
     using T = decltype(type);
     T* const to_x = grad_x ? output<T>(*grad_x) : nullptr;
     T* const to_y = grad_y ? output<T>(*grad_y) : nullptr;
-    // The gradient of a band takes the place of its unit rows, when nothing reads them any more.
-    const Side<T> rows(x, of.cosine, of.cosine && y ? to_x : nullptr);
-    Watching<T> watching(seen, totals, rows.count, of.cosine);
-    watching.look_at_rows(rows);
-    std::optional<Side<T>> others;
-    if (y) others.emplace(*y, of.cosine);
-    if (y) watching.look_at_columns(*others);
-    const Side<T>& columns = y ? *others : rows;
-    const int64_t width = rows.width;
-    const Panel<T> panel(rows, rows.count, columns, columns.count, width, tall);
-    std::optional<TargetPanel<T>> targets;
-    if (factor_rows) targets.emplace(*factor_rows, *factor_columns, of.factor_cosine, tall);
-    std::optional<GuidePanel<T>> guide;
-    if (guide_rows) guide.emplace(*guide_rows, *guide_columns, of.guide_margin, of.guide_relative, tall);
-
-    Block<T> all{};
-    take_pairs(pairs, all);
-    const Loss loss{kind_of(kind), of.scale,     of.bias,      of.margin,       of.positive_scale,
-                    of.base,       of.normalise, of.symmetric, grad_x || grad_y};
-    STD_TORCH_CHECK(!of.symmetric || tall >= rows.count, "fastsim: whole: wanted all rows in a band");
-    const std::vector<T> alike(weights ? 0 : rows.count, T(of.weight));
-    const OfRows<T> of_all{weights ? input<T>(*weights) : alike.data(), input<T>(prior),
-                           input<T>(positive_weights)};
-    const T *bias_of_columns = input<T>(column_bias), *shift_of_rows = input<T>(row_shift);
-    Result result;
-    for (int64_t first = 0; first < rows.count; first += tall) {
-      Block<T> b = panel.band(first, all);
-      if (targets) b.dense = targets->band(first);
-      if (std::isfinite(of.exclude_above)) leave_out_by_score(b, of.exclude_above);
-      if (guide) guide->leave_out(b, first);
-      std::optional<Observing<T>> observing;
-      if (double* const numbers = watching.numbers(first)) observing.emplace(b, numbers);
-      if (b.seen && (column_bias || row_shift)) {  // which move the scores before the loss looks
-        over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-          kernels().of<T>().observe(b, {}, begin, end);
-        });
-        b.seen = nullptr;
-      }
-      move_scores(b, bias_of_columns, T(of.scale), shift_of_rows ? shift_of_rows + first : nullptr);
-      check_targets(b, loss);
-      result += fused_pass<T>(b, loss, of_all.from_row(first));
-      // The products with the unit rows of the band come before its gradient.
-      const T* band = rows + first * width;
-      if (to_y) multiply_panel<T>(b, band, width, to_y, true, first > 0);
-      if (to_x && !y) multiply_panel<T>(b, band, width, to_x, true, first > 0);
-      if (to_x) multiply_panel<T>(b, columns, width, to_x + first * width, false, !y);
+    // The widest first: its gradients are written where those of the others are added.
+    const double factor = prefixes ? of.prefixes.back().factor : 1;
+    Result result = loss_of_width<T>(given, full, factor, to_x, to_y);
+    for (int64_t k = prefixes - 2; k >= 0; --k) {
+      const auto [width, factor] = of.prefixes[k];
+      const int64_t rows = x.size(0), columns = y ? y->size(0) : 0;
+      const Scratch<T> memory((rows + columns) * width);
+      T* const of_x = to_x ? static_cast<T*>(memory) : nullptr;
+      T* const of_y = to_y ? memory + rows * width : nullptr;
+      result += loss_of_width<T>(given, width, factor, of_x, of_y);
+      if (to_x) add_columns<T>(of_x, rows, width, to_x, full);
+      if (to_y) add_columns<T>(of_y, columns, width, to_y, full);
     }
-    double along = 0;
-    if (to_x) along = rows.finish(to_x) / (y ? 1 : 2);
-    if (to_y) along = columns.finish(to_y);
     *output<T>(total) = T(result.loss);
-    watching.write();
     if (!parameters) return;
     double* score_grads = output<double>(*parameters);
-    score_grads[0] = double(result.scale_score_grad) + along / of.scale;
+    score_grads[0] = double(result.scale_score_grad);
     score_grads[1] = double(result.bias_score_grad);
   });
 }

@@ -107,6 +107,12 @@ def triplet_losses(near, far, margin):
     return (near - far).add_(margin).relu_()
 
 
+def gap_gradients(grad, near, far, margin, factor):
+    """dL/dnear = -dL/dfar (N,) from the gradient of `Backend.triplet_losses`, with its factor."""
+    grad = grad if factor is None else factor * grad
+    return torch.where(triplet_losses(near, far, margin) <= 0, 0.0, grad)  # a NaN is not at most 0
+
+
 def triplet_distances_backward(grad, anchors, positives, negatives, near, far, wants):
     """`Backend.triplet_distances_backward`."""
     to_positives = _gaps(anchors, positives).mul_(_over(grad, near)[:, None])

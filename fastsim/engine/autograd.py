@@ -11,46 +11,36 @@ State: otherwise. The forward pass keeps a few numbers of each row, column or ma
 backward pass computes the scores again.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from fastsim.backends.base import Backend
 from fastsim.batch_metrics import (
-    no_totals,
     not_compiled,
     nothing_seen,
     record,
-    record_totals,
     watched,
 )
 from fastsim.engine.arguments import SCHEMA, TENSORS, TileArguments, tile_arguments
 from fastsim.engine.call import Call
 from fastsim.engine.gradients import (
     as_operands,
-    as_scalar,
     dense_losses,
     fake_gradients,
     found_times,
     gradients_of,
-    graph_ends,
-    is_one,
     once_each,
     wants_of,
 )
-from fastsim.engine.one_call import in_one_call, is_whole
 from fastsim.engine.passes import backward, forward
 from fastsim.engine.prepared import note
 from fastsim.engine.ring import ring_tile_loss
-from fastsim.engine.sweep import asked_widths, serves, sweep_loss
+from fastsim.engine.sweep import asked_widths, serves, summable, sweep_loss
+from fastsim.engine.whole_loss import WholeLoss
 from fastsim.operators import define, differentiable_again, traced
 from fastsim.precision import wide_dtype
 from fastsim.scores import compute_dtype
-from fastsim.tile import Tile
 
 
 def tile_loss(
@@ -85,7 +75,10 @@ def tile_loss(
     if asked is not None and alone and _in_one_sweep(tile, x, y, weights, backend):
         return sweep_loss(asked, tile, x, y, scale, bias, weights, formula, backend)
     measured = measured and not tile.pairs.untargeted
-    whole = WholeLoss(tile, scale, bias, weights, formula, backend, measured)
+    prefixes = None
+    if asked is not None and _sums_in_one_call(tile, x, y, weights, backend):
+        prefixes = asked.widths, asked.weights
+    whole = WholeLoss(tile, scale, bias, weights, formula, backend, measured, prefixes)
     if alone and whole.serves(x, y):
         loss = whole(x, y)
         note((x, x if y is None else y), whole, loss)
@@ -118,6 +111,13 @@ def _in_one_sweep(tile, x, y, weights, backend):
     if watched() or not serves(tile, x, weights, backend):
         return False
     return traced() or backend.sweep_pays(len(x), len(x if y is None else y))
+
+
+def _sums_in_one_call(tile, x, y, weights, backend):
+    """Whether the one call that makes a loss sums it over prefixes."""
+    if watched() or not summable(tile, weights):
+        return False
+    return backend.sums_prefixes(tile, len(x), len(x if y is None else y), x.shape[1])
 
 
 def _loss(tile, x, y, scale, bias, weights, batch, formula, backend):
@@ -214,84 +214,3 @@ class _TileLoss(torch.autograd.Function):
         else:
             parts = _tile_backward(grad, saved, *tensors, *ctx.options)
         return gradients_of(ctx, parts, len(TileArguments._fields) + 1)
-
-
-def _whole_formula(ctx, *sides):
-    """As `_formula`, of sides and weights that may be numbers."""
-    *numbers, weight = ctx.numbers
-    sides = (n if t is None else t for t, n in zip(sides, numbers, strict=True))
-    found = _formula(ctx, *sides)
-    return found if weight is None else (found * weight).sum()
-
-
-_NOTHING = (False,) * 4  # of what a gradient may be wanted
-
-
-class WholeLoss(NamedTuple):
-    """A loss that one call of the backend makes of two sides of rows; y None: of x with itself."""
-
-    tile: Tile
-    scale: float | Tensor
-    bias: float | Tensor
-    weights: float | Tensor | None
-    formula: Callable
-    backend: Backend
-    measured: bool  # whether `fastsim.metrics` sees the scores
-
-    def serves(self, x, y):
-        """Whether that is how rows of these sizes are served."""
-        observed = self.measured and watched()
-        return is_whole(self.tile, x, y, self.weights, self.backend, observed=observed)
-
-    def __call__(self, x, y):
-        y = None if y is x else y
-        if not self.measured or not watched():
-            return self._of(x, y, None)
-        totals = no_totals(x.device)
-        loss = self._of(x, y, totals)
-        record_totals(totals)
-        return loss
-
-    def _of(self, x, y, totals):
-        tile, scale, bias, weights, formula, backend, _ = self
-        if isinstance(scale, Tensor):
-            scale = as_scalar(scale, compute_dtype(x), x.device)
-        if isinstance(bias, Tensor):
-            bias = as_scalar(bias, compute_dtype(x), x.device)
-        given = x, y, scale, bias, weights
-        if not torch.is_grad_enabled():
-            return in_one_call(tile, *given, _NOTHING, backend, totals)[0]
-        wants = wants_of(x, y, scale, bias)
-        if not any(wants):
-            return in_one_call(tile, *given, _NOTHING, backend, totals)[0]
-        return _WholeLoss.apply(*given, tile, wants, formula, backend, totals)
-
-
-class _WholeLoss(torch.autograd.Function):
-    """A `WholeLoss` with what follows from it; no operator, whose arguments take long."""
-
-    @staticmethod
-    def forward(ctx, x, y, scale, bias, weights, tile, wants, formula, backend, totals):
-        given = x, y, scale, bias, weights
-        loss, *found = in_one_call(tile, *given, wants, backend, totals)
-        tensors = [value if isinstance(value, Tensor) else None for value in given]
-        ctx.numbers = [
-            value if tensor is None else None for value, tensor in zip(given, tensors, strict=True)
-        ]
-        ctx.dtypes, ctx.wants = (x.dtype, loss.dtype), wants
-        ctx.formula, ctx.cosine, ctx.backend, ctx.tile = formula, tile.cosine, backend, tile
-        ctx.save_for_backward(*tensors, *found)
-        return loss
-
-    @staticmethod
-    @differentiable_again(_whole_formula, inputs=4)
-    def backward(ctx, grad):
-        tensors, found = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
-        pairs = zip(tensors, ctx.numbers, strict=True)
-        given = [number if tensor is None else tensor for tensor, number in pairs]
-        spent = graph_ends()
-        grad = None if spent and is_one(grad) else grad
-        parts = ctx.backend.whole_gradients(
-            ctx.tile, grad, found, given, ctx.wants, ctx.dtypes[0], spent=spent
-        )
-        return gradients_of(ctx, parts, 10)

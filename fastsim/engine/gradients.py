@@ -51,6 +51,14 @@ def dense_losses(ctx, x, y, scale, bias):
     return ctx.formula(scores, scale, bias)
 
 
+def sum_of_prefixes(loss, x, y, widths, factors):
+    """sum_k factors_k loss(x[:, :widths_k], y[:, :widths_k]); y=None: of x with itself."""
+    total = 0.0
+    for width, factor in zip(widths, factors, strict=True):
+        total = total + factor * loss(x[:, :width], None if y is None else y[:, :width])
+    return total
+
+
 def fake_gradients(call, dtype):
     sides = zip((call.x, call.y), call.products, strict=True)
     grads = [side.new_empty(side.shape if want else 0, dtype=dtype) for side, want in sides]

@@ -36,11 +36,11 @@ def is_whole(tile, x, y, weights, backend, *, observed=False):
     return takes_whole(tile, *sizes, weights, backend, observed=observed)
 
 
-def in_one_call(tile, x, y, scale, bias, weights, wants, backend, totals=None):
+def in_one_call(tile, x, y, scale, bias, weights, wants, backend, totals=None, prefixes=None):
     """What `Backend.whole` returns of a loss that `is_whole`."""
     products = products_wanted(wants, y is None) if any(wants) else None
     with without_autocast(x.device.type):
-        return backend.whole(tile, x, y, scale, bias, weights, products, totals)
+        return backend.whole(tile, x, y, scale, bias, weights, products, totals, prefixes)
 
 
 _panels_alone: list[bool] = []

@@ -122,5 +122,7 @@ def _signature(args, options):
         return None, None
     ids = [id(tensor) for tensor in tensors]
     first = () if len({*ids}) == len(ids) else map(ids.index, ids)  # which are one tensor
-    state = default_name(), watched(), torch.is_inference_mode_enabled(), asked_widths() is None
+    asked = asked_widths()
+    prefixes = () if asked is None else (*asked.widths, *asked.weights)
+    state = default_name(), watched(), torch.is_inference_mode_enabled(), *prefixes
     return tensors, (*kinds, *values, *options, *first, *state)

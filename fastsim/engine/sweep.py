@@ -50,6 +50,7 @@ from fastsim.engine.gradients import (
     found_times,
     gradients_of,
     once_each,
+    sum_of_prefixes,
     wants_of,
 )
 from fastsim.engine.passes import at_once
@@ -67,8 +68,8 @@ _asked = threading.local()  # torch.compile cannot trace a ContextVar
 class Asked:
     """Ascending widths and as many weights c_k; served: whether a loss has been their sum."""
 
-    widths: list
-    weights: list
+    widths: tuple
+    weights: tuple
     served: bool = False
 
 
@@ -79,8 +80,8 @@ def sum_over(widths, weights):
     The embeddings given to it are as wide as the widest.
     """
     before = asked_widths()
-    pairs = sorted(zip(widths, weights, strict=True))
-    asked = Asked([width for width, _ in pairs], [float(weight) for _, weight in pairs])
+    widths, weights = zip(*sorted(zip(widths, weights, strict=True)), strict=True)
+    asked = Asked(widths, tuple(map(float, weights)))
     _asked.now = asked
     try:
         yield asked
@@ -93,9 +94,14 @@ def asked_widths():
     return getattr(_asked, "now", None)
 
 
+def summable(tile, weights):
+    """Whether the sum over prefixes of a loss is a sum over scores of the same pairs."""
+    return weights is not None and tile.pairs.plain
+
+
 def serves(tile, x, weights, backend):
     """Whether a sweep serves a loss of one process, whatever its sizes."""
-    known = weights is not None and tile.pairs.plain and not tile.pairs.each_once
+    known = summable(tile, weights) and not tile.pairs.each_once
     # Norms of prefixes and sums of score gradients are kept in float64.
     wide = wide_dtype(x.device) == torch.float64
     return known and wide and backend.sweeps(tile, x.dtype, x.device)
@@ -223,11 +229,12 @@ _sweep = define(
 
 def _formula(ctx, x, y, scale, bias):
     """The loss in plain torch; y=None: of x with itself."""
-    weights, total = ctx.saved_tensors[4], 0.0
-    for width, weight in zip(ctx.widths, ctx.width_weights, strict=True):
-        cut = x[:, :width], None if y is None else y[:, :width]
-        total = total + weight * (dense_losses(ctx, *cut, scale, bias) * weights).sum()
-    return total
+    weights = ctx.saved_tensors[4]
+
+    def loss(x, y):
+        return (dense_losses(ctx, x, y, scale, bias) * weights).sum()
+
+    return sum_of_prefixes(loss, x, y, ctx.widths, ctx.width_weights)
 
 
 class _SweepLoss(torch.autograd.Function):

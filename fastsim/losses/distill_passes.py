@@ -10,8 +10,9 @@ from dataclasses import replace
 import torch
 
 from fastsim.backends import get
-from fastsim.engine.autograd import WholeLoss, tile_loss
+from fastsim.engine.autograd import tile_loss
 from fastsim.engine.bands import by_bands
+from fastsim.engine.whole_loss import WholeLoss
 from fastsim.losses.further_candidates import above_mean, positive_logits
 from fastsim.pairs import Factors, Pairs
 from fastsim.precision import wide_dtype

@@ -15,12 +15,13 @@ import torch
 from fastsim.backends import get
 from fastsim.backends.base import Backend
 from fastsim.batch_metrics import no_totals, record_totals, watched
+from fastsim.checks import check_bias_numbers, check_constant
 from fastsim.distributed import join
-from fastsim.engine.autograd import WholeLoss
 from fastsim.engine.one_call import panels_alone
+from fastsim.engine.whole_loss import WholeLoss
 from fastsim.losses.further_candidates import DIRECTIONS, Further, dense, own_scores, parts_of
 from fastsim.operators import differentiable_again, traced
-from fastsim.pairs import Guide, Pairs, known_bias, parse_bias
+from fastsim.pairs import Guide, Pairs, as_bias, parse_bias
 from fastsim.records import replaced
 from fastsim.scores import dense_scores
 from fastsim.tile import Tile
@@ -108,10 +109,13 @@ class PairedLoss(NamedTuple):
         return self.whole.serves(anchors, None if candidates is anchors else candidates)
 
     def __call__(self, anchors, candidates, *tensors):
-        tile = self.whole.tile
+        whole, tile = self.whole, self.whole.tile
         bias, guide, sides = tile.pairs.column_bias, tile.pairs.guide, None
         if bias is not None:
-            bias = known_bias(tensors[0], anchors)
+            check_constant("candidate_bias", tensors[0])
+            bias = as_bias(tensors[0], anchors)
+            if not whole.backend.checks_bias:
+                check_bias_numbers("candidate_bias", bias)
         if guide is not None:
             sides = tuple(side.detach() for side in tensors[-2:])
             guide = replaced(guide, rows=sides[0], columns=sides[1])
@@ -122,8 +126,13 @@ class PairedLoss(NamedTuple):
             return self.formula(scores, tile.pairs.positives, **given)
 
         pairs = replaced(tile.pairs, column_bias=bias, guide=guide)
-        whole = self.whole._replace(tile=replaced(tile, pairs=pairs), formula=losses)
-        return whole(anchors, candidates)
+        whole = whole._replace(tile=replaced(tile, pairs=pairs), formula=losses)
+        try:
+            return whole(anchors, candidates)
+        except RuntimeError:
+            if bias is not None:
+                check_bias_numbers("candidate_bias", bias)  # which says the number
+            raise
 
 
 class FurtherLoss(NamedTuple):

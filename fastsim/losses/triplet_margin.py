@@ -14,12 +14,12 @@ from torch import Tensor
 
 from fastsim.annotations import Reduction
 from fastsim.backends import get, pick
-from fastsim.backends.rows import norms, triplet_losses
+from fastsim.backends.rows import gap_gradients, norms, triplet_losses
 from fastsim.checks import check_alike, check_embeddings, check_number, check_reduction
 from fastsim.engine.prepared import Prepared, note, once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.operators import define, differentiable_again, traced
-from fastsim.reduce import as_float, reduce
+from fastsim.reduce import as_float, factor_of_sum, reduce
 from fastsim.scores import compute_dtype
 
 
@@ -86,7 +86,7 @@ def _loss(*sides, margin, reduction, backend):
     learnt = (*sides, margin) if isinstance(margin, Tensor) else sides
     if torch.is_grad_enabled() and any(side.requires_grad for side in learnt):
         return _TripletMargin.apply(*sides, margin, reduction, backend.name)
-    return reduce(_losses(*sides, margin, backend.name)[-1], reduction)
+    return _reduced(*sides, margin, reduction, backend.name)[-1]
 
 
 def _formula(anchors, positives, negatives, margin, reduction):
@@ -95,13 +95,14 @@ def _formula(anchors, positives, negatives, margin, reduction):
     return reduce(torch.relu(gaps + margin), reduction)
 
 
-def _losses(anchors, positives, negatives, margin, backend):
-    """(both distances (N,), losses (N,))."""
+def _reduced(anchors, positives, negatives, margin, reduction, backend):
+    """(both distances (N,), what the losses are reduced to)."""
     sides = anchors, positives, negatives
     if not traced() and not isinstance(margin, Tensor):
-        return get(backend).triplet_losses(*sides, margin)
+        factor = factor_of_sum(reduction, len(anchors))
+        return get(backend).triplet_losses(*sides, margin, factor)
     near, far = _distances(*sides, backend)
-    return near, far, triplet_losses(near, far, margin)
+    return near, far, reduce(triplet_losses(near, far, margin), reduction)
 
 
 class _TripletMargin(torch.autograd.Function):
@@ -112,11 +113,12 @@ class _TripletMargin(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, anchors, positives, negatives, margin, reduction, backend):
-        near, far, losses = _losses(anchors, positives, negatives, margin, backend)
+        sides = anchors, positives, negatives
+        near, far, loss = _reduced(*sides, margin, reduction, backend)
         learnt = margin if isinstance(margin, Tensor) else None
-        ctx.save_for_backward(anchors, positives, negatives, learnt, near, far, losses <= 0)
+        ctx.save_for_backward(*sides, learnt, near, far)
         ctx.margin, ctx.reduction, ctx.backend = margin, reduction, backend
-        return reduce(losses, reduction)
+        return loss
 
     @staticmethod
     @differentiable_again(
@@ -126,15 +128,19 @@ class _TripletMargin(torch.autograd.Function):
         inputs=4,
     )
     def backward(ctx, grad):
-        *sides, margin, near, far, none = ctx.saved_tensors
-        grad = grad / len(near) if ctx.reduction == "mean" else grad
-        grad = torch.where(none, 0.0, grad)  # a NaN is not at most 0
+        *sides, learnt, near, far = ctx.saved_tensors
         *wants, want_margin = ctx.needs_input_grad[:4]
+        factor = factor_of_sum(ctx.reduction, len(near))
+        if not traced() and learnt is None:
+            options = {"wants": wants, "margin": ctx.margin, "factor": factor}
+            grads = get(ctx.backend).triplet_losses_backward(grad, *sides, near, far, **options)
+            return *grads, None, None, None
+        grad = gap_gradients(grad, near, far, ctx.margin if learnt is None else learnt, factor)
         grads = [None] * 3
         if any(wants):
             found = _distances_backward(grad, *sides, near, far, list(wants), ctx.backend)
             grads = [one if want else None for one, want in zip(found, wants, strict=True)]
-        of_margin = grad.sum().to(margin.dtype) if want_margin else None
+        of_margin = grad.sum().to(learnt.dtype) if want_margin else None
         return *grads, of_margin, None, None
 
 

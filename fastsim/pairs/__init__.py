@@ -5,9 +5,9 @@ is its target? `Pairs` holds the answer in its smallest form; every backend deci
 """
 
 from fastsim.pairs.arguments import (
+    as_bias,
     as_ids,
     groups_of_scores,
-    known_bias,
     known_targets,
     parse_bias,
     parse_exclude,
@@ -33,6 +33,7 @@ __all__ = [
     "Factors",
     "Guide",
     "Pairs",
+    "as_bias",
     "as_ids",
     "check_own_targets",
     "dense_targets",
@@ -42,7 +43,6 @@ __all__ = [
     "global_positives",
     "global_targets",
     "groups_of_scores",
-    "known_bias",
     "known_targets",
     "negative_counts",
     "not_above",

@@ -7,7 +7,6 @@ from fastsim.checks import (
     INTEGRAL,
     check_alike,
     check_bias,
-    check_bias_numbers,
     check_choice,
     check_embeddings,
     check_integers,
@@ -48,16 +47,11 @@ def parse_exclude(exclude, rows, columns, device):
 def parse_bias(bias, columns, x):
     """`candidate_bias` of a loss in the compute type of its embeddings x, or None."""
     check_bias("candidate_bias", bias, columns, x.device)
-    return None if bias is None else _as_bias(bias, x)
+    return None if bias is None else as_bias(bias, x)
 
 
-def known_bias(bias, x):
-    """`parse_bias` of one whose shape, dtype and device are known to fit."""
-    check_bias_numbers("candidate_bias", bias)
-    return _as_bias(bias, x)
-
-
-def _as_bias(bias, x):
+def as_bias(bias, x):
+    """A bias in the compute type of x."""
     if bias.dtype is x.dtype is torch.float32 and bias.is_contiguous():
         return bias  # as nearly always: what follows takes longer than to look
     return bias.to(torch.promote_types(x.dtype, torch.float32)).contiguous()

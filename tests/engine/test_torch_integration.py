@@ -12,7 +12,7 @@ from fastsim import scores
 from fastsim.backends import get
 from fastsim.backends.cpu.backend import CpuBackend
 from fastsim.engine import autograd as engine
-from fastsim.engine import chosen_rows, log_sum_exp, max_sim, selection, triplets
+from fastsim.engine import chosen_rows, log_sum_exp, max_sim, selection, triplets, whole_loss
 from fastsim.engine import cosent as ranking
 from tests.cases import BY_NAME, CASES, call, inputs, takes_backend
 
@@ -25,7 +25,7 @@ def recorded(monkeypatch):
     """Every call of an operator of ours while a loss runs: (operator, arguments)."""
     calls = []
     # A small loss is no operator, but where something traces.
-    monkeypatch.setattr(engine, "is_whole", lambda *_, **__: False)
+    monkeypatch.setattr(whole_loss, "is_whole", lambda *_, **__: False)
     monkeypatch.setattr(CpuBackend, "serves_further", lambda *_: False)
 
     def record(module, name):

@@ -4,7 +4,10 @@ import pytest
 import torch
 
 import fastsim
-from tests.cases import CASES, inputs
+from tests.cases import BY_NAME, CASES, inputs
+from tests.losses.rounding import dense_options, moves
+from tests.losses.test_losses import truth_of
+from tests.measure import assert_close
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
@@ -25,3 +28,39 @@ def test_the_loss_is_the_same_to_the_last_bit(case, dtype):
     assert without.dtype == with_gradients.dtype
     assert torch.equal(without, with_gradients.detach())
     assert torch.equal(plain, without)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+@pytest.mark.parametrize("name", ["cosine_regression", "triplet_margin"])
+def test_losses_of_paired_rows_equal_the_oracle(name, backend, dtype, reduction, usable):
+    """One operator makes and reduces them."""
+    usable(backend)
+    case, shape, seed = BY_NAME[name], (13, 29, 18), 9
+    (truth, *_), size = truth_of(name, dtype, shape, seed, reduction)
+    tensors, others, options = inputs(case, shape, dtype, seed)
+    compute = torch.promote_types(dtype, torch.float32)
+    narrow = [t.to(compute) for t in tensors]
+    dense = case.loss(*narrow, *others, **dense_options(case, options, reduction))
+    with fastsim.use_backend(backend):
+        for _ in range(2):  # the second by what is kept of the first
+            got = case.loss(*tensors, *others, **options, reduction=reduction)
+            assert got.dtype == compute
+            moved = torch.finfo(compute).eps * moves(name, shape, seed, reduction)[0]
+            assert_close("value", got, truth, dense, compute, max(size, 1.0), moved)
+
+
+def test_numbers_are_looked_at_in_every_call(usable):
+    """A loss that is kept by signature sees new labels and a new bias."""
+    usable("cpu")
+    x, y, numbers = torch.randn(5, 4), torch.randn(5, 4), torch.rand(5)
+    for _ in range(2):
+        fastsim.cosine_regression(x, y, numbers, backend="cpu")
+        fastsim.info_nce(x, y, candidate_bias=numbers, backend="cpu")
+    for number in (torch.inf, -torch.inf, torch.nan):
+        wrong = numbers.index_fill(0, torch.tensor([3]), number)
+        with pytest.raises(ValueError, match="candidate_bias: wanted finite numbers"):
+            fastsim.info_nce(x, y, candidate_bias=wrong, backend="cpu")
+    with pytest.raises(ValueError, match="labels: wanted labels that can be ordered, got NaN"):
+        fastsim.cosine_regression(x, y, wrong, backend="cpu")

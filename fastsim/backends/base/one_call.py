@@ -6,6 +6,7 @@ from fastsim.backends import rows as formulas
 class InOneCall:
     weighs_whole = False  # whether `whole` takes a weight for each row
     observes_whole = False  # whether `whole` looks at scores for `fastsim.metrics`
+    checks_bias = False  # whether `whole` refuses a column bias that is not finite
 
     def serves_whole(self, tile, rows, columns, width, together, dtype):
         """Whether `whole` serves a loss over a matrix of that size, and pays.
@@ -14,14 +15,20 @@ class InOneCall:
         """
         return False
 
-    def whole(self, tile, x, y, scale, bias, weights, wants, totals=None):
+    def sums_prefixes(self, tile, rows, columns, width):
+        """Whether `whole` takes prefixes where it serves the loss."""
+        return False
+
+    def whole(self, tile, x, y, scale, bias, weights, wants, totals=None, prefixes=None):
         """The weighted sum of the losses of `tile` and its gradient, all in one call.
 
         x (N, D), y (M, D) or None: x with itself; scale and bias: numbers or 0-d tensors, in the
         place of those of the tile; weights: a number or () for all rows, with `weighs_whole` also
         (N,) in the compute type; `wants`: whether dL/dx and dL/dy are wanted, or None where no
         gradient is; totals: with `observes_whole`, where the `batch_totals` of this batch are
-        written, in the place of `Tile.seen`.
+        written, in the place of `Tile.seen`; prefixes: with `sums_prefixes`, ascending widths to D
+        and as many factors: the sum of the losses of so many first numbers of the rows, each times
+        its factor.
         Returns loss () and, with `wants`, the tensors of which `whole_gradients` makes gradients.
         """
         raise NotImplementedError

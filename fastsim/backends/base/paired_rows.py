@@ -12,6 +12,11 @@ class PairedRows:
         (unit_x, inverse_x), (unit_y, inverse_y) = (self.unit_rows(t, dtype) for t in (x, y))
         return (unit_x * unit_y).sum(1), torch.stack([inverse_x, inverse_y])
 
+    def paired_squared_errors(self, x, y, targets, factor):
+        """`factor` times the sum of the squared differences of cosines and targets (N,)."""
+        cosines, _ = self.paired_cosines(x, y)
+        return factor * (cosines - targets.to(cosines.dtype)).square().sum()
+
     def paired_cosines_backward(self, grad, x, y, cosines, inverse, wants):
         """(dL/dx, dL/dy), each in its input's dtype, from dL/dcosines; empty where not wanted."""
         one = inverse.new_ones(())
@@ -37,10 +42,22 @@ class PairedRows:
         """|a_i - p_i| and |a_i - n_i| (N,) in the compute type, of three (N, D)."""
         return formulas.triplet_distances(anchors, positives, negatives)
 
-    def triplet_losses(self, anchors, positives, negatives, margin):
-        """`triplet_distances`, and relu(|a_i - p_i| - |a_i - n_i| + margin) (N,) of a number."""
+    def triplet_losses(self, anchors, positives, negatives, margin, factor):
+        """`triplet_distances`, and relu(|a_i - p_i| - |a_i - n_i| + margin) (N,) of a number.
+
+        factor: a number by which their sum () is returned in the place of these, or None.
+        """
         near, far = self.triplet_distances(anchors, positives, negatives)
-        return near, far, formulas.triplet_losses(near, far, margin)
+        losses = formulas.triplet_losses(near, far, margin)
+        return near, far, losses if factor is None else factor * losses.sum()
+
+    def triplet_losses_backward(
+        self, grad, anchors, positives, negatives, near, far, *, wants, margin, factor
+    ):
+        """The gradients of the three, None where not wanted, from that of `triplet_losses`."""
+        grad = formulas.gap_gradients(grad, near, far, margin, factor)
+        sides = anchors, positives, negatives
+        return self.triplet_distances_backward(grad, *sides, near, far, wants)
 
     def triplet_distances_backward(self, grad, anchors, positives, negatives, near, far, wants):
         """The gradients of the three, None where not wanted, from dL/dnear = -dL/dfar (N,).

@@ -65,6 +65,12 @@ class Rows:
         torch.ops.fastsim_cpu.paired_cosines(x, y, cosines, inverse)
         return cosines, inverse
 
+    def paired_squared_errors(self, x, y, targets, factor):
+        total = torch.empty((), dtype=torch.promote_types(x.dtype, torch.float32))
+        targets = targets.to(total.dtype).contiguous()
+        torch.ops.fastsim_cpu.paired_squared_errors.default(x, y, targets, factor, total)
+        return total
+
     def paired_cosines_backward(self, grad, x, y, cosines, inverse, wants):
         grads = [
             torch.empty(t.shape if wanted else 0, dtype=t.dtype)
@@ -90,25 +96,26 @@ class Rows:
     def triplet_distances(self, anchors, positives, negatives):
         near, far = _numbers_of(anchors), _numbers_of(anchors)
         sides = anchors, positives, negatives
-        torch.ops.fastsim_cpu.triplet_distances.default(*sides, 0.0, near, far, None)
+        torch.ops.fastsim_cpu.triplet_distances.default(*sides, 0.0, 1.0, near, far, None)
         return near, far
 
-    def triplet_losses(self, anchors, positives, negatives, margin):
-        near, far, losses = _numbers_of(anchors), _numbers_of(anchors), _numbers_of(anchors)
+    def triplet_losses(self, anchors, positives, negatives, margin, factor):
+        near, far = _numbers_of(anchors), _numbers_of(anchors)
+        losses = near.new_empty(near.shape if factor is None else ())
+        numbers = margin, 1.0 if factor is None else factor
         sides = anchors, positives, negatives
-        torch.ops.fastsim_cpu.triplet_distances.default(*sides, margin, near, far, losses)
+        torch.ops.fastsim_cpu.triplet_distances.default(*sides, *numbers, near, far, losses)
         return near, far, losses
 
     def triplet_distances_backward(self, grad, anchors, positives, negatives, near, far, wants):
         sides = anchors, positives, negatives
-        grads = [
-            torch.empty(side.shape, dtype=side.dtype) if want else None
-            for side, want in zip(sides, wants, strict=True)
-        ]
-        torch.ops.fastsim_cpu.triplet_distances_backward(
-            grad.contiguous(), *sides, near, far, *grads
-        )
-        return grads
+        return _through_distances(grad, sides, near, far, wants, None, 1.0)
+
+    def triplet_losses_backward(
+        self, grad, anchors, positives, negatives, near, far, *, wants, margin, factor
+    ):
+        sides, factor = (anchors, positives, negatives), 1.0 if factor is None else factor
+        return _through_distances(grad, sides, near, far, wants, margin, factor)
 
     def centred(self, x, y):
         x, y = x.contiguous(), None if y is None else y.contiguous()
@@ -152,6 +159,17 @@ class Rows:
             grad_pairs.contiguous(), None, x, y, columns, grad_x, grad_y
         )
         return grad_x, grad_y
+
+
+def _through_distances(grad, sides, near, far, wants, *numbers):
+    grads = [
+        torch.empty(side.shape, dtype=side.dtype) if want else None
+        for side, want in zip(sides, wants, strict=True)
+    ]
+    torch.ops.fastsim_cpu.triplet_distances_backward.default(
+        grad.contiguous(), *sides, near, far, *numbers, *grads
+    )
+    return grads
 
 
 def _numbers_of(x):

@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+from itertools import chain
 from operator import attrgetter
 
 import torch
@@ -36,6 +37,7 @@ class InOneCall:
 
     weighs_whole = True
     observes_whole = True
+    checks_bias = True
 
     def serves_whole(self, tile, rows, columns, width, together, dtype):
         pairs = tile.pairs
@@ -51,19 +53,23 @@ class InOneCall:
             return not together and columns <= WIDEST and triplet.serves(tile)
         return is_one_block(rows, columns) or (not together and _in_bands(tile, columns))
 
-    def whole(self, tile, x, y, scale, bias, weights, wants, totals=None):
+    def sums_prefixes(self, tile, rows, columns, width):
+        large = triplet.is_large(tile, rows, columns, width)
+        return not (large or _by_matrix_unit(rows, columns, width))
+
+    def whole(self, tile, x, y, scale, bias, weights, wants, totals=None, prefixes=None):
         want_x, want_y = wants or (False, False)
         pairs = tile.pairs
         guide, factors, above = pairs.guide, pairs.factors, pairs.exclude_above
         alike = not (isinstance(weights, torch.Tensor) and weights.ndim)
         scale, bias = _number(scale, x.dtype), _number(bias, x.dtype)
+        weight = _number(weights, x.dtype) if alike else 0.0
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         loss = torch.empty((), dtype=dtype)
         grad_x = torch.empty(x.shape if want_x else 0, dtype=dtype) if wants else None
         grad_y = torch.empty(y.shape if want_y else 0, dtype=dtype) if wants else None
         parameters = torch.empty(2, dtype=torch.float64) if wants else None
         columns = (x if y is None else y).shape[0]
-        weight = _number(weights, x.dtype) if alike else 0.0
         of_rows = None if alike else weights
         grads = grad_x if want_x else None, grad_y if want_y else None
         if triplet.is_large(tile, x.shape[0], columns, x.shape[1]):
@@ -93,6 +99,8 @@ class InOneCall:
             guide_relative,
             factor_cosine,
         ]
+        if prefixes is not None:
+            numbers.extend(chain.from_iterable(zip(*prefixes, strict=True)))
         _whole(
             x,
             y,

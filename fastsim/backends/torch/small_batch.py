@@ -55,7 +55,7 @@ class SmallBatch:
             return tile.normalise and pairs.negative_target == 0
         return tile.kind != "sigmoid" or pairs.negative_target == -1
 
-    def whole(self, tile, x, y, scale, bias, weights, wants, totals=None):
+    def whole(self, tile, x, y, scale, bias, weights, wants, totals=None, prefixes=None):
         unit, inverse, half = _rows(self, x, y)
         operands = unit.to(torch.float16) if half else unit
         sides = (operands, operands)

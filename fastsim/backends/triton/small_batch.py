@@ -42,7 +42,7 @@ class SmallBatch:
             return pairs.distinct or not tile.symmetric
         return tile.normalise and pairs.negative_target >= 0
 
-    def whole(self, tile, x, y, scale, bias, weights, wants, totals=None):
+    def whole(self, tile, x, y, scale, bias, weights, wants, totals=None, prefixes=None):
         launches = _launches()
         operands = launches.rows_of(x, y)
         unit_x, unit_y, _ = operands
