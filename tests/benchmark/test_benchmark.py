@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 
 import pytest
@@ -49,7 +50,8 @@ def test_a_baseline_computes_the_same_loss(baseline, loss):
         pytest.skip(f"{baseline.name}: {error}")
     # Sums of so many terms, of logits up to 20.
     rounding = 20 * ROWS * WIDTH * torch.finfo(torch.float64).eps
-    assert max(found.values()) < rounding
+    # Some take torch's softplus, which leaves out log(1 + exp(-x)) from x = 20 on.
+    assert max(found.values()) < rounding + math.exp(-20)
 
 
 def test_the_same_inputs_for_all():
