@@ -5,7 +5,11 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <utility>
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
 
 #include "float16.h"
 
@@ -109,16 +113,16 @@ inline void multiply_block(const Operand& a, int64_t a_at, const Operand& b, int
        left += kTileElements, right += kTileElements) {
 #pragma GCC unroll 9
     for (int term = 0; term < terms.count; ++term) {
-      if (term == 0 || terms.left[term] != terms.left[term - 1]) {
-        tile_load(4, left + terms.left[term] * a_part, 64);
-        tile_load(5, left + a_strip + terms.left[term] * a_part, 64);
-      }
-      if (term == 0 || terms.right[term] != terms.right[term - 1]) {
-        tile_load(6, right + terms.right[term] * b_part, 64);
-        tile_load(7, right + b_strip + terms.right[term] * b_part, 64);
-      }
+      const bool new_left = term == 0 || terms.left[term] != terms.left[term - 1];
+      const bool new_right = term == 0 || terms.right[term] != terms.right[term - 1];
+      const uint16_t* const a_tile = left + terms.left[term] * a_part;
+      const uint16_t* const b_tile = right + terms.right[term] * b_part;
+      if (new_left) tile_load(4, a_tile, 64);
+      if (new_right) tile_load(6, b_tile, 64);
       tile_multiply(0, 4, 6);
+      if (new_right) tile_load(7, b_tile + b_strip, 64);
       tile_multiply(1, 4, 7);
+      if (new_left) tile_load(5, a_tile + a_strip, 64);
       tile_multiply(2, 5, 6);
       tile_multiply(3, 5, 7);
     }
@@ -142,7 +146,30 @@ MultiplyBlock block_of(int64_t left_parts, int64_t right_parts, bool exact = fal
   return table[left_parts - 1][right_parts - 1];
 }
 
-// c (+)= the same, for the block's first `rows` x `columns`, whose memory ends there. A sum of
+// Calls f(rows, columns), for a whole block with constants: its loops then have no ends to look for.
+template <class F>
+inline void in_block(int64_t rows, int64_t columns, const F& f) {
+  if (rows >= kTileGroup && columns >= kTileGroup) {
+    f(std::integral_constant<int64_t, kTileGroup>(), std::integral_constant<int64_t, kTileGroup>());
+  } else {
+    f(smaller(rows, kTileGroup), smaller(columns, kTileGroup));
+  }
+}
+
+// c (+)= a block of sums.
+template <bool add>
+inline void take_block(const float* sums, float* c, int64_t c_row, int64_t rows, int64_t columns) {
+  in_block(rows, columns, [&](auto tall, auto wide) {
+    for (int64_t r = 0; r < tall; ++r) {
+      float* to = c + r * c_row;
+      const float* sum = sums + r * kTileGroup;
+#pragma omp simd
+      for (int64_t j = 0; j < wide; ++j) to[j] = add ? to[j] + sum[j] : sum[j];
+    }
+  });
+}
+
+// c (+)= the product, for the block's first `rows` x `columns`, whose memory ends there. A sum of
 // three parts begins at zero in any case: what it is added to may be large, and would round each of
 // its terms. Two parts keep less than that.
 void multiply_into(const Operand& a, int64_t a_at, const Operand& b, int64_t b_at,
@@ -153,15 +180,8 @@ void multiply_into(const Operand& a, int64_t a_at, const Operand& b, int64_t b_a
   }
   alignas(64) float sums[kTileGroup * kTileGroup];
   multiply_block(a, a_at, b, b_at, sums, kTileGroup, false);
-  const auto take = [&](int64_t count) {
-    for (int64_t r = 0; r < smaller(rows, kTileGroup); ++r) {
-      float* to = c + r * c_row;
-      const float* sum = sums + r * kTileGroup;
-#pragma omp simd
-      for (int64_t j = 0; j < count; ++j) to[j] = add ? to[j] + sum[j] : sum[j];
-    }
-  };
-  columns >= kTileGroup ? take(kTileGroup) : take(columns);
+  add ? take_block<true>(sums, c, c_row, rows, columns)
+      : take_block<false>(sums, c, c_row, rows, columns);
 }
 
 // Bytes of an operand that stay in the second-level cache beside what passes by.
@@ -169,12 +189,14 @@ constexpr int64_t kCachedBytes = 400 << 10;
 
 void scale_block(float* scores, int64_t stride, int64_t rows, int64_t columns,
                  const float* of_rows, const float* of_columns) {
-  for (int64_t r = 0; r < rows; ++r) {
-    float* row = scores + r * stride;
-    const float scale = of_rows[r];
+  in_block(rows, columns, [&](auto tall, auto wide) {
+    for (int64_t r = 0; r < tall; ++r) {
+      float* row = scores + r * stride;
+      const float of_row = of_rows[r];
 #pragma omp simd
-    for (int64_t j = 0; j < columns; ++j) row[j] *= scale * of_columns[j];
-  }
+      for (int64_t j = 0; j < wide; ++j) row[j] *= of_row * of_columns[j];
+    }
+  });
 }
 
 // band (rows, columns) += the product of two groups, times what is left of their norms.
@@ -183,17 +205,10 @@ void add_scores(const Operand& x, int64_t row, const Operand& y, int64_t column,
                 int64_t stride, int64_t rows, int64_t columns) {
   alignas(64) float sums[kTileGroup * kTileGroup];
   multiply_block(x, row / kTileSide, y, column / kTileSide, sums, kTileGroup, false);
-  rows = smaller(kTileGroup, rows);
-  columns = smaller(kTileGroup, columns);
   if (scales.rows) {
     scale_block(sums, kTileGroup, rows, columns, scales.rows + row, scales.columns + column);
   }
-  for (int64_t r = 0; r < rows; ++r) {
-    float* to = band + r * stride;
-    const float* sum = sums + r * kTileGroup;
-#pragma omp simd
-    for (int64_t j = 0; j < columns; ++j) to[j] += sum[j];
-  }
+  take_block<true>(sums, band, stride, rows, columns);
 }
 
 void scores(const Operand& x, int64_t rows, const Operand& y, int64_t columns, bool exact,
@@ -205,22 +220,20 @@ void scores(const Operand& x, int64_t rows, const Operand& y, int64_t columns, b
   for (int64_t first = groups.begin; first < groups.end; first += cached) {
     const int64_t last = smaller(first + cached, groups.end);
     for (int64_t row = 0; row < rows; row += kTileGroup) {
-      float* band = scores + row * stride;
       for (int64_t group = first; group < last; ++group) {
         const int64_t column = group * kTileGroup;
+        float* const block = scores + row * stride + column;
         if (add) {
-          add_scores(x, row, y, column, block_product, scales, band + column, stride, rows - row,
+          add_scores(x, row, y, column, block_product, scales, block, stride, rows - row,
                      columns - column);
           continue;
         }
-        multiply_into(x, row / kTileSide, y, 2 * group, block_product, band + column, stride, false,
+        multiply_into(x, row / kTileSide, y, 2 * group, block_product, block, stride, false,
                       rows - row, columns - column);
-      }
-      if (scales.rows && !add) {
-        const int64_t column = first * kTileGroup;
-        scale_block(band + column, stride, smaller(kTileGroup, rows - row),
-                    smaller(last * kTileGroup, columns) - column, scales.rows + row,
-                    scales.columns + column);
+        if (scales.rows) {
+          scale_block(block, stride, rows - row, columns - column, scales.rows + row,
+                      scales.columns + column);
+        }
       }
     }
   }

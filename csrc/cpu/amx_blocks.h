@@ -1,6 +1,6 @@
-// Scores of 16-bit rows on a matrix unit, block by block: each is made, looked at and multiplied
-// while it lies in the second cache. Products are so fast there that scores which leave that cache
-// cost more than scores made twice.
+// Scores of 16-bit rows on a matrix unit, a band of rows at a time. A block of a band is made, looked
+// at and multiplied while it lies in the second cache. A loss that needs all of a row first has the
+// scores of whole rows kept, to be read back from the last cache, or if they are long made twice.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@ namespace fastsim {
 namespace {
 
 // Two: the score gradients of 16-bit rows, whose own rounding is then that of the gradient.
-constexpr int64_t kSlopeParts = 2;
+constexpr int64_t kScoreGradParts = 2;
 
 // A block and what its products read and add to are to lie in the second cache.
 constexpr int64_t kBlockColumns = kBlockDepth;
@@ -56,28 +56,34 @@ class Side16 {
   const Scratch<float> numbers_;
 };
 
-// What blocks of columns are as operands: of scores, and with `products` of gradients too. In one
-// piece of memory, which of a large batch no thread keeps.
+// What a stripe of columns is as operands: of scores, and with `products` of gradients too. In one
+// piece of memory, which of a large one no thread keeps.
 class Columns {
  public:
-  Columns(const Side16& y, bool products)
-      : side(y), size_(y.elements(y.count)), tiles_(products ? 2 * size_ : size_) {
-    pack_all(Pack::rows_transposed, y.rows(0), y.count, 0, y.width, y.parts(), tiles_);
-    if (products) pack_right(y.rows(0), y.count, y.width, y.parts(), tiles_ + size_);
+  // Columns [first, first + count) of y; `first` is a multiple of kBlockDepth.
+  Columns(const Side16& y, int64_t first, int64_t count, bool products)
+      : first(first), count(count), y_(y), size_(y.elements(count)),
+        tiles_(products ? 2 * size_ : size_) {
+    const Packed from = y.rows(first);
+    pack_all(Pack::rows_transposed, from, count, 0, y.width, y.parts(), tiles_);
+    if (products) pack_right(from, count, y.width, y.parts(), tiles_ + size_);
   }
 
-  // From a multiple of 32 on.
-  Operand of_scores(int64_t first) const {
-    return {tiles_ + first * side.parts() * side.steps() * kTileDepth, side.parts(), side.steps()};
+  // Of the columns from `column` on, a multiple of 32 of the matrix.
+  Operand of_scores(int64_t column) const {
+    const int64_t at = (column - first) * y_.parts() * y_.steps() * kTileDepth;
+    return {tiles_ + at, y_.parts(), y_.steps()};
   }
-  // Of a block, which begins at a multiple of kBlockDepth.
-  const uint16_t* of_gradients(int64_t first) const {
-    return tiles_ + size_ + operand_elements(side.width, first, side.parts());
+  // Of a block.
+  const uint16_t* of_gradients(int64_t column) const {
+    return tiles_ + size_ + operand_elements(y_.width, column - first, y_.parts());
   }
+  const float* rest(int64_t column) const { return y_.rest(column); }
 
-  const Side16& side;
+  const int64_t first, count;
 
  private:
+  const Side16& y_;
   const int64_t size_;
   const Scratch<uint16_t> tiles_;
 };
@@ -110,13 +116,14 @@ void for_bands(int64_t bands, const Make& make, const Work& work) {
   });
 }
 
-// What one thread holds: rows of a band as operands, scores of a block, their gradients as operand.
+// What one thread holds: rows of a band as operands, scores of its rows, their gradients as operand.
 class Band {
  public:
-  Band(const Side16& x, int64_t tall, bool products)
-      : x_(x), rows_(x.elements(tall)), panel_(tall * kStride),
+  // wide: columns whose scores are in memory at a time.
+  Band(const Side16& x, int64_t tall, int64_t wide, bool products)
+      : x_(x), wide_(wide), rows_(x.elements(tall)), panel_(tall * stride()),
         right_(products ? operand_elements(x.width, tall, x.parts()) : 0),
-        score_grads_(products ? operand_elements(tall, kBlockColumns, kSlopeParts) : 0) {}
+        score_grads_(products ? operand_elements(tall, kBlockColumns, kScoreGradParts) : 0) {}
 
   void begin(int64_t first, int64_t count, bool products) {
     first_ = first;
@@ -130,25 +137,28 @@ class Band {
     amx.pack(Pack::pairs, from, x_.width, 0, count, x_.parts(), right_, of_width);
   }
 
-  // The scores against the block of columns from `column` on; all: what decides the roles of pairs.
-  Block<float> scores(const Block<float>& all, const Columns& columns, int64_t column,
-                      int64_t count) const {
+  // Columns [column, column + count), their scores not made yet; all: what decides the roles of
+  // pairs. Those of a block begin the panel, or in whole rows have their place there.
+  Block<float> columns(const Block<float>& all, int64_t column, int64_t count) const {
     Block<float> b = all.from_row(first_).from_column(column);
     if (all.seen) b.seen = all.seen + first_ * kObserved;
-    b.scores = panel_;
-    b.stride = kStride;
+    b.scores = panel_ + (wide_ > kBlockColumns ? column : 0);
+    b.stride = stride();
     b.rows = count_;
     b.columns = count;
-    const Operand left{rows_, x_.parts(), x_.steps()};
-    const ScoreScales scales{x_.rest(first_), columns.side.rest(column)};
-    amx_in_use().scores(left, count_, columns.of_scores(column), count, true, scales, b.scores,
-                        b.stride, false, {0, tiles(count, kTileGroup)});
     return b;
+  }
+
+  void fill(const Block<float>& b, const Columns& columns) const {
+    const Operand left{rows_, x_.parts(), x_.steps()};
+    const ScoreScales scales{x_.rest(first_), columns.rest(b.column0)};
+    amx_in_use().scores(left, count_, columns.of_scores(b.column0), b.columns, true, scales,
+                        b.scores, b.stride, false, {0, tiles(b.columns, kTileGroup)});
   }
 
   // out (rows, width) (+)= the block's score gradients times its columns.
   void multiply_columns(const Block<float>& b, const Columns& columns, float* out, bool add) const {
-    multiply(b, false, columns.of_gradients(b.column0), columns.side.rest(b.column0), out, add);
+    multiply(b, false, columns.of_gradients(b.column0), columns.rest(b.column0), out, add);
   }
 
   // out (columns, width) (+)= the transposed score gradients times the band's rows.
@@ -157,7 +167,7 @@ class Band {
   }
 
  private:
-  static constexpr int64_t kStride = kBlockColumns + 16;  // off a power of two
+  int64_t stride() const { return tiles(wide_, kTileSide) * kTileSide + 16; }  // off a power of two
 
   void multiply(const Block<float>& b, bool transposed, const uint16_t* right, const float* rest,
                 float* out, bool add) const {
@@ -165,56 +175,106 @@ class Band {
     const int64_t steps = tiles(depth, kTileDepth);
     const AmxKernels& amx = amx_in_use();
     amx.pack(transposed ? Pack::pairs_transposed : Pack::rows, score_grads(b, rest, transposed),
-             count, 0, depth, kSlopeParts, score_grads_, {0, 2 * tiles(count, kTileGroup)});
-    amx.multiply({score_grads_, kSlopeParts, steps}, count, {right, x_.parts(), steps}, x_.width,
+             count, 0, depth, kScoreGradParts, score_grads_, {0, 2 * tiles(count, kTileGroup)});
+    amx.multiply({score_grads_, kScoreGradParts, steps}, count, {right, x_.parts(), steps}, x_.width,
                  out, add);
   }
 
   const Side16& x_;
+  const int64_t wide_;
   const Scratch<uint16_t> rows_;
   const Scratch<float> panel_;
   const Scratch<uint16_t> right_, score_grads_;
   int64_t first_ = 0, count_ = 0;
 };
 
-// The blocks of all scores, band after band.
+// The scores of all rows, band after band. Each comes as a block over all rows of a band: some of
+// its columns, or all of them.
 class Scores {
  public:
-  // products: whether gradients will be wanted.
-  Scores(const Side16& x, const Side16& y, const Block<float>& all, bool products)
-      : x_(x), columns_(y, products), all_(all), tall_(std::min(block_rows(x.width), x.count)) {}
+  // products: whether gradients will be wanted. stripe: columns that are operands at a time, a
+  // multiple of kBlockColumns; whole rows have no more.
+  Scores(const Side16& x, const Side16& y, const Block<float>& all, bool products, int64_t stripe)
+      : x_(x), y_(y), all_(all), products_(products), stripe_(stripe),
+        tall_(std::min(block_rows(x.width), x.count)) {
+    STD_TORCH_CHECK(stripe > 0 && stripe % kBlockColumns == 0, "fastsim: wanted whole blocks");
+  }
 
-  // Calls look(block, row, column) for each, then in_turn(block, column), with those of the same
-  // columns in the order of their rows. Where to_x (N, D) or to_y (M, D) is given, `look` makes
+  int64_t tall() const { return tall_; }  // rows of a band
+  int64_t bands() const { return tiles(x_.count, tall_); }
+  bool fit_whole_rows() const { return y_.count <= stripe_; }
+
+  // Calls look(block, row, column) for each block, then in_turn(block, column), with those of the
+  // same columns in the order of their rows. Where to_x (N, D) or to_y (M, D) is given, `look` makes
   // score gradients of the scores, and it becomes their product with the unit rows of the other
   // side.
   template <class Look, class InTurn>
-  void each(const Look& look, const InTurn& in_turn, float* to_x = nullptr,
-            float* to_y = nullptr) const {
-    const int64_t rows = x_.count, columns = columns_.side.count, width = x_.width;
-    Turns turns(tiles(columns, kBlockColumns));
-    const auto make = [&] { return Band(x_, tall_, to_x || to_y); };
-    for_bands(tiles(rows, tall_), make, [&](Band& band, int64_t index) {
-      const int64_t first = index * tall_;
-      band.begin(first, std::min(tall_, rows - first), to_y);
-      for (int64_t column = 0, at = 0; column < columns; column += kBlockColumns, ++at) {
-        const int64_t wide = std::min(kBlockColumns, columns - column);
-        const Block<float> b = band.scores(all_, columns_, column, wide);
-        look(b, first, column);
-        if (to_x) band.multiply_columns(b, columns_, to_x + first * width, column > 0);
-        turns.take(at, index, [&] {
-          in_turn(b, column);
-          if (to_y) band.multiply_rows(b, to_y + column * width, index > 0);
+  void each_block(const Look& look, const InTurn& in_turn, float* to_x = nullptr,
+                  float* to_y = nullptr) const {
+    for (int64_t first = 0; first < y_.count; first += stripe_) {
+      const Columns stripe(y_, first, std::min(stripe_, y_.count - first), products_);
+      each_band(kBlockColumns, stripe, to_x, to_y, [&](Band& band, int64_t index, Turns& turns) {
+        for_blocks(stripe, [&](int64_t column, int64_t count) {
+          const Block<float> b = band.columns(all_, column, count);
+          band.fill(b, stripe);
+          look(b, index * tall_, column);
+          multiply(band, b, stripe, index, to_x, to_y, turns, [&] { in_turn(b, column); });
         });
-      }
+      });
+    }
+  }
+
+  // The same of whole rows, where these fit: look(block, row).
+  template <class Look>
+  void each_whole(const Look& look, float* to_x, float* to_y) const {
+    const Columns columns(y_, 0, y_.count, products_);
+    each_band(y_.count, columns, to_x, to_y, [&](Band& band, int64_t index, Turns& turns) {
+      const Block<float> rows = band.columns(all_, 0, y_.count);
+      band.fill(rows, columns);
+      look(rows, index * tall_);
+      if (!to_x && !to_y) return;
+      for_blocks(columns, [&](int64_t column, int64_t count) {
+        const Block<float> b = band.columns(all_, column, count);
+        multiply(band, b, columns, index, to_x, to_y, turns, [] {});
+      });
     });
   }
 
  private:
-  const Side16& x_;
-  const Columns columns_;
+  template <class Work>
+  void each_band(int64_t wide, const Columns& columns, float* to_x, float* to_y,
+                 const Work& work) const {
+    Turns turns(tiles(columns.count, kBlockColumns));
+    const auto make = [&] { return Band(x_, tall_, wide, to_x || to_y); };
+    for_bands(bands(), make, [&](Band& band, int64_t index) {
+      band.begin(index * tall_, std::min(tall_, x_.count - index * tall_), to_y);
+      work(band, index, turns);
+    });
+  }
+
+  template <class F>
+  void for_blocks(const Columns& columns, const F& f) const {
+    const int64_t end = columns.first + columns.count;
+    for (int64_t column = columns.first; column < end; column += kBlockColumns) {
+      f(column, std::min(kBlockColumns, end - column));
+    }
+  }
+
+  template <class InTurn>
+  void multiply(const Band& band, const Block<float>& b, const Columns& columns, int64_t index,
+                float* to_x, float* to_y, Turns& turns, const InTurn& in_turn) const {
+    const int64_t column = b.column0, width = x_.width;
+    if (to_x) band.multiply_columns(b, columns, to_x + index * tall_ * width, column > 0);
+    turns.take((column - columns.first) / kBlockColumns, index, [&] {
+      in_turn();
+      if (to_y) band.multiply_rows(b, to_y + column * width, index > 0);
+    });
+  }
+
+  const Side16 &x_, &y_;
   const Block<float> all_;
-  const int64_t tall_;
+  const bool products_;
+  const int64_t stripe_, tall_;
 };
 
 }  // namespace

@@ -5,8 +5,8 @@
 
 #include "amx_blocks.h"
 #include "arguments.h"
+#include "block_losses.h"
 #include "operators.h"
-#include "softmax_sums.h"
 #include "totals.h"
 
 namespace fastsim {
@@ -15,17 +15,34 @@ namespace {
 
 void nothing_in_turn(const Block<float>&, int64_t) {}
 
+// In one pass, where whole rows fit.
+Result softmax_of_bands(const Scores& scores, const Loss& loss, const float* weights, float* to_x,
+                        float* to_y) {
+  std::vector<Result> of_bands(scores.bands());
+  scores.each_whole(
+      [&](const Block<float>& b, int64_t row) {
+        of_bands[row / scores.tall()] = softmax_of_rows(b, loss, weights + row);
+      },
+      to_x, to_y);
+  Result result;
+  for (const Result& of_band : of_bands) result += of_band;
+  return result;
+}
+
 Result softmax(const Scores& scores, const Block<float>& all, const Loss& loss,
                const float* weights, float* to_x, float* to_y) {
+  if (!loss.symmetric && scores.fit_whole_rows()) {
+    return softmax_of_bands(scores, loss, weights, to_x, to_y);
+  }
   SoftmaxSums<float> sums(all, loss);
-  scores.each(
+  scores.each_block(
       [&](const Block<float>& b, int64_t row, int64_t) { sums.add_rows(b, row, {0, b.rows}); },
       [&](const Block<float>& b, int64_t column) {
         if (loss.symmetric) sums.add_columns(b, column, {0, b.columns});
       });
   const Result result = sums.finish(weights);
   if (!loss.score_grad) return result;
-  scores.each(
+  scores.each_block(
       [&](const Block<float>& b, int64_t row, int64_t column) {
         sums.score_grad(b, row, column, float(loss.margin), {0, b.rows});
       },
@@ -38,7 +55,7 @@ Result elementwise(const Scores& scores, int64_t rows, const Loss& loss, const f
                    const float* positive_weights, float* to_x, float* to_y) {
   std::vector<double> losses(rows), score_grads(rows);
   const auto& k = kernels().of<float>();
-  scores.each(
+  scores.each_block(
       [&](const Block<float>& b, int64_t row, int64_t) {
         const float* of_rows = loss.score_grad ? weights + row : nullptr;
         if (loss.kind == Kind::squared_error) {
@@ -74,13 +91,13 @@ double finish(const Side16& side, float* grad) {
   return sum;
 }
 
-// Of cosines; the arguments are those of `whole` (whole.cpp).
+// Of cosines; the arguments are those of `whole` (whole.cpp) and of `Scores`.
 void amx_loss(Tensor x, Tensor y, Optional positives, Optional row_ids, Optional column_ids,
               Optional row_groups, Optional column_groups, Optional dense, double negative_target,
               std::string skip, Optional seen, std::string kind, double scale, double bias,
               double margin, bool normalise, bool symmetric, Optional positive_weights,
-              Optional weights, double weight, Optional grad_x, Optional grad_y, Tensor total,
-              Optional parameters, Optional totals) {
+              Optional weights, double weight, int64_t stripe, Optional grad_x, Optional grad_y,
+              Tensor total, Optional parameters, Optional totals) {
   float* const to_x = grad_x ? output<float>(*grad_x) : nullptr;
   float* const to_y = grad_y ? output<float>(*grad_y) : nullptr;
   const Side16 rows(x), columns(y);
@@ -109,14 +126,12 @@ void amx_loss(Tensor x, Tensor y, Optional positives, Optional row_ids, Optional
   const std::vector<float> alike(weights ? 0 : rows.count, float(weight));
   const float* const of_rows = weights ? input<float>(*weights) : alike.data();
 
-  Result result;
-  {
-    const Scores scores(rows, columns, all, loss.score_grad);
-    result = loss.kind == Kind::softmax
-                 ? softmax(scores, all, loss, of_rows, to_x, to_y)
-                 : elementwise(scores, rows.count, loss, of_rows, input<float>(positive_weights),
-                               to_x, to_y);
-  }
+  const Scores scores(rows, columns, all, loss.score_grad, stripe);
+  const Result result =
+      loss.kind == Kind::softmax
+          ? softmax(scores, all, loss, of_rows, to_x, to_y)
+          : elementwise(scores, rows.count, loss, of_rows, input<float>(positive_weights), to_x,
+                        to_y);
   double along = 0;
   if (to_x) along = finish(rows, to_x);
   if (to_y) along = finish(columns, to_y);
@@ -132,7 +147,7 @@ std::vector<Operator> operators() {
   return {OPERATOR(amx_loss,
                    "(Tensor x, Tensor y, " PAIRS_SCHEMA
                    ", str kind, float scale, float bias, float margin, bool normalise, "
-                   "bool symmetric, Tensor? positive_weights, Tensor? weights, float weight, "
+                   "bool symmetric, Tensor? positive_weights, Tensor? weights, float weight, int stripe, "
                    "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y, Tensor(total!) total, "
                    "Tensor(parameters!)? parameters, Tensor(totals!)? totals) -> ()")};
 }

@@ -20,34 +20,68 @@ inline To same_bits(const From& from) {
 
 constexpr int kLanes = 16;
 
-// Takes the next part off `values`: the bits of the nearest bfloat16, in the upper half. Without
-// `plain`, infinities and NaN may come and stay what they are, their other parts 0, and what would
-// round to infinity is cut off instead.
-template <bool plain>
-inline Words take_part(Floats& values) {
-  const Words bits = same_bits<Words>(values);
-  Words part = bits + 0x7fff + ((bits >> 16) & 1);
-  if (!plain) {
-    const Words size = bits & 0x7fffffff;
-    const Words cut = size > kInfinity ? bits | 0x400000 : bits;
-    part = size >= kPastLargest ? cut : part;
-  }
-  part &= 0xffff0000;
-  const Floats rest = values - same_bits<Floats>(part);
-  values = plain ? rest : (bits & kInfinity) != kInfinity ? rest : Floats{};
-  return part;
+template <size_t... lane>
+inline Words pick_halves(const Words& a, const Words& b, std::index_sequence<lane...>) {
+  const Halves first = same_bits<Halves>(a), second = same_bits<Halves>(b);
+#if defined(__clang__)
+  return same_bits<Words>(__builtin_shufflevector(first, second, int(lane)...));
+#else
+  return same_bits<Words>(__builtin_shuffle(first, second, Halves{static_cast<uint16_t>(lane)...}));
+#endif
 }
 
 // The upper halves of all words of a, then of b.
 template <size_t... lane>
 inline Words upper_halves(const Words& a, const Words& b, std::index_sequence<lane...>) {
-  const Halves first = same_bits<Halves>(a), second = same_bits<Halves>(b);
-#if defined(__clang__)
-  return same_bits<Words>(__builtin_shufflevector(first, second, int(2 * lane + 1)...));
-#else
+  return pick_halves(a, b, std::index_sequence<(2 * lane + 1)...>());
+}
+
+// The halves of the first half of a, each followed by its fellow of the second half.
+template <size_t... lane>
+inline Words in_turns(const Words& a, std::index_sequence<lane...>) {
+  return pick_halves(a, a, std::index_sequence<(lane / 2 + lane % 2 * kLanes)...>());
+}
+
+constexpr auto kOfHalves = std::make_index_sequence<2 * kLanes>();
+
+// The bits of the nearest bfloat16 in the upper half; what is left of the values. Infinities and NaN
+// stay what they are, with nothing left, and what would round to infinity is cut off instead.
+inline Words take_part(Floats& values) {
+  const Words bits = same_bits<Words>(values);
+  const Words size = bits & 0x7fffffff, cut = size > kInfinity ? bits | 0x400000 : bits;
+  Words part = bits + 0x7fff + ((bits >> 16) & 1);
+  part = (size >= kPastLargest ? cut : part) & 0xffff0000;
+  const Floats rest = values - same_bits<Floats>(part);
+  values = (bits & kInfinity) != kInfinity ? rest : Floats{};
+  return part;
+}
+
+// The nearest bfloat16 of each, none of which is as large as kPastLargest: of the first, then of the
+// second.
+inline Words nearest(const Floats& first, const Floats& second) {
+#if defined(__AVX512BF16__)
   return same_bits<Words>(
-      __builtin_shuffle(first, second, Halves{static_cast<uint16_t>(2 * lane + 1)...}));
+      _mm512_cvtne2ps_pbh(same_bits<__m512>(second), same_bits<__m512>(first)));
+#else
+  const auto rounded = [](const Floats& values) {
+    const Words bits = same_bits<Words>(values);
+    return bits + 0x7fff + ((bits >> 16) & 1);
+  };
+  return upper_halves(rounded(first), rounded(second), kOfHalves);
 #endif
+}
+
+// Takes the next part off both: a row of a tile.
+template <bool pairs, bool plain>
+inline Words take_row(Floats& first, Floats& second) {
+  if constexpr (!plain) {
+    const Words low = take_part(first), high = take_part(second);
+    return pairs ? low >> 16 | high : upper_halves(low, high, kOfHalves);
+  }
+  const Words row = nearest(first, second), both = in_turns(row, kOfHalves);
+  first -= same_bits<Floats>(both << 16);
+  second -= same_bits<Floats>(both & 0xffff0000);
+  return pairs ? both : row;
 }
 
 // Exchanges the blocks of `size` lanes that two rows of a transposed square have to swap.
@@ -145,13 +179,7 @@ uint32_t split_tile(const Entries<S>& from, uint16_t* to, int64_t next) {
     }
 #pragma GCC unroll 3
     for (int part = 0; part < parts; ++part) {
-      const Words low = take_part<plain>(first), high = take_part<plain>(second);
-      Words row;
-      if constexpr (pairs) {
-        row = low >> 16 | high;
-      } else {
-        row = upper_halves(low, high, std::make_index_sequence<2 * kLanes>());
-      }
+      const Words row = take_row<pairs, plain>(first, second);
       if constexpr (transposed) {
         words[part][r] = row;
       } else {

@@ -11,7 +11,7 @@ import torch
 
 _PARTS = {"highest": 3, "high": 2, "medium": 1}
 CACHED = 20 << 20  # bytes of a packed right operand that is kept from panel to panel
-DEPTH = 2048  # rows of one that is not: packed for one panel
+DEPTH = 2048  # rows, or columns of scores, of one that is not: packed together, for one panel
 
 
 def name():
@@ -82,32 +82,57 @@ class Rows:
 
 
 class Columns:
-    """The right operand of score panels: columns packed once, `Rows` or a float32 tensor."""
+    """The right operand of score panels, `Rows` or a float32 tensor: packed once, or if that takes
+    much memory a part at a time for every panel.
+    """
 
     def __init__(self, columns):
-        self.rest = None
-        powers = None
+        self.values, self.powers, self.rest = columns, None, None
         if isinstance(columns, Rows):
-            columns, powers, self.rest = columns.values, columns.powers, columns.rest
+            self.values, self.powers, self.rest = columns.values, columns.powers, columns.rest
         group = torch.ops.fastsim_cpu.amx_group()
         rows, width = (-(-size // group) * group for size in columns.shape)
-        self.tiles = torch.empty(rows, parts(columns.dtype) * width, dtype=torch.int16)
+        width *= parts(columns.dtype)
+        self.once = rows * width * 2 <= CACHED
+        self.tiles = torch.empty(rows if self.once else DEPTH, width, dtype=torch.int16)
         # An infinite entry has no parts whose products add up to what it gives; that of a cosine
         # makes NaN of its row in any case.
-        self.usable = (
-            torch.ops.fastsim_cpu.amx_pack(columns, powers, self.tiles) or powers is not None
-        )
+        finite = [self._pack(part) for part in self._parts(0, len(columns))]
+        self.usable = all(finite) or self.powers is not None
+
+    def _parts(self, first, count):
+        """Slices of columns that are packed together."""
+        most = len(self.tiles) or 1  # one rank of a group may have no columns
+        return [
+            slice(at, min(at + most, first + count)) for at in range(first, first + count, most)
+        ]
+
+    def _pack(self, columns):
+        values, powers = self.values[columns], self.powers
+        group = torch.ops.fastsim_cpu.amx_group()
+        tiles = self.tiles[: -(-len(values) // group) * group]
+        of_part = None if powers is None else powers[columns]
+        return torch.ops.fastsim_cpu.amx_pack(values, of_part, tiles)
 
     def scores(self, rows, first, panel, add):
         """Fills the panel of `rows` against the columns from `first` on, or adds to it; False if it
         cannot.
         """
-        values, powers, rest = rows, None, None
+        left = rows, None, None
         if isinstance(rows, Rows):
-            values, powers, rest = rows.values, rows.powers, rows.rest
-        of_columns = None if self.rest is None else self.rest[first:]
-        operands = values, powers, rest, self.tiles[first:], of_columns
-        return torch.ops.fastsim_cpu.amx_scores(*operands, panel, add)
+            left = rows.values, rows.powers, rows.rest
+        if self.once:
+            return self._scores(left, self.tiles[first:], slice(first, None), panel, add)
+        for columns in self._parts(first, panel.shape[1]):
+            self._pack(columns)
+            part = panel[:, columns.start - first : columns.stop - first]
+            if not self._scores(left, self.tiles, columns, part, add):
+                return False  # of the first part: it is the rows that are not finite
+        return True
+
+    def _scores(self, left, tiles, columns, panel, add):
+        rest = None if self.rest is None else self.rest[columns]
+        return torch.ops.fastsim_cpu.amx_scores(*left, tiles, rest, panel, add)
 
 
 def _packed_right(values, powers, count):

@@ -3,6 +3,9 @@
 import torch
 
 KINDS = ("softmax", "sigmoid", "squared_error")
+# Columns that are operands at a time: 25 MB at width 384 in float16. Scores of whole rows, which no
+# more columns have, take 8 MB a thread; to read them back costs less than to make them again.
+STRIPE = 8192
 
 
 def serves(tile, dtype):
@@ -30,6 +33,7 @@ def loss(tile, x, y, numbers, weights, weight, grads, total, parameters, totals)
         tile.positive_weights,
         weights,
         weight,
+        STRIPE,
         *grads,
         total,
         parameters,

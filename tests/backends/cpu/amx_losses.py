@@ -94,9 +94,16 @@ def compare(function, sides, oracle, numbers):
         assert_close(f"result {place}", got, truth, theirs, dtype, size, eps * move)
 
 
+@pytest.fixture(params=[amx_loss.STRIPE, 256], ids=["whole rows", "stripes"])
+def stripe(request, monkeypatch):
+    """Columns that are operands at a time: all, or one block."""
+    monkeypatch.setattr(amx_loss, "STRIPE", request.param)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.usefixtures("stripe")
 def test_against_float64(name, shape, dtype):
     function = LOSSES[name](*shape[:2])
     sides = rows_of(shape, dtype)
@@ -127,6 +134,7 @@ def results(loss, sides, *numbers):
 
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.usefixtures("stripe")
 def test_same_bits_with_any_number_of_threads(dtype, symmetric):
     sides = rows_of((1100, 700, 33), dtype)
     sides[1][:, 5] = 3.0
@@ -143,6 +151,7 @@ def test_same_bits_with_any_number_of_threads(dtype, symmetric):
 
 
 @pytest.mark.parametrize("name", ["info_nce", "info_nce both", "siglip"])
+@pytest.mark.usefixtures("stripe")
 def test_learnt_numbers_as_in_panels(name):
     """The gradients of scale and bias, and those of one side alone."""
     sides = rows_of((300, 270, 48), torch.bfloat16)
@@ -176,6 +185,7 @@ def test_rows_that_are_not_finite():
 
 
 @pytest.mark.parametrize("name", ["info_nce exclude", "siglip"])
+@pytest.mark.usefixtures("stripe")
 def test_metrics_as_in_panels(name):
     sides = rows_of((300, 330, 33), torch.bfloat16)
     loss = functools.partial(LOSSES[name](300, 330), backend="cpu")

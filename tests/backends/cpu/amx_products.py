@@ -20,6 +20,14 @@ def precision():
     torch.set_float32_matmul_precision(before)
 
 
+@pytest.fixture(params=[True, False], ids=["packed once", "in parts"])
+def packed(request, monkeypatch):
+    """Right operands packed once, or 64 rows or columns of them for every panel."""
+    if not request.param:
+        monkeypatch.setattr(amx, "CACHED", 0)
+        monkeypatch.setattr(amx, "DEPTH", 64)
+
+
 def problem(rows, columns, width, dtype):
     # Norms over the range of the dtype's exponents, in which no product may leave float32's.
     spread = 3 if dtype == torch.float16 else 25
@@ -65,6 +73,7 @@ def test_in_use():
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.usefixtures("packed")
 def test_scores_and_products(shape, dtype):
     """No further from float64 than float32 products of unit rows, or than one rounding."""
     x, y = problem(*shape, dtype)
@@ -128,6 +137,7 @@ def test_sixteen_bit_rows_are_multiplied_exactly(precision):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.usefixtures("packed")
 def test_zero_rows_and_extreme_norms(dtype):
     x, y = problem(40, 40, 64, dtype)
     x[3] = 0
@@ -145,6 +155,7 @@ def test_zero_rows_and_extreme_norms(dtype):
 
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.usefixtures("packed")
 def test_not_finite(value):
     """A cosine is NaN; a product of rows as they are is what float32 products give."""
     x, y = problem(40, 70, 33, torch.float32)
@@ -163,6 +174,7 @@ def test_not_finite(value):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.usefixtures("packed")
 def test_same_bits_with_any_number_of_threads(dtype):
     x, y = problem(150, 700, 64, dtype)
     found = []
@@ -180,6 +192,7 @@ def test_same_bits_with_any_number_of_threads(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("options", [{}, {"symmetric": True}], ids=["rows", "both"])
+@pytest.mark.usefixtures("packed")
 def test_losses(dtype, options):
     """Through the panels, which small batches go past: error at most twice that of eager torch."""
     rows = 1100
