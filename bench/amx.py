@@ -12,7 +12,8 @@ import time
 import click
 import torch
 
-from bench.results import write
+from bench.results import FOLDER, read, write
+from bench.tables import markdown, milliseconds
 from fastsim.backends import get
 from fastsim.benchmark.accuracy import errors
 from fastsim.benchmark.baselines import BASELINES, ours
@@ -25,6 +26,8 @@ LOSSES = ("info_nce", "info_nce symmetric", "siglip")
 DTYPES = ("bfloat16", "float16", "float32")
 PRECISIONS = ("highest", "high", "medium")
 BOTH = "forward + backward"
+NAMES = "amx_*"
+OURS, DENSE, BARE = "fastsim", "eager torch", "three products"
 OF_ERRORS = 1024  # rows: of fewer, a loss is made without the unit
 
 
@@ -43,11 +46,11 @@ def products(problem):
 def measured(case, dtype, rows, width, seconds):
     """The result rows of one problem."""
     problem, small = (case.problem(n, width, dtype=dtype) for n in (rows, OF_ERRORS))
-    makers = {"fastsim": ours("cpu"), "eager torch": BASELINES["eager torch"]}
+    makers = {OURS: ours("cpu"), DENSE: BASELINES[DENSE]}
     calls = {name: maker.call(problem) for name, maker in makers.items()}
     functions = {name: runnable(call, problem, BOTH) for name, call in calls.items()}
     times = in_turns(
-        functions | {"three products": products(problem)}, seconds=seconds, clock=time.process_time
+        functions | {BARE: products(problem)}, seconds=seconds, clock=time.process_time
     )
     for name, found in times.items():
         row = {"loss": case.name, "dtype": str(dtype)[6:], "rows": rows, "dim": width, "name": name}
@@ -55,6 +58,28 @@ def measured(case, dtype, rows, width, seconds):
         if name in makers:
             row |= errors(makers[name].call(small), small)
         yield row
+
+
+def table(folder):
+    """The table of a device in bench/README.md: times as multiples of fastsim's."""
+    lines = []
+    for path in sorted((FOLDER / folder).glob(f"{NAMES}.jsonl")):
+        about, rows = read(path.stem, folder)
+        for loss in dict.fromkeys(row["loss"] for row in rows):
+            of = {row["name"]: row for row in rows if row["loss"] == loss}
+            best = {name: min(row["repeats ms"]) for name, row in of.items()}
+            dtype = of[OURS]["dtype"]
+            precision = about["settings"]["precision"] if dtype == "float32" else ""
+            lines.append(
+                [
+                    *(loss, dtype, precision, f"{of[OURS]['rows']:,}", milliseconds(best[OURS])),
+                    *(f"{best[name] / best[OURS]:.2f} x" for name in (DENSE, BARE)),
+                    *(f"{of[name]['gradient error']:.1e}" for name in (OURS, DENSE)),
+                ]
+            )
+    errors = [f"{name}'s gradient error" for name in (OURS, DENSE)]
+    head = ["loss", "dtype", "precision", "rows", OURS, DENSE, BARE, *errors]
+    return markdown(head, sorted(lines, key=lambda line: LOSSES.index(line[0])), left=3)
 
 
 @click.command(help=__doc__)

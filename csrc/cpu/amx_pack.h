@@ -20,6 +20,7 @@ inline To same_bits(const From& from) {
 
 constexpr int kLanes = 16;
 
+// Of the halves of a, then of b, those of these numbers.
 template <size_t... lane>
 inline Words pick_halves(const Words& a, const Words& b, std::index_sequence<lane...>) {
   const Halves first = same_bits<Halves>(a), second = same_bits<Halves>(b);
@@ -57,7 +58,7 @@ inline Words take_part(Floats& values) {
 }
 
 // The nearest bfloat16 of each, none of which is as large as kPastLargest: of the first, then of the
-// second.
+// second. The processor's own instruction makes zeros of subnormal numbers, as its products would.
 inline Words nearest(const Floats& first, const Floats& second) {
 #if defined(__AVX512BF16__)
   return same_bits<Words>(
