@@ -147,9 +147,10 @@ std::vector<Operator> operators() {
   return {OPERATOR(amx_loss,
                    "(Tensor x, Tensor y, " PAIRS_SCHEMA
                    ", str kind, float scale, float bias, float margin, bool normalise, "
-                   "bool symmetric, Tensor? positive_weights, Tensor? weights, float weight, int stripe, "
-                   "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y, Tensor(total!) total, "
-                   "Tensor(parameters!)? parameters, Tensor(totals!)? totals) -> ()")};
+                   "bool symmetric, Tensor? positive_weights, Tensor? weights, float weight, "
+                   "int stripe, Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y, "
+                   "Tensor(total!) total, Tensor(parameters!)? parameters, "
+                   "Tensor(totals!)? totals) -> ()")};
 }
 
 }  // namespace

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fastsim
-from fastsim.backends.cpu import sizes
+from fastsim.backends.cpu import amx, sizes
 from fastsim.backends.cpu.sweep import CpuSweep
 from tests.cases import call
 from tests.engine.test_sweep import (  # noqa: F401
@@ -72,6 +72,13 @@ def test_one_candidate(backend, usable):
             assert not found.any()
 
 
+@pytest.fixture
+def no_matrix_unit(monkeypatch):
+    """Where there is one, the products of a sweep are made again, not kept."""
+    monkeypatch.setattr(amx, "parts", lambda _: 0)
+
+
+@pytest.mark.usefixtures("no_matrix_unit")
 @pytest.mark.parametrize("rows", [0, 12, 26])
 def test_some_rows_keep_their_products(rows, small_panels, monkeypatch, usable):
     usable("cpu")
@@ -81,6 +88,7 @@ def test_some_rows_keep_their_products(rows, small_panels, monkeypatch, usable):
         assert_close("value or gradient", found, exact, of_dense, torch.float32, moved=move)
 
 
+@pytest.mark.usefixtures("no_matrix_unit")
 @pytest.mark.parametrize("rows", [0, 12])
 def test_products_that_are_kept_are_not_made_again(rows, small_panels, monkeypatch, usable):
     """What is lost of them between the passes shows."""
