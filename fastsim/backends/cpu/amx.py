@@ -82,8 +82,8 @@ class Rows:
 
 
 class Columns:
-    """The right operand of score panels, `Rows` or a float32 tensor: packed once, or if that takes
-    much memory a part at a time for every panel.
+    """The right operand of score panels, `Rows`, `UnitRows` or a float32 tensor: packed once, or if
+    that takes much memory a part at a time for every panel.
     """
 
     def __init__(self, columns):
@@ -99,6 +99,8 @@ class Columns:
         # makes NaN of its row in any case.
         finite = [self._pack(part) for part in self._parts(0, len(columns))]
         self.usable = all(finite) or self.powers is not None
+        if self.once:
+            self.values = self.powers = None  # their memory with them
 
     def _parts(self, first, count):
         """Slices of columns that are packed together."""

@@ -36,7 +36,7 @@ class Columns:
     def __init__(self, unit_y, *, again):
         self.rows = unit_y
         made = isinstance(unit_y, UnitRows)
-        tiles = amx.parts(unit_y.dtype) and amx.Columns(unit_y[:] if made else unit_y)
+        tiles = amx.parts(unit_y.dtype) and amx.Columns(unit_y)
         self.tiles = tiles if tiles and tiles.usable else None
         self.again = made or again
         self.packed = None if self.tiles or self.again else self._packed()
