@@ -97,8 +97,10 @@ class Columns:
         self.tiles = torch.empty(rows if self.once else DEPTH, width, dtype=torch.int16)
         # An infinite entry has no parts whose products add up to what it gives; that of a cosine
         # makes NaN of its row in any case.
-        finite = [self._pack(part) for part in self._parts(0, len(columns))]
-        self.usable = all(finite) or self.powers is not None
+        self.usable = self.powers is not None
+        if self.once or not self.usable:
+            finite = [self._pack(part) for part in self._parts(0, len(columns))]
+            self.usable = self.usable or all(finite)
         if self.once:
             self.values = self.powers = None  # their memory with them
 
