@@ -5,9 +5,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <type_traits>
 #include <utility>
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -23,9 +22,11 @@ namespace {
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t tiles(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
+// In this order.
 #include "amx_tiles.h"
-
+#include "amx_parts.h"
 #include "amx_pack.h"
+#include "amx_sums.h"
 
 template <class S>
 double square(const S* row, int64_t width) {
@@ -89,18 +90,24 @@ struct Terms {
   }
 };
 
-// c (32 x 32, rows c_row apart) (+)= the product of two strips of each operand.
+// The product of two strips of each operand. Of many products of parts the sums begin at zero (what
+// they are added to may be large, and would round each of their terms) and are taken while the next
+// block is multiplied. Few products leave no time for that: theirs begin with what they are added to.
 template <int left_parts, int right_parts, bool exact = false>
-inline void multiply_block(const Operand& a, int64_t a_at, const Operand& b, int64_t b_at,
-                           float* c, int64_t c_row, bool add) {
+void multiply_block(const Operand& a, int64_t a_at, const Operand& b, int64_t b_at,
+                    const Target& target, PendingSums& pending) {
   constexpr Terms<left_parts, right_parts, exact> terms;
-  const int64_t bytes = c_row * sizeof(float);
+  constexpr bool many = terms.count > 3;
+  const bool scaled = target.scales.rows;
+  const bool in_place = !many && target.whole() && !(target.add && scaled);
   const int64_t a_part = a.part(), b_part = b.part(), a_strip = a.strip(), b_strip = b.strip();
   const uint16_t *left = a.tiles + a_at * a_strip, *right = b.tiles + b_at * b_strip;
-  float* const low = c + kTileSide * c_row;
-  if (add) {
-    tile_load(0, c, bytes);
-    tile_load(1, c + kTileSide, bytes);
+  float* const sums = in_place ? target.to : pending.next();
+  const int64_t stride = in_place ? target.stride : kTileGroup, bytes = stride * sizeof(float);
+  float* const low = sums + kTileSide * stride;
+  if (in_place && target.add) {
+    tile_load(0, sums, bytes);
+    tile_load(1, sums + kTileSide, bytes);
     tile_load(2, low, bytes);
     tile_load(3, low + kTileSide, bytes);
   } else {
@@ -126,15 +133,21 @@ inline void multiply_block(const Operand& a, int64_t a_at, const Operand& b, int
       tile_multiply(2, 5, 6);
       tile_multiply(3, 5, 7);
     }
+    if constexpr (many) pending.take_some();
   }
-  tile_store(0, c, bytes);
-  tile_store(1, c + kTileSide, bytes);
+  tile_store(0, sums, bytes);
+  tile_store(1, sums + kTileSide, bytes);
   tile_store(2, low, bytes);
   tile_store(3, low + kTileSide, bytes);
+  if (!in_place) {
+    pending.put(target);
+  } else if (scaled) {
+    take_rows(sums, stride, target, 0, kTileGroup);
+  }
 }
 
-using MultiplyBlock = void (*)(const Operand&, int64_t, const Operand&, int64_t, float*, int64_t,
-                               bool);
+using MultiplyBlock = void (*)(const Operand&, int64_t, const Operand&, int64_t, const Target&,
+                               PendingSums&);
 
 // The product for operands of so many parts.
 MultiplyBlock block_of(int64_t left_parts, int64_t right_parts, bool exact = false) {
@@ -146,75 +159,14 @@ MultiplyBlock block_of(int64_t left_parts, int64_t right_parts, bool exact = fal
   return table[left_parts - 1][right_parts - 1];
 }
 
-// Calls f(rows, columns), for a whole block with constants: its loops then have no ends to look for.
-template <class F>
-inline void in_block(int64_t rows, int64_t columns, const F& f) {
-  if (rows >= kTileGroup && columns >= kTileGroup) {
-    f(std::integral_constant<int64_t, kTileGroup>(), std::integral_constant<int64_t, kTileGroup>());
-  } else {
-    f(smaller(rows, kTileGroup), smaller(columns, kTileGroup));
-  }
-}
-
-// c (+)= a block of sums.
-template <bool add>
-inline void take_block(const float* sums, float* c, int64_t c_row, int64_t rows, int64_t columns) {
-  in_block(rows, columns, [&](auto tall, auto wide) {
-    for (int64_t r = 0; r < tall; ++r) {
-      float* to = c + r * c_row;
-      const float* sum = sums + r * kTileGroup;
-#pragma omp simd
-      for (int64_t j = 0; j < wide; ++j) to[j] = add ? to[j] + sum[j] : sum[j];
-    }
-  });
-}
-
-// c (+)= the product, for the block's first `rows` x `columns`, whose memory ends there. A sum of
-// three parts begins at zero in any case: what it is added to may be large, and would round each of
-// its terms. Two parts keep less than that.
-void multiply_into(const Operand& a, int64_t a_at, const Operand& b, int64_t b_at,
-                   MultiplyBlock multiply_block, float* c, int64_t c_row, bool add, int64_t rows,
-                   int64_t columns) {
-  if ((!add || a.parts < 3) && rows >= kTileGroup && columns >= kTileGroup) {
-    return multiply_block(a, a_at, b, b_at, c, c_row, add);
-  }
-  alignas(64) float sums[kTileGroup * kTileGroup];
-  multiply_block(a, a_at, b, b_at, sums, kTileGroup, false);
-  add ? take_block<true>(sums, c, c_row, rows, columns)
-      : take_block<false>(sums, c, c_row, rows, columns);
-}
-
 // Bytes of an operand that stay in the second-level cache beside what passes by.
 constexpr int64_t kCachedBytes = 400 << 10;
-
-void scale_block(float* scores, int64_t stride, int64_t rows, int64_t columns,
-                 const float* of_rows, const float* of_columns) {
-  in_block(rows, columns, [&](auto tall, auto wide) {
-    for (int64_t r = 0; r < tall; ++r) {
-      float* row = scores + r * stride;
-      const float of_row = of_rows[r];
-#pragma omp simd
-      for (int64_t j = 0; j < wide; ++j) row[j] *= of_row * of_columns[j];
-    }
-  });
-}
-
-// band (rows, columns) += the product of two groups, times what is left of their norms.
-void add_scores(const Operand& x, int64_t row, const Operand& y, int64_t column,
-                MultiplyBlock multiply_block, const ScoreScales& scales, float* band,
-                int64_t stride, int64_t rows, int64_t columns) {
-  alignas(64) float sums[kTileGroup * kTileGroup];
-  multiply_block(x, row / kTileSide, y, column / kTileSide, sums, kTileGroup, false);
-  if (scales.rows) {
-    scale_block(sums, kTileGroup, rows, columns, scales.rows + row, scales.columns + column);
-  }
-  take_block<true>(sums, band, stride, rows, columns);
-}
 
 void scores(const Operand& x, int64_t rows, const Operand& y, int64_t columns, bool exact,
             const ScoreScales& scales, float* scores, int64_t stride, bool add, Range groups) {
   const UsesTiles in_use;
-  const MultiplyBlock block_product = block_of(x.parts, y.parts, exact);
+  const MultiplyBlock multiply_block = block_of(x.parts, y.parts, exact);
+  PendingSums pending(x.steps);
   const int64_t group_bytes = 2 * y.strip() * int64_t(sizeof(uint16_t));
   const int64_t cached = kCachedBytes > group_bytes ? kCachedBytes / group_bytes : 1;
   for (int64_t first = groups.begin; first < groups.end; first += cached) {
@@ -222,31 +174,34 @@ void scores(const Operand& x, int64_t rows, const Operand& y, int64_t columns, b
     for (int64_t row = 0; row < rows; row += kTileGroup) {
       for (int64_t group = first; group < last; ++group) {
         const int64_t column = group * kTileGroup;
-        float* const block = scores + row * stride + column;
-        if (add) {
-          add_scores(x, row, y, column, block_product, scales, block, stride, rows - row,
-                     columns - column);
-          continue;
-        }
-        multiply_into(x, row / kTileSide, y, 2 * group, block_product, block, stride, false,
-                      rows - row, columns - column);
-        if (scales.rows) {
-          scale_block(block, stride, rows - row, columns - column, scales.rows + row,
-                      scales.columns + column);
-        }
+        Target target{scores + row * stride + column, stride, rows - row, columns - column, add, {}};
+        if (scales.rows) target.scales = {scales.rows + row, scales.columns + column};
+        multiply_block(x, row / kTileSide, y, 2 * group, target, pending);
       }
     }
   }
 }
 
 void multiply(const Operand& left, int64_t rows, const Operand& right, int64_t width, float* out,
-              bool add) {
+              bool add, bool in_blocks) {
   const UsesTiles in_use;
-  const MultiplyBlock block_product = block_of(left.parts, right.parts);
-  for (int64_t row = 0; row < rows; row += kTileGroup) {
+  const MultiplyBlock multiply_block = block_of(left.parts, right.parts);
+  const InBlocks places{rows, width};
+  PendingSums pending(left.steps);
+  const auto multiply_at = [&](int64_t row, int64_t at) {
+    const int64_t place = in_blocks ? places.place(row, at) : row * width + at;
+    const int64_t stride = in_blocks ? places.wide(at) : width;
+    const Target target{out + place, stride, rows - row, width - at, add, {}};
+    multiply_block(left, row / kTileSide, right, at / kTileSide, target, pending);
+  };
+  // A group of the operand with more parts stays in the first cache, that of the other passes by.
+  if (left.parts >= right.parts) {
+    for (int64_t row = 0; row < rows; row += kTileGroup) {
+      for (int64_t at = 0; at < width; at += kTileGroup) multiply_at(row, at);
+    }
+  } else {
     for (int64_t at = 0; at < width; at += kTileGroup) {
-      multiply_into(left, row / kTileSide, right, at / kTileSide, block_product,
-                    out + row * width + at, width, add, rows - row, width - at);
+      for (int64_t row = 0; row < rows; row += kTileGroup) multiply_at(row, at);
     }
   }
 }
@@ -254,7 +209,8 @@ void multiply(const Operand& left, int64_t rows, const Operand& right, int64_t w
 }  // namespace
 
 extern const AmxKernels amx;
-const AmxKernels amx = {FASTSIM_STRING(FASTSIM_ISA), norms, pack, scores, multiply};
+const AmxKernels amx = {FASTSIM_STRING(FASTSIM_ISA), norms, pack, pack_both,
+                         scores, multiply};
 
 }  // namespace FASTSIM_ISA
 }  // namespace fastsim

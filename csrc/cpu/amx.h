@@ -41,6 +41,17 @@ struct ScoreScales {
   const float *rows = nullptr, *columns = nullptr;
 };
 
+// A matrix (rows, width) as blocks of kTileGroup rows and columns, or what is left of these, one
+// after another along its rows: what is added to a block then lies together.
+struct InBlocks {
+  int64_t rows, width;
+
+  // The size of the block that begins at a row and a column; where it lies.
+  int64_t tall(int64_t row) const { return rows - row < kTileGroup ? rows - row : kTileGroup; }
+  int64_t wide(int64_t at) const { return width - at < kTileGroup ? width - at : kTileGroup; }
+  int64_t place(int64_t row, int64_t at) const { return row * width + tall(row) * at; }
+};
+
 struct AmxKernels {
   const char* name;
   // For rows [begin, end): 1 / |x|; the power of two that brings |x| into [1, 2); what is then
@@ -50,14 +61,18 @@ struct AmxKernels {
   // false if one of them is not finite.
   bool (*pack)(Pack, const Packed& from, int64_t strip_count, int64_t first, int64_t depth,
                int64_t parts, uint16_t* to, Range strips);
+  // Packs a float32 block (rows, columns) for both of its products: as `rows` for those with its
+  // columns, as `pairs` for those of its columns with what has its rows.
+  void (*pack_both)(const Packed& from, int64_t rows, int64_t columns, int64_t parts,
+                    uint16_t* as_rows, uint16_t* as_pairs);
   // scores = x y^T, with `add` added to them: all strips of x against the groups of columns
   // [groups). `exact`: all products of parts.
   void (*scores)(const Operand& x, int64_t rows, const Operand& y, int64_t columns, bool exact,
                  const ScoreScales&, float* scores, int64_t stride, bool add, Range groups);
   // out (rows, width) (+)= left right, for as many steps of depth of both; `left` packed as rows,
-  // `right`, which has width columns, as pairs.
+  // `right`, which has width columns, as pairs. in_blocks: `out` lies as InBlocks.
   void (*multiply)(const Operand& left, int64_t rows, const Operand& right, int64_t width,
-                   float* out, bool add);
+                   float* out, bool add, bool in_blocks);
 };
 
 // Null where the processor has none, or FASTSIM_AMX=0 turns it off.

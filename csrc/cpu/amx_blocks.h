@@ -1,92 +1,31 @@
-// Scores of 16-bit rows on a matrix unit, a band of rows at a time. A block of a band is made, looked
-// at and multiplied while it lies in the second cache. A loss that needs all of a row first has the
-// scores of whole rows kept, to be read back from the last cache, or if they are long made twice.
+// Scores of rows on a matrix unit, a band of rows at a time. A block of a band is made, looked at and
+// multiplied while it lies in the second cache. A loss that needs all of a row first has the scores
+// of whole rows kept, to be read back from the last cache. One that needs all scores first has them
+// made twice, but for those that memory is left for.
 #pragma once
 
 #include <atomic>
+#include <optional>
 #include <thread>
 #include <vector>
 
-#include "amx_operands.h"
+#include "amx_sides.h"
 
 namespace fastsim {
 namespace {
 
-// Two: the score gradients of 16-bit rows, whose own rounding is then that of the gradient.
-constexpr int64_t kScoreGradParts = 2;
-
-// A block and what its products read and add to are to lie in the second cache.
+// A block and what its products read and add to are to lie in the second cache. Of several parts they
+// do not: what passes through it is then the less the more rows a band has.
 constexpr int64_t kBlockColumns = kBlockDepth;
-int64_t block_rows(int64_t width) { return width > 512 ? kBlockDepth / 2 : kBlockDepth; }
+constexpr int64_t kFewRows = 256, kManyRows = 512;
+constexpr int64_t kWhole = 1 << 21;  // scores of whole rows in memory: 8 MB
+constexpr int64_t kWorthKeeping = 8;  // to keep less than one band in so many saves too little
 
-// One side of the scores: its rows as they came, and what makes unit rows of them (AmxKernels).
-class Side16 {
- public:
-  explicit Side16(const Tensor& x)
-      : count(x.size(0)), width(x.size(1)), from_(packed_matrix(x)), numbers_(3 * count) {
-    STD_TORCH_CHECK(from_.matrix.dtype != Dtype::float32, "fastsim: wanted 16-bit rows");
-    over(count, width, [&](int64_t begin, int64_t end) {
-      amx_in_use().norms(from_.matrix, width, numbers_, numbers_ + count, numbers_ + 2 * count,
-                         {begin, end});
-    });
-  }
-
-  // One part holds a bfloat16, two a float16.
-  int64_t parts() const { return from_.matrix.dtype == Dtype::bfloat16 ? 1 : 2; }
-  int64_t steps() const { return tiles(width, kTileDepth); }
-  int64_t elements(int64_t rows) const { return operand_elements(rows, width, parts()); }
-
-  // The rows from `first` on, times their powers of two; what these still lack.
-  Packed rows(int64_t first) const {
-    return {from_.matrix.from_row(first), numbers_ + count + first, nullptr};
-  }
-  const float* rest(int64_t first) const { return numbers_ + 2 * count + first; }
-
-  // dL/dx of rows in the place of dL/drows; dots: row_i . drow_i.
-  void finish(float* grad, int64_t first, int64_t rows, float* dots) const {
-    kernels().of<float>().unit_rows_backward(grad, from_.matrix.from_row(first), width,
-                                             numbers_ + first, 1.0f, grad, Dtype::float32, dots, 0,
-                                             rows);
-  }
-
-  const int64_t count, width;
-
- private:
-  const Packed from_;
-  const Scratch<float> numbers_;
-};
-
-// What a stripe of columns is as operands: of scores, and with `products` of gradients too. In one
-// piece of memory, which of a large one no thread keeps.
-class Columns {
- public:
-  // Columns [first, first + count) of y; `first` is a multiple of kBlockDepth.
-  Columns(const Side16& y, int64_t first, int64_t count, bool products)
-      : first(first), count(count), y_(y), size_(y.elements(count)),
-        tiles_(products ? 2 * size_ : size_) {
-    const Packed from = y.rows(first);
-    pack_all(Pack::rows_transposed, from, count, 0, y.width, y.parts(), tiles_);
-    if (products) pack_right(from, count, y.width, y.parts(), tiles_ + size_);
-  }
-
-  // Of the columns from `column` on, a multiple of 32 of the matrix.
-  Operand of_scores(int64_t column) const {
-    const int64_t at = (column - first) * y_.parts() * y_.steps() * kTileDepth;
-    return {tiles_ + at, y_.parts(), y_.steps()};
-  }
-  // Of a block.
-  const uint16_t* of_gradients(int64_t column) const {
-    return tiles_ + size_ + operand_elements(y_.width, column - first, y_.parts());
-  }
-  const float* rest(int64_t column) const { return y_.rest(column); }
-
-  const int64_t first, count;
-
- private:
-  const Side16& y_;
-  const int64_t size_;
-  const Scratch<uint16_t> tiles_;
-};
+// columns: whose scores of a band are in memory at once.
+inline int64_t band_rows(int64_t width, int64_t parts, int64_t columns) {
+  const bool many = parts > 1 && kManyRows * columns <= kWhole;
+  return (many ? kManyRows : kFewRows) / (width > 512 ? 2 : 1);
+}
 
 // Whose turn it is at each block of columns: what bands of rows add to it they add in their order,
 // whatever thread has them.
@@ -119,11 +58,12 @@ void for_bands(int64_t bands, const Make& make, const Work& work) {
 // What one thread holds: rows of a band as operands, scores of its rows, their gradients as operand.
 class Band {
  public:
-  // wide: columns whose scores are in memory at a time.
-  Band(const Side16& x, int64_t tall, int64_t wide, bool products)
-      : x_(x), wide_(wide), rows_(x.elements(tall)), panel_(tall * stride()),
-        right_(products ? operand_elements(x.width, tall, x.parts()) : 0),
-        score_grads_(products ? operand_elements(tall, kBlockColumns, kScoreGradParts) : 0) {}
+  // wide: columns whose scores are in memory at a time. parts: of score gradients.
+  Band(const SplitSide& x, int64_t parts, int64_t tall, int64_t wide, bool products)
+      : x_(x), parts_(parts), wide_(wide), rows_(x.elements(tall)), panel_(tall * stride(wide)),
+        transposed_(products ? operand_elements(x.width, tall, x.parts) : 0),
+        score_grads_(products ? 2 * operand_elements(tall, kBlockColumns, parts) : 0),
+        in_pairs_(score_grads_ + operand_elements(tall, kBlockColumns, parts)) {}
 
   void begin(int64_t first, int64_t count, bool products) {
     first_ = first;
@@ -131,60 +71,66 @@ class Band {
     const Packed from = x_.rows(first);
     const AmxKernels& amx = amx_in_use();
     const Range strips{0, 2 * tiles(count, kTileGroup)};
-    amx.pack(Pack::rows, from, count, 0, x_.width, x_.parts(), rows_, strips);
+    amx.pack(Pack::rows, from, count, 0, x_.width, x_.parts, rows_, strips);
     if (!products) return;
     const Range of_width{0, 2 * tiles(x_.width, kTileGroup)};
-    amx.pack(Pack::pairs, from, x_.width, 0, count, x_.parts(), right_, of_width);
+    amx.pack(Pack::pairs_transposed, from, x_.width, 0, count, x_.parts, transposed_, of_width);
   }
 
   // Columns [column, column + count), their scores not made yet; all: what decides the roles of
-  // pairs. Those of a block begin the panel, or in whole rows have their place there.
-  Block<float> columns(const Block<float>& all, int64_t column, int64_t count) const {
+  // pairs. Those of a block begin the panel, or in whole rows have their place there; kept: null, or
+  // memory in its place.
+  Block<float> columns(const Block<float>& all, int64_t column, int64_t count,
+                       float* kept = nullptr) const {
     Block<float> b = all.from_row(first_).from_column(column);
     if (all.seen) b.seen = all.seen + first_ * kObserved;
-    b.scores = panel_ + (wide_ > kBlockColumns ? column : 0);
-    b.stride = stride();
+    b.scores = kept ? kept : panel_ + (wide_ > kBlockColumns ? column : 0);
+    b.stride = stride(wide_);
     b.rows = count_;
     b.columns = count;
     return b;
   }
 
   void fill(const Block<float>& b, const Columns& columns) const {
-    const Operand left{rows_, x_.parts(), x_.steps()};
+    const Operand left{rows_, x_.parts, x_.steps()};
     const ScoreScales scales{x_.rest(first_), columns.rest(b.column0)};
     amx_in_use().scores(left, count_, columns.of_scores(b.column0), b.columns, true, scales,
                         b.scores, b.stride, false, {0, tiles(b.columns, kTileGroup)});
   }
 
-  // out (rows, width) (+)= the block's score gradients times its columns.
-  void multiply_columns(const Block<float>& b, const Columns& columns, float* out, bool add) const {
-    multiply(b, false, columns.of_gradients(b.column0), columns.rest(b.column0), out, add);
+  // Makes operands of a block's score gradients, times what its rows and columns still lack.
+  void take_score_grads(const Block<float>& b, const Columns& columns) const {
+    const Packed from{{b.scores, Dtype::float32, b.stride, 1},
+                      x_.rest(first_),
+                      columns.rest(b.column0)};
+    amx_in_use().pack_both(from, b.rows, b.columns, parts_, score_grads_, in_pairs_);
   }
 
-  // out (columns, width) (+)= the transposed score gradients times the band's rows.
-  void multiply_rows(const Block<float>& b, float* out, bool add) const {
-    multiply(b, true, right_, x_.rest(first_), out, add);
+  // out (rows, width) (+)= these times the columns.
+  void multiply_columns(const Block<float>& b, const Columns& columns, float* out, bool add) const {
+    const int64_t steps = tiles(b.columns, kTileDepth);
+    amx_in_use().multiply({score_grads_, parts_, steps}, b.rows,
+                          {columns.of_gradients(b.column0), x_.parts, steps}, x_.width, out, add,
+                          false);
   }
+
+  // out (width, columns) (+)= the transposed rows of the band times these, as InBlocks.
+  void multiply_rows(const Block<float>& b, float* out, bool add) const {
+    const int64_t steps = tiles(b.rows, kTileDepth);
+    amx_in_use().multiply({transposed_, x_.parts, steps}, x_.width, {in_pairs_, parts_, steps},
+                          b.columns, out, add, true);
+  }
+
+  // Of the rows of a panel: off a power of two.
+  static int64_t stride(int64_t wide) { return tiles(wide, kTileSide) * kTileSide + 16; }
 
  private:
-  int64_t stride() const { return tiles(wide_, kTileSide) * kTileSide + 16; }  // off a power of two
-
-  void multiply(const Block<float>& b, bool transposed, const uint16_t* right, const float* rest,
-                float* out, bool add) const {
-    const int64_t count = transposed ? b.columns : b.rows, depth = transposed ? b.rows : b.columns;
-    const int64_t steps = tiles(depth, kTileDepth);
-    const AmxKernels& amx = amx_in_use();
-    amx.pack(transposed ? Pack::pairs_transposed : Pack::rows, score_grads(b, rest, transposed),
-             count, 0, depth, kScoreGradParts, score_grads_, {0, 2 * tiles(count, kTileGroup)});
-    amx.multiply({score_grads_, kScoreGradParts, steps}, count, {right, x_.parts(), steps}, x_.width,
-                 out, add);
-  }
-
-  const Side16& x_;
-  const int64_t wide_;
+  const SplitSide& x_;
+  const int64_t parts_, wide_;
   const Scratch<uint16_t> rows_;
   const Scratch<float> panel_;
-  const Scratch<uint16_t> right_, score_grads_;
+  const Scratch<uint16_t> transposed_, score_grads_;
+  uint16_t* const in_pairs_;
   int64_t first_ = 0, count_ = 0;
 };
 
@@ -192,60 +138,92 @@ class Band {
 // its columns, or all of them.
 class Scores {
  public:
-  // products: whether gradients will be wanted. stripe: columns that are operands at a time, a
-  // multiple of kBlockColumns; whole rows have no more.
-  Scores(const Side16& x, const Side16& y, const Block<float>& all, bool products, int64_t stripe)
-      : x_(x), y_(y), all_(all), products_(products), stripe_(stripe),
-        tall_(std::min(block_rows(x.width), x.count)) {
+  // score_grad_parts: bfloat16 parts of a score gradient. products: whether gradients will be
+  // wanted. whole: rows are seen whole. stripe: columns that are operands at a time, a multiple of
+  // kBlockColumns; whole rows have no more. kept: bytes that these and the scores may take that are
+  // kept until all blocks are seen again.
+  Scores(const SplitSide& x, const SplitSide& y, const Block<float>& all, int64_t score_grad_parts,
+         bool products, bool whole, int64_t stripe, int64_t kept)
+      : x_(x), y_(y), all_(all), score_grad_parts_(score_grad_parts), stripe_(stripe),
+        wide_(whole ? y.count : kBlockColumns),
+        tall_(std::min(band_rows(x.width, x.parts, wide_), x.count)),
+        kept_bands_(bands_to_keep(kept)), kept_(kept_bands_ * kept_size()) {
     STD_TORCH_CHECK(stripe > 0 && stripe % kBlockColumns == 0, "fastsim: wanted whole blocks");
+    STD_TORCH_CHECK(!whole || y.count <= stripe, "fastsim: wanted whole rows");
+    if (y.count <= stripe) columns_.emplace(y, 0, y.count, products);
   }
 
   int64_t tall() const { return tall_; }  // rows of a band
   int64_t bands() const { return tiles(x_.count, tall_); }
-  bool fit_whole_rows() const { return y_.count <= stripe_; }
+  // Whether the scores of the band with this row are those of the first look at them.
+  bool kept(int64_t row) const { return row < kept_bands_ * tall_; }
 
   // Calls look(block, row, column) for each block, then in_turn(block, column), with those of the
   // same columns in the order of their rows. Where to_x (N, D) or to_y (M, D) is given, `look` makes
   // score gradients of the scores, and it becomes their product with the unit rows of the other
-  // side.
+  // side, times what its own rows lack. Of to_y the columns of a block lie transposed, as InBlocks.
   template <class Look, class InTurn>
   void each_block(const Look& look, const InTurn& in_turn, float* to_x = nullptr,
                   float* to_y = nullptr) const {
-    for (int64_t first = 0; first < y_.count; first += stripe_) {
-      const Columns stripe(y_, first, std::min(stripe_, y_.count - first), products_);
-      each_band(kBlockColumns, stripe, to_x, to_y, [&](Band& band, int64_t index, Turns& turns) {
+    each_stripe(to_x || to_y, [&](const Columns& stripe) {
+      each_band(stripe, to_x, to_y, [&](Band& band, int64_t index, Turns& turns) {
         for_blocks(stripe, [&](int64_t column, int64_t count) {
-          const Block<float> b = band.columns(all_, column, count);
-          band.fill(b, stripe);
+          float* const place = kept_place(index, column);
+          const Block<float> b = band.columns(all_, column, count, place);
+          if (!place || !(to_x || to_y)) band.fill(b, stripe);
           look(b, index * tall_, column);
           multiply(band, b, stripe, index, to_x, to_y, turns, [&] { in_turn(b, column); });
         });
       });
-    }
+    });
   }
 
-  // The same of whole rows, where these fit: look(block, row).
+  // The same of whole rows: look(block, row).
   template <class Look>
   void each_whole(const Look& look, float* to_x, float* to_y) const {
-    const Columns columns(y_, 0, y_.count, products_);
-    each_band(y_.count, columns, to_x, to_y, [&](Band& band, int64_t index, Turns& turns) {
+    each_band(*columns_, to_x, to_y, [&](Band& band, int64_t index, Turns& turns) {
       const Block<float> rows = band.columns(all_, 0, y_.count);
-      band.fill(rows, columns);
+      band.fill(rows, *columns_);
       look(rows, index * tall_);
       if (!to_x && !to_y) return;
-      for_blocks(columns, [&](int64_t column, int64_t count) {
+      for_blocks(*columns_, [&](int64_t column, int64_t count) {
         const Block<float> b = band.columns(all_, column, count);
-        multiply(band, b, columns, index, to_x, to_y, turns, [] {});
+        multiply(band, b, *columns_, index, to_x, to_y, turns, [] {});
       });
     });
   }
 
  private:
+  // Scores of a block and of a band in memory.
+  int64_t block_size() const { return tall_ * Band::stride(kBlockColumns); }
+  int64_t kept_size() const { return tiles(y_.count, kBlockColumns) * block_size(); }
+
+  float* kept_place(int64_t band, int64_t column) const {
+    if (band >= kept_bands_) return nullptr;
+    return kept_ + (band * kept_size() + column / kBlockColumns * block_size());
+  }
+
+  // Those of bfloat16 are made again as soon as they are read back.
+  int64_t bands_to_keep(int64_t bytes) const {
+    const int64_t of_columns = 2 * sizeof(uint16_t) * y_.elements(std::min(stripe_, y_.count));
+    const int64_t left = (bytes - of_columns) / int64_t(sizeof(float));
+    if (x_.parts == 1 || left <= 0) return 0;
+    const int64_t most = std::min(bands(), left / kept_size());
+    return most * kWorthKeeping >= bands() ? most : 0;
+  }
+
+  template <class F>
+  void each_stripe(bool products, const F& f) const {
+    if (columns_) return f(*columns_);
+    for (int64_t first = 0; first < y_.count; first += stripe_) {
+      f(Columns(y_, first, std::min(stripe_, y_.count - first), products));
+    }
+  }
+
   template <class Work>
-  void each_band(int64_t wide, const Columns& columns, float* to_x, float* to_y,
-                 const Work& work) const {
+  void each_band(const Columns& columns, float* to_x, float* to_y, const Work& work) const {
     Turns turns(tiles(columns.count, kBlockColumns));
-    const auto make = [&] { return Band(x_, tall_, wide, to_x || to_y); };
+    const auto make = [&] { return Band(x_, score_grad_parts_, tall_, wide_, to_x || to_y); };
     for_bands(bands(), make, [&](Band& band, int64_t index) {
       band.begin(index * tall_, std::min(tall_, x_.count - index * tall_), to_y);
       work(band, index, turns);
@@ -264,6 +242,7 @@ class Scores {
   void multiply(const Band& band, const Block<float>& b, const Columns& columns, int64_t index,
                 float* to_x, float* to_y, Turns& turns, const InTurn& in_turn) const {
     const int64_t column = b.column0, width = x_.width;
+    if (to_x || to_y) band.take_score_grads(b, columns);
     if (to_x) band.multiply_columns(b, columns, to_x + index * tall_ * width, column > 0);
     turns.take((column - columns.first) / kBlockColumns, index, [&] {
       in_turn();
@@ -271,10 +250,11 @@ class Scores {
     });
   }
 
-  const Side16 &x_, &y_;
+  const SplitSide &x_, &y_;
   const Block<float> all_;
-  const bool products_;
-  const int64_t stripe_, tall_;
+  const int64_t score_grad_parts_, stripe_, wide_, tall_, kept_bands_;
+  const Scratch<float> kept_;
+  std::optional<Columns> columns_;  // all, where they are one stripe
 };
 
 }  // namespace

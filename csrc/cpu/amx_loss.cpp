@@ -1,4 +1,4 @@
-// A loss of 16-bit rows with its gradient, in one operator, on a processor's matrix unit. What a
+// A loss of many rows with its gradient, in one operator, on a processor's matrix unit. What a
 // softmax needs of whole rows and columns comes from a pass before that of the gradients.
 #include <string>
 #include <vector>
@@ -15,7 +15,7 @@ namespace {
 
 void nothing_in_turn(const Block<float>&, int64_t) {}
 
-// In one pass, where whole rows fit.
+// In one pass, of whole rows.
 Result softmax_of_bands(const Scores& scores, const Loss& loss, const float* weights, float* to_x,
                         float* to_y) {
   std::vector<Result> of_bands(scores.bands());
@@ -29,22 +29,24 @@ Result softmax_of_bands(const Scores& scores, const Loss& loss, const float* wei
   return result;
 }
 
-Result softmax(const Scores& scores, const Block<float>& all, const Loss& loss,
-               const float* weights, float* to_x, float* to_y) {
-  if (!loss.symmetric && scores.fit_whole_rows()) {
-    return softmax_of_bands(scores, loss, weights, to_x, to_y);
-  }
-  SoftmaxSums<float> sums(all, loss);
+Result softmax_of_blocks(const Scores& scores, const Block<float>& all, const Loss& loss,
+                         const float* weights, float* to_x, float* to_y) {
+  const bool common = has_common_top(loss);
+  SoftmaxSums<float> sums(all, loss, common ? scores.bands() : 0);
   scores.each_block(
-      [&](const Block<float>& b, int64_t row, int64_t) { sums.add_rows(b, row, {0, b.rows}); },
+      [&](const Block<float>& b, int64_t row, int64_t column) {
+        if (common) return sums.add_both(b, row, column, row / scores.tall());
+        sums.add_rows(b, row, {0, b.rows});
+      },
       [&](const Block<float>& b, int64_t column) {
-        if (loss.symmetric) sums.add_columns(b, column, {0, b.columns});
+        if (loss.symmetric && !common) sums.add_columns(b, column, {0, b.columns});
       });
   const Result result = sums.finish(weights);
   if (!loss.score_grad) return result;
   scores.each_block(
       [&](const Block<float>& b, int64_t row, int64_t column) {
-        sums.score_grad(b, row, column, float(loss.margin), {0, b.rows});
+        const float margin = scores.kept(row) ? 0 : float(loss.margin);  // it was taken before
+        sums.score_grad(b, row, column, margin, {0, b.rows});
       },
       nothing_in_turn, to_x, to_y);
   return result;
@@ -80,8 +82,28 @@ Result elementwise(const Scores& scores, int64_t rows, const Loss& loss, const f
   return result;
 }
 
+// Turns over the gradient of the columns of each block, where `Scores` has left it.
+void turn_blocks(float* grad, int64_t count, int64_t width) {
+  over(tiles(count, kBlockColumns), kBlockColumns * width, [&](int64_t begin, int64_t end) {
+    const Scratch<float> turned(kBlockColumns * width);
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t first = block * kBlockColumns;
+      const InBlocks places{width, std::min(kBlockColumns, count - first)};
+      float* const to = grad + first * width;
+      std::copy_n(to, places.width * width, static_cast<float*>(turned));
+      for (int64_t k = 0; k < width; k += kTileGroup) {
+        for (int64_t at = 0; at < places.width; at += kTileGroup) {
+          kernels().of<float>().transpose(turned + places.place(k, at), places.wide(at),
+                                          to + at * width + k, width, places.tall(k), false, 0,
+                                          places.wide(at));
+        }
+      }
+    }
+  });
+}
+
 // The gradient through the rows in its place; sum_i row_i . drow_i.
-double finish(const Side16& side, float* grad) {
+double finish(const SplitSide& side, float* grad) {
   const Scratch<float> dots(side.count);
   over(side.count, side.width, [&](int64_t begin, int64_t end) {
     side.finish(grad + begin * side.width, begin, end - begin, dots + begin);
@@ -91,16 +113,18 @@ double finish(const Side16& side, float* grad) {
   return sum;
 }
 
-// Of cosines; the arguments are those of `whole` (whole.cpp) and of `Scores`.
+// Of cosines; the arguments are those of `whole` (whole.cpp) and of `Scores`. parts: bfloat16 parts
+// of an entry of the rows.
 void amx_loss(Tensor x, Tensor y, Optional positives, Optional row_ids, Optional column_ids,
               Optional row_groups, Optional column_groups, Optional dense, double negative_target,
               std::string skip, Optional seen, std::string kind, double scale, double bias,
               double margin, bool normalise, bool symmetric, Optional positive_weights,
-              Optional weights, double weight, int64_t stripe, Optional grad_x, Optional grad_y,
+              Optional weights, double weight, int64_t parts, int64_t score_grad_parts,
+              int64_t stripe, int64_t kept, Optional grad_x, Optional grad_y,
               Tensor total, Optional parameters, Optional totals) {
   float* const to_x = grad_x ? output<float>(*grad_x) : nullptr;
   float* const to_y = grad_y ? output<float>(*grad_y) : nullptr;
-  const Side16 rows(x), columns(y);
+  const SplitSide rows(x, check_parts(parts)), columns(y, parts);
   Watching<float> watching(seen, totals, rows.count, true);
   if (totals) {
     watching.look_at_rows(Side<float>(x, true));
@@ -126,15 +150,22 @@ void amx_loss(Tensor x, Tensor y, Optional positives, Optional row_ids, Optional
   const std::vector<float> alike(weights ? 0 : rows.count, float(weight));
   const float* const of_rows = weights ? input<float>(*weights) : alike.data();
 
-  const Scores scores(rows, columns, all, loss.score_grad, stripe);
+  const bool softmax = loss.kind == Kind::softmax;
+  const bool whole = softmax && !symmetric && columns.count <= stripe;
+  const bool twice = softmax && !whole && loss.score_grad;
+  const Scores scores(rows, columns, all, check_parts(score_grad_parts), loss.score_grad, whole,
+                      stripe, twice ? kept : 0);
   const Result result =
-      loss.kind == Kind::softmax
-          ? softmax(scores, all, loss, of_rows, to_x, to_y)
-          : elementwise(scores, rows.count, loss, of_rows, input<float>(positive_weights), to_x,
-                        to_y);
+      whole     ? softmax_of_bands(scores, loss, of_rows, to_x, to_y)
+      : softmax ? softmax_of_blocks(scores, all, loss, of_rows, to_x, to_y)
+                : elementwise(scores, rows.count, loss, of_rows, input<float>(positive_weights),
+                              to_x, to_y);
   double along = 0;
   if (to_x) along = finish(rows, to_x);
-  if (to_y) along = finish(columns, to_y);
+  if (to_y) {
+    turn_blocks(to_y, columns.count, columns.width);
+    along = finish(columns, to_y);
+  }
   *output<float>(total) = float(result.loss);
   watching.write();
   if (!parameters) return;
@@ -148,9 +179,9 @@ std::vector<Operator> operators() {
                    "(Tensor x, Tensor y, " PAIRS_SCHEMA
                    ", str kind, float scale, float bias, float margin, bool normalise, "
                    "bool symmetric, Tensor? positive_weights, Tensor? weights, float weight, "
-                   "int stripe, Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y, "
-                   "Tensor(total!) total, Tensor(parameters!)? parameters, "
-                   "Tensor(totals!)? totals) -> ()")};
+                   "int parts, int score_grad_parts, int stripe, int kept, "
+                   "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y, Tensor(total!) total, "
+                   "Tensor(parameters!)? parameters, Tensor(totals!)? totals) -> ()")};
 }
 
 }  // namespace

@@ -16,6 +16,11 @@ inline const AmxKernels& amx_in_use() {
   return *found;
 }
 
+inline int64_t check_parts(int64_t parts) {
+  STD_TORCH_CHECK(parts >= 1 && parts <= 3, "fastsim: one to three parts");
+  return parts;
+}
+
 // What is packed of rows, with the powers of two of these where they are given.
 inline Packed packed_matrix(const Tensor& x, const float* powers = nullptr) {
   const Dtype dtype = dtype_of(x);

@@ -58,11 +58,6 @@ static_assert(kTileGroup == kTileDepth);
 
 std::string amx_name() { return amx_kernels() ? amx_kernels()->name : ""; }
 
-int64_t check_parts(int64_t parts) {
-  STD_TORCH_CHECK(parts >= 1 && parts <= 3, "fastsim: one to three parts");
-  return parts;
-}
-
 // inverse, powers, rest (N,): see AmxKernels.
 void amx_norms(Tensor x, Tensor inverse, Tensor powers, Tensor rest) {
   const Matrix rows = packed_matrix(x).matrix;
@@ -153,7 +148,7 @@ void amx_multiply(Tensor panel, Tensor right, Optional rest, Tensor out, bool tr
         amx.pack(transposed ? Pack::pairs_transposed : Pack::rows, from, rows, k, deep,
                  panel_parts, left, {0, 2 * (last - first)});
         amx.multiply({left, panel_parts, steps}, rows, {packed + at, parts, steps}, width,
-                     sums + row * width, add || k > 0);
+                     sums + row * width, add || k > 0, false);
         at += operand_elements(width, deep, parts);
       }
     }

@@ -1,120 +1,6 @@
-// Operand tiles of a matrix: each entry split into bfloat16 parts, sixteen words at a time.
+// Operand tiles of a matrix: each entry split into bfloat16 parts.
 //
 // Included by amx.cpp, inside the namespace of one instruction set.
-
-// The first that no bfloat16 is nearest to but infinity.
-constexpr uint32_t kPastLargest = 0x7f7f8000, kInfinity = 0x7f800000;
-
-// Sixteen at a time: the words of a tile's row.
-using Floats __attribute__((vector_size(64))) = float;
-using Words __attribute__((vector_size(64))) = uint32_t;
-using Halves __attribute__((vector_size(64))) = uint16_t;
-
-template <class To, class From>
-inline To same_bits(const From& from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  std::memcpy(&to, &from, sizeof to);
-  return to;
-}
-
-constexpr int kLanes = 16;
-
-// Of the halves of a, then of b, those of these numbers.
-template <size_t... lane>
-inline Words pick_halves(const Words& a, const Words& b, std::index_sequence<lane...>) {
-  const Halves first = same_bits<Halves>(a), second = same_bits<Halves>(b);
-#if defined(__clang__)
-  return same_bits<Words>(__builtin_shufflevector(first, second, int(lane)...));
-#else
-  return same_bits<Words>(__builtin_shuffle(first, second, Halves{static_cast<uint16_t>(lane)...}));
-#endif
-}
-
-// The upper halves of all words of a, then of b.
-template <size_t... lane>
-inline Words upper_halves(const Words& a, const Words& b, std::index_sequence<lane...>) {
-  return pick_halves(a, b, std::index_sequence<(2 * lane + 1)...>());
-}
-
-// The halves of the first half of a, each followed by its fellow of the second half.
-template <size_t... lane>
-inline Words in_turns(const Words& a, std::index_sequence<lane...>) {
-  return pick_halves(a, a, std::index_sequence<(lane / 2 + lane % 2 * kLanes)...>());
-}
-
-constexpr auto kOfHalves = std::make_index_sequence<2 * kLanes>();
-
-// The bits of the nearest bfloat16 in the upper half; what is left of the values. Infinities and NaN
-// stay what they are, with nothing left, and what would round to infinity is cut off instead.
-inline Words take_part(Floats& values) {
-  const Words bits = same_bits<Words>(values);
-  const Words size = bits & 0x7fffffff, cut = size > kInfinity ? bits | 0x400000 : bits;
-  Words part = bits + 0x7fff + ((bits >> 16) & 1);
-  part = (size >= kPastLargest ? cut : part) & 0xffff0000;
-  const Floats rest = values - same_bits<Floats>(part);
-  values = (bits & kInfinity) != kInfinity ? rest : Floats{};
-  return part;
-}
-
-// The nearest bfloat16 of each, none of which is as large as kPastLargest: of the first, then of the
-// second. The processor's own instruction makes zeros of subnormal numbers, as its products would.
-inline Words nearest(const Floats& first, const Floats& second) {
-#if defined(__AVX512BF16__)
-  return same_bits<Words>(
-      _mm512_cvtne2ps_pbh(same_bits<__m512>(second), same_bits<__m512>(first)));
-#else
-  const auto rounded = [](const Floats& values) {
-    const Words bits = same_bits<Words>(values);
-    return bits + 0x7fff + ((bits >> 16) & 1);
-  };
-  return upper_halves(rounded(first), rounded(second), kOfHalves);
-#endif
-}
-
-// Takes the next part off both: a row of a tile.
-template <bool pairs, bool plain>
-inline Words take_row(Floats& first, Floats& second) {
-  if constexpr (!plain) {
-    const Words low = take_part(first), high = take_part(second);
-    return pairs ? low >> 16 | high : upper_halves(low, high, kOfHalves);
-  }
-  const Words row = nearest(first, second), both = in_turns(row, kOfHalves);
-  first -= same_bits<Floats>(both << 16);
-  second -= same_bits<Floats>(both & 0xffff0000);
-  return pairs ? both : row;
-}
-
-// Exchanges the blocks of `size` lanes that two rows of a transposed square have to swap.
-template <int size, size_t... lane>
-inline void exchange(Words& a, Words& b, std::index_sequence<lane...>) {
-#if defined(__clang__)
-  const Words low =
-      __builtin_shufflevector(a, b, int(lane & size ? kLanes + lane - size : lane)...);
-  b = __builtin_shufflevector(a, b, int(lane & size ? kLanes + lane : lane + size)...);
-#else
-  const Words low =
-      __builtin_shuffle(a, b, Words{uint32_t(lane & size ? kLanes + lane - size : lane)...});
-  b = __builtin_shuffle(a, b, Words{uint32_t(lane & size ? kLanes + lane : lane + size)...});
-#endif
-  a = low;
-}
-
-template <int size>
-inline void exchange_blocks(Words* rows) {
-#pragma GCC unroll 16
-  for (int r = 0; r < kLanes; ++r) {
-    if (!(r & size)) exchange<size>(rows[r], rows[r + size], std::make_index_sequence<kLanes>());
-  }
-}
-
-// Transposes 16 x 16 words. Not inlined: without AVX-512 it is long.
-[[gnu::noinline]] void transpose(Words* rows) {
-  exchange_blocks<8>(rows);
-  exchange_blocks<4>(rows);
-  exchange_blocks<2>(rows);
-  exchange_blocks<1>(rows);
-}
 
 inline void load(const float* from, int64_t count, float* to) {
   std::memcpy(to, from, count * sizeof(float));
@@ -139,10 +25,17 @@ inline Floats load(const float* from) {
   return values;
 }
 
-inline Floats load(const _Float16* from) {
+inline Floats load(const Float16* from) {
+#if defined(__AVX512F__)
+  __m256i halves;
+  std::memcpy(&halves, from, sizeof halves);
+  // The masked one: of the other GCC 12 warns that what its own header leaves out is not there.
+  return same_bits<Floats>(_mm512_maskz_cvtph_ps(0xffff, halves));
+#else
   alignas(64) float values[kLanes];
   load(from, kLanes, values);
   return same_bits<Floats>(values);
+#endif
 }
 
 inline Floats load(const uint16_t* from) {
@@ -165,6 +58,12 @@ struct Entries {
     return row_scale ? values * scale : values;
   }
 };
+
+inline uint32_t largest_of(const Words& words) {
+  uint32_t most = 0;
+  for (int lane = 0; lane < kLanes; ++lane) most = words[lane] > most ? words[lane] : most;
+  return most;
+}
 
 // One operand tile of each part, `next` apart. The largest size of an entry, as bits.
 template <int parts, bool pairs, bool transposed, bool plain, class S>
@@ -194,9 +93,7 @@ uint32_t split_tile(const Entries<S>& from, uint16_t* to, int64_t next) {
       std::memcpy(to + part * next, words[part], sizeof words[part]);
     }
   }
-  uint32_t most = 0;
-  for (int lane = 0; lane < kLanes; ++lane) most = largest[lane] > most ? largest[lane] : most;
-  return most;
+  return largest_of(largest);
 }
 
 // False if an entry is not finite.
@@ -215,17 +112,16 @@ bool split(const Entries<S>& from, int64_t parts, uint16_t* to, int64_t next) {
   return run(from, to, next);
 }
 
-// One operand tile of each part, `next` apart, of `rows` x `columns` entries from `row`, `column`
-// on, zeros beyond them; false if one is not finite.
-template <class S, bool pairs, bool transposed>
-bool pack_tile(const Packed& from, int64_t row, int64_t column, int64_t rows, int64_t columns,
-               int64_t parts, uint16_t* to, int64_t next) {
-  constexpr int64_t tall = pairs ? 32 : 16, wide = pairs ? 16 : 32;
+// Calls f(entries) of the `tall` x `wide` entries from `row`, `column` on, of which `rows` x
+// `columns` are there and the others zeros.
+template <int64_t tall, int64_t wide, class S, class F>
+inline auto with_entries(const Packed& from, int64_t row, int64_t column, int64_t rows,
+                         int64_t columns, const F& f) {
   const Entries<S> entries{
       static_cast<const S*>(from.matrix.data) + row * from.matrix.row_stride + column,
       from.matrix.row_stride, from.row_scale ? from.row_scale + row : nullptr,
       from.column_scale ? from.column_scale + column : nullptr};
-  if (rows >= tall && columns >= wide) return split<pairs, transposed>(entries, parts, to, next);
+  if (rows >= tall && columns >= wide) return f(entries);
   alignas(64) float values[tall * wide] = {}, of_rows[tall], of_columns[wide] = {};
   const auto copy = [](const float* scales, int64_t count, float* out) {
     for (int64_t k = 0; k < count; ++k) out[k] = scales ? scales[k] : 1.0f;
@@ -238,8 +134,18 @@ bool pack_tile(const Packed& from, int64_t row, int64_t column, int64_t rows, in
     load(entries.data + r * entries.stride, columns, values + r * wide);
     for (int64_t k = 0; k < columns; ++k) values[r * wide + k] *= of_rows[r] * of_columns[k];
   }
-  const Entries<float> padded{values, wide, nullptr, nullptr};
-  return split<pairs, transposed>(padded, parts, to, next);
+  return f(Entries<float>{values, wide, nullptr, nullptr});
+}
+
+// One operand tile of each part, `next` apart, of `rows` x `columns` entries from `row`, `column`
+// on; false if one is not finite.
+template <class S, bool pairs, bool transposed>
+bool pack_tile(const Packed& from, int64_t row, int64_t column, int64_t rows, int64_t columns,
+               int64_t parts, uint16_t* to, int64_t next) {
+  return with_entries<pairs ? 32 : 16, pairs ? 16 : 32, S>(
+      from, row, column, rows, columns, [&](const auto& entries) {
+        return split<pairs, transposed>(entries, parts, to, next);
+      });
 }
 
 // Strips of a matrix of `strip_count` rows (`rows`) or columns (`pairs`).
@@ -289,4 +195,66 @@ bool pack(Pack form, const Packed& from, int64_t strip_count, int64_t first, int
                    : from.matrix.dtype == Dtype::bfloat16 ? pack_from<uint16_t>
                                                           : pack_from<float>;
   return run(form, from, strip_count, first, depth, parts, to, strips);
+}
+
+// Where the tiles of a square of 32 x 32 go: the first, and how far apart its strips and parts lie.
+struct Place {
+  uint16_t* to;
+  int64_t strip, part;
+};
+
+// Rows and pairs of a square. The largest size of an entry, as bits.
+template <int parts, bool plain>
+uint32_t split_square(const Entries<float>& from, const Place& rows, const Place& pairs) {
+  Words largest{};
+#pragma GCC unroll 1
+  for (int r = 0; r < kTileDepth; r += 2) {
+    Floats upper[2] = {from.take(r, 0), from.take(r, kLanes)};
+    Floats lower[2] = {from.take(r + 1, 0), from.take(r + 1, kLanes)};
+    for (const Floats& values : {upper[0], upper[1], lower[0], lower[1]}) {
+      const Words size = same_bits<Words>(values) & 0x7fffffff;
+      largest = size > largest ? size : largest;
+    }
+    uint16_t* row = rows.to + r / kTileSide * rows.strip + r % kTileSide * kTileDepth;
+    uint16_t* pair = pairs.to + r / 2 * kTileDepth;
+#pragma GCC unroll 3
+    for (int part = 0; part < parts; ++part) {
+      const Words of_upper = take_row<false, plain>(upper[0], upper[1]);
+      const Words of_lower = take_row<false, plain>(lower[0], lower[1]);
+      const Words left = in_pairs<0>(of_upper, of_lower, kOfHalves);
+      const Words right = in_pairs<kLanes>(of_upper, of_lower, kOfHalves);
+      std::memcpy(row, &of_upper, sizeof of_upper);
+      std::memcpy(row + kTileDepth, &of_lower, sizeof of_lower);
+      std::memcpy(pair, &left, sizeof left);
+      std::memcpy(pair + pairs.strip, &right, sizeof right);
+      row += rows.part;
+      pair += pairs.part;
+    }
+  }
+  return largest_of(largest);
+}
+
+template <int parts>
+void split_square(const Entries<float>& from, const Place& rows, const Place& pairs) {
+  if (split_square<parts, true>(from, rows, pairs) < kPastLargest) return;
+  split_square<parts, false>(from, rows, pairs);
+}
+
+void pack_both(const Packed& from, int64_t rows, int64_t columns, int64_t parts, uint16_t* as_rows,
+               uint16_t* as_pairs) {
+  const auto run = parts == 1 ? split_square<1> : parts == 2 ? split_square<2> : split_square<3>;
+  const int64_t part = tiles(columns, kTileDepth) * kTileElements;
+  const int64_t pairs_part = tiles(rows, kTileDepth) * kTileElements;
+  for (int64_t row = 0; row < rows; row += kTileDepth) {
+    for (int64_t column = 0; column < columns; column += kTileDepth) {
+      const int64_t strip = row / kTileSide * parts * part, step = column / kTileDepth;
+      const int64_t pairs_strip = column / kTileSide * parts * pairs_part;
+      const Place in_rows{as_rows + strip + step * kTileElements, parts * part, part};
+      const Place in_pairs{as_pairs + pairs_strip + row / kTileDepth * kTileElements,
+                           parts * pairs_part, pairs_part};
+      with_entries<kTileDepth, kTileDepth, float>(
+          from, row, column, rows - row, columns - column,
+          [&](const Entries<float>& entries) { run(entries, in_rows, in_pairs); });
+    }
+  }
 }

@@ -24,16 +24,40 @@ inline double add_row(const SoftmaxRow& row, const Loss& loss, bool one_positive
   return of_row;
 }
 
+// Whether 0 may stand for the maximum of every row and column of a symmetric loss of cosines, so that
+// one exponential of a score does for its row and its column (fastsim/backends/cpu/both_ways.py).
+inline bool has_common_top(const Loss& loss) {
+  constexpr double kLargest = 56;  // logits
+  return loss.symmetric && std::abs(loss.scale) * (1 + std::abs(loss.margin)) <= kLargest;
+}
+
 template <class T>
 class SoftmaxSums {
  public:
-  // all: the whole matrix, whose scores need not be in memory.
-  SoftmaxSums(const Block<T>& all, const Loss& loss)
-      : all_(all), loss_(loss), top_(all.rows, kLeftOut<double>), sum_(all.rows),
-        logits_(all.rows), targets_(all.rows) {
+  // all: the whole matrix, whose scores need not be in memory. bands: of how many bands of rows the
+  // scores have a common top; 0 for none.
+  SoftmaxSums(const Block<T>& all, const Loss& loss, int64_t bands = 0)
+      : all_(all), loss_(loss), common_(bands > 0),
+        top_(all.rows, common_ ? 0.0 : kLeftOut<double>), sum_(all.rows), logits_(all.rows),
+        targets_(all.rows, common_ ? 1.0 : 0.0), of_bands_(bands * all.columns) {
     if (!loss.symmetric) return;
-    column_top_.assign(all.columns, kLeftOut<double>);
+    column_top_.assign(all.columns, common_ ? 0.0 : kLeftOut<double>);
     column_sum_.assign(all.columns, 0.0);
+  }
+
+  // Adds the scores of a block of a band, which begins at this row and column of the matrix, with a
+  // common top. Takes the margin from them.
+  void add_both(const Block<T>& b, int64_t row, int64_t column, int64_t band) {
+    const auto& k = kernels().of<T>();
+    if (b.seen) k.observe(b, {}, 0, b.rows);
+    k.softmax_both_forward(b,
+                           {.scale = T(loss_.scale),
+                            .margin = T(loss_.margin),
+                            .top = T(0),
+                            .sum = sum_.data() + row,
+                            .positive_logits = logits_.data() + row,
+                            .column_sums = of_bands_.data() + band * all_.columns + column},
+                           0, b.rows);
   }
 
   // Adds the scores of rows of a block; its first row is row `first` of the matrix. Takes the
@@ -60,6 +84,9 @@ class SoftmaxSums {
 
   // The loss, once all is added; what the score gradients are made of.
   Result finish(const T* weights) {
+    for (size_t at = 0; at < of_bands_.size(); ++at) {
+      column_sum_[at % all_.columns] += of_bands_[at];
+    }
     tops_.assign(top_.begin(), top_.end());
     shares_.resize(all_.rows);
     target_weights_.resize(all_.rows);
@@ -67,7 +94,20 @@ class SoftmaxSums {
   }
 
   // Makes score gradients of rows of a block, which begins at this row and column of the matrix.
-  void score_grad(const Block<T>& b, int64_t row, int64_t column, T margin, Range rows) const {
+  void score_grad(const Block<T>& b, int64_t row, int64_t column, T margin, Range rows) {
+    if (common_) {
+      kernels().of<T>().softmax_both_score_grad(b,
+                                                {.scale = T(loss_.scale),
+                                                 .margin = margin,
+                                                 .top = T(0),
+                                                 .sum = sum_.data() + row,
+                                                 .weight = weights_.data() + row,
+                                                 .column_sum = column_sum_.data() + column,
+                                                 .column_weight = column_weights_.data() + column,
+                                                 .column_factor = column_shares_.data() + column},
+                                                rows.begin, rows.end);
+      return;
+    }
     const bool both = loss_.symmetric;
     kernels().of<T>().softmax_score_grad(
         b,
@@ -101,7 +141,9 @@ class SoftmaxSums {
   Result finish_both_ways(const T* weights) {
     const double scale = loss_.scale, margin = loss_.margin;
     // Half of those of the rows whose positive it is.
-    std::vector<double> column_weight(all_.columns);
+    std::vector<double>& column_weight = column_weights_;
+    column_weight.assign(all_.columns, 0.0);
+    weights_.resize(all_.rows);
     for (int64_t i = 0; i < all_.rows; ++i) column_weight[all_.positives[i]] += 0.5 * weights[i];
     Result result;
     for (int64_t i = 0; i < all_.rows; ++i) {
@@ -117,20 +159,25 @@ class SoftmaxSums {
         result.scale_score_grad -=
             margin * (0.5 * weight * along_row + column_weight[j] * along_column - weight);
       }
-      shares_[i] = T(ratio(0.5 * weight * scale, of.sum));
+      weights_[i] = 0.5 * weight * scale;
+      shares_[i] = T(ratio(weights_[i], of.sum));
       target_weights_[i] = T(weight * scale);
     }
     column_tops_.assign(column_top_.begin(), column_top_.end());
     column_shares_.resize(all_.columns);
     for (int64_t j = 0; j < all_.columns; ++j) {
-      column_shares_[j] = T(ratio(column_weight[j] * scale, column_sum_[j]));
+      column_weight[j] *= scale;
+      column_shares_[j] = T(ratio(column_weight[j], column_sum_[j]));
     }
     return result;
   }
 
   const Block<T> all_;
   const Loss loss_;
+  const bool common_;
   std::vector<double> top_, sum_, logits_, targets_, column_top_, column_sum_;
+  std::vector<T> of_bands_;  // (bands, columns): sums of columns
+  std::vector<double> weights_, column_weights_;
   std::vector<T> tops_, shares_, target_weights_, column_tops_, column_shares_;
 };
 

@@ -28,6 +28,14 @@ def parts(dtype):
     return 1 if dtype == torch.bfloat16 else 2
 
 
+def score_grad_parts(dtype):
+    """The parts of score gradients that multiply rows of that dtype.
+
+    Two at bfloat16, whose own rounding is then that of the gradient.
+    """
+    return 2 if dtype == torch.bfloat16 else parts(dtype)
+
+
 class Rows:
     """Rows whose cosines are wanted, as they came, and what makes unit rows of them.
 
@@ -151,8 +159,7 @@ def multiply(panel, right, out, transposed, accumulate):
 
     right: `Rows`, for the product with their unit rows, or a float32 tensor.
     """
-    count = parts(right.dtype)
-    of_panel = max(count, 2) if right.dtype == torch.bfloat16 else count
+    count, of_panel = parts(right.dtype), score_grad_parts(right.dtype)
     depth, width = right.shape
     values, powers, rest = right, None, None
     if isinstance(right, Rows):

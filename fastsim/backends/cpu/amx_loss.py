@@ -1,11 +1,16 @@
-"""A loss of many 16-bit rows on a matrix unit, with its gradient, in one call (Intel AMX)."""
+"""A loss of many rows on a matrix unit, with its gradient, in one call (Intel AMX)."""
 
 import torch
 
+from fastsim.backends.cpu import amx
+
 KINDS = ("softmax", "sigmoid", "squared_error")
-# Columns that are operands at a time: 25 MB at width 384 in float16. Scores of whole rows, which no
+# Columns that are operands at a time: 38 MB at width 384 in float32. Scores of whole rows, which no
 # more columns have, take 8 MB a thread; to read them back costs less than to make them again.
 STRIPE = 8192
+# Bytes that these operands may take together with scores that a loss of rows and columns keeps from
+# its first look at them to the second: of as many rows as there is room for.
+KEPT = 64 << 20
 
 
 def serves(tile, dtype):
@@ -13,7 +18,7 @@ def serves(tile, dtype):
     pairs = tile.pairs
     more = (pairs.guide, pairs.factors, pairs.exclude_above, pairs.column_bias, pairs.row_shift)
     plain = pairs.skip == "nothing" and all(value is None for value in more)
-    return tile.kind in KINDS and tile.cosine and plain and dtype.itemsize == 2
+    return tile.kind in KINDS and tile.cosine and plain and dtype != torch.float64
 
 
 def loss(tile, x, y, numbers, weights, weight, grads, total, parameters, totals):
@@ -33,7 +38,10 @@ def loss(tile, x, y, numbers, weights, weight, grads, total, parameters, totals)
         tile.positive_weights,
         weights,
         weight,
+        amx.parts(x.dtype),
+        amx.score_grad_parts(x.dtype),
         STRIPE,
+        KEPT,
         *grads,
         total,
         parameters,

@@ -11,7 +11,7 @@ from fastsim.engine.one_call import in_panels
 from tests.cases import BY_NAME, call, inputs
 from tests.measure import assert_close, conditioning
 
-DTYPES = [torch.bfloat16, torch.float16]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # One block, and blocks that no tile divides, in several bands.
 SHAPES = [(1, 1, 6), (67, 75, 34), (300, 530, 40), (530, 261, 33), (130, 40, 600)]
 
@@ -94,16 +94,24 @@ def compare(function, sides, oracle, numbers):
         assert_close(f"result {place}", got, truth, theirs, dtype, size, eps * move)
 
 
-@pytest.fixture(params=[amx_loss.STRIPE, 256], ids=["whole rows", "stripes"])
-def stripe(request, monkeypatch):
-    """Columns that are operands at a time: all, or one block."""
-    monkeypatch.setattr(amx_loss, "STRIPE", request.param)
+# Columns that are operands at a time; bytes for these and for scores kept from a first look on.
+MEMORY = {
+    "whole rows": (amx_loss.STRIPE, amx_loss.KEPT),
+    "one band kept": (amx_loss.STRIPE, 2 << 20),
+    "stripes": (256, 0),
+}
+
+
+@pytest.fixture(params=MEMORY)
+def memory(request, monkeypatch):
+    for name, value in zip(("STRIPE", "KEPT"), MEMORY[request.param], strict=True):
+        monkeypatch.setattr(amx_loss, name, value)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.usefixtures("stripe")
+@pytest.mark.usefixtures("memory")
 def test_against_float64(name, shape, dtype):
     function = LOSSES[name](*shape[:2])
     sides = rows_of(shape, dtype)
@@ -134,7 +142,7 @@ def results(loss, sides, *numbers):
 
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.usefixtures("stripe")
+@pytest.mark.usefixtures("memory")
 def test_same_bits_with_any_number_of_threads(dtype, symmetric):
     sides = rows_of((1100, 700, 33), dtype)
     sides[1][:, 5] = 3.0
@@ -151,7 +159,7 @@ def test_same_bits_with_any_number_of_threads(dtype, symmetric):
 
 
 @pytest.mark.parametrize("name", ["info_nce", "info_nce both", "siglip"])
-@pytest.mark.usefixtures("stripe")
+@pytest.mark.usefixtures("memory")
 def test_learnt_numbers_as_in_panels(name):
     """The gradients of scale and bias, and those of one side alone."""
     sides = rows_of((300, 270, 48), torch.bfloat16)
@@ -185,7 +193,7 @@ def test_rows_that_are_not_finite():
 
 
 @pytest.mark.parametrize("name", ["info_nce exclude", "siglip"])
-@pytest.mark.usefixtures("stripe")
+@pytest.mark.usefixtures("memory")
 def test_metrics_as_in_panels(name):
     sides = rows_of((300, 330, 33), torch.bfloat16)
     loss = functools.partial(LOSSES[name](300, 330), backend="cpu")

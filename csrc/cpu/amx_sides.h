@@ -1,0 +1,84 @@
+// The two sides of a matrix of scores as operands of a matrix unit: the rows of one, and the rows of
+// the other, a stripe of which is columns at a time.
+#pragma once
+
+#include "amx_operands.h"
+
+namespace fastsim {
+namespace {
+
+// One side of the scores: its rows as they came, and what makes unit rows of them (AmxKernels).
+class SplitSide {
+ public:
+  SplitSide(const Tensor& x, int64_t parts)
+      : count(x.size(0)), width(x.size(1)), parts(parts), from_(packed_matrix(x)),
+        numbers_(3 * count) {
+    over(count, width, [&](int64_t begin, int64_t end) {
+      amx_in_use().norms(from_.matrix, width, numbers_, numbers_ + count, numbers_ + 2 * count,
+                         {begin, end});
+    });
+  }
+
+  int64_t steps() const { return tiles(width, kTileDepth); }
+  int64_t elements(int64_t rows) const { return operand_elements(rows, width, parts); }
+
+  // The rows from `first` on, times their powers of two; what these still lack.
+  Packed rows(int64_t first) const {
+    return {from_.matrix.from_row(first), numbers_ + count + first, nullptr};
+  }
+  const float* rest(int64_t first) const { return numbers_ + 2 * count + first; }
+
+  // dL/dx of rows in the place of what `Scores` adds up; dots: row_i . drow_i.
+  void finish(float* grad, int64_t first, int64_t rows, float* dots) const {
+    for (int64_t i = 0; i < rows; ++i) {
+      const float left = rest(first)[i], factor = left == 0 ? 0 : 1 / left;
+      float* row = grad + i * width;
+#pragma omp simd
+      for (int64_t k = 0; k < width; ++k) row[k] *= factor;
+    }
+    kernels().of<float>().unit_rows_backward(grad, from_.matrix.from_row(first), width,
+                                             numbers_ + first, 1.0f, grad, Dtype::float32, dots, 0,
+                                             rows);
+  }
+
+  const int64_t count, width, parts;
+
+ private:
+  const Packed from_;
+  const Scratch<float> numbers_;
+};
+
+// What a stripe of columns is as operands: of scores, and with `products` of gradients too. In one
+// piece of memory, which of a large one no thread keeps.
+class Columns {
+ public:
+  // Columns [first, first + count) of y; `first` is a multiple of kBlockDepth.
+  Columns(const SplitSide& y, int64_t first, int64_t count, bool products)
+      : first(first), count(count), y_(y), size_(y.elements(count)),
+        tiles_(products ? 2 * size_ : size_) {
+    const Packed from = y.rows(first);
+    pack_all(Pack::rows_transposed, from, count, 0, y.width, y.parts, tiles_);
+    if (products) pack_right(from, count, y.width, y.parts, tiles_ + size_);
+  }
+
+  // Of the columns from `column` on, a multiple of 32 of the matrix.
+  Operand of_scores(int64_t column) const {
+    const int64_t at = (column - first) * y_.parts * y_.steps() * kTileDepth;
+    return {tiles_ + at, y_.parts, y_.steps()};
+  }
+  // Of a block.
+  const uint16_t* of_gradients(int64_t column) const {
+    return tiles_ + size_ + operand_elements(y_.width, column - first, y_.parts);
+  }
+  const float* rest(int64_t column) const { return y_.rest(column); }
+
+  const int64_t first, count;
+
+ private:
+  const SplitSide& y_;
+  const int64_t size_;
+  const Scratch<uint16_t> tiles_;
+};
+
+}  // namespace
+}  // namespace fastsim
