@@ -75,7 +75,8 @@ struct Terms {
   int left[9] = {}, right[9] = {};
 
   constexpr Terms() {
-    for (int b = right_parts - 1; b >= 0; --b) {
+    for (int at = right_parts - 1; at >= 0; --at) {
+      const int b = left_parts == 1 ? right_parts - 1 - at : at;
       const int before = count ? left[count - 1] : 0;
       const auto take = [&](int a) {
         left[count] = a;
@@ -97,7 +98,7 @@ template <int left_parts, int right_parts, bool exact = false>
 void multiply_block(const Operand& a, int64_t a_at, const Operand& b, int64_t b_at,
                     const Target& target, PendingSums& pending) {
   constexpr Terms<left_parts, right_parts, exact> terms;
-  constexpr bool many = terms.count > 3;
+  constexpr bool many = terms.count > 3, two = terms.count == 2;
   const bool scaled = target.scales.rows;
   const bool in_place = !many && target.whole() && !(target.add && scaled);
   const int64_t a_part = a.part(), b_part = b.part(), a_strip = a.strip(), b_strip = b.strip();
@@ -105,6 +106,9 @@ void multiply_block(const Operand& a, int64_t a_at, const Operand& b, int64_t b_
   float* const sums = in_place ? target.to : pending.next();
   const int64_t stride = in_place ? target.stride : kTileGroup, bytes = stride * sizeof(float);
   float* const low = sums + kTileSide * stride;
+  const Operand& split = left_parts == 2 ? a : b;
+  const int64_t group = (left_parts == 2 ? a_at : b_at) / 2;
+  const bool* second = two && split.second ? split.second + group * split.next_group : nullptr;
   if (in_place && target.add) {
     tile_load(0, sums, bytes);
     tile_load(1, sums + kTileSide, bytes);
@@ -120,6 +124,7 @@ void multiply_block(const Operand& a, int64_t a_at, const Operand& b, int64_t b_
        left += kTileElements, right += kTileElements) {
 #pragma GCC unroll 9
     for (int term = 0; term < terms.count; ++term) {
+      if (two && term == 1 && second && !*second) break;
       const bool new_left = term == 0 || terms.left[term] != terms.left[term - 1];
       const bool new_right = term == 0 || terms.right[term] != terms.right[term - 1];
       const uint16_t* const a_tile = left + terms.left[term] * a_part;
@@ -134,6 +139,7 @@ void multiply_block(const Operand& a, int64_t a_at, const Operand& b, int64_t b_
       tile_multiply(3, 5, 7);
     }
     if constexpr (many) pending.take_some();
+    if (second) second += split.next_step;
   }
   tile_store(0, sums, bytes);
   tile_store(1, sums + kTileSide, bytes);

@@ -25,6 +25,10 @@ enum class Pack : int64_t { rows, rows_transposed, pairs, pairs_transposed };
 struct Operand {
   const uint16_t* tiles;
   int64_t parts, steps;
+  // Of two parts, whether the second counts: that of kTileGroup rows (or columns) and one step is
+  // second[group * next_group + step * next_step]. Null: everywhere.
+  const bool* second = nullptr;
+  int64_t next_group = 0, next_step = 0;
 
   int64_t part() const { return steps * kTileElements; }
   int64_t strip() const { return parts * part(); }
@@ -62,9 +66,11 @@ struct AmxKernels {
   bool (*pack)(Pack, const Packed& from, int64_t strip_count, int64_t first, int64_t depth,
                int64_t parts, uint16_t* to, Range strips);
   // Packs a float32 block (rows, columns) for both of its products: as `rows` for those with its
-  // columns, as `pairs` for those of its columns with what has its rows.
-  void (*pack_both)(const Packed& from, int64_t rows, int64_t columns, int64_t parts,
-                    uint16_t* as_rows, uint16_t* as_pairs);
+  // columns, as `pairs` for those of its columns with what has its rows. second: for each square of
+  // kTileGroup, a row of squares after another, whether one of its entries is larger than `small`, or
+  // that is 0: of two parts the second is left out where none is.
+  void (*pack_both)(const Packed& from, int64_t rows, int64_t columns, int64_t parts, float small,
+                    uint16_t* as_rows, uint16_t* as_pairs, bool* second);
   // scores = x y^T, with `add` added to them: all strips of x against the groups of columns
   // [groups). `exact`: all products of parts.
   void (*scores)(const Operand& x, int64_t rows, const Operand& y, int64_t columns, bool exact,

@@ -18,7 +18,7 @@ namespace {
 // do not: what passes through it is then the less the more rows a band has.
 constexpr int64_t kBlockColumns = kBlockDepth;
 constexpr int64_t kFewRows = 256, kManyRows = 512;
-constexpr int64_t kWhole = 1 << 21;  // scores of whole rows in memory: 8 MB
+constexpr int64_t kWhole = 1 << 21;   // scores of many whole rows in memory: 8 MB
 constexpr int64_t kWorthKeeping = 8;  // to keep less than one band in so many saves too little
 
 // columns: whose scores of a band are in memory at once.
@@ -55,15 +55,24 @@ void for_bands(int64_t bands, const Make& make, const Work& work) {
   });
 }
 
+// Of how many bfloat16 parts the score gradients are; of two, how large the entries of a square are
+// whose second part is left out.
+struct ScoreGrads {
+  int64_t parts;
+  float small;
+};
+
 // What one thread holds: rows of a band as operands, scores of its rows, their gradients as operand.
 class Band {
  public:
-  // wide: columns whose scores are in memory at a time. parts: of score gradients.
-  Band(const SplitSide& x, int64_t parts, int64_t tall, int64_t wide, bool products)
-      : x_(x), parts_(parts), wide_(wide), rows_(x.elements(tall)), panel_(tall * stride(wide)),
+  // wide: columns whose scores are in memory at a time.
+  Band(const SplitSide& x, const ScoreGrads& score_grads, int64_t tall, int64_t wide,
+       bool products)
+      : x_(x), parts_(score_grads.parts), small_(score_grads.small), wide_(wide), rows_(x.elements(tall)), panel_(tall * stride(wide)),
         transposed_(products ? operand_elements(x.width, tall, x.parts) : 0),
-        score_grads_(products ? 2 * operand_elements(tall, kBlockColumns, parts) : 0),
-        in_pairs_(score_grads_ + operand_elements(tall, kBlockColumns, parts)) {}
+        score_grads_(products ? 2 * operand_elements(tall, kBlockColumns, parts_) : 0),
+        in_pairs_(score_grads_ + operand_elements(tall, kBlockColumns, parts_)),
+        second_(tiles(tall, kTileGroup) * tiles(kBlockColumns, kTileGroup)) {}
 
   void begin(int64_t first, int64_t count, bool products) {
     first_ = first;
@@ -103,22 +112,24 @@ class Band {
     const Packed from{{b.scores, Dtype::float32, b.stride, 1},
                       x_.rest(first_),
                       columns.rest(b.column0)};
-    amx_in_use().pack_both(from, b.rows, b.columns, parts_, score_grads_, in_pairs_);
+    amx_in_use().pack_both(from, b.rows, b.columns, parts_, small_, score_grads_, in_pairs_,
+                           second_);
   }
 
   // out (rows, width) (+)= these times the columns.
   void multiply_columns(const Block<float>& b, const Columns& columns, float* out, bool add) const {
     const int64_t steps = tiles(b.columns, kTileDepth);
-    amx_in_use().multiply({score_grads_, parts_, steps}, b.rows,
+    amx_in_use().multiply({score_grads_, parts_, steps, second_, steps, 1}, b.rows,
                           {columns.of_gradients(b.column0), x_.parts, steps}, x_.width, out, add,
                           false);
   }
 
   // out (width, columns) (+)= the transposed rows of the band times these, as InBlocks.
   void multiply_rows(const Block<float>& b, float* out, bool add) const {
-    const int64_t steps = tiles(b.rows, kTileDepth);
-    amx_in_use().multiply({transposed_, x_.parts, steps}, x_.width, {in_pairs_, parts_, steps},
-                          b.columns, out, add, true);
+    const int64_t steps = tiles(b.rows, kTileDepth), groups = tiles(b.columns, kTileGroup);
+    amx_in_use().multiply({transposed_, x_.parts, steps}, x_.width,
+                          {in_pairs_, parts_, steps, second_, 1, groups}, b.columns, out, add,
+                          true);
   }
 
   // Of the rows of a panel: off a power of two.
@@ -126,11 +137,14 @@ class Band {
 
  private:
   const SplitSide& x_;
-  const int64_t parts_, wide_;
+  const int64_t parts_;
+  const float small_;
+  const int64_t wide_;
   const Scratch<uint16_t> rows_;
   const Scratch<float> panel_;
   const Scratch<uint16_t> transposed_, score_grads_;
   uint16_t* const in_pairs_;
+  const Scratch<bool> second_;
   int64_t first_ = 0, count_ = 0;
 };
 
@@ -138,13 +152,12 @@ class Band {
 // its columns, or all of them.
 class Scores {
  public:
-  // score_grad_parts: bfloat16 parts of a score gradient. products: whether gradients will be
-  // wanted. whole: rows are seen whole. stripe: columns that are operands at a time, a multiple of
+  // products: whether gradients will be wanted. whole: rows are seen whole. stripe: columns that are operands at a time, a multiple of
   // kBlockColumns; whole rows have no more. kept: bytes that these and the scores may take that are
   // kept until all blocks are seen again.
-  Scores(const SplitSide& x, const SplitSide& y, const Block<float>& all, int64_t score_grad_parts,
-         bool products, bool whole, int64_t stripe, int64_t kept)
-      : x_(x), y_(y), all_(all), score_grad_parts_(score_grad_parts), stripe_(stripe),
+  Scores(const SplitSide& x, const SplitSide& y, const Block<float>& all,
+         const ScoreGrads& score_grads, bool products, bool whole, int64_t stripe, int64_t kept)
+      : x_(x), y_(y), all_(all), score_grads_(score_grads), stripe_(stripe),
         wide_(whole ? y.count : kBlockColumns),
         tall_(std::min(band_rows(x.width, x.parts, wide_), x.count)),
         kept_bands_(bands_to_keep(kept)), kept_(kept_bands_ * kept_size()) {
@@ -223,7 +236,7 @@ class Scores {
   template <class Work>
   void each_band(const Columns& columns, float* to_x, float* to_y, const Work& work) const {
     Turns turns(tiles(columns.count, kBlockColumns));
-    const auto make = [&] { return Band(x_, score_grad_parts_, tall_, wide_, to_x || to_y); };
+    const auto make = [&] { return Band(x_, score_grads_, tall_, wide_, to_x || to_y); };
     for_bands(bands(), make, [&](Band& band, int64_t index) {
       band.begin(index * tall_, std::min(tall_, x_.count - index * tall_), to_y);
       work(band, index, turns);
@@ -252,7 +265,8 @@ class Scores {
 
   const SplitSide &x_, &y_;
   const Block<float> all_;
-  const int64_t score_grad_parts_, stripe_, wide_, tall_, kept_bands_;
+  const ScoreGrads score_grads_;
+  const int64_t stripe_, wide_, tall_, kept_bands_;
   const Scratch<float> kept_;
   std::optional<Columns> columns_;  // all, where they are one stripe
 };

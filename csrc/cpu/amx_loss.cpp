@@ -1,5 +1,7 @@
 // A loss of many rows with its gradient, in one operator, on a processor's matrix unit. What a
 // softmax needs of whole rows and columns comes from a pass before that of the gradients.
+#include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -113,6 +115,16 @@ double finish(const SplitSide& side, float* grad) {
   return sum;
 }
 
+// How large a score gradient of bfloat16 rows may be for one part to do: the next is less than 2^-9 of
+// it. What is left out of all that are so small is less than what the rounding of a row's gradient
+// leaves out, or the row has no larger ones; then it is as much.
+float small_score_grad(const Loss& loss, const float* weights, int64_t rows) {
+  constexpr float kShare = 1.0f / 32;
+  float largest = 0;
+  for (int64_t i = 0; i < rows; ++i) largest = std::max(largest, std::abs(weights[i]));
+  return kShare * largest * (loss.kind == Kind::squared_error ? 1 : std::abs(float(loss.scale)));
+}
+
 // Of cosines; the arguments are those of `whole` (whole.cpp) and of `Scores`. parts: bfloat16 parts
 // of an entry of the rows.
 void amx_loss(Tensor x, Tensor y, Optional positives, Optional row_ids, Optional column_ids,
@@ -153,8 +165,10 @@ void amx_loss(Tensor x, Tensor y, Optional positives, Optional row_ids, Optional
   const bool softmax = loss.kind == Kind::softmax;
   const bool whole = softmax && !symmetric && columns.count <= stripe;
   const bool twice = softmax && !whole && loss.score_grad;
-  const Scores scores(rows, columns, all, check_parts(score_grad_parts), loss.score_grad, whole,
-                      stripe, twice ? kept : 0);
+  const ScoreGrads as_parts{check_parts(score_grad_parts),
+                            rows.parts == 1 ? small_score_grad(loss, of_rows, rows.count) : 0};
+  const Scores scores(rows, columns, all, as_parts, loss.score_grad, whole, stripe,
+                      twice ? kept : 0);
   const Result result =
       whole     ? softmax_of_bands(scores, loss, of_rows, to_x, to_y)
       : softmax ? softmax_of_blocks(scores, all, loss, of_rows, to_x, to_y)

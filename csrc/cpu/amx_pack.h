@@ -240,8 +240,20 @@ void split_square(const Entries<float>& from, const Place& rows, const Place& pa
   split_square<parts, false>(from, rows, pairs);
 }
 
-void pack_both(const Packed& from, int64_t rows, int64_t columns, int64_t parts, uint16_t* as_rows,
-               uint16_t* as_pairs) {
+// The bits of the largest size of an entry of a square.
+uint32_t largest_entry(const Entries<float>& from) {
+  Words largest{};
+  for (int r = 0; r < kTileDepth; ++r) {
+    for (const int at : {0, kLanes}) {
+      const Words size = same_bits<Words>(from.take(r, at)) & 0x7fffffff;
+      largest = size > largest ? size : largest;
+    }
+  }
+  return largest_of(largest);
+}
+
+void pack_both(const Packed& from, int64_t rows, int64_t columns, int64_t parts, float small,
+               uint16_t* as_rows, uint16_t* as_pairs, bool* second) {
   const auto run = parts == 1 ? split_square<1> : parts == 2 ? split_square<2> : split_square<3>;
   const int64_t part = tiles(columns, kTileDepth) * kTileElements;
   const int64_t pairs_part = tiles(rows, kTileDepth) * kTileElements;
@@ -253,8 +265,11 @@ void pack_both(const Packed& from, int64_t rows, int64_t columns, int64_t parts,
       const Place in_pairs{as_pairs + pairs_strip + row / kTileDepth * kTileElements,
                            parts * pairs_part, pairs_part};
       with_entries<kTileDepth, kTileDepth, float>(
-          from, row, column, rows - row, columns - column,
-          [&](const Entries<float>& entries) { run(entries, in_rows, in_pairs); });
+          from, row, column, rows - row, columns - column, [&](const Entries<float>& entries) {
+            *second = small == 0 || largest_entry(entries) > same_bits<uint32_t>(small);
+            *second++ ? run(entries, in_rows, in_pairs)
+                      : split_square<1>(entries, in_rows, in_pairs);
+          });
     }
   }
 }

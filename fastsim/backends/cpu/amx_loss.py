@@ -5,8 +5,9 @@ import torch
 from fastsim.backends.cpu import amx
 
 KINDS = ("softmax", "sigmoid", "squared_error")
-# Columns that are operands at a time: 38 MB at width 384 in float32. Scores of whole rows, which no
-# more columns have, take 8 MB a thread; to read them back costs less than to make them again.
+# Columns that are operands at a time, of one part twice as many: 38 MB at width 384 in float32.
+# Scores of whole rows, which no more columns have, take 8 MB a thread, of one part 16; to read them
+# back costs less than to make them again.
 STRIPE = 8192
 # Bytes that these operands may take together with scores that a loss of rows and columns keeps from
 # its first look at them to the second: of as many rows as there is room for.
@@ -23,7 +24,7 @@ def serves(tile, dtype):
 
 def loss(tile, x, y, numbers, weights, weight, grads, total, parameters, totals):
     """Writes the loss, and the gradients that are not None; numbers: scale and bias."""
-    pairs = tile.pairs
+    pairs, parts = tile.pairs, amx.parts(x.dtype)
     torch.ops.fastsim_cpu.amx_loss.default(
         *(side if side.stride(1) == 1 else side.contiguous() for side in (x, y)),
         *pairs.tensors(),
@@ -38,9 +39,9 @@ def loss(tile, x, y, numbers, weights, weight, grads, total, parameters, totals)
         tile.positive_weights,
         weights,
         weight,
-        amx.parts(x.dtype),
+        parts,
         amx.score_grad_parts(x.dtype),
-        STRIPE,
+        STRIPE * (2 if parts == 1 else 1),
         KEPT,
         *grads,
         total,
