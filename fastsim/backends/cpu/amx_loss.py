@@ -11,7 +11,7 @@ KINDS = ("softmax", "sigmoid", "squared_error")
 STRIPE = 8192
 # Bytes that these operands may take together with scores that a loss of rows and columns keeps from
 # its first look at them to the second: of as many rows as there is room for.
-KEPT = 64 << 20
+KEPT = 72 << 20
 
 
 def serves(tile, dtype):
