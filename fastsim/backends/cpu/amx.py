@@ -11,7 +11,7 @@ import torch
 
 _PARTS = {"highest": 3, "high": 2, "medium": 1}
 CACHED = 20 << 20  # bytes of a packed right operand that is kept from panel to panel
-DEPTH = 2048  # rows, or columns of scores, of one that is not: packed together, for one panel
+DEPTH = 1024  # rows, or columns of scores, of one that is not: packed together, for one panel
 
 
 def name():
