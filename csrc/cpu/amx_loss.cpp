@@ -165,8 +165,9 @@ void amx_loss(Tensor x, Tensor y, Optional positives, Optional row_ids, Optional
   const bool softmax = loss.kind == Kind::softmax;
   const bool whole = softmax && !symmetric && columns.count <= stripe;
   const bool twice = softmax && !whole && loss.score_grad;
+  const bool in_part = parts == 1 && score_grad_parts == 2;  // of bfloat16 rows
   const ScoreGrads as_parts{check_parts(score_grad_parts),
-                            rows.parts == 1 ? small_score_grad(loss, of_rows, rows.count) : 0};
+                            in_part ? small_score_grad(loss, of_rows, rows.count) : 0};
   const Scores scores(rows, columns, all, as_parts, loss.score_grad, whole, stripe,
                       twice ? kept : 0);
   const Result result =

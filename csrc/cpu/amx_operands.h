@@ -30,15 +30,6 @@ inline Packed packed_matrix(const Tensor& x, const float* powers = nullptr) {
   return {matrix(x), powers, nullptr};
 }
 
-// The score gradients of a block as a left operand: of its rows from `first` on, or transposed of
-// its columns. factors: of the columns, or transposed of the rows; null for 1.
-inline Packed score_grads(const Block<float>& b, const float* factors, bool transposed,
-                          int64_t first = 0) {
-  const float* from = b.scores + (transposed ? first : first * b.stride);
-  return {{from, Dtype::float32, b.stride, 1}, transposed ? factors : nullptr,
-          transposed ? nullptr : factors};
-}
-
 // Elements of an operand of `count` rows (or columns) of that depth.
 inline int64_t operand_elements(int64_t count, int64_t depth, int64_t parts) {
   return 2 * tiles(count, kTileGroup) * parts * tiles(depth, kTileDepth) * kTileElements;

@@ -115,6 +115,14 @@ void amx_pack_right(Tensor right, Optional powers, int64_t parts, Tensor packed)
              static_cast<uint16_t*>(packed.mutable_data_ptr()));
 }
 
+// The score gradients of a block as a left operand: of its rows from `first` on, or transposed of
+// its columns. factors: of the columns, or transposed of the rows; null for 1.
+Packed score_grads(const Block<float>& b, const float* factors, bool transposed, int64_t first) {
+  const float* from = b.scores + (transposed ? first : first * b.stride);
+  return {{from, Dtype::float32, b.stride, 1}, transposed ? factors : nullptr,
+          transposed ? nullptr : factors};
+}
+
 // Groups of rows of the result whose left operand is packed at once: of a transposed panel they are
 // next to each other in its rows, which lie far apart.
 constexpr int64_t kTogether = 8;
