@@ -127,41 +127,57 @@ Packed score_grads(const Block<float>& b, const float* factors, bool transposed,
 // next to each other in its rows, which lie far apart.
 constexpr int64_t kTogether = 8;
 
-// out (+)= panel right, or with `transposed` panel^T right, for `right` of amx_pack_right whose
-// rows still lack the factors `rest`.
-void amx_multiply(Tensor panel, Tensor right, Optional rest, Tensor out, bool transposed, bool add,
-                  int64_t panel_parts, int64_t parts) {
+// out (+)= panel right, or with `transposed` panel^T right. right: (depth, D) rows times their
+// powers of two, that lack the factors `rest`; kept: of amx_pack_right, or null to pack them here,
+// so many rows at a time, into memory that is used again.
+void amx_multiply(Tensor panel, Tensor right, Optional powers, Optional kept, Optional rest,
+                  Tensor out, bool transposed, bool add, int64_t panel_parts, int64_t parts,
+                  int64_t together) {
   Block<float> b{};
   take_panel(panel, b);
   check_parts(panel_parts);
   const int64_t width = out.size(1), depth = transposed ? b.rows : b.columns;
   const int64_t count = transposed ? b.columns : b.rows;
-  STD_TORCH_CHECK(right.numel() == operand_elements(width, depth, check_parts(parts)) &&
-                      out.size(0) == count,
+  const int64_t all = operand_elements(width, depth, check_parts(parts));
+  STD_TORCH_CHECK(right.size(0) == depth && right.size(1) == width && out.size(0) == count &&
+                      (!kept || kept->numel() == all),
                   "fastsim: operands that fit");
-  const uint16_t* const packed = static_cast<const uint16_t*>(right.const_data_ptr());
-  const float* const factors = input<float>(rest);
+  const float *const of_rows = input<float>(powers), *const factors = input<float>(rest);
+  const Packed from = packed_matrix(right, of_rows);
   float* const sums = output<float>(out);
   const AmxKernels& amx = amx_in_use();
-  const int64_t cost = kTileGroup * depth * width;
-  const auto run = [&](int64_t begin, int64_t end) {
-    const Scratch<uint16_t> left(
-        operand_elements(kTogether * kTileGroup, kBlockDepth, panel_parts));
-    for (int64_t first = begin; first < end; first += kTogether) {
-      const int64_t row = first * kTileGroup, last = std::min(first + kTogether, end);
-      const int64_t rows = std::min(last * kTileGroup, count) - row;
-      const Packed from = score_grads(b, factors, transposed, row);
-      for (int64_t k = 0, at = 0; k < depth; k += kBlockDepth) {
-        const int64_t deep = std::min(kBlockDepth, depth - k), steps = tiles(deep, kTileDepth);
-        amx.pack(transposed ? Pack::pairs_transposed : Pack::rows, from, rows, k, deep,
-                 panel_parts, left, {0, 2 * (last - first)});
-        amx.multiply({left, panel_parts, steps}, rows, {packed + at, parts, steps}, width,
-                     sums + row * width, add || k > 0, false);
-        at += operand_elements(width, deep, parts);
+  // Rows [first, last) of the right operand, packed.
+  const auto multiply = [&](int64_t first, int64_t last, const uint16_t* packed) {
+    const auto run = [&](int64_t begin, int64_t end) {
+      const Scratch<uint16_t> left(
+          operand_elements(kTogether * kTileGroup, kBlockDepth, panel_parts));
+      for (int64_t group = begin; group < end; group += kTogether) {
+        const int64_t row = group * kTileGroup, groups = std::min(kTogether, end - group);
+        const int64_t rows = std::min(groups * kTileGroup, count - row);
+        const Packed score_gradients = score_grads(b, factors, transposed, row);
+        const uint16_t* part = packed;
+        for (int64_t k = first; k < last; k += kBlockDepth) {
+          const int64_t deep = std::min(kBlockDepth, last - k), steps = tiles(deep, kTileDepth);
+          amx.pack(transposed ? Pack::pairs_transposed : Pack::rows, score_gradients, rows, k, deep,
+                   panel_parts, left, {0, 2 * groups});
+          amx.multiply({left, panel_parts, steps}, rows, {part, parts, steps}, width,
+                       sums + row * width, add || k > 0, false);
+          part += operand_elements(width, deep, parts);
+        }
       }
-    }
+    };
+    const int64_t cost = kTileGroup * (last - first) * width;
+    torch::stable::parallel_for(0, tiles(count, kTileGroup), 1 + kProductGrain / (cost + 1), run);
   };
-  torch::stable::parallel_for(0, tiles(count, kTileGroup), 1 + kProductGrain / (cost + 1), run);
+  if (kept) return multiply(0, depth, static_cast<const uint16_t*>(kept->const_data_ptr()));
+  together = std::max<int64_t>(std::min(together, depth), 1);
+  const Scratch<uint16_t> packed(operand_elements(width, together, parts));
+  for (int64_t first = 0; first < depth; first += together) {
+    const int64_t last = std::min(first + together, depth);
+    const Packed part{from.matrix.from_row(first), of_rows ? of_rows + first : nullptr, nullptr};
+    pack_right(part, last - first, width, parts, packed);
+    multiply(first, last, packed);
+  }
 }
 
 std::vector<Operator> operators() {
@@ -176,8 +192,9 @@ std::vector<Operator> operators() {
       OPERATOR(amx_right_size, "(int depth, int width, int parts) -> int"),
       OPERATOR(amx_pack_right, "(Tensor right, Tensor? powers, int parts, "
                                "Tensor(packed!) packed) -> ()"),
-      OPERATOR(amx_multiply, "(Tensor panel, Tensor right, Tensor? rest, Tensor(out!) out, "
-                             "bool transposed, bool add, int panel_parts, int parts) -> ()"),
+      OPERATOR(amx_multiply, "(Tensor panel, Tensor right, Tensor? powers, Tensor? kept, "
+                             "Tensor? rest, Tensor(out!) out, bool transposed, bool add, "
+                             "int panel_parts, int parts, int together) -> ()"),
   };
 }
 

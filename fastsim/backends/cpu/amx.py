@@ -7,11 +7,13 @@ all 24 bits of a float32; torch.get_float32_matmul_precision() says how many cou
 one.
 """
 
+import math
+
 import torch
 
 _PARTS = {"highest": 3, "high": 2, "medium": 1}
-CACHED = 20 << 20  # bytes of a packed right operand that is kept from panel to panel
-DEPTH = 1024  # rows, or columns of scores, of one that is not: packed together, for one panel
+CACHED = 20 << 20  # bytes of packed rows that are kept from panel to panel
+DEPTH = 1024  # of more, as many rows or columns are packed at a time, for every panel again
 
 
 def name():
@@ -43,10 +45,11 @@ class Rows:
     1 / norm, in (0.5, 1], multiplies what is summed in float32: x / |x| = rest * (power * x).
     """
 
-    def __init__(self, values, powers, rest):
+    def __init__(self, values, powers, rest, *, keeps=True):
+        """keeps: whether they may stay packed from panel to panel."""
         self.values, self.powers, self.rest = values, powers, rest
         self.shape, self.dtype, self.device = values.shape, values.dtype, values.device
-        self._right = None
+        self.keeps, self._right = keeps, None
 
     @classmethod
     def of(cls, x):
@@ -73,7 +76,8 @@ class Rows:
     def __getitem__(self, rows):
         if isinstance(rows, slice) and rows.indices(len(self)) == (0, len(self), 1):
             return self
-        return Rows(self.values[rows], self.powers[rows], self.rest[rows])
+        # Of a block, which are multiplied once.
+        return Rows(self.values[rows], self.powers[rows], self.rest[rows], keeps=False)
 
     def new_empty(self, *shape, dtype):
         return torch.empty(*shape, dtype=dtype)
@@ -83,10 +87,33 @@ class Rows:
         return False
 
     def right(self):
-        """Packed as the right operand of a panel, and kept."""
-        if self._right is None:
-            self._right = _packed_right(self.values, self.powers, parts(self.dtype))
+        """Packed as the right operand of a panel and kept; None where that takes much memory."""
+        if self._right is None and self.keeps and _packed_bytes(self) <= CACHED:
+            library, count = torch.ops.fastsim_cpu, parts(self.dtype)
+            size = library.amx_right_size(*self.shape, count)
+            packed = torch.empty(size, dtype=torch.int16)
+            library.amx_pack_right(self.values, self.powers, count, packed)
+            self._right = packed
         return self._right
+
+
+def keep_first(of_widths):
+    """Lets the `Rows` of several widths stay packed, as many as there is room for together."""
+    taken = 0
+    for rows in of_widths:
+        taken += _packed_bytes(rows)
+        rows.keeps = taken <= CACHED
+
+
+def _packed_size(rows):
+    """(count, numbers of each) of rows as they are packed, all parts side by side."""
+    group = torch.ops.fastsim_cpu.amx_group()
+    count, width = (-(-size // group) * group for size in rows.shape)
+    return count, width * parts(rows.dtype)
+
+
+def _packed_bytes(rows):
+    return 2 * math.prod(_packed_size(rows))
 
 
 class Columns:
@@ -98,11 +125,10 @@ class Columns:
         self.values, self.powers, self.rest = columns, None, None
         if isinstance(columns, Rows):
             self.values, self.powers, self.rest = columns.values, columns.powers, columns.rest
-        group = torch.ops.fastsim_cpu.amx_group()
-        rows, width = (-(-size // group) * group for size in columns.shape)
-        width *= parts(columns.dtype)
-        self.once = rows * width * 2 <= CACHED
-        self.tiles = torch.empty(rows if self.once else DEPTH, width, dtype=torch.int16)
+        count, width = _packed_size(columns)
+        keeps = not isinstance(columns, Rows) or columns.keeps
+        self.once = keeps and _packed_bytes(columns) <= CACHED
+        self.tiles = torch.empty(count if self.once else DEPTH, width, dtype=torch.int16)
         # An infinite entry has no parts whose products add up to what it gives; that of a cosine
         # makes NaN of its row in any case.
         self.usable = self.powers is not None
@@ -147,38 +173,15 @@ class Columns:
         return torch.ops.fastsim_cpu.amx_scores(*left, tiles, rest, panel, add)
 
 
-def _packed_right(values, powers, count):
-    size = torch.ops.fastsim_cpu.amx_right_size(*values.shape, count)
-    packed = torch.empty(size, dtype=torch.int16)
-    torch.ops.fastsim_cpu.amx_pack_right(values, powers, count, packed)
-    return packed
-
-
 def multiply(panel, right, out, transposed, accumulate):
     """out = panel @ right, with `transposed` panel.T @ right, or added to it.
 
     right: `Rows`, for the product with their unit rows, or a float32 tensor.
     """
-    count, of_panel = parts(right.dtype), score_grad_parts(right.dtype)
-    depth, width = right.shape
-    values, powers, rest = right, None, None
+    operand = right, None, None, None
     if isinstance(right, Rows):
-        values, powers, rest = right.values, right.powers, right.rest
-        small = torch.ops.fastsim_cpu.amx_right_size(depth, width, count) * 2 <= CACHED
-        if small:
-            packed = right.right()
-            _multiply(panel, packed, rest, out, transposed, accumulate, of_panel, count)
-            return
-    for first in range(0, depth, DEPTH):
-        part = slice(first, min(depth, first + DEPTH))
-        of_part = powers if powers is None else powers[part]
-        packed = _packed_right(values[part], of_part, count)
-        share = panel[part] if transposed else panel[:, part]
-        of_part = rest if rest is None else rest[part]
-        _multiply(share, packed, of_part, out, transposed, accumulate or first > 0, of_panel, count)
-
-
-def _multiply(panel, packed, rest, out, transposed, accumulate, of_panel, count):
+        operand = right.values, right.powers, right.right(), right.rest
+    count, of_panel = parts(right.dtype), score_grad_parts(right.dtype)
     torch.ops.fastsim_cpu.amx_multiply(
-        panel, packed, rest, out, transposed, accumulate, of_panel, count
+        panel, *operand, out, transposed, accumulate, of_panel, count, DEPTH
     )

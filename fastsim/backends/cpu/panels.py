@@ -60,13 +60,15 @@ class Panels:
         return panel
 
     def paired_scores(self, unit_x, unit_y):
-        parts, rows = [], unit_x.shape[0]
-        for first in range(0, rows, sizes.FEWEST_ROWS):
-            part = slice(first, min(rows, first + sizes.FEWEST_ROWS))
-            x, y = unit_x[part], unit_y[part]
-            square = slice(0, part.stop - first), slice(0, part.stop - first)
-            parts.append(self.scores(x, y, square, self.workspace(x, y)).diagonal().clone())
-        return torch.cat(parts)
+        rows, side = len(unit_x), sizes.PAIRED
+        # What is asked for, and what one block takes, come first: memory that every block takes for
+        # itself leaves holes.
+        paired = torch.empty(rows, dtype=torch.promote_types(unit_x.dtype, torch.float32))
+        workspace = Workspace(unit_y, side, side)
+        for first in range(0, rows, side):
+            part = slice(first, min(rows, first + side))
+            paired[part] = self.scores(unit_x, unit_y, (part, part), workspace).diagonal()
+        return paired
 
     def multiply(self, left, right, out, *, accumulate):
         transposed = left.stride(1) != 1

@@ -17,6 +17,7 @@ SWEEP = 4  # by which each panel of a sweep over prefixes, one a width, is small
 CHEAP = 1 << 24  # multiply-adds of a product that cost less than the calls it saves
 FEWEST_ROWS, MOST_ROWS = 120, 1008  # fewer starve the products, more gain nothing
 TILE_ROWS = 12  # rows of a panel are a multiple: whole register tiles for two threads
+PAIRED = 256  # rows and columns of a block of which the diagonal is wanted
 MOST_BAND_ROWS = 504  # in one call, where more blocks cost nothing but their products
 ALIGNED = 64  # a block's first column is a multiple of every kernel's column panel
 WIDEST = 1 << 17  # columns of a block: 120 rows of them take 63 MB

@@ -42,6 +42,8 @@ class CpuSweep:
         self.dtype = torch.promote_types(y.rows[0].dtype, torch.float32)
         self.columns = None
         if amx.parts(y.rows[0].dtype):
+            if tile.cosine:
+                amx.keep_first(y.rows)
             self.columns = [Columns(columns, again=True) for columns in y.rows]
         top = common_top(tile)
         self.both = None if top is None else BothWays(tile, len(x), len(y), self.widths, top)

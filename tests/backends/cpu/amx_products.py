@@ -8,6 +8,7 @@ import torch
 import fastsim
 from fastsim.backends import get
 from fastsim.backends.cpu import amx
+from tests.allocations import allocations
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(1, 1, 1), (33, 47, 31), (64, 96, 64), (70, 300, 100), (300, 70, 33)]
@@ -101,6 +102,32 @@ def test_scores_and_products(shape, dtype):
         assert largest(out - exact) <= allowed
         get("cpu").multiply(left, right, out, accumulate=True)
         assert largest(out - 2 * exact) <= 2 * allowed
+
+
+def test_products_of_a_block_take_no_memory():
+    """What a block's rows are packed into is used again by the next."""
+    x, y = problem(300, 200, 64, torch.float32)
+    panel, rows, _ = panel_of(x, y)
+    out, block = torch.empty(200, 64), slice(0, 150)
+    left, multiply = panel[block].t(), get("cpu").multiply
+    assert not allocations(lambda: multiply(left, rows[block], out, accumulate=False))
+    assert allocations(lambda: multiply(panel.t(), rows, out, accumulate=False)) == 1  # kept
+    assert not allocations(lambda: multiply(panel.t(), rows, out, accumulate=False))
+
+
+def test_the_first_widths_stay_packed(monkeypatch):
+    """Rows of several widths have the room of one; those that are packed again give the same."""
+    widths = [get("cpu").tile_rows(torch.randn(70, width))[0] for width in (32, 64, 16)]
+    monkeypatch.setattr(amx, "CACHED", 96 * 96 * 2 * 3)  # of the first two
+    amx.keep_first(widths)
+    panel = torch.randn(30, 70)
+    for rows, kept in zip(widths, (True, True, False), strict=True):
+        before, found = torch.empty(2, 30, rows.shape[1])
+        get("cpu").multiply(panel, rows, before, accumulate=False)
+        assert (rows.right() is not None) == kept
+        rows.keeps, rows._right = not kept, None
+        get("cpu").multiply(panel, rows, found, accumulate=False)
+        assert torch.equal(found, before)
 
 
 def test_highest_is_more_accurate_than_float32_products():

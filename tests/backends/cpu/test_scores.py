@@ -5,8 +5,10 @@ import torch
 
 from fastsim.backends import get
 from fastsim.backends.cpu import amx
+from fastsim.backends.cpu.sizes import PAIRED
 from fastsim.backends.cpu.unmade import BAND, UnitRows
 from fastsim.backends.cpu.workspace import PACK_AGAIN, Columns, Workspace
+from tests.allocations import allocations
 from tests.seeds import fresh
 
 SIZES = ((7, 5, 3), (30, 64, 16), (19, 1023, 33), (37, 1301, 70))  # few and many column panels
@@ -90,3 +92,17 @@ def test_columns_that_are_transposed_or_spread():
         for rows, panel in zip((unit, lazy), panels, strict=True):
             Workspace(rows, 3, len(view)).fill(panel, rows, slice(1, 4), 0)
         assert torch.equal(*panels)
+
+
+@pytest.mark.parametrize("made", [True, False], ids=["made where read", "unit rows"])
+def test_paired_scores_take_memory_once(made):
+    """As often for many blocks as for one, not for every block."""
+    backend = get("cpu")
+
+    def taken(rows):
+        x, y = (rows_of(rows, 24, dtype=torch.float32, seed=seed) for seed in (1, 2))
+        prepare = backend.scored_rows if made else lambda side: backend.unit_rows(side)[0]
+        x, y = prepare(x), prepare(y)
+        return allocations(lambda: backend.paired_scores(x, y))
+
+    assert 0 < taken(PAIRED + 1) == taken(7 * PAIRED + 3)
