@@ -75,12 +75,14 @@ void chosen_rows_of_columns(const Partners<T>& p, const double* score_grads, con
 template <class T>
 void shared_gradient(const SharedGradient<T>& g, T* memory, T* grad, int64_t begin, int64_t end) {
   const int64_t width = g.width;
+  const int64_t last = g.first[end];
   T *sum = memory, *as_read = memory + width;
   for (int64_t row = begin; row < end; ++row) {
     const T factor = g.of_every ? g.of_every[row] : T(1), norm = g.inverse[row];
 #pragma omp simd
     for (int64_t k = 0; k < width; ++k) sum[k] = factor * g.every[k];
     for (int64_t s = g.first[row]; s < g.first[row + 1]; ++s) {
+      if (s + kRowsAhead < last) ask_for_row(g.others, g.shares[s + kRowsAhead].row, width);
       const T* other = read(g.others, g.shares[s].row, 0, width, as_read);
       const T share = T(g.shares[s].factor), of_other = g.inverse_of_others[g.shares[s].row];
 #pragma omp simd
