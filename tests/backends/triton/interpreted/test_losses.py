@@ -6,7 +6,8 @@ tile, rows that are strided, transposed or zero, targets beyond [-1, 1].
 The tolerance is twice the error of the dense torch formula (`_from_scores` of the loss) on unit
 rows of float32, plus one rounding: of a loss, what the scores of a row, each rounded to float32,
 may move it; of a gradient of rows, the terms of its entries in the type of the score gradients,
-which is float16 for inputs of 16 bits; of a gradient that is one sum over the scores, its terms.
+which is float16 for inputs of 16 bits, and the least of its numbers; of a gradient that is one sum
+over the scores, its terms.
 """
 
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from tests.seeds import seed_of
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SIZES = (1, 3, 17, 100, 127, 129)
 TILES = 12  # of 16 x 32 scores, at most: what the interpreter does in a second or two
+LEAST_HALF, HALF_RANGE = 2.0**-24, 2.0**14  # the least float16, and what its large ones reach
 CHOOSING = ("full_triplet", "info_nce above")
 LAYOUTS = ("rows", "strided", "transposed", "zero row")
 
@@ -226,7 +228,10 @@ def gradients(outputs, wanted):
 
 
 def units(x):
-    return torch.nn.functional.normalize(x.float(), eps=torch.finfo(torch.float32).tiny)
+    """Unit rows in float32; a zero row stays zero, and has gradient zero."""
+    x = x.float()
+    norms = x.norm(dim=1, keepdim=True)
+    return torch.where(norms > 0, x / torch.where(norms > 0, norms, 1.0), 0.0)
 
 
 def terms(score_grads, x, y):
@@ -267,30 +272,36 @@ def results(case, x, y, reduction):
             out = reduced[reduction](out) if reduction in reduced else out
         wanted = [left, *([] if case.alone else [right]), *numbers.values()]
         found.append(gradients(out, wanted))
-    # z = s / temperature or scale s + bias: sums of score gradients times these.
     cosines, score_grads = cosines.detach(), cosines.grad.abs()
-    per = {
-        name: (score_grads * cosines.abs()).sum() / value for name, value in case.numbers.items()
-    }
-    if "bias" in per:
-        per["bias"] = score_grads.sum() / case.numbers["scale"]
-    sizes = [t.abs().max() for t in found[-1]]
-    of_rows, of_columns = terms(score_grads, left, right), terms(score_grads.T, right, left)
-    sizes[1] = (of_rows + of_columns if case.alone else of_rows).max()
-    if not case.alone:
-        sizes[2] = of_columns.max()
+    sizes = [found[-1][0].abs().max(), *gradient_sizes(case, score_grads, cosines, left, right)]
     moved = (score_grads * cosines.abs()).sum(1)
     sizes[0] = sizes[0] + (moved.max() if reduction == "none" else moved.sum())
-    if per:
-        sizes[-len(per) :] = per.values()
     # A logit of float32 rounds with its size, and its score gradient, an exponential, by as much.
     numbers = case.numbers
-    largest = numbers.get("scale", 1.0) / numbers.get("temperature", 1.0) + abs(
-        numbers.get("bias", 0.0)
-    )
-    single = torch.finfo(torch.float32).eps * (1 + largest)
+    steep = numbers.get("scale", 1.0) / numbers.get("temperature", 1.0)
+    single = torch.finfo(torch.float32).eps * (1 + steep + abs(numbers.get("bias", 0.0)))
     spacings = [single, *(torch.finfo(panel).eps + single,) * (len(sizes) - 1)]
-    return found, [float(eps * size) for eps, size in zip(spacings, sizes, strict=True)]
+    roundings = [float(eps * size) for eps, size in zip(spacings, sizes, strict=True)]
+    if panel == torch.float16:
+        # The largest that a score gradient can be lies in the upper half of the panel's range.
+        least = torch.full_like(score_grads, steep * LEAST_HALF / HALF_RANGE)
+        steps = gradient_sizes(case, least, cosines, left, right)
+        roundings[1:] = [r + float(step) for r, step in zip(roundings[1:], steps, strict=True)]
+    return found, roundings
+
+
+def gradient_sizes(case, score_grads, cosines, left, right):
+    """Of what the largest entry of each gradient is summed, for score gradients of that size."""
+    of_rows, of_columns = terms(score_grads, left, right), terms(score_grads.T, right, left)
+    yield (of_rows + of_columns if case.alone else of_rows).max()
+    if not case.alone:
+        yield of_columns.max()
+    # z = s / temperature or scale s + bias: sums of score gradients times these.
+    for name, value in case.numbers.items():
+        if name == "bias":
+            yield score_grads.sum() / case.numbers["scale"]
+        else:
+            yield (score_grads * cosines.abs()).sum() / value
 
 
 def check(found, roundings):
