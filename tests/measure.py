@@ -33,6 +33,7 @@ def assert_close(name, got, truth, dense, rounding, size=0.0, moved=0.0):
     allowed = 2 * (theirs + spacing + ROUNDINGS * moved)
     if rounding == torch.float64:
         allowed *= 2  # the truth is no wider, and has errors of its own
+    assert allowed < float("inf"), f"{name}: the dense formula is not finite"
     assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}"
 
 

@@ -310,6 +310,7 @@ def check(found, roundings):
         assert mine.shape == truth.shape
         error, formula = ((t.double() - truth).abs().max() for t in (mine, dense))
         bound = 2 * (formula + rounding)
+        assert bound < float("inf"), f"{name}: the dense formula is not finite"
         assert error <= bound, f"{name}: error {error:.2e}, tolerance {bound:.2e}"
 
 
