@@ -11,6 +11,8 @@ import math
 
 import torch
 
+from fastsim.backends.cpu.unmade import UnitRows
+
 _PARTS = {"highest": 3, "high": 2, "medium": 1}
 CACHED = 20 << 20  # bytes of packed rows that are kept from panel to panel
 DEPTH = 1024  # of more, as many rows or columns are packed at a time, for every panel again
@@ -132,11 +134,12 @@ class Columns:
         # An infinite entry has no parts whose products add up to what it gives; that of a cosine
         # makes NaN of its row in any case.
         self.usable = self.powers is not None
+        self._made = None  # memory for unit rows until they are packed
         if self.once or not self.usable:
             finite = [self._pack(part) for part in self._parts(0, len(columns))]
             self.usable = self.usable or all(finite)
         if self.once:
-            self.values = self.powers = None  # their memory with them
+            self.values = self.powers = self._made = None  # their memory with them
 
     def _parts(self, first, count):
         """Slices of columns that are packed together."""
@@ -146,7 +149,14 @@ class Columns:
         ]
 
     def _pack(self, columns):
-        values, powers = self.values[columns], self.powers
+        values, powers = self.values, self.powers
+        if isinstance(values, UnitRows):
+            if self._made is None:
+                most = min(len(self.tiles), len(values))
+                self._made = torch.empty(most, values.shape[1], dtype=values.dtype)
+            values = values.make(columns, self._made)
+        else:
+            values = values[columns]
         group = torch.ops.fastsim_cpu.amx_group()
         tiles = self.tiles[: -(-len(values) // group) * group]
         of_part = None if powers is None else powers[columns]

@@ -8,6 +8,7 @@ import torch
 import fastsim
 from fastsim.backends import get
 from fastsim.backends.cpu import amx
+from fastsim.backends.cpu.unmade import UnitRows
 from tests.allocations import allocations
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -113,6 +114,19 @@ def test_products_of_a_block_take_no_memory():
     assert not allocations(lambda: multiply(left, rows[block], out, accumulate=False))
     assert allocations(lambda: multiply(panel.t(), rows, out, accumulate=False)) == 1  # kept
     assert not allocations(lambda: multiply(panel.t(), rows, out, accumulate=False))
+
+
+def test_a_guide_is_packed_in_memory_of_its_own(monkeypatch):
+    """Unit rows that are made to be packed for every panel again."""
+    guide = UnitRows(torch.randn(300, 40))
+    rows, (once, again) = guide[:90], torch.empty(2, 90, 300)
+    amx.Columns(guide).scores(rows, 0, once, False)
+    monkeypatch.setattr(amx, "CACHED", 0)
+    monkeypatch.setattr(amx, "DEPTH", 64)
+    columns = amx.Columns(guide)
+    assert not columns.once
+    assert not allocations(lambda: columns.scores(rows, 0, again, False))
+    assert torch.equal(again, once)
 
 
 def test_the_first_widths_stay_packed(monkeypatch):
