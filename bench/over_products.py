@@ -15,7 +15,8 @@ import time
 import click
 import torch
 
-from bench.results import FOLDER, write
+from bench.results import FOLDER, read, write
+from bench.tables import NOTHING, markdown
 from fastsim.backends import get
 from fastsim.benchmark import results
 from fastsim.benchmark.baselines import baseline_named
@@ -54,6 +55,33 @@ def measured(loss, rows, width, seconds):
             yield row | {"not measured": found}
         else:
             yield row | summary(found) | {"of products": round(min(found) / floor, 3)}
+
+
+def table(folder):
+    """The table of a device in bench/README.md."""
+    run = read(NAME, folder)
+    if run is None:
+        return NOTHING
+    found = {}
+    for row in run[1]:
+        if "repeats ms" in row and row["threads"] > 1:
+            place = row["loss"], row["kernels"]
+            found.setdefault(place, {})[row["by"], row["rows"]] = min(row["repeats ms"])
+    sizes = sorted({rows for times in found.values() for _, rows in times})
+    head = ["loss", "kernels", "beside", *(f"N = {rows:,}" for rows in sizes)]
+    lines = [
+        [*place, *BASELINES[place[0]], *(_cell(times, place[0], rows) for rows in sizes)]
+        for place, times in found.items()
+    ]
+    return markdown(head, lines, left=3)
+
+
+def _cell(times, loss, rows):
+    """Ours over the products, and the peer's over ours."""
+    ours, products, peer = (times.get((by, rows)) for by in (OURS, PRODUCTS, *BASELINES[loss]))
+    if not (ours and products):
+        return ""
+    return f"{ours / products:.2f}" + (f" ({peer / ours:.2f} x)" if peer else "")
 
 
 @click.command(help=__doc__)

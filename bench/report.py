@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from bench import amx, late_interaction, matryoshka, tables
+from bench import amx, late_interaction, matryoshka, over_products, tables
 from bench.examples.table import table as examples
 from bench.figures import draw
 from bench.peer_suites.table import table as peer_suites
@@ -44,6 +44,7 @@ TABLES = {
     "peer_suites": peer_suites,
     "late_interaction": tables.of_kind(late_interaction.table, late_interaction.NAME),
     "matryoshka": tables.of_kind(matryoshka.table, matryoshka.NAME),
+    "over_products": tables.of_kind(over_products.table, over_products.NAME),
     "amx": tables.of_kind(amx.table, amx.NAMES),
     "improved": lambda _: improved_table(),
     "crossed": lambda _: crossed_table(),

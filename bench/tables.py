@@ -88,7 +88,11 @@ def time(found):
 
 
 def gains(kind):
-    """What a user gains, for README.md: time and memory of one size on each device."""
+    """What a user gains, for README.md: time and memory of one size on each device.
+
+    An older folder, whose name lacks the instructions in use, gives way to those of its processor
+    that have them.
+    """
     lines = []
     for folder in folders(kind):
         found = Found(*read_losses(folder))
@@ -97,6 +101,8 @@ def gains(kind):
             cells = [_cost(found, loss, name) for name in (ours, "eager torch", library)]
             if ours and all(cells):
                 lines.append([folder, loss, *cells[:2], f"{library} {cells[2]}"])
+    named = {folder.rsplit("-", 1)[0] for folder, *_ in lines}
+    lines = [line for line in lines if line[0] not in named]
     head = ["measured on", f"{GAIN_ROWS:,} x {WIDTH}", "fastsim", "plain torch", "others"]
     return markdown(head, lines, 2) if lines else NOTHING
 
