@@ -38,6 +38,11 @@ struct Operand {
 struct Packed {
   Matrix matrix;  // float32, float16 or bfloat16, its columns side by side
   const float *row_scale = nullptr, *column_scale = nullptr;
+
+  // The same without its first rows.
+  Packed from_row(int64_t row) const {
+    return {matrix.from_row(row), row_scale ? row_scale + row : nullptr, column_scale};
+  }
 };
 
 // What the scores of a block are multiplied by: null for 1.

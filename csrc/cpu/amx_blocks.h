@@ -68,7 +68,8 @@ class Band {
   // wide: columns whose scores are in memory at a time.
   Band(const SplitSide& x, const ScoreGrads& score_grads, int64_t tall, int64_t wide,
        bool products)
-      : x_(x), parts_(score_grads.parts), small_(score_grads.small), wide_(wide), rows_(x.elements(tall)), panel_(tall * stride(wide)),
+      : x_(x), parts_(score_grads.parts), small_(score_grads.small), wide_(wide),
+        rows_(x.elements(tall)), panel_(tall * stride(wide)),
         transposed_(products ? operand_elements(x.width, tall, x.parts) : 0),
         score_grads_(products ? 2 * operand_elements(tall, kBlockColumns, parts_) : 0),
         in_pairs_(score_grads_ + operand_elements(tall, kBlockColumns, parts_)),
@@ -152,9 +153,9 @@ class Band {
 // its columns, or all of them.
 class Scores {
  public:
-  // products: whether gradients will be wanted. whole: rows are seen whole. stripe: columns that are operands at a time, a multiple of
-  // kBlockColumns; whole rows have no more. kept: bytes that these and the scores may take that are
-  // kept until all blocks are seen again.
+  // products: whether gradients will be wanted. whole: rows are seen whole. stripe: columns that are
+  // operands at a time, a multiple of kBlockColumns; whole rows have no more. kept: bytes that these
+  // and the scores may take that are kept until all blocks are seen again.
   Scores(const SplitSide& x, const SplitSide& y, const Block<float>& all,
          const ScoreGrads& score_grads, bool products, bool whole, int64_t stripe, int64_t kept)
       : x_(x), y_(y), all_(all), score_grads_(score_grads), stripe_(stripe),

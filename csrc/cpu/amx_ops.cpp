@@ -128,25 +128,25 @@ Packed score_grads(const Block<float>& b, const float* factors, bool transposed,
 constexpr int64_t kTogether = 8;
 
 // out (+)= panel right, or with `transposed` panel^T right. right: (depth, D) rows times their
-// powers of two, that lack the factors `rest`; kept: of amx_pack_right, or null to pack them here,
-// so many rows at a time, into memory that is used again.
+// powers of two, that lack the factors `rest`. kept: of amx_pack_right, or null to pack `together`
+// of them at a time here, into memory that is used again.
 void amx_multiply(Tensor panel, Tensor right, Optional powers, Optional kept, Optional rest,
                   Tensor out, bool transposed, bool add, int64_t panel_parts, int64_t parts,
                   int64_t together) {
   Block<float> b{};
   take_panel(panel, b);
   check_parts(panel_parts);
+  check_parts(parts);
   const int64_t width = out.size(1), depth = transposed ? b.rows : b.columns;
   const int64_t count = transposed ? b.columns : b.rows;
-  const int64_t all = operand_elements(width, depth, check_parts(parts));
   STD_TORCH_CHECK(right.size(0) == depth && right.size(1) == width && out.size(0) == count &&
-                      (!kept || kept->numel() == all),
+                      (!kept || kept->numel() == operand_elements(width, depth, parts)),
                   "fastsim: operands that fit");
-  const float *const of_rows = input<float>(powers), *const factors = input<float>(rest);
-  const Packed from = packed_matrix(right, of_rows);
+  const Packed all_rows = packed_matrix(right, input<float>(powers));
+  const float* const factors = input<float>(rest);
   float* const sums = output<float>(out);
   const AmxKernels& amx = amx_in_use();
-  // Rows [first, last) of the right operand, packed.
+  // With rows [first, last) of the right operand, packed.
   const auto multiply = [&](int64_t first, int64_t last, const uint16_t* packed) {
     const auto run = [&](int64_t begin, int64_t end) {
       const Scratch<uint16_t> left(
@@ -154,11 +154,11 @@ void amx_multiply(Tensor panel, Tensor right, Optional powers, Optional kept, Op
       for (int64_t group = begin; group < end; group += kTogether) {
         const int64_t row = group * kTileGroup, groups = std::min(kTogether, end - group);
         const int64_t rows = std::min(groups * kTileGroup, count - row);
-        const Packed score_gradients = score_grads(b, factors, transposed, row);
+        const Packed from = score_grads(b, factors, transposed, row);
         const uint16_t* part = packed;
         for (int64_t k = first; k < last; k += kBlockDepth) {
           const int64_t deep = std::min(kBlockDepth, last - k), steps = tiles(deep, kTileDepth);
-          amx.pack(transposed ? Pack::pairs_transposed : Pack::rows, score_gradients, rows, k, deep,
+          amx.pack(transposed ? Pack::pairs_transposed : Pack::rows, from, rows, k, deep,
                    panel_parts, left, {0, 2 * groups});
           amx.multiply({left, panel_parts, steps}, rows, {part, parts, steps}, width,
                        sums + row * width, add || k > 0, false);
@@ -174,8 +174,7 @@ void amx_multiply(Tensor panel, Tensor right, Optional powers, Optional kept, Op
   const Scratch<uint16_t> packed(operand_elements(width, together, parts));
   for (int64_t first = 0; first < depth; first += together) {
     const int64_t last = std::min(first + together, depth);
-    const Packed part{from.matrix.from_row(first), of_rows ? of_rows + first : nullptr, nullptr};
-    pack_right(part, last - first, width, parts, packed);
+    pack_right(all_rows.from_row(first), last - first, width, parts, packed);
     multiply(first, last, packed);
   }
 }

@@ -33,9 +33,11 @@ void chosen_rows(const Partners<T>& p, T* values, int64_t begin, int64_t end) {
   }
 }
 
-// Adds score gradient * d(pair) / d(own) to `grad`, where for a distance the score gradient has been divided by it.
+// Adds score gradient * d(pair) / d(own) to `grad`, where for a distance the score gradient has been
+// divided by it.
 template <class T>
-void add_gradient(const T* own, const T* other, double score_grad, bool distances, int64_t width, T* grad) {
+void add_gradient(const T* own, const T* other, double score_grad, bool distances, int64_t width,
+                  T* grad) {
   if (distances) {
 #pragma omp simd
     for (int64_t k = 0; k < width; ++k) grad[k] += T(score_grad * (own[k] - other[k]));
@@ -48,7 +50,7 @@ void add_gradient(const T* own, const T* other, double score_grad, bool distance
 
 template <class T>
 void chosen_rows_of_rows(const Partners<T>& p, const double* score_grads, T* grad_x, int64_t begin,
-                      int64_t end) {
+                         int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     for (int64_t at = row; at < p.count * p.rows; at += p.rows) {
       if (p.columns[at] < 0) continue;
@@ -59,13 +61,13 @@ void chosen_rows_of_rows(const Partners<T>& p, const double* score_grads, T* gra
 }
 
 template <class T>
-void chosen_rows_of_columns(const Partners<T>& p, const double* score_grads, const Naming& naming, T* grad_y,
-                         int64_t begin, int64_t end) {
+void chosen_rows_of_columns(const Partners<T>& p, const double* score_grads, const Naming& naming,
+                            T* grad_y, int64_t begin, int64_t end) {
   for (int64_t column = begin; column < end; ++column) {
     for (int64_t e = naming.first[column]; e < naming.first[column + 1]; ++e) {
       const int64_t at = naming.entries[e];
-      add_gradient(p.y + column * p.width, p.x + at % p.rows * p.width, score_grads[at], p.distances,
-                   p.width, grad_y + column * p.width);
+      add_gradient(p.y + column * p.width, p.x + at % p.rows * p.width, score_grads[at],
+                   p.distances, p.width, grad_y + column * p.width);
     }
   }
 }

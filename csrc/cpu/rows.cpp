@@ -46,7 +46,9 @@ template <class T>
 std::vector<double> score_grads_of(const T* grad, const T* values, int64_t count) {
   std::vector<double> score_grads(grad, grad + count);
   if (!values) return score_grads;
-  for (int64_t at = 0; at < count; ++at) score_grads[at] = values[at] == 0 ? 0 : score_grads[at] / values[at];
+  for (int64_t at = 0; at < count; ++at) {
+    score_grads[at] = values[at] == 0 ? 0 : score_grads[at] / values[at];
+  }
   return score_grads;
 }
 
@@ -279,7 +281,8 @@ void chosen_rows_backward(Tensor grad, Optional values, Tensor x, Optional y, Te
   with_type(x, [&](auto type) {
     using T = decltype(type);
     const auto p = take_chosen_rows<T>(x, y, columns, values.has_value());
-    const std::vector<double> score_grads = score_grads_of(input<T>(grad), input<T>(values), p.count * p.rows);
+    const std::vector<double> score_grads =
+        score_grads_of(input<T>(grad), input<T>(values), p.count * p.rows);
     if (grad_x) {
       T* out = output<T>(*grad_x);
       over(p.rows, p.count * p.width, [&](int64_t begin, int64_t end) {

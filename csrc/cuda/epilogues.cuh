@@ -1,5 +1,6 @@
-// What each loss does with a tile of scores: the functions of csrc/epilogue.h over the registers
-// of its threads. A forward reduction writes the partials of the tile, a score gradient replaces the scores by dL/ds.
+// What each loss does with a tile of scores: the functions of csrc/epilogue.h over the registers of
+// its threads. A forward reduction writes the partials of the tile, a score gradient replaces the
+// scores by dL/ds.
 #pragma once
 
 #include "tile.cuh"
