@@ -44,6 +44,11 @@ def is_one_block(rows, columns):
     return fits and columns <= WIDEST
 
 
+def are_two_panels(rows, columns):
+    """Whether all scores fit into two panels: what a large batch with a guide has in memory."""
+    return rows * columns <= 2 * scores_of_a_panel()
+
+
 def band_rows(rows, columns):
     """Rows of a band of scores in one call: all where they are one block."""
     if is_one_block(rows, columns):

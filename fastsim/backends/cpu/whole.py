@@ -9,7 +9,7 @@ import torch
 
 from fastsim.backends.cpu import amx, amx_loss, triplet
 from fastsim.backends.cpu.library import UNAVAILABLE
-from fastsim.backends.cpu.sizes import WIDEST, band_rows, is_one_block
+from fastsim.backends.cpu.sizes import WIDEST, are_two_panels, band_rows, is_one_block
 
 WHOLE = (
     "softmax",
@@ -51,7 +51,7 @@ class InOneCall:
             return not together and amx_loss.serves(tile, dtype)
         if triplet.is_large(tile, rows, columns, width):
             return not together and columns <= WIDEST and triplet.serves(tile)
-        return is_one_block(rows, columns) or (not together and _in_bands(tile, columns))
+        return is_one_block(rows, columns) or (not together and _in_bands(tile, rows, columns))
 
     def sums_prefixes(self, tile, rows, columns, width):
         large = triplet.is_large(tile, rows, columns, width)
@@ -127,7 +127,7 @@ class InOneCall:
         return (loss, grad_x, grad_y, parameters) if wants else (loss,)
 
     def serves_further(self, rows, columns, width):
-        return is_one_block(rows, columns) and not _by_matrix_unit(rows, columns, width)
+        return are_two_panels(rows, columns) and not _by_matrix_unit(rows, columns, width)
 
     def further(self, sides, directions, numbers, cosine, weights, wants, totals):
         dtype = torch.float64 if sides[0].dtype == torch.float64 else torch.float32
@@ -166,15 +166,16 @@ def _by_matrix_unit(rows, columns, width):
     return rows * columns * width > SMALL and amx.name()
 
 
-def _in_bands(tile, columns):
+def _in_bands(tile, rows, columns):
     """Whether the scores of more rows than a block has are served, a band of rows at a time.
 
     Rows against themselves take half the products elsewhere (`mirrored`), and the panels of a guide
     or of factors would come on top of those of a large batch.
     """
     pairs = tile.pairs
-    plain = pairs.skip == "nothing" and pairs.guide is None and pairs.factors is None
-    return plain and tile.rows_alone and columns <= WIDEST
+    alone = pairs.guide is None and pairs.factors is None
+    served = pairs.skip == "nothing" and (alone or are_two_panels(rows, columns))
+    return served and tile.rows_alone and columns <= WIDEST
 
 
 def _number(value, dtype):
