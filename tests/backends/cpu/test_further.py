@@ -9,6 +9,7 @@ import torch
 
 import fastsim
 from fastsim.backends.cpu.backend import CpuBackend
+from fastsim.backends.cpu.sizes import scores_of_a_panel
 from tests.measure import assert_close, conditioning
 from tests.seeds import fresh
 
@@ -63,7 +64,7 @@ def test_in_one_call_as_by_parts(name, similarity, reduction, monkeypatch, usabl
         assert_close(f"result {place}", got, truth, truth, torch.float64, **given)
 
 
-@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize("rows", [1, 64, 1030])
 def test_two_threads_give_the_bits_of_one(rows, usable):
     usable("cpu")
     random = fresh(82)
@@ -79,3 +80,11 @@ def test_two_threads_give_the_bits_of_one(rows, usable):
     finally:
         torch.set_num_threads(before)
     assert all(map(torch.equal, *found))
+
+
+def test_as_many_scores_as_two_panels_hold(usable):
+    """Of all parts together; more are made a part at a time."""
+    usable("cpu")
+    serves, most = CpuBackend().serves_further, 2 * scores_of_a_panel()
+    assert serves(2048, most // 2048, 4)
+    assert not serves(2048, most // 2048 + 1, 4)
