@@ -87,7 +87,7 @@ def oracle(case, tensors, others, options):
     found = {"accuracy": hits, "hardest_negative": hardest}
     found |= {name: pairs[name] for name in ("positive", "negative")}
     found["alignment"] = [2 - 2 * score for score in pairs["positive"]]
-    found = {name: sum(values) / len(values) for name, values in found.items() if values}
+    found = {name: math.fsum(values) / len(values) for name, values in found.items() if values}
     found |= {f"excluded_by_{name}": len(pairs[name]) / len(x) for name in ("id", "score")}
     if dots:
         found.pop("alignment", None)
@@ -97,7 +97,7 @@ def oracle(case, tensors, others, options):
         half = len(side) // 2
         if half:
             gaps = [2 - 2 * cosine(side[i], side[i + half]) for i in range(half)]
-            sides.append(math.log(sum(math.exp(-2 * gap) for gap in gaps) / half))
+            sides.append(math.log(math.fsum(math.exp(-2 * gap) for gap in gaps) / half))
     if sides:
         found["uniformity"] = sum(sides) / len(sides)
     return found

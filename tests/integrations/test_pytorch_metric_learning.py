@@ -497,7 +497,7 @@ def test_swap_with_references():
 def test_memory_of_single_rows():
     """Theirs keeps the pair of a single row with itself, as its positive."""
     kept, theirs = (
-        kind.CrossBatchMemory(kind.NTXentLoss(), WIDTH, memory_size=8)
+        kind.CrossBatchMemory(kind.NTXentLoss(temperature=1.0), WIDTH, memory_size=8)
         for kind in (losses, their_losses)
     )
     for seed in range(3):
