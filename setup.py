@@ -36,6 +36,7 @@ if platform.machine() in ("x86_64", "AMD64"):
 # No function passes the emulation's vectors on to another file, so their ABI is of no account.
 AMX = {"amx_emulated": "-DFASTSIM_AMX_EMULATED -Wno-psabi"}
 if "avx512" in INSTRUCTION_SETS:
+    AMX["avx512_bf16"] = f"{INSTRUCTION_SETS['avx512']} -mavx512bf16 -DFASTSIM_AMX_DOTS"
     AMX["amx"] = f"{INSTRUCTION_SETS['avx512']} -mavx512bf16 -mamx-tile -mamx-bf16"
 CPU_STEMS = """amx_loss amx_ops batch_totals choose cosent counts further max_sim memory ops
     prefix_rows rows sweep triplet whole"""

@@ -1,10 +1,10 @@
-"""python -m bench.amx: losses on a processor's matrix unit (Intel AMX), in turns with plain torch.
+"""python -m bench.amx: losses by products of bfloat16 (Intel AMX, AVX512_BF16), beside plain torch.
 
-Forward and backward of each loss and dtype: fastsim, the dense formula in that dtype in eager
-torch, and three bare products of the size of the score matrix, one for the scores and one for each
-gradient. Times are processor seconds of one thread, which what runs beside changes least.
+Forward and backward of each loss and dtype, in turns: fastsim, the dense formula in that dtype in
+eager torch, and three bare products of the size of the score matrix, one for the scores and one for
+each gradient. Times are processor seconds of one thread, which what runs beside changes least.
 The errors are relative to float64, of fewer rows, in which float64 can be afforded. Writes
-bench/results/<device>/amx_<dtype>_<rows>.jsonl; `fastsim info` says whether the unit is in use.
+bench/results/<device>/amx_<dtype>_<rows>.jsonl; `fastsim info` says what is in use.
 """
 
 import time
@@ -28,7 +28,7 @@ PRECISIONS = ("highest", "high", "medium")
 BOTH = "forward + backward"
 NAMES = "amx_*"
 OURS, DENSE, BARE = "fastsim", "eager torch", "three products"
-OF_ERRORS = 1024  # rows: of fewer, a loss is made without the unit
+OF_ERRORS = 1024  # rows: of few hundred, a loss is made in float32
 
 
 def products(problem):

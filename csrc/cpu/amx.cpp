@@ -1,5 +1,6 @@
-// The products of amx.h. Compiled for the processors that have the instructions, and once more
-// over a small emulation of them (FASTSIM_AMX_EMULATED), which the tests run on any processor.
+// The products of amx.h. Compiled for processors that have AMX, over a small emulation of it
+// (FASTSIM_AMX_EMULATED), which the tests run on any processor, and for those that have AVX512_BF16
+// (FASTSIM_AMX_DOTS).
 #include "amx.h"
 
 #include <cmath>
@@ -23,7 +24,6 @@ inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t tiles(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 // In this order.
-#include "amx_tiles.h"
 #include "amx_parts.h"
 #include "amx_pack.h"
 #include "amx_sums.h"
@@ -91,66 +91,11 @@ struct Terms {
   }
 };
 
-// The product of two strips of each operand. Of many products of parts the sums begin at zero (what
-// they are added to may be large, and would round each of their terms) and are taken while the next
-// block is multiplied. Few products leave no time for that: theirs begin with what they are added to.
-template <int left_parts, int right_parts, bool exact = false>
-void multiply_block(const Operand& a, int64_t a_at, const Operand& b, int64_t b_at,
-                    const Target& target, PendingSums& pending) {
-  constexpr Terms<left_parts, right_parts, exact> terms;
-  constexpr bool many = terms.count > 3, two = terms.count == 2;
-  const bool scaled = target.scales.rows;
-  const bool in_place = !many && target.whole() && !(target.add && scaled);
-  const int64_t a_part = a.part(), b_part = b.part(), a_strip = a.strip(), b_strip = b.strip();
-  const uint16_t *left = a.tiles + a_at * a_strip, *right = b.tiles + b_at * b_strip;
-  float* const sums = in_place ? target.to : pending.next();
-  const int64_t stride = in_place ? target.stride : kTileGroup, bytes = stride * sizeof(float);
-  float* const low = sums + kTileSide * stride;
-  const Operand& split = left_parts == 2 ? a : b;
-  const int64_t group = (left_parts == 2 ? a_at : b_at) / 2;
-  const bool* second = two && split.second ? split.second + group * split.next_group : nullptr;
-  if (in_place && target.add) {
-    tile_load(0, sums, bytes);
-    tile_load(1, sums + kTileSide, bytes);
-    tile_load(2, low, bytes);
-    tile_load(3, low + kTileSide, bytes);
-  } else {
-    tile_zero(0);
-    tile_zero(1);
-    tile_zero(2);
-    tile_zero(3);
-  }
-  for (const uint16_t* end = left + a_part; left < end;
-       left += kTileElements, right += kTileElements) {
-#pragma GCC unroll 9
-    for (int term = 0; term < terms.count; ++term) {
-      if (two && term == 1 && second && !*second) break;
-      const bool new_left = term == 0 || terms.left[term] != terms.left[term - 1];
-      const bool new_right = term == 0 || terms.right[term] != terms.right[term - 1];
-      const uint16_t* const a_tile = left + terms.left[term] * a_part;
-      const uint16_t* const b_tile = right + terms.right[term] * b_part;
-      if (new_left) tile_load(4, a_tile, 64);
-      if (new_right) tile_load(6, b_tile, 64);
-      tile_multiply(0, 4, 6);
-      if (new_right) tile_load(7, b_tile + b_strip, 64);
-      tile_multiply(1, 4, 7);
-      if (new_left) tile_load(5, a_tile + a_strip, 64);
-      tile_multiply(2, 5, 6);
-      tile_multiply(3, 5, 7);
-    }
-    if constexpr (many) pending.take_some();
-    if (second) second += split.next_step;
-  }
-  tile_store(0, sums, bytes);
-  tile_store(1, sums + kTileSide, bytes);
-  tile_store(2, low, bytes);
-  tile_store(3, low + kTileSide, bytes);
-  if (!in_place) {
-    pending.put(target);
-  } else if (scaled) {
-    take_rows(sums, stride, target, 0, kTileGroup);
-  }
-}
+#if defined(FASTSIM_AMX_DOTS)
+#include "amx_dots.h"
+#else
+#include "amx_tiles.h"
+#endif
 
 using MultiplyBlock = void (*)(const Operand&, int64_t, const Operand&, int64_t, const Target&,
                                PendingSums&);
@@ -170,7 +115,7 @@ constexpr int64_t kCachedBytes = 400 << 10;
 
 void scores(const Operand& x, int64_t rows, const Operand& y, int64_t columns, bool exact,
             const ScoreScales& scales, float* scores, int64_t stride, bool add, Range groups) {
-  const UsesTiles in_use;
+  const UsesInstructions in_use;
   const MultiplyBlock multiply_block = block_of(x.parts, y.parts, exact);
   PendingSums pending(x.steps);
   const int64_t group_bytes = 2 * y.strip() * int64_t(sizeof(uint16_t));
@@ -190,7 +135,7 @@ void scores(const Operand& x, int64_t rows, const Operand& y, int64_t columns, b
 
 void multiply(const Operand& left, int64_t rows, const Operand& right, int64_t width, float* out,
               bool add, bool in_blocks) {
-  const UsesTiles in_use;
+  const UsesInstructions in_use;
   const MultiplyBlock multiply_block = block_of(left.parts, right.parts);
   const InBlocks places{rows, width};
   PendingSums pending(left.steps);
@@ -215,8 +160,8 @@ void multiply(const Operand& left, int64_t rows, const Operand& right, int64_t w
 }  // namespace
 
 extern const AmxKernels amx;
-const AmxKernels amx = {FASTSIM_STRING(FASTSIM_ISA), norms, pack, pack_both,
-                         scores, multiply};
+const AmxKernels amx = {FASTSIM_STRING(FASTSIM_ISA), kMostParts, norms, pack, pack_both, largest,
+                        scores, multiply};
 
 }  // namespace FASTSIM_ISA
 }  // namespace fastsim

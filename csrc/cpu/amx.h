@@ -1,7 +1,7 @@
-// Products on the matrix unit of a processor (Intel AMX): bfloat16 operands, float32 sums. A
-// float32 operand is the sum of up to three bfloat16 parts of 8 bits each, which hold all of its
-// 24, so that a product of parts is as exact as it is asked to be. Plain data: shared by the
-// registrations (amx_ops.cpp) and the kernels (amx.cpp).
+// Products of bfloat16 operands with float32 sums, on the matrix unit of a processor (Intel AMX) or
+// by its dot products of pairs (AVX512_BF16). A float32 operand is the sum of up to three bfloat16
+// parts of 8 bits each, which hold all of its 24, so that a product of parts is as exact as it is
+// asked to be. Plain data: shared by the registrations (amx_ops.cpp) and the kernels (amx.cpp).
 #pragma once
 
 #include <cstdint>
@@ -63,6 +63,7 @@ struct InBlocks {
 
 struct AmxKernels {
   const char* name;
+  int64_t most_parts;  // of an operand whose products take less time than those of float32 numbers
   // For rows [begin, end): 1 / |x|; the power of two that brings |x| into [1, 2); what is then
   // left of 1 / |x|. All 0 for a row of norm 0; a row that is not finite has NaN left.
   void (*norms)(const Matrix& x, int64_t width, float* inverse, float* powers, float* rest, Range);
@@ -76,6 +77,9 @@ struct AmxKernels {
   // that is 0: of two parts the second is left out where none is.
   void (*pack_both)(const Packed& from, int64_t rows, int64_t columns, int64_t parts, float small,
                     uint16_t* as_rows, uint16_t* as_pairs, bool* second);
+  // The largest size of an entry of each square of kTileGroup of a float32 block, a row of squares
+  // after another.
+  void (*largest)(const Matrix& from, int64_t rows, int64_t columns, float* squares);
   // scores = x y^T, with `add` added to them: all strips of x against the groups of columns
   // [groups). `exact`: all products of parts.
   void (*scores)(const Operand& x, int64_t rows, const Operand& y, int64_t columns, bool exact,
@@ -86,8 +90,14 @@ struct AmxKernels {
                    float* out, bool add, bool in_blocks);
 };
 
-// Null where the processor has none, or FASTSIM_AMX=0 turns it off.
+// Null where the processor has none that pay, or FASTSIM_AMX=0 turns them off.
 const AmxKernels* amx_kernels();
+
+// A score gradient of bfloat16 rows does with one part where it is no larger a share of the largest
+// than this: the second is less than 2^-9 of it. What is left out of all that are so small is less
+// than what the rounding of a row's gradient leaves out, or the row has no larger ones; then it is as
+// much.
+constexpr float kSmallShare = 1.0f / 32;
 
 // Depth of a block of the gradient products: both operands' share of it stays in cache. What a sum
 // of so many products is added to rounds once for all of them.

@@ -115,14 +115,11 @@ double finish(const SplitSide& side, float* grad) {
   return sum;
 }
 
-// How large a score gradient of bfloat16 rows may be for one part to do: the next is less than 2^-9 of
-// it. What is left out of all that are so small is less than what the rounding of a row's gradient
-// leaves out, or the row has no larger ones; then it is as much.
+// How large a score gradient of bfloat16 rows may be for one part to do.
 float small_score_grad(const Loss& loss, const float* weights, int64_t rows) {
-  constexpr float kShare = 1.0f / 32;
   float largest = 0;
   for (int64_t i = 0; i < rows; ++i) largest = std::max(largest, std::abs(weights[i]));
-  return kShare * largest * (loss.kind == Kind::squared_error ? 1 : std::abs(float(loss.scale)));
+  return kSmallShare * largest * (loss.kind == Kind::squared_error ? 1 : std::abs(float(loss.scale)));
 }
 
 // Of cosines; the arguments are those of `whole` (whole.cpp) and of `Scores`. parts: bfloat16 parts

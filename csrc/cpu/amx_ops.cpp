@@ -1,8 +1,11 @@
-// Whether the processor's matrix unit may be used, and the products of amx.h as operators.
+// Which products of bfloat16 operands the processor has, and those of amx.h as operators.
 #include <cstdlib>
+#include <optional>
 #include <string>
-#if defined(__x86_64__) && defined(__linux__)
+#if defined(__x86_64__)
 #include <cpuid.h>
+#endif
+#if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -17,6 +20,9 @@ namespace fastsim {
 namespace amx {
 extern const AmxKernels amx;
 }
+namespace avx512_bf16 {
+extern const AmxKernels amx;
+}
 #endif
 namespace amx_emulated {
 extern const AmxKernels amx;
@@ -24,31 +30,49 @@ extern const AmxKernels amx;
 
 namespace {
 
-#if defined(__x86_64__) && defined(__linux__)
-bool has_amx() {
+#if defined(__x86_64__)
+// All that amx.cpp is compiled for but the tiles.
+bool has_dots() {
   unsigned a, b, c, d;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  constexpr unsigned kBfloat16 = 1u << 22, kTiles = 1u << 24;
-  if (!(d & kBfloat16) || !(d & kTiles)) return false;
-  // What the packing is compiled for.
-  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512dq") ||
-      !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl") ||
-      !__builtin_cpu_supports("fma")) {
+  if (std::string(kernels().name) != "avx512" || !__get_cpuid_count(7, 1, &a, &b, &c, &d)) {
     return false;
   }
+  constexpr unsigned kBfloat16 = 1u << 5;
+  return a & kBfloat16;
+}
+
+// Others make fewer products of pairs than of float32 numbers (Intel), or are not known to.
+bool has_fast_dots() { return __builtin_cpu_is("amd") && has_dots(); }
+
+bool has_amx() {
+#if defined(__linux__)
+  unsigned a, b, c, d;
+  if (!has_dots() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  constexpr unsigned kBfloat16 = 1u << 22, kTiles = 1u << 24;
+  if (!(d & kBfloat16) || !(d & kTiles)) return false;
   // Linux saves the tiles of a process that has asked it to: ARCH_REQ_XCOMP_PERM, state 18.
   return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+#else
+  return false;
+#endif
 }
 #endif
 
-// FASTSIM_AMX=0: not used; =emulated: the same code over functions in place of the instructions.
+// FASTSIM_AMX=0: none; =emulated: functions in the place of AMX; =avx512_bf16: these even where they
+// or AMX are faster.
 const AmxKernels* choose() {
   const char* asked = std::getenv("FASTSIM_AMX");
   const std::string wish = asked ? asked : "";
   if (wish == "0") return nullptr;
   if (wish == "emulated") return &amx_emulated::amx;
-#if defined(__x86_64__) && defined(__linux__)
-  if (std::string(kernels().name) == "avx512" && has_amx()) return &amx::amx;
+#if defined(__x86_64__)
+  if (wish == "avx512_bf16" && has_dots()) return &avx512_bf16::amx;
+#endif
+  STD_TORCH_CHECK(wish.empty(), "FASTSIM_AMX: wanted 0, emulated or, where the processor has it, "
+                                "avx512_bf16, got ", wish);
+#if defined(__x86_64__)
+  if (has_amx()) return &amx::amx;
+  if (has_fast_dots()) return &avx512_bf16::amx;
 #endif
   return nullptr;
 }
@@ -57,6 +81,7 @@ int64_t amx_group() { return kTileGroup; }  // rows and depth of operands are a 
 static_assert(kTileGroup == kTileDepth);
 
 std::string amx_name() { return amx_kernels() ? amx_kernels()->name : ""; }
+int64_t amx_most_parts() { return amx_kernels() ? amx_kernels()->most_parts : 0; }
 
 // inverse, powers, rest (N,): see AmxKernels.
 void amx_norms(Tensor x, Tensor inverse, Tensor powers, Tensor rest) {
@@ -127,6 +152,42 @@ Packed score_grads(const Block<float>& b, const float* factors, bool transposed,
 // next to each other in its rows, which lie far apart.
 constexpr int64_t kTogether = 8;
 
+// Which squares of a block of score gradients, left operands of bfloat16 rows, need their second
+// part: those with an entry that is no small share of the largest in their rows of the result. What
+// is left out is less than 2^-9 of the small ones, which the rounding of the result exceeds.
+class SecondParts {
+ public:
+  // The block has `rows` rows of the result and this depth.
+  SecondParts(const Matrix& from, int64_t rows, int64_t depth, bool transposed)
+      : steps_(tiles(depth, kTileDepth)), groups_(tiles(rows, kTileGroup)), transposed_(transposed),
+        squares_(steps_ * groups_), needed_(steps_ * groups_) {
+    transposed ? amx_in_use().largest(from, depth, rows, squares_)
+               : amx_in_use().largest(from, rows, depth, squares_);
+    for (int64_t group = 0; group < groups_; ++group) {
+      float most = 0;
+      for (int64_t step = 0; step < steps_; ++step) most = std::max(most, squares_[at(group, step)]);
+      for (int64_t step = 0; step < steps_; ++step) {
+        needed_[at(group, step)] = squares_[at(group, step)] > kSmallShare * most;
+      }
+    }
+  }
+
+  // The operand of so many steps from `first` on.
+  Operand operand(const uint16_t* packed, int64_t parts, int64_t first, int64_t steps) const {
+    return {packed, parts, steps, needed_ + at(0, first), at(1, 0), at(0, 1)};
+  }
+
+ private:
+  int64_t at(int64_t group, int64_t step) const {
+    return transposed_ ? step * groups_ + group : group * steps_ + step;
+  }
+
+  const int64_t steps_, groups_;
+  const bool transposed_;
+  const Scratch<float> squares_;
+  const Scratch<bool> needed_;
+};
+
 // out (+)= panel right, or with `transposed` panel^T right. right: (depth, D) rows times their
 // powers of two, that lack the factors `rest`. kept: of amx_pack_right, or null to pack `together`
 // of them at a time here, into memory that is used again.
@@ -156,12 +217,21 @@ void amx_multiply(Tensor panel, Tensor right, Optional powers, Optional kept, Op
         const int64_t rows = std::min(groups * kTileGroup, count - row);
         const Packed from = score_grads(b, factors, transposed, row);
         const uint16_t* part = packed;
+        std::optional<SecondParts> second;
+        if (panel_parts == 2 && parts == 1) {
+          const Matrix& grads = from.matrix;
+          second.emplace(transposed ? grads.from_row(first) : grads.from_column(first), rows,
+                         last - first, transposed);
+        }
         for (int64_t k = first; k < last; k += kBlockDepth) {
           const int64_t deep = std::min(kBlockDepth, last - k), steps = tiles(deep, kTileDepth);
           amx.pack(transposed ? Pack::pairs_transposed : Pack::rows, from, rows, k, deep,
                    panel_parts, left, {0, 2 * groups});
-          amx.multiply({left, panel_parts, steps}, rows, {part, parts, steps}, width,
-                       sums + row * width, add || k > 0, false);
+          const Operand of_panel = second ? second->operand(left, panel_parts,
+                                                            (k - first) / kTileDepth, steps)
+                                          : Operand{left, panel_parts, steps};
+          amx.multiply(of_panel, rows, {part, parts, steps}, width, sums + row * width,
+                       add || k > 0, false);
           part += operand_elements(width, deep, parts);
         }
       }
@@ -182,6 +252,7 @@ void amx_multiply(Tensor panel, Tensor right, Optional powers, Optional kept, Op
 std::vector<Operator> operators() {
   return {
       OPERATOR(amx_name, "() -> str"),
+      OPERATOR(amx_most_parts, "() -> int"),
       OPERATOR(amx_group, "() -> int"),
       OPERATOR(amx_norms, "(Tensor x, Tensor(inverse!) inverse, Tensor(powers!) powers, "
                           "Tensor(rest!) rest) -> ()"),

@@ -252,6 +252,16 @@ uint32_t largest_entry(const Entries<float>& from) {
   return largest_of(largest);
 }
 
+void largest(const Matrix& from, int64_t rows, int64_t columns, float* squares) {
+  for (int64_t row = 0; row < rows; row += kTileDepth) {
+    for (int64_t column = 0; column < columns; column += kTileDepth) {
+      *squares++ = with_entries<kTileDepth, kTileDepth, float>(
+          {from}, row, column, rows - row, columns - column,
+          [](const Entries<float>& entries) { return same_bits<float>(largest_entry(entries)); });
+    }
+  }
+}
+
 void pack_both(const Packed& from, int64_t rows, int64_t columns, int64_t parts, float small,
                uint16_t* as_rows, uint16_t* as_pairs, bool* second) {
   const auto run = parts == 1 ? split_square<1> : parts == 2 ? split_square<2> : split_square<3>;

@@ -1,7 +1,10 @@
-// The tile instructions, or functions that do the same where FASTSIM_AMX_EMULATED is defined.
-// Tiles 0 to 3 are sums of 16 x 16 float32, 4 to 7 operands of 16 x 32 bfloat16.
+// A block of products on tiles: the instructions, or functions that do the same where
+// FASTSIM_AMX_EMULATED is defined. Tiles 0 to 3 are sums of 16 x 16 float32, 4 to 7 operands of
+// 16 x 32 bfloat16.
 //
 // Included by amx.cpp, inside the namespace of one instruction set.
+
+constexpr int64_t kMostParts = 3;
 
 // What `ldtilecfg` takes: rows and bytes of a row of each tile.
 struct alignas(64) TileShapes {
@@ -22,12 +25,12 @@ struct alignas(64) TileShapes {
   asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #sum ::: "memory")
 
 // The library's own products set other shapes: ours hold for the time of a kernel.
-struct UsesTiles {
-  UsesTiles() {
+struct UsesInstructions {
+  UsesInstructions() {
     static constexpr TileShapes shapes;
     asm volatile("ldtilecfg %0" ::"m"(shapes));
   }
-  ~UsesTiles() { asm volatile("tilerelease" :::); }
+  ~UsesInstructions() { asm volatile("tilerelease" :::); }
 };
 
 #else
@@ -83,9 +86,70 @@ inline void tile_multiply(int sum, int a, int b) {
   std::memcpy(tiles_of_thread[sum], c, sizeof c);
 }
 
-struct UsesTiles {
-  UsesTiles() { tiles_in_use = true; }
-  ~UsesTiles() { tiles_in_use = false; }
+struct UsesInstructions {
+  UsesInstructions() { tiles_in_use = true; }
+  ~UsesInstructions() { tiles_in_use = false; }
 };
 
 #endif
+
+// The product of two strips of each operand. Of many products of parts the sums begin at zero (what
+// they are added to may be large, and would round each of their terms) and are taken while the next
+// block is multiplied. Few products leave no time for that: theirs begin with what they are added to.
+template <int left_parts, int right_parts, bool exact = false>
+void multiply_block(const Operand& a, int64_t a_at, const Operand& b, int64_t b_at,
+                    const Target& target, PendingSums& pending) {
+  constexpr Terms<left_parts, right_parts, exact> terms;
+  constexpr bool many = terms.count > 3, two = terms.count == 2;
+  const bool scaled = target.scales.rows;
+  const bool in_place = !many && target.whole() && !(target.add && scaled);
+  const int64_t a_part = a.part(), b_part = b.part(), a_strip = a.strip(), b_strip = b.strip();
+  const uint16_t *left = a.tiles + a_at * a_strip, *right = b.tiles + b_at * b_strip;
+  float* const sums = in_place ? target.to : pending.next();
+  const int64_t stride = in_place ? target.stride : kTileGroup, bytes = stride * sizeof(float);
+  float* const low = sums + kTileSide * stride;
+  const Operand& split = left_parts == 2 ? a : b;
+  const int64_t group = (left_parts == 2 ? a_at : b_at) / 2;
+  const bool* second = two && split.second ? split.second + group * split.next_group : nullptr;
+  if (in_place && target.add) {
+    tile_load(0, sums, bytes);
+    tile_load(1, sums + kTileSide, bytes);
+    tile_load(2, low, bytes);
+    tile_load(3, low + kTileSide, bytes);
+  } else {
+    tile_zero(0);
+    tile_zero(1);
+    tile_zero(2);
+    tile_zero(3);
+  }
+  for (const uint16_t* end = left + a_part; left < end;
+       left += kTileElements, right += kTileElements) {
+#pragma GCC unroll 9
+    for (int term = 0; term < terms.count; ++term) {
+      if (two && term == 1 && second && !*second) break;
+      const bool new_left = term == 0 || terms.left[term] != terms.left[term - 1];
+      const bool new_right = term == 0 || terms.right[term] != terms.right[term - 1];
+      const uint16_t* const a_tile = left + terms.left[term] * a_part;
+      const uint16_t* const b_tile = right + terms.right[term] * b_part;
+      if (new_left) tile_load(4, a_tile, 64);
+      if (new_right) tile_load(6, b_tile, 64);
+      tile_multiply(0, 4, 6);
+      if (new_right) tile_load(7, b_tile + b_strip, 64);
+      tile_multiply(1, 4, 7);
+      if (new_left) tile_load(5, a_tile + a_strip, 64);
+      tile_multiply(2, 5, 6);
+      tile_multiply(3, 5, 7);
+    }
+    if constexpr (many) pending.take_some();
+    if (second) second += split.next_step;
+  }
+  tile_store(0, sums, bytes);
+  tile_store(1, sums + kTileSide, bytes);
+  tile_store(2, low, bytes);
+  tile_store(3, low + kTileSide, bytes);
+  if (!in_place) {
+    pending.put(target);
+  } else if (scaled) {
+    take_rows(sums, stride, target, 0, kTileGroup);
+  }
+}

@@ -40,10 +40,11 @@ def device_name(device="cpu"):
 
 
 def instructions():
-    """The instructions in use: those of the matrix unit, of the kernels, or of torch's own."""
+    """The instructions in use: those of a matrix unit, of the kernels, or of torch's own."""
     if get("cpu").unsupported_reason():  # no kernels
         return torch.backends.cpu.get_cpu_capability().lower().replace(" ", "-")
-    return amx.name() or torch.ops.fastsim_cpu.instruction_set()
+    unit = amx.name() if amx.is_matrix_unit() else ""
+    return unit or torch.ops.fastsim_cpu.instruction_set()
 
 
 def environment(device="cpu", settings=None):

@@ -117,7 +117,8 @@ def _sums_in_one_call(tile, x, y, weights, backend):
     """Whether the one call that makes a loss sums it over prefixes."""
     if watched() or not summable(tile, weights):
         return False
-    return backend.sums_prefixes(tile, len(x), len(x if y is None else y), x.shape[1])
+    columns = len(x if y is None else y)
+    return backend.sums_prefixes(tile, len(x), columns, x.shape[1], x.dtype)
 
 
 def _loss(tile, x, y, scale, bias, weights, batch, formula, backend):

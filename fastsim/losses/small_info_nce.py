@@ -167,7 +167,7 @@ class FurtherLoss(NamedTuple):
         columns += 0 if references is None else len(references)
         if traced() or panels_alone():
             return False
-        return self.backend.serves_further(rows, columns, anchors.shape[1])
+        return self.backend.serves_further(rows, columns, anchors.shape[1], anchors.dtype)
 
     def __call__(self, *tensors):
         sides = self.sides(*tensors)

@@ -15,7 +15,7 @@ class InOneCall:
         """
         return False
 
-    def sums_prefixes(self, tile, rows, columns, width):
+    def sums_prefixes(self, tile, rows, columns, width, dtype):
         """Whether `whole` takes prefixes where it serves the loss."""
         return False
 
@@ -43,7 +43,7 @@ class InOneCall:
         """
         return found if grad is None else formulas.multiplied(found, grad, wants, spent=spent)
 
-    def serves_further(self, rows, columns, width):
+    def serves_further(self, rows, columns, width, dtype):
         """Whether `further` serves so many scores, those of all parts, and pays."""
         return False
 

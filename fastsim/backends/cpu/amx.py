@@ -1,10 +1,12 @@
-"""The products on a processor's matrix unit (Intel AMX): bfloat16 operands, float32 sums.
+"""Products of bfloat16 operands with float32 sums: on a processor's matrix unit (Intel AMX), or by
+its dot products of pairs (AVX512_BF16, on AMD).
 
 An operand is taken as the sum of bfloat16 parts of 8 bits each. 16-bit rows are multiplied as they
 are: one part holds a bfloat16, two a float16, so that their products are exact. Three parts hold
 all 24 bits of a float32; torch.get_float32_matmul_precision() says how many count: "highest" three
 (six products, more accurate than a sum of float32 products), "high" two (three products), "medium"
-one.
+one. Dot products of pairs are twice as fast as those of float32 numbers, so one part is all that
+pays: operands of more are multiplied in float32.
 """
 
 import math
@@ -19,17 +21,24 @@ DEPTH = 1024  # of more, as many rows or columns are packed at a time, for every
 
 
 def name():
-    """The set of matrix instructions in use, or ""."""
+    """The instructions in use, or ""."""
     return torch.ops.fastsim_cpu.amx_name()
 
 
+def is_matrix_unit():
+    """Whether operands of several parts are multiplied too."""
+    return torch.ops.fastsim_cpu.amx_most_parts() > 1
+
+
 def parts(dtype):
-    """The bfloat16 parts of an operand of that dtype; 0 for products without the matrix unit."""
-    if dtype == torch.float64 or not name():
+    """The bfloat16 parts of an operand of that dtype; 0 for products of float32 numbers."""
+    if dtype == torch.float64:
         return 0
     if dtype == torch.float32:
-        return _PARTS[torch.get_float32_matmul_precision()]
-    return 1 if dtype == torch.bfloat16 else 2
+        wanted = _PARTS[torch.get_float32_matmul_precision()]
+    else:
+        wanted = 1 if dtype == torch.bfloat16 else 2
+    return wanted if wanted <= torch.ops.fastsim_cpu.amx_most_parts() else 0
 
 
 def score_grad_parts(dtype):

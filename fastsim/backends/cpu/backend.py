@@ -36,7 +36,8 @@ class CpuBackend(Panels, InOneCall, Selection, Rows, Backend):
         return _KINDS
 
     def note(self):
-        products = f", products on {amx.name()}" if amx.name() else ""
+        which = "products" if amx.is_matrix_unit() else "products of bfloat16"
+        products = f", {which} on {amx.name()}" if amx.name() else ""
         return f", {torch.ops.fastsim_cpu.instruction_set()} kernels{products}"
 
     def number(self, scalar):

@@ -25,7 +25,7 @@ WHOLE = (
     "semi-hard_triplet",
     "margins",
 )
-SMALL = 1 << 27  # multiply-adds of a product up to which one call is faster than a matrix unit
+SMALL = 1 << 27  # multiply-adds of a product up to which one call in float32 is faster
 _NO_GUIDE = None, None, 0.0, False
 _NO_FACTORS = None, None, False
 _guide = attrgetter("rows", "columns", "margin", "relative")
@@ -47,15 +47,21 @@ class InOneCall:
             return False
         if pairs.guide is not None and pairs.guide.thresholds is not None:
             return False
-        if _by_matrix_unit(rows, columns, width):
-            return not together and amx_loss.serves(tile, dtype)
-        if triplet.is_large(tile, rows, columns, width):
+        large_triplet = triplet.is_large(tile, rows, columns, width)
+        if _of_parts(rows, columns, width, dtype):
+            if not together and amx_loss.serves(tile, dtype):
+                return True
+            # Panels of products on a matrix unit are faster than one call in float32, those of dot
+            # products only where the call would not spare products or make two sets of scores.
+            if amx.is_matrix_unit() or not (large_triplet or pairs.factors):
+                return False
+        if large_triplet:
             return not together and columns <= WIDEST and triplet.serves(tile)
         return is_one_block(rows, columns) or (not together and _in_bands(tile, rows, columns))
 
-    def sums_prefixes(self, tile, rows, columns, width):
+    def sums_prefixes(self, tile, rows, columns, width, dtype):
         large = triplet.is_large(tile, rows, columns, width)
-        return not (large or _by_matrix_unit(rows, columns, width))
+        return not (large or _of_parts(rows, columns, width, dtype))
 
     def whole(self, tile, x, y, scale, bias, weights, wants, totals=None, prefixes=None):
         want_x, want_y = wants or (False, False)
@@ -75,7 +81,8 @@ class InOneCall:
         if triplet.is_large(tile, x.shape[0], columns, x.shape[1]):
             triplet.full_triplet(tile, x, y, of_rows, weight, *grads, loss, totals)
             return (loss, grad_x, grad_y, parameters) if wants else (loss,)
-        if y is not None and _by_matrix_unit(x.shape[0], columns, x.shape[1]):
+        of_parts = _of_parts(x.shape[0], columns, x.shape[1], x.dtype)
+        if y is not None and of_parts and amx_loss.serves(tile, x.dtype):
             numbers = scale, bias
             amx_loss.loss(tile, x, y, numbers, of_rows, weight, grads, loss, parameters, totals)
             return (loss, grad_x, grad_y, parameters) if wants else (loss,)
@@ -126,8 +133,9 @@ class InOneCall:
         )
         return (loss, grad_x, grad_y, parameters) if wants else (loss,)
 
-    def serves_further(self, rows, columns, width):
-        return are_two_panels(rows, columns) and not _by_matrix_unit(rows, columns, width)
+    def serves_further(self, rows, columns, width, dtype):
+        by_unit = amx.is_matrix_unit() and _of_parts(rows, columns, width, dtype)
+        return are_two_panels(rows, columns) and not by_unit
 
     def further(self, sides, directions, numbers, cosine, weights, wants, totals):
         dtype = torch.float64 if sides[0].dtype == torch.float64 else torch.float32
@@ -161,9 +169,9 @@ class InOneCall:
         return loss, grads
 
 
-def _by_matrix_unit(rows, columns, width):
-    """Whether panels go through a matrix unit, which outweighs their calls."""
-    return rows * columns * width > SMALL and amx.name()
+def _of_parts(rows, columns, width, dtype):
+    """Whether products are those of bfloat16 parts, which outweighs the calls of panels."""
+    return rows * columns * width > SMALL and amx.parts(dtype)
 
 
 def _in_bands(tile, rows, columns):

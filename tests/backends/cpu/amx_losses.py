@@ -1,17 +1,20 @@
-"""What test_amx.py runs of losses in one call, in a process with a matrix unit or its emulation."""
+"""What test_amx.py runs of losses in one call, in a process that has products of bfloat16 operands,
+or an emulation.
+"""
 
+import contextlib
 import functools
 
 import pytest
 import torch
 
 import fastsim
-from fastsim.backends.cpu import amx_loss, whole
+from fastsim.backends.cpu import amx, amx_loss, whole
 from fastsim.engine.one_call import in_panels
 from tests.cases import BY_NAME, call, inputs
 from tests.measure import assert_close, conditioning
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+DTYPES = [d for d in (torch.float32, torch.bfloat16, torch.float16) if amx.parts(d)]
 # One block, and blocks that no tile divides, in several bands.
 SHAPES = [(1, 1, 6), (67, 75, 34), (300, 530, 40), (530, 261, 33), (130, 40, 600)]
 
@@ -137,11 +140,15 @@ def test_against_loops(name, dtype):
     )
 
 
+@pytest.mark.parametrize("how", [contextlib.nullcontext, in_panels])
 @pytest.mark.parametrize("name", ["info_nce", "info_nce both", "siglip", "matrix_mse"])
-def test_bfloat16_gradients_are_off_by_their_own_rounding(name):
+def test_bfloat16_gradients_are_off_by_their_own_rounding(name, how, served):
     """What is left out of score gradients must not show: one part of all makes it 1.3 times."""
     function, sides = LOSSES[name](530, 520), rows_of((530, 520, 64), torch.bfloat16)
-    mine = results(functools.partial(function, backend="cpu"), sides)[1:]
+    with how():
+        mine = results(functools.partial(function, backend="cpu"), sides)[1:]
+    assert bool(served) == (how is not in_panels)
+    served.append(1)
     truth = results(functools.partial(function, backend="eager"), [t.double() for t in sides])[1:]
     for got, wanted in zip(mine, truth, strict=True):
         rounding = (wanted.bfloat16() - wanted).norm()

@@ -1,4 +1,4 @@
-"""What test_amx.py runs in a process that has a matrix unit or its emulation."""
+"""What test_amx.py runs in a process that has products of bfloat16 operands, or an emulation."""
 
 import os
 
@@ -11,7 +11,10 @@ from fastsim.backends.cpu import amx
 from fastsim.backends.cpu.unmade import UnitRows
 from tests.allocations import allocations
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+DTYPES = [d for d in (torch.float32, torch.bfloat16, torch.float16) if amx.parts(d)]
+several_parts = pytest.mark.skipif(
+    not amx.is_matrix_unit(), reason="operands of several parts are multiplied in float32"
+)
 SHAPES = [(1, 1, 1), (33, 47, 31), (64, 96, 64), (70, 300, 100), (300, 70, 33)]
 
 
@@ -68,9 +71,12 @@ def largest(x):
 
 
 def test_in_use():
-    wanted = "amx_emulated" if os.environ.get("FASTSIM_AMX") == "emulated" else "amx"
+    wish = os.environ.get("FASTSIM_AMX", "amx")
+    wanted = "amx_emulated" if wish == "emulated" else wish
     assert amx.name() == wanted
-    assert f"products on {wanted}" in get("cpu").note()
+    assert f" on {wanted}" in get("cpu").note()
+    assert torch.bfloat16 in DTYPES
+    assert amx.is_matrix_unit() == (wanted != "avx512_bf16") == (torch.float32 in DTYPES)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -107,7 +113,7 @@ def test_scores_and_products(shape, dtype):
 
 def test_products_of_a_block_take_no_memory():
     """What a block's rows are packed into is used again by the next."""
-    x, y = problem(300, 200, 64, torch.float32)
+    x, y = problem(300, 200, 64, DTYPES[0])
     panel, rows, _ = panel_of(x, y)
     out, block = torch.empty(200, 64), slice(0, 150)
     left, multiply = panel[block].t(), get("cpu").multiply
@@ -116,6 +122,7 @@ def test_products_of_a_block_take_no_memory():
     assert not allocations(lambda: multiply(panel.t(), rows, out, accumulate=False))
 
 
+@several_parts
 def test_a_guide_is_packed_in_memory_of_its_own(monkeypatch):
     """Unit rows that are made to be packed for every panel again."""
     guide = UnitRows(torch.randn(300, 40))
@@ -131,8 +138,9 @@ def test_a_guide_is_packed_in_memory_of_its_own(monkeypatch):
 
 def test_the_first_widths_stay_packed(monkeypatch):
     """Rows of several widths have the room of one; those that are packed again give the same."""
-    widths = [get("cpu").tile_rows(torch.randn(70, width))[0] for width in (32, 64, 16)]
-    monkeypatch.setattr(amx, "CACHED", 96 * 96 * 2 * 3)  # of the first two
+    given = [torch.randn(70, width).to(DTYPES[0]) for width in (32, 64, 16)]
+    widths = [get("cpu").tile_rows(rows)[0] for rows in given]
+    monkeypatch.setattr(amx, "CACHED", 96 * 96 * 2 * amx.parts(DTYPES[0]))  # of the first two
     amx.keep_first(widths)
     panel = torch.randn(30, 70)
     for rows, kept in zip(widths, (True, True, False), strict=True):
@@ -144,6 +152,7 @@ def test_the_first_widths_stay_packed(monkeypatch):
         assert torch.equal(found, before)
 
 
+@several_parts
 def test_highest_is_more_accurate_than_float32_products():
     x, y = problem(257, 300, 384, torch.float32)
     exact = unit(x) @ unit(y).T
@@ -151,7 +160,9 @@ def test_highest_is_more_accurate_than_float32_products():
     assert error < (unit(x).float() @ unit(y).float().T - exact).norm()
 
 
-@pytest.mark.parametrize(("name", "count"), [("high", 2), ("medium", 1)])
+@pytest.mark.parametrize(
+    ("name", "count"), [pytest.param("high", 2, marks=several_parts), ("medium", 1)]
+)
 def test_float32_precision(name, count, precision):
     """As far from float64 as the parts that the precision keeps."""
     x, y = problem(120, 90, 100, torch.float32)
@@ -166,7 +177,7 @@ def test_float32_precision(name, count, precision):
 
 def test_sixteen_bit_rows_are_multiplied_exactly(precision):
     """The float32 setting has no say, and a cosine has the rounding of the sum alone."""
-    for dtype in (torch.bfloat16, torch.float16):
+    for dtype in {*DTYPES} - {torch.float32}:
         x, y = problem(100, 90, 200, dtype)
         before = panel_of(x, y)[0].clone()
         precision("medium")

@@ -1,7 +1,8 @@
-"""The products on a matrix unit, over an emulation of its instructions and, where there, on it.
+"""The products of bfloat16 operands: over an emulation of a matrix unit's instructions and, where
+they are there, on the unit and by dot products.
 
-The library looks for the unit once, so each runs the checks of amx_products.py
-and amx_losses.py in a fresh process.
+The library chooses among them once, so each runs the checks of amx_products.py and amx_losses.py
+in a fresh process.
 """
 
 import os
@@ -15,9 +16,11 @@ import torch
 from fastsim.backends import backends, get
 
 CHECKS = [Path(__file__).with_name(f"amx_{what}.py") for what in ("products", "losses")]
-SETS = ["amx_emulated"]
-if backends()["cpu"] is None and torch.ops.fastsim_cpu.amx_name() == "amx":
-    SETS.append("amx")
+BEST = "" if backends()["cpu"] else torch.ops.fastsim_cpu.amx_name()
+# By FASTSIM_AMX; None: not set. A processor with the unit has the dot products too.
+SETS = {"amx_emulated": "emulated"}
+SETS |= {"amx": None} if BEST == "amx" else {}
+SETS |= {"avx512_bf16": "avx512_bf16"} if BEST in ("amx", "avx512_bf16") else {}
 
 
 def in_fresh_process(command, wish):
@@ -32,9 +35,8 @@ def in_fresh_process(command, wish):
 @pytest.mark.parametrize("name", SETS)
 def test_checks(name, checks, usable):
     usable("cpu")
-    wish = "emulated" if name == "amx_emulated" else None
     pytest_run = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(checks)]
-    done = in_fresh_process(pytest_run, wish)
+    done = in_fresh_process(pytest_run, SETS[name])
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
 
 
@@ -44,10 +46,20 @@ def test_turned_off_by_a_variable(usable):
     assert "products on amx_emulated" in in_fresh_process(["-c", report], "emulated").stdout
     off = in_fresh_process(["-c", report], "0").stdout
     assert "kernels" in off
-    assert "amx" not in off
+    assert "kernels, products" not in off
+
+
+def test_a_wish_that_is_none(usable):
+    usable("cpu")
+    ask = "from fastsim.backends.cpu import amx; amx.name()"
+    done = in_fresh_process(["-c", ask], "avx512")
+    assert "FASTSIM_AMX: wanted 0, emulated or" in done.stderr
+    assert "got avx512" in done.stderr
 
 
 def test_info_names_the_products_in_use(usable):
     usable("cpu")
-    name = torch.ops.fastsim_cpu.amx_name()
-    assert (f"products on {name}" in get("cpu").note()) == bool(name)
+    kinds = {"": "", "avx512_bf16": "products of bfloat16 on avx512_bf16"}
+    wanted = kinds.get(BEST, f"products on {BEST}")
+    assert wanted in get("cpu").note()
+    assert ("products" in get("cpu").note()) == bool(BEST)

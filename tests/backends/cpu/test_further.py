@@ -86,5 +86,5 @@ def test_as_many_scores_as_two_panels_hold(usable):
     """Of all parts together; more are made a part at a time."""
     usable("cpu")
     serves, most = CpuBackend().serves_further, 2 * scores_of_a_panel()
-    assert serves(2048, most // 2048, 4)
-    assert not serves(2048, most // 2048 + 1, 4)
+    assert serves(2048, most // 2048, 4, torch.float32)
+    assert not serves(2048, most // 2048 + 1, 4, torch.float32)
