@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from bench import amx, late_interaction, matryoshka, over_products, tables
+from bench import amx, errors, late_interaction, matryoshka, over_products, tables
 from bench.examples.table import table as examples
 from bench.figures import draw
 from bench.peer_suites.table import table as peer_suites
@@ -46,6 +46,7 @@ TABLES = {
     "matryoshka": tables.of_kind(matryoshka.table, matryoshka.NAME),
     "over_products": tables.of_kind(over_products.table, over_products.NAME),
     "amx": tables.of_kind(amx.table, amx.NAMES),
+    "errors": tables.of_kind(errors.table, errors.NAME),
     "improved": lambda _: improved_table(),
     "crossed": lambda _: crossed_table(),
     "token_vectors": token_vectors.table,
