@@ -10,6 +10,7 @@ from torch.library import opcheck
 import fastsim
 from fastsim import scores
 from fastsim.backends import get
+from fastsim.backends.cpu import sizes, whole
 from fastsim.backends.cpu.backend import CpuBackend
 from fastsim.engine import autograd as engine
 from fastsim.engine import chosen_rows, log_sum_exp, max_sim, selection, triplets, whole_loss
@@ -110,6 +111,26 @@ def test_compile(case, backend, compiler, usable):
     options |= {"backend": backend} if takes_backend(case) else {}
     torch._dynamo.reset()
     compiled = torch.compile(case.loss, fullgraph=True, backend=compiler)
+    value, grads = call(compiled, tensors, others, options)
+    wanted, wanted_grads = call(case.loss, tensors, others, options)
+    torch.testing.assert_close(value, wanted)
+    for grad, other in zip(grads, wanted_grads, strict=True):
+        torch.testing.assert_close(grad, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "case", [c for c, *how in traced() if how == ["cpu", "aot_eager"]], ids=str
+)
+def test_compile_of_many_rows(case, dtype, monkeypatch, usable):
+    """What decides how a large batch is multiplied can be traced too."""
+    usable("cpu")
+    monkeypatch.setattr(whole, "SMALL", 0)
+    monkeypatch.setattr(sizes, "CHEAP", 0)
+    tensors, others, options = inputs(case, (5, 7, 4), dtype, seed=24)
+    options |= {"backend": "cpu"} if takes_backend(case) else {}
+    torch._dynamo.reset()
+    compiled = torch.compile(case.loss, fullgraph=True, backend="eager")
     value, grads = call(compiled, tensors, others, options)
     wanted, wanted_grads = call(case.loss, tensors, others, options)
     torch.testing.assert_close(value, wanted)

@@ -25,11 +25,14 @@ def name():
     return torch.ops.fastsim_cpu.amx_name()
 
 
+# Neither can be traced: torch.compile asks once, and what it makes keeps to the answer.
+@torch.compiler.assume_constant_result
 def is_matrix_unit():
     """Whether operands of several parts are multiplied too."""
     return torch.ops.fastsim_cpu.amx_most_parts() > 1
 
 
+@torch.compiler.assume_constant_result
 def parts(dtype):
     """The bfloat16 parts of an operand of that dtype; 0 for products of float32 numbers."""
     if dtype == torch.float64:
@@ -41,6 +44,15 @@ def parts(dtype):
     return wanted if wanted <= torch.ops.fastsim_cpu.amx_most_parts() else 0
 
 
+def parts_of(rows):
+    """The parts of an operand: `Rows`, `UnitRows` or a tensor.
+
+    A tensor may hold rows that were float16, so dot products, whose one part would not hold these,
+    multiply `Rows` alone.
+    """
+    return parts(rows.dtype) if is_matrix_unit() or isinstance(rows, Rows) else 0
+
+
 def score_grad_parts(dtype):
     """The parts of score gradients that multiply rows of that dtype.
 
@@ -50,7 +62,7 @@ def score_grad_parts(dtype):
 
 
 class Rows:
-    """Rows whose cosines are wanted, as they came, and what makes unit rows of them.
+    """Rows as they came, and what makes unit rows of them where their cosines are wanted.
 
     A power of two brings the norm of each into [1, 2), which changes no bit of it; the rest of
     1 / norm, in (0.5, 1], multiplies what is summed in float32: x / |x| = rest * (power * x).
@@ -69,6 +81,12 @@ class Rows:
         inverse, powers, rest = torch.empty(3, x.shape[0])
         torch.ops.fastsim_cpu.amx_norms(values, inverse, powers, rest)
         return cls(values, powers, rest), inverse
+
+    @classmethod
+    def as_they_are(cls, x):
+        """Rows of x (N, D) for scores that are no cosines: products of the rows themselves."""
+        ones = torch.ones(x.shape[0])
+        return cls(x if x.stride(1) == 1 else x.contiguous(), ones, ones)
 
     @classmethod
     def of_norms(cls, x, norms):
