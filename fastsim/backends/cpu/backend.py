@@ -3,7 +3,7 @@
 import torch
 
 from fastsim.backends.base import Backend
-from fastsim.backends.cpu import amx, max_sim
+from fastsim.backends.cpu import amx, blas, max_sim
 from fastsim.backends.cpu.library import UNAVAILABLE, most_levels
 from fastsim.backends.cpu.panels import Panels
 from fastsim.backends.cpu.passes import served
@@ -38,7 +38,8 @@ class CpuBackend(Panels, InOneCall, Selection, Rows, Backend):
     def note(self):
         which = "products" if amx.is_matrix_unit() else "products of bfloat16"
         products = f", {which} on {amx.name()}" if amx.name() else ""
-        return f", {torch.ops.fastsim_cpu.instruction_set()} kernels{products}"
+        panels = ", panels by BLAS" if blas.IN_USE else ""
+        return f", {torch.ops.fastsim_cpu.instruction_set()} kernels{products}{panels}"
 
     def number(self, scalar):
         return scalar.item()

@@ -15,14 +15,14 @@ import math
 
 import torch
 
-from fastsim.backends.cpu import amx
+from fastsim.backends.cpu import amx, blas
 from fastsim.backends.cpu.passes import forward_of, pair_arguments, write_score_grad
 from fastsim.backends.cpu.workspace import Workspace, panel_in, panel_memory
 from fastsim.backends.panel import blocks_within
 
 FEWEST = 1024  # rows: of fewer, blocks on the diagonal are too much of the whole
 # Columns of an embedding, by `amx.parts`: products of fewer cost no more than the transposes and a
-# second look, and on a matrix unit in one or two parts those of any.
+# second look, and on a matrix unit in one or two parts those of any, as by a BLAS library.
 NARROWEST = {0: 128, 3: 256}
 SIDE = 192  # rows of a block are a multiple: whole register tiles, and whole column panels
 MOST_SIDES = 2
@@ -33,8 +33,9 @@ PART = 1 << 17  # scores turned over at a time: half a megabyte in float32, near
 def mirrors(tile, unit):
     """Whether the pairs of rows with themselves are served, and it pays."""
     rows, width = unit.shape
-    parts = amx.parts(unit.dtype) if amx.is_matrix_unit() else 0
-    pays = rows >= FEWEST and width >= NARROWEST.get(parts, math.inf)
+    parts = amx.parts_of(unit) if amx.is_matrix_unit() else 0
+    narrowest = math.inf if blas.serves(unit) else NARROWEST.get(parts, math.inf)
+    pays = rows >= FEWEST and width >= narrowest
     pairs = tile.pairs
     moved = (pairs.guide, pairs.exclude_above, pairs.column_bias, pairs.row_shift, pairs.factors)
     symmetric = all(value is None for value in moved) and not pairs.offset

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from fastsim.backends.cpu import amx, memory, sizes
+from fastsim.backends.cpu import amx, blas, memory, sizes
 from fastsim.backends.cpu.mirrored import Mirrored, mirrors
 from fastsim.backends.cpu.passes import forward_of, pair_arguments, write_score_grad
 from fastsim.backends.cpu.sweep import SWEPT, CpuSweep
@@ -71,9 +71,12 @@ class Panels:
         return paired
 
     def multiply(self, left, right, out, *, accumulate):
+        if blas.serves(right):
+            blas.multiply(left, right, out, accumulate)
+            return
         transposed = left.stride(1) != 1
         panel = left.t() if transposed else left
-        if amx.parts(right.dtype):
+        if amx.parts_of(right):
             amx.multiply(panel, right, out, transposed, accumulate)
         else:
             torch.ops.fastsim_cpu.multiply(panel, right, out, transposed, accumulate)

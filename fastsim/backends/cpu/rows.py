@@ -34,6 +34,11 @@ class Rows:
     def tile_rows(self, x):
         return amx.Rows.of(x) if amx.parts(x.dtype) else self.unit_rows(x)
 
+    def plain_rows(self, x):
+        if x.dtype.itemsize == 2 and amx.parts(x.dtype):
+            return amx.Rows.as_they_are(x), torch.ones(x.shape[0])
+        return super().plain_rows(x)
+
     def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
         grad = memory.empty(x.shape, dtype)
         return grad, _through_unit_rows(grad_unit, x, inverse, factor, grad)

@@ -2,7 +2,7 @@
 
 import torch
 
-from fastsim.backends.cpu import amx, sizes
+from fastsim.backends.cpu import amx, blas, sizes
 from fastsim.backends.cpu.passes import pair_arguments
 from fastsim.backends.cpu.workspace import Workspace
 from fastsim.backends.panel import blocks_within
@@ -15,7 +15,7 @@ class Selection:
 
     def _seen_once(self, unit_x, unit_y):
         """(blocks, workspace) of a pass that looks at each score once and leaves nothing of it."""
-        panels = 1 if amx.parts(unit_y.dtype) else sizes.ONCE
+        panels = 1 if amx.parts_of(unit_y) or blas.serves(unit_y) else sizes.ONCE
         rows, columns = unit_x.shape[0], unit_y.shape[0]
         shape = sizes.block_shape(rows, columns, False, panels)
         return blocks_within(rows, columns, *shape), Workspace(unit_y, *shape)

@@ -2,7 +2,7 @@
 
 import torch
 
-from fastsim.backends.cpu import amx, memory, sizes
+from fastsim.backends.cpu import amx, blas, memory, sizes
 from fastsim.backends.cpu.both_ways import BothWays, common_top
 from fastsim.backends.cpu.passes import in_type, pair_arguments, sweep_of, write_score_grad
 from fastsim.backends.cpu.workspace import ODD, Columns
@@ -32,8 +32,9 @@ class CpuSweep:
     columns, which become scores and their gradients row by row, of all widths.
 
     An operator makes the products before and after it too, a part of a block at a time; on a
-    processor's matrix unit they are operators of their own. Panels are kept where score gradients
-    need the whole row first, and, of the first rows, where they need the whole matrix: with `keep`.
+    processor's matrix unit, and by a BLAS library, they are operators of their own. Panels are kept
+    where score gradients need the whole row first, and, of the first rows, where they need the
+    whole matrix: with `keep`.
     """
 
     def __init__(self, tile, x, y, *, whole_rows, keep):
@@ -41,9 +42,10 @@ class CpuSweep:
         self.widths = len(x.rows)
         self.dtype = torch.promote_types(y.rows[0].dtype, torch.float32)
         self.columns = None
-        if amx.parts(y.rows[0].dtype):
-            if tile.cosine:
-                amx.keep_first(y.rows)
+        by_amx = amx.parts_of(y.rows[0])
+        if by_amx and isinstance(y.rows[0], amx.Rows):
+            amx.keep_first(y.rows)
+        if by_amx or blas.serves(y.rows[0]):
             self.columns = [Columns(columns, again=True) for columns in y.rows]
         top = common_top(tile)
         self.both = None if top is None else BothWays(tile, len(x), len(y), self.widths, top)

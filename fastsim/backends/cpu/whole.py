@@ -7,7 +7,7 @@ from operator import attrgetter
 
 import torch
 
-from fastsim.backends.cpu import amx, amx_loss, triplet
+from fastsim.backends.cpu import amx, amx_loss, blas, triplet
 from fastsim.backends.cpu.library import UNAVAILABLE
 from fastsim.backends.cpu.sizes import WIDEST, are_two_panels, band_rows, is_one_block
 
@@ -48,6 +48,8 @@ class InOneCall:
         if pairs.guide is not None and pairs.guide.thresholds is not None:
             return False
         large_triplet = triplet.is_large(tile, rows, columns, width)
+        if _by_blas(rows, columns, width, dtype):
+            return False
         if _of_parts(rows, columns, width, dtype):
             if not together and amx_loss.serves(tile, dtype):
                 return True
@@ -60,8 +62,9 @@ class InOneCall:
         return is_one_block(rows, columns) or (not together and _in_bands(tile, rows, columns))
 
     def sums_prefixes(self, tile, rows, columns, width, dtype):
-        large = triplet.is_large(tile, rows, columns, width)
-        return not (large or _of_parts(rows, columns, width, dtype))
+        shape = rows, columns, width
+        in_parts = _of_parts(*shape, dtype) or _by_blas(*shape, dtype)
+        return not (in_parts or triplet.is_large(tile, *shape))
 
     def whole(self, tile, x, y, scale, bias, weights, wants, totals=None, prefixes=None):
         want_x, want_y = wants or (False, False)
@@ -134,8 +137,9 @@ class InOneCall:
         return (loss, grad_x, grad_y, parameters) if wants else (loss,)
 
     def serves_further(self, rows, columns, width, dtype):
-        by_unit = amx.is_matrix_unit() and _of_parts(rows, columns, width, dtype)
-        return are_two_panels(rows, columns) and not by_unit
+        shape = rows, columns, width
+        by_unit = amx.is_matrix_unit() and _of_parts(*shape, dtype)
+        return are_two_panels(rows, columns) and not (by_unit or _by_blas(*shape, dtype))
 
     def further(self, sides, directions, numbers, cosine, weights, wants, totals):
         dtype = torch.float64 if sides[0].dtype == torch.float64 else torch.float32
@@ -172,6 +176,12 @@ class InOneCall:
 def _of_parts(rows, columns, width, dtype):
     """Whether products are those of bfloat16 parts, which outweighs the calls of panels."""
     return rows * columns * width > SMALL and amx.parts(dtype)
+
+
+def _by_blas(rows, columns, width, dtype):
+    """Whether panels of products by a BLAS library outweigh their calls."""
+    large = rows * columns * width > SMALL
+    return large and blas.IN_USE and dtype != torch.float64 and not amx.parts(dtype)
 
 
 def _in_bands(tile, rows, columns):

@@ -2,7 +2,7 @@
 
 import torch
 
-from fastsim.backends.cpu import amx, memory
+from fastsim.backends.cpu import amx, blas, memory
 from fastsim.backends.cpu.unmade import UnitRows
 
 ODD = 16  # columns of padding
@@ -36,9 +36,10 @@ class Columns:
     def __init__(self, unit_y, *, again):
         self.rows = unit_y
         made = isinstance(unit_y, UnitRows)
-        tiles = amx.parts(unit_y.dtype) and amx.Columns(unit_y)
+        tiles = amx.parts_of(unit_y) and amx.Columns(unit_y)
         self.tiles = tiles if tiles and tiles.usable else None
-        self.again = made or again
+        self.by_blas = blas.serves(unit_y)
+        self.again = made or again or self.by_blas
         self.packed = None if self.tiles or self.again else self._packed()
 
     def _packed(self):
@@ -54,6 +55,9 @@ class Columns:
             if self.tiles.scores(rows, first, panel, add):
                 return
             self.tiles = None
+        if self.by_blas:
+            blas.scores(rows, self.rows, first, panel, add)
+            return
         if self.again:
             made = isinstance(self.rows, UnitRows)
             columns, inverse = self.rows.from_row(first) if made else (self.rows[first:], None)

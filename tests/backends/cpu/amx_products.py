@@ -50,11 +50,15 @@ def unit(x):
 
 def panel_of(x, y):
     """The score panel of all rows and columns, and the operands."""
+    rows, columns = (get("cpu").tile_rows(side)[0] for side in (x, y))
+    return scores_of(rows, columns), rows, columns
+
+
+def scores_of(rows, columns):
+    """The score panel of all of two operands."""
     backend = get("cpu")
-    rows, columns = backend.tile_rows(x)[0], backend.tile_rows(y)[0]
-    workspace = backend.workspace(rows, columns)
-    (block,) = backend.blocks(len(x), len(y), x.device)
-    return backend.scores(rows, columns, block, workspace), rows, columns
+    (block,) = backend.blocks(len(rows), len(columns), torch.device("cpu"))
+    return backend.scores(rows, columns, block, backend.workspace(rows, columns))
 
 
 def parts(x, count):
@@ -176,16 +180,48 @@ def test_float32_precision(name, count, precision):
 
 
 def test_sixteen_bit_rows_are_multiplied_exactly(precision):
-    """The float32 setting has no say, and a cosine has the rounding of the sum alone."""
+    """A cosine has the rounding of the sum alone."""
     for dtype in {*DTYPES} - {torch.float32}:
         x, y = problem(100, 90, 200, dtype)
-        before = panel_of(x, y)[0].clone()
-        precision("medium")
-        assert torch.equal(panel_of(x, y)[0], before)
-        precision("highest")
         exact = unit(x) @ unit(y).T
         rounded = unit(x).float() @ unit(y).float().T
-        assert (before - exact).norm() < (rounded - exact).norm()
+        assert (panel_of(x, y)[0] - exact).norm() < (rounded - exact).norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", ["tile_rows", "plain_rows"])
+def test_the_float32_setting_has_no_say_in_sixteen_bit_rows(rows, dtype, precision):
+    """Whether these have parts of their own or are multiplied in float32."""
+    sides, grads = problem(100, 90, 200, dtype), torch.randn(100, 90)
+    found = []
+    for name in ("highest", "medium"):
+        precision(name)
+        x, y = (getattr(get("cpu"), rows)(side)[0] for side in sides)
+        out = torch.empty(100, 200)
+        get("cpu").multiply(grads, y, out, accumulate=False)
+        found.append((scores_of(x, y).clone(), out))
+    for before, after in zip(*found, strict=True):
+        assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_sixteen_bit_rows_as_they_are(dtype):
+    """Dot products of rows of all sizes, one of them not finite, and what multiplies them."""
+    x, y = problem(70, 90, 100, dtype)
+    x[3], y[5, 7] = 0, torch.inf
+    operands = [get("cpu").plain_rows(side)[0] for side in (x, y)]
+    found, exact = scores_of(*operands), x.double() @ y.double().T
+    finite = [j for j in range(90) if j != 5]
+    assert not found[:, 5].isfinite().any()
+    size = x.double().abs() @ y.double().abs().T
+    allowed = 101 * torch.finfo(torch.float32).eps * size
+    assert ((found - exact).abs() <= allowed)[:, finite].all()
+
+    grads, out = torch.randn(70, 90), torch.empty(90, 100)
+    get("cpu").multiply(grads.t(), operands[0], out, accumulate=False)
+    exact, size = grads.double().T @ x.double(), grads.double().abs().T @ x.double().abs()
+    # Two parts of a score gradient hold 16 bits.
+    assert ((out - exact).abs() <= (2.0**-16 + 71 * torch.finfo(torch.float32).eps) * size).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -217,12 +253,9 @@ def test_not_finite(value):
     assert panel[8:].isfinite().all()
     x, y = torch.randn(40, 33), torch.randn(70, 33)
     x[7, 2] = value
-    backend = get("cpu")
-    workspace = backend.workspace(x, y)
-    (block,) = backend.blocks(40, 70, x.device)
-    plain = x @ y.T
-    assert torch.equal(backend.scores(x, y, block, workspace)[7], plain[7]) or value != value
-    assert backend.scores(x, y, block, workspace)[7].isnan().all() == plain[7].isnan().all()
+    found, plain = scores_of(x, y)[7], (x @ y.T)[7]
+    assert torch.equal(found, plain) or value != value
+    assert found.isnan().all() == plain.isnan().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
