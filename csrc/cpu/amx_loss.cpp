@@ -32,8 +32,8 @@ Result softmax_of_bands(const Scores& scores, const Loss& loss, const float* wei
 }
 
 Result softmax_of_blocks(const Scores& scores, const Block<float>& all, const Loss& loss,
-                         const float* weights, float* to_x, float* to_y) {
-  const bool common = has_common_top(loss);
+                         bool cosine, const float* weights, float* to_x, float* to_y) {
+  const bool common = cosine && has_common_top(loss);
   SoftmaxSums<float> sums(all, loss, common ? scores.bands() : 0);
   scores.each_block(
       [&](const Block<float>& b, int64_t row, int64_t column) {
@@ -106,7 +106,7 @@ void turn_blocks(float* grad, int64_t count, int64_t width) {
 
 // The gradient through the rows in its place; sum_i row_i . drow_i.
 double finish(const SplitSide& side, float* grad) {
-  const Scratch<float> dots(side.count);
+  const Scratch<double> dots(side.count);
   over(side.count, side.width, [&](int64_t begin, int64_t end) {
     side.finish(grad + begin * side.width, begin, end - begin, dots + begin);
   });
@@ -122,20 +122,20 @@ float small_score_grad(const Loss& loss, const float* weights, int64_t rows) {
   return kSmallShare * largest * (loss.kind == Kind::squared_error ? 1 : std::abs(float(loss.scale)));
 }
 
-// Of cosines; the arguments are those of `whole` (whole.cpp) and of `Scores`. parts: bfloat16 parts
+// The arguments are those of `whole` (whole.cpp) and of `Scores`. parts: bfloat16 parts
 // of an entry of the rows.
 void amx_loss(Tensor x, Tensor y, Optional positives, Optional row_ids, Optional column_ids,
               Optional row_groups, Optional column_groups, Optional dense, double negative_target,
               std::string skip, Optional seen, std::string kind, double scale, double bias,
-              double margin, bool normalise, bool symmetric, Optional positive_weights,
-              Optional weights, double weight, int64_t parts, int64_t score_grad_parts,
-              int64_t stripe, int64_t kept, Optional grad_x, Optional grad_y,
-              Tensor total, Optional parameters, Optional totals) {
+              double margin, bool normalise, bool symmetric, bool cosine,
+              Optional positive_weights, Optional weights, double weight, int64_t parts,
+              int64_t score_grad_parts, int64_t stripe, int64_t kept, Optional grad_x,
+              Optional grad_y, Tensor total, Optional parameters, Optional totals) {
   float* const to_x = grad_x ? output<float>(*grad_x) : nullptr;
   float* const to_y = grad_y ? output<float>(*grad_y) : nullptr;
-  const SplitSide rows(x, check_parts(parts)), columns(y, parts);
-  Watching<float> watching(seen, totals, rows.count, true);
-  if (totals) {
+  const SplitSide rows(x, check_parts(parts), cosine), columns(y, parts, cosine);
+  Watching<float> watching(seen, totals, rows.count, cosine);
+  if (totals && cosine) {
     watching.look_at_rows(Side<float>(x, true));
     watching.look_at_columns(Side<float>(y, true));
   }
@@ -169,7 +169,7 @@ void amx_loss(Tensor x, Tensor y, Optional positives, Optional row_ids, Optional
                       twice ? kept : 0);
   const Result result =
       whole     ? softmax_of_bands(scores, loss, of_rows, to_x, to_y)
-      : softmax ? softmax_of_blocks(scores, all, loss, of_rows, to_x, to_y)
+      : softmax ? softmax_of_blocks(scores, all, loss, cosine, of_rows, to_x, to_y)
                 : elementwise(scores, rows.count, loss, of_rows, input<float>(positive_weights),
                               to_x, to_y);
   double along = 0;
@@ -190,7 +190,7 @@ std::vector<Operator> operators() {
   return {OPERATOR(amx_loss,
                    "(Tensor x, Tensor y, " PAIRS_SCHEMA
                    ", str kind, float scale, float bias, float margin, bool normalise, "
-                   "bool symmetric, Tensor? positive_weights, Tensor? weights, float weight, "
+                   "bool symmetric, bool cosine, Tensor? positive_weights, Tensor? weights, float weight, "
                    "int parts, int score_grad_parts, int stripe, int kept, "
                    "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y, Tensor(total!) total, "
                    "Tensor(parameters!)? parameters, Tensor(totals!)? totals) -> ()")};

@@ -7,12 +7,15 @@
 namespace fastsim {
 namespace {
 
-// One side of the scores: its rows as they came, and what makes unit rows of them (AmxKernels).
+// One side of the scores: its rows as they came, and what makes unit rows of them (AmxKernels), or
+// without `cosine` leaves them as they are.
 class SplitSide {
  public:
-  SplitSide(const Tensor& x, int64_t parts)
+  SplitSide(const Tensor& x, int64_t parts, bool cosine)
       : count(x.size(0)), width(x.size(1)), parts(parts), from_(packed_matrix(x)),
-        numbers_(3 * count) {
+        numbers_(3 * count), cosine_(cosine) {
+    if (!cosine) std::fill_n(static_cast<float*>(numbers_), 3 * count, 1.0f);
+    if (!cosine) return;
     over(count, width, [&](int64_t begin, int64_t end) {
       amx_in_use().norms(from_.matrix, width, numbers_, numbers_ + count, numbers_ + 2 * count,
                          {begin, end});
@@ -29,23 +32,39 @@ class SplitSide {
   const float* rest(int64_t first) const { return numbers_ + 2 * count + first; }
 
   // dL/dx of rows in the place of what `Scores` adds up; dots: row_i . drow_i.
-  void finish(float* grad, int64_t first, int64_t rows, float* dots) const {
+  void finish(float* grad, int64_t first, int64_t rows, double* dots) const {
+    if (!cosine_) return multiply_by_rows(grad, first, rows, dots);
     for (int64_t i = 0; i < rows; ++i) {
       const float left = rest(first)[i], factor = left == 0 ? 0 : 1 / left;
       float* row = grad + i * width;
 #pragma omp simd
       for (int64_t k = 0; k < width; ++k) row[k] *= factor;
     }
+    const Scratch<float> along(rows);
     kernels().of<float>().unit_rows_backward(grad, from_.matrix.from_row(first), width,
-                                             numbers_ + first, 1.0f, grad, Dtype::float32, dots, 0,
+                                             numbers_ + first, 1.0f, grad, Dtype::float32, along, 0,
                                              rows);
+    std::copy_n(static_cast<float*>(along), rows, dots);
   }
 
   const int64_t count, width, parts;
 
  private:
+  void multiply_by_rows(const float* grad, int64_t first, int64_t rows, double* dots) const {
+    const Scratch<float> row(width);
+    for (int64_t i = 0; i < rows; ++i, grad += width) {
+      const int64_t at = first + i;
+      kernels().of<float>().token_rows(from_.matrix, &at, 1, width, false, row);
+      double dot = 0;
+#pragma omp simd reduction(+ : dot)
+      for (int64_t k = 0; k < width; ++k) dot += double(row[k]) * double(grad[k]);
+      dots[i] = dot;
+    }
+  }
+
   const Packed from_;
   const Scratch<float> numbers_;
+  const bool cosine_;
 };
 
 // What a stripe of columns is as operands: of scores, and with `products` of gradients too. In one

@@ -1,4 +1,4 @@
-"""A loss of many rows on a matrix unit, with its gradient, in one call (Intel AMX)."""
+"""A loss of many rows by products of bfloat16 operands, with its gradient, in one call."""
 
 import torch
 
@@ -19,7 +19,10 @@ def serves(tile, dtype):
     pairs = tile.pairs
     more = (pairs.guide, pairs.factors, pairs.exclude_above, pairs.column_bias, pairs.row_shift)
     plain = pairs.skip == "nothing" and all(value is None for value in more)
-    return tile.kind in KINDS and tile.cosine and plain and dtype != torch.float64
+    # An infinity in float32 has no parts whose products add up to what it gives. A cosine of it is
+    # NaN in any case; a dot product of 16-bit rows may be NaN too.
+    rows = tile.cosine or dtype.itemsize == 2
+    return tile.kind in KINDS and rows and plain and dtype != torch.float64
 
 
 def loss(tile, x, y, numbers, weights, weight, grads, total, parameters, totals):
@@ -36,6 +39,7 @@ def loss(tile, x, y, numbers, weights, weight, grads, total, parameters, totals)
         tile.margin,
         tile.normalise,
         tile.symmetric,
+        tile.cosine,
         tile.positive_weights,
         weights,
         weight,

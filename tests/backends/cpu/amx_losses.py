@@ -126,6 +126,18 @@ def test_against_float64(name, shape, dtype):
     compare(function, sides, functools.partial(function, backend="eager"), numbers)
 
 
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d != torch.float32], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", ["info_nce", "info_nce both margin", "siglip matrix"])
+@pytest.mark.usefixtures("memory")
+def test_dot_products(name, shape, dtype):
+    """Some of them far above 1, which no cosine is."""
+    function = functools.partial(LOSSES[name](*shape[:2]), similarity="dot")
+    sides = [3 * side / shape[2] ** 0.5 for side in rows_of(shape, dtype)]
+    numbers = (function.func.__kwdefaults__ or {}) | function.keywords
+    compare(function, sides, functools.partial(function, backend="eager"), numbers)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ["info_nce", "siglip-soft", "matrix_mse-soft"])
 def test_against_loops(name, dtype):
@@ -180,14 +192,15 @@ def test_same_bits_with_any_number_of_threads(dtype, symmetric):
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
 @pytest.mark.parametrize("name", ["info_nce", "info_nce both", "siglip"])
 @pytest.mark.usefixtures("memory")
-def test_learnt_numbers_as_in_panels(name):
+def test_learnt_numbers_as_in_panels(name, similarity):
     """The gradients of scale and bias, and those of one side alone."""
     sides = rows_of((300, 270, 48), torch.bfloat16)
     learnt = {"temperature": 0.07} if name != "siglip" else {"scale": 7.0, "bias": -3.0}
     numbers = [torch.tensor(number) for number in learnt.values()]
-    made = functools.partial(LOSSES[name](300, 270), backend="cpu")
+    made = functools.partial(LOSSES[name](300, 270), similarity=similarity, backend="cpu")
 
     def loss(x, y, *given):
         return made(x, y, **dict(zip(learnt, given, strict=True)))
@@ -217,11 +230,12 @@ def test_rows_that_are_not_finite():
     assert grad_y.isnan().all()
 
 
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
 @pytest.mark.parametrize("name", ["info_nce exclude", "siglip"])
 @pytest.mark.usefixtures("memory")
-def test_metrics_as_in_panels(name):
+def test_metrics_as_in_panels(name, similarity):
     sides = rows_of((300, 330, 33), torch.bfloat16)
-    loss = functools.partial(LOSSES[name](300, 330), backend="cpu")
+    loss = functools.partial(LOSSES[name](300, 330), similarity=similarity, backend="cpu")
     with fastsim.metrics() as mine:
         loss(*sides)
     with fastsim.metrics() as panels, in_panels():
