@@ -12,10 +12,20 @@ struct UsesInstructions {
 constexpr int kRowsTogether = 8;  // of a block: 16 sums of 16 lanes
 constexpr int kHalves = kTileGroup / kLanes;
 
-inline __m512bh load_pairs(const uint16_t* from) {
-  __m512bh pairs;
+inline __m512i load_pairs(const uint16_t* from) {
+  __m512i pairs;
   std::memcpy(&pairs, from, sizeof pairs);
   return pairs;
+}
+
+// sum + a . b, lane by lane, each of two pairs.
+inline __m512 with_dots(__m512 sum, __m512i a, __m512i b) {
+#if defined(__clang__)  // 16 of which crashes at the intrinsic; GCC spills around assembly
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  return sum;
+#else
+  return _mm512_dpbf16_ps(sum, same_bits<__m512bh>(a), same_bits<__m512bh>(b));
+#endif
 }
 
 using Sums = __m512[kRowsTogether][kHalves];
@@ -24,15 +34,15 @@ using Sums = __m512[kRowsTogether][kHalves];
 inline void add_step(const uint16_t* left, const uint16_t* right, int64_t b_strip, Sums& sums) {
 #pragma GCC unroll 2
   for (int pair = 0; pair < kTileDepth / 2; ++pair) {
-    const __m512bh first = load_pairs(right + pair * kTileDepth);
-    const __m512bh second = load_pairs(right + pair * kTileDepth + b_strip);
+    const __m512i first = load_pairs(right + pair * kTileDepth);
+    const __m512i second = load_pairs(right + pair * kTileDepth + b_strip);
 #pragma GCC unroll 8
     for (int r = 0; r < kRowsTogether; ++r) {
       int32_t bits;
       std::memcpy(&bits, left + r * kTileDepth + 2 * pair, sizeof bits);
-      const __m512bh both = same_bits<__m512bh>(_mm512_set1_epi32(bits));
-      sums[r][0] = _mm512_dpbf16_ps(sums[r][0], both, first);
-      sums[r][1] = _mm512_dpbf16_ps(sums[r][1], both, second);
+      const __m512i both = _mm512_set1_epi32(bits);
+      sums[r][0] = with_dots(sums[r][0], both, first);
+      sums[r][1] = with_dots(sums[r][1], both, second);
     }
   }
 }

@@ -1,6 +1,9 @@
 // The kernels of this processor, chosen when the library is first used.
 #include <cstdlib>
 #include <string>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "block.h"
 
@@ -27,13 +30,21 @@ extern const KernelTable table;
 }
 #endif
 
+#if defined(__x86_64__)
+// Conversions of float16, by whose name not every compiler asks the processor.
+bool has_f16c() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 // The best set that the processor has; FASTSIM_INSTRUCTION_SET=avx2|generic asks for a lower one.
 const KernelTable& choose() {
 #if defined(__x86_64__)
   const char* asked = std::getenv("FASTSIM_INSTRUCTION_SET");
   const std::string most = asked ? asked : "avx512";
-  const bool has256 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                      __builtin_cpu_supports("f16c");
+  const bool has256 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
   const bool has512 = has256 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl");

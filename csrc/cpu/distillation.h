@@ -20,7 +20,7 @@ T largest_target(const Block<T>& b, int64_t row) {
 }
 
 // The sums of a chunk relative to the maxima. Everything by value: in a lambda the loop would read its
-// captures anew for each score, and not be vectorised.
+// captures anew for each score, and not be vectorised. No `fused`: clang takes it for no sum.
 template <class T>
 struct DistillationSums {
   T sum = 0, teacher_sum = 0, own = 0, teacher = 0;
@@ -36,8 +36,8 @@ FASTSIM_INLINE DistillationSums<T> distillation_sums(const T* s, const T* target
     const T p = teacher.share(targets[j], teacher_top);
     part += own.share(s[j], top);
     weight += p;
-    along = fused(p, own.scale * (s[j] - top), along);
-    teacher_along = fused(p, teacher.scale * (targets[j] - teacher_top), teacher_along);
+    along += p * (own.scale * (s[j] - top));
+    teacher_along += p * (teacher.scale * (targets[j] - teacher_top));
   }
   return {part, weight, along, teacher_along};
 }

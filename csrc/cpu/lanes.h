@@ -16,16 +16,14 @@ template <class T>
 constexpr int64_t kSums = 4 * kLanes<T>;
 
 // As many numbers as a vector of doubles has.
-inline Vector<double> as_doubles(const double* from) {
-  return *reinterpret_cast<const Vector<double>*>(from);
-}
+inline Vector<double> as_doubles(const double* from) { return vector_at(from); }
 inline Vector<double> as_doubles(const float* from) {
 #if defined(__AVX512F__)  // GCC 12 makes two halves of the other
   return _mm512_maskz_cvtps_pd(0xff, _mm256_loadu_ps(from));
 #else
-  using Floats __attribute__((vector_size(kVectorBytes / 2), aligned(sizeof(float)), may_alias)) =
-      float;
-  return __builtin_convertvector(*reinterpret_cast<const Floats*>(from), Vector<double>);
+  float half __attribute__((vector_size(kVectorBytes / 2)));
+  __builtin_memcpy(&half, from, sizeof half);
+  return __builtin_convertvector(half, Vector<double>);
 #endif
 }
 
@@ -59,12 +57,11 @@ T largest(const T* x, int64_t count, T least, const F& shown) {
   for (; j + ways * lanes <= count; j += ways * lanes) {
 #pragma GCC unroll 4
     for (int way = 0; way < ways; ++way) {
-      const Vector<T> here = *reinterpret_cast<const Vector<T>*>(x + j + way * lanes);
-      tops[way] = larger(shown(here), tops[way]);
+      tops[way] = larger(shown(vector_at(x + j + way * lanes)), tops[way]);
     }
   }
   for (; j + lanes <= count; j += lanes) {
-    tops[0] = larger(shown(*reinterpret_cast<const Vector<T>*>(x + j)), tops[0]);
+    tops[0] = larger(shown(vector_at(x + j)), tops[0]);
   }
   const Vector<T> all = larger(larger(tops[0], tops[1]), larger(tops[2], tops[3]));
   T top = joined<lanes>(reinterpret_cast<const T*>(&all), larger);

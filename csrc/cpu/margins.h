@@ -17,7 +17,7 @@ FASTSIM_INLINE void add_margins(T* s, const T* targets, int64_t count, T ratio, 
 #pragma omp simd reduction(+ : square, beyond)
   for (int64_t j = 0; j < count; ++j) {
     const T below = gap - fused(-ratio, targets[j], s[j]);
-    square = fused(below, below, square);
+    square += below * below;  // `fused` is no sum to clang
     beyond += below;
     if constexpr (with_score_grad) s[j] = -weight * below;
   }

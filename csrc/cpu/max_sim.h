@@ -47,7 +47,7 @@ void largest_of_columns(const T* panel, int64_t stride, int64_t rows, int64_t co
     I place[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      top[v] = *reinterpret_cast<const V*>(values + at + v * kLanes<T>);
+      top[v] = vector_at(values + at + v * kLanes<T>);
       nan[v] = V{};
       place[v] = I{} - 1;
     }
@@ -57,7 +57,7 @@ void largest_of_columns(const T* panel, int64_t stride, int64_t rows, int64_t co
       const I here = I{} + typename IntegerOf<T>::type(r);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
-        const V score = factor * *reinterpret_cast<const V*>(row + v * kLanes<T>);
+        const V score = factor * vector_at(row + v * kLanes<T>);
         const auto above = score > top[v];
         top[v] = above ? score : top[v];
         place[v] = above ? here : place[v];

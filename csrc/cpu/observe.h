@@ -31,7 +31,6 @@ struct Observed {
 template <class T>
 bool observe_negatives(const T* s, int64_t count, Observed<T>& o) {
   constexpr int64_t kParts = 4, kWide = kLanes<T>;
-  const auto vector = [&](int64_t at) { return *reinterpret_cast<const Vector<T>*>(s + at); };
   const auto higher = [](auto a, auto b) { return a > b ? a : b; };
   Vector<T> high[kParts], sum[kParts] = {};
   for (auto& part : high) part = Vector<T>{} + kLeftOut<T>;
@@ -39,14 +38,14 @@ bool observe_negatives(const T* s, int64_t count, Observed<T>& o) {
   for (; at + kParts * kWide <= count; at += kParts * kWide) {
 #pragma GCC unroll 4
     for (int64_t k = 0; k < kParts; ++k) {
-      const Vector<T> part = vector(at + k * kWide);
+      const Vector<T> part = vector_at(s + at + k * kWide);
       high[k] = higher(part, high[k]);
       sum[k] += part;
     }
   }
   for (; at + kWide <= count; at += kWide) {
-    high[0] = higher(vector(at), high[0]);
-    sum[0] += vector(at);
+    high[0] = higher(vector_at(s + at), high[0]);
+    sum[0] += vector_at(s + at);
   }
   const Vector<T> highs = higher(higher(high[0], high[1]), higher(high[2], high[3]));
   const Vector<T> sums = (sum[0] + sum[1]) + (sum[2] + sum[3]);

@@ -39,13 +39,12 @@ void potentials(const T* x, const T* y, int64_t width, T sharpness, T* out, int6
     const T *a = x + row * width, *b = y + row * width;
     // Four sums at once: one alone would wait for its own additions.
     constexpr int64_t kParts = 4, kWide = kLanes<T>;
-    const auto vector = [](const T* at) { return *reinterpret_cast<const Vector<T>*>(at); };
     Vector<T> sum[kParts] = {};
     int64_t k = 0;
     for (; k + kParts * kWide <= width; k += kParts * kWide) {
 #pragma GCC unroll 4
       for (int64_t p = 0; p < kParts; ++p) {
-        sum[p] += vector(a + k + p * kWide) * vector(b + k + p * kWide);
+        sum[p] += vector_at(a + k + p * kWide) * vector_at(b + k + p * kWide);
       }
     }
     const Vector<T> sums = (sum[0] + sum[1]) + (sum[2] + sum[3]);

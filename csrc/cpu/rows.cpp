@@ -117,11 +117,12 @@ void paired_cosines_backward(Tensor grad, Tensor x, Tensor y, Tensor cosines, Te
     const int64_t rows = x.size(0), width = x.size(1);
     const Matrix a = matrix(x), b = matrix(y);
     const T *score_grads = input<T>(grad), *c = input<T>(cosines), *norms = input<T>(inverse);
-    const auto [out_x, dtype_x] = gradient(grad_x);
-    const auto [out_y, dtype_y] = gradient(grad_y);
+    // Named as a whole: not every clang lets a lambda have the parts.
+    const auto of_x = gradient(grad_x), of_y = gradient(grad_y);
     over(rows, 2 * width, [=](int64_t begin, int64_t end) {
-      kernels().of<T>().paired_cosines_backward(score_grads, a, b, width, c, norms, norms + rows, out_x,
-                                                dtype_x, out_y, dtype_y, begin, end);
+      kernels().of<T>().paired_cosines_backward(score_grads, a, b, width, c, norms, norms + rows,
+                                                of_x.first, of_x.second, of_y.first, of_y.second,
+                                                begin, end);
     });
   });
 }

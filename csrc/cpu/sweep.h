@@ -48,7 +48,7 @@ void carry_row(T* to, const T* from, const T* scores, int64_t columns, T ratio, 
     for (int64_t j = at; j < at + n; ++j) {
       const T carried = from[j] * (ratio * ratios[j]);
       to[j] += carried;
-      part = fused(carried, scores[j], part);
+      part += carried * scores[j];  // `fused` is no sum to clang
       dots[j] = fused(carried, scores[j], dots[j]);
     }
     sum += part;

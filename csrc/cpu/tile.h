@@ -29,7 +29,20 @@ constexpr int64_t kAhead = 8;  // steps of the depth between a prefetch and its 
 constexpr int64_t kChain = 128;
 
 template <class T>
-using Vector __attribute__((vector_size(kVectorBytes), aligned(sizeof(T)), may_alias)) = T;
+using Vector __attribute__((vector_size(kVectorBytes))) = T;
+
+// To and from memory that has the alignment of a number. An attribute of the type could say that it
+// has no more, but clang forgets it where the type depends on T.
+template <class T>
+FASTSIM_INLINE Vector<T> vector_at(const T* from) {
+  Vector<T> vector;
+  __builtin_memcpy(&vector, from, sizeof vector);
+  return vector;
+}
+template <class T>
+FASTSIM_INLINE void put_vector(const Vector<T>& vector, T* to) {
+  __builtin_memcpy(to, &vector, sizeof vector);
+}
 
 template <class T>
 constexpr int64_t kLanes = kVectorBytes / sizeof(T);
@@ -126,7 +139,7 @@ template <int lane, class T, int rows>
 FASTSIM_INLINE void add_lanes(const Vector<T> (&a)[rows], const T* b, Sums<T, rows>& sum) {
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
-    const Vector<T> right = *reinterpret_cast<const Vector<T>*>(b + v * kLanes<T>);
+    const Vector<T> right = vector_at(b + v * kLanes<T>);
 #pragma GCC unroll 6
     for (int r = 0; r < rows; ++r) add_lane<lane>(sum[r][v], a[r], right);
     // No load moves up across this: there is a register for one, or two, of them.
@@ -140,7 +153,7 @@ FASTSIM_INLINE void add_steps(const T* a, int64_t a_row, const T* b, int64_t b_s
                               Sums<T, rows>& sum, std::integer_sequence<int, lane...>) {
   Vector<T> left[rows];
 #pragma GCC unroll 6
-  for (int r = 0; r < rows; ++r) left[r] = *reinterpret_cast<const Vector<T>*>(a + r * a_row);
+  for (int r = 0; r < rows; ++r) left[r] = vector_at(a + r * a_row);
   (add_lanes<lane, T, rows>(left, b + lane * b_step, sum), ...);
 }
 #endif
@@ -189,9 +202,7 @@ template <class T, int rows, bool add>
       }
       V right[kVectors];
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        right[v] = *reinterpret_cast<const V*>(b + v * kLanes<T>);
-      }
+      for (int v = 0; v < kVectors; ++v) right[v] = vector_at(b + v * kLanes<T>);
 #pragma GCC unroll 4
       for (int line = 0; line < kTileLines<T>; ++line) {
         __builtin_prefetch(ahead + line * kLineOf<T>);
@@ -214,8 +225,8 @@ template <class T, int rows, bool add>
     for (int r = 0; r < rows; ++r, row += c_row) {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
-        V* out = reinterpret_cast<V*>(row + v * kLanes<T>);
-        *out = begins ? sum[r][v] : *out + sum[r][v];
+        T* out = row + v * kLanes<T>;
+        put_vector<T>(begins ? sum[r][v] : vector_at(out) + sum[r][v], out);
         sum[r][v] = V{};
       }
     }

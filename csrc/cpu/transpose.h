@@ -58,13 +58,13 @@ void transpose(const T* from, int64_t from_stride, T* to, int64_t to_stride, int
       V square[count];
 #pragma GCC unroll 16
       for (int64_t r = 0; r < count; ++r) {
-        square[r] = *reinterpret_cast<const V*>(from + (left + r) * from_stride + top);
+        square[r] = vector_at(from + (left + r) * from_stride + top);
       }
       turn_square<T>(square);
 #pragma GCC unroll 16
       for (int64_t r = 0; r < count; ++r) {
-        V* target = reinterpret_cast<V*>(to + (top + r) * to_stride + left);
-        *target = add ? *target + square[r] : square[r];
+        T* target = to + (top + r) * to_stride + left;
+        put_vector<T>(add ? vector_at(target) + square[r] : square[r], target);
       }
     }
   }

@@ -61,9 +61,14 @@ def _tiles(objdump, path):
     for head, lines in _functions(objdump, path):
         name = re.match(r"[0-9a-f]+ <void (fastsim::.*\btile<float, 6\b.*)>:", head)
         if name:
-            rows = (re.match(r"\s*([0-9a-f]+):\s*(.*)", line) for line in lines.split("\n"))
-            found.append((name[1], [(int(row[1], 16), row[2]) for row in rows if row]))
+            found.append((name[1], _instructions(lines)))
     return found
+
+
+def _instructions(code):
+    """[(address, instruction)] of the code of a function."""
+    rows = (re.match(r"\s*([0-9a-f]+):\s*(.*)", line) for line in code.split("\n"))
+    return [(int(row[1], 16), row[2]) for row in rows if row]
 
 
 def _innermost_loops(code):
@@ -151,6 +156,27 @@ def test_the_hot_loop_loads_no_more_than_the_tile_takes(tile):
     loop = max(loops, key=len)
     products = sum(bool(re.match(expected.products, line)) for line in loop)
     assert _loads(loop) * expected.sums == expected.loads * products, loop
+
+
+def test_dot_products_keep_their_sums_in_registers():
+    """Of AVX512_BF16: a load of each of two columns and of each row for two products of it."""
+    if fastsim.backends()["cpu"] is not None or shutil.which("objdump") is None:
+        pytest.skip("needs the C++ extension and objdump")
+    name = r"fastsim::avx512_bf16::\(anonymous namespace\)::multiply_block<1, 1, false>"
+    blocks = [code for head, code in _functions("objdump", LIBRARY) if re.search(name, head)]
+    if not blocks:
+        pytest.skip("needs a library for x86")
+    found = [
+        loop
+        for code in blocks
+        for loop in _innermost_loops(_instructions(code))
+        if any(line.startswith("vdpbf16ps") for line in loop)
+    ]
+    assert found
+    for loop in found:
+        products = sum(line.startswith("vdpbf16ps") for line in loop)
+        assert _loads(loop) * 16 == products * (2 + 8), loop
+        assert not any(re.search(r"mm\d.*%rsp|%rsp.*mm\d", line) for line in loop), loop
 
 
 @pytest.mark.parametrize(
