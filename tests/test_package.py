@@ -50,6 +50,13 @@ def test_names_come_with_their_first_use():
         _ = fastsim.info_nec
 
 
+def test_backends_is_the_function_whatever_is_imported_first():
+    """The package of that name is imported by others, and takes its place in `fastsim`."""
+    first = "from fastsim.losses import InfoNCE\nimport fastsim\n"
+    code = "print(fastsim.backends()['eager'])"
+    assert fresh(first + code).strip() == fresh("import fastsim\n" + code).strip() == "None"
+
+
 # Each may be the first that is imported. Importing torch once a module would take minutes.
 EACH_ALONE = """
 import os, pathlib, sys, torch

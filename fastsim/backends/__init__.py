@@ -5,7 +5,9 @@ To add a backend: subclass `Backend` in a file of its own and name it in `_BACKE
 
 import contextlib
 import os
+import sys
 import threading
+import types
 from collections.abc import Iterator
 
 from fastsim.backends.base import Backend
@@ -169,3 +171,13 @@ def _find(name, argument="backend"):
         wanted = ", ".join(map(repr, ("auto", *_BACKENDS)))
         raise ValueError(f"{argument}: wanted one of {wanted}, got {name!r}")
     return _BACKENDS[name]
+
+
+class _Package(types.ModuleType):
+    """This package. It stands for the public function of its name until public names are loaded."""
+
+    def __call__(self):
+        return backends()
+
+
+sys.modules[__name__].__class__ = _Package
