@@ -10,6 +10,7 @@ from fastsim.batch_metrics import SEEN, SHARPNESS, TOTALS
 from fastsim.kinds.kind import EMPTY
 
 LIBRARY = Path(__file__).parents[2] / "_lib" / "cpu.so"
+_NEWEST = "amx_most_parts"  # of its operators: an older library has none
 
 
 def _load():
@@ -29,7 +30,7 @@ def _load():
 def agrees():
     """Whether the library has the constants that the backend counts on."""
     library = torch.ops.fastsim_cpu
-    if not hasattr(library, "sharpness"):
+    if not hasattr(library, _NEWEST):
         return False
     packed = [library.panel_columns(single) for single in (True, False)]
     return (
