@@ -13,8 +13,11 @@ import math
 
 import torch
 
+from fastsim.backends.cpu.library import UNAVAILABLE
 from fastsim.backends.cpu.unmade import UnitRows
 
+# Read once: torch.compile traces no operator without a tensor.
+MOST_PARTS = 0 if UNAVAILABLE else torch.ops.fastsim_cpu.amx_most_parts()
 _PARTS = {"highest": 3, "high": 2, "medium": 1}
 CACHED = 20 << 20  # bytes of packed rows that are kept from panel to panel
 DEPTH = 1024  # of more, as many rows or columns are packed at a time, for every panel again
@@ -25,14 +28,11 @@ def name():
     return torch.ops.fastsim_cpu.amx_name()
 
 
-# Neither can be traced: torch.compile asks once, and what it makes keeps to the answer.
-@torch.compiler.assume_constant_result
 def is_matrix_unit():
     """Whether operands of several parts are multiplied too."""
-    return torch.ops.fastsim_cpu.amx_most_parts() > 1
+    return MOST_PARTS > 1
 
 
-@torch.compiler.assume_constant_result
 def parts(dtype):
     """The bfloat16 parts of an operand of that dtype; 0 for products of float32 numbers."""
     if dtype == torch.float64:
@@ -41,7 +41,7 @@ def parts(dtype):
         wanted = _PARTS[torch.get_float32_matmul_precision()]
     else:
         wanted = 1 if dtype == torch.bfloat16 else 2
-    return wanted if wanted <= torch.ops.fastsim_cpu.amx_most_parts() else 0
+    return wanted if wanted <= MOST_PARTS else 0
 
 
 def parts_of(rows):

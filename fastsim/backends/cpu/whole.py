@@ -47,18 +47,20 @@ class InOneCall:
             return False
         if pairs.guide is not None and pairs.guide.thresholds is not None:
             return False
-        large_triplet = triplet.is_large(tile, rows, columns, width)
+        if triplet.is_large(tile, rows, columns, width):
+            # Nothing here asks for the precision of float32: torch.compile cannot trace that.
+            unit = (amx.is_matrix_unit() or blas.IN_USE) and dtype != torch.float64
+            panels = together or (unit and rows * columns * width > SMALL)
+            return not panels and columns <= WIDEST and triplet.serves(tile)
         if _by_blas(rows, columns, width, dtype):
             return False
         if _of_parts(rows, columns, width, dtype):
             if not together and amx_loss.serves(tile, dtype):
                 return True
             # Panels of products on a matrix unit are faster than one call in float32, those of dot
-            # products only where the call would not spare products or make two sets of scores.
-            if amx.is_matrix_unit() or not (large_triplet or pairs.factors):
+            # products where the call would not make two sets of scores.
+            if amx.is_matrix_unit() or not pairs.factors:
                 return False
-        if large_triplet:
-            return not together and columns <= WIDEST and triplet.serves(tile)
         return is_one_block(rows, columns) or (not together and _in_bands(tile, rows, columns))
 
     def sums_prefixes(self, tile, rows, columns, width, dtype):
