@@ -66,7 +66,14 @@ _POTENTIALS = _places(
     ("columns", "column_potential", "column_potentials"),
 )
 
-_watchers = threading.local()  # `open`: the `Metrics` of the blocks that this thread is in
+
+class _Watchers(threading.local):
+    """Of each thread. A name that the class has is found sooner than one that is missing."""
+
+    open: tuple = ()  # the `Metrics` of the blocks that the thread is in
+
+
+_watchers = _Watchers()
 
 
 class Metrics:
@@ -154,7 +161,7 @@ def metrics(seen: Metrics | None = None) -> Iterator[Metrics]:
         (1.0, 0.0)
     """
     seen = Metrics() if seen is None else seen
-    before = _open()
+    before = _watchers.open
     _watchers.open = (*before, seen)
     try:
         yield seen
@@ -162,13 +169,9 @@ def metrics(seen: Metrics | None = None) -> Iterator[Metrics]:
         _watchers.open = before
 
 
-def _open():
-    return getattr(_watchers, "open", ())
-
-
 def watched():
     """Whether this thread is in a `metrics` block."""
-    return bool(_open())
+    return bool(_watchers.open)
 
 
 def nothing_seen(rows, device):
@@ -194,7 +197,7 @@ def no_totals(device):
 
 def record_totals(total):
     """Adds the totals of one call to the blocks that it was made in."""
-    for watcher in _open():
+    for watcher in _watchers.open:
         watcher.add(total)
 
 

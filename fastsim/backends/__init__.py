@@ -31,8 +31,12 @@ _BACKENDS: dict[str, Backend] = {
     for b in (CpuBackend(), TritonBackend(), CudaBackend(), TorchBackend(), EagerBackend())
 }
 
-# `name`: what `use_backend` asks for, by thread. torch.compile cannot trace a ContextVar.
-_chosen = threading.local()
+
+class _Chosen(threading.local):  # torch.compile cannot trace a ContextVar
+    name: str | None = None  # what `use_backend` asks for
+
+
+_chosen = _Chosen()
 
 
 def backends() -> dict[str, str | None]:
@@ -64,7 +68,7 @@ def use_backend(name: str) -> Iterator[None]:
         tensor([[1.]])
     """
     _find(name)
-    before = getattr(_chosen, "name", None)
+    before = _chosen.name
     _chosen.name = name
     try:
         yield
@@ -80,9 +84,8 @@ _TRANSFORMED = (
 
 def default_name():
     """(the name that a call without a backend asks for, what said so)."""
-    name = getattr(_chosen, "name", None)
-    if name:
-        return name, "backend"
+    if _chosen.name:
+        return _chosen.name, "backend"
     return os.environ.get("FASTSIM_BACKEND") or "auto", "FASTSIM_BACKEND"
 
 

@@ -31,8 +31,8 @@ def is_whole(tile, x, y, weights, backend, *, observed=False):
     """
     if traced():
         return False
-    columns = (x if y is None else y).shape[0]
-    sizes = x.shape[0], columns, x.shape[1], y is None, x.dtype
+    (rows, width), columns = x.shape, len(x if y is None else y)
+    sizes = rows, columns, width, y is None, x.dtype
     return takes_whole(tile, *sizes, weights, backend, observed=observed)
 
 

@@ -27,7 +27,12 @@ MOST = 256  # signatures of a loss; more are forgotten
 _PLAIN = {int, float, bool, str, type(None)}
 _TENSORS = {torch.Tensor, torch.nn.Parameter}
 
-_calls = threading.local()  # `open`: lists of what the calls at hand have come to
+
+class _Calls(threading.local):
+    open: tuple = ()  # lists of what the calls at hand have come to
+
+
+_calls = _Calls()
 
 
 def note(tensors, whole, loss):
@@ -35,7 +40,7 @@ def note(tensors, whole, loss):
 
     whole.serves(*tensors) says whether it still does, where sizes and settings are these.
     """
-    for notes in getattr(_calls, "open", ())[-1:]:
+    for notes in _calls.open[-1:]:
         notes.append((tensors, whole, loss))
 
 
@@ -78,7 +83,7 @@ def once_per_signature(function: Callable[P, R]) -> Callable[P, R]:
         if whole is not None and whole.serves(*tensors):
             return whole(*tensors)
         notes: list[Any] = []
-        before = getattr(_calls, "open", ())
+        before = _calls.open
         _calls.open = (*before, notes)
         try:
             loss = function(*args, **options)

@@ -61,8 +61,6 @@ from fastsim.scores import compute_dtype, without_autocast
 
 # ---- what is asked for ----
 
-_asked = threading.local()  # torch.compile cannot trace a ContextVar
-
 
 @dataclass
 class Asked:
@@ -71,6 +69,13 @@ class Asked:
     widths: tuple
     weights: tuple
     served: bool = False
+
+
+class _OfThread(threading.local):  # torch.compile cannot trace a ContextVar
+    now: Asked | None = None
+
+
+_of_thread = _OfThread()
 
 
 @contextlib.contextmanager
@@ -82,16 +87,16 @@ def sum_over(widths, weights):
     before = asked_widths()
     widths, weights = zip(*sorted(zip(widths, weights, strict=True)), strict=True)
     asked = Asked(widths, tuple(map(float, weights)))
-    _asked.now = asked
+    _of_thread.now = asked
     try:
         yield asked
     finally:
-        _asked.now = before
+        _of_thread.now = before
 
 
 def asked_widths():
     """The `Asked` of this thread, or None."""
-    return getattr(_asked, "now", None)
+    return _of_thread.now
 
 
 def summable(tile, weights):

@@ -1,6 +1,7 @@
 """A tile loss in one call: of a small batch, whose scores are one block, or of rows alone."""
 
 import ctypes
+import functools
 import math
 from itertools import chain
 from operator import attrgetter
@@ -80,13 +81,13 @@ class InOneCall:
         grad_x = torch.empty(x.shape if want_x else 0, dtype=dtype) if wants else None
         grad_y = torch.empty(y.shape if want_y else 0, dtype=dtype) if wants else None
         parameters = torch.empty(2, dtype=torch.float64) if wants else None
-        columns = (x if y is None else y).shape[0]
+        (rows, width), columns = x.shape, len(x if y is None else y)
         of_rows = None if alike else weights
         grads = grad_x if want_x else None, grad_y if want_y else None
-        if triplet.is_large(tile, x.shape[0], columns, x.shape[1]):
+        if triplet.is_large(tile, rows, columns, width):
             triplet.full_triplet(tile, x, y, of_rows, weight, *grads, loss, totals)
             return (loss, grad_x, grad_y, parameters) if wants else (loss,)
-        of_parts = _of_parts(x.shape[0], columns, x.shape[1], x.dtype)
+        of_parts = _of_parts(rows, columns, width, x.dtype)
         if y is not None and of_parts and amx_loss.serves(tile, x.dtype):
             numbers = scale, bias
             amx_loss.loss(tile, x, y, numbers, of_rows, weight, grads, loss, parameters, totals)
@@ -130,7 +131,7 @@ class InOneCall:
             tile.prior,
             tile.positive_weights,
             of_rows,
-            band_rows(x.shape[0], columns),
+            band_rows(rows, columns),
             *grads,
             loss,
             parameters,
@@ -201,4 +202,9 @@ def _in_bands(tile, rows, columns):
 def _number(value, dtype):
     """A number or 0-d tensor as a number of the compute type."""
     value = value.item() if isinstance(value, torch.Tensor) else value
-    return value if dtype == torch.float64 else ctypes.c_float(value).value
+    return value if dtype == torch.float64 else _single(value)
+
+
+@functools.lru_cache
+def _single(number):
+    return ctypes.c_float(number).value
