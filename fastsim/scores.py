@@ -17,11 +17,15 @@ def compute_dtype(x):
     return torch.promote_types(x.dtype, torch.float32)
 
 
+_AS_IT_IS = contextlib.nullcontext()
+
+
 def without_autocast(device_type):
     """A context in which matrix products keep the precision of their operands."""
-    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+    there = device_type == "cpu" or torch.amp.is_autocast_available(device_type)
+    if there and torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
-    return contextlib.nullcontext()
+    return _AS_IT_IS
 
 
 def unit_rows(x, backend):
