@@ -17,6 +17,7 @@
 
 #include "block.h"
 #include "operators.h"
+#include "threads.h"
 
 namespace fastsim {
 namespace {
@@ -95,7 +96,7 @@ struct Problem {
 
   template <class F>
   void for_parts(const F& f) const {
-    torch::stable::parallel_for(0, parts(), 1, [&](int64_t begin, int64_t end) {
+    share_out(parts(), 1, [&](int64_t begin, int64_t end) {
       for (int64_t part = begin; part < end; ++part) {
         f(part, part * kPart, std::min(count, (part + 1) * kPart));
       }

@@ -243,7 +243,7 @@ bool scores_of(const Sequences& x, const Sequences& y, int64_t width, bool cosin
   const int64_t queries = own ? 1 : x.count;
   const int64_t shares = std::min(queries, tiles(kShares, y.count));
   std::atomic<bool> finite{true};
-  torch::stable::parallel_for(0, y.count * shares, 1, [&](int64_t begin, int64_t end) {
+  share_out(y.count * shares, 1, [&](int64_t begin, int64_t end) {
     Panels<T> p(q, longest);
     for (int64_t piece = begin; piece < end && finite; ++piece) {
       const int64_t at = piece / shares, share = piece % shares;

@@ -1,26 +1,14 @@
 // The passes of the engine over raw memory, shared out over torch's threads.
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
-
 #include <algorithm>
 #include <vector>
 
 #include "block.h"
 #include "scratch.h"
+#include "threads.h"
 
 namespace fastsim {
-
-// Elements, and multiply-adds of a product, that a thread should have before it is worth waking.
-constexpr int64_t kGrain = 1 << 15, kProductGrain = 1 << 19;
-
-template <class F>
-void over(int64_t count, int64_t cost, const F& f) {
-  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, cost));
-  torch::stable::parallel_for(0, count, grain, f);
-}
-
-inline int64_t tiles(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 template <class T>
 void make_unit_rows(const Matrix& x, int64_t rows, int64_t width, T* unit, T* inverse) {
@@ -76,15 +64,12 @@ void fill_scores(const T* x, int64_t width, const T* packed, const Block<T>& b, 
                    static_cast<const T*>(nullptr));
   };
   if (count >= kManyPanels) {
-    torch::stable::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
-      run({0, b.rows}, {begin, end});
-    });
+    share_out(count, 1, [&](int64_t begin, int64_t end) { run({0, b.rows}, {begin, end}); });
   } else {
     const int64_t cost = kTileRows * b.columns * width;
-    torch::stable::parallel_for(
-        0, tiles(b.rows, kTileRows), 1 + kProductGrain / cost, [&](int64_t begin, int64_t end) {
-          run({begin * kTileRows, std::min(b.rows, end * kTileRows)}, {0, count});
-        });
+    share_out(tiles(b.rows, kTileRows), 1 + kProductGrain / cost, [&](int64_t begin, int64_t end) {
+      run({begin * kTileRows, std::min(b.rows, end * kTileRows)}, {0, count});
+    });
   }
 }
 
@@ -108,7 +93,7 @@ void fill_scores(const T* x, int64_t width, const Matrix& y, const T* inverse, c
     fill_scores<T>(x, width, packed, b, add);
     return;
   }
-  torch::stable::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+  share_out(count, 1, [&](int64_t begin, int64_t end) {
     const Scratch<T> packed(size), unit(inverse ? size : 0);
     for (int64_t panel = begin; panel < end; ++panel) {
       const int64_t at = panel * wide, columns = std::min(wide, b.columns - at);
@@ -121,6 +106,10 @@ void fill_scores(const T* x, int64_t width, const Matrix& y, const T* inverse, c
   });
 }
 
+// Register tiles in a piece of the rows of a product. All of the right operand passes through the
+// second cache for each piece, and a column of so many tiles asks for what is multiplied next.
+constexpr int64_t kTilesOfRows = 16;
+
 // out (+)= panel right, or with `transposed` panel^T right.
 template <class T>
 void multiply_panel(const Block<T>& b, const T* right, int64_t width, T* out, bool transposed,
@@ -128,12 +117,12 @@ void multiply_panel(const Block<T>& b, const T* right, int64_t width, T* out, bo
   const auto& k = kernels().of<T>();
   const int64_t count = transposed ? b.columns : b.rows, depth = transposed ? b.rows : b.columns;
   const auto run = transposed ? k.multiply_columns : k.multiply_rows;
-  torch::stable::parallel_for(
-      0, tiles(count, kTileRows), 1 + kProductGrain / (kTileRows * depth * width),
-      [&](int64_t begin, int64_t end) {
-        const Range share{begin * kTileRows, std::min(count, end * kTileRows)};
-        run(b.scores, b.stride, depth, right, width, out, add, share);
-      });
+  const int64_t least = 1 + kProductGrain / (kTileRows * depth * width);
+  const auto of_tiles = [&](int64_t begin, int64_t end) {
+    const Range share{begin * kTileRows, std::min(count, end * kTileRows)};
+    run(b.scores, b.stride, depth, right, width, out, add, share);
+  };
+  share_out(tiles(count, kTileRows), least, of_tiles, transposed ? 1 : kTilesOfRows);
 }
 
 }  // namespace fastsim

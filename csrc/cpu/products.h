@@ -143,9 +143,13 @@ void multiply_rows(const T* panel, int64_t stride, int64_t depth, const T* y, in
   for (int64_t k = 0; k < depth; k += kDepth) {
     const int64_t deep = smaller(kDepth, depth - k);
     for (int64_t at = 0; at < width; at += wide) {
+      // What is multiplied next: as wide and as deep beside this, or below it.
+      const bool beside = at + 2 * wide <= width, below = k + 2 * kDepth <= depth;
+      const T* next = y + k * width + (beside ? at + wide : kDepth * width);
       column_of_tiles(rows_of(panel + rows.begin * stride + k, stride), rows.end - rows.begin,
                       y + k * width + at, width, smaller(wide, width - at), deep,
-                      out + rows.begin * width + at, width, add || k > 0, padded.values);
+                      out + rows.begin * width + at, width, add || k > 0, padded.values,
+                      Later<T>{beside || below ? next : nullptr, width});
     }
   }
 }

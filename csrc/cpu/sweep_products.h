@@ -121,12 +121,11 @@ class SweepProducts {
  private:
   template <class F>
   void over_tiles(int64_t count, int64_t depth, const F& multiply) const {
-    const int64_t grain = 1 + kProductGrain / (kTileRows * depth * x_.width);
-    const auto run = [&](int64_t begin, int64_t end) {
-      const Range share{begin * kTileRows, std::min(count, end * kTileRows)};
-      for (size_t k = 0; k < x_.of.size(); ++k) multiply(k, share);
-    };
-    torch::stable::parallel_for(0, tiles(count, kTileRows), grain, run);
+    const int64_t least = 1 + kProductGrain / (kTileRows * depth * x_.width);
+    share_out(tiles(count, kTileRows), least, [&](int64_t begin, int64_t end) {
+      const Range piece{begin * kTileRows, std::min(count, end * kTileRows)};
+      for (size_t k = 0; k < x_.of.size(); ++k) multiply(k, piece);
+    });
   }
 
   T* packed(int64_t k) const {

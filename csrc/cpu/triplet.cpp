@@ -20,7 +20,7 @@ namespace {
 
 // Rows whose part of a sum over all rows is made at once, whole register tiles: sums are the same
 // however rows are shared out. A thread has the scores of several such units at once.
-constexpr int64_t kUnit = 24, kUnits = 8;
+constexpr int64_t kUnit = 12, kUnits = 16;
 constexpr int64_t kPanels = 8;  // of columns, whose scores are looked at while they are in cache
 
 double hinge(double x) { return x <= 0 ? 0 : x; }  // keeps a NaN
@@ -220,10 +220,11 @@ void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi
                                    shares.data()};
       k.shared_gradient(of_x, memory, to_x + first * width, 0, high);
     };
-    torch::stable::parallel_for(0, units, 1, [&](int64_t begin, int64_t end) {
+    share_out(units, 1, [&](int64_t begin, int64_t end) {
       const Scratch<T> unit(kUnits * kUnit * width);
-      for (int64_t at = begin; at < end; at += kUnits) {
-        const int64_t first = at * kUnit, last = std::min(end, at + kUnits) * kUnit;
+      const int64_t together = tiles(end - begin, tiles(end - begin, kUnits));
+      for (int64_t at = begin; at < end; at += together) {
+        const int64_t first = at * kUnit, last = std::min(end, at + together) * kUnit;
         finish(first, std::min(count, last) - first, unit);
       }
     });

@@ -69,7 +69,7 @@ class Distances(NamedTuple):
     values: torch.Tensor
     close: tuple | None
 
-    def add_gradient(self, grad, score_grad):
+    def add_gradient(self, grad, score_grad, backend):
         """Adds dL/dx to `grad` from dL/dvalues (R, N), which is overwritten."""
         # dd_ij / dx_i = (x_i - x_j) / d_ij, 0 at distance 0.
         pull = torch.where(self.values > 0, score_grad.div_(self.values), 0.0)
@@ -83,8 +83,11 @@ class Distances(NamedTuple):
         of_close = pull[self.close]
         pull[self.close] = 0.0
         x = self.centred
-        grad[rows].addcmul_(pull.sum(1, keepdim=True), x[rows]).addmm_(pull, x, alpha=-1)
-        grad.addcmul_(pull.sum(0)[:, None], x).addmm_(pull.T, x[rows], alpha=-1)
+        grad[rows].addcmul_(pull.sum(1, keepdim=True), x[rows])
+        grad.addcmul_(pull.sum(0)[:, None], x)
+        push = pull.neg_()
+        backend.multiply(push, x, grad[rows], accumulate=True)
+        backend.multiply(push.t(), x[rows], grad, accumulate=True)
         some = of_close.nonzero()[:, 0]
         of_close, (of_rows, of_columns) = of_close[some], (side[some] for side in self.close)
         for part in _parts(some, x.shape[1]):
@@ -94,14 +97,19 @@ class Distances(NamedTuple):
             add_rows(grad, theirs, gaps.neg_())
 
 
-def distances_by_products(x, centred, rows):
-    """`Distances` of the slice `rows` of x (N, D)."""
+def distances_by_products(x, centred, rows, products):
+    """`Distances` of the slice `rows` of x (N, D).
+
+    products: `Backend.products` of the centred rows.
+    """
     if not _listable(x):
         values = torch.cdist(x[rows], x, compute_mode=EXACT)
         return Distances(x, centred, rows, values, None)
     squares = centred.square().sum(1)
     both = squares[rows, None] + squares
-    values = torch.addmm(both, centred[rows], centred.T, alpha=-2)
+    values = torch.empty_like(both)
+    products(centred[rows], values)
+    values = values.mul_(-2).add_(both)
     close = (values < CLOSE * both).nonzero().unbind(1)
     values = values.clamp_(min=0).sqrt_()
     for part in _parts(close[0], x.shape[1]):

@@ -1,12 +1,14 @@
 """Triplets of one labelled batch, a band of rows at a time: sums over them, and their gradient.
 
-There are as many terms as triplets, and so score gradients for most pairs. They are made in plain
-torch, from one sort of each row's negatives: neither N x N distances nor a triple of anything is
-held, and the gradient of each band is finished while it is there.
+There are as many terms as triplets, and so score gradients for most pairs. Between the products,
+which the backend makes, they are found in plain torch, from one sort of each row's negatives:
+neither N x N distances nor a triple of anything is held, and the gradient of each band is finished
+while it is there.
 """
 
 import torch
 
+from fastsim.backends import get
 from fastsim.engine.distances import all_distances, distances_by_products
 from fastsim.operators import define, differentiable_again
 from fastsim.precision import wide_dtype, widened
@@ -15,15 +17,16 @@ from fastsim.scores import without_autocast
 BAND = 1 << 20  # distances of a band; about ten arrays of that size are alive
 
 
-def triplet_sum(x, labels, margin, distance, triplets, largest, formula):
+def triplet_sum(x, labels, margin, distance, triplets, largest, formula, backend):
     """(sum () of the terms, their number ()) over the triplets of rows x (N, D).
 
     distance: "euclidean", or "cosine" of unit rows. triplets: "all" or "semi-hard".
     largest: rows that no class has more of, or None; if one has, the sum is NaN.
     formula: (distances (N, N), labels, margin) -> the same in plain torch, for derivatives of the
     gradient.
+    backend: its name.
     """
-    return _TripletSum.apply(x, labels, margin, distance, triplets, largest, formula)
+    return _TripletSum.apply(x, labels, margin, distance, triplets, largest, formula, backend)
 
 
 def distances_of(x, distance):
@@ -41,9 +44,10 @@ def _formula(ctx, x):
 
 class _TripletSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, labels, margin, distance, triplets, largest, formula):
+    def forward(ctx, x, labels, margin, distance, triplets, largest, formula, backend):
         want = ctx.needs_input_grad[0]
-        total, number, grad = _triplets(x, labels, margin, distance, triplets, largest, want)
+        options = margin, distance, triplets, largest
+        total, number, grad = _triplets(x, labels, *options, want, backend)
         ctx.save_for_backward(x, labels, grad)
         ctx.call = margin, distance, formula
         ctx.mark_non_differentiable(number)
@@ -52,10 +56,11 @@ class _TripletSum(torch.autograd.Function):
     @staticmethod
     @differentiable_again(_formula, inputs=1)
     def backward(ctx, grad_total, _):
-        return grad_total * ctx.saved_tensors[2], *(None,) * 6
+        return grad_total * ctx.saved_tensors[2], *(None,) * 7
 
 
-def _forward(x, labels, margin, distance, triplets, largest, want_grad):
+def _forward(x, labels, margin, distance, triplets, largest, want_grad, backend):
+    backend, x = get(backend), x.contiguous()
     classes, terms = _Classes(labels, largest), _TERMS[triplets]
     grad = torch.zeros_like(x) if want_grad else x.new_empty(0)
     total, number = classes.unlisted(), labels.new_zeros(())
@@ -64,12 +69,15 @@ def _forward(x, labels, margin, distance, triplets, largest, want_grad):
     wide = wide_dtype(x.device)
     centred = None if distance == "cosine" else x - x.mean(0, dtype=wide).to(x.dtype)
     with without_autocast(x.device.type):
+        products = backend.products(x if centred is None else centred)
         for top in range(0, len(x), tall):
             rows = slice(top, min(top + tall, len(x)))
             if distance == "cosine":
-                distances = 1 - x[rows] @ x.T
+                distances = x.new_empty(rows.stop - rows.start, len(x))
+                products(x[rows], distances)
+                distances = distances.neg_().add_(1)
             else:
-                found = distances_by_products(x, centred, rows)
+                found = distances_by_products(x, centred, rows, products)
                 distances = found.values
             value, count, score_grad = terms(distances, *classes.of(rows), margin)
             total += value
@@ -77,14 +85,15 @@ def _forward(x, labels, margin, distance, triplets, largest, want_grad):
             if not want_grad:
                 continue
             if distance == "cosine":
-                grad[rows].addmm_(score_grad, x, alpha=-1)
-                grad.addmm_(score_grad.T, x[rows], alpha=-1)
+                of_cosines = score_grad.neg_()
+                backend.multiply(of_cosines, x, grad[rows], accumulate=True)
+                backend.multiply(of_cosines.t(), x[rows], grad, accumulate=True)
             else:
-                found.add_gradient(grad, score_grad)
+                found.add_gradient(grad, score_grad, backend)
     return total.to(x.dtype), number, grad
 
 
-def _fake(x, labels, margin, distance, triplets, largest, want_grad):
+def _fake(x, labels, margin, distance, triplets, largest, want_grad, backend):
     grad = x.new_empty(x.shape if want_grad else 0)
     return x.new_empty(()), labels.new_empty(()), grad
 
@@ -92,7 +101,7 @@ def _fake(x, labels, margin, distance, triplets, largest, want_grad):
 _triplets = define(
     "triplets",
     "(Tensor x, Tensor labels, float margin, str distance, str triplets, int? largest,"
-    " bool want_grad)"
+    " bool want_grad, str backend)"
     " -> (Tensor, Tensor, Tensor)",
     _forward,
     _fake,
@@ -138,7 +147,7 @@ def _semi_hard(distances, columns, positive, negative, margin):
     ones = active.to(distances.dtype)
     score_grad = torch.zeros_like(distances).scatter_add_(1, columns, ones)
     score_grad.scatter_add_(1, chosen, -ones)
-    total = torch.where(active, losses, 0.0).sum(dtype=wide_dtype(losses.device))
+    total = _sum(torch.where(active, widened(losses), 0.0))
     return total, positive.sum(), score_grad
 
 
@@ -149,13 +158,18 @@ def _all(distances, columns, positive, negative, margin):
     count = torch.searchsorted(ordered, bounds) * positive
     sums = ordered.masked_fill(ordered.isinf(), 0.0).cumsum(1, dtype=wide_dtype(ordered.device))
     below = torch.where(count > 0, sums.gather(1, (count - 1).clamp(min=0)), 0.0)
-    total = torch.where(positive, count * widened(bounds) - below, 0.0).sum()
+    total = _sum(torch.where(positive, count * widened(bounds) - below, 0.0))
     # How many positives' bounds exceed each negative.
     ascending = bounds.masked_fill(~positive, -torch.inf).sort(1).values
     above = bounds.shape[1] - torch.searchsorted(ascending, distances, right=True)
     score_grad = (above * negative).neg().to(distances.dtype)
     score_grad.scatter_add_(1, columns, count.to(distances.dtype))
     return total, count.sum(), score_grad
+
+
+def _sum(terms):
+    """Of terms (R, K), in an order that is the same with any number of threads."""
+    return terms.sum(1).sum()
 
 
 _TERMS = {"all": _all, "semi-hard": _semi_hard}

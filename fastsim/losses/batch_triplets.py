@@ -151,8 +151,8 @@ def _mean(triplets, formula, embeddings, labels, margin, distance, largest_class
     if chosen.name == "eager":
         total, number = formula(distances_of(x, distance), labels, margin)
     else:
-        options = float(margin), distance, triplets, largest_class
-        total, number = triplet_sum(x, labels, *options, formula)
+        options = float(margin), distance, triplets, largest_class, formula
+        total, number = triplet_sum(x, labels, *options, chosen.name)
     # A number that is not finite may be part of no triplet, but it has to show.
     return total / number.clamp(min=1) + 0 * x.detach().abs().amax()
 

@@ -26,6 +26,10 @@ class Panels:
         else:
             torch.mm(left, right, out=out)
 
+    def products(self, columns):
+        """A function (rows (R, D), out (R, M)): out = rows @ columns.T, for columns (M, D)."""
+        return lambda rows, out: torch.mm(rows, columns.t(), out=out)
+
     def loss_scale(self, tile, weights, dtype, columns):
         """A power of two () by which to multiply the weights of the losses, or None.
 

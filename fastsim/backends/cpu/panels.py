@@ -8,7 +8,7 @@ from fastsim.backends.cpu import amx, blas, memory, sizes
 from fastsim.backends.cpu.mirrored import Mirrored, mirrors
 from fastsim.backends.cpu.passes import forward_of, pair_arguments, write_score_grad
 from fastsim.backends.cpu.sweep import SWEPT, CpuSweep
-from fastsim.backends.cpu.workspace import Workspace
+from fastsim.backends.cpu.workspace import Columns, Workspace
 from fastsim.backends.panel import blocks_within
 
 
@@ -80,6 +80,10 @@ class Panels:
             amx.multiply(panel, right, out, transposed, accumulate)
         else:
             torch.ops.fastsim_cpu.multiply(panel, right, out, transposed, accumulate)
+
+    def products(self, columns):
+        packed = Columns(columns, again=False)
+        return lambda rows, out: packed.fill(out, rows, 0)
 
     def _pairs(self, pairs, block, workspace, seen=None):
         """`pair_arguments` with the targets of a block, where they are a product."""
