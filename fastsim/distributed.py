@@ -44,7 +44,7 @@ from fastsim.agreement import agree, describe, exchange, failures_are_told
 from fastsim.batch_metrics import watched
 from fastsim.dtensor import any_dtensor, as_dtensor, is_dtensor, local_arguments
 from fastsim.groups import Ring, all_gather, process_group
-from fastsim.operators import once_differentiable
+from fastsim.operators import once_differentiable, traced, transformed
 from fastsim.reduce import reduce
 
 __all__ = ["Ring"]
@@ -144,13 +144,16 @@ class Batch:
     def row_weights(self, reduction, like, count=None):
         """The weights that make sum_i weights_i loss_i the reduction; None for "none".
 
-        A number for all rows, or with `count` () in the compute type of the rows `like`. count: as
-        in `reduce`.
+        A number for all rows; with a `count` () that cannot be read at once a tensor () of the
+        compute type of the rows `like`. count: as in `reduce`.
         """
         if reduction != "mean":
             return None if reduction == "none" else 1.0
         if count is None:
             return self.ranks / self.rows
+        readable = count.device.type == "cpu" and not (traced() or transformed(count))
+        if self.group is None and readable:
+            return 1 / max(count.item(), 1)
         dtype = torch.promote_types(like.dtype, torch.float32)
         return self.ranks / self.total(count).clamp(min=1).to(dtype)
 

@@ -7,6 +7,8 @@ def positive_counts(pairs, backend):
     """(N,) int64: how many columns of its own group each row has, itself left out where skipped."""
     counts = backend.equal_counts(pairs.row_groups, pairs.column_groups)
     if pairs.skip == "diagonal":
+        if pairs.column_groups is pairs.row_groups:
+            return counts - 1
         own = pairs.column_groups[pairs.offset :][: pairs.row_groups.shape[0]]
         counts = counts - (own == pairs.row_groups).long()
     return counts

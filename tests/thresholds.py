@@ -1,0 +1,45 @@
+"""Whether inputs leave no doubt about which pairs a threshold leaves out.
+
+A pair whose score is the threshold but for rounding is in the loss of one dtype and not in that of
+another: no error bound covers that.
+"""
+
+import torch
+
+CLEAR = 1e-5  # of a score, relative to the largest if that is above 1: a hundred float32 roundings
+
+
+def _unit(rows):
+    return torch.nn.functional.normalize(rows.double(), dim=-1)
+
+
+def are_clear(tensors, others, options):
+    """tensors, others, options: as a case of `tests.cases` makes them."""
+    gaps = []
+    if options.get("exclude_above") is not None:
+        gaps.append(_gaps_of_scores(*tensors[:2], others, options))
+    if options.get("guide") is not None:
+        gaps.append(_gaps_of_guide(len(tensors[0]), others, options))
+    return all((gap.abs() > CLEAR).all() for gap in gaps)
+
+
+def _positives(rows, others):
+    return others[0] if others else torch.arange(rows)
+
+
+def _gaps_of_scores(x, y, others, options):
+    dot = options.get("similarity") == "dot"
+    scores = x.double() @ y.double().T if dot else _unit(x) @ _unit(y).T
+    own = scores.gather(1, _positives(len(x), others)[:, None])
+    return (scores - own - options["exclude_above"]) / scores.abs().max().clamp(min=1)
+
+
+def _gaps_of_guide(rows, others, options):
+    """Of each row and of its positive, with all rows of either side."""
+    x, y = map(_unit, options["guide"])
+    both = torch.cat([x, y])
+    y = y[_positives(rows, others)]
+    own = (x * y).sum(1, keepdim=True)
+    size = own.abs() if options.get("guide_strategy") == "relative" else 1
+    limit = own - options.get("guide_margin", 0.0) * size
+    return torch.cat([x @ both.T - limit, y @ both.T - limit])
