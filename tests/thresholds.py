@@ -6,7 +6,7 @@ another: no error bound covers that.
 
 import torch
 
-CLEAR = 1e-5  # of a score, relative to the largest if that is above 1: a hundred float32 roundings
+CLEAR = 1e-6  # of a score, relative to the largest if that is above 1: ten float32 roundings
 
 
 def _unit(rows):
