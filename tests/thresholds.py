@@ -6,11 +6,9 @@ another: no error bound covers that.
 
 import torch
 
+from tests.oracles import cosines, scores
+
 CLEAR = 1e-6  # of a score, relative to the largest if that is above 1: ten float32 roundings
-
-
-def _unit(rows):
-    return torch.nn.functional.normalize(rows.double(), dim=-1)
 
 
 def are_clear(tensors, others, options):
@@ -28,18 +26,17 @@ def _positives(rows, others):
 
 
 def _gaps_of_scores(x, y, others, options):
-    dot = options.get("similarity") == "dot"
-    scores = x.double() @ y.double().T if dot else _unit(x) @ _unit(y).T
-    own = scores.gather(1, _positives(len(x), others)[:, None])
-    return (scores - own - options["exclude_above"]) / scores.abs().max().clamp(min=1)
+    found = scores(x.double(), y.double(), options.get("similarity", "cosine"))
+    own = found.gather(1, _positives(len(x), others)[:, None])
+    return (found - own - options["exclude_above"]) / found.abs().max().clamp(min=1)
 
 
 def _gaps_of_guide(rows, others, options):
     """Of each row and of its positive, with all rows of either side."""
-    x, y = map(_unit, options["guide"])
-    both = torch.cat([x, y])
-    y = y[_positives(rows, others)]
-    own = (x * y).sum(1, keepdim=True)
+    x, y = (side.double() for side in options["guide"])
+    both, positives = torch.cat([x, y]), _positives(rows, others)
+    of_rows, of_positives = cosines(x, both), cosines(y[positives], both)
+    own = of_rows.gather(1, rows + positives[:, None])
     size = own.abs() if options.get("guide_strategy") == "relative" else 1
     limit = own - options.get("guide_margin", 0.0) * size
-    return torch.cat([x @ both.T - limit, y @ both.T - limit])
+    return torch.cat([of_rows - limit, of_positives - limit])

@@ -11,6 +11,7 @@ from fastsim.backends.base import Backend
 from fastsim.backends.cpu.backend import CpuBackend
 from fastsim.engine.chosen_rows import partner_distances, partner_products, row_terms
 from tests.measure import assert_close
+from tests.threads import assert_same_bits
 
 PLAIN = "plain torch"  # the formulas of backends without a kernel
 BACKENDS = (*(name for name in fastsim.backends() if name != "eager"), PLAIN)
@@ -157,16 +158,8 @@ def test_threads_change_no_bit(run, usable):
     """Enough rows that every operator is shared out; many of them name the same columns."""
     usable("cpu")
     x, y = torch.randn(900, 64), torch.randn(900, 64)
-    groups, threads = torch.randint(0, 30, (900,)), torch.get_num_threads()
-    found = []
-    try:
-        for count in (1, 3):
-            torch.set_num_threads(count)
-            found.append(run(x, y, groups))
-    finally:
-        torch.set_num_threads(threads)
-    for alone, shared in zip(*found, strict=True):
-        assert torch.equal(alone, shared)
+    groups = torch.randint(0, 30, (900,))
+    assert_same_bits(lambda: run(x, y, groups), (1, 3))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

@@ -8,6 +8,7 @@ from fastsim.backends.cpu import mirrored, sizes
 from tests.cases import CASES, inputs
 from tests.losses.test_losses import compare, names
 from tests.seeds import fresh
+from tests.threads import assert_same_bits
 
 SHAPE = (130, 130, 18)  # two whole blocks on the diagonal and the rest of a third
 
@@ -105,14 +106,10 @@ def test_bits_do_not_depend_on_threads(calls):
     generator = fresh()
     x = torch.randn(1100, 24, generator=generator, requires_grad=True)
     groups = torch.randint(0, 300, (1100,), generator=generator)
-    found, threads = [], torch.get_num_threads()
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            loss = fastsim.multi_similarity(x, groups, backend="cpu")
-            found.append((loss.detach(), *torch.autograd.grad(loss, x)))
-    finally:
-        torch.set_num_threads(threads)
+
+    def results():
+        loss = fastsim.multi_similarity(x, groups, backend="cpu")
+        return [loss.detach(), *torch.autograd.grad(loss, x)]
+
+    assert_same_bits(results, (1, 2, 3))
     assert len(calls) == 3
-    for one in found[1:]:
-        assert all(map(torch.equal, one, found[0]))

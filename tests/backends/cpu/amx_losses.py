@@ -13,6 +13,7 @@ from fastsim.backends.cpu import amx, amx_loss, whole
 from fastsim.engine.one_call import in_panels
 from tests.cases import BY_NAME, call, inputs
 from tests.measure import assert_close, conditioning
+from tests.threads import assert_same_bits
 
 DTYPES = [d for d in (torch.float32, torch.bfloat16, torch.float16) if amx.parts(d)]
 # One block, and blocks that no tile divides, in several bands.
@@ -183,13 +184,7 @@ def test_same_bits_with_any_number_of_threads(dtype, symmetric):
     loss = functools.partial(
         fastsim.info_nce, positives=integers(700, 1100), symmetric=symmetric, backend="cpu"
     )
-    threads, found = torch.get_num_threads(), []
-    for count in (1, 2, 5, 5):
-        torch.set_num_threads(count)
-        found.append(results(loss, sides))
-    torch.set_num_threads(threads)
-    for other in found[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+    assert_same_bits(lambda: results(loss, sides), (1, 2, 5, 5))
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])

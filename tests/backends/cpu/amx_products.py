@@ -10,6 +10,7 @@ from fastsim.backends import get
 from fastsim.backends.cpu import amx
 from fastsim.backends.cpu.unmade import UnitRows
 from tests.allocations import allocations
+from tests.threads import assert_same_bits
 
 DTYPES = [d for d in (torch.float32, torch.bfloat16, torch.float16) if amx.parts(d)]
 several_parts = pytest.mark.skipif(
@@ -262,17 +263,14 @@ def test_not_finite(value):
 @pytest.mark.usefixtures("packed")
 def test_same_bits_with_any_number_of_threads(dtype):
     x, y = problem(150, 700, 64, dtype)
-    found = []
-    threads = torch.get_num_threads()
-    for count in (1, 3, 3):
-        torch.set_num_threads(count)
+
+    def results():
         leaves = [t.clone().requires_grad_() for t in (x, y)]
         loss = fastsim.info_nce(*leaves, backend="cpu")
         loss.backward()
-        found.append([loss.detach(), *(t.grad for t in leaves)])
-    torch.set_num_threads(threads)
-    for other in found[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+        return [loss.detach(), *(t.grad for t in leaves)]
+
+    assert_same_bits(results, (1, 3, 3))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -9,6 +9,7 @@ from fastsim.pairs import Pairs
 from fastsim.tile import Tile
 from tests.measure import assert_close, conditioning
 from tests.seeds import fresh
+from tests.threads import assert_same_bits
 
 MARGIN = 0.3
 # Rows and columns: units of rows and parts of columns that are not whole, and one of each.
@@ -87,16 +88,8 @@ def test_as_by_rows(shape, where, mining, dtype, large):
 @pytest.mark.parametrize("shape", SHAPES[1:])
 def test_the_bits_of_any_number_of_threads(shape, large):
     x, y, weights, positives = batch(shape, "anywhere", 62)
-    before = torch.get_num_threads()
-    found = []
-    try:
-        for threads in (1, 2, 3, 7):
-            torch.set_num_threads(threads)
-            found.append(by_operator(x, y, weights, positives=positives, mining="semi-hard"))
-    finally:
-        torch.set_num_threads(before)
-    for others in found[1:]:
-        assert all(map(torch.equal, others, found[0]))
+    options = {"positives": positives, "mining": "semi-hard"}
+    assert_same_bits(lambda: by_operator(x, y, weights, **options), (1, 2, 3, 7))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
