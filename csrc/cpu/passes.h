@@ -66,10 +66,7 @@ void fill_scores(const T* x, int64_t width, const T* packed, const Block<T>& b, 
   if (count >= kManyPanels) {
     share_out(count, 1, [&](int64_t begin, int64_t end) { run({0, b.rows}, {begin, end}); });
   } else {
-    const int64_t cost = kTileRows * b.columns * width;
-    share_out(tiles(b.rows, kTileRows), 1 + kProductGrain / cost, [&](int64_t begin, int64_t end) {
-      run({begin * kTileRows, std::min(b.rows, end * kTileRows)}, {0, count});
-    });
+    over_tiles(b.rows, b.columns * width, [&](Range rows) { run(rows, {0, count}); });
   }
 }
 
@@ -117,12 +114,10 @@ void multiply_panel(const Block<T>& b, const T* right, int64_t width, T* out, bo
   const auto& k = kernels().of<T>();
   const int64_t count = transposed ? b.columns : b.rows, depth = transposed ? b.rows : b.columns;
   const auto run = transposed ? k.multiply_columns : k.multiply_rows;
-  const int64_t least = 1 + kProductGrain / (kTileRows * depth * width);
-  const auto of_tiles = [&](int64_t begin, int64_t end) {
-    const Range share{begin * kTileRows, std::min(count, end * kTileRows)};
+  const auto multiply = [&](Range share) {
     run(b.scores, b.stride, depth, right, width, out, add, share);
   };
-  share_out(tiles(count, kTileRows), least, of_tiles, transposed ? 1 : kTilesOfRows);
+  over_tiles(count, depth * width, multiply, transposed ? 1 : kTilesOfRows);
 }
 
 }  // namespace fastsim

@@ -150,12 +150,6 @@ constexpr int64_t kPart = 512;
 // in the products.
 constexpr int64_t kPartRows = 360, kPartColumns = 512;
 
-// Parts of `count`, as even as multiples of `step` are, no larger than `most`.
-int64_t even_part(int64_t count, int64_t most, int64_t step) {
-  const int64_t parts = std::max<int64_t>(1, tiles(count, most));
-  return std::min(count, tiles(tiles(count, parts), step) * step);
-}
-
 // `count` columns of a block from `at` on, of one row, where its scores are.
 template <class T>
 Block<T> part_of_columns(Block<T> b, int64_t at, int64_t count) {

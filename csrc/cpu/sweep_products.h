@@ -99,7 +99,7 @@ class SweepProducts {
     const auto& k_ = kernels().of<T>();
     if (grad_y_) {
       const bool add = !first_rows_ || part.row > 0;
-      over_tiles(part.columns, part.rows, [&](size_t k, Range columns) {
+      over_widths(part.columns, part.rows, [&](size_t k, Range columns) {
         const auto& x = x_.of[k];
         k_.multiply_columns(scores(k), stride, part.rows, x.row(part.row), x.width,
                             grad_y_.of[k].row(part.column), add, columns);
@@ -107,7 +107,7 @@ class SweepProducts {
     }
     if (grad_x_) {
       const bool add = !first_columns_ || part.column > 0;
-      over_tiles(part.rows, part.columns, [&](size_t k, Range rows) {
+      over_widths(part.rows, part.columns, [&](size_t k, Range rows) {
         const auto& y = y_.of[k];
         k_.multiply_rows(scores(k), stride, part.columns, y.row(part.column), y.width,
                          grad_x_.of[k].row(part.row), add, rows);
@@ -120,11 +120,9 @@ class SweepProducts {
 
  private:
   template <class F>
-  void over_tiles(int64_t count, int64_t depth, const F& multiply) const {
-    const int64_t least = 1 + kProductGrain / (kTileRows * depth * x_.width);
-    share_out(tiles(count, kTileRows), least, [&](int64_t begin, int64_t end) {
-      const Range piece{begin * kTileRows, std::min(count, end * kTileRows)};
-      for (size_t k = 0; k < x_.of.size(); ++k) multiply(k, piece);
+  void over_widths(int64_t count, int64_t depth, const F& multiply) const {
+    over_tiles(count, depth * x_.width, [&](Range share) {
+      for (size_t k = 0; k < x_.of.size(); ++k) multiply(k, share);
     });
   }
 

@@ -16,6 +16,12 @@ constexpr int64_t kGrain = 1 << 15, kProductGrain = 1 << 19;
 
 inline int64_t tiles(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
+// Parts of `count`, as even as multiples of `step` are, no larger than `most`.
+inline int64_t even_part(int64_t count, int64_t most, int64_t step) {
+  const int64_t parts = std::max<int64_t>(1, tiles(count, most));
+  return std::min(count, tiles(tiles(count, parts), step) * step);
+}
+
 // Calls f(begin, end) for pieces of [0, count), at once in several threads; what comes of it must
 // not depend on how the whole is cut. Each thread has a share of its own, in a few pieces. When it
 // has done them it takes pieces that others have not begun: a thread that is held up, by another
@@ -49,6 +55,16 @@ void share_out(int64_t count, int64_t least, const F& f, int64_t piece = 1) {
 template <class F>
 void over(int64_t count, int64_t cost, const F& f) {
   share_out(count, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, cost)), f);
+}
+
+// The same of rows of a product, whole register tiles of them: f(rows). cost: the multiply-adds of a
+// row; piece: tiles.
+template <class F>
+void over_tiles(int64_t rows, int64_t cost, const F& f, int64_t piece = 1) {
+  const auto run = [&](int64_t begin, int64_t end) {
+    f(Range{begin * kTileRows, std::min(rows, end * kTileRows)});
+  };
+  share_out(tiles(rows, kTileRows), 1 + kProductGrain / (kTileRows * cost), run, piece);
 }
 
 }  // namespace fastsim

@@ -222,7 +222,7 @@ void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi
     };
     share_out(units, 1, [&](int64_t begin, int64_t end) {
       const Scratch<T> unit(kUnits * kUnit * width);
-      const int64_t together = tiles(end - begin, tiles(end - begin, kUnits));
+      const int64_t together = even_part(end - begin, kUnits, 1);
       for (int64_t at = begin; at < end; at += together) {
         const int64_t first = at * kUnit, last = std::min(end, at + together) * kUnit;
         finish(first, std::min(count, last) - first, unit);

@@ -85,9 +85,7 @@ class Distances(NamedTuple):
         x = self.centred
         grad[rows].addcmul_(pull.sum(1, keepdim=True), x[rows])
         grad.addcmul_(pull.sum(0)[:, None], x)
-        push = pull.neg_()
-        backend.multiply(push, x, grad[rows], accumulate=True)
-        backend.multiply(push.t(), x[rows], grad, accumulate=True)
+        add_products(grad, pull.neg_(), x, rows, backend)
         some = of_close.nonzero()[:, 0]
         of_close, (of_rows, of_columns) = of_close[some], (side[some] for side in self.close)
         for part in _parts(some, x.shape[1]):
@@ -107,9 +105,7 @@ def distances_by_products(x, centred, rows, products):
         return Distances(x, centred, rows, values, None)
     squares = centred.square().sum(1)
     both = squares[rows, None] + squares
-    values = torch.empty_like(both)
-    products(centred[rows], values)
-    values = values.mul_(-2).add_(both)
+    values = products(centred[rows]).mul_(-2).add_(both)
     close = (values < CLOSE * both).nonzero().unbind(1)
     values = values.clamp_(min=0).sqrt_()
     for part in _parts(close[0], x.shape[1]):
@@ -117,6 +113,12 @@ def distances_by_products(x, centred, rows, products):
         gaps = _gaps(x, mine + rows.start, theirs)
         values[mine, theirs] = torch.linalg.vector_norm(gaps, dim=1)
     return Distances(x, centred, rows, values, close)
+
+
+def add_products(grad, score_grad, x, rows, backend):
+    """Adds dL/dx to `grad` (N, D) from dL/dscores (R, N) of a slice of the rows x with them all."""
+    backend.multiply(score_grad, x, grad[rows], accumulate=True)
+    backend.multiply(score_grad.t(), x[rows], grad, accumulate=True)
 
 
 def _listable(x):

@@ -9,7 +9,7 @@ while it is there.
 import torch
 
 from fastsim.backends import get
-from fastsim.engine.distances import all_distances, distances_by_products
+from fastsim.engine.distances import add_products, all_distances, distances_by_products
 from fastsim.operators import define, differentiable_again
 from fastsim.precision import wide_dtype, widened
 from fastsim.scores import without_autocast
@@ -73,9 +73,7 @@ def _forward(x, labels, margin, distance, triplets, largest, want_grad, backend)
         for top in range(0, len(x), tall):
             rows = slice(top, min(top + tall, len(x)))
             if distance == "cosine":
-                distances = x.new_empty(rows.stop - rows.start, len(x))
-                products(x[rows], distances)
-                distances = distances.neg_().add_(1)
+                distances = products(x[rows]).neg_().add_(1)
             else:
                 found = distances_by_products(x, centred, rows, products)
                 distances = found.values
@@ -85,9 +83,7 @@ def _forward(x, labels, margin, distance, triplets, largest, want_grad, backend)
             if not want_grad:
                 continue
             if distance == "cosine":
-                of_cosines = score_grad.neg_()
-                backend.multiply(of_cosines, x, grad[rows], accumulate=True)
-                backend.multiply(of_cosines.t(), x[rows], grad, accumulate=True)
+                add_products(grad, score_grad.neg_(), x, rows, backend)
             else:
                 found.add_gradient(grad, score_grad, backend)
     return total.to(x.dtype), number, grad

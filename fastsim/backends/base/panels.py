@@ -27,8 +27,8 @@ class Panels:
             torch.mm(left, right, out=out)
 
     def products(self, columns):
-        """A function (rows (R, D), out (R, M)): out = rows @ columns.T, for columns (M, D)."""
-        return lambda rows, out: torch.mm(rows, columns.t(), out=out)
+        """A function of rows (R, D) -> rows @ columns.T (R, M), for columns (M, D)."""
+        return lambda rows: rows @ columns.t()
 
     def loss_scale(self, tile, weights, dtype, columns):
         """A power of two () by which to multiply the weights of the losses, or None.

@@ -83,7 +83,13 @@ class Panels:
 
     def products(self, columns):
         packed = Columns(columns, again=False)
-        return lambda rows, out: packed.fill(out, rows, 0)
+
+        def of(rows):
+            panel = rows.new_empty(len(rows), len(columns))
+            packed.fill(panel, rows, 0)
+            return panel
+
+        return of
 
     def _pairs(self, pairs, block, workspace, seen=None):
         """`pair_arguments` with the targets of a block, where they are a product."""
