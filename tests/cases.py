@@ -11,6 +11,7 @@ import torch
 import fastsim
 from fastsim import losses
 from fastsim.backends.extras import TEACHER, extras_of
+from tests import case_inputs as draw
 from tests import oracles
 from tests.seeds import fresh
 from tests.thresholds import are_clear
@@ -40,19 +41,7 @@ class Case:
         return self.name
 
 
-def embeddings(*shape, generator):
-    return torch.randn(*shape, dtype=torch.float64, generator=generator)
-
-
-def integers(high, *shape, generator):
-    return torch.randint(0, high, shape, generator=generator)
-
-
-def _two_sides(n, m, d, generator):
-    return [embeddings(n, d, generator=generator), embeddings(m, d, generator=generator)]
-
-
-def _case(name, loss, *, make=_two_sides, kind=None, largest=10_000, **options):
+def _case(name, loss, *, make=draw.two_sides, kind=None, largest=10_000, **options):
     """Two-sided loss: `options` values may be callables of (n, m, generator)."""
 
     def build(n, m, d, generator):
@@ -84,53 +73,6 @@ def _extras(loss, *, directions=(), **options):
     return extras_of(**given, further=len(directions) > 1, weighed=weighed)
 
 
-def _ids(n, m, generator):
-    count = max(2, n // 2)
-    return integers(count, n, generator=generator), integers(count, m, generator=generator)
-
-
-def _groups(n, m, generator):
-    return integers(3, n, generator=generator), integers(3, m, generator=generator)
-
-
-def _square_groups(n, m, generator):
-    groups = integers(3, n, generator=generator)
-    return groups, groups
-
-
-def _signs(n, m, generator):
-    return integers(2, n, m, generator=generator).to(torch.int8) * 2 - 1
-
-
-def _soft(n, m, generator):
-    return (integers(5, n, m, generator=generator).to(torch.float32) - 2) / 2
-
-
-def _columns(n, m, generator):
-    return integers(max(1, m), n, generator=generator)
-
-
-def _priors(n, m, generator):
-    return 0.3 * torch.rand(n, generator=generator, dtype=torch.float64)
-
-
-def _guides(n, m, generator):
-    return embeddings(n, 5, generator=generator), embeddings(m, 5, generator=generator)
-
-
-def _log_q(n, m, generator):
-    return embeddings(m, generator=generator)
-
-
-def _transposed(n, m, generator):
-    return _soft(m, n, generator).to(torch.bfloat16).T
-
-
-def _sup_con(n, m, d, generator):
-    groups = integers(max(1, n // 3), n, generator=generator)
-    return [embeddings(n, d, generator=generator)], [groups], {}
-
-
 def rows_with_a_positive(groups):
     return sum(int((groups == g).sum() > 1) for g in groups)
 
@@ -145,65 +87,14 @@ def rows_with_both(groups):
 
 def _grouped(**options):
     def make(n, m, d, generator):
-        tensors, others, _ = _sup_con(n, m, d, generator)
+        tensors, others, _ = draw.one_group(n, m, d, generator)
         return tensors, others, dict(options)
 
     return make
 
 
-def _cosent(n, m, d, generator):
-    count = n * 3
-    labels = integers(4, count, generator=generator)
-    return [embeddings(count, generator=generator).tanh()], [labels], {}
-
-
-def _cosent_distinct(n, m, d, generator):
-    count = n * 3
-    return (
-        [embeddings(count, generator=generator)],
-        [torch.randperm(count, generator=generator).double()],
-        {"scale": 3.0},
-    )
-
-
-def _paired(n, d, generator):
-    return [embeddings(n, d, generator=generator), embeddings(n, d, generator=generator)]
-
-
-def _angle(n, m, d, generator):
-    return _paired(n, d, generator), [integers(4, n, generator=generator)], {}
-
-
-def _triplets(n, m, d, generator):
-    return [*_paired(n, d, generator), embeddings(n, d, generator=generator)], [], {}
-
-
-def _regression(n, m, d, generator):
-    return _paired(n, d, generator), [embeddings(n, generator=generator).tanh()], {}
-
-
-def _one_side(n, m, d, generator):
-    return [embeddings(n, d, generator=generator), None]
-
-
-def _texts(n, m, d, generator):
-    """Token embeddings of queries and documents."""
-    return [embeddings(n, 3, d, generator=generator), embeddings(m, 5, d, generator=generator)]
-
-
-def _mask(side, length):
-    """A mask that leaves every text a token, not always the first ones."""
-
-    def mask(n, m, generator):
-        kept = integers(3, (n, m)[side], length, generator=generator) > 0
-        kept[:, length // 2] = True
-        return kept
-
-    return mask
-
-
 def _late(name, **options):
-    case = _case(f"late_interaction{name}", fastsim.late_interaction, make=_texts, **options)
+    case = _case(f"late_interaction{name}", fastsim.late_interaction, make=draw.texts, **options)
     return replace(case, tile=False, largest=800, kind="max_sim")
 
 
@@ -211,11 +102,14 @@ def _taught(name, *, given=False, positives=None, **options):
     """Distillation from a teacher's embeddings, or from its scores."""
 
     def make(n, m, d, generator):
-        others = [embeddings(n, 5, generator=generator), embeddings(m, 5, generator=generator)]
+        others = [
+            draw.embeddings(n, 5, generator=generator),
+            draw.embeddings(m, 5, generator=generator),
+        ]
         if given:
-            others = [embeddings(n, m, generator=generator).to(torch.bfloat16)]
+            others = [draw.embeddings(n, m, generator=generator).to(torch.bfloat16)]
         made = options if positives is None else options | {"positives": positives(n, m, generator)}
-        return _two_sides(n, m, d, generator), others, dict(made)
+        return draw.two_sides(n, m, d, generator), others, dict(made)
 
     kind = "squared_error" if options.get("kind") == "margin_mse" else "distillation"
     case = Case(f"distill{name}", fastsim.distill, oracles.distill, make, kind=kind)
@@ -226,54 +120,54 @@ CASES = (
     _case("info_nce", fastsim.info_nce),
     _case("info_nce-cold", fastsim.info_nce, temperature=0.01),
     _case("info_nce-symmetric", fastsim.info_nce, symmetric=True),
-    _case("info_nce-exclude", fastsim.info_nce, exclude=_ids, margin=0.2),
+    _case("info_nce-exclude", fastsim.info_nce, exclude=draw.ids, margin=0.2),
     _case("info_nce-above", fastsim.info_nce, exclude_above=0.2, margin=0.1),
     _case(
         "info_nce-above-symmetric",
         fastsim.info_nce,
-        positives=_columns,
-        exclude=_ids,
+        positives=draw.columns,
+        exclude=draw.ids,
         exclude_above=0.2,
         symmetric=True,
     ),
-    _case("info_nce-positives", fastsim.info_nce, positives=_columns),
+    _case("info_nce-positives", fastsim.info_nce, positives=draw.columns),
     _case(
         "info_nce-everything",
         fastsim.info_nce,
-        positives=_columns,
-        exclude=_ids,
+        positives=draw.columns,
+        exclude=draw.ids,
         symmetric=True,
         margin=0.1,
     ),
     _case("info_nce-dot", fastsim.info_nce, temperature=2.0, similarity="dot", margin=0.3),
-    _case("info_nce-bias", fastsim.info_nce, positives=_columns, candidate_bias=_log_q),
+    _case("info_nce-bias", fastsim.info_nce, positives=draw.columns, candidate_bias=draw.log_q),
     _case(
         "info_nce-dot-everything",
         fastsim.info_nce,
-        positives=_columns,
+        positives=draw.columns,
         temperature=2.0,
-        exclude=_ids,
+        exclude=draw.ids,
         exclude_above=0.2,
         symmetric=True,
-        candidate_bias=_log_q,
+        candidate_bias=draw.log_q,
         similarity="dot",
     ),
-    _case("info_nce-smooth", fastsim.info_nce, label_smoothing=0.1, candidate_bias=_log_q),
+    _case("info_nce-smooth", fastsim.info_nce, label_smoothing=0.1, candidate_bias=draw.log_q),
     _case(
         "info_nce-guide",
         fastsim.info_nce,
-        positives=_columns,
-        guide=_guides,
+        positives=draw.columns,
+        guide=draw.guides,
         guide_margin=0.1,
         symmetric=True,
     ),
     _case(
         "info_nce-directions",
         fastsim.info_nce,
-        positives=_columns,
+        positives=draw.columns,
         temperature=0.2,
-        exclude=_ids,
-        guide=_guides,
+        exclude=draw.ids,
+        guide=draw.guides,
         guide_margin=0.2,
         guide_strategy="relative",
         directions=("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"),
@@ -283,7 +177,7 @@ CASES = (
     _case(
         "decoupled_contrastive-positives",
         fastsim.decoupled_contrastive,
-        positives=_columns,
+        positives=draw.columns,
         temperature=0.02,
         kind="decoupled",
     ),
@@ -291,20 +185,20 @@ CASES = (
         "decoupled_contrastive-dot-bias",
         fastsim.decoupled_contrastive,
         kind="decoupled",
-        positives=_columns,
+        positives=draw.columns,
         temperature=2.0,
-        candidate_bias=_log_q,
+        candidate_bias=draw.log_q,
         similarity="dot",
     ),
     _case("debiased_contrastive", fastsim.debiased_contrastive, kind="debiased"),
     _case(
         "debiased_contrastive-hard",
         fastsim.debiased_contrastive,
-        positives=_columns,
+        positives=draw.columns,
         temperature=0.1,
-        tau_plus=_priors,
+        tau_plus=draw.priors,
         beta=1.5,
-        exclude=_ids,
+        exclude=draw.ids,
         kind="debiased",
     ),
     *(
@@ -323,37 +217,39 @@ CASES = (
             (fastsim.multi_similarity, {"alpha": 0.5, "beta": 0.7}, None),
         )
     ),
-    Case("sup_con", fastsim.sup_con, oracles.sup_con, _sup_con, counted=rows_with_a_positive),
+    Case("sup_con", fastsim.sup_con, oracles.sup_con, draw.one_group, counted=rows_with_a_positive),
     _case("siglip", fastsim.siglip),
-    _case("siglip-signs", fastsim.siglip, targets=_signs),
-    _case("siglip-soft", fastsim.siglip, targets=_transposed, scale=5.0, bias=1.0),
-    _case("siglip-dot", fastsim.siglip, targets=_signs, scale=0.5, similarity="dot"),
-    _case("siglip-groups", fastsim.siglip, targets=_groups),
+    _case("siglip-signs", fastsim.siglip, targets=draw.signs),
+    _case("siglip-soft", fastsim.siglip, targets=draw.transposed_targets, scale=5.0, bias=1.0),
+    _case("siglip-dot", fastsim.siglip, targets=draw.signs, scale=0.5, similarity="dot"),
+    _case("siglip-groups", fastsim.siglip, targets=draw.groups),
     *(
-        _case(f"siglip-groups-{weight}", fastsim.siglip, targets=_groups, positive_weight=weight)
+        _case(
+            f"siglip-groups-{weight}", fastsim.siglip, targets=draw.groups, positive_weight=weight
+        )
         for weight in ("row", "both")
     ),
     _case("matrix_cross_entropy", fastsim.matrix_cross_entropy, targets=None),
-    _case("matrix_cross_entropy-soft", fastsim.matrix_cross_entropy, targets=_soft),
+    _case("matrix_cross_entropy-soft", fastsim.matrix_cross_entropy, targets=draw.soft_targets),
     _case(
         "matrix_cross_entropy-groups",
         fastsim.matrix_cross_entropy,
-        targets=_groups,
+        targets=draw.groups,
         temperature=0.1,
     ),
     _case(
         "matrix_cross_entropy-dot-bias",
         fastsim.matrix_cross_entropy,
-        targets=_soft,
-        candidate_bias=_log_q,
+        targets=draw.soft_targets,
+        candidate_bias=draw.log_q,
         similarity="dot",
     ),
-    _case("matrix_mse-soft", fastsim.matrix_mse, targets=_soft),
-    _case("matrix_mse-groups", fastsim.matrix_mse, targets=_groups),
+    _case("matrix_mse-soft", fastsim.matrix_mse, targets=draw.soft_targets),
+    _case("matrix_mse-groups", fastsim.matrix_mse, targets=draw.groups),
     _case("full_triplet", fastsim.full_triplet),
     _case("full_triplet-hard", fastsim.full_triplet, mining="hard", margin=0.5),
-    _case("full_triplet-exclude", fastsim.full_triplet, exclude=_ids),
-    Case("nt_xent", fastsim.nt_xent, oracles.nt_xent, _sup_con, counted=positive_pairs),
+    _case("full_triplet-exclude", fastsim.full_triplet, exclude=draw.ids),
+    Case("nt_xent", fastsim.nt_xent, oracles.nt_xent, draw.one_group, counted=positive_pairs),
     Case(
         "nt_xent-cold",
         fastsim.nt_xent,
@@ -361,14 +257,14 @@ CASES = (
         _grouped(temperature=0.01),
         counted=positive_pairs,
     ),
-    Case("multi_similarity", fastsim.multi_similarity, oracles.multi_similarity, _sup_con),
+    Case("multi_similarity", fastsim.multi_similarity, oracles.multi_similarity, draw.one_group),
     Case(
         "multi_similarity-options",
         fastsim.multi_similarity,
         oracles.multi_similarity,
         _grouped(alpha=7.0, beta=20.0, base=0.1),
     ),
-    Case("circle", fastsim.circle, oracles.circle, _sup_con, kind="circle", exact=False),
+    Case("circle", fastsim.circle, oracles.circle, draw.one_group, kind="circle", exact=False),
     Case(
         "circle-options",
         fastsim.circle,
@@ -405,19 +301,29 @@ CASES = (
         for loss in (losses.batch_semi_hard_triplet, losses.batch_all_triplet)
         for distance, margin in (("euclidean", 0.5), ("cosine", 0.2))
     ),
-    _late("-masks", query_mask=_mask(0, 3), document_mask=_mask(1, 5), average=True),
-    _late("-dot", similarity="dot", symmetric=True, exclude=_ids, temperature=3.0),
+    _late(
+        "-masks", query_mask=draw.text_mask(0, 3), document_mask=draw.text_mask(1, 5), average=True
+    ),
+    _late("-dot", similarity="dot", symmetric=True, exclude=draw.ids, temperature=3.0),
     _late(""),
-    _case("cosent_matrix-soft", fastsim.cosent_matrix, targets=_soft),
-    _case("cosent_matrix-groups", fastsim.cosent_matrix, targets=_groups, scale=5.0),
-    _case("cosent_matrix-dot", fastsim.cosent_matrix, targets=_soft, scale=0.5, similarity="dot"),
-    _case("cosent_matrix-self", fastsim.cosent_matrix, targets=_square_groups, make=_one_side),
-    Case("cosent", fastsim.cosent, oracles.cosent, _cosent, reduces=False, tile=False),
+    _case("cosent_matrix-soft", fastsim.cosent_matrix, targets=draw.soft_targets),
+    _case("cosent_matrix-groups", fastsim.cosent_matrix, targets=draw.groups, scale=5.0),
+    _case(
+        "cosent_matrix-dot",
+        fastsim.cosent_matrix,
+        targets=draw.soft_targets,
+        scale=0.5,
+        similarity="dot",
+    ),
+    _case(
+        "cosent_matrix-self", fastsim.cosent_matrix, targets=draw.square_groups, make=draw.one_side
+    ),
+    Case("cosent", fastsim.cosent, oracles.cosent, draw.labelled_scores, reduces=False, tile=False),
     Case(
         "cosent-distinct",
         fastsim.cosent,
         oracles.cosent,
-        _cosent_distinct,
+        draw.ranked_scores,
         reduces=False,
         tile=False,
     ),
@@ -426,24 +332,24 @@ CASES = (
     _taught(
         "-margins",
         kind="margin_mse",
-        positives=_columns,
+        positives=draw.columns,
         temperature=0.5,
         teacher_temperature=2.0,
     ),
     _taught("-margins-scores", given=True, kind="margin_mse"),
-    Case("angle", fastsim.angle, oracles.angle, _angle, reduces=False, tile=False),
+    Case("angle", fastsim.angle, oracles.angle, draw.labelled_pairs, reduces=False, tile=False),
     Case(
         "triplet_margin",
         fastsim.triplet_margin,
         oracles.triplet_margin,
-        _triplets,
+        draw.triplets,
         tile=False,
     ),
     Case(
         "cosine_regression",
         fastsim.cosine_regression,
         oracles.cosine_regression,
-        _regression,
+        draw.scored_pairs,
         tile=False,
     ),
 )

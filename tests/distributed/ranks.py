@@ -15,7 +15,8 @@ import torch.distributed as dist
 import fastsim
 from fastsim.backends.cpu import sizes
 from fastsim.distributed import Ring
-from tests.cases import CASES, Case, embeddings, integers
+from tests.case_inputs import embeddings, integers
+from tests.cases import CASES, Case
 from tests.distributed.recorder import order, recording
 from tests.seeds import fresh
 

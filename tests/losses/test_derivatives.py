@@ -13,7 +13,8 @@ from torch.autograd.functional import hessian, hvp
 
 import fastsim
 from tests import oracles
-from tests.cases import CASES, Case, embeddings, inputs, takes_backend
+from tests.case_inputs import embeddings
+from tests.cases import CASES, Case, inputs, takes_backend
 
 # torch's own forward-mode formulas are made with it.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
