@@ -19,20 +19,35 @@ from tests.measure import assert_close, conditioning
 _POSITIVES = torch.arange(27) * 40  # in every part
 
 
+def options_of(backend, options):
+    return {"symmetric": True, "backend": backend, **options}
+
+
 def both_ways(backend, sides, **options):
-    """Of the symmetric loss: in a sweep, by its definition, and that in float64 with `moved`."""
+    """The symmetric loss in a sweep and its gradients."""
+    value, grads = call(in_one_sweep(fastsim.info_nce), sides, [], options_of(backend, options))
+    return [value, *grads]
+
+
+def assert_exact(backend, sides, **options):
+    """`both_ways` against the definition in float64.
+
+    A logit is a cosine over the temperature, and so is its rounding. Loss and gradients move by at
+    most themselves times what their logits move by: that is the size of their terms.
+    """
 
     def dense(sides):
-        value, grads = call(width_by_width(fastsim.info_nce), sides, [], given("eager"))
+        asked = options_of("eager", options)
+        value, grads = call(width_by_width(fastsim.info_nce), sides, [], asked)
         return [value, *grads]
 
-    def given(backend):
-        return {"symmetric": True, "backend": backend, **options}
-
     wide = [side.double() for side in sides]
-    value, grads = call(in_one_sweep(fastsim.info_nce), sides, [], given(backend))
-    moved = [torch.finfo(torch.float32).eps * move for move in conditioning(dense, wide)]
-    return list(zip([value, *grads], dense(wide), dense(sides), moved, strict=True))
+    moved = conditioning(dense, wide)
+    parts = both_ways(backend, sides, **options), dense(wide), dense(sides), moved
+    for found, exact, of_dense, move in zip(*parts, strict=True):
+        size = exact.abs().max().item() / options["temperature"]
+        move *= torch.finfo(torch.float32).eps
+        assert_close("value or gradient", found, exact, of_dense, torch.float32, size, move)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -43,9 +58,7 @@ def test_positives_that_outweigh_all_else(noise, temperature, backend, usable):
     usable(backend)
     x = torch.randn(37, WIDTHS[0])
     sides = [x, x + noise * torch.randn(37, WIDTHS[0])]
-    for parts in both_ways(backend, sides, temperature=temperature, margin=0.05):
-        found, exact, of_dense, move = parts
-        assert_close("value or gradient", found, exact, of_dense, torch.float32, moved=move)
+    assert_exact(backend, sides, temperature=temperature, margin=0.05)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -55,21 +68,22 @@ def test_parts_of_columns(temperature, backend, usable):
     usable(backend)
     sides = [torch.randn(rows, WIDTHS[0]) for rows in (27, 1100)]
     ids = torch.arange(27) % 5, torch.arange(1100) % 7
-    for parts in both_ways(
-        backend, sides, temperature=temperature, exclude=ids, positives=_POSITIVES
-    ):
-        found, exact, of_dense, move = parts
-        assert_close("value or gradient", found, exact, of_dense, torch.float32, moved=move)
+    assert_exact(backend, sides, temperature=temperature, exclude=ids, positives=_POSITIVES)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_candidate(backend, usable):
-    """Its probability is 1, its score gradient 0; so it is where all others are excluded."""
+    """Its probability is 1, its score gradient 0; so it is where all others are excluded.
+
+    The loss is the difference of two equal logits, each of which is rounded in float64.
+    """
     usable(backend)
+    rounding = torch.finfo(torch.float64).eps / 0.05
     for rows, excluded in ((1, None), (9, (torch.zeros(9, dtype=torch.int64),) * 2)):
         sides = list(torch.randn(2, rows, WIDTHS[0]))
-        for found, *_ in both_ways(backend, sides, temperature=0.05, exclude=excluded):
-            assert not found.any()
+        loss, *grads = both_ways(backend, sides, temperature=0.05, exclude=excluded)
+        assert loss.abs() <= rounding
+        assert not any(grad.any() for grad in grads)
 
 
 @pytest.fixture
@@ -84,8 +98,7 @@ def test_some_rows_keep_their_products(rows, small_panels, monkeypatch, usable):
     usable("cpu")
     monkeypatch.setattr(sizes, "KEPT_IN_SWEEP", rows * 26 * len(WIDTHS))
     sides = list(torch.randn(2, 26, WIDTHS[0]))
-    for found, exact, of_dense, move in both_ways("cpu", sides, temperature=0.05):
-        assert_close("value or gradient", found, exact, of_dense, torch.float32, moved=move)
+    assert_exact("cpu", sides, temperature=0.05)
 
 
 @pytest.mark.usefixtures("no_matrix_unit")
