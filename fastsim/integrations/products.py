@@ -2,27 +2,51 @@
 
 from fastsim.backends import pick
 from fastsim.backends.extras import DOT
+from fastsim.checks import check_integers, check_range, check_reduction, check_sides
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses import info_nce_from_scores
-from fastsim.pairs import Pairs
+from fastsim.pairs import Pairs, as_ids
 from fastsim.reduce import as_float, inverse, row_weights
 from fastsim.scores import compute_dtype
 from fastsim.tile import Tile
 
 
-def cross_entropy(rows, columns, positives, scale, *, symmetric=False, reduction="mean"):
+def cross_entropy(
+    rows,
+    columns,
+    positives,
+    scale,
+    *,
+    symmetric=False,
+    reduction="mean",
+    weights=None,
+    names=("rows", "columns", "positives"),
+):
     """-log softmax_j(scale x_i . y_j) at j = positives[i]: rows (N, D), columns (M, D).
 
     scale: a positive number or 0-d tensor. symmetric: the mean of that and of the columns among the
-    rows. reduction: "mean", "sum" or "none".
+    rows. reduction: "mean", "sum" or "none"; weights (N,), in its place: sum_i weights_i loss_i.
+    names: what the caller calls the tensors. TypeError, ValueError where these do not fit.
     """
+    of_rows, of_columns, of_positives = names
+    check_sides(of_columns, columns, of_rows, rows)
+    check_integers(of_positives, positives, rows.shape[0], rows.device)
+    check_range(of_positives, positives, columns.shape[0])
+    check_reduction(reduction)
+    positives = as_ids(positives)
     backend = pick(None, rows, columns, scale, kind="softmax", extras=(DOT,))
     if backend.name == "eager":
-        options = {"symmetric": symmetric, "reduction": reduction}
+        options = {
+            "symmetric": symmetric,
+            "reduction": "none" if weights is not None else reduction,
+        }
         scores = as_float(rows) @ as_float(columns).T
-        return info_nce_from_scores(scores, positives, temperature=inverse(scale, rows), **options)
+        options["temperature"] = inverse(scale, rows)
+        losses = info_nce_from_scores(scores, positives, **options)
+        return losses if weights is None else (weights * losses).sum()
     tile = Tile("softmax", Pairs(positives), symmetric=symmetric, cosine=False)
-    weights = row_weights(reduction, rows.shape[0], compute_dtype(rows), rows.device)
+    if weights is None:
+        weights = row_weights(reduction, rows.shape[0], compute_dtype(rows), rows.device)
 
     def formula(scores, scale, _):
         given = {"temperature": 1 / scale, "symmetric": symmetric, "reduction": "none"}

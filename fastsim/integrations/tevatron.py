@@ -3,15 +3,22 @@
     from fastsim.integrations.tevatron import SimpleContrastiveLoss, DistributedContrastiveLoss
 
 Subclasses of tevatron.loss's classes, of version 0.1, with their arguments and results: the cross
-entropy of each query's products with all passages, its own being every n_target-th.
+entropy of each query's products with all passages, its own being every n_target-th. Targets
+that are probabilities are theirs, by their code; a warning says so once.
 """
 
 import torch
 from tevatron import loss as theirs
 
+from fastsim.checks import INTEGRAL
 from fastsim.integrations import names
 from fastsim.integrations.dtypes import as_theirs
+from fastsim.integrations.overrides import say_once
 from fastsim.integrations.products import cross_entropy
+from fastsim.pairs import as_ids
+from fastsim.scores import compute_dtype
+
+IGNORED = -100  # a target that torch's cross entropy leaves out
 
 _TheirLoss = theirs.SimpleContrastiveLoss
 _their_call = _TheirLoss.__call__
@@ -21,7 +28,10 @@ class SimpleContrastiveLoss(theirs.SimpleContrastiveLoss):
     """Of queries x (N, D) and passages y (M, D); target (N,): the place of each query's own."""
 
     def __call__(self, x, y, target=None, reduction="mean"):
-        if len(x) == 0:
+        reason = _unfused(x, y, target)
+        if reason is not None:
+            say_once(self, f"{reason} no fused form", "tevatron", stacklevel=3)
+        if reason is not None or len(x) == 0:
             return super().__call__(x, y, target=target, reduction=reduction)
         if target is None:
             if len(x) * self.target_per_qry != len(y):
@@ -29,14 +39,49 @@ class SimpleContrastiveLoss(theirs.SimpleContrastiveLoss):
                     f"y: wanted {len(x) * self.target_per_qry} passages, {self.target_per_qry}"
                     f" of each query, got {len(y)}"
                 )
-            target = torch.arange(0, len(y), self.target_per_qry, device=x.device)
-        loss = cross_entropy(x, y, target, 1.0, reduction=reduction)
+            target, ignored = torch.arange(0, len(y), self.target_per_qry, device=x.device), None
+        else:
+            target, ignored = _split(as_ids(target))
+        given = {"reduction": reduction, "names": ("x", "y", "target")}
+        if ignored is not None and reduction != "none":
+            given["weights"] = _weights(ignored, reduction, compute_dtype(x))
+        loss = cross_entropy(x, y, target, 1.0, **given)
+        if ignored is not None and reduction == "none":
+            loss = loss.masked_fill(ignored, 0.0)
 
         def few():
             sides = x.detach()[:2], y.detach()[:2]
             return _their_call(_TheirLoss(), *sides, torch.zeros_like(target[:2]))
 
         return as_theirs(loss, _TheirLoss, few, x, y)
+
+
+def _unfused(x, y, target):
+    """What has no fused form, with its verb, or None."""
+    if target is not None and target.dtype not in INTEGRAL:
+        return f"a target of {target.dtype} has"
+    return None if x.dtype == y.dtype else f"x of {x.dtype} against y of {y.dtype} has"
+
+
+def _split(target):
+    """(targets, those of ignored queries being 0; which these are, None where there are none).
+
+    Off the CPU nothing is read, as that would wait for the device.
+    """
+    ignored = target == IGNORED
+    if _is_read(target) and not ignored.any():
+        return target, None
+    return target.masked_fill(ignored, 0), ignored
+
+
+def _is_read(target):
+    return target.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _weights(ignored, reduction, dtype):
+    """Of the queries' losses in the sum, or the mean over those that are not ignored."""
+    kept = (~ignored).to(dtype)
+    return kept / kept.sum() if reduction == "mean" else kept
 
 
 class DistributedContrastiveLoss(theirs.DistributedContrastiveLoss, SimpleContrastiveLoss):

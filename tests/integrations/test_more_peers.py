@@ -156,48 +156,176 @@ def test_tevatron(tevatron, passages):
         ours(sides[0], sides[1][1:])
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("read", [True, False], ids=["read", "as on a GPU"])
+def test_tevatron_leaves_out_what_is_ignored(tevatron, reduction, read, monkeypatch):
+    ours, theirs = (package.SimpleContrastiveLoss() for package in tevatron)
+    if not read:
+        monkeypatch.setattr(tevatron[0], "_is_read", lambda target: False)
+    sides = of(ROWS, WIDTH, seed=1), of(2 * ROWS, WIDTH, seed=2)
+    target = torch.randint(0, 2 * ROWS, (ROWS,), generator=fresh(3))
+    target[[2, 5]] = -100
+
+    def call(loss):
+        return lambda x, y: loss(x, y, target=target, reduction=reduction).square().sum()
+
+    compare(call(ours), call(theirs), sides)
+    assert ours(*sides, target=torch.full((ROWS,), -100)).isnan()
+
+
+def test_tevatron_of_other_targets(tevatron):
+    """Bytes are places, floats are probabilities, which are theirs."""
+    ours, theirs = (package.SimpleContrastiveLoss() for package in tevatron)
+    sides = of(ROWS, WIDTH, seed=1), of(ROWS, WIDTH, seed=2)
+    places = torch.arange(ROWS).flip(0)
+    wanted = theirs(*sides, target=places)
+    for dtype in (torch.uint8, torch.int32):
+        torch.testing.assert_close(ours(*sides, target=places.to(dtype)), wanted)
+    soft = of(ROWS, ROWS, seed=3).softmax(1)
+    overrides._said.clear()
+    with pytest.warns(
+        UserWarning, match=r"a target of torch\.float32 has no fused form; tevatron's"
+    ):
+        value = ours(*sides, target=soft)
+    assert torch.equal(value, theirs(*sides, target=soft))
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.warns(UserWarning, match=r"x of torch\.bfloat16 against y"):
+            value = ours(sides[0].bfloat16(), sides[1])
+        assert torch.equal(value, theirs(sides[0].bfloat16(), sides[1]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, y, target: (x, y[:, 1:], target), f"y: wanted width {WIDTH}"),
+        (lambda x, y, target: (x, y[:0], target), "y: wanted at least one element"),
+        (lambda x, y, target: (x[None], y, target), "x: wanted 2"),
+        (lambda x, y, target: (x, y, target[1:]), f"target: wanted {ROWS} entries"),
+        (lambda x, y, target: (x, y, target[:, None]), "target: wanted 1 dim"),
+        (lambda x, y, target: (x, y, target + 1), f"target: wanted values in .0, {ROWS}."),
+        (lambda x, y, target: (x, y, target - 1), f"target: wanted values in .0, {ROWS}."),
+    ],
+)
+def test_tevatron_refuses_what_does_not_fit(tevatron, change, message):
+    loss = tevatron[0].SimpleContrastiveLoss()
+    given = of(ROWS, WIDTH, seed=1), of(ROWS, WIDTH, seed=2), torch.arange(ROWS)
+    with pytest.raises(ValueError, match=message):
+        loss(*change(*given))
+
+
 # ---- FlagEmbedding ----
+
+MODELS = "FlagEmbedding.finetune.embedder.encoder_only.base.modeling"
 
 
 @pytest.fixture
 def flag(monkeypatch):
     pytest.importorskip("transformers", reason="transformers is not installed")
-    theirs = alone(monkeypatch, "FlagEmbedding.abc.finetune.embedder.AbsModeling")
+    monkeypatch.setattr(overrides, "_said", set())
+    abstract = alone(monkeypatch, "FlagEmbedding.abc.finetune.embedder.AbsModeling")
+    package = sys.modules["FlagEmbedding.abc.finetune.embedder"]
+    monkeypatch.setattr(package, "AbsEmbedderModel", abstract.AbsEmbedderModel, raising=False)
+    theirs = alone(monkeypatch, MODELS)
     ours = importlib.import_module("fastsim.integrations.flag_embedding")
 
-    class Model(theirs.AbsEmbedderModel):
+    class Model(theirs.BiEncoderOnlyEmbedderModel):
         """Their encoder-only model's loss of embeddings at hand."""
 
         def encode(self, features):
             return features
 
-        def compute_score(self, queries, passages):
-            return queries @ passages.T / self.temperature
-
-        def compute_loss(self, scores, target):
-            return torch.nn.functional.cross_entropy(scores, target)
-
-        def save(self, output_dir):
-            raise NotImplementedError
-
     return Model, ours
 
 
-@pytest.mark.parametrize(("passages", "temperature"), [(1, 1.0), (4, 1.0), (4, 0.02)])
-def test_flag_embedding(flag, passages, temperature):
+def patched(flag):
+    """(a model with our loss, one with theirs)."""
     model, ours = flag
 
     class Changed(model):
         _compute_in_batch_neg_loss = ours.in_batch_loss
 
-    sides = [torch.nn.functional.normalize(of(n, WIDTH, seed=n)) for n in (ROWS, ROWS * passages)]
-    losses = [kind(None, temperature=temperature).train() for kind in (Changed, model)]
+    return Changed, model
+
+
+def pairs(passages):
+    return [torch.nn.functional.normalize(of(n, WIDTH, seed=n)) for n in (ROWS, ROWS * passages)]
+
+
+@pytest.mark.parametrize(("passages", "temperature"), [(1, 1.0), (4, 1.0), (4, 0.02)])
+def test_flag_embedding(flag, passages, temperature):
+    sides = pairs(passages)
+    losses = [kind(None, temperature=temperature).train() for kind in patched(flag)]
     compare(*(lambda q, p, loss=loss: loss(q, p).loss for loss in losses), sides)
     teacher = torch.rand(ROWS * passages).tolist()
     values = [loss(*sides, teacher_scores=teacher).loss for loss in losses]
     torch.testing.assert_close(*values)
     half = [side.bfloat16() for side in sides]
     assert len({loss(*half).loss.dtype for loss in losses}) == 1
+
+
+def test_flag_embedding_of_another_width(flag):
+    queries, passages = pairs(2)
+    loss = patched(flag)[0](None).train()
+    with pytest.raises(ValueError, match=f"p_reps: wanted width {WIDTH}"):
+        loss(queries, passages[:, 1:])
+
+
+def doubled(kind):
+    class Doubled(kind):
+        def compute_score(self, queries, passages):
+            return 2 * super().compute_score(queries, passages)
+
+    return Doubled(None)
+
+
+def distances(kind):
+    loss = kind(None)
+    loss._compute_similarity = lambda queries, passages: -torch.cdist(queries, passages)
+    return loss
+
+
+def own_loss(kind):
+    class Own(kind):
+        def compute_loss(self, scores, target):
+            return torch.nn.functional.multi_margin_loss(scores, target)
+
+    return Own(None)
+
+
+def smoothed(kind):
+    loss = kind(None)
+    loss.cross_entropy = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    return loss
+
+
+def summed(kind):
+    loss = kind(None)
+    loss.cross_entropy.reduction = "sum"
+    return loss
+
+
+def negative(kind):
+    return kind(None, temperature=-0.5)
+
+
+REPLACED = {
+    doubled: "compute_score",
+    distances: "_compute_similarity",
+    own_loss: "compute_loss",
+    smoothed: "cross_entropy",
+    summed: "cross_entropy",
+    negative: "temperature",
+}
+
+
+@pytest.mark.parametrize("change", REPLACED)
+def test_flag_embedding_where_something_was_replaced(flag, change):
+    sides = pairs(2)
+    ours, theirs = (change(kind).train() for kind in patched(flag))
+    with pytest.warns(UserWarning, match=f"{REPLACED[change]} has no fused form; FlagEmbedding's"):
+        value = ours(*sides).loss
+    assert torch.equal(value, theirs(*sides).loss)
+    assert torch.equal(ours(*sides).loss, value)  # a second note would be an error
 
 
 # ---- Lightning ----
