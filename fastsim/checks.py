@@ -49,14 +49,14 @@ def check_alike(name, value, other_name, other, *, rows=False):
     """`value` has the width, dtype and device of `other`, with `rows=True` its row count too."""
     if value.shape[-1] != other.shape[-1]:
         raise ValueError(
-            f"{name}: wanted width {other.shape[-1]} as {other_name}, got {value.shape[-1]}"
+            f"{name}: wanted width {other.shape[-1]}, that of {other_name}, got {value.shape[-1]}"
         )
     if rows and value.shape[0] != other.shape[0]:
         raise ValueError(
-            f"{name}: wanted {other.shape[0]} rows as {other_name}, got {value.shape[0]}"
+            f"{name}: wanted {other.shape[0]} rows, as many as {other_name}, got {value.shape[0]}"
         )
     if value.dtype != other.dtype:
-        raise TypeError(f"{name}: wanted {other.dtype} as {other_name}, got {value.dtype}")
+        raise TypeError(f"{name}: wanted {other.dtype}, that of {other_name}, got {value.dtype}")
     check_device(name, value, other_name, other)
 
 
@@ -64,7 +64,7 @@ def check_device(name, value, other_name, other):
     """Both tensors live on one device."""
     if value.device != other.device:
         raise ValueError(
-            f"{name}: wanted device {other.device} as {other_name}, got {value.device}"
+            f"{name}: wanted device {other.device}, that of {other_name}, got {value.device}"
         )
 
 

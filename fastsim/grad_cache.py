@@ -39,15 +39,15 @@ class GradCache:
 
     encode: micro-batch -> embeddings (n, D); a module, perhaps in DistributedDataParallel, or any
         function; or a list of them, one per column. An `Encoder` or a SentenceTransformer takes
-        lists of texts. What it draws of torch's default generators
-        (dropout) it draws again.
+        lists of texts. Random draws from torch's default generators (dropout) are the same in
+        both passes.
     loss: embeddings of each column (N, D) -> scalar; a module's parameters (a learnt temperature)
         get their gradient too. With `group=` in it, all processes take one step together.
     micro_batch_size: rows that are encoded at once.
 
     module: the module that the encoder wraps, where `encode` is a function that hides it.
 
-    Processes reduce their gradients once a step, after the last micro-batch, where the encoder is
+    Processes reduce their gradients once per step, after the last micro-batch, where the encoder is
     wrapped in DistributedDataParallel, FSDP2 (`fully_shard`) or a DeepSpeed engine. All of them
     encode equally many micro-batches: a process with fewer rows encodes a row again, whose
     embedding is not used. An error in the encoder of one process is raised on all of them;
@@ -266,8 +266,10 @@ class MicroBatches(list):
         else:
             kind = type(column).__name__
             raise TypeError(f"{name}: wanted a tensor, a mapping of tensors or a list, got {kind}")
-        if len(counts) != 1 or (0 in counts and not empty):
-            raise ValueError(f"{name}: wanted rows of one number, got {sorted(counts)}")
+        if len(counts) != 1:
+            raise ValueError(f"{name}: wanted tensors of equally many rows, got {sorted(counts)}")
+        if 0 in counts and not empty:
+            raise ValueError(f"{name}: wanted at least one row, got 0")
         starts = range(0, max(1, *counts), size)
         return cls(_rows(column, start, start + size) for start in starts)
 

@@ -81,9 +81,13 @@ def mine_hard_negatives(
         positives, further = positives[:, 0], positives[:, 1:]
     check_integers("positives", positives, rows, queries.device)
     if rows and not 0 <= int(positives.min()) <= int(positives.max()) < columns:
-        raise ValueError(f"positives: wanted rows of the corpus, 0 to {columns - 1}")
+        raise ValueError(
+            f"positives: wanted rows of the corpus, 0 to {columns - 1}, got"
+            f" {int(positives.min())} to {int(positives.max())}"
+        )
     if (query_ids is None) != (corpus_ids is None):
-        raise ValueError("query_ids, corpus_ids: wanted both or neither")
+        given = "corpus_ids" if query_ids is None else "query_ids"
+        raise ValueError(f"query_ids, corpus_ids: wanted both or neither, got {given} alone")
     if query_ids is not None:
         check_integers("query_ids", query_ids, rows, queries.device)
         check_integers("corpus_ids", corpus_ids, columns, queries.device)

@@ -138,7 +138,7 @@ def check_some_token(name, mask, numbers=None):
         which = first if numbers is None else int(numbers[first])
         raise ValueError(
             f"{name}: wanted at least one token in every document that has to be scored,"
-            f" got none in number {which}"
+            f" got none in document {which}"
         )
 
 

@@ -353,7 +353,7 @@ Q, D = torch.randn(2, 3, 4), torch.randn(5, 6, 4)
         (
             lambda: fastsim.late_interaction(Q, D, None, torch.arange(5)[:, None] > torch.ones(6)),
             ValueError,
-            "document_mask: wanted at least one token .* got none in number 0",
+            "document_mask: wanted at least one token .* got none in document 0",
         ),
         (
             lambda: fastsim.late_interaction_distillation(Q, D, torch.randn(2, 4)),

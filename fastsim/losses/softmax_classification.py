@@ -54,7 +54,7 @@ class SoftmaxClassification(torch.nn.Module):
         check_embeddings("v", v)
         check_alike("v", v, "u", u, rows=True)
         if u.shape[1] != self.dim:
-            raise ValueError(f"u: wanted width {self.dim} as dim, got {u.shape[1]}")
+            raise ValueError(f"u: wanted width {self.dim}, which is dim, got {u.shape[1]}")
         u, v = as_float(u), as_float(v)
         with without_autocast(u.device.type):
             features = torch.cat([u, v, (u - v).abs()], 1)

@@ -199,7 +199,7 @@ def test_memory_grows_with_the_micro_batch_and_not_the_batch():
         (
             lambda e, f: GradCache(e, f, micro_batch_size=2).backward(torch.empty(0, 3)),
             ValueError,
-            r"columns\[0\]: wanted rows of one number, got \[0\]",
+            r"columns\[0\]: wanted at least one row, got 0",
         ),
         (
             lambda e, f: GradCache(e, f, micro_batch_size=2).backward(3),
