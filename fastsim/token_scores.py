@@ -45,7 +45,7 @@ def max_sim(
         document_offsets: (C + 1,) integers, likewise; not with documents (B, N, Ld, D).
         similarity: "cosine", or "dot" for plain products, as of embeddings that have norm 1.
         average: the mean over a query's tokens in place of the sum.
-        backend: as everywhere; None chooses.
+        backend: its name; None chooses.
 
     Returns:
         Scores (B, C), for documents (B, N, Ld, D) (B, N); float32, float64 for float64. Of equal

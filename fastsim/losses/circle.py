@@ -1,4 +1,4 @@
-"""Circle loss: positives and negatives, each weighed by how far it is from where it should be.
+"""Circle loss: positives and negatives, each weighted by its distance from the optimum.
 
     L_i = log(1 + sum_{p in group(i), p != i} exp(gamma a_ip (1 - margin - s_ip))
                   * sum_{n not in group(i)} exp(gamma a_in (s_in - margin)))

@@ -59,7 +59,7 @@ def debiased_contrastive(
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """InfoNCE with false negatives discounted (tau_plus) and hard negatives weighed up (beta).
+    """InfoNCE with false negatives discounted (tau_plus) and hard negatives up-weighted (beta).
 
     For pairs without labels, where many of the other candidates belong to the anchor's class. Where
     false negatives are known take `info_nce` with `exclude`, where a guide model finds them with
@@ -72,7 +72,8 @@ def debiased_contrastive(
         temperature: a positive number or 0-d tensor, with a gradient if it wants one.
         tau_plus: the probability that a negative is a positive, at least 0 and below 1: a number,
             or (N,) of each row. About one over the number of classes.
-        beta: a number, at least 0: a negative weighs e^(beta z). 0: all weigh the same.
+        beta: a number, at least 0: a negative weighs e^(beta cos / temperature). 0: all weigh
+            the same.
         exclude: (row_ids (N,), column_ids (M,)) integers; a pair with equal ids that is not the
             anchor's positive takes no part.
         reduction: "mean", "sum" or "none".

@@ -79,10 +79,10 @@ def distill(
 ) -> Tensor:
     """Distillation of a teacher's scores of every pair of the batch.
 
-    To train a small encoder on what a large one, or a cross-encoder, thinks of all pairs. Take "kl"
-    first; "margin_mse" where differences of scores are to be met, as for an index of two models.
-    Where a teacher has scored tokens' documents, take `late_interaction_distillation`; for the
-    values of scores themselves `matrix_mse`.
+    To train a small encoder on a large one's or a cross-encoder's scores of all pairs. Take "kl"
+    first; "margin_mse" where differences of scores are to be met, as where two models share an
+    index. For token embeddings take `late_interaction_distillation`, for the values of scores
+    themselves `matrix_mse`.
 
     Args:
         x: (N, D).
@@ -98,7 +98,7 @@ def distill(
             "margin_mse".
         teacher_temperature: what the teacher's scores are divided by, a positive number; None:
             `temperature`. Logits of a cross-encoder from -10 to 10 meet cosines with 10 times
-            `temperature`. Of a given matrix "margin_mse" then holds one more.
+            `temperature`. With given scores "margin_mse" then holds one more matrix.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`. Scores of a teacher hold the rank's own rows against the
@@ -242,7 +242,7 @@ def _positives(positives, kind, rows, columns, device):
     if kind == "margin_mse":
         return parse_positives(positives, rows, columns, device)
     if positives is not None:
-        raise ValueError("positives: wanted with kind 'margin_mse' alone, got them with 'kl'")
+        raise ValueError("positives: wanted only with kind 'margin_mse', got them with 'kl'")
     return None
 
 

@@ -82,7 +82,7 @@ def late_interaction(
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, of their own lengths
             Lq and Ld; see `fastsim.distributed`. Documents are gathered: a `Ring` is refused.
-        backend: as everywhere; None chooses.
+        backend: its name; None chooses.
 
     Returns:
         A scalar, or (B,) for reduction "none". float32, float64 for float64.

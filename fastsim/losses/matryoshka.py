@@ -23,7 +23,7 @@ from fastsim.losses.module import LossModule
 
 
 class Matryoshka(torch.nn.Module):
-    """A loss on the first `w` numbers of every embedding, summed over widths.
+    """A loss on the first w dimensions of every embedding, summed over widths.
 
     For embeddings that will be cut to fewer numbers when they are used.
 

@@ -1,4 +1,4 @@
-"""Multi-similarity: soft hinges on a row's positives and on its negatives, each weighed by all.
+"""Multi-similarity: a soft hinge on a row's positives and one on its negatives.
 
     L_i = (1/alpha) log(1 + sum_{p in group(i), p != i} exp(-alpha (s_ip - base)))
         + (1/beta)  log(1 + sum_{n not in group(i)}     exp(beta (s_in - base)))
@@ -7,7 +7,7 @@ s is the cosine, or with similarity="dot" the dot product.
 
 Source: Wang et al. 2019, "Multi-Similarity Loss with General Pair Weighting for Deep Metric
 Learning", equation 15, without its mining. A positive's weight grows with its distance to the
-others, a negative's with its nearness; `nt_xent` weighs negatives likewise, positives one by one.
+others, a negative's with its nearness; `nt_xent` weights negatives likewise, positives one by one.
 """
 
 from functools import partial
@@ -39,10 +39,10 @@ def multi_similarity(
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Multi-similarity loss: soft hinges on positives and negatives, each weighed by the others.
+    """Multi-similarity loss: a soft hinge on a row's positives and one on its negatives.
 
-    For rows with a class or group id, when the hard pairs should count most; `circle` weighs each
-    pair by its own distance from the goal, `sup_con` is a softmax without hinges.
+    For rows with a class or group id, when the hard pairs should count most; `circle` weights
+    each pair by its own distance from the optimum, `sup_con` is a softmax without hinges.
 
     Args:
         embeddings: (N, D).

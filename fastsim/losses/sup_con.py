@@ -39,7 +39,7 @@ def sup_con(
     """Supervised contrastive loss: every other row of the group is a positive.
 
     For rows with a class or group id. In `nt_xent` the positives of a row do not compete with each
-    other; `multi_similarity` and `circle` weigh pairs by how hard they are.
+    other; `multi_similarity` and `circle` weight pairs by how hard they are.
 
     Args:
         embeddings: (N, D).
