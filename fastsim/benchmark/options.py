@@ -21,26 +21,41 @@ class Integers(click.ParamType):
 
 
 _OPTIONS = (
-    click.option("--loss", "losses", multiple=True, help="A loss; all. A wrong name lists them."),
-    click.option("--backend", "backends", multiple=True, help="Of fastsim; all but eager."),
     click.option(
-        "--baseline", "baselines", multiple=True, help="A baseline, or none; all installed ones."
+        "--loss", "losses", multiple=True, help="A loss; default: all. A wrong name lists them."
+    ),
+    click.option(
+        "--backend", "backends", multiple=True, help="Backends of fastsim; default: all but eager."
+    ),
+    click.option(
+        "--baseline",
+        "baselines",
+        multiple=True,
+        help="A baseline, or none; default: all that are installed.",
     ),
     click.option("--sizes", type=Integers(), default=(), help="N, rows of either side."),
     click.option("--dim", "dims", type=Integers(), default=(), help="D, their width."),
-    click.option("--measure", "measures", multiple=True, help="time, memory or error; all three."),
+    click.option(
+        "--measure", "measures", multiple=True, help="time, memory or error; default: all three."
+    ),
     click.option("--device", default="cpu", help="cpu or cuda."),
     click.option(
         "--dtype",
         type=click.Choice(["float32", "float16", "bfloat16", "float64"]),
-        help="float32 on a CPU, bfloat16 on a GPU.",
+        help="Default: float32 on a CPU, bfloat16 on a GPU.",
     ),
     click.option(
-        "--processes", type=click.IntRange(0), help="Fresh ones, a repeat of all each; 6."
+        "--processes",
+        type=click.IntRange(0),
+        help="Fresh processes, each a repeat of everything. Default: 6.",
     ),
-    click.option("--seconds", default=0.5, help="For the rounds of one pass at one size in each."),
+    click.option(
+        "--seconds", default=0.5, help="Seconds of timing per loss, size, pass and process."
+    ),
     click.option("--limit", default=15.0, help="Seconds beyond which a call is not made."),
-    click.option("--memory-limit", type=float, help="GB that a call may take; 16 or less."),
+    click.option(
+        "--memory-limit", type=float, help="GB that a call may take; default: 16 or less."
+    ),
     click.option("--quick", is_flag=True, help="Two small sizes, under a minute."),
     click.option("--out", metavar="FILE", help="JSON lines; a folder gets DEVICE/losses.jsonl."),
     click.option("--resume", is_flag=True, help="Go on with the --out that was broken off."),
