@@ -1,4 +1,4 @@
-"""python -m bench.amx: losses by products of bfloat16 (Intel AMX, AVX512_BF16), beside plain torch.
+"""python -m bench.amx: losses by products of bfloat16 (Intel AMX, AVX512_BF16), beside eager torch.
 
 Forward and backward of each loss and dtype, in turns: fastsim, the dense formula in that dtype in
 eager torch, and three bare products of the size of the score matrix, one for the scores and one for

@@ -1,4 +1,4 @@
-"""python -m bench.errors: the errors of every loss on the CPU, beside those of plain torch.
+"""python -m bench.errors: the errors of every loss on the CPU, beside those of eager torch.
 
 Each loss and its gradients, by fastsim and by the dense formula in eager torch of the same dtype,
 against the dense formula in float64 (`fastsim.benchmark.accuracy`), at the most rows up to --rows

@@ -1,6 +1,6 @@
 """python -m bench.large_batch: a step of GradCache at a large batch, and a training run with one.
 
-The step, on the embedded model: encoding without a graph, the loss over all embeddings, encoding
+The step, on the bundled model: encoding without a graph, the loss over all embeddings, encoding
 again with its gradient; beside sentence-transformers' CachedMultipleNegativesRankingLoss with the
 same batch and mini-batch. Every micro-batch is like the others, so a share of them is encoded and
 the time multiplied; the loss stages run whole. Operations are those that torch dispatches.

@@ -1,6 +1,6 @@
 """Time and memory of mining hard negatives in a large corpus, through the library's function.
 
-Usage: python bench/mining.py [--rows 100000] [--dim 384]. Embeddings are random: each query is its
+Usage: python -m bench.mining [--rows 100000] [--dim 384]. Embeddings are random: each query is its
 positive with noise. Result: bench/results/mining/DEVICE.json.
 """
 

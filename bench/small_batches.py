@@ -1,7 +1,7 @@
 """python -m bench.small_batches: every loss on the CPU at 64 x 384, where a call's own cost shows.
 
 Of each loss the time of the forward pass alone and with backward, ours beside the dense formula in
-plain torch and, of the headlines, beside torch.compile of it: one thread, in turns. Writes
+eager torch and, of the headlines, beside torch.compile of it: one thread, in turns. Writes
 small_batches.jsonl in bench/results/<device>; rows of other losses, sizes and kernels stay there.
 """
 

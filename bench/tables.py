@@ -103,7 +103,7 @@ def gains(kind):
                 lines.append([folder, loss, *cells[:2], f"{library} {cells[2]}"])
     named = {folder.rsplit("-", 1)[0] for folder, *_ in lines}
     lines = [line for line in lines if line[0] not in named]
-    head = ["measured on", f"{GAIN_ROWS:,} x {WIDTH}", "fastsim", "plain torch", "others"]
+    head = ["measured on", f"{GAIN_ROWS:,} x {WIDTH}", "fastsim", "eager torch", "others"]
     return markdown(head, lines, 2) if lines else NOTHING
 
 

@@ -1,4 +1,4 @@
-"""python -m bench.torch_backend: the backend in plain torch beside the dense formula, on a CPU.
+"""python -m bench.torch_backend: the torch backend beside the dense formula, on a CPU.
 
 Of each tile loss the time of forward and backward of both in turns, and how far a call of the
 backend raises the peak memory of a fresh process. Times are the processor's seconds of one thread,
