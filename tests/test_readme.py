@@ -54,6 +54,14 @@ def test_the_readme_is_short_and_names_every_loss():
         assert re.search(rf"\b{name}\b", text), name
 
 
+def test_the_table_of_memory_names_every_loss():
+    page = (ROOT / "fastsim/README.md").read_text()
+    section = page.partition("\n## Memory\n")[2].partition("\n## ")[0]
+    for name in fastsim.losses.__all__:
+        if name.islower() and not name.endswith("_from_scores"):
+            assert re.search(rf"\b{name}`", section), name
+
+
 def test_every_page_is_linked_and_links_to_what_is_there():
     text = README.read_text()
     for folder in FOLDERS:
