@@ -21,7 +21,8 @@ KNOWN = {
     Tile: {"kind", "pairs", "scale", "bias", "margin", "normalise", "symmetric", "levels"}
     | {"group"},  # whose ranks merge the state outside
     Pairs: {"positives", "row_ids", "column_ids", "row_groups", "column_groups", "dense"}
-    | {"negative_target", "skip"},
+    | {"negative_target", "skip"}
+    | {"distinct"},  # a hint, of which they make no use
 }
 
 
@@ -308,11 +309,16 @@ def paired_scores(unit_x, unit_y):
     return out
 
 
-def closest(pairs, semi_hard, unit_x, unit_y, ceilings):
-    """Column (N,) of each row's closest negative, -1 where it has none."""
+def check_closest(pairs):
+    """RuntimeError for pairs among which the kernels find no closest negative."""
     check_known(pairs, "the closest negative")
     if pairs.positives is None or pairs.row_groups is not None:
         refuse("its closest negatives need positives, and take no groups")
+
+
+def closest(pairs, semi_hard, unit_x, unit_y, ceilings):
+    """Column (N,) of each row's closest negative, -1 where it has none."""
+    check_closest(pairs)
     run = Launch(pairs, unit_x, unit_y)
     ceiling = None
     if semi_hard:

@@ -12,6 +12,7 @@ import torch
 from fastsim.backends.cuda import backend as cuda
 from fastsim.backends.cuda import passes as cuda_passes
 from tests.backends.cuda.emulator.build import MISSING
+from tests.backends.cuda.refusals import skip_expected
 
 if library := os.environ.get("FASTSIM_EMULATED"):
     torch.ops.load_library(library)
@@ -27,10 +28,8 @@ def pytest_report_collectionfinish():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem):
-    """What the backend refuses in its own words is skipped with them."""
+    """What the backend refuses by design is skipped with its own words."""
     try:
         return (yield)
     except RuntimeError as error:
-        if str(error).startswith("backend 'cuda' cannot be used: "):
-            pytest.skip(str(error))
-        raise
+        skip_expected(error)
