@@ -29,7 +29,7 @@ def facts():
             for name, reason in backends().items()
         },
         "devices": [_device(device, kept) for device in devices()],
-        "verdicts": str(verdicts.folder()),
+        "verdicts": None if (folder := verdicts.folder()) is None else str(folder),
     }
 
 
@@ -67,6 +67,7 @@ def _device(device, kept):
                     verdict.key["kind"],
                     getattr(torch, verdict.key["dtype"]),
                     device,
+                    verdict.key["precision"],
                 ),
             }
             for verdict in mine
@@ -101,8 +102,9 @@ def report():
             ]
         for verdict in device["verdicts"]:
             stale = "" if verdict["current"] else ", of other versions: not used"
+            dtype = f"{verdict['dtype']} {verdict['precision']}"
             lines.append(
-                f"  {verdict['backend']:<7} {verdict['kind']:<17} {verdict['dtype']:<9}"
+                f"  {verdict['backend']:<7} {verdict['kind']:<17} {dtype:<16}"
                 f"{verdict['says']} ({verdict['days']:g} days old{stale})"
             )
     if warning := namesake():

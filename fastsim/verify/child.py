@@ -1,7 +1,8 @@
-"""python -m fastsim.verify.child BACKEND KIND DTYPE DEVICE [MODULE]: one check, in this process.
+"""python -m fastsim.verify.child BACKEND KIND DTYPE DEVICE PRECISION [MODULE]: one check, in here.
 
-MODULE is imported first: a backend from elsewhere registers itself there. The last line of the
-output is [served, reason, ratio] as JSON.
+PRECISION is that of float32 products, which a new process does not have from its parent. MODULE is
+imported first: a backend from elsewhere registers itself there. The last line of the output is
+[served, reason, ratio] as JSON.
 """
 
 import importlib
@@ -13,8 +14,9 @@ import torch
 from fastsim.verify import checks
 
 
-def main(backend, kind, dtype, device, module=None):
+def main(backend, kind, dtype, device, precision, module=None):
     """Checks and prints."""
+    torch.set_float32_matmul_precision(precision)
     if module is not None:
         importlib.import_module(module)
     try:

@@ -17,13 +17,14 @@ LIMIT = 300.0  # seconds of one check
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def verify(backend, kind, dtype, device, *, limit=LIMIT, module=None):
+def verify(backend, kind, dtype, device, *, precision=None, limit=LIMIT, module=None):
     """Checks one backend, kind and dtype on a device, and keeps and returns the verdict.
 
-    limit: seconds, after which it counts as hanging. module: imported by the process first.
+    precision: of float32 products, as for `verdicts.key`. limit: seconds, after which it counts as
+    hanging. module: imported by the process first.
     """
-    of = verdicts.key(backend, kind, dtype, device)
-    served, reason, ratio = _checked(backend, kind, dtype, device, limit, module)
+    of = verdicts.key(backend, kind, dtype, device, precision)
+    served, reason, ratio = _checked(backend, kind, dtype, device, of["precision"], limit, module)
     verdict = verdicts.now(served, reason, ratio, of)
     verdicts.write(verdict)
     if not served:
@@ -32,19 +33,21 @@ def verify(backend, kind, dtype, device, *, limit=LIMIT, module=None):
 
 
 def everything(device, backends):
-    """The verdicts of every kind and dtype, one after the other."""
+    """The verdicts of every kind and dtype, of float32 at each precision, one after the other."""
     for backend in backends:
         for kind in KINDS:
             if kind not in get(backend).kinds():
                 continue
             for dtype in DTYPES:
-                yield verify(backend, kind, dtype, device)
+                for precision in verdicts.PRECISIONS if dtype == torch.float32 else ("",):
+                    yield verify(backend, kind, dtype, device, precision=precision)
 
 
-def _checked(backend, kind, dtype, device, limit, module):
+def _checked(backend, kind, dtype, device, precision, limit, module):
     """(served, reason, ratio)."""
     name = str(dtype).removeprefix("torch.")
     command = [sys.executable, "-m", "fastsim.verify.child", backend, kind, name, str(device)]
+    command.append(precision or verdicts.PRECISIONS[0])
     environment = {
         k: v for k, v in os.environ.items() if k not in ("FASTSIM_BACKEND", verdicts.ASK)
     }

@@ -1,8 +1,9 @@
 """Verdicts: whether a backend was right on a device, for a kind and a dtype, and how fast.
 
 A verdict is a JSON file in the user's cache, under the digest of all that it depends on: device and
-driver, versions, the kernels' sources and libraries, backend, kind, dtype, precision. Change one of
-them and there is no verdict.
+driver, versions, the sources and libraries that numbers come from, backend, kind, dtype, precision.
+Change one of them and there is no verdict. Where the cache cannot be written a verdict lasts as
+long as the process.
 """
 
 import dataclasses
@@ -11,7 +12,9 @@ import hashlib
 import json
 import os
 import time
+import uuid
 import warnings
+import weakref
 from pathlib import Path
 
 import torch
@@ -21,6 +24,10 @@ from fastsim.operators import constant_result
 
 PACKAGE = Path(__file__).parents[1]
 CACHE, ASK = "FASTSIM_CACHE", "FASTSIM_VERIFY"
+# Of the package what no number of a loss comes from.
+WITHOUT_NUMBERS = {"benchmark", "cli", "encoders", "examples", "integrations", "training"}
+# Of float32 products, as kernels tell them apart: exact, and TF32, which "medium" is too.
+PRECISIONS = ("highest", "high")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,16 +54,26 @@ class Verdict:
 # ---- keys ----
 
 
-def key(backend, kind, dtype, device):
-    """What a verdict depends on, as a dict of strings."""
+def key(backend, kind, dtype, device, precision=None):
+    """What a verdict depends on, as a dict of strings.
+
+    precision: of `PRECISIONS`, or "" for other dtypes than float32; None: what torch is set to.
+    """
     return {
         **_of_device(torch.device(device)),
         "kernels": _kernels(backend),
         "backend": backend,
         "kind": kind,
         "dtype": str(dtype).removeprefix("torch."),
-        "precision": torch.get_float32_matmul_precision() if dtype == torch.float32 else "",
+        "precision": precision_of(dtype) if precision is None else precision,
     }
+
+
+def precision_of(dtype):
+    """The precision of products of that dtype that torch is set to, as in a key."""
+    if dtype != torch.float32:
+        return ""
+    return PRECISIONS[torch.get_float32_matmul_precision() != PRECISIONS[0]]
 
 
 @functools.cache
@@ -88,8 +105,11 @@ def _triton():
 @functools.cache
 def _kernels(backend):
     """A digest of all that a backend's numbers come from."""
-    folders = (PACKAGE / "backends", PACKAGE / "kinds", PACKAGE / "engine")
-    files = [path for folder in folders for path in folder.rglob("*.py")]
+    files = [
+        path
+        for path in PACKAGE.rglob("*.py")
+        if path.relative_to(PACKAGE).parts[0] not in WITHOUT_NUMBERS
+    ]
     files += (PACKAGE / "_lib").glob(f"{backend}.*")
     digest = hashlib.blake2b(digest_size=8)
     for path in sorted(files):
@@ -101,42 +121,77 @@ def _kernels(backend):
 # ---- files ----
 
 
+_unwritten = {}  # file name -> verdict, of those that the cache did not take
+
+
 def folder():
-    """Where verdicts lie: FASTSIM_CACHE, else fastsim in the user's cache."""
-    named = os.environ.get(CACHE)
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return (Path(named) if named else Path(cache) / "fastsim") / "verdicts"
+    """Where verdicts lie: FASTSIM_CACHE, else fastsim in the user's cache; None without a home."""
+    if named := os.environ.get(CACHE):
+        return Path(named) / "verdicts"
+    cache = os.environ.get("XDG_CACHE_HOME")
+    if not cache:
+        try:
+            cache = Path.home() / ".cache"
+        except RuntimeError:
+            return None
+    return Path(cache) / "fastsim" / "verdicts"
 
 
-def _path(of):
+def _name(of):
     digest = hashlib.blake2b(json.dumps(of, sort_keys=True).encode(), digest_size=12)
-    return folder() / f"{digest.hexdigest()}.json"
+    return f"{digest.hexdigest()}.json"
 
 
 def write(verdict):
-    """Keeps a verdict; a reader sees the file before or after, never a part of it."""
-    path = _path(verdict.key)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_text(json.dumps(dataclasses.asdict(verdict), indent=1))
-    part.replace(path)
-    forget()
-    return path
+    """Keeps a verdict, in this process alone where the cache cannot be written, which is said once.
+
+    What ranks have agreed on stays: one that asked anew would wait for the others in vain.
+    """
+    name = _name(verdict.key)
+    _unwritten.pop(name, None)
+    try:
+        _write(verdict, name)
+    except OSError as error:
+        _unwritten[name] = verdict
+        text = f"the verdicts on kernels are lost with this process: {error}; {CACHE}=folder"
+        _tell(CACHE, f"{text} keeps them there")
+    for place in list(_known):
+        if _fields(place) == {name: verdict.key[name] for name in _fields(place)}:
+            del _known[place]
+
+
+def _write(verdict, name):
+    """A reader sees the file before or after, never a part of it."""
+    home = folder()
+    if home is None:
+        raise OSError("there is no home folder")
+    home.mkdir(parents=True, exist_ok=True)
+    # A name that no other thread, process or container has.
+    part = home / f"{uuid.uuid4().hex}.part"
+    try:
+        part.write_text(json.dumps(dataclasses.asdict(verdict), indent=1))
+        part.replace(home / name)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def read(of):
     """The verdict of a key, or None; a file that is none counts as none."""
+    home, name = folder(), _name(of)
+    if home is None:
+        return _unwritten.get(name)
     try:
-        found = Verdict(**json.loads(_path(of).read_text()))
+        found = Verdict(**json.loads((home / name).read_text()))
     except (OSError, ValueError, TypeError):
-        return None
+        return _unwritten.get(name)
     return found if found.key == of else None
 
 
 def everything():
     """All verdicts that are kept, those of other devices and versions too."""
-    found = []
-    for path in sorted(folder().glob("*.json")):
+    found, home = [], folder()
+    for path in sorted(home.glob("*.json")) if home else ():
         try:
             found.append(Verdict(**json.loads(path.read_text())))
         except (OSError, ValueError, TypeError):
@@ -155,8 +210,15 @@ _known = {}  # (backend, kind, dtype, device, precision) -> verdict or None
 _told = set()
 
 
+def _fields(place):
+    """What of a key a place of `_known` says, beside the device."""
+    backend, kind, dtype, _, precision = place
+    dtype = str(dtype).removeprefix("torch.")
+    return {"backend": backend, "kind": kind, "dtype": dtype, "precision": precision}
+
+
 def forget():
-    """Reads the files anew."""
+    """Reads the files anew; the ranks of a group agree anew, so all of them have to call this."""
     _known.clear()
     _agreed.clear()
 
@@ -166,7 +228,7 @@ def verdict(backend, kind, dtype, device):
 
     With FASTSIM_VERIFY=1 one that is missing is made, but not under compilation or capture.
     """
-    place = backend, kind, dtype, device, torch.get_float32_matmul_precision()
+    place = backend, kind, dtype, device, precision_of(dtype)
     if place not in _known:
         of = key(backend, kind, dtype, device)
         found = read(of)
@@ -185,7 +247,9 @@ def _traced(device):
     return capturing or torch.compiler.is_compiling()
 
 
-_agreed = {}  # (group, names, kind, dtype, device) -> what its ranks agreed on
+# Process group -> {(names, kind, dtype, device, precision): what its ranks agreed on}. By the group
+# itself: a later one may have its name, and not its ranks.
+_agreed = weakref.WeakKeyDictionary()
 _NEVER = 1 << 40  # the ratio of kernels that must not be taken, in millionths
 
 
@@ -195,15 +259,18 @@ def agreed(names, kind, dtype, device, group):
     names: the same on every rank. The ranks wait for one another once for each kind and dtype; one
     that has failed by then says so in the same exchange.
     """
-    place = group.group_name, *names, kind, dtype, device
-    if place not in _agreed:
+    precision = precision_of(dtype)
+    place = *names, kind, dtype, device, precision
+    agreed_on = _agreed.setdefault(group, {})
+    if place not in agreed_on:
         found = [verdict(name, kind, dtype, device) for name in names]
         said = {"kind of loss": kind, "dtype": str(dtype), "kernels": ", ".join(names)}
+        said["precision of float32 products"] = precision
         table = agree(group, said, [_millionths(v) for v in found], last=False)
         slowest = dict(zip(names, map(max, zip(*table, strict=True)), strict=True))
         best = min(slowest, key=slowest.get)
-        _agreed[place] = best if slowest[best] <= 10**6 else None
-    return _agreed[place]
+        agreed_on[place] = best if slowest[best] <= 10**6 else None
+    return agreed_on[place]
 
 
 def _millionths(found):

@@ -70,6 +70,15 @@ class Spilling(Fake):
         return grad, dots
 
 
+class Telling(Fake):
+    """Says at which precision float32 products are made."""
+
+    name = "telling"
+
+    def unsupported_reason(self, *tensors, kind=None):
+        return f"it multiplies at {torch.get_float32_matmul_precision()}"
+
+
 class Bare(Fake):
     """Has none of the extras."""
 
@@ -88,5 +97,5 @@ class Deaf(Fake):
 
 ALL = (
     *(Fake(), Lying(), Hanging(), Crashing(), Raising()),
-    *(Wavering(), Spilling(), Deaf(), Bare()),
+    *(Wavering(), Spilling(), Deaf(), Bare(), Telling()),
 )

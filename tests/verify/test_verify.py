@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import os
+import threading
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +28,16 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FASTSIM_CACHE", str(tmp_path))
     monkeypatch.setattr(verdicts, "_known", {})
     monkeypatch.setattr(verdicts, "_told", set())
+    monkeypatch.setattr(verdicts, "_unwritten", {})
     return tmp_path
+
+
+@pytest.fixture
+def precision():
+    """A function that sets the precision of float32 products until the end of the test."""
+    kept = torch.get_float32_matmul_precision()
+    yield torch.set_float32_matmul_precision
+    torch.set_float32_matmul_precision(kept)
 
 
 def checked(name, kind="sigmoid", limit=60.0):
@@ -40,8 +52,8 @@ def checked(name, kind="sigmoid", limit=60.0):
 def here(monkeypatch, capsys):
     """`checked` without a process: what a checking process does, done in this one."""
 
-    def check(backend, kind, dtype, device, limit, module):
-        child.main(backend, kind, str(dtype).removeprefix("torch."), str(device))
+    def check(backend, kind, dtype, device, precision, limit, module):
+        child.main(backend, kind, str(dtype).removeprefix("torch."), str(device), precision)
         return json.loads(capsys.readouterr().out.splitlines()[-1])
 
     known = fastsim.backends.__globals__["_BACKENDS"] | {fake.name: fake for fake in fakes.ALL}
@@ -151,6 +163,36 @@ def test_a_verdict_depends_on_all_of_its_key():
     assert verdicts.read(verdict.key) == verdict
 
 
+@pytest.mark.parametrize("asked", ["highest", "high", "medium"])
+def test_a_process_checks_at_the_precision_of_its_verdict(asked, precision):
+    """Kernels multiply at "medium" as at "high", so that one verdict is of both."""
+    precision(asked)
+    verdict = checked("telling")
+    assert verdict.key["precision"] == ("highest" if asked == "highest" else "high")
+    assert verdict.reason == f"it multiplies at {verdict.key['precision']}"
+    precision({"highest": "high", "high": "medium", "medium": "high"}[asked])
+    found = verdicts.verdict("telling", "sigmoid", torch.float32, CPU)
+    assert found == (None if asked == "highest" else verdict)
+    assert verdicts.key("telling", "sigmoid", torch.float16, CPU)["precision"] == ""
+
+
+def test_float32_is_checked_at_each_precision(monkeypatch):
+    asked = []
+
+    def check(backend, kind, dtype, device, precision, limit, module):
+        asked.append((dtype, precision))
+        return True, None, None
+
+    monkeypatch.setattr(run, "_checked", check)
+    known = dict(fastsim.backends.__globals__["_BACKENDS"]) | {"fake": fakes.Fake()}
+    monkeypatch.setitem(fastsim.backends.__globals__, "_BACKENDS", known)
+    monkeypatch.setattr(run, "KINDS", ("sigmoid",))
+    made = list(run.everything(META, ["fake"]))
+    wide, *half = torch.float32, torch.float16, torch.bfloat16
+    assert asked == [(wide, "highest"), (wide, "high"), *((dtype, "") for dtype in half)]
+    assert [verdict.key["precision"] for verdict in made] == [said for _, said in asked]
+
+
 @pytest.mark.parametrize("kind", cases.KINDS)
 def test_the_cases_of_every_kind(kind):
     """The torch backend is right by its own checks, in this process."""
@@ -235,6 +277,98 @@ def test_the_variable_verifies_at_first_use(two_kernels, monkeypatch):
     assert taken() == "fake"
     assert taken() == "fake"
     assert [place[0] for place in asked] == ["fake", "lying"]
+
+
+FILES = ("backends/rows.py", "losses/circle.py", "pairs/record.py", "tile.py", "engine/passes.py")
+
+
+def test_the_digest_is_of_all_that_numbers_come_from(tmp_path, monkeypatch):
+    monkeypatch.setattr(verdicts, "PACKAGE", tmp_path)
+    for name in (*FILES, "training/run.py", "cli/main.py", "_lib/fake.so", "_lib/other.so"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("")
+        assert (verdicts.PACKAGE / name).exists()
+    assert all((Path(fastsim.__file__).parent / name).exists() for name in FILES)
+
+    def changes(name):
+        before = verdicts._kernels.__wrapped__("fake")
+        (tmp_path / name).write_text("changed")
+        return verdicts._kernels.__wrapped__("fake") != before
+
+    assert all(changes(name) for name in (*FILES, "_lib/fake.so"))
+    assert not any(changes(name) for name in ("training/run.py", "cli/main.py", "_lib/other.so"))
+
+
+def test_a_verdict_that_is_written_is_the_one_that_counts():
+    """For whoever has asked for it before, and for nobody else."""
+    assert verdicts.verdict("fake", "sigmoid", torch.float32, META) is None
+    assert verdicts.verdict("fake", "levels", torch.float32, META) is None
+    kept("fake", kind="levels")
+    assert list(verdicts._known) == [("fake", "sigmoid", torch.float32, META, "highest")]
+    wanted = kept("fake")
+    assert verdicts.verdict("fake", "sigmoid", torch.float32, META) == wanted
+
+
+@pytest.mark.parametrize("named", ["FASTSIM_CACHE", "XDG_CACHE_HOME", None])
+def test_without_a_home(named, tmp_path, two_kernels, monkeypatch):
+    """None is looked for where a folder is named; without any a verdict lasts for the process."""
+
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    for name in ("FASTSIM_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    if named is not None:
+        monkeypatch.setenv(named, str(tmp_path))
+        kept("fake")
+        assert verdicts.folder().is_relative_to(tmp_path)
+        assert len(verdicts.everything()) == 1
+    else:
+        assert verdicts.folder() is None
+        assert verdicts.everything() == []
+        with pytest.warns(UserWarning, match="lost with this process: there is no home folder"):
+            kept("fake")
+        kept("lying", served=False)  # a second note would be an error
+    assert taken() == "fake"
+
+
+def test_a_cache_that_cannot_be_written(cache, two_kernels, monkeypatch):
+    (cache / "verdicts").write_text("in the way")
+    monkeypatch.setenv("FASTSIM_VERIFY", "1")
+    monkeypatch.setattr(run, "_checked", lambda *place: (True, None, 0.5))
+    with pytest.warns(UserWarning, match="lost with this process: .*FASTSIM_CACHE"):
+        assert taken() == "fake"
+    monkeypatch.delenv("FASTSIM_VERIFY")
+    verdicts.forget()
+    assert taken() == "fake"
+    (cache / "verdicts").unlink()
+    wanted = kept("fake", ratio=0.3)
+    assert verdicts.read(wanted.key) == wanted
+    assert len(verdicts.everything()) == 1
+    assert not any(path.suffix == ".part" for path in (cache / "verdicts").iterdir())
+
+
+def test_two_write_one_verdict_at_a_time(monkeypatch):
+    """Each has a file of its own until it is whole."""
+    meet = threading.Barrier(2, timeout=30)
+    replace = Path.replace
+
+    def late(path, target):
+        meet.wait()
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", late)
+    of = verdicts.key("fake", "sigmoid", torch.float32, META)
+    verdict = verdicts.now(True, None, 0.5, of)
+    writers = [threading.Thread(target=verdicts.write, args=(verdict,)) for _ in "ab"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert os.listdir(verdicts.folder()) == [verdicts._name(of)]
+    assert verdicts._unwritten == {}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"served": true}'])
