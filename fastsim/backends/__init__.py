@@ -33,7 +33,7 @@ _BACKENDS: dict[str, Backend] = {
 
 
 class _Chosen(threading.local):  # torch.compile cannot trace a ContextVar
-    name: str | None = None  # what `use_backend` asks for
+    blocks: tuple[list[str], ...] = ()  # of `use_backend`, the last to begin last: [name] each
 
 
 _chosen = _Chosen()
@@ -54,7 +54,10 @@ def backends() -> dict[str, str | None]:
 
 @contextlib.contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Within the block, calls without a `backend` argument use this one.
+    """Within the block, calls of this thread without a `backend` argument use this one.
+
+    Where tasks of asyncio take turns on a thread, the block has to end before an `await`: it holds
+    for the other tasks too.
 
     Args:
         name: of `backends()`; "auto" chooses.
@@ -68,12 +71,12 @@ def use_backend(name: str) -> Iterator[None]:
         tensor([[1.]])
     """
     _find(name)
-    before = _chosen.name
-    _chosen.name = name
+    block = [name]  # a list, which no other block's is
+    _chosen.blocks = (*_chosen.blocks, block)
     try:
         yield
     finally:
-        _chosen.name = before
+        _chosen.blocks = tuple(other for other in _chosen.blocks if other is not block)
 
 
 _TRANSFORMED = (
@@ -84,8 +87,8 @@ _TRANSFORMED = (
 
 def default_name():
     """(the name that a call without a backend asks for, what said so)."""
-    if _chosen.name:
-        return _chosen.name, "backend"
+    if _chosen.blocks:
+        return _chosen.blocks[-1][0], "backend"
     return os.environ.get("FASTSIM_BACKEND") or "auto", "FASTSIM_BACKEND"
 
 
