@@ -78,9 +78,10 @@ class DCLLoss(_TwoViews, _TheirDCLLoss, hooks=("_loss",)):
         if self.weight_fn:
             unit = torch.nn.functional.normalize
             sides = unit(out0, dim=1), unit(out1, dim=1)
-            weights = torch.stack([self.weight_fn(*sides), self.weight_fn(*sides[::-1])])
-            positive = positive * weights
-        return (negative - positive).mean().to(compute_dtype(out0))
+            # A weight may be of each row or of all.
+            weights = self.weight_fn(*sides), self.weight_fn(*sides[::-1])
+            positive = torch.stack([positive * weight for weight in weights])
+        return (negative.mean() - positive.mean()).to(compute_dtype(out0))
 
 
 class DCLWLoss(_TheirDCLWLoss, DCLLoss):

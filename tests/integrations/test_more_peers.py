@@ -86,6 +86,9 @@ LIGHTLY = [
     ("NTXentLoss", {"temperature": 0.07}),
     ("DCLLoss", {}),
     ("DCLLoss", {"temperature": 0.5, "weight_fn": lambda x, y: 1 + (x * y).sum(1).detach()}),
+    ("DCLLoss", {"weight_fn": lambda x, y: 0.7}),
+    ("DCLLoss", {"weight_fn": lambda x, y: (x * y).mean().detach()}),
+    ("DCLLoss", {"weight_fn": lambda x, y: (x * y).mean().detach()[None]}),
 ]
 
 

@@ -64,6 +64,11 @@ def test_scores_of_sentence_transformers(form, prefix, masked, sentences, monkey
     d[1, ..., 3, :] = q[0, 0] = 0  # padding there, where no mask is given
     masks = {"queries_mask": q_mask, "documents_mask": d_mask} if masked else {}
     compare(lambda q, d: ours(q, d, **masks), lambda q, d: theirs(q, d, **masks), q, d)
+    for dtype in (torch.float64, torch.bfloat16):
+        given = [side.to(dtype) for side in (q, d)]
+        mine, peer = ours(*given, **masks), theirs(*given, **masks)
+        # With a mask of the queries theirs are cut to float32; nothing is gained by that.
+        assert mine.dtype == (torch.promote_types(dtype, torch.float32) if masked else peer.dtype)
     d_mask[2] = False
     torch.testing.assert_close(ours(q, d, **masks), theirs(q, d, **masks))
     # Weights of tokens, and lists, are scored by their code.

@@ -92,6 +92,14 @@ def test_eager_and_plain_numbers(name):
 
 
 @pytest.mark.parametrize("name", PAIRS)
+def test_integers(name):
+    image, text, _, _ = arguments(name, False, (), False)
+    numbers = torch.tensor(14), torch.tensor([-7])
+    wanted = getattr(peer, name)()(image, text, *numbers)
+    torch.testing.assert_close(PAIRS[name]()(image, text, *numbers), wanted)
+
+
+@pytest.mark.parametrize("name", PAIRS)
 def test_signatures(name):
     for method in ("__init__", "forward"):
         ours, theirs = (

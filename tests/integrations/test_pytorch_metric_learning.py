@@ -148,6 +148,7 @@ UNFUSED = {
         lambda labels: {},
     ),
     "a power": ({"distance": distances.CosineSimilarity(power=2)}, lambda labels: {}),
+    "below 0": ({}, lambda labels: {}),
     "statistics": ({"distance": distances.CosineSimilarity(collect_stats=True)}, lambda labels: {}),
 }
 
@@ -156,6 +157,8 @@ UNFUSED = {
 @pytest.mark.parametrize("name", PAIR_LOSSES)
 def test_unfused_is_theirs_and_says_so_once(name, case, recwarn):
     options, given = UNFUSED[case]
+    if case == "below 0":
+        options = {"alpha": -1} if name == "MultiSimilarityLoss" else {"temperature": -0.5}
     x, labels = batch()
     arguments = {"labels": labels} | given(labels)
     if "indices_tuple" in arguments:
@@ -356,6 +359,29 @@ def test_too_many_triplets_are_theirs(monkeypatch):
     assert torch.equal(value, their_losses.TripletMarginLoss(triplets_per_anchor=100)(x, labels))
 
 
+POWERS = [
+    (distances.LpDistance, 2, True),
+    (distances.LpDistance, 0.5, True),
+    (distances.LpDistance, -1, False),
+    (distances.CosineSimilarity, 1, True),
+    (distances.CosineSimilarity, 2, False),
+    (distances.DotProductSimilarity, 2, False),
+]
+
+
+@pytest.mark.parametrize(("kind", "power", "fused"), POWERS)
+def test_miner_of_a_power(kind, power, fused, recwarn):
+    """One that changes which pair is the hardest is theirs."""
+    x, labels = batch()
+    ours, theirs = (
+        package.BatchHardMiner(distance=kind(power=power))(x, labels)
+        for package in (miners, their_miners)
+    )
+    assert all(map(torch.equal, ours, theirs))
+    said = [str(warning.message) for warning in recwarn]
+    assert [f"to the power of {power};" in text for text in said] == [] if fused else [True]
+
+
 def test_miner_of_ranges_is_theirs():
     x, labels = batch()
     options = {"allowed_neg_range": [0.1, 1.2]}
@@ -438,6 +464,38 @@ def test_no_matrix(name, usable):
     assert float(done.stdout) < 100
 
 
+# ---- few pairs ----
+
+
+@pytest.mark.parametrize("others", [[0, 1], [0, 0], [1, 1], [0], [1], [0, 1, 1]])
+@pytest.mark.parametrize("name", PAIR_LOSSES)
+def test_few_pairs(name, others):
+    """Theirs is 0 where there is one positive pair and one negative at most."""
+    others = torch.tensor(others)
+    x, y = batch(1)[0], batch(len(others), 4)[0]
+
+    def call(kind):
+        labels = torch.tensor([0])
+        return lambda x, y: getattr(kind, name)()(x, labels, ref_emb=y, ref_labels=others)
+
+    if others.tolist() == [0, 1]:
+        assert call(their_losses)(x, y) == 0
+    compare(call(losses), call(their_losses), [x, y])
+
+
+@pytest.mark.parametrize("name", PAIR_LOSSES)
+def test_few_pairs_of_a_memory(name):
+    """Of a batch that is not itself in the memory."""
+    x, labels = batch(3)[0], torch.tensor([0, 0, 1])
+    mask = torch.tensor([True, False, True])
+
+    def call(kind):
+        kept = kind.CrossBatchMemory(getattr(kind, name)(), WIDTH, memory_size=8)
+        return lambda x: kept(x, labels, enqueue_mask=mask)
+
+    assert call(losses)(x) == call(their_losses)(x) == 0
+
+
 # ---- where theirs is wrong ----
 
 
@@ -505,16 +563,3 @@ def test_memory_of_single_rows():
         ours, peer = kept(x, labels), theirs(x, labels)
         assert ours == 0  # no class has come twice
     assert peer > 0
-
-
-def test_one_positive_and_one_negative():
-    """Theirs takes a batch of one positive pair and one negative pair for an empty one."""
-    x, labels = batch(1)[0], torch.tensor([0])
-    y, others = batch(2, 4)[0], torch.tensor([0, 1])
-    ours, theirs = (
-        kind.NTXentLoss()(x, labels, ref_emb=y, ref_labels=others)
-        for kind in (losses, their_losses)
-    )
-    s = torch.nn.functional.cosine_similarity(x, y) / 0.07
-    torch.testing.assert_close(ours, torch.logsumexp(s, 0) - s[0])
-    assert theirs == 0

@@ -63,6 +63,25 @@ def test_cosine_similarity(loss_fct, transformation):
     same("CosineSimilarityLoss", options, scaled(vectors(2)), torch.rand(ROWS))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_transformation_with_parameters(dtype):
+    """It meets what it meets there, of the dtype of its own parameters."""
+    columns = [column.to(dtype) for column in scaled(vectors(2))]
+    labels = torch.rand(ROWS)
+    found = []
+    for package, kind in ((ours, dtype), (theirs, dtype), (theirs, torch.float64)):
+        options = {"cos_score_transformation": torch.nn.PReLU(1)}
+        loss = package.CosineSimilarityLoss(Given(), **options).to(kind)
+        found.append(loss(features([column.to(kind) for column in columns]), labels))
+        found[-1].backward()
+        assert loss.cos_score_transformation.weight.grad.isfinite().all()
+    mine, peer, truth = found
+    assert mine.dtype == peer.dtype
+    # A cosine of at most 1 is rounded to the dtype, once by us, and the transformed one again;
+    # the derivative of the mean of squares is at most 2 (1 + 1).
+    assert abs(mine - truth) <= 2 * 4 * torch.finfo(dtype).eps
+
+
 def test_softmax():
     kinds = [flags for flags in itertools.product((True, False), repeat=3) if any(flags)]
     names = [f"concatenation_sent_{part}" for part in ("rep", "difference", "multiplication")]
@@ -181,6 +200,21 @@ def test_further_columns_are_ignored(name):
     torch.testing.assert_close(*values)
     values = [loss.compute_loss_from_embeddings(columns, labels) for loss in losses]
     torch.testing.assert_close(*values)
+
+
+@pytest.mark.parametrize("name", ["BatchSemiHardTripletLoss", "BatchAllTripletLoss"])
+def test_batch_losses_of_a_margin_that_is_a_tensor(name, monkeypatch):
+    monkeypatch.setattr("fastsim.integrations.overrides._said", set())
+    columns, labels = vectors(1), torch.arange(ROWS) % 3
+    value, wanted = (
+        getattr(package, name)(Given(), margin=torch.tensor(0.5))(features(columns), labels)
+        for package in (ours, theirs)
+    )
+    torch.testing.assert_close(value, wanted)
+    learnt = torch.nn.Parameter(torch.tensor(0.5))
+    with pytest.warns(UserWarning, match="margin has no fused form"):
+        loss = getattr(ours, name)(Given(), margin=learnt)(features(columns), labels)
+    assert torch.autograd.grad(loss, learnt)[0] > 0
 
 
 HOOKS = {

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fastsim.checks import check_alike, check_embeddings, check_number
+from fastsim.checks import INTEGRAL, check_alike, check_embeddings, check_number
 from fastsim.engine.autograd import tile_loss
 from fastsim.reduce import as_float, row_weights
 from fastsim.scores import compute_dtype
@@ -41,11 +41,12 @@ def on_few(loss, given):
 
 
 def scalar(name, value):
-    """A number or a tensor of one element, whatever its shape."""
+    """A number or a tensor of one element, whatever its shape; integers as float32."""
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(f"{name}: wanted one element, got shape {tuple(value.shape)}")
-        return value.reshape(())
+        value = value.reshape(())
+        return value.float() if value.dtype in INTEGRAL else value
     return value
 
 

@@ -53,6 +53,8 @@ class _PairLoss(_TheirDtype, overrides.Hooked):
 
     def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
         memory = isinstance(indices_tuple, _Memory)
+        if not memory and unsupported_reasons.are_few(embeddings, ref_emb):
+            return super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         reason = "only all pairs of the labels have a fused form, not listed ones"
         if indices_tuple is None or memory:
             reason = self.unsupported_reason(embeddings, labels, ref_emb, ref_labels)
@@ -97,7 +99,8 @@ class NTXentLoss(_PairLoss, theirs.NTXentLoss, hooks=HOOKS):
     def unsupported_reason(self, *given):
         if unsupported_reasons.reduction(self) is None:
             return "a reducer of single pairs, other than the mean and the sum"
-        return super().unsupported_reason(*given)
+        positive = unsupported_reasons.of_positive(self, "temperature")
+        return positive or super().unsupported_reason(*given)
 
     def fused(self, embeddings, labels, references):
         options = {
@@ -113,6 +116,10 @@ class SupConLoss(_PairLoss, theirs.SupConLoss, hooks=HOOKS):
     """`fastsim.sup_con`, 0 where no row has a negative; fused with every reducer."""
 
     way = "mat_based_loss"
+
+    def unsupported_reason(self, *given):
+        positive = unsupported_reasons.of_positive(self, "temperature")
+        return positive or super().unsupported_reason(*given)
 
     def fused(self, embeddings, labels, references):
         options = {"temperature": self.temperature, "reduction": "none"}
@@ -130,7 +137,8 @@ class MultiSimilarityLoss(_PairLoss, theirs.MultiSimilarityLoss, hooks=HOOKS):
     def unsupported_reason(self, *given):
         if any(isinstance(value, torch.Tensor) for value in (self.alpha, self.beta, self.base)):
             return "no fused form of parameters that are tensors"
-        return super().unsupported_reason(*given)
+        positive = unsupported_reasons.of_positive(self, "alpha", "beta")
+        return positive or super().unsupported_reason(*given)
 
     def fused(self, embeddings, labels, references):
         reduction = unsupported_reasons.reduction(self)
@@ -226,6 +234,7 @@ class CrossBatchMemory(theirs.CrossBatchMemory):
     ):
         """Which pairs of batch and memory count: described if the loss is fused, else listed."""
         listed = self.miner or input_indices_tuple is not None
+        listed = listed or unsupported_reasons.are_few(embeddings, E_mem)
         if isinstance(self.loss, _PairLoss) and not listed:
             reason = self.loss.unsupported_reason(embeddings, labels, E_mem, L_mem)
             if reason is None:

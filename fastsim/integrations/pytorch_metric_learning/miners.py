@@ -44,6 +44,7 @@ class BatchHardMiner(overrides.Hooked, theirs.BatchHardMiner, hooks=HOOKS):
         return (
             unsupported_reasons.of_hooks(self)
             or unsupported_reasons.of_distance(self.distance)
+            or unsupported_reasons.of_order(self.distance)
             or unsupported_reasons.of_inputs(embeddings, labels, ref_emb, ref_labels)
         )
 

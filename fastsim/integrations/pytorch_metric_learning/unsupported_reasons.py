@@ -55,6 +55,32 @@ def of_cosine(distance):
     return f"no fused form of {distance} in a softmax; cosines have one"
 
 
+def of_order(distance):
+    """Against a power under which another pair may be the hardest.
+
+    A power above 0 keeps the order of Euclidean distances, and not that of cosines, some of which
+    are negative.
+    """
+    if distance.power == 1 or (not is_cosine(distance) and distance.power > 0):
+        return None
+    return f"no fused form of {distance} to the power of {distance.power}"
+
+
+def of_positive(loss, *names):
+    """Against a number that the fused form wants above 0; off the CPU a tensor is not read."""
+    for name in names:
+        value = getattr(loss, name)
+        read = not isinstance(value, torch.Tensor) or value.device.type == "cpu"
+        if read and not value > 0:
+            return f"no fused form of a {name} that is not above 0"
+    return None
+
+
+def are_few(embeddings, ref_emb):
+    """Whether there may be one positive pair and one negative at most, whose loss is 0 there."""
+    return embeddings.shape[0] * ref_emb.shape[0] <= 2
+
+
 def of_inputs(embeddings, labels, ref_emb, ref_labels):
     """Against inputs that the losses do not take."""
     if labels is None or ref_labels is None:

@@ -104,8 +104,23 @@ class BatchHardSoftMarginTripletLoss(
         return softplus(_hardest_gap(embeddings, labels, distance)).mean()
 
 
+class _WithMargin(_OneColumn):
+    """A loss whose margin, the attribute `margin_name`, has a fused form as a number."""
+
+    margin_name = "triplet_margin"
+
+    def unfused_option(self):
+        margin = getattr(self, self.margin_name)
+        learnt = isinstance(margin, torch.Tensor) and margin.requires_grad
+        return self.margin_name if learnt else super().unfused_option()
+
+    def margin_number(self):
+        """The margin as a number."""
+        return float(getattr(self, self.margin_name))
+
+
 class BatchSemiHardTripletLoss(
-    _OneColumn,
+    _WithMargin,
     theirs.BatchSemiHardTripletLoss,
     hooks=("batch_semi_hard_triplet_loss",),
     their_module=theirs.BatchSemiHardTripletLoss.__module__,
@@ -115,14 +130,17 @@ class BatchSemiHardTripletLoss(
     In a batch of one class the answer is theirs, which takes 0 for the missing distances.
     """
 
+    margin_name = "margin"
+
     def of_column(self, embeddings, labels, distance):
         if (labels == labels[0]).all():
             return self.batch_semi_hard_triplet_loss(labels, embeddings)
-        return batch_semi_hard_triplet(embeddings, labels, margin=self.margin, distance=distance)
+        options = {"margin": self.margin_number(), "distance": distance}
+        return batch_semi_hard_triplet(embeddings, labels, **options)
 
 
 class BatchAllTripletLoss(
-    _OneColumn,
+    _WithMargin,
     theirs.BatchAllTripletLoss,
     hooks=("batch_all_triplet_loss",),
     their_module=theirs.BatchAllTripletLoss.__module__,
@@ -130,4 +148,5 @@ class BatchAllTripletLoss(
     """All triplets; arguments as sentence-transformers' loss."""
 
     def of_column(self, embeddings, labels, distance):
-        return batch_all_triplet(embeddings, labels, margin=self.triplet_margin, distance=distance)
+        options = {"margin": self.margin_number(), "distance": distance}
+        return batch_all_triplet(embeddings, labels, **options)

@@ -18,6 +18,7 @@ from sentence_transformers.multi_vector_encoder import losses as theirs
 from sentence_transformers.multi_vector_encoder import scoring
 
 from fastsim.integrations import names
+from fastsim.reduce import as_float
 from fastsim.token_scores import max_sim
 
 EMPTY_DOCUMENT = -1e9  # their score of a document without tokens
@@ -46,7 +47,7 @@ def _fused(their_scores, form):
             return their_scores(*sides, *masks, chunk_elements, length_normalize)
         pairs = zip(sides, masks, strict=True)
         masks = [(side != 0).any(-1) if m is None else m.bool() for side, m in pairs]
-        return form(*sides, *masks, bool(length_normalize)).float()
+        return as_float(form(*sides, *masks, bool(length_normalize)))
 
     return scores
 

@@ -25,7 +25,11 @@ class CosineSimilarityLoss(
         embeddings = embeddings[:2]
         check_columns(embeddings)
         labels = check_labels(self, labels, len(embeddings[0]))
-        cosines = self.cos_score_transformation(paired_cosine_similarity(*embeddings))
+        cosines = paired_cosine_similarity(*embeddings)
+        weight = next(self.cos_score_transformation.parameters(), None)
+        if weight is not None and weight.dtype.itemsize == 2:
+            cosines = cosines.to(weight.dtype)  # what it meets there
+        cosines = self.cos_score_transformation(cosines)
         return self.loss_fct(cosines, labels.to(cosines.dtype))
 
 
