@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import sys
 
 import click
@@ -109,6 +110,11 @@ def table(columns):
     return "\n".join(lines)
 
 
+def finite(metrics):
+    """Metrics for JSON, which has no NaN: None in its place."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
 def quiet():
     """No chatter of libraries beside our own lines; a missing extra is named."""
     try:
@@ -123,14 +129,14 @@ def quiet():
 
 
 def _output_error():
-    from fastsim.training.folders import OutputError
+    from fastsim.training.files import OutputError
 
     return OutputError
 
 
 def _exit_code(error):
     from fastsim.training.data import DataError
-    from fastsim.training.folders import is_full_disk
+    from fastsim.training.files import is_full_disk
 
     if is_full_disk(error):
         return OUTPUT

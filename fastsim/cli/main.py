@@ -6,7 +6,7 @@ import click
 
 from fastsim import __version__
 from fastsim.benchmark.options import options as bench_options
-from fastsim.cli.command import Command, quiet, table
+from fastsim.cli.command import Command, finite, quiet, table
 from fastsim.cli.mine import mine
 from fastsim.cli.options import COLUMNS_HELP, CPU, FORMAT, MODEL_OPTION, PICKLE, PROMPT, TRUST
 from fastsim.cli.products import PRODUCTS
@@ -43,7 +43,7 @@ def verify(device, backend):
     """Check and time the GPU kernels on this machine.
 
     Each backend, kind of loss and dtype in a process of its own. What is right and faster than
-    plain torch is from then on taken by default; everything else is not.
+    the torch backend is from then on taken by default; everything else is not.
 
     Example: fastsim verify --device cuda:0
     """
@@ -126,13 +126,13 @@ def evaluate(
         from fastsim.training.beir import evaluate_retrieval
         from fastsim.training.load import load_encoder
 
-        encoder = load_encoder(model, cpu=cpu, max_length=max_length, **trust)
-        encoder.prompts |= dict(prompts)
+        encoder = load_encoder(
+            model, cpu=cpu, max_length=max_length, prompts=dict(prompts), **trust
+        )
         found = evaluate_retrieval(encoder, retrieval, split=split, batch_size=batch_size)
         if as_json:
-            click.echo(
-                json.dumps({"model": model, "retrieval": retrieval, "split": split, **found})
-            )
+            about = {"model": model, "retrieval": retrieval, "split": split}
+            click.echo(json.dumps(about | finite(found)))
         else:
             click.echo(table({split: found}))
         return
@@ -145,7 +145,8 @@ def evaluate(
         prompts=dict(prompts), **trust,
     )  # fmt: skip
     if as_json:
-        click.echo(json.dumps({"model": model, "data": data, "rows": len(dataset), **found}))
+        about = {"model": model, "data": data, "rows": len(dataset)}
+        click.echo(json.dumps(about | finite(found)))
     else:
         click.echo(table({f"{len(dataset)} rows": found}))
 
@@ -180,8 +181,7 @@ def search(model, corpus, query, top_k, index, batch_size, as_json, shown, promp
     from fastsim.training.load import load_encoder, search_texts
 
     texts = read_corpus(corpus)
-    encoder = load_encoder(model, cpu=cpu, **trust)
-    encoder.prompts |= dict(prompts)
+    encoder = load_encoder(model, cpu=cpu, prompts=dict(prompts), **trust)
     known = None
     if index is not None:
         from fastsim.training.index import indexed
@@ -204,9 +204,9 @@ def search(model, corpus, query, top_k, index, batch_size, as_json, shown, promp
 @click.option("--progress/--no-progress", default=True)
 @CPU
 def demo(model, output, seed, progress, cpu):
-    """Train the embedded model on a few sentences, as a trial.
+    """Train the bundled model on a few sentences, as a trial.
 
-    It finds them hard before. Takes about a minute on two cores and no network.
+    They are hard for it at first. Takes about a minute on two cores, without a network.
 
     Example: fastsim demo
     """

@@ -10,16 +10,32 @@ from fastsim.cli.options import COLUMNS_HELP, CPU, FORMAT, MODEL_OPTION, PICKLE,
 @MODEL_OPTION
 @click.option("--pairs", required=True, metavar="FILE", help="Anchors and positives.")
 @click.option("--corpus", metavar="FILE", help="Further texts: a text a line, or a column text.")
-@click.option("--output", required=True, metavar="FILE", help="JSON lines, ready for training.")
+@click.option(
+    "--output", required=True, metavar="FILE", help="New file: JSON lines, ready for training."
+)
+@click.option("--overwrite", is_flag=True, help="Write over an output that is there already.")
 @click.option("--columns", metavar="NAMES", help=COLUMNS_HELP)
 @FORMAT
 @click.option("--count", type=click.IntRange(1), default=1, help="Negatives per pair.")
 @click.option(
-    "--first", type=click.IntRange(1), default=1, metavar="RANK", help="Skip closer ones."
+    "--first",
+    type=click.IntRange(1),
+    default=1,
+    metavar="RANK",
+    help="Of the neighbours, the first that may be a negative.",
 )
-@click.option("--last", type=click.IntRange(1), default=30, metavar="RANK", help="Skip others.")
 @click.option(
-    "--margin", type=float, metavar="COSINE", help="A negative is less close by at least this."
+    "--last",
+    type=click.IntRange(1),
+    default=30,
+    metavar="RANK",
+    help="Of the neighbours, the last that may be a negative.",
+)
+@click.option(
+    "--margin",
+    type=float,
+    metavar="COSINE",
+    help="A negative's cosine is at most the positive's minus this.",
 )
 @click.option(
     "--relative-margin",
@@ -40,7 +56,7 @@ from fastsim.cli.options import COLUMNS_HELP, CPU, FORMAT, MODEL_OPTION, PICKLE,
 @CPU
 @TRUST
 @PICKLE
-def mine(model, pairs, output, first, last, max_length, prompts, cpu, **options):
+def mine(model, pairs, output, overwrite, first, last, max_length, prompts, cpu, **options):
     """Find hard negatives for pairs.
 
     A hard negative is close to the anchor and is none of its positives.
@@ -49,12 +65,17 @@ def mine(model, pairs, output, first, last, max_length, prompts, cpu, **options)
     """
     quiet()
     from fastsim.training.load import load_encoder
+    from fastsim.training.mined import check_output, write_rows
     from fastsim.training.mined import mine as run
-    from fastsim.training.mined import write_rows
 
+    if last - first + 1 < options["count"]:
+        raise ValueError(
+            f"--last: wanted at least {first + options['count'] - 1}, for --count"
+            f" {options['count']} from rank {first} on, got {last}"
+        )
+    check_output(output, pairs, options["corpus"], overwrite=overwrite)
     trust = {name: options.pop(name) for name in ("trust_remote_code", "allow_pickle")}
-    encoder = load_encoder(model, cpu=cpu, max_length=max_length, **trust)
-    encoder.prompts |= dict(prompts)
+    encoder = load_encoder(model, cpu=cpu, max_length=max_length, prompts=dict(prompts), **trust)
     rows, left_out = run(encoder, pairs, ranks=(first, last), **options)
     if not rows:
         raise ValueError(

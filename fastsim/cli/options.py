@@ -10,7 +10,7 @@ MODEL_OPTION = click.option(
     "--model",
     default=EMBEDDED,
     metavar="NAME",
-    help="A folder, a name on the hub, or the embedded model.",
+    help="A folder, a name on the hub, or the bundled model.",
 )
 COLUMNS_HELP = (
     "What the file's columns are, in their order: sentence1,sentence2,score. Or, with a header of"
@@ -31,5 +31,7 @@ PROMPT = click.option(
     ' negatives) or a column\'s name. Example: --prompt query="query: ". May be repeated.',
 )
 TRUST = click.option("--trust-remote-code", is_flag=True, help="Run code from the model's folder.")
-PICKLE = click.option("--allow-pickle", is_flag=True, help="Read weights that are no safetensors.")
+PICKLE = click.option(
+    "--allow-pickle", is_flag=True, help="Read weights in pickle files, which can run code."
+)
 CPU = click.option("--cpu", is_flag=True, help="Use the CPU though there is a GPU.")

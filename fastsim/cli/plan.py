@@ -248,7 +248,7 @@ def report(plan, rate, bandwidth=None, memory_rate=None):
     if plan.gpu:
         lines.append(
             "  memory as of the torch backend, which a GPU takes by default: Triton and CUDA"
-            " kernels run where `fastsim verify` has found them right"
+            " kernels run where `fastsim verify` has found them right and faster"
         )
     if memory_rate:
         lines += ["", "  the loss by backend, an estimate on paper: no device has measured it"]

@@ -29,7 +29,7 @@ def _config(ctx, param, value):
     except (OSError, ValueError) as error:
         raise click.BadParameter(f"cannot read {value}: {error}") from error
     except Exception as error:  # yaml has errors of its own
-        raise click.BadParameter(f"{value} is no YAML: {error}") from error
+        raise click.BadParameter(f"{value} is not YAML: {error}") from error
     if not isinstance(found, dict):
         raise click.BadParameter(f"{value}: wanted names of options with their values")
     known = {}
@@ -41,6 +41,9 @@ def _config(ctx, param, value):
         option = known.get(str(name).lstrip("-").replace("-", "_"))
         if option is None or option is param:
             raise click.BadParameter(f"{value}: no option {name!r}")
+        if isinstance(given, bool) != (option.is_flag and given is not None):
+            wanted = "true or false" if option.is_flag else "a value, not true or false"
+            raise click.BadParameter(f"{value}: {name}: wanted {wanted}, got {given!r}")
         defaults[option.name] = _as_text(option, given)
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
 
@@ -52,9 +55,11 @@ def _as_text(option, given):
             f"{name}={value if isinstance(option.type, Prompt) else json.dumps(value)}"
             for name, value in given.items()
         ]
+    if option.is_flag or given is None:
+        return given
     if option.multiple:
-        return list(given) if isinstance(given, list) else [given]
-    return ",".join(map(str, given)) if isinstance(given, list) else given
+        return list(map(str, given)) if isinstance(given, list) else [str(given)]
+    return ",".join(map(str, given)) if isinstance(given, list) else str(given)
 
 
 @click.command(cls=Command, context_settings={"show_default": True})
@@ -64,7 +69,7 @@ def _as_text(option, given):
     callback=_config,
     is_eager=True,
     expose_value=False,
-    help="YAML or JSON with options by their names; the command line comes before it.",
+    help="YAML or JSON with options by their names; the command line overrides it.",
 )
 @MODEL_OPTION
 @click.option(
@@ -97,16 +102,26 @@ def _as_text(option, given):
     "--architecture", type=click.Choice(["bi-encoder", "cross-encoder"]), default="bi-encoder"
 )
 @click.option("--pooling", type=click.Choice(list(POOLINGS)), help="Instead of the model's.")
-@click.option("--dense", type=COUNT, metavar="WIDTH", help="Add a layer of so many numbers.")
+@click.option("--dense", type=COUNT, metavar="WIDTH", help="Add a dense layer of this width.")
 @PROMPT
 @click.option(
-    "--lora", type=COUNT, metavar="RANK", help="Train additions of this rank alone (peft)."
+    "--lora",
+    type=COUNT,
+    metavar="RANK",
+    help="Train LoRA matrices of this rank alone (needs peft).",
 )
 @click.option("--gradient-checkpointing", is_flag=True, help="Less memory, a forward pass more.")
 @click.option("--weights", type=click.Choice(["fp32", "bf16"]), default="fp32")
 @click.option("--compile", is_flag=True, help="Compile the transformer with torch.compile.")
-@click.option("--matryoshka", type=Widths(), default=(), help="Train these prefixes' widths too.")
-@click.option("--loss-option", "loss_options", type=Setting(), multiple=True, help="Of the loss.")
+@click.option(
+    "--matryoshka",
+    type=Widths(),
+    default=(),
+    help="Train prefixes of these widths; all of the embedding only if its width is named.",
+)
+@click.option(
+    "--loss-option", "loss_options", type=Setting(), multiple=True, help="An option of the loss."
+)
 @click.option("--learn", multiple=True, help="A loss option to learn: temperature, scale, bias.")
 @click.option("--loss-learning-rate", type=POSITIVE, help="Of the loss's parameters.")
 @click.option("--epochs", type=POSITIVE, default=1.0, help="Times over the data.")
@@ -129,10 +144,10 @@ def _as_text(option, given):
 @click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), default="fp32")
 @click.option("--seed", type=click.IntRange(0), default=0)
 @click.option(
-    "--eval-steps", type=COUNT, metavar="STEPS", help="Evaluate so often. Default: epoch."
+    "--eval-steps", type=COUNT, metavar="STEPS", help="Evaluate this often. Default: each epoch."
 )
 @click.option(
-    "--checkpoint-steps", type=COUNT, metavar="STEPS", help="Save so often. Default: each epoch."
+    "--checkpoint-steps", type=COUNT, metavar="STEPS", help="Save this often. Default: each epoch."
 )
 @click.option(
     "--checkpoint-minutes",
@@ -148,12 +163,16 @@ def _as_text(option, given):
     " nothing can be written beside it.",
 )
 @click.option("--keep-checkpoints", is_flag=True, help="Keep the checkpoints of a finished run.")
-@click.option("--logging-steps", type=COUNT, default=10, metavar="STEPS", help="Steps a line.")
-@click.option("--best-metric", metavar="NAME", help="Chooses the best model.")
+@click.option(
+    "--logging-steps", type=COUNT, default=10, metavar="STEPS", help="Steps per line of the log."
+)
+@click.option("--best-metric", metavar="NAME", help="Metric that chooses the best model.")
 @click.option("--early-stopping", type=COUNT, metavar="TIMES", help="Evaluations without progress.")
 @click.option("--report-to", default="none", help="tensorboard, wandb, ..., all.")
 @click.option("--resume", is_flag=True, help="Go on from the last whole checkpoint.")
-@click.option("--overwrite", is_flag=True, help="Begin anew over an earlier run's checkpoints.")
+@click.option(
+    "--overwrite", is_flag=True, help="Begin anew and remove an earlier run's checkpoints."
+)
 @click.option("--dry-run", is_flag=True, help="Check everything, show what would be done, and end.")
 @click.option("--push-to-hub", metavar="NAME", help="Upload the model when it is trained.")
 @click.option("--progress/--no-progress", default=True, help="A line every --logging-steps.")

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fastsim.distributed import join
+from fastsim.encoders.arguments import check_batch_size, checked_texts, longest
 from fastsim.encoders.model_files import load_transformer, model_folder, read_json, read_parts
 from fastsim.encoders.names import ModelError
 from fastsim.losses import cosent
@@ -37,13 +38,8 @@ class CrossEncoder(nn.Module):
 
     def __init__(self, model, tokenizer, *, max_length=None):
         super().__init__()
-        most = min(
-            tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", 10**9)
-        )
-        if max_length is not None and not 1 <= max_length <= most:
-            raise ValueError(f"max_length: wanted 1 to {most} tokens, got {max_length}")
         self.model, self.tokenizer = model, tokenizer
-        self.max_length = max_length if max_length is not None else most if most < 10**6 else None
+        self.max_length = longest(model, tokenizer, max_length, pair=True)
 
     @property
     def device(self):
@@ -69,9 +65,16 @@ class CrossEncoder(nn.Module):
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def score(self, first, second, *, batch_size=32, progress=False):
-        """Logits (N,) of paired texts, without a gradient, float32 on the CPU."""
+        """Logits (N,) of paired texts, without a gradient, float32 on the CPU.
+
+        first, second: lists of as many str. TypeError, ValueError for others.
+        """
         from tqdm.auto import tqdm
 
+        first, second = checked_texts("first", first), checked_texts("second", second)
+        if len(first) != len(second):
+            raise ValueError(f"second: wanted {len(first)} texts, as first has, got {len(second)}")
+        check_batch_size(batch_size)
         order = sorted(range(len(first)), key=lambda i: -len(first[i]) - len(second[i]))
         result = torch.empty(len(first))
         was_training = self.training

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from fastsim.encoders.arguments import check_batch_size, checked_texts, longest
 from fastsim.encoders.batches import encode_batches, encode_in_processes
 from fastsim.encoders.model_files import (
     is_decoder,
@@ -63,11 +64,7 @@ class Encoder(nn.Module):
         for part in head:
             if not isinstance(part, (Dense, Normalize)):
                 raise TypeError(f"head: wanted Dense or Normalize, got {type(part).__name__}")
-        most = min(
-            tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", 10**9)
-        )
-        if max_length is not None and not 1 <= max_length <= most:
-            raise ValueError(f"max_length: wanted 1 to {most} tokens, got {max_length}")
+        limit = longest(model, tokenizer, max_length)
         if default_prompt is not None and default_prompt not in (prompts or {}):
             raise ValueError(f"default_prompt: wanted a name in prompts, got {default_prompt!r}")
         if tokenizer.pad_token is None:
@@ -76,7 +73,7 @@ class Encoder(nn.Module):
             tokenizer.pad_token = tokenizer.eos_token
         self.model, self.tokenizer, self.pooling = model, tokenizer, pooling
         self.head = nn.Sequential(*head)
-        self.max_length = max_length if max_length is not None else most if most < 10**6 else None
+        self.max_length = limit
         self.lower_case = lower_case
         self.prompts, self.default_prompt = dict(prompts or {}), default_prompt
         self.include_prompt = include_prompt
@@ -227,14 +224,8 @@ class Encoder(nn.Module):
         Raises:
             TypeError, ValueError: arguments that do not fit.
         """
-        if isinstance(texts, str):
-            raise TypeError("texts: wanted a list of str, got one str")
-        texts = list(texts)
-        others = [type(text).__name__ for text in texts if not isinstance(text, str)]
-        if others:
-            raise TypeError(f"texts: wanted a list of str, got {others[0]} in it")
-        if batch_size < 1:
-            raise ValueError(f"batch_size: wanted at least 1, got {batch_size}")
+        texts = checked_texts("texts", texts)
+        check_batch_size(batch_size)
         if to_numpy and dtype == torch.bfloat16:
             raise ValueError("dtype: wanted one that numpy has, such as float16, got bfloat16")
         if devices is not None and (isinstance(devices, str) or not list(devices)):

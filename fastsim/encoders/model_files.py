@@ -49,7 +49,7 @@ def model_folder(name, *, trust_remote_code=False, allow_pickle=False):
         return Path(snapshot_download(str(name), allow_patterns=wanted))
     except Exception as error:  # the hub's client has a dozen kinds, from bad name to no network
         raise ModelError(
-            f"model: {str(name)!r} is no folder here and did not come from the hub"
+            f"model: {str(name)!r} is not a folder here, and could not be loaded from the hub"
             f" ({type(error).__name__})"
         ) from error
 

@@ -4,12 +4,14 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
-from fastsim.training.folders import OutputError
+from fastsim.training.files import OutputError, umask, write_whole
 
-RUN = "run.json"
+RUN = "fastsim_run.json"
 MANIFEST = "fastsim_checkpoint.json"
+_BEGUN = ".fastsim-checkpoint-"
 
 
 def checkpoint_folder(output, chosen=None):
@@ -36,6 +38,16 @@ def _read_only(folder):
 # ---- one checkpoint ----
 
 
+def begin(folder):
+    """Make the folder of a checkpoint, marked as ours: at no moment is it there without the mark."""
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=_BEGUN, dir=folder.parent))
+    made.chmod(0o777 & ~umask())
+    write_whole(made / MANIFEST, json.dumps(None))
+    os.rename(made, folder)
+
+
 def seal(folder):
     """Write the manifest of a complete checkpoint: size and SHA-256 of each file."""
     folder = Path(folder)
@@ -52,10 +64,10 @@ def damage(folder):
     folder = Path(folder)
     try:
         about = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except OSError:
-        return "it was cut off while it was written"
-    except ValueError:
+    except (OSError, ValueError):
         return f"{MANIFEST} is damaged"
+    if about is None:
+        return "it was cut off while it was written"
     for name, wanted in about.items():
         file = folder / name
         if not file.is_file():
@@ -67,22 +79,6 @@ def damage(folder):
     return None
 
 
-def newest_whole(checkpoints):
-    """(the newest checkpoint that is whole or None, [why a newer one is not used])."""
-    found = []
-    for path in Path(checkpoints).glob("checkpoint-*"):
-        step = path.name.rpartition("-")[2]
-        if step.isdigit() and path.is_dir():
-            found.append((int(step), path))
-    passed = []
-    for _, path in sorted(found, reverse=True):
-        reason = damage(path)
-        if reason is None:
-            return path, passed
-        passed.append(f"{path.name} cannot be used: {reason}")
-    return None, passed
-
-
 def steps_of(checkpoint):
     """The step that a checkpoint was written at."""
     state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
@@ -92,20 +88,49 @@ def steps_of(checkpoint):
 # ---- all of a run ----
 
 
-def remove_unusable(checkpoints):
-    """Remove checkpoints whose writing was cut off; others than ours are not touched."""
+def written(checkpoints):
+    """The checkpoints of a run in its folder, whole or not, the newest first.
+
+    `OutputError` where a folder of such a name is not ours: transformers would remove it when
+    there are more checkpoints than it keeps.
+    """
+    found = []
     for path in Path(checkpoints).glob("checkpoint-*"):
-        if path.is_dir() and damage(path) is not None:
+        if not path.is_dir():
+            continue
+        step = path.name.removeprefix("checkpoint-")
+        if not step.isdigit() or not (path / MANIFEST).is_file():
+            raise OutputError(
+                f"checkpoints: {str(path)!r} is not a checkpoint of fastsim; move it, or choose"
+                " another folder with --checkpoints"
+            )
+        found.append((int(step), path))
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def newest_whole(checkpoints):
+    """(the newest checkpoint that is whole or None, [why a newer one is not used])."""
+    passed = []
+    for path in written(checkpoints):
+        reason = damage(path)
+        if reason is None:
+            return path, passed
+        passed.append(f"{path.name} cannot be used: {reason}")
+    return None, passed
+
+
+def remove_unusable(checkpoints):
+    """Remove the checkpoints of a run that are damaged, or whose writing was cut off."""
+    for path in written(checkpoints):
+        if damage(path) is not None:
             shutil.rmtree(path)
 
 
 def remove_run(checkpoints):
     """Remove what a run wrote into its folder of checkpoints, and the folder if it is empty."""
     checkpoints = Path(checkpoints)
-    for path in checkpoints.glob("checkpoint-*"):
-        step = path.name.rpartition("-")[2]
-        if step.isdigit() and path.is_dir():
-            shutil.rmtree(path)
+    for path in (*written(checkpoints), *checkpoints.glob(f"{_BEGUN}*")):
+        shutil.rmtree(path)
     (checkpoints / RUN).unlink(missing_ok=True)
     if checkpoints.is_dir() and not any(checkpoints.iterdir()):
         checkpoints.rmdir()
@@ -127,16 +152,6 @@ def read_run(checkpoints):
             f"resume: {str(file)!r} is damaged or empty; --overwrite begins anew"
         ) from error
     return state
-
-
-def write_whole(path, text):
-    """A text file that is there whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    with open(part, "w", encoding="utf-8") as handle:
-        handle.write(text)
-        handle.flush()
-        os.fsync(handle.fileno())
-    os.replace(part, path)
 
 
 def fingerprint(path):

@@ -21,7 +21,7 @@ def parse_columns(columns):
             raise DataError(f"columns: {role!r} is named twice")
     mapped = [name is not None for _, name in roles]
     if any(mapped) and not all(mapped):
-        raise DataError("columns: wanted role=name for all of them or for none")
+        raise DataError("columns: wanted COLUMN=NAME for all of them or for none")
     try:
         format_of(named)
     except ValueError as error:
@@ -48,7 +48,7 @@ def select(header, roles, path):
 
 def header_fault(error, header):
     return (
-        f"{error}; the header is ({', '.join(header)}); --columns role=name,... maps it"
+        f"{error}; the header is ({', '.join(header)}); --columns COLUMN=NAME,... maps it"
         f"{_other_delimiter(header)}"
     )
 

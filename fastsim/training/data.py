@@ -7,7 +7,7 @@ as a `datasets.Dataset` (fastsim/training/store.py).
 import os
 import sys
 
-from fastsim.training.columns import header_fault, parse_columns
+from fastsim.training.columns import header_fault, parse_columns, select
 from fastsim.training.formats import format_of
 from fastsim.training.hub import is_hub
 from fastsim.training.hub import rows as hub_rows
@@ -17,10 +17,12 @@ from fastsim.training.rows import (
     SUFFIXES,
     DataError,
     check_file,
+    check_width,
     delimited_rows,
     kind_of,
     lines,
     named_rows,
+    suffix_of,
 )
 from fastsim.training.store import Store
 from fastsim.training.values import checked_text
@@ -86,6 +88,16 @@ def read_data(
     return store.dataset(), last
 
 
+def _named_fields(path, kind):
+    """(line, {column: field}) of each row of a CSV or TSV file with a header."""
+    rows = delimited_rows(path, kind)
+    header = [field.strip() for field in next(rows, (1, []))[1]]
+    select(header, None, path)  # refuses a name that is there twice
+    for line, row in rows:
+        check_width(row, len(header), path, line)
+        yield line, dict(zip(header, row, strict=True))
+
+
 def _tell(line):
     print(line, file=sys.stderr, flush=True)
 
@@ -93,16 +105,14 @@ def _tell(line):
 def read_corpus(path):
     """The texts of a file: each line of .txt, else the column `text` (`DataError` as above)."""
     path = path if is_hub(path) else check_file(path)
-    if not is_hub(path) and path.suffixes and path.suffixes[0].lower() == ".txt":
+    if not is_hub(path) and suffix_of(path) == ".txt":
         texts = [text.strip() for _, text in lines(path) if text.strip()]
     else:
         kind = "hub" if is_hub(path) else kind_of(path, more=(".txt",))
         if kind == "hub":
             rows = hub_rows(path)
         elif kind in ("csv", "tsv"):
-            rows = delimited_rows(path, kind)
-            header = next(rows, (1, []))[1]
-            rows = ((line, dict(zip(header, row, strict=False))) for line, row in rows)
+            rows = _named_fields(path, kind)
         else:
             rows = named_rows(path, kind)
         texts = []

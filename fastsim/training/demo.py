@@ -83,7 +83,7 @@ def run(model, output, *, seed=0, epochs=2, progress=True, cpu=False, say=print)
                 learning_rate=2e-4,
                 seed=seed,
                 max_length=32,
-                overwrite=True,
+                checkpoints=str(Path(folder) / "checkpoints"),
                 progress=progress,
                 cpu=cpu,
             )

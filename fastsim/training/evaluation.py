@@ -48,6 +48,10 @@ def check_evaluation(dataset, layout, *, cross_encoder=False, classes=None):
     if cross_encoder and layout.name not in PRIMARY_OF_CROSS_ENCODER:
         wanted = " or ".join(PRIMARY_OF_CROSS_ENCODER)
         raise ValueError(f"data: a cross-encoder is evaluated on {wanted}, got {layout.name}")
+    if layout.name == "scored pairs" and len(set(dataset[layout.label][:])) < 2:
+        raise ValueError(
+            f"data: wanted at least two different scores, got {len(dataset)} rows with the same"
+        )
     if layout.name == "labelled pairs":
         labels = dataset[layout.label][:]
         if classes is None and not is_binary(labels):

@@ -5,20 +5,17 @@ a file of the user's that is in the way of a new one is put aside under another 
 """
 
 import contextlib
-import errno
 import json
 import os
 import shutil
 import tempfile
 from pathlib import Path
 
+from fastsim.training.files import OutputError, flush, full_disk_named, umask
+
 MANIFEST = "fastsim_manifest.json"
 _LAST = ("config.json", "modules.json", MANIFEST)  # without them a folder passes for no model
 _NEW, _OLD = ".fastsim-new-", ".fastsim-old-"  # folders of an exchange, of one further name
-
-
-class OutputError(OSError):
-    """A folder that cannot be written; the message says why, in one line."""
 
 
 @contextlib.contextmanager
@@ -49,8 +46,8 @@ def replaced_folder(path):
             (stage / MANIFEST).write_text(text, encoding="utf-8")
             for file in stage.rglob("*"):
                 if file.is_file():
-                    file.chmod(0o666 & ~_umask())
-                    _flush(file)
+                    file.chmod(0o666 & ~umask())
+                    flush(file)
             _exchange(stage, path)
         done = True
     finally:
@@ -95,36 +92,6 @@ def files_of(path):
         name for name in names if not Path(name).is_absolute() and ".." not in Path(name).parts
     ]
     return [*inside, MANIFEST]
-
-
-@contextlib.contextmanager
-def full_disk_named(folder, output=None):
-    """Turn the several errors of a full disk into an `OutputError` that says so and where."""
-    try:
-        yield
-    except OutputError:
-        raise
-    except Exception as error:
-        if not is_full_disk(error):
-            raise
-        name = getattr(error, "filename", None) or _newest(folder) or folder
-        kept = "" if output is None else f"; what was in {str(output)!r} is as it was"
-        raise OutputError(errno.ENOSPC, f"disk full: cannot write {str(name)!r}{kept}") from error
-
-
-def is_full_disk(error):
-    """Whether an error says that the disk is full, in the words of the libraries that write."""
-    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
-        return True
-    text = str(error)  # safetensors and torch.save raise errors of their own
-    return any(
-        part in text for part in ("No space left", "PytorchStreamWriter failed", "os error 28")
-    )
-
-
-def _newest(folder):
-    files = [file for file in Path(folder).rglob("*") if file.is_file()]
-    return max(files, key=lambda file: file.stat().st_mtime_ns, default=None)
 
 
 def finish_exchanges(path):
@@ -219,14 +186,3 @@ def _unused(place):
         number += 1
         name = place.with_name(f"{place.name}.old{number}")
     return name
-
-
-def _flush(file):
-    with open(file, "rb") as handle:
-        os.fsync(handle.fileno())
-
-
-def _umask():
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

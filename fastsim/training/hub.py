@@ -31,7 +31,7 @@ def load(name):
     except Exception as error:  # the loader has a dozen kinds, from bad name to no network
         reason = (str(error).strip().splitlines() or [""])[0]
         raise DataError(
-            f"{name}: the data set did not come: {type(error).__name__}: {reason}"
+            f"{name}: the data set could not be loaded: {type(error).__name__}: {reason}"
         ) from error
 
 

@@ -1,11 +1,10 @@
 """The embeddings of a corpus in a file, used again while the texts and the model are the same."""
 
 import hashlib
-import os
 from pathlib import Path
 
 from fastsim.training.evaluation import check_vectors
-from fastsim.training.folders import full_disk_named
+from fastsim.training.files import whole_file
 
 _KIND = "fastsim-index-1"
 
@@ -24,16 +23,14 @@ def indexed(encoder, texts, path, *, batch_size=32):
             with safe_open(path, "pt") as file:
                 about = file.metadata() or {}
                 if about.get("kind") != _KIND:
-                    raise ValueError(f"index: {str(path)!r} is no index of fastsim")
+                    raise ValueError(f"index: {str(path)!r} is not a fastsim index")
                 if about["key"] == key:
                     return file.get_tensor("vectors")
         except (SafetensorError, OSError) as error:
-            raise ValueError(f"index: {str(path)!r} is no index of fastsim") from error
+            raise ValueError(f"index: {str(path)!r} is not a fastsim index") from error
     vectors = check_vectors(encoder.encode_document(texts, batch_size=batch_size))
-    part = path.with_name(path.name + ".part")
-    with full_disk_named(path.parent):
+    with whole_file(path) as part:
         save_file({"vectors": vectors}, part, metadata={"kind": _KIND, "key": key})
-        os.replace(part, path)
     return vectors
 
 

@@ -8,11 +8,17 @@ from fastsim.encoders.model_files import model_folder
 from fastsim.scores import top_k
 from fastsim.training import evaluation
 from fastsim.training.objectives import read_classifier
+from fastsim.training.prompts import check_prompts
 
 
-def load_encoder(name, *, cpu=False, max_length=None, **trust):
-    """An `Encoder` for use, on the GPU where there is one; `ModelError` for a cross-encoder."""
+def load_encoder(name, *, cpu=False, max_length=None, prompts=None, **trust):
+    """An `Encoder` for use, on the GPU where there is one; `ModelError` for a cross-encoder.
+
+    prompts: name -> text, besides those of the model.
+    """
+    check_prompts(prompts)
     encoder = Encoder.from_pretrained(name, max_length=max_length, **trust)
+    encoder.prompts |= prompts or {}
     return _place(encoder, cpu)
 
 
@@ -26,8 +32,7 @@ def evaluate_model(name, dataset, layout, *, batch_size=32, max_length=None, cpu
         return evaluation.evaluate_cross_encoder(
             _place(model, cpu), dataset, layout, batch_size=batch_size, progress=None
         )
-    encoder = load_encoder(folder, cpu=cpu, max_length=max_length, **trust)
-    encoder.prompts |= prompts or {}
+    encoder = load_encoder(folder, cpu=cpu, max_length=max_length, prompts=prompts, **trust)
     classifier = None
     if layout.name == "labelled pairs":
         classifier = read_classifier(folder, encoder.dim)

@@ -1,16 +1,16 @@
 """Pairs with hard negatives from a corpus, found by an encoder: what `fastsim mine` writes."""
 
 import json
+import tempfile
 from collections import defaultdict
 from pathlib import Path
 
 import torch
 
 from fastsim.mining import mine_hard_negatives
-from fastsim.training.checkpoints import write_whole
 from fastsim.training.data import DataError, read_corpus, read_data
 from fastsim.training.evaluation import check_vectors
-from fastsim.training.folders import OutputError, full_disk_named
+from fastsim.training.files import OutputError, write_whole
 
 
 def mine(encoder, pairs, *, corpus=None, columns=None, kind=None, batch_size=32, count=1, **limits):
@@ -22,8 +22,12 @@ def mine(encoder, pairs, *, corpus=None, columns=None, kind=None, batch_size=32,
     the limits are left out.
     """
     dataset, layout = read_data(pairs, columns=columns, kind=kind)
-    if layout.name != "tuples":
-        raise DataError(f"{pairs}: wanted columns anchor and positive, got {layout.name}")
+    if layout.columns != ("anchor", "positive"):
+        found = ", ".join(layout.columns)
+        raise DataError(
+            f"{pairs}: wanted the columns anchor and positive alone, got {found}; choose them with"
+            " --columns anchor,positive"
+        )
     anchors, positives = dataset["anchor"][:], dataset["positive"][:]
     texts = list(dict.fromkeys(positives))
     if corpus is not None:
@@ -59,13 +63,27 @@ def mine(encoder, pairs, *, corpus=None, columns=None, kind=None, batch_size=32,
     return found, len(anchors) - len(found)
 
 
+def check_output(path, *read, overwrite=False):
+    """`OutputError` where `write_rows` would fail, write over a file that is read, or over another.
+
+    read: files, or None. overwrite: whether a file that is there may be written over.
+    """
+    path = Path(path)
+    if not path.exists():
+        try:
+            tempfile.TemporaryFile(dir=path.parent).close()
+        except OSError as error:
+            raise OutputError(f"output: cannot write {str(path)!r}: {error.strerror}") from error
+        return
+    for name in read:
+        if name is not None and Path(name).exists() and path.samefile(name):
+            raise OutputError(f"output: wanted another file than those read, got {str(path)!r}")
+    if not overwrite:
+        raise OutputError(f"output: {str(path)!r} is there already; --overwrite writes over it")
+    if not path.is_file():
+        raise OutputError(f"output: wanted a file, {str(path)!r} is none")
+
+
 def write_rows(rows, path):
     """JSON lines that are there whole or not at all; `OutputError` where they cannot be."""
-    path = Path(path)
-    try:
-        with full_disk_named(path.parent):
-            write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    except OutputError:
-        raise
-    except OSError as error:
-        raise OutputError(f"output: {str(path)!r}: {error.strerror}") from error
+    write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

@@ -157,6 +157,8 @@ class Objective(nn.Module):
                 raise ValueError(
                     f"options: wanted options {', '.join(known)}, got {', '.join(sorted(unknown))}"
                 )
+            for option, value in self.options.items():
+                _check_type(option, value, known[option].default)
             self.loss = spec.module(**self.options)
             if not self.pairwise:
                 self.loss.group = group
@@ -207,6 +209,20 @@ class Objective(nn.Module):
         (Path(folder) / "fastsim_loss.json").write_text(text, encoding="utf-8")
         if state:
             save_file(state, Path(folder) / "fastsim_loss.safetensors")
+
+
+def _check_type(name, value, default):
+    """Refuse a value of another type than the option's default, where that says what is wanted."""
+    wanted, kinds = None, ()
+    if isinstance(default, bool):
+        wanted, kinds = "true or false", (bool,)
+    elif isinstance(default, (int, float)):
+        wanted, kinds = "a number", (int, float, torch.Tensor)
+    elif isinstance(default, str):
+        wanted, kinds = "a text", (str,)
+    fits = isinstance(value, kinds) and (isinstance(value, bool) == (bool in kinds))
+    if wanted is not None and not fits:
+        raise ValueError(f"loss option {name}: wanted {wanted}, got {value!r}")
 
 
 def read_classifier(folder, dim):

@@ -10,8 +10,15 @@ import itertools
 
 from fastsim.training.blocks import delimited_tables
 from fastsim.training.columns import looks_like_a_header, select
+from fastsim.training.formats import is_role
 from fastsim.training.hub import tables as hub_tables
-from fastsim.training.rows import DataError, delimited_rows, named_rows, parquet_tables
+from fastsim.training.rows import (
+    DataError,
+    check_width,
+    delimited_rows,
+    named_rows,
+    parquet_tables,
+)
 from fastsim.training.values import checked_rows
 
 _PART = 10_000  # rows checked and written at once
@@ -41,7 +48,7 @@ def open_delimited(path, kind, roles, delimiter, header):
         rows = _again([first] if second is None else [first, second], rows)
         width, headers = len(roles), 0
     elif header is False:
-        raise DataError(f"{path}: without a header wanted --columns with plain roles")
+        raise DataError(f"{path}: without a header, wanted --columns with names alone, without =")
     else:
         places = select(names, roles, path)
         width, headers = len(names), 1
@@ -58,8 +65,10 @@ def _again(first, rest):
 
 def _pick(path, rows, places, width):
     for line, row in rows:
-        if len(row) != width:
-            yield line, DataError(f"{path}, line {line}: wanted {width} fields, got {len(row)}")
+        try:
+            check_width(row, width, path, line)
+        except DataError as error:
+            yield line, error
         else:
             yield line, [row[place] for place in places]
 
@@ -72,12 +81,32 @@ def open_named(path, kind, roles):
     header = list(first[1])
     names = select(header, roles, path)
     keys = [header[place] for place in names.values()]
-    rows = _of_keys(path, keys, _again([first], rows))
+    rows = _again([first], rows)
+    if roles is None:
+        rows = _same_columns(path, header, rows)
+    rows = _of_keys(path, keys, rows)
     return list(names), functools.partial(_row_parts, list(names), rows), header
+
+
+def _same_columns(path, header, rows):
+    """The rows, or what is wrong with one: a column with a meaning that the first row has not."""
+    known = set(header)
+    for line, row in rows:
+        if not row.keys() <= known:
+            new = [name for name in row if name not in known and is_role(name)]
+            if new:
+                row = DataError(
+                    f"{path}, line {line}: wanted the columns of the first row, got {new[0]} too;"
+                    " name those in use with --columns"
+                )
+        yield line, row
 
 
 def _of_keys(path, keys, rows):
     for line, row in rows:
+        if isinstance(row, DataError):
+            yield line, row
+            continue
         missing = [key for key in keys if row.get(key) is None]
         if missing:
             yield line, DataError(f"{path}, line {line}: no {', '.join(missing)}")

@@ -96,6 +96,9 @@ class Options:
                      "eval_steps", "checkpoint_steps", "logging_steps", "early_stopping",
                      "dense", "lora"):  # fmt: skip
             self._check_count(name)
+        for name in ("output", "checkpoints"):
+            if getattr(self, name) == "":
+                raise ValueError(f"{name}: wanted the name of a folder, got none")
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise ValueError(f"precision: wanted fp32, bf16 or fp16, got {self.precision!r}")
         both = self.eval is not None and self.eval_steps and self.checkpoint_steps

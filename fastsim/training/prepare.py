@@ -1,5 +1,6 @@
 """Data, model and loss of a training run, checked against each other before anything starts."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from fastsim.training.batch_plan import batch_plan
 from fastsim.training.data import DataError, read_data
 from fastsim.training.learnable import check_learnable
 from fastsim.training.objectives import Objective, check_loss
+from fastsim.training.prompts import check_prompts
 
 SHOWN = 16  # texts a side in the picture of cosines
 SCATTERED = 500  # pairs in the picture of similarities
@@ -93,8 +95,17 @@ def prepare(options, group=None, say=None):
     gpu = torch.cuda.is_available() and not options.cpu
     if options.precision == "fp16" and not gpu:
         raise ValueError("precision: fp16 wants a GPU; on a CPU wanted bf16 or fp32")
-    if options.score_range is not None and not options.score_range[0] < options.score_range[1]:
-        raise ValueError(f"score_range: wanted LOW,HIGH with LOW < HIGH, got {options.score_range}")
+    if options.score_range is not None:
+        low, high = options.score_range
+        if not (low < high and math.isfinite(low) and math.isfinite(high)):
+            raise ValueError(
+                f"score_range: wanted LOW,HIGH with finite LOW < HIGH, got {low:g},{high:g}"
+            )
+    _check_schedule(options.schedule)
+    for name in ("best_metric", "early_stopping", "eval_steps", "eval_columns"):
+        if getattr(options, name) and options.eval is None:
+            raise ValueError(f"{name}: wanted with evaluation data (--eval), got none")
+    check_prompts(options.prompts)
     reading = {
         "kind": options.kind,
         "delimiter": options.delimiter,
@@ -110,10 +121,8 @@ def prepare(options, group=None, say=None):
     held, held_layout = None, None
     if options.eval is not None:
         held, held_layout = read_data(options.eval, columns=_eval_columns(options), **reading)
-    if options.best_metric is not None and held is None:
-        raise ValueError("best_metric: wanted with evaluation data (--eval), got none")
-    if options.early_stopping and held is None:
-        raise ValueError("early_stopping: wanted with evaluation data (--eval), got none")
+    if options.score_range is not None and layout.label != "score":
+        raise ValueError(f"score_range: wanted with a column score, got {layout.name}")
     classes = _classes(train, layout) if options.loss == "classification" else None
     if held is not None:
         evaluation.check_evaluation(held, held_layout, cross_encoder=cross, classes=classes)
@@ -143,6 +152,17 @@ def prepare(options, group=None, say=None):
     return Task(
         model, encoder, train, layout, held, held_layout, metric, cross, options.batch_size, batches
     )
+
+
+def _check_schedule(name):
+    """Refuse a schedule that transformers has not, or that needs numbers besides."""
+    from transformers import get_scheduler
+
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    try:
+        get_scheduler(name, optimizer, num_warmup_steps=1, num_training_steps=2)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"schedule: wanted one of transformers, got {name!r}: {error}") from error
 
 
 def _eval_columns(options):
@@ -214,10 +234,13 @@ def _check_cross(options, layout):
     if options.loss not in CROSS_LOSSES:
         wanted = ", ".join(CROSS_LOSSES)
         raise ValueError(f"loss: a cross-encoder can train {wanted}, got {options.loss!r}")
-    for name in ("pooling", "dense", "loss_options", "learn", "micro_batch_size", "prompts", "lora",
-                 "matryoshka", "gradient_checkpointing", "compile"):  # fmt: skip
+    for name in ("pooling", "dense", "loss_options", "learn", "loss_learning_rate", "prompts",
+                 "micro_batch_size", "lora", "matryoshka", "gradient_checkpointing",
+                 "compile"):  # fmt: skip
         if getattr(options, name):
             raise ValueError(f"{name}: a cross-encoder has none, got {getattr(options, name)!r}")
+    if options.weights != "fp32":
+        raise ValueError(f"weights: a cross-encoder has fp32, got {options.weights!r}")
 
 
 def _classes(train, layout):

@@ -42,10 +42,15 @@ def check_file(path):
     return path
 
 
-def kind_of(path, kind=None, more=()):
-    """The kind of a file by its suffix (`.gz` aside), or as given."""
+def suffix_of(path):
+    """The last suffix of a file, in lower case, `.gz` aside; "" where there is none."""
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
-    kind = kind or SUFFIXES.get(suffixes[-1] if suffixes else "")
+    return suffixes[-1] if suffixes else ""
+
+
+def kind_of(path, kind=None, more=()):
+    """The kind of a file by its suffix, or as given."""
+    kind = kind or SUFFIXES.get(suffix_of(path))
     if kind not in KINDS:
         raise DataError(f"{path}: wanted a suffix in {', '.join((*SUFFIXES, *more))}, or --format")
     return kind
@@ -80,6 +85,12 @@ def delimited_rows(path, kind, delimiter=None):
                 yield start, row
 
 
+def check_width(row, width, path, line):
+    """`DataError` for a row of too few or too many fields."""
+    if len(row) != width:
+        raise DataError(f"{path}, line {line}: wanted {width} fields, got {len(row)}")
+
+
 def named_rows(path, kind):
     """(line, {column: value}) of each row of a JSON or Parquet file."""
     return {"jsonl": _json_lines, "json": _json_list, "parquet": _parquet}[kind](path)
@@ -98,7 +109,7 @@ def _json_lines(path):
         try:
             row = json.loads(text)
         except ValueError as error:
-            raise DataError(f"{path}, line {line}: no JSON: {error}") from error
+            raise DataError(f"{path}, line {line}: not JSON: {error}") from error
         if not isinstance(row, dict):
             raise DataError(f"{path}, line {line}: wanted a JSON object, got {text[:40]!r}")
         yield line, row
@@ -111,7 +122,7 @@ def _json_list(path):
         except UnicodeDecodeError:
             raise
         except ValueError as error:
-            raise DataError(f"{path}: no JSON: {error}; JSON lines end in .jsonl") from error
+            raise DataError(f"{path}: not JSON: {error}; JSON lines end in .jsonl") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{path}: wanted a JSON list of objects")
     yield from enumerate(rows, start=1)
@@ -132,7 +143,7 @@ def parquet_tables(path):
         for batch in file.iter_batches(10_000):
             yield pyarrow.Table.from_batches([batch])
     except pyarrow.ArrowException as error:
-        raise DataError(f"{path}: no Parquet: {error}") from error
+        raise DataError(f"{path}: not Parquet: {error}") from error
 
 
 def open_bytes(path):
@@ -159,7 +170,7 @@ class _text:  # noqa: N801 - used as `with _text(path)`
             if isinstance(error, UNPACKING):
                 raise error
         except UNPACKING as fault:
-            raise DataError(f"{self.path}: no whole gzip file: {fault}") from error
+            raise DataError(f"{self.path}: not a complete gzip file: {fault}") from error
 
 
 def _encoding_fault(path):

@@ -11,13 +11,8 @@ from fastsim.environment import variables
 from fastsim.training import checkpoints as saved
 from fastsim.training import hub
 from fastsim.training.batch_plan import small_batches
-from fastsim.training.folders import (
-    OutputError,
-    check_writable,
-    files_of,
-    full_disk_named,
-    replaced_folder,
-)
+from fastsim.training.files import OutputError, full_disk_named
+from fastsim.training.folders import check_writable, files_of, replaced_folder
 from fastsim.training.model_card import model_card
 from fastsim.training.options import FREE, GROWING, Options
 from fastsim.training.prepare import prepare
@@ -61,7 +56,11 @@ def train(options, say=None, *, dry_run=False):
     note = small_batches(task.batches, options.loss)
     if note:
         say(note)
+    arguments = _arguments(options, task, checkpoints, process.num_processes)
+    _check_reporting(arguments)
     if dry_run:
+        if process.is_main_process:
+            _check_beginning(options, checkpoints)
         return None
     with process.main_process_first():
         state, checkpoint = _begin(options, task, checkpoints, process.is_main_process, say)
@@ -83,7 +82,7 @@ def train(options, say=None, *, dry_run=False):
     with _tensorboard_in(output / "runs"):
         trainer = Trainer(
             model=task.model,
-            args=_arguments(options, task, checkpoints, process.num_processes),
+            args=arguments,
             data_collator=collator,
             train_dataset=task.train,
             eval_dataset=task.eval,
@@ -99,7 +98,7 @@ def train(options, say=None, *, dry_run=False):
     for chatter in (transformers.PrinterCallback, transformers.trainer_callback.ProgressCallback):
         trainer.remove_callback(chatter)
     with watch.listening():
-        outcome = trainer.resume(checkpoint)
+        outcome = trainer.resume(checkpoint, say)
     if watch.signal and outcome.global_step < trainer.state.max_steps:
         _stop(watch.signal, outcome.global_step, trainer.state.max_steps, checkpoints)
     trainer.check_finite()
@@ -168,30 +167,43 @@ def _begin(options, task, checkpoints, main, say):
 
     main: whether this is the process that writes; the others read what it wrote.
     """
-    asked = {key: value for key, value in asdict(options).items() if key not in FREE}
-    asked = json.loads(json.dumps(asked)) | {"data": _fingerprints(options.train)}
-    if options.resume:
-        return _resume(options, task, asked, checkpoints, main, say)
-    if not main:
+    if not main and not options.resume:
         return saved.read_run(checkpoints), None
-    if (checkpoints / saved.RUN).exists() or any(checkpoints.glob("checkpoint-*")):
-        if not options.overwrite:
+    asked, checkpoint, passed = _check_beginning(options, checkpoints)
+    if checkpoint is None:
+        saved.remove_run(checkpoints)
+        state = {"asked": asked, "before": _before(task), **task.sample()}
+        _write_run(checkpoints, state)
+        return state, None
+    if passed:
+        say(f"{passed[0]}; going on from {checkpoint.name}")
+    if main:
+        saved.remove_unusable(checkpoints)
+        state = saved.read_run(checkpoints) | {"asked": asked}
+        if state["before"] is None and task.eval is not None:
+            state["before"] = _before(task)
+        _write_run(checkpoints, state)
+    return saved.read_run(checkpoints), checkpoint
+
+
+def _check_beginning(options, checkpoints):
+    """(what the run is asked, the checkpoint to go on from or None, why a newer one is not used).
+
+    Refuses what cannot begin; nothing is written. The file of a run that ended before its first
+    checkpoint is no hindrance.
+    """
+    asked = {key: value for key, value in asdict(options).items() if key not in FREE}
+    asked = json.loads(json.dumps(asked)) | {
+        "data": _fingerprints(options.train),
+        "eval_data": None if options.eval is None else _fingerprints(options.eval),
+    }
+    if not options.resume:
+        if saved.written(checkpoints) and not options.overwrite:
             raise OutputError(
                 f"output: {str(checkpoints)!r} holds checkpoints of an earlier run;"
                 " --resume goes on with it, --overwrite begins anew"
             )
-        saved.remove_run(checkpoints)
-    state = {"asked": asked, "before": _before(task), **task.sample()}
-    _write_run(checkpoints, state)
-    return state, None
-
-
-def _fingerprints(paths):
-    paths = [paths] if isinstance(paths, str) else paths
-    return [(hub if hub.is_hub(path) else saved).fingerprint(path) for path in paths]
-
-
-def _resume(options, task, asked, checkpoints, main, say):
+        return asked, None, []
     checkpoint, passed = saved.newest_whole(checkpoints)
     if checkpoint is None:
         reason = f": {passed[0]}" if passed else ""
@@ -200,19 +212,24 @@ def _resume(options, task, asked, checkpoints, main, say):
     for key, value in asked.items():
         was = state["asked"].get(key)
         longer = key in GROWING and was is not None and value is not None and value > was
-        if value != was and not longer:
-            least = f"{was} or more" if key in GROWING and was is not None else repr(was)
-            shown = "the file's content differs" if key == "data" else f"got {value!r}"
-            raise ValueError(f"resume: {key}: wanted {least}, as in this run, {shown}")
-    if passed:
-        say(f"{passed[0]}; going on from {checkpoint.name}")
-    if main:
-        saved.remove_unusable(checkpoints)
-        if state["before"] is None and task.eval is not None:
-            state["before"] = _before(task)
-        state["asked"] = asked
-        _write_run(checkpoints, state)
-    return saved.read_run(checkpoints), checkpoint
+        evaluated_now = key == "eval_data" and was is None
+        if value != was and not longer and not evaluated_now:
+            raise ValueError(f"resume: {key}: {_difference(key, value, was)}")
+    return asked, checkpoint, passed
+
+
+def _difference(key, value, was):
+    if key in ("data", "eval_data"):
+        name = "eval" if key == "eval_data" else "train"
+        got = "none" if value is None else "data of other content"
+        return f"wanted the data of this run (--{name}), got {got}"
+    least = f"{was} or more" if key in GROWING and was is not None else repr(was)
+    return f"wanted {least}, as in this run, got {value!r}"
+
+
+def _fingerprints(paths):
+    paths = [paths] if isinstance(paths, str) else paths
+    return [(hub if hub.is_hub(path) else saved).fingerprint(path) for path in paths]
 
 
 def _before(task):
@@ -298,6 +315,17 @@ def _arguments(options, task, checkpoints, processes):
         dataloader_pin_memory=torch.cuda.is_available() and not options.cpu,
         disable_tqdm=True,
     )
+
+
+def _check_reporting(arguments):
+    """Refuse a place of reports that is unknown or not installed, before anything is written."""
+    from transformers.integrations import get_reporting_integration_callbacks
+
+    try:
+        for make in get_reporting_integration_callbacks(arguments.report_to):
+            make()
+    except (ValueError, RuntimeError, ImportError) as error:
+        raise ValueError(f"report_to: {error}") from error
 
 
 def versions():

@@ -13,8 +13,9 @@ from fastsim.grad_cache import GradCache, MicroBatches
 from fastsim.integrations.transformers import log_metrics
 from fastsim.training.batch_plan import LinkedRows
 from fastsim.training.batches import LinkedBatches, SharedBatches
-from fastsim.training.checkpoints import seal
-from fastsim.training.folders import full_disk_named
+from fastsim.training.checkpoints import begin, seal
+from fastsim.training.files import full_disk_named
+from fastsim.training.resumed import Resumed, write_loss_sum
 from fastsim.training.sharding import WholeTask, any_process, local_part
 
 
@@ -223,17 +224,22 @@ class Trainer(transformers.Trainer):
         self.check_finite(weights=False)
         super().log(logs, start_time)
 
-    def resume(self, checkpoint=None):
-        """Train from the start or a checkpoint; one that has all steps is only loaded."""
+    def resume(self, checkpoint=None, say=print):
+        """Train from the start or a checkpoint; one at which the training ended is only loaded.
+
+        say: is told of a best model that cannot be used.
+        """
         if checkpoint is None:
             return self.train()
-        state = transformers.TrainerState.load_from_json(checkpoint / "trainer_state.json")
+        resumed = Resumed(self, checkpoint, say)
         steps = self.set_initial_training_values(self.args, self.get_train_dataloader())[-1]
-        if state.global_step < steps:
+        state = resumed.state
+        if state.global_step < steps and not resumed.stopped_early():
+            self.add_callback(resumed)
             return self.train(resume_from_checkpoint=str(checkpoint))
         state.max_steps, self.state = steps, state
-        best = state.best_model_checkpoint if self.args.load_best_model_at_end else None
-        folder = Path(best) if best and Path(best).is_dir() else checkpoint
+        best = resumed.best if self.args.load_best_model_at_end else None
+        folder = checkpoint if best is None else best
         if self.is_sharded:
             self._best = folder
         else:
@@ -286,7 +292,12 @@ class Trainer(transformers.Trainer):
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
         try:
             with full_disk_named(folder):
+                if self.args.should_save and not folder.exists():
+                    begin(folder)
+                if self.accelerator.num_processes > 1:
+                    torch.distributed.barrier()  # the others write into it
                 super()._save_checkpoint(model, trial)
+                write_loss_sum(self, folder)
                 if self.accelerator.num_processes > 1:
                     torch.distributed.barrier()  # every process writes its random state
                 if self.args.should_save and folder.is_dir():

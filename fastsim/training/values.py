@@ -40,10 +40,12 @@ def _checked_together(rows, places, layout):
         if name in layout.texts:
             if kinds != {str} or not all(map(str.strip, values)) or any("\0" in v for v in values):
                 return None
+            if not _is_unicode("".join(values)):
+                return None
         elif name == "score" and kinds <= {str, int, float}:
             try:
                 values = list(map(float, values))
-            except ValueError:
+            except (ValueError, OverflowError):
                 return None
             if not all(map(math.isfinite, values)):
                 return None
@@ -66,13 +68,24 @@ def checked_text(value, name, path, line):
         raise DataError(f"{path}, line {line}: {name}: the text is empty")
     if "\0" in value:
         raise DataError(f"{path}, line {line}: {name}: the text holds a NUL byte")
+    if not _is_unicode(value):
+        raise DataError(f"{path}, line {line}: {name}: the text holds half of a surrogate pair")
     return value
+
+
+def _is_unicode(text):
+    """Whether a text can be written as UTF-8; JSON can hold one that cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _score(value, name, path, line):
     try:
         number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         hint = "; does the file have a header? Map it with --columns score=NAME,..."

@@ -108,7 +108,7 @@ def test_an_unknown_model_name_is_one_line(data, tmp_path, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
     result = train(data, tmp_path / "out", "--model", "no/such-model")
-    one_line(result, command.MODEL, "'no/such-model' is no folder here", "ConnectionError")
+    one_line(result, command.MODEL, "'no/such-model' is not a folder here", "ConnectionError")
 
 
 def test_a_full_disk(data, tmp_path, monkeypatch):

