@@ -39,7 +39,7 @@ def _read_only(folder):
 
 
 def begin(folder):
-    """Make the folder of a checkpoint, marked as ours: at no moment is it there without the mark."""
+    """Make the folder of a checkpoint, which is never there without the mark that it is ours."""
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=_BEGUN, dir=folder.parent))
