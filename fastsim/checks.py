@@ -11,6 +11,7 @@ FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGRAL = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 REDUCTIONS = ("mean", "sum", "none")
 SIMILARITIES = ("cosine", "dot")
+_LARGEST = torch.finfo(torch.float32).max  # in which losses are made of all but float64
 
 
 def check_tensor(name, value, *, ndim, dtypes, what, empty=False):
@@ -115,7 +116,8 @@ def check_similarity(value):
 
 
 def check_number(name, value, *, positive=False, tensor=True):
-    """A finite number, or with `tensor` a 0-d floating one; `positive`: greater than zero.
+    """A number that float32 can hold, or with `tensor` a 0-d floating one; `positive`: greater than
+    zero, and so that float32 can hold its inverse.
 
     A tensor's value is looked at on a CPU only: elsewhere that would wait for the device. While
     torch.compile traces, a number stands for all that may come, and its value is not looked at.
@@ -133,10 +135,21 @@ def check_number(name, value, *, positive=False, tensor=True):
         raise TypeError(f"{name}: wanted {wanted}, got {type(value).__name__}")
     if torch.compiler.is_compiling():
         return
+    kind = "positive " if positive else ""
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        value = math.inf if value > 0 else -math.inf  # it may be beyond any float
     if not math.isfinite(value) or (positive and value <= 0):
-        raise ValueError(
-            f"{name}: wanted a {'positive ' if positive else ''}finite number, got {value}"
-        )
+        raise ValueError(f"{name}: wanted a {kind}finite number, got {value}")
+    least = 1 / _LARGEST if positive else -_LARGEST
+    if not least <= value <= _LARGEST:
+        limits = f"from {least:.2g} to {_LARGEST:.2g}"
+        raise ValueError(f"{name}: wanted a {kind}number {limits}, got {value}")
+
+
+def check_count(name, value):
+    """A positive int."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}: wanted a positive int, got {value!r}")
 
 
 def check_integers(name, value, count, device):

@@ -179,7 +179,7 @@ def batchwise(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: Any, group: Any = None, **options: Any) -> Any:
         for name in LEARNT:
             if isinstance(value := options.get(name), torch.Tensor):
-                options[name] = _number(value)
+                options[name] = learnt_number(value)
         if any_dtensor(args) or any_dtensor(options.values()):
             arguments = dict(zip(names, args, strict=False)) | options
             return _of_dtensors(function, arguments, group)
@@ -217,7 +217,7 @@ def _of_dtensors(function, arguments, group):
     return as_dtensor(result, mesh, True, rows, arguments.get("reduction"))
 
 
-def _number(value):
+def learnt_number(value):
     """A learnt number as a plain 0-d tensor."""
     value = value.full_tensor() if is_dtensor(value) else value
     return value.reshape(()) if value.shape == (1,) else value

@@ -40,19 +40,22 @@ def softplus(x):
 
 
 def inverse(temperature, x):
-    """1 / temperature, of a tensor in the compute type of x: rounding it would move every logit.
-
-    ValueError for a number so small that the type cannot hold its inverse.
-    """
-    dtype = torch.promote_types(x.dtype, torch.float32)
+    """1 / temperature, of a tensor in the compute type of x: rounding it would move every logit."""
     if isinstance(temperature, torch.Tensor):
-        return 1 / temperature.to(dtype)
-    scale = 1 / temperature
-    if abs(scale) > torch.finfo(dtype).max:
-        raise ValueError(
-            f"temperature: wanted a number whose inverse {dtype} can hold, got {temperature}"
-        )
-    return scale
+        temperature = temperature.to(torch.promote_types(x.dtype, torch.float32))
+    return 1 / temperature
+
+
+def over_temperature(scores, temperature):
+    """The logits scores / temperature, -inf where a score is.
+
+    What takes no part is divided as 0 is: -inf times its weight of 0 would make NaN of the gradient
+    of a learnt temperature.
+    """
+    if not isinstance(temperature, torch.Tensor):
+        return scores / temperature
+    left_out = scores == -torch.inf
+    return (scores.masked_fill(left_out, 0.0) / temperature).masked_fill(left_out, -torch.inf)
 
 
 def below_every_score(scores):

@@ -33,7 +33,7 @@ from fastsim.pairs import (
     parse_positives,
 )
 from fastsim.precision import widened
-from fastsim.reduce import inverse
+from fastsim.reduce import inverse, over_temperature
 from fastsim.scores import dense_scores
 from fastsim.tile import Tile
 
@@ -147,7 +147,7 @@ def _dense_losses(asked):
         temperature = asked.options["temperature"]
         more = dense(asked.parts, temperature, asked.similarity, asked.backend)
         if further.own_negatives is not None:
-            more.append(_of_own_negatives(asked) / temperature)
+            more.append(over_temperature(_of_own_negatives(asked), temperature))
         more = torch.cat(more, 1)
         if not len(asked.anchors):
             # Nothing to add, but other ranks wait for the gradients of what they gathered.
@@ -211,7 +211,8 @@ def _of_further(asked, scale):
     positive = positive_logits(*sides, scale, asked.similarity, asked.backend)
     sums = [log_sum(part, scale, positive, asked.similarity, asked.backend) for part in asked.parts]
     if asked.further.own_negatives is not None:
-        sums.append(torch.logsumexp(scale * widened(_of_own_negatives(asked)), 1))
+        logits = over_temperature(widened(_of_own_negatives(asked)), 1 / scale)
+        sums.append(torch.logsumexp(logits, 1))
     positive = positive - scale * asked.options["margin"]
     if asked.bias is not None:
         positive = positive + asked.bias[asked.positives]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fastsim.backends import pick
-from fastsim.checks import check_choice, check_embeddings, check_integers, check_number
+from fastsim.checks import check_choice, check_count, check_embeddings, check_integers, check_number
 from fastsim.engine.triplets import distances_of, triplet_sum
 from fastsim.losses.hardest import DISTANCES
 from fastsim.losses.module import LossModule
@@ -144,7 +144,7 @@ def _mean(triplets, formula, embeddings, labels, margin, distance, largest_class
     check_choice("distance", distance, DISTANCES)
     check_number("margin", margin, tensor=False)
     if largest_class is not None:
-        check_number("largest_class", largest_class, positive=True, tensor=False)
+        check_count("largest_class", largest_class)
     chosen = pick(backend, embeddings, labels)
     x = unit_rows(embeddings, chosen) if distance == "cosine" else as_float(embeddings)
     labels = as_ids(labels)

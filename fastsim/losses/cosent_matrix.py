@@ -95,7 +95,8 @@ def cosent_matrix(
         check_embeddings("y", y, empty=group is not None)
         check_alike("y", y, "x", x)
     extras = extras_of(similarity=similarity, group=group)
-    chosen = pick(backend, x, y, scale, kind="levels", group=group, extras=extras)
+    tensors = x, y, targets, scale, levels
+    chosen = pick(backend, *tensors, kind="levels", group=group, extras=extras)
     check_number("scale", scale, positive=True)
     check_similarity(similarity)
     skip = "lower" if y is None else "nothing"
@@ -143,7 +144,7 @@ def cosent_matrix(
         loss = _over_entries(scores, pairs, scale, chosen.name)
     if unknown is None:
         return loss
-    return loss + torch.zeros_like(loss).masked_fill_(batch.total(unknown) > 0, torch.nan)
+    return loss + torch.zeros_like(loss).masked_fill(batch.total(unknown) > 0, torch.nan)
 
 
 class CoSENTMatrix(LossModule):
@@ -181,7 +182,7 @@ def _over_entries(scores, pairs, scale, backend):
     wanted = dense_targets(pairs, *scores.shape, compute_dtype(scores), scores.device)
     scores = _entries(as_float(scores), pairs)
     if not scores.numel():
-        return scores.sum()
+        return (scores * scale).sum()
     return cosent(scores, _entries(wanted, pairs), scale=scale, backend=backend)
 
 
@@ -200,10 +201,10 @@ def _bands(dense):
 
 def _unknown(dense, levels):
     """() int64: how many targets are none of the levels; nothing is waited for."""
-    count = torch.zeros((), dtype=torch.int64, device=dense.device)
+    count = 0
     for band in _bands(dense):
         targets = band.to(levels.dtype)
-        place = torch.searchsorted(levels, targets.contiguous()).clamp_(max=len(levels) - 1)
+        place = torch.searchsorted(levels, targets.contiguous()).clamp(max=len(levels) - 1)
         count += (levels[place] != targets).sum()
     return count
 

@@ -25,6 +25,13 @@ DIRECTIONS = (FIRST, "query_to_query", "doc_to_query", "doc_to_doc")
 MARGINS = ("absolute", "relative")
 
 
+def as_directions(names):
+    """The argument `directions` as a tuple."""
+    if not isinstance(names, (tuple, list)):
+        raise TypeError(f"directions: wanted a tuple of names, got {names!r:.60}")
+    return tuple(names)
+
+
 @dataclass(frozen=True)
 class Further:
     """The arguments of a loss that name further candidates."""
@@ -44,9 +51,6 @@ class Further:
 
     def check(self, anchors):
         """ValueError or TypeError for arguments that do not fit."""
-        if not isinstance(self.directions, (tuple, list)):
-            kind = type(self.directions).__name__
-            raise TypeError(f"directions: wanted a tuple of names, got {kind}")
         for direction in self.directions:
             check_choice("directions", direction, DIRECTIONS)
         if FIRST not in self.directions or len({*self.directions}) < len(self.directions):

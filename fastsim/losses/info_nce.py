@@ -39,7 +39,7 @@ from fastsim.checks import (
 from fastsim.distributed import batchwise
 from fastsim.engine.prepared import note, once_per_signature
 from fastsim.losses.batch_info_nce import batch_info_nce
-from fastsim.losses.further_candidates import Further, check_guide, dense_guide
+from fastsim.losses.further_candidates import Further, as_directions, check_guide, dense_guide
 from fastsim.losses.info_nce_options import check_options, check_together
 from fastsim.losses.module import LossModule
 from fastsim.losses.small_info_nce import small_info_nce
@@ -51,7 +51,7 @@ from fastsim.pairs import (
     parse_exclude,
     parse_positives,
 )
-from fastsim.reduce import as_float, below_every_score, inverse, reduce
+from fastsim.reduce import as_float, below_every_score, inverse, over_temperature, reduce
 
 
 @once_per_signature
@@ -138,13 +138,19 @@ def info_nce(
     check_candidates(anchors, candidates, positives, group)
     check_reduction(reduction)
     check_similarity(similarity)
-    further = Further(tuple(directions), own_negatives, references)
+    further = Further(as_directions(directions), own_negatives, references)
     further.check(anchors)
     chosen = pick(
         backend,
         anchors,
         candidates,
         temperature,
+        positives,
+        exclude,
+        candidate_bias,
+        guide,
+        own_negatives,
+        references,
         kind="softmax",
         group=group,
         extras=extras_of(
@@ -279,7 +285,7 @@ def info_nce_from_scores(
     place = pairs.positives[:, None]
     if margin:
         scores = scores.scatter_add(1, place, scores.new_full(place.shape, -margin))
-    logits = scores / temperature
+    logits = over_temperature(scores, temperature)
     if bias is not None:
         logits = logits + bias
     positive = logits.gather(1, place)[:, 0]

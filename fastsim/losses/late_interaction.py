@@ -29,7 +29,7 @@ from fastsim.checks import (
     check_scores,
     check_similarity,
 )
-from fastsim.distributed import batchwise, join
+from fastsim.distributed import batchwise, join, learnt_number
 from fastsim.losses.info_nce import info_nce_from_scores
 from fastsim.losses.module import LossModule
 from fastsim.pairs import global_exclude, global_positives, parse_exclude, parse_positives
@@ -111,7 +111,8 @@ def late_interaction(
             f"documents: wanted at least {queries.shape[0]}, one per query, got"
             f" {documents.shape[0]}"
         )
-    chosen = pick(backend, queries, documents, temperature, kind="max_sim", group=group)
+    tensors = queries, documents, query_mask, document_mask, positives, temperature, exclude
+    chosen = pick(backend, *tensors, kind="max_sim", group=group)
     check_number("temperature", temperature, positive=True)
     check_choice("symmetric", symmetric, (False, True))
     own = queries.shape[0], documents.shape[0], queries.device
@@ -235,6 +236,7 @@ def late_interaction_distillation(
     dimensions = 4 if own else 3
     checked = query_mask, document_mask, similarity, average, reduction
     _check_sides(queries, documents, *checked, dimensions=dimensions)
+    temperature = learnt_number(temperature) if isinstance(temperature, Tensor) else temperature
     check_number("temperature", temperature, positive=True)
     if teacher_temperature is not None:
         check_number("teacher_temperature", teacher_temperature, positive=True, tensor=False)
@@ -247,7 +249,9 @@ def late_interaction_distillation(
             f" documents, got {tuple(teacher_scores.shape)}"
         )
     check_some_token("document_mask", document_mask)
-    options = {"similarity": similarity, "average": average, "backend": backend}
+    tensors = queries, documents, query_mask, document_mask, teacher_scores, temperature
+    chosen = pick(backend, *tensors, kind="max_sim")
+    options = {"similarity": similarity, "average": average, "backend": chosen.name}
     scores = max_sim(queries, documents, query_mask, document_mask, **options)
     above = temperature if teacher_temperature is None else teacher_temperature
     teacher = torch.log_softmax(as_float(teacher_scores.detach()) / above, 1)

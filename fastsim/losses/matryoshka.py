@@ -17,9 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastsim.checks import FLOATING, check_number
+from fastsim.checks import FLOATING, check_count, check_number
 from fastsim.engine.sweep import sum_over
 from fastsim.losses.module import LossModule
+
+# Arguments of losses that are no embeddings of the model: they keep their width.
+_GIVEN = frozenset({"targets", "teacher_x", "teacher_y", "teacher_scores"})
 
 
 class Matryoshka(torch.nn.Module):
@@ -30,7 +33,8 @@ class Matryoshka(torch.nn.Module):
     Args:
         loss: a loss module of fastsim, or any function of embeddings (N, D) and further arguments
             that returns a scalar; its embeddings are the arguments, by place or by name, that are
-            floating-point of two or three dimensions, a target matrix (`targets`) excepted.
+            floating-point of two to four dimensions, but for a target matrix (`targets`) and what
+            a teacher gives (`teacher_x`, `teacher_y`, `teacher_scores`).
         widths: distinct ints.
         weights: as many numbers or 0-d tensors c_w, 1 by default.
 
@@ -50,13 +54,12 @@ class Matryoshka(torch.nn.Module):
         weights: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
-        widths = tuple(widths)
-        for width in widths:
-            if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-                raise ValueError(f"widths: wanted positive ints, got {width!r}")
+        widths = _several("widths", widths)
+        for place, width in enumerate(widths):
+            check_count(f"widths[{place}]", width)
         if not widths or len(set(widths)) < len(widths):
             raise ValueError(f"widths: wanted at least one, all different, got {widths}")
-        weights = (1.0,) * len(widths) if weights is None else tuple(weights)
+        weights = (1.0,) * len(widths) if weights is None else _several("weights", weights)
         if len(weights) != len(widths):
             raise ValueError(f"weights: wanted {len(widths)}, one per width, got {len(weights)}")
         for place, weight in enumerate(weights):
@@ -66,7 +69,8 @@ class Matryoshka(torch.nn.Module):
         own = isinstance(loss, LossModule) and type(loss).forward is LossModule.forward
         numbers = not any(isinstance(weight, Tensor) for weight in weights)
         self._may_be_swept = own and numbers and len(widths) > 1
-        self._targets = list(names).index("targets") if "targets" in names else None
+        places = {place for place, name in enumerate(names) if name in _GIVEN}
+        self._given = places | _GIVEN
 
     def forward(self, *arguments: Any, **options: Any) -> Tensor:
         """The sum over the widths of the loss with these arguments."""
@@ -74,9 +78,9 @@ class Matryoshka(torch.nn.Module):
         embeddings = {
             place: value
             for place, value in given.items()
-            if place not in (self._targets, "targets")
+            if place not in self._given
             and isinstance(value, torch.Tensor)
-            and value.dim() in (2, 3)
+            and value.dim() in (2, 3, 4)
             and value.dtype in FLOATING
         }
         if not embeddings:
@@ -105,3 +109,12 @@ class Matryoshka(torch.nn.Module):
 
     def extra_repr(self):
         return f"widths={self.widths}, weights={self.weights}"
+
+
+def _several(name, values):
+    """A sequence as a tuple."""
+    try:
+        return tuple(values)
+    except TypeError:
+        kind = type(values).__name__
+        raise TypeError(f"{name}: wanted a sequence of numbers, got {kind}") from None

@@ -32,7 +32,7 @@ def wrong(name, kind, pattern, call):
               lambda: fastsim.info_nce(X, Y, torch.rand(4))),
         wrong("temperature 0", ValueError, "temperature: wanted a positive .* got 0",
               lambda: fastsim.info_nce(X, Y, temperature=0)),
-        wrong("temperature tiny", ValueError, "temperature: .* inverse .*float32 .* got 1e-39",
+        wrong("temperature tiny", ValueError, "temperature: .* number from .* got 1e-39",
               lambda: fastsim.info_nce(X, Y, temperature=1e-39)),
         wrong("temperature tensor", ValueError, "temperature: wanted a positive .* got -1",
               lambda: fastsim.info_nce(X, Y, temperature=torch.tensor(-1.0))),
@@ -132,6 +132,17 @@ def wrong(name, kind, pattern, call):
               lambda: losses.SoftmaxClassification(5, 3)(X, Y, GROUPS)),
         wrong("classifier labels", ValueError, "num_labels: wanted a positive int, got 0",
               lambda: losses.SoftmaxClassification(5, 0)),
+        *(
+            wrong(f"directions {given}", TypeError, "directions: wanted a tuple of names, got ",
+                  lambda given=given: fastsim.info_nce(X, Y, directions=given))
+            for given in (5, None, "query_to_doc")
+        ),
+        *(
+            wrong(f"{loss.__name__} {given}", ValueError, "largest_class: wanted a positive int",
+                  lambda loss=loss, given=given: loss(X, GROUPS, largest_class=given))
+            for loss in (losses.batch_all_triplet, losses.batch_semi_hard_triplet)
+            for given in (1.5, 0, True)
+        ),
         wrong("module option", TypeError, "InfoNCE.* unexpected keyword argument 'tau'",
               lambda: losses.InfoNCE(tau=1)),
     ],
@@ -139,6 +150,42 @@ def wrong(name, kind, pattern, call):
 def test_wrong_argument(call, kind, pattern):
     with pytest.raises(kind, match=pattern):
         call()
+
+
+# Numbers that a loss multiplies or divides by, and what else it is given.
+NUMBERS = {
+    fastsim.info_nce: ((X, Y), ("temperature", "margin")),
+    fastsim.late_interaction: ((X[:, None], Y[:, None]), ("temperature",)),
+    fastsim.late_interaction_distillation: (
+        (X[:, None], Y[:, None], torch.zeros(len(X), len(Y))),
+        ("temperature", "teacher_temperature"),
+    ),
+    fastsim.distill: ((X, Y, X, Y), ("temperature", "teacher_temperature")),
+    fastsim.siglip: ((X, Y), ("scale", "bias")),
+    fastsim.multi_similarity: ((X, GROUPS), ("alpha", "beta", "base")),
+    fastsim.circle: ((X, GROUPS), ("gamma", "margin")),
+    fastsim.cosent: ((SCORES, GROUPS), ("scale",)),
+    fastsim.cosent_matrix: ((X, Y, None), ("scale",)),
+    fastsim.full_triplet: ((X, Y), ("margin",)),
+}
+
+
+@pytest.mark.parametrize("value", [1e39, -1e39, 10**400, float("nan")], ids=str)
+@pytest.mark.parametrize(
+    ("loss", "name"), [(loss, name) for loss, (_, names) in NUMBERS.items() for name in names]
+)
+def test_a_number_that_float32_cannot_hold(loss, name, value):
+    with pytest.raises(ValueError, match=f"^{name}: wanted a .*number"):
+        loss(*NUMBERS[loss][0], **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [(loss, name) for loss, (_, names) in NUMBERS.items() for name in names if "temp" in name],
+)
+def test_a_temperature_whose_inverse_float32_cannot_hold(loss, name):
+    with pytest.raises(ValueError, match=f"^{name}: wanted a positive number from 2.9e-39"):
+        loss(*NUMBERS[loss][0], **{name: 1e-40})
 
 
 @pytest.mark.parametrize("backend", [n for n in fastsim.backends() if n not in ("torch", "eager")])

@@ -75,8 +75,8 @@ def test_embeddings_by_name():
     [
         ([], None, "widths: wanted at least one"),
         ([3, 3], None, "widths: .* all different"),
-        ([0], None, "widths: wanted positive ints, got 0"),
-        ([2.0], None, "widths: wanted positive ints, got 2.0"),
+        ([0], None, r"widths\[0\]: wanted a positive int, got 0"),
+        ([2.0], None, r"widths\[0\]: wanted a positive int, got 2.0"),
         ([3, 2], [1], "weights: wanted 2, one per width, got 1"),
         ([3, 2], [1, float("nan")], r"weights\[1\]: wanted a finite number, got nan"),
     ],
@@ -84,6 +84,26 @@ def test_embeddings_by_name():
 def test_wrong_widths(widths, weights, said):
     with pytest.raises(ValueError, match=said):
         losses.Matryoshka(losses.InfoNCE(), widths, weights)
+
+
+def test_a_teacher_keeps_its_width():
+    x, y, teacher_x, teacher_y = (torch.randn(6, width) for width in (8, 8, 3, 3))
+    scores = torch.randn(6, 6)
+    queries, documents = torch.randn(2, 3, 8), torch.randn(2, 5, 4, 8)
+    for loss, student, teacher in (
+        (losses.Distill(), (x, y), (teacher_x, teacher_y)),
+        (losses.Distill(), (x, y), (scores,)),
+        (losses.LateInteractionDistillation(), (queries, documents), (torch.randn(2, 5),)),
+        (losses.LateInteractionDistillation(), (queries, documents[0]), (torch.randn(2, 5),)),
+    ):
+        got = losses.Matryoshka(loss, [4, 7])(*student, *teacher)
+        wanted = sum(loss(*(side[..., :w] for side in student), *teacher) for w in (4, 7))
+        torch.testing.assert_close(got, wanted)
+
+
+def test_widths_that_are_no_sequence():
+    with pytest.raises(TypeError, match="widths: wanted a sequence of numbers, got int"):
+        losses.Matryoshka(losses.InfoNCE(), 5)
 
 
 def test_a_width_beyond_the_embeddings():
