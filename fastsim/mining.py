@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fastsim.checks import check_integers, check_number, check_sides
+from fastsim.pairs import as_ids
 from fastsim.scores import paired_cosine_similarity, top_k
 
 _QUERIES = 8192  # searched at once, so that what is held does not grow with N x depth
@@ -45,8 +46,8 @@ def mine_hard_negatives(
         ranks: (first, last), counted from 1 among the neighbours that are no positives: the first
             few are often positives that nobody marked.
         margin: a negative's cosine is at most the positive's less this.
-        relative_margin: a negative's cosine is at most (1 - this) times the positive's; 0.05 is
-            NV-Retriever's 95 %.
+        relative_margin: a negative's cosine is at most p - relative_margin |p|, p the positive's;
+            0.05 is NV-Retriever's 95 %.
         score_range: a negative's cosine lies in it, ends included.
         query_ids, corpus_ids: (N,) and (M,) integers; a corpus row with the id of a query, or the
             id of its positive, is no negative of it. Equal texts have equal ids.
@@ -76,15 +77,7 @@ def mine_hard_negatives(
         if columns < rows:
             raise ValueError(f"corpus: wanted at least {rows} rows, or positives, got {columns}")
         positives = torch.arange(rows, device=queries.device)
-    further = None
-    if positives.dim() == 2 and positives.shape[1]:
-        positives, further = positives[:, 0], positives[:, 1:]
-    check_integers("positives", positives, rows, queries.device)
-    if rows and not 0 <= int(positives.min()) <= int(positives.max()) < columns:
-        raise ValueError(
-            f"positives: wanted rows of the corpus, 0 to {columns - 1}, got"
-            f" {int(positives.min())} to {int(positives.max())}"
-        )
+    positives, further = _positives(positives, rows, columns, queries.device)
     if (query_ids is None) != (corpus_ids is None):
         given = "corpus_ids" if query_ids is None else "query_ids"
         raise ValueError(f"query_ids, corpus_ids: wanted both or neither, got {given} alone")
@@ -94,8 +87,7 @@ def mine_hard_negatives(
     generator = torch.Generator(device="cpu").manual_seed(seed)
     found = torch.full((rows, count), -1, dtype=torch.int64, device=queries.device)
     scores = None
-    more = 0 if further is None else further.shape[1]
-    depth = min(last + 1 + more + _room(query_ids, corpus_ids, positives), columns)
+    depth = min(last + 1 + further.shape[1] + _room(query_ids, corpus_ids, positives), columns)
     for start in range(0, rows, _QUERIES):
         part = slice(start, min(start + _QUERIES, rows))
         values, near = top_k(queries[part], corpus, depth, backend=backend)
@@ -103,9 +95,10 @@ def mine_hard_negatives(
             scores = values.new_full((rows, count), -torch.inf)
         if not bool(values.isfinite().all()):
             raise ValueError("queries, corpus: wanted finite embeddings, got NaN or infinity")
+        values = values.clamp(-1.0, 1.0)  # that of a copy is 1 but for rounding
         own = positives[part]
         allowed = near != own[:, None]
-        for other in () if further is None else further[part].T:
+        for other in further[part].T:
             allowed &= near != other[:, None]
         if query_ids is not None:
             ids = corpus_ids[near]
@@ -114,13 +107,31 @@ def mine_hard_negatives(
         allowed &= (rank >= first) & (rank <= last)
         allowed &= (values >= score_range[0]) & (values <= score_range[1])
         with torch.no_grad():
-            positive = paired_cosine_similarity(queries[part], corpus[own])[:, None]
+            positive = paired_cosine_similarity(queries[part], corpus[own])
+        positive = positive.clamp(-1.0, 1.0)[:, None]
         if margin is not None:
             allowed &= values <= positive - margin
         if relative_margin is not None:
             allowed &= values <= positive - relative_margin * positive.abs()
         found[part], scores[part] = _choose(allowed, values, near, count, sample, generator)
     return found, queries.new_empty(0, count) if scores is None else scores
+
+
+def _positives(positives, rows, columns, device):
+    """(each query's positive (N,), further rows (N, P - 1) that are no negatives), both int64."""
+    several = isinstance(positives, Tensor) and positives.dim() == 2 and positives.shape[1] > 0
+    own = positives[:, 0] if several else positives
+    check_integers("positives", own, rows, device)
+    further = as_ids(positives[:, 1:]) if several else own.new_empty(rows, 0, dtype=torch.int64)
+    own = as_ids(own)
+    for numbers, first, what in ((own, 0, "0"), (further, -1, "-1 for none")):
+        low, high = numbers.aminmax() if numbers.numel() else (first, first)
+        if low < first or high >= columns:
+            raise ValueError(
+                f"positives: wanted rows of the corpus, {what} to {columns - 1},"
+                f" got {int(low)} to {int(high)}"
+            )
+    return own, further
 
 
 def _room(query_ids, corpus_ids, positives):
@@ -139,7 +150,9 @@ def _room(query_ids, corpus_ids, positives):
 def _choose(allowed, values, near, count, sample, generator):
     order = torch.arange(values.shape[1], dtype=torch.float32, device=values.device)
     if sample:
-        order = torch.rand(values.shape, generator=generator).to(values.device)
+        order = torch.rand(values.shape, generator=generator, dtype=torch.float32, device="cpu").to(
+            values.device
+        )
     order = order.expand(values.shape).masked_fill(~allowed, torch.inf)
     width = min(count, values.shape[1])
     place = order.topk(width, dim=1, largest=False).indices

@@ -102,3 +102,47 @@ def test_mining_checks_at_the_door():
     x[2, 1] = torch.nan
     with pytest.raises(ValueError, match="wanted finite embeddings"):
         fastsim.mine_hard_negatives(x, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_positives_of_any_integer_type(dtype):
+    corpus = torch.randn(9, 5)
+    positives = torch.randint(9, (6, 2))
+    queries = corpus[positives[:, 0]] + 0.3 * torch.randn(6, 5)
+    for given in (positives, positives[:, 0]):
+        wanted = fastsim.mine_hard_negatives(queries, corpus, given, count=2)
+        found = fastsim.mine_hard_negatives(queries, corpus, given.to(dtype), count=2)
+        assert torch.equal(found[0], wanted[0])
+
+
+@pytest.mark.parametrize(
+    ("positives", "kind", "said"),
+    [
+        ([0, 1, 2], TypeError, "positives: wanted a torch.Tensor, got list"),
+        (torch.tensor([0, 1, 3]), ValueError, "rows of the corpus, 0 to 2, got 0 to 3"),
+        (torch.tensor([[0, 3], [1, -1], [2, -1]]), ValueError, "-1 for none to 2, got -1 to 3"),
+        (torch.tensor([[0, -2], [1, -1], [2, -1]]), ValueError, "-1 for none to 2, got -2 to -1"),
+        (torch.tensor([[-1, 0], [1, 0], [2, 0]]), ValueError, "0 to 2, got -1 to 2"),
+    ],
+)
+def test_wrong_positives(positives, kind, said):
+    x = torch.randn(3, 4)
+    with pytest.raises(kind, match=said):
+        fastsim.mine_hard_negatives(x, x, positives)
+
+
+def test_copies_are_found_whatever_their_cosine_is_rounded_to():
+    """Every row has a copy, whose cosine is 1 but for rounding, within the range up to 1."""
+    x = torch.randn(500, 37)
+    rows, scores = fastsim.mine_hard_negatives(x, torch.cat([x, x * 3.0]))
+    assert (rows[:, 0] == torch.arange(500, 1000)).all()
+    assert (scores <= 1).all()
+
+
+def test_a_relative_margin_of_a_negative_cosine():
+    """The limit is p - r |p|, which is below p for any p."""
+    query = torch.tensor([[1.0, 0.0]])
+    angles = torch.tensor([-0.5, -0.52, -0.56]).arccos()
+    corpus = torch.stack([angles.cos(), angles.sin()], 1)
+    rows, _ = fastsim.mine_hard_negatives(query, corpus, relative_margin=0.1)
+    assert rows.tolist() == [[2]]
