@@ -115,8 +115,8 @@ _WIDTH = 6  # of a row of the table; a rank that has failed does not know what t
 
 def exchange(group, numbers):
     """A row of integers of every rank."""
-    mine = torch.zeros(1, _WIDTH, dtype=torch.int64)
-    mine[0, : len(numbers)] = torch.tensor(numbers, dtype=torch.int64)
+    numbers = [*numbers, *[0] * (_WIDTH - len(numbers))]
+    mine = torch.tensor([numbers], dtype=torch.int64, device="cpu")
     device = exchange_device(group)
     table = torch.empty(dist.get_world_size(group), _WIDTH, dtype=torch.int64, device=device)
     all_gather(table, mine.to(device), group)

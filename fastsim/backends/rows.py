@@ -103,8 +103,8 @@ def triplet_distances(anchors, positives, negatives):
 
 
 def triplet_losses(near, far, margin):
-    """relu(near - far + margin) (N,); margin: a number or ()."""
-    return (near - far).add_(margin).relu_()
+    """relu(near - far + margin) (N,), NaN for an infinite far; margin: a number or ()."""
+    return (near - far).add_(margin).relu_().masked_fill_(far == torch.inf, torch.nan)
 
 
 def gap_gradients(grad, near, far, margin, factor):
@@ -159,8 +159,8 @@ def norms(gaps):
     In float64, where the squares of small numbers do not vanish.
     """
     squares = widened(gaps).square().sum(-1)
-    some = squares > 0
-    return torch.where(some, torch.where(some, squares, 1.0).sqrt(), 0.0).to(gaps.dtype)
+    zero = squares == 0  # which a NaN is not
+    return squares.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0).to(gaps.dtype)
 
 
 def _bands(x):

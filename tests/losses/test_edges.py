@@ -67,11 +67,67 @@ REACHING = [
 @pytest.mark.parametrize(("case", "value"), REACHING, ids=str)
 def test_nan_and_inf_reach_the_loss(case, backend, value, usable):
     usable(backend)
-    # Of so many rows two are of different groups: without negatives a loss may be 0 all the same.
-    tensors, others, options = inputs(case, (16, 19, 4), torch.float32, seed=2)
-    tensors[0].view(-1)[5] = value
-    loss, _ = run(case, tensors, others, options, backend)
-    assert not loss.isfinite()
+    for side in range(len(case.make(3, 4, 5, torch.Generator())[0])):
+        # Of so many rows two are of different groups: without negatives a loss may be 0 all the
+        # same.
+        tensors, others, options = inputs(case, (16, 19, 4), torch.float32, seed=2)
+        if tensors[side] is None:
+            continue
+        tensors[side].view(-1)[5] = value
+        loss, _ = run(case, tensors, others, options, backend)
+        assert not loss.isfinite()
+        if backend == "eager":
+            first, *rest = (t for t in tensors if t is not None)
+            nothing = [None] * (len(tensors) - 1 - len(rest))
+            transformed = torch.func.vmap(
+                lambda x, rest=rest, nothing=nothing, given=(others, options): case.loss(
+                    x, *rest, *nothing, *given[0], **given[1]
+                )
+            )
+            assert not transformed(first[None]).isfinite().any()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nan_and_inf_reach_the_loss_of_their_triplet(backend, value, usable):
+    usable(backend)
+    for side in range(3):
+        tensors = [torch.randn(4, 3) for _ in range(3)]
+        tensors[side][2, 1] = value
+        with fastsim.use_backend(backend):
+            losses = fastsim.triplet_margin(*tensors, reduction="none")
+        assert losses.isfinite().tolist() == [True, True, False, True]
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_learnt_temperature_of_documents_without_tokens(backend, symmetric, usable):
+    """They take no part, and their scores of -inf make no NaN of its gradient."""
+    usable(backend)
+    queries, documents = torch.randn(2, 3, 4), torch.randn(3, 5, 4)
+    mask = torch.tensor([True, True, False])[:, None].expand(3, 5)
+    found = []
+    for given in ((documents, None, mask), (documents[:2], None, None)):
+        temperature = torch.tensor(0.7, requires_grad=True)
+        options = {"temperature": temperature, "symmetric": symmetric, "backend": backend}
+        loss = fastsim.late_interaction(queries, *given, **options)
+        found.append((loss, *torch.autograd.grad(loss, temperature)))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_learnt_temperature_of_own_negatives_that_take_no_part(backend, usable):
+    usable(backend)
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    own = torch.stack([x, -x], 1)  # the anchor itself is above every positive
+    found = []
+    for negatives, above in ((own, 0.0), (own[:, 1:], None)):
+        leaf = torch.tensor(0.5, requires_grad=True)
+        options = {"own_negatives": negatives, "exclude_above": above, "backend": backend}
+        options |= {"exclude": (torch.zeros(3).long(),) * 2}  # but for the own ones, the positive
+        loss = fastsim.info_nce(x, y, **options, temperature=leaf)
+        found.append((loss, *torch.autograd.grad(loss, leaf)))
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("temperature", [0.001, 0.01, 1.0, 100.0])

@@ -45,6 +45,7 @@ class PairedRows:
     def triplet_losses(self, anchors, positives, negatives, margin, factor):
         """`triplet_distances`, and relu(|a_i - p_i| - |a_i - n_i| + margin) (N,) of a number.
 
+        NaN where a_i - n_i is not finite, so that it reaches the loss.
         factor: a number by which their sum () is returned in the place of these, or None.
         """
         near, far = self.triplet_distances(anchors, positives, negatives)

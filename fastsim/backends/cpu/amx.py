@@ -61,6 +61,14 @@ def score_grad_parts(dtype):
     return 2 if dtype == torch.bfloat16 else parts(dtype)
 
 
+def side_by_side(x):
+    """x (N, D) with the numbers of a row side by side.
+
+    `contiguous` leaves the only number of a row whatever stride it has.
+    """
+    return x if x.stride(1) == 1 else x.clone(memory_format=torch.contiguous_format)
+
+
 class Rows:
     """Rows as they came, and what makes unit rows of them where their cosines are wanted.
 
@@ -77,16 +85,16 @@ class Rows:
     @classmethod
     def of(cls, x):
         """(Rows of x (N, D), inverse norms (N,)); zero rows have power, rest and inverse 0."""
-        values = x if x.stride(1) == 1 else x.contiguous()
-        inverse, powers, rest = torch.empty(3, x.shape[0])
+        values = side_by_side(x)
+        inverse, powers, rest = x.new_empty(3, x.shape[0], dtype=torch.float32)
         torch.ops.fastsim_cpu.amx_norms(values, inverse, powers, rest)
         return cls(values, powers, rest), inverse
 
     @classmethod
     def as_they_are(cls, x):
         """Rows of x (N, D) for scores that are no cosines: products of the rows themselves."""
-        ones = torch.ones(x.shape[0])
-        return cls(x if x.stride(1) == 1 else x.contiguous(), ones, ones)
+        ones = x.new_ones(x.shape[0], dtype=torch.float32)
+        return cls(side_by_side(x), ones, ones)
 
     @classmethod
     def of_norms(cls, x, norms):
@@ -97,7 +105,7 @@ class Rows:
         rest = (0.5 / fraction).where(usable, torch.nan)
         zero = norms < torch.finfo(torch.float32).tiny
         powers, rest = (t.masked_fill(zero, 0.0).float() for t in (powers, rest))
-        return cls(x if x.stride(1) == 1 else x.contiguous(), powers, rest)
+        return cls(side_by_side(x), powers, rest)
 
     def __len__(self):
         return self.shape[0]
@@ -109,7 +117,7 @@ class Rows:
         return Rows(self.values[rows], self.powers[rows], self.rest[rows], keeps=False)
 
     def new_empty(self, *shape, dtype):
-        return torch.empty(*shape, dtype=dtype)
+        return self.values.new_empty(*shape, dtype=dtype)
 
     def is_contiguous(self):
         """False: their memory is the caller's, and no place for a gradient."""
@@ -120,7 +128,7 @@ class Rows:
         if self._right is None and self.keeps and _packed_bytes(self) <= CACHED:
             library, count = torch.ops.fastsim_cpu, parts(self.dtype)
             size = library.amx_right_size(*self.shape, count)
-            packed = torch.empty(size, dtype=torch.int16)
+            packed = self.values.new_empty(size, dtype=torch.int16)
             library.amx_pack_right(self.values, self.powers, count, packed)
             self._right = packed
         return self._right
@@ -157,7 +165,8 @@ class Columns:
         count, width = _packed_size(columns)
         keeps = not isinstance(columns, Rows) or columns.keeps
         self.once = keeps and _packed_bytes(columns) <= CACHED
-        self.tiles = torch.empty(count if self.once else DEPTH, width, dtype=torch.int16)
+        shape = count if self.once else DEPTH, width
+        self.tiles = torch.empty(shape, dtype=torch.int16, device=columns.device)
         # An infinite entry has no parts whose products add up to what it gives; that of a cosine
         # makes NaN of its row in any case.
         self.usable = self.powers is not None
@@ -180,7 +189,7 @@ class Columns:
         if isinstance(values, UnitRows):
             if self._made is None:
                 most = min(len(self.tiles), len(values))
-                self._made = torch.empty(most, values.shape[1], dtype=values.dtype)
+                self._made = self.tiles.new_empty(most, values.shape[1], dtype=values.dtype)
             values = values.make(columns, self._made)
         else:
             values = values[columns]

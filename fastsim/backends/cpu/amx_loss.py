@@ -29,7 +29,7 @@ def loss(tile, x, y, numbers, weights, weight, grads, total, parameters, totals)
     """Writes the loss, and the gradients that are not None; numbers: scale and bias."""
     pairs, parts = tile.pairs, amx.parts(x.dtype)
     torch.ops.fastsim_cpu.amx_loss.default(
-        *(side if side.stride(1) == 1 else side.contiguous() for side in (x, y)),
+        *map(amx.side_by_side, (x, y)),
         *pairs.tensors(),
         pairs.negative_target,
         pairs.skip,

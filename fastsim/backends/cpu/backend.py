@@ -45,7 +45,7 @@ class CpuBackend(Panels, InOneCall, Selection, Rows, Backend):
         return scalar.item()
 
     def batch_totals(self, seen, x, y):
-        total = torch.empty(len(TOTALS), dtype=torch.float64)
+        total = seen.new_empty(len(TOTALS))
         torch.ops.fastsim_cpu.batch_totals(seen, x, y, total)
         return total
 
@@ -53,7 +53,7 @@ class CpuBackend(Panels, InOneCall, Selection, Rows, Backend):
         compute = scores.to(torch.promote_types(scores.dtype, torch.float32)).contiguous()
         if labels.dtype in (torch.bool, torch.float16, torch.bfloat16):
             labels = labels.to(torch.float32)
-        loss = torch.empty((), dtype=torch.float64)
+        loss = scores.new_empty((), dtype=torch.float64)
         score_grad = torch.empty_like(compute) if want_score_grad else None
         torch.ops.fastsim_cpu.cosent(compute, labels.contiguous(), scale, loss, score_grad)
         return loss.to(compute.dtype), score_grad

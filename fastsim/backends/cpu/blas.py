@@ -40,7 +40,7 @@ def scores(rows, columns, first, panel, add):
     wide = panel.shape[1]
     if not isinstance(columns, UnitRows):
         return _product(rows, columns[first : first + wide].t(), panel, add)
-    made = torch.empty(min(BAND, wide), rows.shape[1], dtype=rows.dtype)
+    made = panel.new_empty(min(BAND, wide), rows.shape[1], dtype=rows.dtype)
     for at in range(0, wide, BAND):
         part = slice(first + at, first + min(at + BAND, wide))
         _product(rows, columns.make(part, made).t(), panel[:, at : at + BAND], add)

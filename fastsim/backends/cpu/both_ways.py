@@ -26,14 +26,18 @@ def common_top(tile):
     return 0.0 if abs(tile.scale) * (1 + abs(tile.margin)) <= LARGEST else None
 
 
+def _zeros(*shape):
+    return torch.zeros(shape, dtype=torch.float64, device="cpu")
+
+
 class BothWays:
     """The forward reduction of the panels of all widths, and their score gradients."""
 
     def __init__(self, tile, rows, columns, widths, top):
         self.tile, self.top = tile, top
         self.library = None  # the operators of a block
-        self.sums, self.logits = torch.zeros(2, widths, rows, dtype=torch.float64)
-        self.column_sums = torch.zeros(widths, columns, dtype=torch.float64)
+        self.sums, self.logits = _zeros(2, widths, rows)
+        self.column_sums = _zeros(widths, columns)
 
     def add(self, panels, pairs, block):
         """Leaves the panels as they are."""

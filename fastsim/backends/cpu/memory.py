@@ -7,7 +7,7 @@ HUGE_PAGE = 2 << 20  # bytes
 
 def empty(shape, dtype):
     """`torch.empty`; large memory in huge pages, which are found faster and cleared at once."""
-    memory = torch.empty(shape, dtype=dtype)
+    memory = torch.empty(shape, dtype=dtype, device="cpu")
     if memory.nbytes >= HUGE_PAGE:
         torch.ops.fastsim_cpu.huge_pages(memory)
     return memory

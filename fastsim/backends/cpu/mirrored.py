@@ -101,7 +101,7 @@ class Mirrored:
     def gradient(self, coefficients, dtype):
         """dL/dunit in `dtype`."""
         multiply, unit = self.backend.multiply, self.unit
-        grad = torch.zeros(unit.shape, dtype=dtype)
+        grad = torch.zeros(unit.shape, dtype=dtype, device=unit.device)
         for block in self._blocks():
             rows, columns = block
             panel = self.workspace.kept(block)

@@ -63,7 +63,8 @@ class Panels:
         rows, side = len(unit_x), sizes.PAIRED
         # What is asked for, and what one block takes, come first: memory that every block takes for
         # itself leaves holes.
-        paired = torch.empty(rows, dtype=torch.promote_types(unit_x.dtype, torch.float32))
+        dtype = torch.promote_types(unit_x.dtype, torch.float32)
+        paired = torch.empty(rows, dtype=dtype, device=unit_x.device)
         workspace = Workspace(unit_y, side, side)
         for first in range(0, rows, side):
             part = slice(first, min(rows, first + side))

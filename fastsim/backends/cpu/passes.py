@@ -27,7 +27,7 @@ def pair_arguments(pairs, block, targets=None, seen=None):
 
 
 def _state(*shape, fill=0.0):
-    return torch.full(shape, fill, dtype=torch.float64)
+    return torch.full(shape, fill, dtype=torch.float64, device="cpu")
 
 
 def in_type(dtype, coefficients):
@@ -177,12 +177,11 @@ class _LevelsForward:
     def __init__(self, tile, rows, columns):
         self.tile = tile
         count = tile.levels.numel()
-        self.top = torch.full((2, count), EMPTY, dtype=torch.float64)
-        self.sum = torch.zeros(2, count, dtype=torch.float64)
+        self.top, self.sum = _state(2, count, fill=EMPTY), _state(2, count)
 
     def add(self, panel, pairs, block):
         tile = self.tile
-        partial = torch.zeros(panel.shape[0], 2, 2, tile.levels.numel(), dtype=torch.float64)
+        partial = _state(panel.shape[0], 2, 2, tile.levels.numel())
         partial[:, :, 0].fill_(EMPTY)
         torch.ops.fastsim_cpu.levels_forward(panel, *pairs, tile.scale, tile.levels, partial)
         tops, sums = partial[:, :, 0], partial[:, :, 1]

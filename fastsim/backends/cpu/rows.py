@@ -1,5 +1,7 @@
 """What the CPU backend does with rows: norms, cosines of pairs, distances, chosen rows."""
 
+import math
+
 import torch
 
 from fastsim.backends.cpu import amx, memory
@@ -8,7 +10,7 @@ from fastsim.operators import traced
 
 
 def _with_positives(columns, first):
-    return torch.stack([torch.arange(first, first + len(columns)), columns])
+    return torch.stack([torch.arange(first, first + len(columns), device=columns.device), columns])
 
 
 def _through_unit_rows(grad_unit, x, inverse, factor, grad):
@@ -24,7 +26,7 @@ class Rows:
     def unit_rows(self, x, dtype=None):
         dtype = dtype or torch.promote_types(x.dtype, torch.float32)
         unit = memory.empty(x.shape, dtype)
-        inverse = torch.empty(x.shape[0], dtype=dtype)
+        inverse = x.new_empty(x.shape[0], dtype=dtype)
         torch.ops.fastsim_cpu.unit_rows(x, unit, inverse)
         return unit, inverse
 
@@ -36,7 +38,7 @@ class Rows:
 
     def plain_rows(self, x):
         if x.dtype.itemsize == 2 and amx.parts(x.dtype):
-            return amx.Rows.as_they_are(x), torch.ones(x.shape[0])
+            return amx.Rows.as_they_are(x), x.new_ones(x.shape[0], dtype=torch.float32)
         return super().plain_rows(x)
 
     def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
@@ -52,7 +54,7 @@ class Rows:
         if amx.parts(x.dtype):
             norms = torch.hypot(before, torch.linalg.vector_norm(x, dim=1, dtype=torch.float64))
             return amx.Rows.of_norms(x, norms), norms
-        rows = torch.empty(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
+        rows = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
         norms = before.clone()
         torch.ops.fastsim_cpu.prefix_rows(x, norms, rows)
         return rows, norms
@@ -65,21 +67,20 @@ class Rows:
 
     def paired_cosines(self, x, y):
         dtype = torch.promote_types(x.dtype, torch.float32)
-        cosines = torch.empty(x.shape[0], dtype=dtype)
-        inverse = torch.empty(2, x.shape[0], dtype=dtype)
+        cosines = x.new_empty(x.shape[0], dtype=dtype)
+        inverse = x.new_empty(2, x.shape[0], dtype=dtype)
         torch.ops.fastsim_cpu.paired_cosines(x, y, cosines, inverse)
         return cosines, inverse
 
     def paired_squared_errors(self, x, y, targets, factor):
-        total = torch.empty((), dtype=torch.promote_types(x.dtype, torch.float32))
+        total = x.new_empty((), dtype=torch.promote_types(x.dtype, torch.float32))
         targets = targets.to(total.dtype).contiguous()
         torch.ops.fastsim_cpu.paired_squared_errors.default(x, y, targets, factor, total)
         return total
 
     def paired_cosines_backward(self, grad, x, y, cosines, inverse, wants):
         grads = [
-            torch.empty(t.shape if wanted else 0, dtype=t.dtype)
-            for t, wanted in zip((x, y), wants, strict=True)
+            t.new_empty(t.shape if wanted else 0) for t, wanted in zip((x, y), wants, strict=True)
         ]
         torch.ops.fastsim_cpu.paired_cosines_backward(
             grad,
@@ -110,6 +111,9 @@ class Rows:
         numbers = margin, 1.0 if factor is None else factor
         sides = anchors, positives, negatives
         torch.ops.fastsim_cpu.triplet_distances.default(*sides, *numbers, near, far, losses)
+        if math.isinf(far.amax()):
+            infinite = far == torch.inf
+            losses.masked_fill_(infinite if factor is None else infinite.any(), torch.nan)
         return near, far, losses
 
     def triplet_distances_backward(self, grad, anchors, positives, negatives, near, far, wants):
@@ -168,7 +172,7 @@ class Rows:
 
 def _through_distances(grad, sides, near, far, wants, *numbers):
     grads = [
-        torch.empty(side.shape, dtype=side.dtype) if want else None
+        side.new_empty(side.shape) if want else None
         for side, want in zip(sides, wants, strict=True)
     ]
     torch.ops.fastsim_cpu.triplet_distances_backward.default(
@@ -179,4 +183,4 @@ def _through_distances(grad, sides, near, far, wants, *numbers):
 
 def _numbers_of(x):
     """Memory for a number of each row, in the compute type."""
-    return torch.empty(x.shape[0], dtype=torch.promote_types(x.dtype, torch.float32))
+    return x.new_empty(x.shape[0], dtype=torch.promote_types(x.dtype, torch.float32))

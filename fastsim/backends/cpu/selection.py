@@ -24,11 +24,11 @@ class Selection:
         rows, columns = unit_x.shape[0], unit_y.shape[0]
         # Only rows whose positive lies in another block read their ceiling from here.
         if ceilings is None:
-            ceilings = torch.zeros(rows, dtype=unit_x.dtype)
+            ceilings = torch.zeros(rows, dtype=unit_x.dtype, device=unit_x.device)
             if semi_hard and columns > sizes.WIDEST:
                 ceilings = torch.linalg.vecdot(unit_x, unit_y[pairs.positives])
-        values = torch.full((rows,), EMPTY, dtype=unit_x.dtype)
-        indices = torch.full((rows,), -1)
+        values = torch.full((rows,), EMPTY, dtype=unit_x.dtype, device=unit_x.device)
+        indices = torch.full((rows,), -1, device=unit_x.device)
         blocks, workspace = self._seen_once(unit_x, unit_y)
         for block in blocks:
             part = block[0]
@@ -46,7 +46,7 @@ class Selection:
     def hardest(self, pairs, offsets, x, y):
         rows = x.shape[0]
         low, high = x.new_full((rows,), -EMPTY), x.new_full((rows,), EMPTY)
-        lowest, highest = torch.full((rows,), -1), torch.full((rows,), -1)
+        lowest, highest = (torch.full((rows,), -1, device=x.device) for _ in range(2))
         blocks, workspace = self._seen_once(x, y)
         for block in blocks:
             part, columns = block
@@ -66,16 +66,16 @@ class Selection:
 
     def hardest_pairs(self, x, groups):
         x, count = x.contiguous(), x.shape[0]
-        columns, largest = torch.empty(2, count, dtype=torch.int64), x.new_empty(())
-        distances = x.new_empty(2, count)
+        columns = x.new_empty(2, count, dtype=torch.int64)
+        distances, largest = x.new_empty(2, count), x.new_empty(())
         torch.ops.fastsim_cpu.hardest_pairs(x, groups, columns, distances, largest)
         return columns, distances, largest
 
     def top_k(self, queries, corpus, k):
         unit_x, unit_y = self.unit_rows(queries)[0], self.unit_rows(corpus)[0]
         shape = (queries.shape[0], k)
-        values = torch.full(shape, -torch.inf, dtype=unit_x.dtype)
-        indices = torch.full(shape, -1)
+        values = unit_x.new_full(shape, -torch.inf)
+        indices = unit_x.new_full(shape, -1, dtype=torch.int64)
         blocks, workspace = self._seen_once(unit_x, unit_y)
         for block in blocks:
             torch.ops.fastsim_cpu.top_k(

@@ -68,7 +68,8 @@ class CpuSweep:
         some = any(of_side is not None and of_side.any() for of_side in zeros)
         self.zeros = zeros if some else (None, None)
         self.row_dots, self.column_dots = (
-            torch.zeros(self.widths - 1, count, dtype=torch.float64) for count in (len(x), len(y))
+            torch.zeros(self.widths - 1, len(side), dtype=torch.float64, device="cpu")
+            for side in (x, y)
         )
 
     def blocks(self):

@@ -14,8 +14,8 @@ class UnitRows:
     def __init__(self, x):
         self.values, self.shape, self.device = x, x.shape, x.device
         self.dtype = torch.promote_types(x.dtype, torch.float32)
-        self.inverse = torch.empty(x.shape[0], dtype=self.dtype)
-        memory = torch.empty(min(BAND, len(self)), x.shape[1], dtype=self.dtype)
+        self.inverse = x.new_empty(x.shape[0], dtype=self.dtype)
+        memory = x.new_empty(min(BAND, len(self)), x.shape[1], dtype=self.dtype)
         for first in range(0, len(self), BAND):
             self.make(slice(first, first + BAND), memory)
 
@@ -24,7 +24,7 @@ class UnitRows:
 
     def __getitem__(self, rows):
         values = self.values[rows]
-        return self.make(rows, torch.empty(values.shape, dtype=self.dtype))
+        return self.make(rows, values.new_empty(values.shape, dtype=self.dtype))
 
     def make(self, rows, memory):
         """Those of a slice, in the first rows of the memory."""

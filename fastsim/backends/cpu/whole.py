@@ -77,10 +77,10 @@ class InOneCall:
         scale, bias = _number(scale, x.dtype), _number(bias, x.dtype)
         weight = _number(weights, x.dtype) if alike else 0.0
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        loss = torch.empty((), dtype=dtype)
-        grad_x = torch.empty(x.shape if want_x else 0, dtype=dtype) if wants else None
-        grad_y = torch.empty(y.shape if want_y else 0, dtype=dtype) if wants else None
-        parameters = torch.empty(2, dtype=torch.float64) if wants else None
+        loss = x.new_empty((), dtype=dtype)
+        grad_x = _like(x, want_x, dtype) if wants else None
+        grad_y = _like(x if y is None else y, want_y, dtype) if wants else None
+        parameters = x.new_empty(2, dtype=torch.float64) if wants else None
         (rows, width), columns = x.shape, len(x if y is None else y)
         of_rows = None if alike else weights
         grads = grad_x if want_x else None, grad_y if want_y else None
@@ -150,9 +150,9 @@ class InOneCall:
         scale, margin, smoothing = numbers
         own = None if own is None else own.flatten(0, 1)
         alike = not isinstance(weights, torch.Tensor)
-        loss = torch.empty(() if weights is not None else x.shape[0], dtype=dtype)
+        loss = x.new_empty(() if weights is not None else x.shape[0], dtype=dtype)
         grads = [
-            torch.empty(side.shape, dtype=dtype) if want else None
+            _like(side, want, dtype) if want else None
             for side, want in zip((x, y, own), wants, strict=True)
         ]
         torch.ops.fastsim_cpu.further.default(
@@ -174,6 +174,13 @@ class InOneCall:
         if grads[2] is not None:
             grads[2] = grads[2].view(sides[2].shape)
         return loss, grads
+
+
+def _like(x, wanted, dtype):
+    """Memory of the size of x, or of nothing."""
+    if not wanted:
+        return x.new_empty(0, dtype=dtype)
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
 def _of_parts(rows, columns, width, dtype):

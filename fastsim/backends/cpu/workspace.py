@@ -89,7 +89,7 @@ class Workspace:
         if isinstance(rows, UnitRows):
             # Fresh memory for every block would leave holes between what is kept of each.
             if self._rows is None:
-                self._rows = torch.empty(self.shape[0], rows.shape[1], dtype=rows.dtype)
+                self._rows = panel.new_empty(self.shape[0], rows.shape[1], dtype=rows.dtype)
             self.columns.fill(panel, rows.make(part, self._rows), first)
         else:
             self.columns.fill(panel, rows[part], first)

@@ -298,3 +298,16 @@ def test_losses(dtype, options):
     eps = torch.finfo(torch.float32).eps
     for mine, theirs in zip(errors["cpu"], errors["eager"], strict=True):
         assert mine <= 2 * (theirs + 4 * eps)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_rows_of_one_number_with_any_stride(similarity):
+    """`contiguous` leaves the stride of a dimension of one number as it is."""
+    one, other = torch.randn(2, 1, 8).bfloat16()
+    sides = [one.T, other.T]
+    assert sides[0].stride(1) != 1
+    found, wanted = (
+        fastsim.info_nce(x, y, similarity=similarity, reduction="none", backend="cpu")
+        for x, y in (sides, [side.clone(memory_format=torch.contiguous_format) for side in sides])
+    )
+    assert torch.equal(found, wanted)
