@@ -6,12 +6,13 @@ reason a call goes straight to the implementation unless something traces or int
 
 A kernel gives a first derivative. Further ones are those of a plain torch formula:
 `differentiable_again` takes the formula where the gradient itself is to be differentiated, and
-`transformed` tells where torch.func or forward-mode AD asks for more than a kernel has, so that
+`transforming` tells where torch.func or forward-mode AD asks for more than a kernel has, so that
 the call is left to the eager backend from the beginning.
 """
 
 import functools
 import typing
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -72,6 +73,22 @@ def traced():
     return torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
 
 
+def transforming(*values):
+    """Whether torch.func (vmap, grad, jvp, ...) is at work or a value has a forward-mode tangent.
+
+    No autograd.Function of ours can be called then. Values may be tensors, tuples of them, or
+    anything else.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    if torch._C._are_functorch_transforms_active():
+        return True
+    if torch.autograd.forward_ad._current_level < 0:
+        return False
+    several = (value if isinstance(value, (tuple, list)) else (value,) for value in values)
+    return transformed(*chain.from_iterable(several))
+
+
 def transformed(*values):
     """Whether one of the values is a tensor that torch.func (vmap, grad, jvp, ...) has wrapped, or
     that has a tangent of forward-mode AD.
@@ -90,21 +107,25 @@ def transformed(*values):
 def differentiable_again(formula, *, inputs):
     """A decorator of the `backward` of an autograd.Function: its gradients are differentiable.
 
-    formula(ctx, *inputs) gives the Function's outputs in plain torch. Where a gradient of the
-    gradient may be asked for (create_graph=True), or several at once (is_grads_batched=True), the
-    gradient is that of the formula. inputs: how many of the Function's inputs have gradients; they
-    are its first ones, and the first that it has saved.
+    formula(ctx, saved, *inputs) gives the Function's outputs in plain torch. Where a gradient of
+    the gradient may be asked for (create_graph=True), or several at once (is_grads_batched=True),
+    the gradient is that of the formula. inputs: how many of the Function's inputs have gradients;
+    they are its first ones, and the first that it has saved.
+
+    Both it and backward(ctx, saved, *above) are given `ctx.saved_tensors`, which may be read once
+    only: torch.utils.checkpoint computes them for one reader.
     """
 
     def decorate(backward):
         @functools.wraps(backward)
         def first_or_again(ctx, *above):
+            saved = ctx.saved_tensors
             if torch.compiler.is_compiling():
                 with torch.no_grad():
-                    return backward(ctx, *above)
+                    return backward(ctx, saved, *above)
             if torch.is_grad_enabled() or transformed(*above) or _batched(above):
-                return _of_formula(formula, inputs, ctx, above)
-            return backward(ctx, *map(_with_memory, above))
+                return _of_formula(formula, inputs, ctx, saved, above)
+            return backward(ctx, saved, *map(_with_memory, above))
 
         return first_or_again
 
@@ -122,16 +143,16 @@ def _with_memory(grad):
     return grad if grad is None or not grad._is_zerotensor() else torch.zeros_like(grad)
 
 
-def _of_formula(formula, count, ctx, above):
+def _of_formula(formula, count, ctx, saved, above):
     wants = ctx.needs_input_grad[:count]
     grads = [None] * len(ctx.needs_input_grad)
     with torch.enable_grad():
         # Views, so that an input that is made of another one is not differentiated through.
         inputs = [
             value.view_as(value) if want else value
-            for value, want in zip(ctx.saved_tensors, wants, strict=False)
+            for value, want in zip(saved, wants, strict=False)
         ]
-        outputs = formula(ctx, *inputs)
+        outputs = formula(ctx, saved, *inputs)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         pairs = [(o, a) for o, a in zip(outputs, above, strict=False) if o.requires_grad]
         places = [place for place, want in enumerate(wants) if want]

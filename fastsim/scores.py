@@ -235,9 +235,9 @@ class _UnitRows(torch.autograd.Function):
         return unit
 
     @staticmethod
-    @differentiable_again(lambda ctx, x: _unit_formula(x), inputs=1)
-    def backward(ctx, grad_unit):
-        return _unit_rows_backward(grad_unit, *ctx.saved_tensors, ctx.backend), None
+    @differentiable_again(lambda ctx, _, x: _unit_formula(x), inputs=1)
+    def backward(ctx, saved, grad_unit):
+        return _unit_rows_backward(grad_unit, *saved, ctx.backend), None
 
 
 # ---- cosines of paired rows, likewise ----
@@ -288,8 +288,8 @@ class _PairedCosines(torch.autograd.Function):
         return cosines
 
     @staticmethod
-    @differentiable_again(lambda ctx, x, y: paired(_unit_formula(x), _unit_formula(y)), inputs=2)
-    def backward(ctx, grad):
+    @differentiable_again(lambda ctx, _, x, y: paired(_unit_formula(x), _unit_formula(y)), inputs=2)
+    def backward(ctx, saved, grad):
         wants = list(ctx.needs_input_grad[:2])
-        grads = _paired_cosines_backward(grad, *ctx.saved_tensors, wants, ctx.backend)
+        grads = _paired_cosines_backward(grad, *saved, wants, ctx.backend)
         return *(g if wanted else None for g, wanted in zip(grads, wants, strict=True)), None

@@ -85,7 +85,8 @@ def max_sim(
                 f" got shape {tuple(documents.shape)}"
             )
         documents = documents.flatten(0, 1)
-    chosen = pick(backend, queries, documents, kind="max_sim")
+    tensors = queries, documents, query_mask, document_mask, query_offsets, document_offsets
+    chosen = pick(backend, *tensors, kind="max_sim")
     x = Tokens.of(queries, query_mask, query_offsets)
     y = Tokens.of(documents, document_mask, document_offsets)
     scores = max_sim_scores(x, y, similarity == "cosine", own, chosen)

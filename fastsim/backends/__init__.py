@@ -20,7 +20,7 @@ from fastsim.backends.triton.backend import TritonBackend
 from fastsim.batch_metrics import watched
 from fastsim.groups import process_group
 from fastsim.kinds import KINDS
-from fastsim.operators import transformed
+from fastsim.operators import transforming
 from fastsim.verify.verdicts import agreed, fastest
 
 OBSERVED = {*KINDS, "closest"}  # what `fastsim.metrics` looks at
@@ -95,8 +95,9 @@ def default_name():
 def pick(name, *tensors, kind=None, group=None, extras=()):
     """The backend for these tensors, and for that kind of loss or selection (see fastsim/kinds).
 
-    The first tensor is served, on whose device the others are; these are what else a derivative
-    may be asked of, numbers and None among them.
+    The first tensor is served, on whose device the others are; these are what else the call is
+    given that torch.func or forward-mode AD may have a hold of: numbers, None and tuples among
+    them.
 
     A name given here, by `use_backend` or by FASTSIM_BACKEND is used or refused with every
     backend's own reason (RuntimeError), never replaced. None or "auto" takes, off the CPU, the
@@ -108,7 +109,7 @@ def pick(name, *tensors, kind=None, group=None, extras=()):
     name, argument = (name, "backend") if name else default_name()
     named = _find(name, argument)
     extras = (*extras, *extras_of_ring(group))
-    asked = tensors[:1], kind, extras, transformed(*tensors), watched()
+    asked = tensors[:1], kind, extras, transforming(*tensors), watched()
     if named is not None:
         reason = _reason(named, *asked)
         if reason is None:

@@ -184,9 +184,9 @@ _tile_backward = define(
 )
 
 
-def _formula(ctx, x, y, scale, bias):
+def _formula(ctx, saved, x, y, scale, bias):
     """The loss in plain torch; y=None: of x with itself."""
-    losses, weights = dense_losses(ctx, x, y, scale, bias), ctx.saved_tensors[4]
+    losses, weights = dense_losses(ctx, x, y, scale, bias), saved[4]
     return losses if weights is None else (losses * weights).sum()
 
 
@@ -208,10 +208,10 @@ class _TileLoss(torch.autograd.Function):
 
     @staticmethod
     @differentiable_again(_formula, inputs=4)
-    def backward(ctx, grad, *_):
-        tensors, saved = ctx.saved_tensors[:TENSORS], ctx.saved_tensors[TENSORS:]
+    def backward(ctx, saved, grad, *_):
+        tensors, found = saved[:TENSORS], saved[TENSORS:]
         if ctx.found:
-            parts = found_times(saved, grad, ctx.wants)
+            parts = found_times(found, grad, ctx.wants)
         else:
-            parts = _tile_backward(grad, saved, *tensors, *ctx.options)
+            parts = _tile_backward(grad, found, *tensors, *ctx.options)
         return gradients_of(ctx, parts, len(TileArguments._fields) + 1)

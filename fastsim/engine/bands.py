@@ -7,7 +7,7 @@ time. Each row's result is that of all rows at once.
 
 import torch
 
-from fastsim.operators import differentiable_again, traced
+from fastsim.operators import differentiable_again, traced, transforming
 from fastsim.precision import widened
 
 BAND = 1 << 16  # numbers of a band of x: with all that is made of them they stay in a cache
@@ -20,7 +20,7 @@ def by_bands(function, x, y=None, shared=None, *, index=None, summed=False):
         None): one result a row, or with `summed` one that is added up over the bands.
     index: (N,) rows of y, some of them or all, in any order.
     """
-    if traced() or not len(x):
+    if traced() or transforming(x, y, shared) or not len(x):
         return function(x, _taken(y, index), shared)
     return _ByBands.apply(x, y, shared, index, function, summed)
 
@@ -41,8 +41,8 @@ def _band(x, y, index, rows):
     return x[rows], y[rows] if index is None else y.index_select(0, index[rows])
 
 
-def _formula(ctx, x, y, shared):
-    return ctx.function(x, _taken(y, ctx.saved_tensors[3]), shared)
+def _formula(ctx, saved, x, y, shared):
+    return ctx.function(x, _taken(y, saved[3]), shared)
 
 
 class _ByBands(torch.autograd.Function):
@@ -63,8 +63,8 @@ class _ByBands(torch.autograd.Function):
 
     @staticmethod
     @differentiable_again(_formula, inputs=3)
-    def backward(ctx, grad):
-        x, y, shared, index = ctx.saved_tensors
+    def backward(ctx, saved, grad):
+        x, y, shared, index = saved
         wants = ctx.needs_input_grad[:3]
         grads = [
             torch.empty_like(x) if wants[0] else None,

@@ -47,15 +47,13 @@ class _Partners(torch.autograd.Function):
 
     @staticmethod
     @differentiable_again(
-        lambda ctx, x, y: formulas.chosen_rows(
-            x, y, ctx.saved_tensors[2], ctx.call[0], ctx.missing
-        ),
+        lambda ctx, saved, x, y: formulas.chosen_rows(x, y, saved[2], ctx.call[0], ctx.missing),
         inputs=2,
     )
-    def backward(ctx, grad):
+    def backward(ctx, saved, grad):
         wants = ctx.needs_input_grad[:2]
         distances, backend = ctx.call
-        x, y, columns, values = ctx.saved_tensors
+        x, y, columns, values = saved
         grads = _chosen_rows_backward(grad, values, x, y, columns, distances, *wants, backend)
         return *_wanted(grads, wants), *(None,) * 5
 
@@ -69,13 +67,12 @@ class _RowTerms(torch.autograd.Function):
 
     @staticmethod
     @differentiable_again(
-        lambda ctx, x, y: formulas.row_terms(x, y, ctx.saved_tensors[2], ctx.call[0]),
+        lambda ctx, saved, x, y: formulas.row_terms(x, y, saved[2], ctx.call[0]),
         inputs=2,
     )
-    def backward(ctx, grad_pairs, grad_sums):
+    def backward(ctx, saved, grad_pairs, grad_sums):
         wants = ctx.needs_input_grad[:2]
         first, backend = ctx.call
-        saved = ctx.saved_tensors
         grads = _row_terms_backward(grad_pairs, grad_sums, *saved, first, *wants, backend)
         return *_wanted(grads, wants), None, None, None
 

@@ -55,11 +55,11 @@ class _RankLoss(torch.autograd.Function):
 
     @staticmethod
     @differentiable_again(
-        lambda ctx, scores, scale: ctx.formula(scores, ctx.saved_tensors[2], scale=scale),
+        lambda ctx, saved, scores, scale: ctx.formula(scores, saved[2], scale=scale),
         inputs=2,
     )
-    def backward(ctx, grad):
-        scores, scale, _, score_grad = ctx.saved_tensors
+    def backward(ctx, saved, grad):
+        scores, scale, _, score_grad = saved
         grad_scores = grad_scale = None
         if ctx.needs_input_grad[0]:
             grad_scores = (grad * score_grad).to(scores.dtype)

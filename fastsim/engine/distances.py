@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from fastsim.backends.rows import add_rows, norms
-from fastsim.operators import differentiable_again, transformed
+from fastsim.operators import differentiable_again, transforming
 from fastsim.precision import widened
 
 # A pair is close where |x - y|^2 is less than this share of |x|^2 + |y|^2; of any other, the
@@ -22,15 +22,11 @@ CHUNK = 1 << 20  # numbers of the differences that are held at once
 
 def all_distances(x, y):
     """|x_i - y_j| (N, M) of x (N, D) and y (M, D), from the differences, differentiable."""
-    if transformed(x, y):
-        return _all_distances(None, x, y)
+    if transforming(x, y):
+        return norms(x[:, None] - y)
     if torch.compiler.is_compiling():
         return torch.cdist(x, y, compute_mode=EXACT)
     return _AllDistances.apply(x, y)
-
-
-def _all_distances(ctx, x, y):
-    return norms(x[:, None] - y)
 
 
 class _AllDistances(torch.autograd.Function):
@@ -43,9 +39,9 @@ class _AllDistances(torch.autograd.Function):
         return distances
 
     @staticmethod
-    @differentiable_again(_all_distances, inputs=2)
-    def backward(ctx, grad):
-        x, y, distances = ctx.saved_tensors
+    @differentiable_again(lambda ctx, saved, x, y: norms(x[:, None] - y), inputs=2)
+    def backward(ctx, saved, grad):
+        x, y, distances = saved
         grads, turned = (grad.contiguous(), distances), (grad.T.contiguous(), distances.T)
         found = []
         for (above, gaps), sides, want in zip(

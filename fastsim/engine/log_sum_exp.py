@@ -43,7 +43,7 @@ def log_sum_exp(x, y=None, *, scale, exclude=None, guide=None, columns=False, ba
     guide = None if guide is None else as_guide(guide, rows, count, x)
     pairs = Pairs(row_ids=row_ids, column_ids=column_ids, guide=guide)
     extras = (UNTARGETED,) if guide is None else (UNTARGETED, GUIDE)
-    chosen = pick(backend, x, y, scale, kind="softmax", extras=extras)
+    chosen = pick(backend, x, y, scale, exclude, guide, kind="softmax", extras=extras)
     if chosen.name == "eager":
         scores = dense_cosines(x, y, chosen)
         return _from_scores(scores, pairs, scale, columns)
@@ -66,7 +66,7 @@ def guide_cosines(rows, columns, *, backend=None):
     check_embeddings("rows", rows)
     check_embeddings("columns", columns)
     check_alike("columns", columns, "rows", rows, rows=True)
-    chosen = pick(backend, rows, kind="softmax")
+    chosen = pick(backend, rows, columns, kind="softmax")
     with torch.no_grad():
         if chosen.name == "eager":
             sides = (torch.nn.functional.normalize(widened(s), dim=1) for s in (rows, columns))

@@ -64,12 +64,13 @@ class _MaxSim(torch.autograd.Function):
 
     @staticmethod
     @differentiable_again(
-        lambda ctx, x, y: formula(*_sides(x, y, *ctx.saved_tensors[3:], *ctx.options[:2]),
-                                  *ctx.options[2:4]),
+        lambda ctx, saved, x, y: formula(
+            *_sides(x, y, *saved[3:], *ctx.options[:2]), *ctx.options[2:4]
+        ),
         inputs=2,
-    )  # fmt: skip
-    def backward(ctx, grad):
-        x, y, places, *rest = ctx.saved_tensors
+    )
+    def backward(ctx, saved, grad):
+        x, y, places, *rest = saved
         wants = list(ctx.needs_input_grad[:2])
         grads = _max_sim_backward(
             grad.contiguous(), places, x, y, *rest, *ctx.options[:4], wants, ctx.options[4]

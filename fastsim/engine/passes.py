@@ -190,6 +190,8 @@ def backward(grad, state, *arguments):
     call = Call(TileArguments(*arguments))
     call.weigh_rows()
     with without_autocast(call.x.device.type):
+        # That of a sum is one number for all rows, in the place of each.
+        grad = grad.contiguous()
         grad_losses = grad if call.weights is None else grad * call.weights
         grad_losses = call.tile.own_gradient(grad_losses)
         unit_x, unit_y, *inverses = call.units()

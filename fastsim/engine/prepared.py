@@ -18,7 +18,7 @@ from fastsim.backends import default_name
 from fastsim.batch_metrics import watched
 from fastsim.engine.one_call import panels_alone
 from fastsim.engine.sweep import asked_widths
-from fastsim.operators import traced, transformed
+from fastsim.operators import traced, transforming
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -123,7 +123,7 @@ def _signature(args, options):
             kinds.extend(map(type, value))
         else:
             return None, None
-    if transformed(*tensors):
+    if transforming(*tensors):
         return None, None
     ids = [id(tensor) for tensor in tensors]
     first = () if len({*ids}) == len(ids) else map(ids.index, ids)  # which are one tensor

@@ -232,9 +232,9 @@ _sweep = define(
 )
 
 
-def _formula(ctx, x, y, scale, bias):
+def _formula(ctx, saved, x, y, scale, bias):
     """The loss in plain torch; y=None: of x with itself."""
-    weights = ctx.saved_tensors[4]
+    weights = saved[4]
 
     def loss(x, y):
         return (dense_losses(ctx, x, y, scale, bias) * weights).sum()
@@ -256,6 +256,6 @@ class _SweepLoss(torch.autograd.Function):
 
     @staticmethod
     @differentiable_again(_formula, inputs=4)
-    def backward(ctx, grad):
-        parts = found_times(ctx.saved_tensors[TENSORS:], grad, ctx.wants)
+    def backward(ctx, saved, grad):
+        parts = found_times(saved[TENSORS:], grad, ctx.wants)
         return gradients_of(ctx, parts, len(TileArguments._fields) + 3)

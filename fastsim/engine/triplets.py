@@ -37,8 +37,8 @@ def distances_of(x, distance):
         return 1 - x @ x.T
 
 
-def _formula(ctx, x):
-    labels, (margin, distance, formula) = ctx.saved_tensors[1], ctx.call
+def _formula(ctx, saved, x):
+    labels, (margin, distance, formula) = saved[1], ctx.call
     return formula(distances_of(x, distance), labels, margin)[0]
 
 
@@ -55,8 +55,8 @@ class _TripletSum(torch.autograd.Function):
 
     @staticmethod
     @differentiable_again(_formula, inputs=1)
-    def backward(ctx, grad_total, _):
-        return grad_total * ctx.saved_tensors[2], *(None,) * 7
+    def backward(ctx, saved, grad_total, _):
+        return grad_total * saved[2], *(None,) * 7
 
 
 def _forward(x, labels, margin, distance, triplets, largest, want_grad, backend):

@@ -72,11 +72,11 @@ class WholeLoss(NamedTuple):
         return _WholeLoss.apply(*given, tile, wants, formula, backend, totals, prefixes)
 
 
-def _formula(ctx, *sides):
+def _formula(ctx, saved, *sides):
     """The loss in plain torch; sides and weights may be numbers. With prefixes, their sum."""
     *numbers, weight = ctx.numbers
     x, y, *scalars = (n if t is None else t for t, n in zip(sides, numbers, strict=True))
-    weights = ctx.saved_tensors[4] if weight is None else weight
+    weights = saved[4] if weight is None else weight
 
     def loss(x, y):
         return (dense_losses(ctx, x, y, *scalars) * weights).sum()
@@ -103,8 +103,8 @@ class _WholeLoss(torch.autograd.Function):
 
     @staticmethod
     @differentiable_again(_formula, inputs=4)
-    def backward(ctx, grad):
-        tensors, found = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
+    def backward(ctx, saved, grad):
+        tensors, found = saved[:5], saved[5:]
         pairs = zip(tensors, ctx.numbers, strict=True)
         given = [number if tensor is None else tensor for tensor, number in pairs]
         spent = graph_ends()

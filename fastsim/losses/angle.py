@@ -103,7 +103,7 @@ def angle(
     check_labels("labels", labels, u.shape[0], u.device)
     check_number("scale", scale, positive=True)
     _check_halves(u, v, empty=group is not None)
-    chosen = pick(backend, u, v)
+    chosen = pick(backend, u, v, labels, scale)
     if group is not None or isinstance(scale, Tensor):
         scores = _angle_scores(u, v, chosen)
         return cosent(scores, labels, scale=scale, group=group, backend=backend)

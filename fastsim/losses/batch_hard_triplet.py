@@ -78,7 +78,7 @@ def batch_hard_triplet(
     _check_options(margin, soft, reduction)
     check_choice("distance", distance, DISTANCES)
     pairs = parse_groups(embeddings, groups, None, None, False, empty=group is not None)
-    chosen = pick(backend, embeddings, margin, kind="hardest", group=group)
+    chosen = pick(backend, embeddings, groups, margin, kind="hardest", group=group)
     if group is None and serves_at_once(embeddings, distance, chosen):
         options = {"margin": margin, "soft": soft, "reduction": reduction, "backend": chosen}
         small = Prepared(

@@ -56,7 +56,7 @@ def cosent(
         tensor(0.6931)
     """
     check_scores("scores", scores, ndim=1, empty=group is not None)
-    chosen = pick(backend, scores, scale)
+    chosen = pick(backend, scores, labels, scale)
     check_labels("labels", labels, scores.shape[0], scores.device)
     check_number("scale", scale, positive=True)
     batch = join(group, "cosent", scores, labels, scale=scale, backend=chosen.name)

@@ -64,7 +64,7 @@ def cosine_regression(
     check_alike("v", v, "u", u, rows=True)
     check_labels("labels", labels, u.shape[0], u.device)
     check_reduction(reduction)
-    made = partial(_loss, reduction=reduction, backend=pick(backend, u, v))
+    made = partial(_loss, reduction=reduction, backend=pick(backend, u, v, labels))
     loss = made(u, v, labels)
     note((u, v, labels), Prepared(partial(_of_any_labels, made=made)), loss)
     return loss

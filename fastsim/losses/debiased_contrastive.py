@@ -95,7 +95,8 @@ def debiased_contrastive(
     """
     check_candidates(anchors, candidates, positives, group)
     check_reduction(reduction)
-    chosen = pick(backend, anchors, candidates, temperature, kind="debiased", group=group)
+    tensors = anchors, candidates, positives, temperature, tau_plus, exclude
+    chosen = pick(backend, *tensors, kind="debiased", group=group)
     _check_options(temperature, tau_plus, beta, anchors)
     own = anchors.shape[0], candidates.shape[0], anchors.device
     positives, ids = parse_positives(positives, *own), parse_exclude(exclude, *own)

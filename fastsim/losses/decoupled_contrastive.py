@@ -86,6 +86,8 @@ def decoupled_contrastive(
         anchors,
         candidates,
         temperature,
+        positives,
+        candidate_bias,
         kind="decoupled",
         group=group,
         extras=extras_of(similarity=similarity, candidate_bias=candidate_bias),

@@ -126,7 +126,8 @@ def distill(
         check_enough("y", y, "x", x)
     within = _positives(positives, kind, x.shape[0], y.shape[0], x.device)
     engine_kind = "squared_error" if margins else "distillation"
-    chosen = pick(backend, x, y, kind=engine_kind, group=group, extras=(TEACHER,))
+    tensors = x, y, teacher_x, teacher_y, positives
+    chosen = pick(backend, *tensors, kind=engine_kind, group=group, extras=(TEACHER,))
     batch = join(
         group,
         "distill",

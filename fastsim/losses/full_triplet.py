@@ -71,7 +71,9 @@ def full_triplet(
         >>> fastsim.full_triplet(anchors, positives, margin=0.5, reduction="none")
         tensor([1., 1.])
     """
-    chosen = check_rows(anchors, positives, mining, backend, margin, group)
+    chosen = check_rows(
+        anchors, positives, mining, backend, exclude=exclude, margin=margin, group=group
+    )
     check_reduction(reduction)
     check_number("margin", margin)
     options = {"margin": margin, "mining": mining}

@@ -45,7 +45,7 @@ def grouped_loss(
     check_reduction(reduction)
     check_similarity(similarity)
     extras = extras_of(similarity=similarity, group=group)
-    tensors = embeddings, references, *options.values()
+    tensors = embeddings, groups, references, reference_groups, *options.values()
     chosen = pick(backend, *tensors, kind=kind, group=group, extras=extras)
     columns = embeddings if references is None else references
     batch = join(

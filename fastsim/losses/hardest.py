@@ -85,7 +85,8 @@ def hardest_pairs(
     pairs = parse_groups(
         embeddings, groups, references, reference_groups, own_first, empty=group is not None
     )
-    chosen = pick(backend, embeddings, references, kind="hardest", group=group)
+    tensors = embeddings, groups, references, reference_groups
+    chosen = pick(backend, *tensors, kind="hardest", group=group)
     columns = embeddings if references is None else references
     batch = join(
         group,

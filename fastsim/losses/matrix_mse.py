@@ -74,7 +74,7 @@ def matrix_mse(
     """
     check_sides("y", y, "x", x, empty=group is not None)
     check_reduction(reduction)
-    chosen = pick(backend, x, y, kind="squared_error", group=group)
+    chosen = pick(backend, x, y, targets, kind="squared_error", group=group)
     check_own_targets(targets, x, y, group)
     batch = join(
         group, "matrix_mse", x, y, targets=targets, reduction=reduction, backend=chosen.name

@@ -138,8 +138,9 @@ def pairs_on_diagonal(exclude, rows, columns, device):
     return Pairs(torch.arange(rows, device=device), row_ids, column_ids)
 
 
-def check_rows(anchors, positives, mining, backend, margin=None, group=None):
+def check_rows(anchors, positives, mining, backend, *, exclude=None, margin=None, group=None):
     check_sides("positives", positives, "anchors", anchors, empty=group is not None)
     check_enough("positives", positives, "anchors", anchors)
     check_choice("mining", mining, MININGS)
-    return pick(backend, anchors, positives, margin, kind="closest", group=group)
+    tensors = anchors, positives, exclude, margin
+    return pick(backend, *tensors, kind="closest", group=group)

@@ -108,7 +108,8 @@ def siglip(
     check_similarity(similarity)
     weighed = _is_weighed(positive_weight, targets)
     extras = extras_of(similarity=similarity, weighed=weighed)
-    chosen = pick(backend, x, y, scale, bias, kind="sigmoid", group=group, extras=extras)
+    tensors = x, y, targets, scale, bias
+    chosen = pick(backend, *tensors, kind="sigmoid", group=group, extras=extras)
     check_number("scale", scale)
     check_number("bias", bias)
     options = {"scale": scale, "bias": bias}
@@ -267,4 +268,4 @@ def _weights(pairs, all_rows, positive_weight, dtype, backend):
     if positive_weight == "row":
         return of_row
     rows_of_group = backend.equal_counts(pairs.row_groups, all_rows)
-    return rows_of_group.to(dtype).reciprocal().add_(of_row).mul_(0.5)
+    return 0.5 * (rows_of_group.to(dtype).reciprocal() + of_row)

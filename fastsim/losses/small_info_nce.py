@@ -210,10 +210,10 @@ class _Further(torch.autograd.Function):
 
     @staticmethod
     @differentiable_again(
-        lambda ctx, *sides: ctx.small.in_plain_torch(*sides, ctx.saved_tensors[3]), inputs=3
+        lambda ctx, saved, *sides: ctx.small.in_plain_torch(*sides, saved[3]), inputs=3
     )
-    def backward(ctx, grad):
-        sides, grads = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
+    def backward(ctx, saved, grad):
+        sides, grads = saved[:4], saved[4:]
         wants = ctx.needs_input_grad[:3]
         if ctx.small.weight is None:
             weights = grad.contiguous()

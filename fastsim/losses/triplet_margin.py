@@ -60,7 +60,8 @@ def triplet_margin(
     check_number("margin", margin)
     check_reduction(reduction)
     sides = anchors, positives, negatives
-    small = Prepared(partial(_loss, margin=margin, reduction=reduction, backend=pick(None, *sides)))
+    chosen = pick(None, *sides, margin)
+    small = Prepared(partial(_loss, margin=margin, reduction=reduction, backend=chosen))
     loss = small(*sides)
     note(sides, small, loss)
     return loss
@@ -91,8 +92,9 @@ def _loss(*sides, margin, reduction, backend):
 
 def _formula(anchors, positives, negatives, margin, reduction):
     anchors = as_float(anchors)
-    gaps = norms(anchors - positives) - norms(anchors - negatives)
-    return reduce(torch.relu(gaps + margin), reduction)
+    near, far = norms(anchors - positives), norms(anchors - negatives)
+    losses = torch.relu(near - far + margin)
+    return reduce(losses.masked_fill(far == torch.inf, torch.nan), reduction)
 
 
 def _reduced(anchors, positives, negatives, margin, reduction, backend):
@@ -122,13 +124,13 @@ class _TripletMargin(torch.autograd.Function):
 
     @staticmethod
     @differentiable_again(
-        lambda ctx, *given: _formula(
+        lambda ctx, _, *given: _formula(
             *given[:3], ctx.margin if given[3] is None else given[3], ctx.reduction
         ),
         inputs=4,
     )
-    def backward(ctx, grad):
-        *sides, learnt, near, far = ctx.saved_tensors
+    def backward(ctx, saved, grad):
+        *sides, learnt, near, far = saved
         *wants, want_margin = ctx.needs_input_grad[:4]
         factor = factor_of_sum(ctx.reduction, len(near))
         if not traced() and learnt is None:

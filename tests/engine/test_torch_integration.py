@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 from torch.library import opcheck
+from torch.utils.checkpoint import checkpoint
 
 import fastsim
 from fastsim import scores
@@ -201,3 +202,43 @@ def test_no_gradient_work_without_need(backend, usable, monkeypatch):
     with torch.no_grad():
         tensors[0].requires_grad_()
         fastsim.info_nce(*tensors, *others, **options, backend=backend)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_checkpoint_changes_nothing(case, backend, reduction, usable):
+    """torch.utils.checkpoint lets a backward pass read what was saved once only."""
+    usable(backend)
+    if reduction == "none" and not case.reduces:
+        pytest.skip("a scalar loss")
+    tensors, others, options = inputs(case, (5, 7, 4), torch.float32, seed=26)
+    options |= {"backend": backend} if takes_backend(case) else {}
+    options |= {"reduction": reduction} if case.reduces else {}
+
+    def again(*given, **options):
+        return checkpoint(case.loss, *given, **options, use_reentrant=False)
+
+    value, grads = call(again, tensors, others, options)
+    wanted, wanted_grads = call(case.loss, tensors, others, options)
+    assert torch.equal(value, wanted)
+    assert all(torch.equal(a, b) for a, b in zip(grads, wanted_grads, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_checkpoint_of_a_gradient_that_is_differentiable(case, backend, usable):
+    usable(backend)
+    tensors, others, options = inputs(case, (5, 7, 4), torch.float64, seed=27)
+    options |= {"backend": backend} if takes_backend(case) else {}
+    found = []
+    for again in (False, True):
+        leaves = [t if t is None else t.clone().requires_grad_() for t in tensors]
+        given = *leaves, *others
+        if again:
+            value = checkpoint(case.loss, *given, **options, use_reentrant=False)
+        else:
+            value = case.loss(*given, **options)
+        sides = [leaf for leaf in leaves if leaf is not None]
+        found.append(torch.autograd.grad(value, sides, create_graph=True))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 from torch.autograd.functional import hessian, hvp
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import fastsim
 from tests import oracles
@@ -231,6 +232,52 @@ def test_a_tangent_of_a_number(name):
     _, got = torch.func.jvp(lambda v: loss(x, y, **{name: v}), (value,), (torch.ones_like(value),))
     torch.testing.assert_close(got, wanted)
     assert wanted != 0
+
+
+def test_a_tangent_of_a_temperature_of_scores_of_tokens():
+    queries, documents = torch.randn(2, 3, 4), torch.randn(5, 2, 4)
+    value = torch.tensor(0.3)
+
+    def loss(temperature):
+        return fastsim.late_interaction_distillation(
+            queries, documents, torch.eye(2, 5), temperature=temperature
+        )
+
+    leaf = value.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(loss(leaf), leaf)
+    torch.testing.assert_close(torch.func.grad(loss)(value), wanted)
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.filterwarnings("ignore:torch.searchsorted:UserWarning")  # of a batched tensor
+def test_vmap_over_what_is_no_embedding(case):
+    """Targets, groups, ids, guides, masks: each alone is transformed."""
+    if case.loss is fastsim.cosent_matrix and not isinstance(
+        inputs(case, SHAPE, torch.float64, seed=35)[1][0], tuple
+    ):
+        pytest.skip("how many distinct targets there are decides a shape")
+    tensors, others, options = inputs(case, SHAPE, torch.float64, seed=35)
+    wanted = case.loss(*tensors, *others, **options)
+    leaves, shape = tree_flatten((others, options))
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+
+            def function(leaf, place=place):
+                given = [*leaves[:place], leaf, *leaves[place + 1 :]]
+                others, options = tree_unflatten(given, shape)
+                return case.loss(*tensors, *others, **options)
+
+            found = torch.func.vmap(function)(torch.stack([leaf, leaf]))
+            torch.testing.assert_close(found, torch.stack([wanted, wanted]))
+
+
+@pytest.mark.parametrize("case", FUNCTIONS, ids=repr)
+def test_a_constant_of_torch_func(case):
+    """None of its tensors is transformed, but some want a gradient outside."""
+    function, oracle, sides = problem(case)
+    sides = [side.requires_grad_() for side in sides]
+    found = torch.func.grad(lambda factor: factor * function(*sides))(torch.tensor(2.0))
+    torch.testing.assert_close(found, oracle(*sides).to(found.dtype))
 
 
 LAYOUTS = {

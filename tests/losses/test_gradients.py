@@ -114,3 +114,26 @@ def test_classification():
     rows = zip(features, labels, strict=True)
     wanted = -torch.stack([f[t] - f.exp().sum().log() for f, t in rows]).mean()
     torch.testing.assert_close(module(u, v, labels), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("passes", ["whole", "in passes"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", [case for case in CASES if case.reduces], ids=repr)
+def test_the_gradient_of_a_sum_of_losses(case, backend, passes, dtype, request, usable):
+    """What comes from above is then one number that stands for all rows."""
+    usable(backend)
+    if passes == "in passes":
+        request.getfixturevalue("in_passes")
+    tensors, others, options = inputs(case, (5, 7, 4), dtype, seed=12)
+    options |= {"reduction": "none"} | ({"backend": backend} if takes_backend(case) else {})
+    found = []
+    for as_sum in (True, False):
+        leaves = [t if t is None else t.clone().requires_grad_() for t in tensors]
+        losses = case.loss(*leaves, *others, **options)
+        if as_sum:
+            losses.sum().backward()
+        else:
+            losses.backward(torch.ones_like(losses))
+        found.append([leaf.grad for leaf in leaves if leaf is not None])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
