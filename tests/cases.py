@@ -16,8 +16,9 @@ from tests import oracles
 from tests.seeds import fresh
 from tests.thresholds import are_clear
 
-# (rows, columns, width): alone, tiny, ragged against every vector, tile and panel width.
-SHAPES = ((1, 1, 6), (5, 7, 4), (13, 29, 18), (67, 75, 34))
+# (rows, columns, width): alone, tiny and square, with more columns or one more, ragged against
+# every vector, tile and panel width.
+SHAPES = ((1, 1, 6), (5, 5, 4), (13, 29, 18), (74, 75, 34))
 
 
 @dataclass(frozen=True)

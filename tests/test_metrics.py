@@ -1,6 +1,7 @@
 """What `fastsim.metrics` reads of every loss against loops over the scores."""
 
 import math
+import threading
 
 import pytest
 import torch
@@ -201,10 +202,23 @@ def test_nothing_is_seen_outside():
 seen_block = fastsim.metrics
 
 
-def test_a_tie_is_a_miss():
+def test_a_block_is_that_of_its_thread():
+    other = threading.Thread(target=fastsim.info_nce, args=two_sides())
+    with fastsim.metrics() as seen:
+        other.start()
+        other.join()
+    assert seen.read() == {}
+
+
+@pytest.mark.parametrize("passes", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_tie_is_a_miss(backend, passes, usable, request):
+    usable(backend)
+    if passes:
+        request.getfixturevalue("in_passes")
     x = torch.ones(4, 3)
     with fastsim.metrics() as seen:
-        fastsim.info_nce(x, x)
+        fastsim.info_nce(x, x, backend=backend)
     assert seen.read()["accuracy"] == 0
     assert seen.read()["uniformity"] == pytest.approx(0, abs=8 * torch.finfo(x.dtype).eps)
 

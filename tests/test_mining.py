@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import fastsim
+from fastsim import mining
 
 
-def loops(queries, corpus, positives, count, ranks, margin, relative, ids):
+def loops(queries, corpus, positives, count, ranks, margin, relative, score_range, ids):
     """The definition, one query at a time."""
     found = []
     q, c = (x.double() / x.double().norm(dim=1, keepdim=True) for x in (queries, corpus))
@@ -25,6 +26,8 @@ def loops(queries, corpus, positives, count, ranks, margin, relative, ids):
                 continue
             if relative is not None and score > positive - relative * abs(positive):
                 continue
+            if not score_range[0] <= score <= score_range[1]:
+                continue
             kept.append(column)
         found.append((kept + [-1] * count)[:count])
     return found
@@ -32,15 +35,20 @@ def loops(queries, corpus, positives, count, ranks, margin, relative, ids):
 
 @pytest.mark.parametrize("backend", ["cpu", "eager"])
 @pytest.mark.parametrize(
-    ("count", "ranks", "margin", "relative", "with_ids"),
+    ("count", "ranks", "margin", "relative", "score_range", "with_ids"),
     [
-        (1, (1, 30), None, None, False),
-        (3, (4, 9), None, None, True),
-        (2, (1, 12), 0.1, None, False),
-        (2, (1, 12), None, 0.05, True),
+        (1, (1, 30), None, None, (-1.0, 1.0), False),
+        (3, (1, 3), None, None, (-1.0, 1.0), False),
+        (3, (4, 9), None, None, (-1.0, 1.0), True),
+        (2, (1, 12), 0.1, None, (-1.0, 1.0), False),
+        (2, (1, 12), None, 0.05, (-1.0, 1.0), True),
+        (4, (1, 67), None, 0.3, (-1.0, 1.0), False),
+        (5, (1, 67), None, None, (-0.1, 0.3), False),
     ],
 )
-def test_mined_are_those_of_the_loops(backend, count, ranks, margin, relative, with_ids):
+def test_mined_are_those_of_the_loops(
+    backend, count, ranks, margin, relative, score_range, with_ids
+):
     if fastsim.backends()[backend] is not None:
         pytest.skip(fastsim.backends()[backend])
     corpus = torch.randn(67, 12)
@@ -54,9 +62,11 @@ def test_mined_are_those_of_the_loops(backend, count, ranks, margin, relative, w
         options = {"query_ids": query_ids, "corpus_ids": corpus_ids}
     rows, scores = fastsim.mine_hard_negatives(
         queries, corpus, positives, count=count, ranks=ranks, margin=margin,
-        relative_margin=relative, backend=backend, **options,
+        relative_margin=relative, score_range=score_range, backend=backend, **options,
     )  # fmt: skip
-    expected = loops(queries, corpus, positives.tolist(), count, ranks, margin, relative, ids)
+    expected = loops(
+        queries, corpus, positives.tolist(), count, ranks, margin, relative, score_range, ids
+    )
     assert rows.tolist() == expected
     cosines = (
         torch.nn.functional.normalize(queries.double())
@@ -66,6 +76,57 @@ def test_mined_are_those_of_the_loops(backend, count, ranks, margin, relative, w
     near = cosines.gather(1, rows.clamp(min=0))
     torch.testing.assert_close(scores[taken].double(), near[taken], rtol=0, atol=1e-5)
     assert (scores[~taken] == -torch.inf).all()
+
+
+def arc(count):
+    """Rows that are the farther from the first one the later they come."""
+    angles = torch.arange(count) * 0.05
+    return torch.stack([angles.cos(), angles.sin()], 1)
+
+
+def test_what_is_left_out_makes_room_for_the_last_rank():
+    """The positive; rows with its id, and with the query's."""
+    corpus, own = arc(12), torch.tensor([0])
+    options = {"count": 3, "ranks": (1, 3)}
+    rows, _ = fastsim.mine_hard_negatives(corpus[:1], corpus, own, **options)
+    assert rows.tolist() == [[1, 2, 3]]
+    ids = {
+        "query_ids": torch.tensor([7]),
+        "corpus_ids": torch.tensor([1, 7, 7, 1, 1, *range(10, 17)]),
+    }
+    rows, _ = fastsim.mine_hard_negatives(corpus[:1], corpus, own, **options, **ids)
+    assert rows.tolist() == [[5, 6, 7]]
+
+
+def test_too_few_negatives():
+    x, options = torch.eye(3), {"count": 2, "ranks": (1, 2)}
+    rows, scores = fastsim.mine_hard_negatives(x, x, **options, score_range=(0.5, 1.0))
+    assert torch.equal(rows, torch.full((3, 2), -1))
+    assert (scores == -torch.inf).all()
+    rows, scores = fastsim.mine_hard_negatives(x[:1], x[:1], **options)  # nor a corpus of as many
+    assert rows.tolist() == [[-1, -1]]
+    assert (scores == -torch.inf).all()
+
+
+def test_a_relative_margin_of_a_negative_cosine():
+    """-0.63 at most: less than the positive's."""
+    cosines = torch.tensor([-0.6, -0.62, -0.7, -0.9])
+    corpus = torch.stack([cosines, (1 - cosines.square()).sqrt()], 1)
+    rows, _ = fastsim.mine_hard_negatives(
+        torch.tensor([[1.0, 0.0]]), corpus, torch.tensor([0]), count=3, relative_margin=0.05
+    )
+    assert rows.tolist() == [[2, 3, -1]]
+
+
+def test_parts_of_the_queries(monkeypatch):
+    x, positives = torch.randn(30, 6), torch.randperm(30)
+    ids = {"query_ids": positives % 5, "corpus_ids": torch.arange(30) % 7}
+    options = {"count": 3, "margin": 0.1, **ids}
+    whole = fastsim.mine_hard_negatives(x, x, positives, **options)
+    monkeypatch.setattr(mining, "_QUERIES", 7)
+    parts = fastsim.mine_hard_negatives(x, x, positives, **options)
+    assert torch.equal(whole[0], parts[0])
+    torch.testing.assert_close(whole[1], parts[1])
 
 
 def test_further_positives_are_no_negatives():
@@ -137,12 +198,3 @@ def test_copies_are_found_whatever_their_cosine_is_rounded_to():
     rows, scores = fastsim.mine_hard_negatives(x, torch.cat([x, x * 3.0]))
     assert (rows[:, 0] == torch.arange(500, 1000)).all()
     assert (scores <= 1).all()
-
-
-def test_a_relative_margin_of_a_negative_cosine():
-    """The limit is p - r |p|, which is below p for any p."""
-    query = torch.tensor([[1.0, 0.0]])
-    angles = torch.tensor([-0.5, -0.52, -0.56]).arccos()
-    corpus = torch.stack([angles.cos(), angles.sin()], 1)
-    rows, _ = fastsim.mine_hard_negatives(query, corpus, relative_margin=0.1)
-    assert rows.tolist() == [[2]]

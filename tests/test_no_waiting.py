@@ -5,6 +5,7 @@ Shown on tensors of the `meta` device, which hold no values: `.item()`, `.tolist
 """
 
 import inspect
+import sys
 
 import pytest
 import torch
@@ -104,16 +105,20 @@ def test_a_wait_would_show():
 
 
 @pytest.mark.parametrize("backend", ["cpu", "torch", "eager"])
-def test_levels_that_are_given(backend, usable):
+def test_levels_that_are_given(backend, usable, monkeypatch):
+    """With targets in bands, of which the first alone has one of the levels, or an unknown one."""
     usable(backend)
+    monkeypatch.setattr(sys.modules[fastsim.cosent_matrix.__module__], "BAND", 10)
     x, y = torch.randn(7, 6), torch.randn(9, 6)
-    targets = torch.tensor([-1.0, 0.0, 2.0])[torch.randint(0, 3, (7, 9))]
+    targets = torch.randint(-1, 1, (7, 9)).float()
+    targets[0, 0] = 2.0
+    options = {"scale": 1.0, "backend": backend}  # so that no pair outweighs the others
     given = torch.tensor([-1.0, 0.0, 1.0, 2.0])
-    wanted = fastsim.cosent_matrix(x, y, targets, backend=backend)
-    got = fastsim.cosent_matrix(x, y, targets, levels=given, backend=backend)
+    wanted = fastsim.cosent_matrix(x, y, targets, **options)
+    got = fastsim.cosent_matrix(x, y, targets, levels=given, **options)
     torch.testing.assert_close(got, wanted)
     targets[0, 0] = 0.5
-    assert fastsim.cosent_matrix(x, y, targets, levels=given, backend=backend).isnan()
+    assert fastsim.cosent_matrix(x, y, targets, levels=given, **options).isnan()
 
 
 @pytest.mark.parametrize("loss", [losses.batch_semi_hard_triplet, losses.batch_all_triplet])

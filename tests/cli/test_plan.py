@@ -38,6 +38,25 @@ def test_memory_of_the_parts():
     assert size(SMALL, "encoder") == size(SMALL, "micro-batch") == 0
 
 
+def test_a_rank_has_the_rows_that_are_left_over():
+    assert [Plan(rows, 64, ranks=4).rows for rows in (8, 9, 10, 12, 13)] == [2, 3, 3, 3, 4]
+
+
+def test_rows_of_16_bits_are_multiplied_so_on_a_gpu_alone():
+    half = dataclasses.replace(SMALL, bytes_each=2)
+    assert size(half, "unit rows") == size(SMALL, "unit rows")
+    on_gpu = (250 + 2000) * 64 * 2 + 2000 * 64 * 4
+    assert size(dataclasses.replace(half, gpu=True), "unit rows") == on_gpu
+
+
+def test_scores_are_kept_by_one_process_alone():
+    def panel(loss, ranks):
+        return size(Plan(40_000, 64, ranks=ranks, loss=loss), "panel")
+
+    assert panel("info_nce symmetric", 4) == panel("info_nce", 4)
+    assert panel("info_nce symmetric", 1) > panel("info_nce", 1)
+
+
 def test_only_the_micro_batch_grows_with_the_micro_batch():
     asked = dataclasses.replace(SMALL, parameters=1000, layers=2, hidden=64, heads=4, tokens=16)
     wide = dataclasses.replace(asked, micro_batch_size=16)

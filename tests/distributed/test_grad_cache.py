@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fastsim
-from fastsim import losses
+from fastsim import grad_cache, losses
 from fastsim.grad_cache import GradCache, MicroBatches
 
 WIDTH = 12
@@ -142,6 +142,31 @@ def test_one_encoder_per_column_and_lists_of_examples():
         torch.testing.assert_close(got, want)
 
 
+def test_draws_go_on_after_those_of_the_loss():
+    x, states = torch.randn(8, WIDTH, dtype=torch.float64), []
+
+    def loss(*vectors):
+        value = fastsim.info_nce(*vectors) * torch.rand(())
+        states.append(torch.get_rng_state())
+        return value
+
+    GradCache(encoder(), loss, micro_batch_size=4).backward(x, x)
+    assert torch.equal(torch.get_rng_state(), states[0])
+
+
+def test_what_was_gathered_is_released_where_somebody_interrupts(monkeypatch):
+    released, module = [], encoder()
+    monkeypatch.setattr(grad_cache, "release", released.append)
+
+    def interrupted(part):
+        raise KeyboardInterrupt
+
+    cache = GradCache(interrupted, losses.InfoNCE(), micro_batch_size=4, module=module)
+    with pytest.raises(KeyboardInterrupt):
+        cache.backward(torch.randn(8, WIDTH))
+    assert len(released) == 1
+
+
 def peak_of_graphs(rows, size):
     """Most bytes that graphs of the encoder hold at a time."""
     alive, most = {}, 0
@@ -173,6 +198,9 @@ def test_memory_grows_with_the_micro_batch_and_not_the_batch():
     assert wide > 2 * small
 
 
+UNEVEN = {"a": torch.ones(4, WIDTH), "b": torch.ones(5, WIDTH)}
+
+
 @pytest.mark.parametrize(
     ("call", "kind", "pattern"),
     [
@@ -200,6 +228,11 @@ def test_memory_grows_with_the_micro_batch_and_not_the_batch():
             lambda e, f: GradCache(e, f, micro_batch_size=2).backward(torch.empty(0, 3)),
             ValueError,
             r"columns\[0\]: wanted at least one row, got 0",
+        ),
+        (
+            lambda e, f: GradCache(e, f, micro_batch_size=2).backward(UNEVEN),
+            ValueError,
+            r"columns\[0\]: wanted tensors of equally many rows, got \[4, 5\]",
         ),
         (
             lambda e, f: GradCache(e, f, micro_batch_size=2).backward(3),

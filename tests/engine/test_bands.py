@@ -87,3 +87,12 @@ def test_no_rows():
     result.sum().backward()
     assert result.shape == (0,)
     assert (y.grad == 0).all()
+
+
+def test_gradients_of_what_is_shared_add_up_in_a_wider_type():
+    """Each band's part is rounded to bfloat16, and so is their sum, but none of the sums before."""
+    x = (torch.rand(1000, 1, generator=fresh(5)) + 1).bfloat16()
+    shared = torch.ones(1, dtype=torch.bfloat16, requires_grad=True)
+    by_bands(lambda x, _, shared: (x * shared).sum(1), x, None, shared).sum().backward()
+    truth = x.double().sum()
+    assert (shared.grad - truth).abs() <= torch.finfo(torch.bfloat16).eps * truth

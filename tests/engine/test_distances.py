@@ -9,6 +9,8 @@ from tests import oracles
 from tests.cases import call
 from tests.measure import assert_close, conditioning
 
+CLOSE = 0.25  # the share of |x|^2 + |y|^2 below which a pair is close
+
 # Not the semi-hard one: of a negative and its close copy rounding may choose either.
 LOSSES = (losses.batch_all_triplet, losses.batch_hard_triplet)
 
@@ -49,7 +51,21 @@ def test_rows_that_nearly_coincide(loss, norm, pairs, monkeypatch):
     moved = [eps * move for move in conditioning(results, [x.double()])]
     # Two distances are set against each other, each as exact as the squares of the norms of its
     # rows allow: eps (|x|^2 + |y|^2) / 2 d, where d^2 is at least CLOSE times the sum.
-    moved[0] = max(moved[0], 2 * eps * (2 * norm**2 / distances.CLOSE) ** 0.5 / 2)
+    moved[0] = max(moved[0], 2 * eps * (2 * norm**2 / CLOSE) ** 0.5 / 2)
     assert_close("value", got[0], truth[0], dense[0], torch.float32, moved=moved[0])
     # The direction between two close rows is exact, whatever their distance to the origin.
     assert_close("gradient", got[1][0], truth[1], dense[1][0], torch.float32, moved=moved[1])
+
+
+def test_pairs_that_are_close_are_not_those_that_coincide():
+    """Of distances by products too the error is small: the squares' is half a rounding for each of
+    their products, relative to |x|^2 + |y|^2, and the distance's 1 / (2 CLOSE) times that.
+    """
+    base = torch.randn(40, 16)
+    x = torch.cat([base, base + 0.15 * torch.randn(40, 16)])
+    centred = x - x.mean(0)
+    found = distances.distances_by_products(x, centred, slice(0, 80), lambda rows: rows @ centred.T)
+    truth = torch.linalg.vector_norm(x.double()[:, None] - x.double(), dim=2)
+    apart = truth > 0
+    errors = ((found.values - truth).abs() / truth)[apart]
+    assert errors.max() <= 16 * torch.finfo(torch.float32).eps / 2 / (2 * CLOSE)

@@ -70,6 +70,20 @@ def test_duplicates_have_distance_zero_and_no_nan(backend, usable):
     assert (grad == 0).all()
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_first_of_equals(backend, usable, small_panels):
+    """Whichever panel the others are in."""
+    usable(backend)
+    rows = torch.eye(4)
+    x = rows[:2].repeat(20, 1)
+    y = torch.cat([rows[2:].repeat(20, 1), rows[:2].repeat(100, 1)])
+    mine, others = torch.zeros(len(x), dtype=torch.long), torch.ones(len(y), dtype=torch.long)
+    options = {"distance": "cosine", "backend": backend}
+    nearest = fastsim.hardest_pairs(x, mine, y, others, **options).negative_index
+    farthest = fastsim.hardest_pairs(x, mine, -y, others - 1, **options).positive_index
+    assert nearest.tolist() == farthest.tolist() == [40, 41] * 20
+
+
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("distance", ["euclidean", "cosine"])
 @pytest.mark.parametrize("backend", BACKENDS)

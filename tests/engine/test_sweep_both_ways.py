@@ -62,6 +62,14 @@ def test_positives_that_outweigh_all_else(noise, temperature, backend, usable):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_a_margin_that_makes_logits_larger(backend, usable):
+    """Without it they would be small enough for exponentials relative to 0."""
+    usable(backend)
+    x = torch.randn(37, WIDTHS[0])
+    assert_exact(backend, [x, x + 0.3 * torch.randn(37, WIDTHS[0])], temperature=0.02, margin=-1.0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("temperature", [0.1, 0.002])
 def test_parts_of_columns(temperature, backend, usable):
     """More columns than go through all widths at once, those with a row's id excluded."""

@@ -187,21 +187,42 @@ def test_autocast_changes_nothing(case, backend, usable):
     assert all(torch.equal(a, b) for a, b in zip(grads, wanted_grads, strict=True))
 
 
+def assert_refused_with_a_gradient_alone(backend):
+    """That a loss does the refused work where, and only where, a gradient is wanted."""
+    x, y = torch.randn(5, 4), torch.randn(7, 4)
+    fastsim.info_nce(x, y, backend=backend)
+    x.requires_grad_()
+    with torch.no_grad():
+        fastsim.info_nce(x, y, backend=backend)
+    with pytest.raises(AssertionError, match="nobody asked for"):
+        fastsim.info_nce(x, y, backend=backend).backward()
+
+
+def refuse(*arguments, **keywords):
+    raise AssertionError("gradient work that nobody asked for")
+
+
 @pytest.mark.parametrize("backend", COMPILED)
-def test_no_gradient_work_without_need(backend, usable, monkeypatch):
+def test_no_gradient_work_without_need(backend, usable, in_passes, monkeypatch):
+    usable(backend)
+    for name in ("fused_pass", "score_grad", "multiply"):
+        monkeypatch.setattr(type(get(backend)), name, refuse)
+    assert_refused_with_a_gradient_alone(backend)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_no_gradient_work_without_need_in_one_call(backend, usable, monkeypatch):
     usable(backend)
     kind = type(get(backend))
+    whole = kind.whole
 
-    def refuse(*arguments, **keywords):
-        raise AssertionError("gradient work that nobody asked for")
+    def without(self, tile, x, y, scale, bias, weights, wants, *more):
+        if wants is not None:
+            refuse()
+        return whole(self, tile, x, y, scale, bias, weights, wants, *more)
 
-    for name in ("fused_pass", "score_grad", "multiply"):
-        monkeypatch.setattr(kind, name, refuse)
-    tensors, others, options = inputs(BY_NAME["info_nce"], (5, 7, 4), torch.float32, seed=24)
-    fastsim.info_nce(*tensors, *others, **options, backend=backend)
-    with torch.no_grad():
-        tensors[0].requires_grad_()
-        fastsim.info_nce(*tensors, *others, **options, backend=backend)
+    monkeypatch.setattr(kind, "whole", without)
+    assert_refused_with_a_gradient_alone(backend)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])

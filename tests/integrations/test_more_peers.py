@@ -89,6 +89,7 @@ LIGHTLY = [
     ("DCLLoss", {"weight_fn": lambda x, y: 0.7}),
     ("DCLLoss", {"weight_fn": lambda x, y: (x * y).mean().detach()}),
     ("DCLLoss", {"weight_fn": lambda x, y: (x * y).mean().detach()[None]}),
+    ("DCLLoss", {"weight_fn": lambda x, y: 2 + x[:, 0].detach()}),  # not the same turned round
 ]
 
 

@@ -139,6 +139,24 @@ def test_without_positives_or_negatives(name):
             assert (grads[0] == 0).all()
 
 
+@pytest.mark.parametrize("name", PAIR_LOSSES)
+def test_references_of_one_class(name):
+    (x, labels), (y, others) = batch(), batch(REFERENCES, 4)
+
+    def call(kind):
+        given = {"ref_labels": torch.zeros_like(others)}
+        return lambda x, y: getattr(kind, name)()(x, labels, ref_emb=y, **given)
+
+    compare(call(losses), call(their_losses), [x, y])
+
+
+def test_a_miner_without_positives_or_negatives():
+    x = batch()[0]
+    for labels in (torch.zeros(ROWS, dtype=torch.long), torch.arange(ROWS)):
+        ours, theirs = (kind.BatchHardMiner()(x, labels) for kind in (miners, their_miners))
+        assert all(map(torch.equal, ours, theirs))
+
+
 UNFUSED = {
     "listed pairs": ({}, lambda labels: {"indices_tuple": their_miners.BatchHardMiner()}),
     "float labels": ({}, lambda labels: {"labels": labels.double()}),

@@ -54,6 +54,14 @@ def test_other_arguments_stay_whole():
         torch.testing.assert_close(losses.Matryoshka(loss, [4])(*arguments), loss(*cut))
 
 
+def test_tokens_are_cut_too():
+    queries = torch.randn(4, 3, 8, dtype=torch.float64)
+    documents = torch.randn(6, 5, 8, dtype=torch.float64)
+    got = losses.Matryoshka(losses.LateInteraction(), [8, 4])(queries, documents)
+    wanted = [fastsim.late_interaction(queries[..., :w], documents[..., :w]) for w in (8, 4)]
+    torch.testing.assert_close(got, sum(wanted))
+
+
 def test_embeddings_by_name():
     x, y = sides()
     groups, others = torch.arange(9) // 2, torch.arange(9) // 3

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 
@@ -44,6 +45,38 @@ def test_only_files_of_a_manifest_are_removed(tmp_path):
     assert content(out) == mine | {"config.json": "two", "2_Dense": "a file now"}
 
 
+def test_what_was_put_aside_stays(tmp_path):
+    mine = {"a": "mine", "a.old": "mine too"}
+    for name, text in mine.items():
+        (tmp_path / name).write_text(text)
+    write(tmp_path, {"a": "one"})
+    assert content(tmp_path) == {"a": "one", "a.old": "mine too", "a.old2": "mine"}
+
+
+def test_a_manifest_names_files_within(tmp_path):
+    out, notes, empty = (tmp_path / name for name in ("out", "notes", "empty"))
+    notes.write_text("mine")
+    empty.mkdir()
+    write(out, {"a": "one"})
+    names = ["a", "../notes", str(notes), str(empty / "gone")]
+    (out / MANIFEST).write_text(json.dumps({"files": names}))
+    write(out, {"b": "two"})
+    assert content(out) == {"b": "two"}
+    assert notes.read_text() == "mine"
+    assert empty.is_dir()
+
+
+def test_files_are_as_readable_as_other_new_ones(tmp_path):
+    """Some libraries write theirs for their user alone."""
+    mask = os.umask(0o027)
+    try:
+        with replaced_folder(tmp_path) as folder:
+            (folder / "weights").touch(mode=0o600)
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE((tmp_path / "weights").stat().st_mode) == 0o640
+
+
 def test_an_error_in_the_exchange_changes_nothing(tmp_path, monkeypatch):
     out = tmp_path / "out"
     write(out, {"a": "one", "b/c": "one"})
@@ -68,7 +101,8 @@ def test_an_error_in_the_exchange_changes_nothing(tmp_path, monkeypatch):
 @pytest.mark.parametrize("moves", range(10))  # 4 files out, 5 in, one put aside
 def test_a_crash_in_the_exchange_is_finished_by_the_next(moves, tmp_path):
     out = tmp_path / "out"
-    write(out, {"modules.json": "old", "weights": "old", "1_Pooling/config.json": "old"})
+    old = {"modules.json": "old", "weights": "old", "1_Pooling/config.json": "old"}
+    write(out, old)
     (out / "notes").write_text("mine")
     new = {"modules.json": "new", "weights": "new", "2_Dense/model": "new", "notes": "new"}
     child = os.fork()
@@ -81,7 +115,7 @@ def test_a_crash_in_the_exchange_is_finished_by_the_next(moves, tmp_path):
     there = content(out)
     assert "mine" in there.values()
     if "modules.json" in there:  # what passes for a model is whole
-        wanted = new if there["modules.json"] == "new" else {"modules.json": "old"}
+        wanted = new if there["modules.json"] == "new" else old
         assert wanted.items() <= there.items()
     check_writable(out)
     assert content(out) == new | {"notes.old": "mine"}

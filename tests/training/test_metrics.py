@@ -72,6 +72,12 @@ def test_binary_tries_every_threshold():
     assert found["average_precision"] == pytest.approx(sum(precisions) / len(precisions))
 
 
+def test_no_score_may_be_the_best_threshold():
+    found = metrics.binary([3.0, 2.5, 2.0, 1.0], [0, 0, 0, 1])
+    assert found["accuracy"] == 3 / 4
+    assert 3.0 < found["accuracy_threshold"] < math.inf
+
+
 def test_retrieval_by_hand():
     # query 0 finds its answers at ranks 1 and 3, query 1 (itself left out) at rank 2.
     corpus = torch.eye(4)
@@ -82,6 +88,15 @@ def test_retrieval_by_hand():
     assert found["mrr@10"] == pytest.approx((1 + 1 / 2) / 2)
     first = (1 + 1 / math.log2(4)) / (1 + 1 / math.log2(3))
     assert found["ndcg@10"] == pytest.approx((first + 1 / math.log2(3)) / 2)
+
+
+def test_what_is_left_out_makes_no_room():
+    """The query is a row of the corpus, the nearest to itself; its answer is the tenth after it."""
+    angles = torch.arange(14) * 0.05
+    corpus = torch.stack([angles.cos(), angles.sin()], 1)
+    found = metrics.retrieval(corpus[:1], corpus, [{10}], left_out=[0])
+    assert found["recall@10"] == 1.0
+    assert found["mrr@10"] == pytest.approx(1 / 10)
 
 
 def test_triplets_and_classes():

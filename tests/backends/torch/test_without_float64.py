@@ -8,10 +8,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import fastsim
 from fastsim import operators, precision
 from tests.cases import CASES, takes_backend
 from tests.losses import test_losses
 from tests.losses.test_losses import compare
+from tests.measure import assert_close, conditioning
 
 
 class NoFloat64(TorchDispatchMode):
@@ -63,6 +65,47 @@ def test_many_panels(case, reduction, small_panels):
     shape = (26, 41, 18) if case.largest >= 10_000 else (13, 41, 18)
     extra = {"reduction": reduction} if case.reduces else {}
     compare(case, "torch", torch.float32, shape, seed=5, **extra)
+
+
+def cosines(x, y):
+    x, y = (side / side.norm(dim=1, keepdim=True) for side in (x, y))
+    return x @ y.T
+
+
+def assert_sums_are_exact(loss, formula, sides, size=0.0):
+    """Held to the formula of float32 scores whose sums are taken in float64. size: of its terms."""
+    found = loss(*sides)
+    wide = [side.double() for side in sides]
+    truth, dense = formula(*map(cosines, wide, wide[1:])), formula(cosines(*sides).double())
+    (moved,) = conditioning(lambda sides: [formula(cosines(*sides))], wide)
+    eps = torch.finfo(torch.float32).eps
+    assert_close("losses", found, truth, dense, torch.float32, size, eps * moved)
+
+
+def test_sums_of_many_panels(small_panels):
+    """So many terms that rounding takes tens of eps if nothing is kept of it."""
+    sides = torch.tensor([[1.0, 0.3]] * 8), torch.tensor([[0.2, 1.0]]).repeat(40_000, 1)
+    options = {"scale": 1.0, "bias": 0.0, "reduction": "none", "backend": "torch"}
+
+    def loss(x, y):
+        return fastsim.siglip(x, y, -torch.ones(len(x), len(y)), **options)
+
+    assert_sums_are_exact(loss, lambda s: torch.nn.functional.softplus(s).sum(1), sides)
+
+
+def test_what_sums_have_lost_shrinks_with_them(small_panels):
+    """The last column outweighs all before it, and with them what their sum has lost."""
+    angles = torch.cat([1.1 + 0.4 * torch.rand(10_000), torch.zeros(1)])
+    x, y = torch.tensor([[1.0, 0.0]] * 8), torch.stack([angles.cos(), angles.sin()], 1)
+    positives = torch.full((8,), 10_000)
+    options = {"temperature": 0.03, "reduction": "none", "backend": "torch"}
+
+    def formula(scores):
+        return -torch.log_softmax(scores / 0.03, 1)[:, -1]
+
+    assert_sums_are_exact(
+        lambda x, y: fastsim.info_nce(x, y, positives, **options), formula, (x, y), size=1 / 0.03
+    )
 
 
 def test_a_float64_would_show():
