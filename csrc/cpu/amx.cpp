@@ -160,8 +160,8 @@ void multiply(const Operand& left, int64_t rows, const Operand& right, int64_t w
 }  // namespace
 
 extern const AmxKernels amx;
-const AmxKernels amx = {FASTSIM_STRING(FASTSIM_ISA), kMostParts, norms, pack, pack_both, largest,
-                        scores, multiply};
+const AmxKernels amx = {FASTSIM_STRING(FASTSIM_ISA), kMostParts, norms, pack, pack_both,
+                        largest_of_squares, scores, multiply};
 
 }  // namespace FASTSIM_ISA
 }  // namespace fastsim

@@ -10,6 +10,16 @@
 
 namespace fastsim {
 
+// Unit rows are never made. Of a row x two factors, whose product is 1 / |x|, make it one:
+//
+//   x / |x| = rest (power x),   power = 2^-e with |x| in [2^e, 2^(e + 1)),   rest in (0.5, 1]
+//
+// `power` changes no bit of an entry but its exponent: it goes into the operand (Packed), before the
+// split into parts, and rounds nothing of a float16 or bfloat16 row. `rest` would round, so it
+// multiplies what is float32: scores, by the rests of their row and column (ScoreScales), and score
+// gradients, by both again, before the products with power x (Packed of a block). What these add up
+// to is the gradient of a unit row times the row's own rest, which SplitSide::finish divides out.
+
 constexpr int64_t kTileSide = 16;   // rows of an operand tile of 1 KB
 constexpr int64_t kTileDepth = 32;  // its depth: pairs of bfloat16 in each of 16 columns
 constexpr int64_t kTileElements = kTileSide * kTileDepth;
@@ -35,6 +45,8 @@ struct Operand {
 };
 
 // What is packed: row i of the matrix times row_scale[i], column j times column_scale[j]; null: 1.
+// Of rows the scale is their power; of a block of score gradients it is the rests of its rows and
+// columns.
 struct Packed {
   Matrix matrix;  // float32, float16 or bfloat16, its columns side by side
   const float *row_scale = nullptr, *column_scale = nullptr;
@@ -45,7 +57,7 @@ struct Packed {
   }
 };
 
-// What the scores of a block are multiplied by: null for 1.
+// What the scores of a block are multiplied by, the rests of its rows and columns; null for 1.
 struct ScoreScales {
   const float *rows = nullptr, *columns = nullptr;
 };
@@ -64,8 +76,8 @@ struct InBlocks {
 struct AmxKernels {
   const char* name;
   int64_t most_parts;  // of an operand whose products take less time than those of float32 numbers
-  // For rows [begin, end): 1 / |x|; the power of two that brings |x| into [1, 2); what is then
-  // left of 1 / |x|. All 0 for a row of norm 0; a row that is not finite has NaN left.
+  // For rows [begin, end): 1 / |x|; power and rest. All 0 for a row of norm 0; a row that is not
+  // finite has power 1 and rest NaN.
   void (*norms)(const Matrix& x, int64_t width, float* inverse, float* powers, float* rest, Range);
   // Packs the strips [strips) of a matrix, whose depth begins at `first` and has `depth` entries;
   // false if one of them is not finite.
@@ -79,7 +91,7 @@ struct AmxKernels {
                     uint16_t* as_rows, uint16_t* as_pairs, bool* second);
   // The largest size of an entry of each square of kTileGroup of a float32 block, a row of squares
   // after another.
-  void (*largest)(const Matrix& from, int64_t rows, int64_t columns, float* squares);
+  void (*largest_of_squares)(const Matrix& from, int64_t rows, int64_t columns, float* squares);
   // scores = x y^T, with `add` added to them: all strips of x against the groups of columns
   // [groups). `exact`: all products of parts.
   void (*scores)(const Operand& x, int64_t rows, const Operand& y, int64_t columns, bool exact,

@@ -28,30 +28,44 @@ inline int64_t band_rows(int64_t width, int64_t parts, int64_t columns) {
 }
 
 // Whose turn it is at each block of columns: what bands of rows add to it they add in their order,
-// whatever thread has them.
+// whatever thread has them. Once a band has failed, no turn after its own would come.
 class Turns {
  public:
   explicit Turns(int64_t blocks) : bands_(blocks) {}
 
   template <class F>
   void take(int64_t block, int64_t band, const F& f) {
-    while (bands_[block].load(std::memory_order_acquire) != band) std::this_thread::yield();
+    while (bands_[block].load(std::memory_order_acquire) != band) {
+      if (failed()) return;
+      std::this_thread::yield();
+    }
     f();
     bands_[block].store(band + 1, std::memory_order_release);
   }
 
+  void fail() { failed_.store(true, std::memory_order_relaxed); }
+  bool failed() const { return failed_.load(std::memory_order_relaxed); }
+
  private:
   std::vector<std::atomic<int64_t>> bands_;
+  std::atomic<bool> failed_{false};
 };
 
 // Runs work(memory, band) for all bands. Threads take them in order, so that the one whose turn it
-// is has been taken; make: a thread's memory, before others wait for it.
+// is has been taken; make: a thread's memory, before others wait for it. An error in one ends all.
 template <class Make, class Work>
-void for_bands(int64_t bands, const Make& make, const Work& work) {
+void for_bands(int64_t bands, Turns& turns, const Make& make, const Work& work) {
   std::atomic<int64_t> next{0};
   torch::stable::parallel_for(0, bands, 1, [&](int64_t, int64_t) {
     auto memory = make();
-    for (int64_t band; (band = next.fetch_add(1)) < bands;) work(memory, band);
+    try {
+      for (int64_t band; !turns.failed() && (band = next.fetch_add(1)) < bands;) {
+        work(memory, band);
+      }
+    } catch (...) {
+      turns.fail();
+      throw;
+    }
   });
 }
 
@@ -108,7 +122,7 @@ class Band {
                         b.scores, b.stride, false, {0, tiles(b.columns, kTileGroup)});
   }
 
-  // Makes operands of a block's score gradients, times what its rows and columns still lack.
+  // Makes operands of a block's score gradients, times the rests of its rows and columns.
   void take_score_grads(const Block<float>& b, const Columns& columns) const {
     const Packed from{{b.scores, Dtype::float32, b.stride, 1},
                       x_.rest(first_),
@@ -151,13 +165,13 @@ class Band {
 
 // The scores of all rows, band after band. Each comes as a block over all rows of a band: some of
 // its columns, or all of them.
-class Scores {
+class BandScores {
  public:
   // products: whether gradients will be wanted. whole: rows are seen whole. stripe: columns that are
   // operands at a time, a multiple of kBlockColumns; whole rows have no more. kept: bytes that these
   // and the scores may take that are kept until all blocks are seen again.
-  Scores(const SplitSide& x, const SplitSide& y, const Block<float>& all,
-         const ScoreGrads& score_grads, bool products, bool whole, int64_t stripe, int64_t kept)
+  BandScores(const SplitSide& x, const SplitSide& y, const Block<float>& all,
+             const ScoreGrads& score_grads, bool products, bool whole, int64_t stripe, int64_t kept)
       : x_(x), y_(y), all_(all), score_grads_(score_grads), stripe_(stripe),
         wide_(whole ? y.count : kBlockColumns),
         tall_(std::min(band_rows(x.width, x.parts, wide_), x.count)),
@@ -175,7 +189,8 @@ class Scores {
   // Calls look(block, row, column) for each block, then in_turn(block, column), with those of the
   // same columns in the order of their rows. Where to_x (N, D) or to_y (M, D) is given, `look` makes
   // score gradients of the scores, and it becomes their product with the unit rows of the other
-  // side, times what its own rows lack. Of to_y the columns of a block lie transposed, as InBlocks.
+  // side, times the rests of its own rows. Of to_y the columns of a block lie transposed, as
+  // InBlocks.
   template <class Look, class InTurn>
   void each_block(const Look& look, const InTurn& in_turn, float* to_x = nullptr,
                   float* to_y = nullptr) const {
@@ -238,7 +253,7 @@ class Scores {
   void each_band(const Columns& columns, float* to_x, float* to_y, const Work& work) const {
     Turns turns(tiles(columns.count, kBlockColumns));
     const auto make = [&] { return Band(x_, score_grads_, tall_, wide_, to_x || to_y); };
-    for_bands(bands(), make, [&](Band& band, int64_t index) {
+    for_bands(bands(), turns, make, [&](Band& band, int64_t index) {
       band.begin(index * tall_, std::min(tall_, x_.count - index * tall_), to_y);
       work(band, index, turns);
     });

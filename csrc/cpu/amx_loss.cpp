@@ -18,8 +18,8 @@ namespace {
 void nothing_in_turn(const Block<float>&, int64_t) {}
 
 // In one pass, of whole rows.
-Result softmax_of_bands(const Scores& scores, const Loss& loss, const float* weights, float* to_x,
-                        float* to_y) {
+Result softmax_of_bands(const BandScores& scores, const Loss& loss, const float* weights,
+                        float* to_x, float* to_y) {
   std::vector<Result> of_bands(scores.bands());
   scores.each_whole(
       [&](const Block<float>& b, int64_t row) {
@@ -31,7 +31,7 @@ Result softmax_of_bands(const Scores& scores, const Loss& loss, const float* wei
   return result;
 }
 
-Result softmax_of_blocks(const Scores& scores, const Block<float>& all, const Loss& loss,
+Result softmax_of_blocks(const BandScores& scores, const Block<float>& all, const Loss& loss,
                          bool cosine, const float* weights, float* to_x, float* to_y) {
   const bool common = cosine && has_common_top(loss);
   SoftmaxSums<float> sums(all, loss, common ? scores.bands() : 0);
@@ -55,7 +55,7 @@ Result softmax_of_blocks(const Scores& scores, const Block<float>& all, const Lo
 }
 
 // Losses of single scores.
-Result elementwise(const Scores& scores, int64_t rows, const Loss& loss, const float* weights,
+Result elementwise(const BandScores& scores, int64_t rows, const Loss& loss, const float* weights,
                    const float* positive_weights, float* to_x, float* to_y) {
   std::vector<double> losses(rows), score_grads(rows);
   const auto& k = kernels().of<float>();
@@ -84,7 +84,7 @@ Result elementwise(const Scores& scores, int64_t rows, const Loss& loss, const f
   return result;
 }
 
-// Turns over the gradient of the columns of each block, where `Scores` has left it.
+// Turns over the gradient of the columns of each block, where `BandScores` has left it.
 void turn_blocks(float* grad, int64_t count, int64_t width) {
   over(tiles(count, kBlockColumns), kBlockColumns * width, [&](int64_t begin, int64_t end) {
     const Scratch<float> turned(kBlockColumns * width);
@@ -122,7 +122,7 @@ float small_score_grad(const Loss& loss, const float* weights, int64_t rows) {
   return kSmallShare * largest * (loss.kind == Kind::squared_error ? 1 : std::abs(float(loss.scale)));
 }
 
-// The arguments are those of `whole` (whole.cpp) and of `Scores`. parts: bfloat16 parts
+// The arguments are those of `whole` (whole.cpp) and of `BandScores`. parts: bfloat16 parts
 // of an entry of the rows.
 void amx_loss(Tensor x, Tensor y, Optional positives, Optional row_ids, Optional column_ids,
               Optional row_groups, Optional column_groups, Optional dense, double negative_target,
@@ -131,8 +131,11 @@ void amx_loss(Tensor x, Tensor y, Optional positives, Optional row_ids, Optional
               Optional positive_weights, Optional weights, double weight, int64_t parts,
               int64_t score_grad_parts, int64_t stripe, int64_t kept, Optional grad_x,
               Optional grad_y, Tensor total, Optional parameters, Optional totals) {
-  float* const to_x = grad_x ? output<float>(*grad_x) : nullptr;
-  float* const to_y = grad_y ? output<float>(*grad_y) : nullptr;
+  check_matrix(y, "y", y.size(0), x.size(1));
+  float* const to_x = output<float>(grad_x, "grad_x", x.size(0) * x.size(1));
+  float* const to_y = output<float>(grad_y, "grad_y", y.size(0) * y.size(1));
+  float* const loss_of_all = output<float>(total, "total", 1);
+  double* const score_grads = output<double>(parameters, "parameters", 2);
   const SplitSide rows(x, check_parts(parts), cosine), columns(y, parts, cosine);
   Watching<float> watching(seen, totals, rows.count, cosine);
   if (totals && cosine) {
@@ -140,11 +143,12 @@ void amx_loss(Tensor x, Tensor y, Optional positives, Optional row_ids, Optional
     watching.look_at_columns(Side<float>(y, true));
   }
   Block<float> all{};
+  all.rows = rows.count;
+  all.columns = columns.count;
   take_pairs({positives, row_ids, column_ids, row_groups, column_groups, dense, negative_target,
               skip, seen},
              all);
-  all.rows = rows.count;
-  all.columns = columns.count;
+  check_positives(all);
   all.seen = watching.numbers(0);
   const Loss loss{.kind = kind_of(kind),
                   .scale = scale,
@@ -155,33 +159,44 @@ void amx_loss(Tensor x, Tensor y, Optional positives, Optional row_ids, Optional
                   .normalise = normalise,
                   .symmetric = symmetric,
                   .score_grad = grad_x || grad_y};
+  const bool softmax = loss.kind == Kind::softmax;
+  STD_TORCH_CHECK(softmax || loss.kind == Kind::sigmoid || loss.kind == Kind::squared_error,
+                  "fastsim: kind: wanted softmax, sigmoid or squared_error, got ", kind);
+  if (rows.count == 0 || columns.count == 0) {  // no pairs: every sum is 0
+    if (to_x) std::fill_n(to_x, rows.count * rows.width, 0.0f);
+    if (to_y) std::fill_n(to_y, columns.count * columns.width, 0.0f);
+    *loss_of_all = 0;
+    if (score_grads) std::fill_n(score_grads, 2, 0.0);
+    watching.write();
+    return;
+  }
   check_targets(all, loss);
   const std::vector<float> alike(weights ? 0 : rows.count, float(weight));
-  const float* const of_rows = weights ? input<float>(*weights) : alike.data();
+  const float* const of_rows =
+      weights ? input<float>(*weights, "weights", rows.count) : alike.data();
+  const float* const of_positives =
+      input<float>(positive_weights, "positive_weights", rows.count);
 
-  const bool softmax = loss.kind == Kind::softmax;
   const bool whole = softmax && !symmetric && columns.count <= stripe;
   const bool twice = softmax && !whole && loss.score_grad;
   const bool in_part = parts == 1 && score_grad_parts == 2;  // of bfloat16 rows
   const ScoreGrads as_parts{check_parts(score_grad_parts),
                             in_part ? small_score_grad(loss, of_rows, rows.count) : 0};
-  const Scores scores(rows, columns, all, as_parts, loss.score_grad, whole, stripe,
+  const BandScores scores(rows, columns, all, as_parts, loss.score_grad, whole, stripe,
                       twice ? kept : 0);
   const Result result =
       whole     ? softmax_of_bands(scores, loss, of_rows, to_x, to_y)
       : softmax ? softmax_of_blocks(scores, all, loss, cosine, of_rows, to_x, to_y)
-                : elementwise(scores, rows.count, loss, of_rows, input<float>(positive_weights),
-                              to_x, to_y);
+                : elementwise(scores, rows.count, loss, of_rows, of_positives, to_x, to_y);
   double along = 0;
   if (to_x) along = finish(rows, to_x);
   if (to_y) {
     turn_blocks(to_y, columns.count, columns.width);
     along = finish(columns, to_y);
   }
-  *output<float>(total) = float(result.loss);
+  *loss_of_all = float(result.loss);
   watching.write();
-  if (!parameters) return;
-  double* score_grads = output<double>(*parameters);
+  if (!score_grads) return;
   score_grads[0] = double(result.scale_score_grad) + along / scale;
   score_grads[1] = double(result.bias_score_grad);
 }

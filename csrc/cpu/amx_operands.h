@@ -17,16 +17,17 @@ inline const AmxKernels& amx_in_use() {
 }
 
 inline int64_t check_parts(int64_t parts) {
-  STD_TORCH_CHECK(parts >= 1 && parts <= 3, "fastsim: one to three parts");
+  STD_TORCH_CHECK(parts >= 1 && parts <= 3, "fastsim: parts: wanted one to three, got ", parts);
   return parts;
 }
 
-// What is packed of rows, with the powers of two of these where they are given.
+// What is packed of rows; powers: theirs (amx.h), or null.
 inline Packed packed_matrix(const Tensor& x, const float* powers = nullptr) {
   const Dtype dtype = dtype_of(x);
-  STD_TORCH_CHECK(x.stride(1) == 1 && (dtype == Dtype::float32 || dtype == Dtype::float16 ||
-                                       dtype == Dtype::bfloat16),
-                  "fastsim: row-major float32, float16 or bfloat16");
+  if (x.stride(1) != 1 || (dtype != Dtype::float32 && dtype != Dtype::float16 &&
+                           dtype != Dtype::bfloat16)) {
+    refuse("rows", x, "row-major ones of float32, float16 or bfloat16");
+  }
   return {matrix(x), powers, nullptr};
 }
 

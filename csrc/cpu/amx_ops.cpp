@@ -86,37 +86,47 @@ int64_t amx_most_parts() { return amx_kernels() ? amx_kernels()->most_parts : 0;
 // inverse, powers, rest (N,): see AmxKernels.
 void amx_norms(Tensor x, Tensor inverse, Tensor powers, Tensor rest) {
   const Matrix rows = packed_matrix(x).matrix;
-  float *one = output<float>(inverse), *power = output<float>(powers), *left = output<float>(rest);
-  over(x.size(0), x.size(1), [&](int64_t begin, int64_t end) {
-    amx_in_use().norms(rows, x.size(1), one, power, left, {begin, end});
+  const int64_t count = x.size(0), width = x.size(1);
+  float* const one = output<float>(inverse, "inverse", count);
+  float* const power = output<float>(powers, "powers", count);
+  float* const left = output<float>(rest, "rest", count);
+  over(count, width, [&](int64_t begin, int64_t end) {
+    amx_in_use().norms(rows, width, one, power, left, {begin, end});
   });
 }
 
 // y (M, D) -> packed (M to the next 32, parts * D to the next 32) int16; false if not finite.
 bool amx_pack(Tensor y, Optional powers, Tensor packed) {
-  const int64_t depth = tiles(y.size(1), kTileDepth) * kTileDepth;
+  const int64_t count = y.size(0), width = y.size(1);
+  const int64_t depth = tiles(width, kTileDepth) * kTileDepth;
   const int64_t parts = depth ? check_parts(packed.size(1) / depth) : 1;
-  STD_TORCH_CHECK(packed.size(0) == tiles(y.size(0), kTileGroup) * kTileGroup, "fastsim: packed");
-  const Packed from = packed_matrix(y, input<float>(powers));
-  return pack_all(Pack::rows_transposed, from, y.size(0), 0, y.size(1), parts,
-                  static_cast<uint16_t*>(packed.mutable_data_ptr()));
+  uint16_t* const to = output<uint16_t>(packed, "packed", operand_elements(count, width, parts));
+  const Packed from = packed_matrix(y, input<float>(powers, "powers", count));
+  return pack_all(Pack::rows_transposed, from, count, 0, width, parts, to);
 }
 
-// panel (+)= x y^T for the packed columns of y, times what is left of both norms; false, and
-// nothing done, if x is float32 and not finite.
+// panel (+)= x y^T for the packed columns of y, times the rests of both; false, and nothing done,
+// if x is float32 and not finite.
 bool amx_scores(Tensor x, Optional powers, Optional rest, Tensor packed, Optional column_rest,
                 Tensor panel, bool add) {
   Block<float> b{};
   take_panel(panel, b);
   const int64_t width = x.size(1), steps = tiles(width, kTileDepth);
   const int64_t parts = steps ? check_parts(packed.size(1) / (steps * kTileDepth)) : 1;
+  const int64_t packed_size = operand_elements(b.columns, width, parts);
+  const uint16_t* const columns = input_of_most<uint16_t>(packed, "packed", packed_size);
+  STD_TORCH_CHECK(bool(rest) == bool(column_rest),
+                  "fastsim: rest, column_rest: wanted both or neither");
+  const ScoreScales scales{
+      input<float>(rest, "rest", b.rows),
+      column_rest ? input_of_most<float>(*column_rest, "column_rest", b.columns) : nullptr};
+  check_matrix(x, "x", b.rows, width);
+  const Packed from = packed_matrix(x, input<float>(powers, "powers", b.rows));
   const Scratch<uint16_t> rows(operand_elements(b.rows, width, parts));
-  const Packed from = packed_matrix(x, input<float>(powers));
   const bool finite = pack_all(Pack::rows, from, b.rows, 0, width, parts, rows);
   if (!finite && !rest) return false;
   const Operand left{rows, parts, steps};
-  const Operand right{static_cast<const uint16_t*>(packed.const_data_ptr()), parts, steps};
-  const ScoreScales scales{input<float>(rest), input<float>(column_rest)};
+  const Operand right{columns, parts, steps};
   const int64_t cost = kTileGroup * b.rows * width;
   torch::stable::parallel_for(
       0, tiles(b.columns, kTileGroup), 1 + kProductGrain / (cost + 1),
@@ -134,10 +144,9 @@ int64_t amx_right_size(int64_t depth, int64_t width, int64_t parts) {
 
 void amx_pack_right(Tensor right, Optional powers, int64_t parts, Tensor packed) {
   const int64_t depth = right.size(0), width = right.size(1);
-  STD_TORCH_CHECK(packed.numel() == operand_elements(width, depth, check_parts(parts)),
-                  "fastsim: packed");
-  pack_right(packed_matrix(right, input<float>(powers)), depth, width, parts,
-             static_cast<uint16_t*>(packed.mutable_data_ptr()));
+  uint16_t* const to =
+      output<uint16_t>(packed, "packed", operand_elements(width, depth, check_parts(parts)));
+  pack_right(packed_matrix(right, input<float>(powers, "powers", depth)), depth, width, parts, to);
 }
 
 // The score gradients of a block as a left operand: of its rows from `first` on, or transposed of
@@ -150,7 +159,7 @@ Packed score_grads(const Block<float>& b, const float* factors, bool transposed,
 
 // Groups of rows of the result whose left operand is packed at once: of a transposed panel they are
 // next to each other in its rows, which lie far apart.
-constexpr int64_t kTogether = 8;
+constexpr int64_t kGroupsAtOnce = 8;
 
 // Which squares of a block of score gradients, left operands of bfloat16 rows, need their second
 // part: those with an entry that is no small share of the largest in their rows of the result. What
@@ -161,8 +170,8 @@ class SecondParts {
   SecondParts(const Matrix& from, int64_t rows, int64_t depth, bool transposed)
       : steps_(tiles(depth, kTileDepth)), groups_(tiles(rows, kTileGroup)), transposed_(transposed),
         squares_(steps_ * groups_), needed_(steps_ * groups_) {
-    transposed ? amx_in_use().largest(from, depth, rows, squares_)
-               : amx_in_use().largest(from, rows, depth, squares_);
+    transposed ? amx_in_use().largest_of_squares(from, depth, rows, squares_)
+               : amx_in_use().largest_of_squares(from, rows, depth, squares_);
     for (int64_t group = 0; group < groups_; ++group) {
       float most = 0;
       for (int64_t step = 0; step < steps_; ++step) most = std::max(most, squares_[at(group, step)]);
@@ -188,8 +197,8 @@ class SecondParts {
   const Scratch<bool> needed_;
 };
 
-// out (+)= panel right, or with `transposed` panel^T right. right: (depth, D) rows times their
-// powers of two, that lack the factors `rest`. kept: of amx_pack_right, or null to pack `together`
+// out (+)= panel right, or with `transposed` panel^T right. right: (depth, D) rows with their
+// powers and rests. kept: of amx_pack_right, or null to pack `together`
 // of them at a time here, into memory that is used again.
 void amx_multiply(Tensor panel, Tensor right, Optional powers, Optional kept, Optional rest,
                   Tensor out, bool transposed, bool add, int64_t panel_parts, int64_t parts,
@@ -200,20 +209,21 @@ void amx_multiply(Tensor panel, Tensor right, Optional powers, Optional kept, Op
   check_parts(parts);
   const int64_t width = out.size(1), depth = transposed ? b.rows : b.columns;
   const int64_t count = transposed ? b.columns : b.rows;
-  STD_TORCH_CHECK(right.size(0) == depth && right.size(1) == width && out.size(0) == count &&
-                      (!kept || kept->numel() == operand_elements(width, depth, parts)),
-                  "fastsim: operands that fit");
-  const Packed all_rows = packed_matrix(right, input<float>(powers));
-  const float* const factors = input<float>(rest);
-  float* const sums = output<float>(out);
+  check_matrix(right, "right", depth, width);
+  const Packed all_rows = packed_matrix(right, input<float>(powers, "powers", depth));
+  const uint16_t* const of_caller =
+      input<uint16_t>(kept, "kept", operand_elements(width, depth, parts));
+  const float* const factors = input<float>(rest, "rest", depth);
+  float* const sums = output<float>(out, "out", count * width);
+  if (depth == 0 && !add) std::fill_n(sums, count * width, 0.0f);
   const AmxKernels& amx = amx_in_use();
   // With rows [first, last) of the right operand, packed.
   const auto multiply = [&](int64_t first, int64_t last, const uint16_t* packed) {
     const auto run = [&](int64_t begin, int64_t end) {
       const Scratch<uint16_t> left(
-          operand_elements(kTogether * kTileGroup, kBlockDepth, panel_parts));
-      for (int64_t group = begin; group < end; group += kTogether) {
-        const int64_t row = group * kTileGroup, groups = std::min(kTogether, end - group);
+          operand_elements(kGroupsAtOnce * kTileGroup, kBlockDepth, panel_parts));
+      for (int64_t group = begin; group < end; group += kGroupsAtOnce) {
+        const int64_t row = group * kTileGroup, groups = std::min(kGroupsAtOnce, end - group);
         const int64_t rows = std::min(groups * kTileGroup, count - row);
         const Packed from = score_grads(b, factors, transposed, row);
         const uint16_t* part = packed;
@@ -239,7 +249,7 @@ void amx_multiply(Tensor panel, Tensor right, Optional powers, Optional kept, Op
     const int64_t cost = kTileGroup * (last - first) * width;
     torch::stable::parallel_for(0, tiles(count, kTileGroup), 1 + kProductGrain / (cost + 1), run);
   };
-  if (kept) return multiply(0, depth, static_cast<const uint16_t*>(kept->const_data_ptr()));
+  if (of_caller) return multiply(0, depth, of_caller);
   together = std::max<int64_t>(std::min(together, depth), 1);
   const Scratch<uint16_t> packed(operand_elements(width, together, parts));
   for (int64_t first = 0; first < depth; first += together) {

@@ -252,7 +252,7 @@ uint32_t largest_entry(const Entries<float>& from) {
   return largest_of(largest);
 }
 
-void largest(const Matrix& from, int64_t rows, int64_t columns, float* squares) {
+void largest_of_squares(const Matrix& from, int64_t rows, int64_t columns, float* squares) {
   for (int64_t row = 0; row < rows; row += kTileDepth) {
     for (int64_t column = 0; column < columns; column += kTileDepth) {
       *squares++ = with_entries<kTileDepth, kTileDepth, float>(

@@ -7,31 +7,34 @@
 namespace fastsim {
 namespace {
 
-// One side of the scores: its rows as they came, and what makes unit rows of them (AmxKernels), or
-// without `cosine` leaves them as they are.
+// One side of the scores: its rows as they came, and the factors that make unit rows of them
+// (amx.h), which without `cosine` are 1.
 class SplitSide {
  public:
   SplitSide(const Tensor& x, int64_t parts, bool cosine)
       : count(x.size(0)), width(x.size(1)), parts(parts), from_(packed_matrix(x)),
-        numbers_(3 * count), cosine_(cosine) {
-    if (!cosine) std::fill_n(static_cast<float*>(numbers_), 3 * count, 1.0f);
-    if (!cosine) return;
+        memory_(3 * count), inverse_(memory_), powers_(inverse_ + count), rest_(powers_ + count),
+        cosine_(cosine) {
+    if (!cosine) {
+      std::fill_n(inverse_, 3 * count, 1.0f);
+      return;
+    }
     over(count, width, [&](int64_t begin, int64_t end) {
-      amx_in_use().norms(from_.matrix, width, numbers_, numbers_ + count, numbers_ + 2 * count,
-                         {begin, end});
+      amx_in_use().norms(from_.matrix, width, inverse_, powers_, rest_, {begin, end});
     });
   }
 
   int64_t steps() const { return tiles(width, kTileDepth); }
   int64_t elements(int64_t rows) const { return operand_elements(rows, width, parts); }
 
-  // The rows from `first` on, times their powers of two; what these still lack.
+  // Of the rows from `first` on.
   Packed rows(int64_t first) const {
-    return {from_.matrix.from_row(first), numbers_ + count + first, nullptr};
+    return {from_.matrix.from_row(first), powers_ + first, nullptr};
   }
-  const float* rest(int64_t first) const { return numbers_ + 2 * count + first; }
+  const float* rest(int64_t first) const { return rest_ + first; }
 
-  // dL/dx of rows in the place of what `Scores` adds up; dots: row_i . drow_i.
+  // dL/dx of rows in the place of what `BandScores` adds up, dL/d(unit row) times the row's rest;
+  // dots: row_i . drow_i.
   void finish(float* grad, int64_t first, int64_t rows, double* dots) const {
     if (!cosine_) return multiply_by_rows(grad, first, rows, dots);
     for (int64_t i = 0; i < rows; ++i) {
@@ -42,7 +45,7 @@ class SplitSide {
     }
     const Scratch<float> along(rows);
     kernels().of<float>().unit_rows_backward(grad, from_.matrix.from_row(first), width,
-                                             numbers_ + first, 1.0f, grad, Dtype::float32, along, 0,
+                                             inverse_ + first, 1.0f, grad, Dtype::float32, along, 0,
                                              rows);
     std::copy_n(static_cast<float*>(along), rows, dots);
   }
@@ -63,7 +66,8 @@ class SplitSide {
   }
 
   const Packed from_;
-  const Scratch<float> numbers_;
+  const Scratch<float> memory_;
+  float *const inverse_, *const powers_, *const rest_;
   const bool cosine_;
 };
 

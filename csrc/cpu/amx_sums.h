@@ -2,7 +2,7 @@
 //
 // Included by amx.cpp, inside the namespace of one instruction set.
 
-// Where the sums of a block go: `to` (+)= them, times what its rows and columns still lack.
+// Where the sums of a block go: `to` (+)= them, times the rests of its rows and columns.
 struct Target {
   float* to;
   int64_t stride, rows, columns;

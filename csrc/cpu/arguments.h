@@ -1,6 +1,8 @@
-// From the tensors of an operator to what the kernels take, checked on the way.
+// From the tensors of an operator to what the kernels take. Each is checked once, as it is taken:
+// its dtype, its layout and its size. A refusal names it, says what was wanted and what came.
 #pragma once
 
+#include <sstream>
 #include <string>
 #include <type_traits>
 
@@ -9,48 +11,109 @@
 
 namespace fastsim {
 
-// Calls f with a value of the panel's compute type.
+template <class T>
+constexpr ScalarType kTypeOf = std::is_same_v<T, float>      ? ScalarType::Float
+                               : std::is_same_v<T, double>   ? ScalarType::Double
+                               : std::is_same_v<T, bool>     ? ScalarType::Bool
+                               : std::is_same_v<T, uint16_t> ? ScalarType::Short
+                                                             : ScalarType::Long;
+
+// Its sizes, its dtype and whether its numbers have gaps: "(64, 2) Float".
+inline std::string shown(const Tensor& t) {
+  std::ostringstream text;
+  for (int64_t d = 0; d < t.dim(); ++d) text << (d ? ", " : "(") << t.size(d);
+  text << (t.dim() ? ") " : "() ") << torch::headeronly::toString(t.scalar_type());
+  if (!t.is_contiguous()) text << ", not contiguous";
+  return text.str();
+}
+
+// Whether a tensor is of the type T. In torch's own numbers: to make a ScalarType of one takes a call
+// for each type that there is, and a small batch's time is calls.
+template <class T>
+bool has_type(const Tensor& t) {
+  int32_t type;
+  if (aoti_torch_get_dtype(t.get(), &type) != AOTI_TORCH_SUCCESS) return false;
+  constexpr ScalarType wanted = kTypeOf<T>;
+  return type == (wanted == ScalarType::Float    ? aoti_torch_dtype_float32()
+                  : wanted == ScalarType::Double ? aoti_torch_dtype_float64()
+                  : wanted == ScalarType::Bool   ? aoti_torch_dtype_bool()
+                  : wanted == ScalarType::Short  ? aoti_torch_dtype_int16()
+                                                 : aoti_torch_dtype_int64());
+}
+
+template <class... Wanted>
+[[noreturn, gnu::cold, gnu::noinline]] void refuse(const char* name, const Tensor& got,
+                                                   const Wanted&... wanted) {
+  STD_TORCH_CHECK(false, "fastsim: ", name, ": wanted ", wanted..., ", got ", shown(got));
+  __builtin_unreachable();
+}
+
+// Calls f with a value of the compute type, that of the tensor.
 template <class F>
-void with_type(const Tensor& t, const F& f) {
-  if (t.scalar_type() == ScalarType::Float) {
-    f(float{});
-  } else {
-    STD_TORCH_CHECK(t.scalar_type() == ScalarType::Double, "fastsim: float32 or float64 panels");
-    f(double{});
-  }
+void with_type(const Tensor& t, const char* name, const F& f) {
+  if (has_type<float>(t)) return f(float{});
+  if (!has_type<double>(t)) refuse(name, t, "float32 or float64");
+  f(double{});
+}
+
+// An error unless the tensor holds `count` numbers of the type side by side.
+inline void check(const Tensor& t, const char* name, ScalarType type, int64_t count) {
+  if (t.scalar_type() == type && t.numel() == count && t.is_contiguous()) return;
+  refuse(name, t, count, " contiguous numbers ", torch::headeronly::toString(type));
 }
 
 template <class T>
-constexpr ScalarType kTypeOf = std::is_same_v<T, float>    ? ScalarType::Float
-                               : std::is_same_v<T, double> ? ScalarType::Double
-                                                           : ScalarType::Long;
-
-template <class T>
-void check(const Tensor& t) {
-  STD_TORCH_CHECK(t.is_contiguous() && t.scalar_type() == kTypeOf<T>,
-                  "fastsim: a contiguous tensor of the operator's dtype");
+void check(const Tensor& t, const char* name, int64_t count) {
+  if (has_type<T>(t) && t.numel() == count && t.is_contiguous()) return;
+  check(t, name, kTypeOf<T>, count);
 }
 
 template <class T>
-const T* input(const Tensor& t) {
-  check<T>(t);
+const T* input(const Tensor& t, const char* name, int64_t count) {
+  check<T>(t, name, count);
   return static_cast<const T*>(t.const_data_ptr());
 }
 
 template <class T>
-T* output(const Tensor& t) {
-  check<T>(t);
+T* output(const Tensor& t, const char* name, int64_t count) {
+  check<T>(t, name, count);
   return static_cast<T*>(t.mutable_data_ptr());
 }
 
+// Null for None.
 template <class T>
-const T* input(const Optional& t) {
-  return t ? input<T>(*t) : nullptr;
+const T* input(const Optional& t, const char* name, int64_t count) {
+  return t ? input<T>(*t, name, count) : nullptr;
 }
 
 template <class T>
-void take_panel(const Tensor& panel, Block<T>& b) {
-  STD_TORCH_CHECK(panel.stride(1) == 1, "fastsim: a row-major panel");
+T* output(const Optional& t, const char* name, int64_t count) {
+  return t ? output<T>(*t, name, count) : nullptr;
+}
+
+// At least so many.
+template <class T>
+const T* input_of_most(const Tensor& t, const char* name, int64_t count) {
+  if (t.numel() < count) refuse(name, t, "at least ", count, " numbers");
+  return input<T>(t, name, t.numel());
+}
+
+// A matrix of the caller's, of any dtype.
+inline void check_matrix(const Tensor& t, const char* name, int64_t rows, int64_t columns) {
+  if (t.size(1) == columns && t.size(0) == rows) return;
+  refuse(name, t, "(", rows, ", ", columns, ")");
+}
+
+inline Matrix matrix(const Tensor& t, const char* name, int64_t rows, int64_t columns) {
+  check_matrix(t, name, rows, columns);
+  return matrix(t);
+}
+
+template <class T>
+void take_panel(const Tensor& panel, Block<T>& b, const char* name = "panel") {
+  if (!has_type<T>(panel) || panel.dim() != 2 || panel.stride(1) != 1) {
+    refuse(name, panel, "a row-major matrix ", torch::headeronly::toString(kTypeOf<T>));
+  }
   b.scores = static_cast<T*>(panel.mutable_data_ptr());
   b.stride = panel.stride(0);
   b.rows = panel.size(0);
@@ -69,16 +132,43 @@ struct PairArguments {
   "Tensor? column_groups, Tensor? dense, float negative_target, str skip, "               \
   "Tensor(seen!)? seen"
 
+// Of a block whose size is known.
 template <class T>
 void take_pairs(const PairArguments& pairs, Block<T>& b) {
-  b.positives = input<int64_t>(pairs.positives);
-  b.row_ids = input<int64_t>(pairs.row_ids);
-  b.column_ids = input<int64_t>(pairs.column_ids);
-  b.row_groups = input<int64_t>(pairs.row_groups);
-  b.column_groups = input<int64_t>(pairs.column_groups);
-  if (pairs.dense) b.dense = matrix(*pairs.dense);
+  STD_TORCH_CHECK(bool(pairs.row_ids) == bool(pairs.column_ids),
+                  "fastsim: row_ids, column_ids: wanted both or neither");
+  STD_TORCH_CHECK(bool(pairs.row_groups) == bool(pairs.column_groups),
+                  "fastsim: row_groups, column_groups: wanted both or neither");
+  b.positives = input<int64_t>(pairs.positives, "positives", b.rows);
+  b.row_ids = input<int64_t>(pairs.row_ids, "row_ids", b.rows);
+  b.column_ids = input<int64_t>(pairs.column_ids, "column_ids", b.columns);
+  b.row_groups = input<int64_t>(pairs.row_groups, "row_groups", b.rows);
+  b.column_groups = input<int64_t>(pairs.column_groups, "column_groups", b.columns);
+  if (pairs.dense) b.dense = matrix(*pairs.dense, "dense", b.rows, b.columns);
   b.negative_target = static_cast<T>(pairs.negative_target);
   b.skip = skip_of(pairs.skip);
+}
+
+// An error unless the positive of each row is a column of the block, where there are positives:
+// what looks at whole rows reads its score.
+template <class T>
+void check_positives(const Block<T>& b) {
+  for (int64_t i = 0; b.positives && i < b.rows; ++i) {
+    STD_TORCH_CHECK(b.positive(i) >= 0, "fastsim: positives: wanted columns from ", b.column0,
+                    " to ", b.column0 + b.columns - 1, ", got ", b.positives[i]);
+  }
+}
+
+// An error unless a kernel has of the pairs what it cannot do without.
+template <class T>
+void check_needs(const Block<T>& b, Needs needs, const char* kernel) {
+  if (b.rows == 0 || b.columns == 0) return;  // an empty tensor may have no address
+  const bool targets = b.dense.data || b.row_groups;
+  STD_TORCH_CHECK(!needs.groups || b.row_groups, "fastsim: ", kernel, ": wanted row_groups");
+  STD_TORCH_CHECK(!needs.targets || targets, "fastsim: ", kernel, ": wanted row_groups or dense");
+  if (!needs.positives) return;
+  STD_TORCH_CHECK(b.positives, "fastsim: ", kernel, ": wanted positives");
+  check_positives(b);
 }
 
 }  // namespace fastsim

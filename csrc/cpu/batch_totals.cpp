@@ -36,12 +36,12 @@ void add_potential(const Optional& x, double& sum, double& count) {
 // seen (N, kObserved). x (N, D) and y (M, D), where scores are their cosines; y is left out where it
 // is x. total (kTotals,) is written.
 void batch_totals(Tensor seen, Optional x, Optional y, Tensor total) {
-  STD_TORCH_CHECK(seen.size(1) == kObserved, "fastsim: batch_totals: wanted the numbers of rows");
+  const int64_t rows = seen.size(0);
   Totals t{};
-  add_rows(t, input<double>(seen), seen.size(0), bool(x));
+  add_rows(t, input<double>(seen, "seen", rows * kObserved), rows, bool(x));
   add_potential(x, t.row_potential, t.row_potentials);
   add_potential(y, t.column_potential, t.column_potentials);
-  write(t, total);
+  write(t, total, "total");
 }
 
 int64_t totals() { return kTotals; }

@@ -34,6 +34,16 @@ struct ColumnsOfRows {
 // it may be given a part of the columns.
 enum class Each { first_look, rows, columns, parts };
 
+// What a kernel over pairs cannot do without: groups; groups or a matrix of targets; the positive
+// of each row among its columns.
+struct Needs {
+  bool groups = false, targets = false, positives = false;
+};
+inline constexpr struct {
+  Needs nothing{}, groups{.groups = true}, targets{.targets = true}, positives{.positives = true},
+      margins{.targets = true, .positives = true};
+} kNeeds;
+
 // Rows [row0, row0 + rows) against columns [column0, column0 + columns) of the score matrix.
 // `scores` is row-major, `stride` apart. Pointers index the block's own rows and columns;
 // `positives` holds columns of the whole matrix. Null: not given.
@@ -147,10 +157,10 @@ struct Winners {
 
 // What each kernel over pairs takes beside them.
 #define FUNCTION(...)
-#define PAIRS_KERNEL(name, Arguments, each, ...) \
-  template <class T>                             \
-  struct Arguments {                             \
-    __VA_ARGS__                                  \
+#define PAIRS_KERNEL(name, Arguments, each, needs, ...) \
+  template <class T>                                    \
+  struct Arguments {                                    \
+    __VA_ARGS__                                         \
   };
 #define NUMBER(name) T name;
 #define FLAG(name) bool name;
@@ -163,7 +173,11 @@ struct Winners {
 #define COLUMN_INPUT(name) INPUT(name)
 #define MAYBE_COLUMN_INPUT(name) MAYBE_INPUT(name)
 #define COLUMN_STATE(name) STATE(name)
+#define LEVEL_INPUT(name) INPUT(name)
+#define LEVEL_STATE(name) STATE(name)
 #define INDICES(name) int64_t* name;
+#define OUTPUT_OF_K(name) OUTPUT(name)
+#define INDICES_OF_K(name) INDICES(name)
 #define VALUES(name) Values<T> name;
 #include "kernels.inc"
 

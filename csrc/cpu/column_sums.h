@@ -23,7 +23,7 @@ void over_groups(int64_t rows, int64_t columns, int64_t cost, const ColumnTotals
   const int64_t groups = tiles(rows, kSumRows), of_group = totals.count * columns;
   const Scratch<T> sums(groups * of_group);
   over(groups, kSumRows * cost, [&](int64_t begin, int64_t end) {
-    const auto run = make();
+    auto run = make();
     for (int64_t group = begin; group < end; ++group) {
       T* of_rows = sums + group * of_group;
       std::fill_n(of_rows, of_group, T(0));

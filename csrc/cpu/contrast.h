@@ -12,7 +12,7 @@ namespace {
 // A chunk of a row: the negatives' scores in place, kLeftOut elsewhere, and the positives, of which
 // there are few, closed up with their places.
 template <class T>
-struct Sides {
+struct SplitChunk {
   T negatives[kChunk], positives[kChunk];
   int32_t places[kChunk];
   int64_t count;  // of positives
@@ -45,7 +45,7 @@ void multi_similarity_forward(const Block<T>& b, MultiSimilarityForward<T> args,
   const Softmax<T> rise{args.scale}, fall{args.positive_scale};
   const MaxSum negatives{args.negative_max, args.negative_sum};
   const MaxSum positives{args.positive_max, args.positive_sum};
-  Sides<T> sides;
+  SplitChunk<T> sides;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
@@ -61,7 +61,7 @@ template <class T>
 void multi_similarity_score_grad(const Block<T>& b, MultiSimilarityScoreGrad<T> args, int64_t begin,
                                  int64_t end) {
   const Softmax<T> rise{args.scale}, fall{args.positive_scale};
-  Sides<T> sides;
+  SplitChunk<T> sides;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
     const T high = args.negative_top[row], up = args.negative_weight[row];
@@ -85,7 +85,7 @@ void multi_positive_forward(const Block<T>& b, MultiPositiveForward<T> args, int
                             int64_t end) {
   const MultiPositive<T> term{args.scale};
   const MaxSum negatives{args.negative_max, args.negative_sum};
-  Sides<T> sides;
+  SplitChunk<T> sides;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
     for_chunks(0, args.known ? 0 : b.columns, [&](int64_t at, int64_t n) {
@@ -116,7 +116,7 @@ void multi_positive_score_grad(const Block<T>& b, MultiPositiveScoreGrad<T> args
                                int64_t end) {
   const Softmax<T> softmax{args.scale};
   const MultiPositive<T> term{args.scale};
-  Sides<T> sides;
+  SplitChunk<T> sides;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
     const T top = args.negative_top[row], up = args.negative_weight[row];
@@ -137,7 +137,7 @@ void multi_positive_score_grad(const Block<T>& b, MultiPositiveScoreGrad<T> args
 
 // The negatives' scores and the positives', each where the other is not, become their values.
 template <class T>
-void take_values(Sides<T>& sides, int64_t n, Circle<T> circle) {
+void take_values(SplitChunk<T>& sides, int64_t n, Circle<T> circle) {
 #pragma omp simd
   for (int64_t j = 0; j < n; ++j) {
     const T s = sides.negatives[j], value = circle.negative_value(s);
@@ -153,7 +153,7 @@ void circle_forward(const Block<T>& b, CircleForward<T> args, int64_t begin, int
   const Softmax<T> softmax{args.scale};
   const MaxSum negatives{args.negative_max, args.negative_sum};
   const MaxSum positives{args.positive_max, args.positive_sum};
-  Sides<T> sides;
+  SplitChunk<T> sides;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
@@ -169,7 +169,7 @@ template <class T>
 void circle_score_grad(const Block<T>& b, CircleScoreGrad<T> args, int64_t begin, int64_t end) {
   const Circle<T> circle{args.margin};
   const Softmax<T> softmax{args.scale};
-  Sides<T> sides;
+  SplitChunk<T> sides;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
     const T high = args.negative_top[row], up = args.negative_weight[row];

@@ -15,14 +15,14 @@
 #include <type_traits>
 #include <vector>
 
-#include "block.h"
+#include "arguments.h"
 #include "operators.h"
 #include "threads.h"
 
 namespace fastsim {
 namespace {
 
-constexpr int64_t kPart = 1 << 15;      // scores a thread takes at a time
+constexpr int64_t kShare = 1 << 15;     // scores a thread takes at a time
 constexpr int64_t kChunk = 1024;        // scores between two calls of the vectorised exponential
 constexpr size_t kFewLabels = 256;
 constexpr double kWidestSpread = 600;   // e^600 * 2^64 is still finite
@@ -92,13 +92,13 @@ struct Problem {
   int64_t count;
   double scale, low, high;
 
-  int64_t parts() const { return (count + kPart - 1) / kPart; }
+  int64_t parts() const { return (count + kShare - 1) / kShare; }
 
   template <class F>
   void for_parts(const F& f) const {
     share_out(parts(), 1, [&](int64_t begin, int64_t end) {
       for (int64_t part = begin; part < end; ++part) {
-        f(part, part * kPart, std::min(count, (part + 1) * kPart));
+        f(part, part * kShare, std::min(count, (part + 1) * kShare));
       }
     });
   }
@@ -350,9 +350,11 @@ void scan_logarithms(const Problem<T>& problem, const std::vector<Entry>& order,
 }
 
 template <class T>
-void rank(const Tensor& scores, const Tensor& labels, double scale, double* loss, T* score_grad) {
-  const int64_t count = scores.numel();
-  const auto problem = open(static_cast<const T*>(scores.const_data_ptr()), count, scale);
+void rank(const T* scores, int64_t count, const Tensor& labels, double scale, double* loss,
+          T* score_grad) {
+  *loss = 0;
+  if (count == 0) return;
+  const auto problem = open(scores, count, scale);
   const double spread = problem.high - problem.low;
   if (!(spread < std::numeric_limits<double>::infinity())) {  // a score is not finite
     *loss = std::numeric_limits<double>::quiet_NaN();
@@ -367,15 +369,14 @@ void rank(const Tensor& scores, const Tensor& labels, double scale, double* loss
 
 // loss 0-d float64; the score gradient dL/dscore in the scores' compute type, if given.
 void cosent(Tensor scores, Tensor labels, double scale, Tensor loss, Optional score_grad) {
-  STD_TORCH_CHECK(scores.is_contiguous() && labels.is_contiguous(), "fastsim: contiguous tensors");
-  double* out = static_cast<double*>(loss.mutable_data_ptr());
-  if (scores.scalar_type() == ScalarType::Float) {
-    rank<float>(scores, labels, scale, out,
-                score_grad ? static_cast<float*>(score_grad->mutable_data_ptr()) : nullptr);
-  } else {
-    rank<double>(scores, labels, scale, out,
-                 score_grad ? static_cast<double*>(score_grad->mutable_data_ptr()) : nullptr);
-  }
+  const int64_t count = scores.numel();
+  check(labels, "labels", labels.scalar_type(), count);
+  double* const out = output<double>(loss, "loss", 1);
+  with_type(scores, "scores", [&](auto type) {
+    using T = decltype(type);
+    T* const grad = output<T>(score_grad, "score_grad", count);
+    rank(input<T>(scores, "scores", count), count, labels, scale, out, grad);
+  });
 }
 
 std::vector<Operator> operators() {

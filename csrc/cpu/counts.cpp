@@ -12,11 +12,13 @@ namespace {
 
 // counts (N,): how many of among (M,) are values[i].
 void equal_counts(Tensor values, Tensor among, Tensor counts) {
-  const int64_t *wanted = input<int64_t>(values), *from = input<int64_t>(among);
-  int64_t* out = output<int64_t>(counts);
-  std::vector<int64_t> sorted(from, from + among.size(0));
+  const int64_t count = values.numel();
+  const int64_t* wanted = input<int64_t>(values, "values", count);
+  const int64_t* from = input<int64_t>(among, "among", among.numel());
+  int64_t* out = output<int64_t>(counts, "counts", count);
+  std::vector<int64_t> sorted(from, from + among.numel());
   std::sort(sorted.begin(), sorted.end());
-  for (int64_t i = 0; i < values.size(0); ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     const auto [first, last] = std::equal_range(sorted.begin(), sorted.end(), wanted[i]);
     out[i] = last - first;
   }

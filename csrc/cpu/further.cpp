@@ -1,5 +1,5 @@
 // InfoNCE of a small batch with further candidates or label smoothing, and its gradient, in one
-// operator. What a row is held against lies in one row of memory, part by part:
+// operator. What a row is held against lies in one row of memory, section by section:
 //
 //   candidates | anchors (query_to_query) | anchors (doc_to_query) | candidates (doc_to_doc)
 //       | references | own negatives
@@ -23,17 +23,17 @@ namespace {
 
 // Some of the columns of the scores; what decides roles is left to the block of all.
 template <class T>
-struct Part {
+struct Section {
   bool there;
   int64_t at, columns;
 
   Block<T> of(const Block<T>& all) const {
-    Block<T> part{};
-    part.scores = all.scores + at;
-    part.stride = all.stride;
-    part.rows = all.rows;
-    part.columns = columns;
-    return part;
+    Block<T> own{};
+    own.scores = all.scores + at;
+    own.stride = all.stride;
+    own.rows = all.rows;
+    own.columns = columns;
+    return own;
   }
 };
 
@@ -67,8 +67,8 @@ void transpose_square(const Block<T>& from, const Block<T>& to, bool add) {
 template <class T>
 class Own {
  public:
-  Own(const Side<T>& rows, const Side<T>& negatives)
-      : rows_(rows), negatives_(negatives), count_(negatives.count / rows.count) {}
+  Own(const Side<T>& rows, const Side<T>& negatives, int64_t of_each)
+      : rows_(rows), negatives_(negatives), count_(of_each) {}
 
   void fill(const Block<T>& b) const {
     std::vector<int64_t> columns(negatives_.count);
@@ -120,26 +120,32 @@ void further(Tensor x, Tensor y, Optional own, Optional references, bool query_t
              bool doc_to_query, bool doc_to_doc, double scale, double margin,
              double label_smoothing, bool cosine, Optional weights, double weight, Optional grad_x,
              Optional grad_y, Optional grad_own, Tensor loss, Optional totals) {
-  with_type(loss, [&](auto type) {
+  with_type(loss, "loss", [&](auto type) {
     using T = decltype(type);
     const Side<T> rows(x, cosine), columns(y, cosine);
     const int64_t count = rows.count, width = rows.width;
-    STD_TORCH_CHECK(columns.count >= count, "fastsim: further: wanted a positive for each row");
+    if (columns.count < count || columns.width != width) {
+      refuse("y", y, "a positive of x's width for each of ", count, " rows");
+    }
+    const int64_t own_rows = own ? own->size(0) : 0, of_each = count ? own_rows / count : 0;
+    if (own) check_matrix(*own, "own", of_each * count, width);
+    if (references) check_matrix(*references, "references", references->size(0), width);
     std::optional<Side<T>> negatives, queue;
     if (own) negatives.emplace(*own, cosine);
     if (references) queue.emplace(*references, cosine);
 
     int64_t end = 0;
-    const auto part = [&](bool there, int64_t wide) {
-      const Part<T> found{there, end, wide};
+    const auto section = [&](bool there, int64_t wide) {
+      const Section<T> found{there, end, wide};
       end += there ? wide : 0;
       return found;
     };
-    const Part<T> candidates = part(true, columns.count);
-    const Part<T> of_queries = part(query_to_query, count), of_documents = part(doc_to_query, count);
-    const Part<T> documents = part(doc_to_doc, columns.count);
-    const Part<T> of_queue = part(bool(queue), queue ? queue->count : 0);
-    const Part<T> of_own = part(bool(negatives), negatives ? negatives->count / count : 0);
+    const Section<T> candidates = section(true, columns.count);
+    const Section<T> of_queries = section(query_to_query, count);
+    const Section<T> of_documents = section(doc_to_query, count);
+    const Section<T> documents = section(doc_to_doc, columns.count);
+    const Section<T> of_queue = section(bool(queue), queue ? queue->count : 0);
+    const Section<T> of_own = section(bool(negatives), of_each);
 
     Block<T> b{};
     b.rows = count;
@@ -176,10 +182,14 @@ void further(Tensor x, Tensor y, Optional own, Optional references, bool query_t
     }
     if (of_queue.there) fill<T>(of_queue.of(b), rows, *queue);
     std::optional<Own<T>> each;
-    if (negatives) each.emplace(rows, *negatives);
+    if (negatives) each.emplace(rows, *negatives, of_each);
     if (each) each->fill(of_own.of(b));
 
-    const bool score_grad = grad_x || grad_y || grad_own;
+    T* const to_x = output<T>(grad_x, "grad_x", count * width);
+    T* const to_y = output<T>(grad_y, "grad_y", columns.count * width);
+    T* const to_own = output<T>(grad_own, "grad_own", own_rows * width);
+    STD_TORCH_CHECK(own || !grad_own, "fastsim: grad_own: wanted own too");
+    const bool score_grad = to_x || to_y || to_own;
     Loss softmax{};
     softmax.kind = Kind::softmax;
     softmax.scale = scale;
@@ -192,35 +202,33 @@ void further(Tensor x, Tensor y, Optional own, Optional references, bool query_t
       softmax.normalise = true;
     }
     const std::vector<T> alike(weights ? 0 : count, T(weight));
-    const T* of_rows = weights ? input<T>(*weights) : alike.data();
-    T* out = output<T>(loss);
+    const T* of_rows = weights ? input<T>(*weights, "weights", count) : alike.data();
+    T* out = output<T>(loss, "loss", loss.dim() ? count : 1);
     const Result result = softmax_of_rows<T>(b, softmax, of_rows, loss.dim() ? out : nullptr);
     if (!loss.dim()) *out = T(result.loss);
 
     if (of_documents.there && score_grad) {  // the same scores: their gradients add up
       transpose_square(of_documents.of(b), first, true);
     }
-    if (grad_x) {
-      T* grad = output<T>(*grad_x);
-      multiply_panel<T>(first, columns, width, grad, false, false);
+    if (to_x) {
+      multiply_panel<T>(first, columns, width, to_x, false, false);
       if (of_queries.there) {
-        multiply_panel<T>(of_queries.of(b), rows, width, grad, false, true);
-        multiply_panel<T>(of_queries.of(b), rows, width, grad, true, true);
+        multiply_panel<T>(of_queries.of(b), rows, width, to_x, false, true);
+        multiply_panel<T>(of_queries.of(b), rows, width, to_x, true, true);
       }
-      if (of_queue.there) multiply_panel<T>(of_queue.of(b), *queue, width, grad, false, true);
-      if (each) each->add_to_rows(of_own.of(b), grad);
-      rows.finish(grad);
+      if (of_queue.there) multiply_panel<T>(of_queue.of(b), *queue, width, to_x, false, true);
+      if (each) each->add_to_rows(of_own.of(b), to_x);
+      rows.finish(to_x);
     }
-    if (grad_y) {
-      T* grad = output<T>(*grad_y);
-      multiply_panel<T>(first, rows, width, grad, true, false);
+    if (to_y) {
+      multiply_panel<T>(first, rows, width, to_y, true, false);
       if (documents.there) {
-        multiply_panel<T>(documents.of(b), columns, width, grad, false, true);
-        multiply_panel<T>(documents.of(b), columns, width, grad, true, true);
+        multiply_panel<T>(documents.of(b), columns, width, to_y, false, true);
+        multiply_panel<T>(documents.of(b), columns, width, to_y, true, true);
       }
-      columns.finish(grad);
+      columns.finish(to_y);
     }
-    if (grad_own) each->gradient(of_own.of(b), output<T>(*grad_own));
+    if (to_own) each->gradient(of_own.of(b), to_own);
   });
 }
 

@@ -49,7 +49,7 @@ constexpr Kernels<T> kernels() {
   return {
       .panel_columns = kTileColumns<T>,
 #define FUNCTION(name, ...) .name = name<T>,
-#define PAIRS_KERNEL(name, Arguments, each, ...) \
+#define PAIRS_KERNEL(name, Arguments, each, needs, ...) \
   .name = over_pairs<Each::each, T, Arguments<T>, name<T>>,
 #include "kernels.inc"
   };

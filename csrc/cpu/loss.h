@@ -79,13 +79,19 @@ void check_targets(const Block<T>& b, const Loss& loss) {
     case Kind::decoupled:
     case Kind::hard_triplet:
     case Kind::semi_hard_triplet:
-      STD_TORCH_CHECK(b.positives && one_positive(b), "fastsim: whole: wanted positives");
+      STD_TORCH_CHECK(b.positives && one_positive(b), "fastsim: kind: wanted positives for it");
+      return;
+    case Kind::multi_similarity:
+    case Kind::multi_positive:
+    case Kind::circle:
+    case Kind::debiased:
+      STD_TORCH_CHECK(b.row_groups, "fastsim: kind: wanted row_groups for it");
       return;
     case Kind::margins:
-      STD_TORCH_CHECK(b.positives, "fastsim: whole: wanted positives");
+      STD_TORCH_CHECK(b.positives, "fastsim: kind: wanted positives for it");
       [[fallthrough]];
     default:
-      STD_TORCH_CHECK(!one_positive(b), "fastsim: whole: wanted groups or a matrix of targets");
+      STD_TORCH_CHECK(!one_positive(b), "fastsim: kind: wanted row_groups or dense for it");
   }
 }
 

@@ -53,12 +53,19 @@ struct Sequences {
   }
 };
 
-Sequences sequences(const Tensor& rows, const Tensor& starts, const Optional& mask) {
-  STD_TORCH_CHECK(rows.stride(1) == 1 || rows.size(1) == 1, "fastsim: rows side by side");
-  STD_TORCH_CHECK(!mask || (mask->is_contiguous() && mask->scalar_type() == ScalarType::Bool),
-                  "fastsim: a contiguous mask");
-  return {matrix(rows), starts.numel() - 1, rows.size(0), input<int64_t>(starts),
-          mask ? static_cast<const bool*>(mask->const_data_ptr()) : nullptr};
+// name: of the starts; name_of_mask: of the mask.
+Sequences sequences(const Tensor& rows, const Tensor& starts, const char* name,
+                    const Optional& mask, const char* name_of_mask) {
+  STD_TORCH_CHECK(rows.stride(1) == 1 || rows.size(1) == 1,
+                  "fastsim: x, y: wanted the numbers of a row side by side");
+  const int64_t tokens = rows.size(0), count = starts.numel() - 1;
+  const int64_t* first = input_of_most<int64_t>(starts, name, 1);
+  for (int64_t i = 0; i <= count; ++i) {
+    STD_TORCH_CHECK(first[i] >= (i ? first[i - 1] : 0) && first[i] <= tokens,
+                    "fastsim: ", name, ": wanted ascending tokens of ", tokens, ", got ", first[i],
+                    " at ", i);
+  }
+  return {matrix(rows), count, tokens, first, input<bool>(mask, name_of_mask, tokens)};
 }
 
 // Rows `rows` of x as they are, side by side in `memory` unless they are so already.
@@ -84,7 +91,7 @@ struct Queries {
   bool cosine, finite = true;
   std::vector<int64_t> rows;   // their numbers
   std::vector<int64_t> first;  // by query: where its tokens begin among `rows`, and the end
-  std::vector<float> rest;     // what their products still lack
+  std::vector<float> rest;     // theirs (amx.h)
   Memory<T> packed{0};
   Memory<uint16_t> operand{0};
 
@@ -136,7 +143,7 @@ struct Queries {
 
 // The memory of one thread.
 template <class T>
-struct Panels {
+struct DocumentPanel {
   int64_t wide, stride;
   Memory<T> panel{0}, rows{0}, values{0};
   Memory<uint16_t> operand{0};
@@ -145,7 +152,7 @@ struct Panels {
   std::vector<int64_t> kept, places;
   std::vector<char> copy;
 
-  Panels(const Queries<T>& q, int64_t longest) {
+  DocumentPanel(const Queries<T>& q, int64_t longest) {
     const int64_t tall = std::min(longest, kDocumentRows);
     wide = std::min(kMost, std::max(kFewest, kPanelScores / tall / kFewest * kFewest));
     stride = wide + 16;  // off a power of two
@@ -167,8 +174,8 @@ struct Panels {
 // The largest products of the query tokens [begin, end) with one document, panel after panel;
 // take(first, count, values, places): those of `count` tokens, as places among document.kept.
 template <class T, class F>
-bool largest(const Queries<T>& q, const Matrix& documents, Panels<T>& p, int64_t begin,
-             int64_t end, const F& take) {
+bool largest_products(const Queries<T>& q, const Matrix& documents, DocumentPanel<T>& p,
+                      int64_t begin, int64_t end, const F& take) {
   const auto& k = kernels().of<T>();
   const int64_t count = p.kept.size(), steps = tiles(q.width, kTileDepth);
   const bool whole = count <= kDocumentRows;
@@ -241,10 +248,10 @@ bool scores_of(const Sequences& x, const Sequences& y, int64_t width, bool cosin
   const int64_t longest = longest_of(y);
   // A piece of work is a document and a share of the queries, a whole number of them.
   const int64_t queries = own ? 1 : x.count;
-  const int64_t shares = std::min(queries, tiles(kShares, y.count));
+  const int64_t shares = std::min(queries, tiles(kShares, std::max<int64_t>(1, y.count)));
   std::atomic<bool> finite{true};
   share_out(y.count * shares, 1, [&](int64_t begin, int64_t end) {
-    Panels<T> p(q, longest);
+    DocumentPanel<T> p(q, longest);
     for (int64_t piece = begin; piece < end && finite; ++piece) {
       const int64_t at = piece / shares, share = piece % shares;
       const int64_t document = own ? at % documents : at;
@@ -280,11 +287,29 @@ bool scores_of(const Sequences& x, const Sequences& y, int64_t width, bool cosin
           if (places) places[q.rows[first + i]] = Place(p.kept[chosen[i]] - y.starts[at]);
         }
       };
-      if (!largest(q, y.rows, p, q.first[from], q.first[to], take)) finite = false;
+      if (!largest_products(q, y.rows, p, q.first[from], q.first[to], take)) finite = false;
       close(q.first[to]);
     }
   });
   return finite;
+}
+
+// Of how many documents (B, K) has the scores of each query, or what is of their shape.
+int64_t documents_of(const Tensor& scores, const char* name, const Sequences& x,
+                     const Sequences& y, bool own) {
+  const int64_t each = scores.dim() == 2 ? scores.size(1) : -1;
+  if (each < 0 || scores.size(0) != x.count || (own ? x.count * each : each) != y.count) {
+    refuse(name, scores, "a row for each of ", x.count, " queries, of ", y.count,
+           own ? " documents in all" : " documents");
+  }
+  return each;
+}
+
+// Whether winners (K, P) are of int32, or else of int16.
+bool check_winners(const Tensor& winners, int64_t documents, int64_t tokens) {
+  const bool wide = winners.scalar_type() == ScalarType::Int;
+  check(winners, "winners", wide ? ScalarType::Int : ScalarType::Short, documents * tokens);
+  return wide;
 }
 
 // scores (B, K) of queries x (P, D) and documents y (T, D), whose sequences begin at `starts` with
@@ -294,13 +319,16 @@ bool scores_of(const Sequences& x, const Sequences& y, int64_t width, bool cosin
 bool max_sim(Tensor x, Tensor y, Tensor x_starts, Tensor y_starts, Optional x_mask, Optional y_mask,
              bool cosine, bool own, int64_t parts, Tensor scores, Optional winners) {
   bool held = true;
-  with_type(scores, [&](auto type) {
+  with_type(scores, "scores", [&](auto type) {
     using T = decltype(type);
-    const Sequences a = sequences(x, x_starts, x_mask), b = sequences(y, y_starts, y_mask);
-    STD_TORCH_CHECK(a.count * scores.size(1) == b.count || !own, "fastsim: documents of queries");
-    T* out = output<T>(scores);
-    const int64_t width = x.size(1), documents = scores.size(1);
-    const bool wide = winners && winners->scalar_type() == ScalarType::Int;
+    const Sequences a = sequences(x, x_starts, "x_starts", x_mask, "x_mask");
+    const Sequences b = sequences(y, y_starts, "y_starts", y_mask, "y_mask");
+    const int64_t width = x.size(1), documents = documents_of(scores, "scores", a, b, own);
+    check_matrix(y, "y", b.tokens, width);
+    STD_TORCH_CHECK(parts == 0 || (parts > 0 && parts <= 3 && amx_kernels()),
+                    "fastsim: parts: wanted 0, or up to 3 on a matrix unit, got ", parts);
+    T* out = output<T>(scores, "scores", a.count * documents);
+    const bool wide = winners && check_winners(*winners, documents, a.tokens);
     void* places = winners ? winners->mutable_data_ptr() : nullptr;
     held = wide ? scores_of<T>(a, b, width, cosine, own, parts, out, documents,
                                static_cast<int32_t*>(places))
@@ -327,10 +355,15 @@ std::vector<T> inverse_norms(const Matrix& x, int64_t rows, int64_t width) {
 void max_sim_backward(Tensor grad, Tensor winners, Tensor x, Tensor y, Tensor x_starts,
                       Tensor y_starts, Optional x_mask, Optional y_mask, bool cosine, bool own,
                       Optional grad_x, Optional grad_y) {
-  with_type(grad, [&](auto type) {
+  with_type(grad, "grad", [&](auto type) {
     using T = decltype(type);
-    const Sequences a = sequences(x, x_starts, x_mask), b = sequences(y, y_starts, y_mask);
-    const int64_t width = x.size(1);
+    const Sequences a = sequences(x, x_starts, "x_starts", x_mask, "x_mask");
+    const Sequences b = sequences(y, y_starts, "y_starts", y_mask, "y_mask");
+    const int64_t width = x.size(1), documents = documents_of(grad, "grad", a, b, own);
+    check_matrix(y, "y", b.tokens, width);
+    const bool wide = check_winners(winners, documents, a.tokens);
+    if (grad_x) check(*grad_x, "grad_x", grad_x->scalar_type(), a.tokens * width);
+    if (grad_y) check(*grad_y, "grad_y", grad_y->scalar_type(), b.tokens * width);
     std::vector<int64_t> query_of(a.tokens);
     for (int64_t query = 0; query < a.count; ++query) {
       std::fill(query_of.begin() + a.starts[query], query_of.begin() + a.starts[query + 1], query);
@@ -340,10 +373,10 @@ void max_sim_backward(Tensor grad, Tensor winners, Tensor x, Tensor y, Tensor x_
       inverse_x = inverse_norms<T>(a.rows, a.tokens, width);
       inverse_y = inverse_norms<T>(b.rows, b.tokens, width);
     }
-    const Winners<T> w{winners.const_data_ptr(), winners.scalar_type() == ScalarType::Int, own,
-                       winners.size(0), a.tokens, width, query_of.data(), a.starts, b.starts,
-                       input<T>(grad), a.rows, b.rows, a.mask, b.mask, cosine ? inverse_x.data() : nullptr,
-                       cosine ? inverse_y.data() : nullptr};
+    const Winners<T> w{winners.const_data_ptr(), wide, own, documents, a.tokens, width,
+                       query_of.data(), a.starts, b.starts,
+                       input<T>(grad, "grad", a.count * documents), a.rows, b.rows, a.mask, b.mask,
+                       cosine ? inverse_x.data() : nullptr, cosine ? inverse_y.data() : nullptr};
     const auto& k = kernels().of<T>();
     if (grad_x) {
       void* out = grad_x->mutable_data_ptr();

@@ -63,14 +63,10 @@ class Observing {
     if (akin_.find(rows, b.rows, columns, b.columns, most)) b.akin = akin_.found();
   }
 
-  Observing(Block<T>& b, const Tensor& seen) : Observing(b, checked(seen, b.rows)) {}
+  Observing(Block<T>& b, const Tensor& seen)
+      : Observing(b, output<double>(seen, "seen", b.rows * kObserved)) {}
 
  private:
-  static double* checked(const Tensor& seen, int64_t rows) {
-    STD_TORCH_CHECK(seen.numel() == rows * kObserved, "fastsim: wanted the numbers of the rows");
-    return output<double>(seen);
-  }
-
   static constexpr int64_t kFew = 16;
 
   ColumnsByRow akin_;

@@ -24,53 +24,62 @@ int64_t panel_columns(bool single) {
 }
 
 void pack_panels(Tensor y, Tensor packed) {
-  with_type(y, [&](auto type) {
+  with_type(y, "y", [&](auto type) {
     using T = decltype(type);
-    pack(input<T>(y), y.size(0), y.size(1), output<T>(packed));
+    const int64_t rows = y.size(0), width = y.size(1);
+    pack(input<T>(y, "y", rows * width), rows, width,
+         output<T>(packed, "packed", packed_rows<T>(rows) * width));
   });
 }
 
 void packed_scores(Tensor x, Tensor packed, Tensor panel, bool add) {
-  with_type(x, [&](auto type) {
+  with_type(x, "x", [&](auto type) {
     using T = decltype(type);
     Block<T> b{};
     take_panel(panel, b);
-    fill_scores(input<T>(x), x.size(1), static_cast<const T*>(packed.const_data_ptr()), b, add);
+    const int64_t width = x.size(1);
+    const T* columns = input_of_most<T>(packed, "packed", packed_rows<T>(b.columns) * width);
+    fill_scores(input<T>(x, "x", b.rows * width), width, columns, b, add);
   });
 }
 
 // Of unit rows x and columns y: unit rows too, or with `inverse` what it makes unit rows of.
 void scores(Tensor x, Tensor y, Optional inverse, Tensor panel, bool add) {
-  with_type(x, [&](auto type) {
+  with_type(x, "x", [&](auto type) {
     using T = decltype(type);
     Block<T> b{};
     take_panel(panel, b);
+    const int64_t width = x.size(1);
     STD_TORCH_CHECK(inverse || (dtype_of(y) == kDtypeOf<T> && y.stride(1) == 1),
-                    "fastsim: row-major columns of the rows' dtype");
-    STD_TORCH_CHECK(y.size(0) >= b.columns && y.size(1) == x.size(1) &&
-                        (!inverse || inverse->size(0) >= b.columns),
-                    "fastsim: a column of the panel's width for each of its columns");
-    fill_scores(input<T>(x), x.size(1), matrix(y), input<T>(inverse), b, add);
+                    "fastsim: y: wanted row-major columns of the rows' dtype");
+    if (y.size(0) < b.columns || y.size(1) != width) {
+      refuse("y", y, "at least ", b.columns, " columns of x's width");
+    }
+    const T* factors = inverse ? input_of_most<T>(*inverse, "inverse", b.columns) : nullptr;
+    fill_scores(input<T>(x, "x", b.rows * width), width, matrix(y), factors, b, add);
   });
 }
 
 void multiply(Tensor panel, Tensor right, Tensor out, bool transposed, bool add) {
-  with_type(right, [&](auto type) {
+  with_type(right, "right", [&](auto type) {
     using T = decltype(type);
     Block<T> b{};
     take_panel(panel, b);
-    multiply_panel(b, input<T>(right), right.size(1), output<T>(out), transposed, add);
+    const int64_t width = right.size(1);
+    const T* rows = input<T>(right, "right", (transposed ? b.rows : b.columns) * width);
+    T* to = output<T>(out, "out", (transposed ? b.columns : b.rows) * width);
+    multiply_panel(b, rows, width, to, transposed, add);
   });
 }
 
 void leave_out_above(Tensor panel, Tensor guide, Tensor thresholds) {
-  with_type(panel, [&](auto type) {
+  with_type(panel, "panel", [&](auto type) {
     using T = decltype(type);
     Block<T> b{}, g{};
     take_panel(panel, b);
-    take_panel(guide, g);
-    STD_TORCH_CHECK(guide.scalar_type() == panel.scalar_type(), "fastsim: panels of one dtype");
-    const T* threshold = input<T>(thresholds);
+    take_panel(guide, g, "guide");
+    if (g.rows != b.rows || g.columns != b.columns) refuse("guide", guide, "the panel's size");
+    const T* threshold = input<T>(thresholds, "thresholds", b.rows);
     over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
       kernels().of<T>().leave_out_above(b, g.scores, g.stride, threshold, begin, end);
     });
@@ -79,14 +88,12 @@ void leave_out_above(Tensor panel, Tensor guide, Tensor thresholds) {
 
 // to = from^T, or added to it.
 void transpose(Tensor from, Tensor to, bool add) {
-  with_type(to, [&](auto type) {
+  with_type(to, "to", [&](auto type) {
     using T = decltype(type);
     Block<T> a{}, b{};
-    take_panel(from, a);
-    take_panel(to, b);
-    STD_TORCH_CHECK(from.scalar_type() == to.scalar_type() && a.rows == b.columns &&
-                        a.columns == b.rows,
-                    "fastsim: a panel and one of the transposed size");
+    take_panel(from, a, "from");
+    take_panel(to, b, "to");
+    if (a.rows != b.columns || a.columns != b.rows) refuse("from", from, "to's size, transposed");
     over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
       kernels().of<T>().transpose(a.scores, a.stride, b.scores, b.stride, b.columns, add, begin,
                                   end);
@@ -107,24 +114,27 @@ double left_out() { return kLeftOut<double>; }
 // The operator of a kernel: its panel, where in the matrix that lies, its pairs, its own arguments.
 template <class Kernel>
 void run_over_pairs(StableIValue* stack, uint64_t, uint64_t) {
-  Arguments from(stack);
+  Stack from(stack);
   const Tensor panel = from.take<Tensor>();
-  with_type(panel, [&](auto type) {
+  const int64_t row0 = from.take<int64_t>(), column0 = from.take<int64_t>();
+  const PairArguments pairs = take_pairs(from);
+  const typename Kernel::Given given{from};
+  with_type(panel, "panel", [&](auto type) {
     using T = decltype(type);
     Block<T> b{};
-    b.row0 = from.take<int64_t>();
-    b.column0 = from.take<int64_t>();
-    const PairArguments pairs = take_pairs(from);
-    auto arguments = Kernel::template take<T>(from);
-    from.check(Kernel::name);
+    b.row0 = row0;
+    b.column0 = column0;
     take_panel(panel, b);
     take_pairs(pairs, b);
+    check_needs(b, Kernel::needs, Kernel::name);
+    const Extent extent{b.rows, b.columns};
+    const auto arguments = fields_of<T>(given, extent);
     std::optional<Observing<T>> observing;
     if (Kernel::shares == Each::first_look && pairs.seen) observing.emplace(b, *pairs.seen);
     const auto kernel = Kernel::template of<T>();
     const auto run = [&](int64_t begin, int64_t end) { kernel(b, arguments, begin, end); };
-    if constexpr (has_sums<decltype(arguments)>) {
-      over_groups<T>(b.rows, b.columns, b.columns, {from.sums, 1, 0}, [&] {
+    if constexpr (has_sums<typename Kernel::Given>) {
+      over_groups<T>(b.rows, b.columns, b.columns, {sums_of(given, extent).data, 1, 0}, [&] {
         return [&](int64_t begin, int64_t end, T* sums) {
           kernel(b, with_sums(arguments, sums), begin, end);
         };
@@ -152,7 +162,7 @@ std::vector<Operator> operators() {
       OPERATOR(observed, "() -> int"),
       OPERATOR(left_out, "() -> float"),
 #define FUNCTION(...)
-#define PAIRS_KERNEL(name, Fields, each, ...)                                          \
+#define PAIRS_KERNEL(name, Fields, each, needs, ...)                                   \
   {#name "(Tensor(panel!) panel, int row0, int column0, " PAIRS_SCHEMA __VA_ARGS__     \
          ") -> ()",                                                                    \
    run_over_pairs<Of##Fields>},

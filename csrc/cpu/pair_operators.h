@@ -1,5 +1,5 @@
 // The kernels over pairs of kernels.inc at operators: their arguments taken from torch's stack, and
-// their schemas.
+// what these are to the kernel.
 #pragma once
 
 #include <string>
@@ -11,82 +11,22 @@
 namespace fastsim {
 namespace {
 
-// The arguments of one call, taken from torch's stack one after another. Its tensors live as long
-// as this does. What is wrong with one is said at the end, when nothing is left on the stack.
-//
-// Those of a sweep are of `widths` widths: a tensor of two dimensions holds those of each in a row,
-// one of fewer is for all. A field then points at what the first width has, and `strides` says how
-// far on that of the next one lies, in the order of the fields.
-class Arguments {
+// The arguments of one call on torch's stack, in their order. All of them are taken before any is
+// looked at: those that an error left there would never be freed.
+class Stack {
  public:
-  explicit Arguments(StableIValue* stack) : next_(stack) { tensors_.reserve(kMostTensors); }
+  explicit Stack(StableIValue* next) : next_(next) {}
 
   template <class V>
   V take() {
     return torch::stable::detail::to<V>(*next_++);
   }
 
-  template <class T>
-  T* tensor(const char* name) {
-    return hold<T>(name, take<Tensor>());
-  }
-
-  template <class T>
-  T* maybe(const char* name) {
-    Optional given = take<Optional>();
-    if (!given && widths > 0) strides.push_back(0);
-    return given ? hold<T>(name, std::move(*given)) : nullptr;
-  }
-
-  template <class T>
-  Values<T> values(const char* name) {
-    const T* data = tensor<T>(name);
-    const int64_t count = tensors_.back().numel();
-    if (count > kMostLevels || widths > 0) wrong_ = name;
-    return {data, count};
-  }
-
-  void check(const char* kernel) const {
-    STD_TORCH_CHECK(wrong_ == nullptr, "fastsim: ", kernel, ": ", wrong_,
-                    ": wanted a contiguous tensor of the operator's dtype and at most ",
-                    kMostLevels, " values of levels");
-  }
-
-  // Where a kernel's sums go; what it is given for them comes with its rows (column_sums.h).
-  template <class T>
-  T* take_sums(const char* name) {
-    sums = tensor<double>(name);
-    if (widths > 0) {
-      sums_stride = strides.back();
-      strides.pop_back();
-    }
-    return nullptr;
-  }
-
-  int64_t widths = 0;  // 0: no sweep
-  double* sums = nullptr;
-  int64_t sums_stride = 0;
-  std::vector<int64_t> strides;
-
  private:
-  static constexpr size_t kMostTensors = 8;
-
-  template <class T>
-  T* hold(const char* name, Tensor t) {
-    const bool by_width = widths > 0 && t.dim() == 2;
-    const bool fits = by_width ? t.stride(1) == 1 && t.size(0) == widths : t.is_contiguous();
-    if (!fits || t.scalar_type() != kTypeOf<T>) wrong_ = name;
-    if (widths > 0) strides.push_back(by_width ? t.stride(0) : 0);
-    tensors_.push_back(std::move(t));
-    return static_cast<T*>(tensors_.back().mutable_data_ptr());
-  }
-
   StableIValue* next_;
-  std::vector<Tensor> tensors_;
-  const char* wrong_ = nullptr;
 };
 
-inline PairArguments take_pairs(Arguments& from) {
+inline PairArguments take_pairs(Stack& from) {
   return {.positives = from.take<Optional>(),
           .row_ids = from.take<Optional>(),
           .column_ids = from.take<Optional>(),
@@ -98,79 +38,135 @@ inline PairArguments take_pairs(Arguments& from) {
           .seen = from.take<Optional>()};
 }
 
-// Whether a kernel of these fields adds up what its rows have to sums of columns; the fields, with
-// memory for them.
+// Of which rows and columns the arguments of a kernel are. Those of a sweep are of `widths` widths
+// and looked at as those of the width `k`: a tensor of two dimensions has a row for each, one of
+// fewer is for all.
+struct Extent {
+  int64_t rows, columns, widths = 0, k = 0;  // widths 0: no sweep
+
+  template <class T>
+  T* pointer(const Tensor& t, const char* name, int64_t count) const {
+    if (widths == 0 || t.dim() < 2) return output<T>(t, name, count);
+    if (!has_type<T>(t) || t.dim() != 2 || t.size(0) != widths ||
+        t.size(1) != count || t.stride(1) != 1) {
+      refuse(name, t, "(", widths, ", ", count, ") ", torch::headeronly::toString(kTypeOf<T>),
+             ", its rows contiguous");
+    }
+    return static_cast<T*>(t.mutable_data_ptr()) + k * t.stride(0);
+  }
+
+  template <class T>
+  T* pointer(const Optional& t, const char* name, int64_t count) const {
+    return t ? pointer<T>(*t, name, count) : nullptr;
+  }
+
+  template <class T>
+  Values<T> values(const Tensor& t, const char* name) const {
+    const int64_t count = t.numel();
+    if (count > kMostLevels) refuse(name, t, "at most ", kMostLevels, " levels");
+    return {input<T>(t, name, count), count};
+  }
+};
+
+// Whether a kernel of these fields, or what it is given, has sums of columns, to which rows add.
 template <class Fields>
 constexpr bool has_sums = requires(Fields fields) { fields.column_sums; };
 
+// Where these sums go in the end, of the first width and from each to the next; null without any.
+struct SumsOfColumns {
+  double* data = nullptr;
+  int64_t by_width = 0;
+};
+
+template <class Given>
+SumsOfColumns sums_of(const Given& given, const Extent& extent) {
+  if constexpr (has_sums<Given>) {
+    const Tensor& sums = given.column_sums;
+    return {extent.pointer<double>(sums, "column_sums", extent.columns),
+            sums.dim() == 2 ? sums.stride(0) : 0};
+  } else {
+    return {};
+  }
+}
+
+// The fields with memory for the sums that some rows have.
 template <class T, class Fields>
 Fields with_sums(Fields fields, [[maybe_unused]] T* sums) {
   if constexpr (has_sums<Fields>) fields.column_sums = sums;
   return fields;
 }
 
-// Of each kernel: its name and function, and how its fields are taken.
+// Of each kernel: its name and function, and what its operator is given, from the stack.
 #define FUNCTION(...)
-#define PAIRS_KERNEL(kernel, Fields, each, ...)               \
-  struct Of##Fields {                                         \
-    static constexpr const char* name = #kernel;              \
-    static constexpr Each shares = Each::each;                \
-    template <class T>                                        \
-    static auto of() {                                        \
-      return kernels().of<T>().kernel;                        \
-    }                                                         \
-    template <class T>                                        \
-    static Fields<T> take([[maybe_unused]] Arguments& from) { \
-      return {__VA_ARGS__};                                   \
-    }                                                         \
+#define PAIRS_KERNEL(kernel, Fields, each, what, ...) \
+  struct Of##Fields {                                 \
+    static constexpr const char* name = #kernel;      \
+    static constexpr Each shares = Each::each;        \
+    static constexpr Needs needs = kNeeds.what;       \
+    template <class T>                                \
+    static auto of() {                                \
+      return kernels().of<T>().kernel;                \
+    }                                                 \
+    struct Given {                                    \
+      Stack& from;                                    \
+      __VA_ARGS__                                     \
+    };                                                \
   };
-#define NUMBER(name) .name = T(from.take<double>()),
-#define FLAG(name) .name = from.take<bool>(),
-#define COUNT(name) .name = from.take<int64_t>(),
-#define INPUT(name) .name = from.tensor<T>(#name),
-#define MAYBE_INPUT(name) .name = from.maybe<T>(#name),
-#define OUTPUT(name) .name = from.tensor<T>(#name),
-#define STATE(name) .name = from.tensor<double>(#name),
-#define SUMS(name) .name = from.take_sums<T>(#name),
+#define NUMBER(name) double name = from.take<double>();
+#define FLAG(name) bool name = from.take<bool>();
+#define COUNT(name) int64_t name = from.take<int64_t>();
+#define INPUT(name) Tensor name = from.take<Tensor>();
+#define MAYBE_INPUT(name) Optional name = from.take<Optional>();
+#define OUTPUT(name) INPUT(name)
+#define STATE(name) INPUT(name)
+#define SUMS(name) INPUT(name)
 #define COLUMN_INPUT(name) INPUT(name)
 #define MAYBE_COLUMN_INPUT(name) MAYBE_INPUT(name)
-#define COLUMN_STATE(name) STATE(name)
-#define INDICES(name) .name = from.tensor<int64_t>(#name),
-#define VALUES(name) .name = from.values<T>(#name),
+#define COLUMN_STATE(name) INPUT(name)
+#define LEVEL_INPUT(name) INPUT(name)
+#define LEVEL_STATE(name) INPUT(name)
+#define INDICES(name) INPUT(name)
+#define OUTPUT_OF_K(name) INPUT(name)
+#define INDICES_OF_K(name) INPUT(name)
+#define VALUES(name) INPUT(name)
 #include "kernels.inc"
 
-// The same for the fields of the width k.
+// What that is to the kernel.
 #define FUNCTION(...)
-#define PAIRS_KERNEL(kernel, Fields, each, ...)                                             \
+#define PAIRS_KERNEL(kernel, Fields, each, what, ...)                                       \
   template <class T>                                                                        \
-  Fields<T> of_width(Fields<T> fields, [[maybe_unused]] int64_t k,                          \
-                     const std::vector<int64_t>& strides) {                                 \
-    [[maybe_unused]] auto stride = strides.begin();                                         \
-    __VA_ARGS__                                                                             \
-    return fields;                                                                          \
+  Fields<T> fields_of([[maybe_unused]] const Of##Fields::Given& given,                      \
+                      [[maybe_unused]] const Extent& extent) {                              \
+    return {__VA_ARGS__};                                                                   \
   }
-#define NUMBER(name)
-#define FLAG(name)
-#define COUNT(name)
-#define INPUT(name) fields.name += k * *stride++;
-#define MAYBE_INPUT(name) fields.name += k * *stride++;
-#define OUTPUT(name) fields.name += k * *stride++;
-#define STATE(name) fields.name += k * *stride++;
-#define SUMS(name)
-#define COLUMN_INPUT(name) INPUT(name)
-#define MAYBE_COLUMN_INPUT(name) MAYBE_INPUT(name)
-#define COLUMN_STATE(name) STATE(name)
-#define INDICES(name) fields.name += k * *stride++;
-#define VALUES(name)
+#define POINTER(T, name, count) .name = extent.pointer<T>(given.name, #name, count),
+#define NUMBER(name) .name = T(given.name),
+#define FLAG(name) .name = given.name,
+#define COUNT(name) .name = given.name,
+#define INPUT(name) POINTER(T, name, extent.rows)
+#define MAYBE_INPUT(name) INPUT(name)
+#define OUTPUT(name) INPUT(name)
+#define STATE(name) POINTER(double, name, extent.rows)
+#define SUMS(name) .name = nullptr,
+#define COLUMN_INPUT(name) POINTER(T, name, extent.columns)
+#define MAYBE_COLUMN_INPUT(name) COLUMN_INPUT(name)
+#define COLUMN_STATE(name) POINTER(double, name, extent.columns)
+#define LEVEL_INPUT(name) POINTER(T, name, given.values.numel())
+#define LEVEL_STATE(name) POINTER(double, name, 4 * extent.rows * given.values.numel())
+#define INDICES(name) POINTER(int64_t, name, extent.rows)
+#define OUTPUT_OF_K(name) POINTER(T, name, extent.rows * given.k)
+#define INDICES_OF_K(name) POINTER(int64_t, name, extent.rows * given.k)
+#define VALUES(name) .name = extent.values<T>(given.name, #name),
 #include "kernels.inc"
+#undef POINTER
 
-// The same for the fields of the columns from `at` on.
+// The fields of the columns from `at` on.
 #define FUNCTION(...)
-#define PAIRS_KERNEL(kernel, Fields, each, ...)                                  \
-  template <class T>                                                             \
-  Fields<T> from_column(Fields<T> fields, [[maybe_unused]] int64_t at) {         \
-    __VA_ARGS__                                                                  \
-    return fields;                                                               \
+#define PAIRS_KERNEL(kernel, Fields, each, what, ...)                    \
+  template <class T>                                                     \
+  Fields<T> from_column(Fields<T> fields, [[maybe_unused]] int64_t at) { \
+    __VA_ARGS__                                                          \
+    return fields;                                                       \
   }
 #define NUMBER(name)
 #define FLAG(name)
@@ -184,7 +180,11 @@ Fields with_sums(Fields fields, [[maybe_unused]] T* sums) {
 #define MAYBE_COLUMN_INPUT(name) \
   if (fields.name) fields.name += at;
 #define COLUMN_STATE(name) fields.name += at;
+#define LEVEL_INPUT(name)
+#define LEVEL_STATE(name)
 #define INDICES(name)
+#define OUTPUT_OF_K(name)
+#define INDICES_OF_K(name)
 #define VALUES(name)
 #include "kernels.inc"
 

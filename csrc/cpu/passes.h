@@ -113,6 +113,7 @@ void multiply_panel(const Block<T>& b, const T* right, int64_t width, T* out, bo
                     bool add) {
   const auto& k = kernels().of<T>();
   const int64_t count = transposed ? b.columns : b.rows, depth = transposed ? b.rows : b.columns;
+  if (depth == 0 && !add) std::fill_n(out, count * width, T(0));  // the kernels go over the depth
   const auto run = transposed ? k.multiply_columns : k.multiply_rows;
   const auto multiply = [&](Range share) {
     run(b.scores, b.stride, depth, right, width, out, add, share);

@@ -12,42 +12,43 @@ namespace {
 
 // x (N, d), columns of rows whose norms (N,) were those without them -> out, x over their norms.
 void prefix_rows(Tensor x, Tensor norms, Tensor out) {
-  with_type(out, [&](auto type) {
+  with_type(out, "out", [&](auto type) {
     using T = decltype(type);
+    const int64_t rows = x.size(0), width = x.size(1);
     const Matrix from = matrix(x);
-    double* norm = output<double>(norms);
-    T* to = output<T>(out);
-    over(x.size(0), x.size(1), [&](int64_t begin, int64_t end) {
-      kernels().of<T>().prefix_rows(from, x.size(1), norm, to, begin, end);
+    double* norm = output<double>(norms, "norms", rows);
+    T* to = output<T>(out, "out", rows * width);
+    over(rows, width, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().prefix_rows(from, width, norm, to, begin, end);
     });
   });
 }
 
 // dots (N,) += inverse (x . grad_rows) of rows of x (N, d), columns of a matrix.
 void prefix_rows_dots(Tensor grad_rows, Tensor x, Tensor inverse, Tensor dots) {
-  with_type(grad_rows, [&](auto type) {
+  with_type(grad_rows, "grad_rows", [&](auto type) {
     using T = decltype(type);
+    const int64_t rows = x.size(0), width = x.size(1);
     const Matrix from = matrix(x);
-    const T* g = input<T>(grad_rows);
-    const double* factor = input<double>(inverse);
-    double* out = output<double>(dots);
-    over(x.size(0), x.size(1), [&](int64_t begin, int64_t end) {
-      kernels().of<T>().prefix_rows_dots(g, from, x.size(1), factor, out, begin, end);
+    const T* g = input<T>(grad_rows, "grad_rows", rows * width);
+    const double* factor = input<double>(inverse, "inverse", rows);
+    double* out = output<double>(dots, "dots", rows);
+    over(rows, width, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().prefix_rows_dots(g, from, width, factor, out, begin, end);
     });
   });
 }
 
 // grad (N, d), columns of a matrix = inverse (grad_rows - along x).
 void prefix_rows_backward(Tensor grad_rows, Tensor x, Tensor along, Tensor inverse, Tensor grad) {
-  with_type(grad_rows, [&](auto type) {
+  with_type(grad_rows, "grad_rows", [&](auto type) {
     using T = decltype(type);
     Block<T> to{};
-    take_panel(grad, to);
-    STD_TORCH_CHECK(grad.scalar_type() == kTypeOf<T> && to.columns == x.size(1),
-                    "fastsim: gradients of x, of one dtype");
-    const Matrix from = matrix(x);
-    const T* g = input<T>(grad_rows);
-    const double *of_norm = input<double>(along), *factor = input<double>(inverse);
+    take_panel(grad, to, "grad");
+    const Matrix from = matrix(x, "x", to.rows, to.columns);
+    const T* g = input<T>(grad_rows, "grad_rows", to.rows * to.columns);
+    const double* of_norm = input<double>(along, "along", to.rows);
+    const double* factor = input<double>(inverse, "inverse", to.rows);
     over(to.rows, to.columns, [&](int64_t begin, int64_t end) {
       kernels().of<T>().prefix_rows_backward(g, from, to.columns, of_norm, factor, to.scores,
                                              to.stride, begin, end);

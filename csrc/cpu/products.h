@@ -124,6 +124,13 @@ template <class T>
 void score_panels(const T* x, int64_t width, const T* packed, int64_t columns, T* scores,
                   int64_t stride, bool add, Range rows, Range panels, const T* next) {
   constexpr int64_t wide = kTileColumns<T>;
+  if (width == 0) {  // a tile takes one step at least
+    const int64_t first = panels.begin * wide, end = smaller(panels.end * wide, columns);
+    for (int64_t row = rows.begin; row < rows.end && !add; ++row) {
+      for (int64_t j = first; j < end; ++j) scores[row * stride + j] = T(0);
+    }
+    return;
+  }
   for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
     const int64_t at = panel * wide;
     const T* right = packed + at * width;

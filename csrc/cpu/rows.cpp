@@ -19,10 +19,10 @@ namespace fastsim {
 
 namespace {
 
-// The memory of a gradient that is wanted, and its dtype.
-std::pair<void*, Dtype> gradient(const Optional& grad) {
+// The memory of a gradient of `count` numbers that is wanted, and its dtype.
+std::pair<void*, Dtype> gradient(const Optional& grad, const char* name, int64_t count) {
   if (!grad) return {nullptr, Dtype::float32};
-  STD_TORCH_CHECK(grad->is_contiguous(), "fastsim: a contiguous tensor");
+  check(*grad, name, grad->scalar_type(), count);
   return {grad->mutable_data_ptr(), dtype_of(*grad)};
 }
 
@@ -30,12 +30,13 @@ template <class T>
 Partners<T> take_chosen_rows(const Tensor& x, const Optional& y, const Tensor& columns,
                           bool distances) {
   const Tensor& other = y ? *y : x;
-  STD_TORCH_CHECK(columns.size(1) == x.size(0) && other.size(1) == x.size(1),
-                  "fastsim: columns (K, N) for x (N, D) and y (M, D)");
-  const Partners<T> p{input<T>(x), input<T>(other), x.size(0), x.size(1), columns.size(0),
-                      input<int64_t>(columns), distances};
+  const int64_t rows = x.size(0), width = x.size(1), of_each = columns.size(0);
+  const Partners<T> p{input<T>(x, "x", rows * width), input<T>(other, "y", other.size(0) * width),
+                      rows, width, of_each, input<int64_t>(columns, "columns", of_each * rows),
+                      distances};
   for (int64_t at = 0; at < p.count * p.rows; ++at) {
-    STD_TORCH_CHECK(p.columns[at] < other.size(0), "fastsim: a column of y");
+    STD_TORCH_CHECK(p.columns[at] < other.size(0), "fastsim: columns: wanted rows of y, of which ",
+                    other.size(0), ", got ", p.columns[at]);
   }
   return p;
 }
@@ -60,19 +61,23 @@ void centre_of(const T* x, int64_t rows, int64_t width, T* centre) {
 }
 
 void unit_rows(Tensor x, Tensor unit, Tensor inverse) {
-  with_type(unit, [&](auto type) {
+  with_type(unit, "unit", [&](auto type) {
     using T = decltype(type);
-    make_unit_rows(matrix(x), x.size(0), x.size(1), output<T>(unit), output<T>(inverse));
+    const int64_t rows = x.size(0), width = x.size(1);
+    make_unit_rows(matrix(x), rows, width, output<T>(unit, "unit", rows * width),
+                   output<T>(inverse, "inverse", rows));
   });
 }
 
 void unit_rows_backward(Tensor grad_unit, Tensor x, Tensor inverse, double factor, Tensor grad,
                         Tensor dots) {
-  with_type(grad_unit, [&](auto type) {
+  with_type(grad_unit, "grad_unit", [&](auto type) {
     using T = decltype(type);
-    const auto [out, dtype] = gradient(grad);
-    through_unit_rows(input<T>(grad_unit), matrix(x), x.size(0), x.size(1), input<T>(inverse),
-                      T(factor), out, dtype, output<T>(dots));
+    const int64_t rows = x.size(0), width = x.size(1);
+    const auto [out, dtype] = gradient(grad, "grad", rows * width);
+    through_unit_rows(input<T>(grad_unit, "grad_unit", rows * width), matrix(x), rows, width,
+                      input<T>(inverse, "inverse", rows), T(factor), out, dtype,
+                      output<T>(dots, "dots", rows));
   });
 }
 
@@ -80,45 +85,50 @@ void unit_rows_backward(Tensor grad_unit, Tensor x, Tensor inverse, double facto
 template <class T>
 void cosines_of_pairs(const Tensor& x, const Tensor& y, T* cosines, T* inverse) {
   const int64_t rows = x.size(0), width = x.size(1);
-  const Matrix a = matrix(x), b = matrix(y);
+  const Matrix a = matrix(x), b = matrix(y, "y", rows, width);
   over(rows, 2 * width, [&](int64_t begin, int64_t end) {
     kernels().of<T>().paired_cosines(a, b, width, cosines, inverse, inverse + rows, begin, end);
   });
 }
 
 void paired_cosines(Tensor x, Tensor y, Tensor cosines, Tensor inverse) {
-  with_type(cosines, [&](auto type) {
+  with_type(cosines, "cosines", [&](auto type) {
     using T = decltype(type);
-    cosines_of_pairs(x, y, output<T>(cosines), output<T>(inverse));
+    const int64_t rows = x.size(0);
+    cosines_of_pairs(x, y, output<T>(cosines, "cosines", rows),
+                     output<T>(inverse, "inverse", 2 * rows));
   });
 }
 
 // total (): `factor` times the sum of the squared differences of cosines and targets (N,).
 void paired_squared_errors(Tensor x, Tensor y, Tensor targets, double factor, Tensor total) {
-  with_type(total, [&](auto type) {
+  with_type(total, "total", [&](auto type) {
     using T = decltype(type);
     const int64_t rows = x.size(0);
     const Scratch<T> cosines(rows), inverse(2 * rows);
     cosines_of_pairs<T>(x, y, cosines, inverse);
-    const T* wanted = input<T>(targets);
+    const T* wanted = input<T>(targets, "targets", rows);
     double sum = 0;
     for (int64_t i = 0; i < rows; ++i) {
       const double error = double(cosines[i]) - wanted[i];
       sum += error * error;
     }
-    *output<T>(total) = T(factor * sum);
+    *output<T>(total, "total", 1) = T(factor * sum);
   });
 }
 
 void paired_cosines_backward(Tensor grad, Tensor x, Tensor y, Tensor cosines, Tensor inverse,
                              Optional grad_x, Optional grad_y) {
-  with_type(cosines, [&](auto type) {
+  with_type(cosines, "cosines", [&](auto type) {
     using T = decltype(type);
     const int64_t rows = x.size(0), width = x.size(1);
-    const Matrix a = matrix(x), b = matrix(y);
-    const T *score_grads = input<T>(grad), *c = input<T>(cosines), *norms = input<T>(inverse);
+    const Matrix a = matrix(x), b = matrix(y, "y", rows, width);
+    const T* score_grads = input<T>(grad, "grad", rows);
+    const T* c = input<T>(cosines, "cosines", rows);
+    const T* norms = input<T>(inverse, "inverse", 2 * rows);
     // Named as a whole: not every clang lets a lambda have the parts.
-    const auto of_x = gradient(grad_x), of_y = gradient(grad_y);
+    const auto of_x = gradient(grad_x, "grad_x", rows * width);
+    const auto of_y = gradient(grad_y, "grad_y", rows * width);
     over(rows, 2 * width, [=](int64_t begin, int64_t end) {
       kernels().of<T>().paired_cosines_backward(score_grads, a, b, width, c, norms, norms + rows,
                                                 of_x.first, of_x.second, of_y.first, of_y.second,
@@ -159,11 +169,15 @@ T centre(const T* x, int64_t rows, const T* y, int64_t columns, int64_t width, T
 
 // rows (N, D) and columns (M, D), without y one and the same: `centre` of x and y; offsets (M,).
 void centred(Tensor x, Optional y, Tensor rows, Optional columns, Tensor offsets, Tensor largest) {
-  with_type(x, [&](auto type) {
+  with_type(x, "x", [&](auto type) {
     using T = decltype(type);
-    *output<T>(largest) =
-        centre(input<T>(x), x.size(0), input<T>(y), (y ? *y : x).size(0), x.size(1),
-               output<T>(rows), columns ? output<T>(*columns) : nullptr, output<T>(offsets));
+    STD_TORCH_CHECK(bool(y) == bool(columns), "fastsim: y, columns: wanted both or neither");
+    const int64_t width = x.size(1), of_x = x.size(0) * width;
+    const int64_t count = (y ? *y : x).size(0), of_y = count * width;
+    *output<T>(largest, "largest", 1) =
+        centre(input<T>(x, "x", of_x), x.size(0), input<T>(y, "y", of_y), count, width,
+               output<T>(rows, "rows", of_x), output<T>(columns, "columns", of_y),
+               output<T>(offsets, "offsets", count));
   });
 }
 
@@ -171,20 +185,21 @@ void centred(Tensor x, Optional y, Tensor rows, Optional columns, Tensor offsets
 // (2, N), -1 for none, and their distances (2, N), -inf and inf for none. largest (): as of
 // `centred`. One operator for a small batch, whose time is operator calls.
 void hardest_pairs(Tensor x, Tensor groups, Tensor indices, Tensor distances, Tensor largest) {
-  with_type(x, [&](auto type) {
+  with_type(x, "x", [&](auto type) {
     using T = decltype(type);
     const int64_t rows = x.size(0), width = x.size(1);
-    const T* points = input<T>(x);
+    const T* points = input<T>(x, "x", rows * width);
     Scratch<T> moved(rows * width), offsets(rows);
-    *output<T>(largest) = centre<T>(points, rows, nullptr, rows, width, moved, nullptr, offsets);
+    *output<T>(largest, "largest", 1) =
+        centre<T>(points, rows, nullptr, rows, width, moved, nullptr, offsets);
 
     Block<T> all{};
-    all.row_groups = all.column_groups = input<int64_t>(groups);
+    all.row_groups = all.column_groups = input<int64_t>(groups, "groups", rows);
     all.skip = Skip::diagonal;
     const Panel<T> panel(moved, rows, moved, rows, width, rows);
     const Block<T> b = panel.band(0, all);
 
-    int64_t* found = output<int64_t>(indices);
+    int64_t* found = output<int64_t>(indices, "indices", 2 * rows);
     std::fill(found, found + 2 * rows, -1);
     std::vector<T> low(rows, -kLeftOut<T>), high(rows, kLeftOut<T>);
     over(rows, rows, [&](int64_t begin, int64_t end) {
@@ -197,7 +212,7 @@ void hardest_pairs(Tensor x, Tensor groups, Tensor indices, Tensor distances, Te
                                 begin, end);
     });
     const Partners<T> p{points, points, rows, width, 2, found, true};
-    T* out = output<T>(distances);
+    T* out = output<T>(distances, "distances", 2 * rows);
     std::fill(out, out + rows, -std::numeric_limits<T>::infinity());
     std::fill(out + rows, out + 2 * rows, std::numeric_limits<T>::infinity());
     over(rows, p.count * width, [&](int64_t begin, int64_t end) {
@@ -217,16 +232,17 @@ T triplet_loss(T near, T far, double margin) {
 // their `triplet_loss` (N,), or the sum of these ().
 void triplet_distances(Tensor anchors, Tensor positives, Tensor negatives, double margin,
                        double factor, Tensor near, Tensor far, Optional losses) {
-  with_type(near, [&](auto type) {
+  with_type(near, "near", [&](auto type) {
     using T = decltype(type);
     const int64_t rows = anchors.size(0), width = anchors.size(1);
-    const Matrix a = matrix(anchors), p = matrix(positives), n = matrix(negatives);
-    T *to_positive = output<T>(near), *to_negative = output<T>(far);
+    const Matrix a = matrix(anchors), p = matrix(positives, "positives", rows, width);
+    const Matrix n = matrix(negatives, "negatives", rows, width);
+    T *to_positive = output<T>(near, "near", rows), *to_negative = output<T>(far, "far", rows);
     over(rows, 3 * width, [&](int64_t begin, int64_t end) {
       kernels().of<T>().triplet_distances(a, p, n, width, to_positive, to_negative, begin, end);
     });
+    T* out = output<T>(losses, "losses", losses && losses->dim() ? rows : 1);
     if (!losses) return;
-    T* out = output<T>(*losses);
     double sum = 0;
     for (int64_t i = 0; i < rows; ++i) {
       const T loss = triplet_loss(to_positive[i], to_negative[i], margin);
@@ -243,19 +259,27 @@ void triplet_distances_backward(Tensor grad, Tensor anchors, Tensor positives, T
                                 Tensor near, Tensor far, std::optional<double> margin,
                                 double factor, Optional grad_anchors, Optional grad_positives,
                                 Optional grad_negatives) {
-  with_type(near, [&](auto type) {
+  with_type(near, "near", [&](auto type) {
     using T = decltype(type);
     const int64_t rows = anchors.size(0), width = anchors.size(1);
-    const Matrix a = matrix(anchors), p = matrix(positives), n = matrix(negatives);
-    const T *given = input<T>(grad), *to_positive = input<T>(near), *to_negative = input<T>(far);
+    const Matrix a = matrix(anchors), p = matrix(positives, "positives", rows, width);
+    const Matrix n = matrix(negatives, "negatives", rows, width);
+    const T* given = input<T>(grad, "grad", grad.dim() ? rows : 1);
+    const T* to_positive = input<T>(near, "near", rows);
+    const T* to_negative = input<T>(far, "far", rows);
     std::vector<T> above(rows);
     for (int64_t i = 0; i < rows; ++i) {
       const bool none = margin && triplet_loss(to_positive[i], to_negative[i], *margin) == 0;
       above[i] = none ? T(0) : T(factor * given[grad.dim() ? i : 0]);
     }
-    void* out_a = gradient(grad_anchors).first;
-    void* out_p = gradient(grad_positives).first;
-    void* out_n = gradient(grad_negatives).first;
+    const auto out = [&](const Optional& wanted, const char* name) -> void* {
+      if (!wanted) return nullptr;
+      check(*wanted, name, anchors.scalar_type(), rows * width);
+      return wanted->mutable_data_ptr();
+    };
+    void* const out_a = out(grad_anchors, "grad_anchors");
+    void* const out_p = out(grad_positives, "grad_positives");
+    void* const out_n = out(grad_negatives, "grad_negatives");
     over(rows, 3 * width, [&](int64_t begin, int64_t end) {
       kernels().of<T>().triplet_distances_backward(above.data(), a, p, n, width, to_positive,
                                                    to_negative, out_a, out_p, out_n, a.dtype, begin,
@@ -266,10 +290,10 @@ void triplet_distances_backward(Tensor grad, Tensor anchors, Tensor positives, T
 
 // values (K, N): |x_i - y_j| or x_i . y_j for j = columns[k, i]; where that is negative they stay.
 void chosen_rows(Tensor x, Optional y, Tensor columns, bool distances, Tensor values) {
-  with_type(x, [&](auto type) {
+  with_type(x, "x", [&](auto type) {
     using T = decltype(type);
     const auto p = take_chosen_rows<T>(x, y, columns, distances);
-    T* out = output<T>(values);
+    T* out = output<T>(values, "values", p.count * p.rows);
     over(p.rows, p.count * p.width, [&](int64_t begin, int64_t end) {
       kernels().of<T>().chosen_rows(p, out, begin, end);
     });
@@ -279,25 +303,26 @@ void chosen_rows(Tensor x, Optional y, Tensor columns, bool distances, Tensor va
 // Adds dL/dx and dL/dy from dL/dvalues (K, N); without y, both to grad_x. values: of distances.
 void chosen_rows_backward(Tensor grad, Optional values, Tensor x, Optional y, Tensor columns,
                        Optional grad_x, Optional grad_y) {
-  with_type(x, [&](auto type) {
+  with_type(x, "x", [&](auto type) {
     using T = decltype(type);
     const auto p = take_chosen_rows<T>(x, y, columns, values.has_value());
-    const std::vector<double> score_grads =
-        score_grads_of(input<T>(grad), input<T>(values), p.count * p.rows);
-    if (grad_x) {
-      T* out = output<T>(*grad_x);
+    const int64_t pairs = p.count * p.rows, others = (y ? *y : x).size(0);
+    const std::vector<double> score_grads = score_grads_of(
+        input<T>(grad, "grad", pairs), input<T>(values, "values", pairs), pairs);
+    T* const to_x = output<T>(grad_x, "grad_x", p.rows * p.width);
+    T* const to_y = output<T>(grad_y, "grad_y", others * p.width);
+    if (to_x) {
       over(p.rows, p.count * p.width, [&](int64_t begin, int64_t end) {
-        kernels().of<T>().chosen_rows_of_rows(p, score_grads.data(), out, begin, end);
+        kernels().of<T>().chosen_rows_of_rows(p, score_grads.data(), to_x, begin, end);
       });
     }
-    const Optional& side = y ? grad_y : grad_x;
-    if (!side) return;
-    T* out = output<T>(*side);
-    const int64_t count = side->size(0);
-    const std::vector<int64_t> sorted = sorted_by_column(p, count);
-    const Naming naming{sorted.data(), sorted.data() + count + 1};
-    over(count, tiles(p.count * p.rows, count) * p.width, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().chosen_rows_of_columns(p, score_grads.data(), naming, out, begin, end);
+    T* const to_columns = y ? to_y : to_x;
+    if (!to_columns || others == 0) return;
+    const std::vector<int64_t> sorted = sorted_by_column(p, others);
+    const Naming naming{sorted.data(), sorted.data() + others + 1};
+    over(others, tiles(pairs, others) * p.width, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().chosen_rows_of_columns(p, score_grads.data(), naming, to_columns, begin,
+                                               end);
     });
   });
 }

@@ -14,8 +14,8 @@ template <class T>
 T largest_admitted(const T* s, int64_t count, Closest<T> rule, T ceiling) {
   const T most = rule.semi_hard ? ceiling : std::numeric_limits<T>::infinity();
   return largest(s, count, kLeftOut<T>, [most](auto scores) {
-    using Scores = decltype(scores);
-    return scores <= most - Scores{} ? scores : kLeftOut<T> - Scores{};
+    using Numbers = decltype(scores);  // one or a vector of them
+    return scores <= most - Numbers{} ? scores : kLeftOut<T> - Numbers{};
   });
 }
 
@@ -129,6 +129,7 @@ template <class T>
 void top_k(const Block<T>& b, TopK<T> args, int64_t begin, int64_t end) {
   constexpr int64_t kStep = 64;
   const int64_t k = args.k;
+  if (k == 0) return;
   for (int64_t row = begin; row < end; ++row) {
     const T* s = b.scores + row * b.stride;
     T* value = args.values + row * k;

@@ -26,11 +26,14 @@ struct ByWidth {
 };
 
 template <class T>
-ByWidth<T> by_width(const Optional& given, int64_t widths, int64_t count, ScalarType type) {
+ByWidth<T> by_width(const Optional& given, const char* name, int64_t widths, int64_t count,
+                    ScalarType type) {
   if (!given) return {};
-  STD_TORCH_CHECK(given->dim() == 2 && given->size(0) == widths && given->size(1) == count &&
-                      given->stride(1) == 1 && given->scalar_type() == type,
-                  "fastsim: of every width a row of the operator's dtype");
+  if (given->scalar_type() != type || given->dim() != 2 || given->size(0) != widths ||
+      given->size(1) != count || given->stride(1) != 1) {
+    refuse(name, *given, "(", widths, ", ", count, ") ", torch::headeronly::toString(type),
+           ", its rows contiguous");
+  }
   return {static_cast<T*>(given->mutable_data_ptr()), given->stride(0)};
 }
 
@@ -55,7 +58,7 @@ struct SweepArguments {
   bool first_rows, first_columns, filled, whole_rows;
 };
 
-SweepArguments take_sweep(Arguments& from) {
+SweepArguments take_sweep(Stack& from) {
   return {.row_ratios = from.take<Optional>(),
           .column_ratios = from.take<Optional>(),
           .row_zeros = from.take<Optional>(),
@@ -92,16 +95,19 @@ struct Sweep {
 
   Sweep(const SweepArguments& from, int64_t widths, int64_t rows, int64_t columns)
       : widths(widths), rows(rows), columns(columns) {
-    row_ratios = by_width<const T>(from.row_ratios, widths - 1, rows, kTypeOf<T>);
-    column_ratios = by_width<const T>(from.column_ratios, widths - 1, columns, kTypeOf<T>);
-    row_zeros = by_width<const bool>(from.row_zeros, widths, rows, ScalarType::Bool);
-    column_zeros = by_width<const bool>(from.column_zeros, widths, columns, ScalarType::Bool);
-    row_dots = by_width<double>(from.row_dots, widths - 1, rows, ScalarType::Double);
-    column_dots = by_width<double>(from.column_dots, widths - 1, columns, ScalarType::Double);
+    row_ratios = by_width<const T>(from.row_ratios, "row_ratios", widths - 1, rows, kTypeOf<T>);
+    column_ratios =
+        by_width<const T>(from.column_ratios, "column_ratios", widths - 1, columns, kTypeOf<T>);
+    row_zeros = by_width<const bool>(from.row_zeros, "row_zeros", widths, rows, ScalarType::Bool);
+    column_zeros =
+        by_width<const bool>(from.column_zeros, "column_zeros", widths, columns, ScalarType::Bool);
+    row_dots = by_width<double>(from.row_dots, "row_dots", widths - 1, rows, ScalarType::Double);
+    column_dots =
+        by_width<double>(from.column_dots, "column_dots", widths - 1, columns, ScalarType::Double);
     STD_TORCH_CHECK(bool(row_ratios) == bool(column_ratios) &&
                         bool(row_dots) == bool(column_dots) &&
                         bool(row_zeros) == bool(column_zeros),
-                    "fastsim: of rows and of columns");
+                    "fastsim: ratios, dots, zeros: wanted those of rows and of columns");
   }
 
   T ratio(int64_t k, int64_t row) const { return row_ratios ? row_ratios[k][row] : T(1); }
@@ -162,115 +168,181 @@ Block<T> part_of_columns(Block<T> b, int64_t at, int64_t count) {
   return b;
 }
 
-// All that happens to a part of a block between the products; fills: from the first ones on.
+// All that happens to a part of a block between the products.
 template <class Kernel, class T, class Fields>
-void run_part(const Sweep<T>& sweep, const Panels<T>& panels, const Block<T>& b,
-              const std::vector<Fields>& arguments, const Part& part, const Arguments& from,
-              const SweepProducts<T>& products, bool fills, bool in_cache) {
-  constexpr bool sums = has_sums<Fields>;  // where the products stay
-  constexpr bool in_parts = Kernel::shares == Each::parts;
-  const auto kernel = Kernel::template of<T>();
-  const int64_t widths = sweep.widths, columns = part.columns;
-  ColumnTotals totals{from.sums + part.column, widths, from.sums_stride};
-  if (!sums) totals = sweep.carries() ? sweep.dots_of_columns(part.column) : ColumnTotals{};
-  const bool targeted = b.dense.data || b.row_groups;
-  const int64_t most = in_parts ? std::min(kPart, columns) : columns;
-  over_groups<T>(part.rows, columns, widths * columns, totals, [&] {
-    return [&, memory = Scratch<T>((widths + 1 + sums) * most)](int64_t begin, int64_t end,
-                                                                    T* of_rows) {
-      T *targets = memory + widths * most, *copy = sums ? targets + most : nullptr;
-      if (fills) {
-        const auto first = [&](int64_t k) { return panels.at(k, part.row, part.column); };
-        products.fill(part, {begin, end}, first, panels.row_stride);
-      }
-      std::vector<Fields> of_width = arguments;
-      for (int64_t at = 0; at < columns; at += most) {
-        const int64_t first = part.column + at, n = std::min(most, columns - at);
-        Block<T> of_part = part_of_columns(b, first, n);
-        if (targeted) of_part.dense = {targets, kDtypeOf<T>, 0, 1};
-        for (int64_t k = 0; k < widths; ++k) {
-          of_width[k] = with_sums(from_column(arguments[k], first), of_rows + k * columns + at);
+class PartOfSweep {
+ public:
+  // panels: where the scores of the part are; fields: of each width. fills: from the first products
+  // on; in_cache: where the panels are then.
+  PartOfSweep(const Sweep<T>& sweep, const Panels<T>& panels, const Block<T>& b,
+              const std::vector<Fields>& fields, const Part& part, const SumsOfColumns& sums,
+              const SweepProducts<T>& products, bool fills, bool in_cache)
+      : sweep_(sweep), panels_(panels), b_(b), fields_(fields), part_(part), sums_(sums),
+        products_(products), fills_(fills), in_cache_(in_cache),
+        targeted_(b.dense.data || b.row_groups),
+        most_(Kernel::shares == Each::parts ? std::min(kPart, part.columns) : part.columns) {}
+
+  void run() const {
+    const int64_t widths = sweep_.widths;
+    over_groups<T>(part_.rows, part_.columns, widths * part_.columns, totals(), [&] {
+      return [this, memory = Memory(widths, most_), fields = fields_](
+                 int64_t begin, int64_t end, T* of_rows) mutable {
+        if (fills_) fill({begin, end});
+        for (int64_t at = 0; at < part_.columns; at += most_) {
+          run_columns(at, {begin, end}, of_rows, memory, fields);
         }
-        for (int64_t row = part.row + begin; row < part.row + end; ++row) {
-          if (targeted) kernels().of<T>().load_targets(b, row, first, n, targets);
-          const auto run = [&](int64_t k, T* scores) {
-            of_part.scores = scores;
-            kernel(of_part, of_width[k], row, row + 1);
-          };
-          const int64_t next = !in_cache && row + 1 < part.row + end ? panels.row_stride : 0;
-          sweep.run(panels, row, first, n, next, run, memory, copy, of_rows + at, columns);
-        }
-      }
-    };
+      };
+    });
+  }
+
+ private:
+  static constexpr bool kSums = has_sums<Fields>;  // and the products stay where they are
+
+  // Of a thread, for `most` columns.
+  struct Memory {
+    Memory(int64_t widths, int64_t most)
+        : all((widths + 1 + kSums) * most), targets(all + widths * most),
+          copy(kSums ? targets + most : nullptr) {}
+
+    const Scratch<T> all;  // first the scores of each width
+    T *targets, *copy;
+  };
+
+  ColumnTotals totals() const {
+    if (kSums) return {sums_.data + part_.column, sweep_.widths, sums_.by_width};
+    return sweep_.carries() ? sweep_.dots_of_columns(part_.column) : ColumnTotals{};
+  }
+
+  void fill(Range rows) const {
+    const auto first = [&](int64_t k) { return panels_.at(k, part_.row, part_.column); };
+    products_.fill(part_, rows, first, panels_.row_stride);
+  }
+
+  // The columns of the part from `at` on, as many as there is memory for, of some of its rows.
+  void run_columns(int64_t at, Range rows, T* of_rows, const Memory& memory,
+                   std::vector<Fields>& fields) const {
+    const int64_t first = part_.column + at, n = std::min(most_, part_.columns - at);
+    Block<T> of_part = part_of_columns(b_, first, n);
+    if (targeted_) of_part.dense = {memory.targets, kDtypeOf<T>, 0, 1};
+    for (int64_t k = 0; k < sweep_.widths; ++k) {
+      fields[k] = with_sums(from_column(fields_[k], first), of_rows + k * part_.columns + at);
+    }
+    const auto kernel = Kernel::template of<T>();
+    for (int64_t row = part_.row + rows.begin, end = part_.row + rows.end; row < end; ++row) {
+      if (targeted_) kernels().of<T>().load_targets(b_, row, first, n, memory.targets);
+      const auto run = [&](int64_t k, T* scores) {
+        of_part.scores = scores;
+        kernel(of_part, fields[k], row, row + 1);
+      };
+      const int64_t next = !in_cache_ && row + 1 < end ? panels_.row_stride : 0;
+      sweep_.run(panels_, row, first, n, next, run, memory.all, memory.copy, of_rows + at,
+                 part_.columns);
+    }
+  }
+
+  const Sweep<T>& sweep_;
+  const Panels<T>& panels_;
+  const Block<T>& b_;
+  const std::vector<Fields>& fields_;
+  const Part& part_;
+  const SumsOfColumns& sums_;
+  const SweepProducts<T>& products_;
+  const bool fills_, in_cache_, targeted_;
+  const int64_t most_;  // columns at a time
+};
+
+// The kernel over the columns of each width, which has no part in the products.
+template <class Kernel, class T, class Fields>
+void run_over_columns(const Panels<T>& panels, const Block<T>& b,
+                      const std::vector<Fields>& fields) {
+  over(b.columns, b.rows * panels.widths, [&](int64_t begin, int64_t end) {
+    for (int64_t k = 0; k < panels.widths; ++k) {
+      Block<T> of_width = b;
+      of_width.scores = panels.at(k, 0, 0);
+      Kernel::template of<T>()(of_width, fields[k], begin, end);
+    }
   });
+}
+
+// The kernel over the rows of each width, and the products before and after it, part by part.
+// panels: of the block's first `kept` rows.
+template <class Kernel, class T, class Fields>
+void run_over_parts(const SweepArguments& given, const Panels<T>& panels, int64_t kept,
+                    const Block<T>& b, const std::vector<Fields>& fields,
+                    const SumsOfColumns& sums) {
+  const int64_t widths = panels.widths;
+  const bool has_products = !given.x.empty(), parts = has_products && !given.whole_rows;
+  const Sweep<T> sweep(given, widths, b.rows, b.columns);
+  STD_TORCH_CHECK(!has_sums<Fields> || !sweep.carries(),
+                  "fastsim: ", Kernel::name, ": wanted column_sums or column_dots, got both");
+  const int64_t wide = parts ? std::min(b.columns, kPartColumns) : b.columns;
+  const int64_t tall = parts ? even_part(b.rows, kPartRows, kSumRows) : b.rows;
+  const int64_t odd = wide + kAligned / int64_t(sizeof(T));
+  const Scratch<T> memory(kept < b.rows ? widths * tall * odd : 0);
+  const SweepProducts<T> products({given.x, "x", widths, b.rows}, {given.y, "y", widths, b.columns},
+                                  {given.grad_x, "grad_x", widths, b.rows},
+                                  {given.grad_y, "grad_y", widths, b.columns}, given.first_rows,
+                                  given.first_columns, parts ? wide : 0);
+  if (b.rows == 0 || b.columns == 0) return products.clear(b.rows, b.columns);
+  const int64_t filled = given.filled || !has_products ? kept : 0;
+  for (int64_t column = 0; column < b.columns; column += wide) {
+    const int64_t columns = std::min(wide, b.columns - column);
+    if (parts && filled < b.rows) products.pack(column, columns);
+    for (int64_t row = 0, end; row < b.rows; row = end) {
+      end = std::min(row + tall, row < kept ? kept : b.rows);
+      const Part part{row, end - row, column, columns};
+      const Panels<T> of_part{memory, widths, tall * odd, odd, row, column};
+      const Panels<T> here = row < kept ? panels : of_part;
+      const auto scores = [&](int64_t k) { return here.at(k, row, column); };
+      const bool fills = row >= filled;
+      if (fills && !parts) products.fill(part, scores, here.row_stride);
+      PartOfSweep<Kernel, T, Fields>(sweep, here, b, fields, part, sums, products, fills && parts,
+                                     parts && row >= kept)
+          .run();
+      if (products.multiplies()) products.multiply(part, scores, here.row_stride);
+    }
+  }
 }
 
 template <class Kernel>
 void run_sweep(StableIValue* stack, uint64_t, uint64_t) {
-  Arguments from(stack);
+  Stack from(stack);
   const Tensor given_panels = from.take<Tensor>();
   const SweepArguments given = take_sweep(from);
-  with_type(given_panels, [&](auto type) {
+  const int64_t row0 = from.take<int64_t>(), column0 = from.take<int64_t>();
+  const PairArguments pairs = take_pairs(from);
+  const typename Kernel::Given given_fields{from};
+  with_type(given_panels, "panels", [&](auto type) {
     using T = decltype(type);
-    Block<T> b{};
-    b.row0 = from.take<int64_t>();
-    b.column0 = from.take<int64_t>();
-    const PairArguments pairs = take_pairs(from);
-    const int64_t widths = from.widths = given_panels.size(0);
-    auto fields = Kernel::template take<T>(from);
-    from.check(Kernel::name);
-    take_pairs(pairs, b);
-    STD_TORCH_CHECK(given_panels.dim() == 3 && given_panels.stride(2) == 1,
-                    "fastsim: row-major panels");
+    if (given_panels.dim() != 3 || given_panels.stride(2) != 1 || given_panels.size(0) == 0) {
+      refuse("panels", given_panels, "row-major panels (widths, rows, columns)");
+    }
+    const int64_t widths = given_panels.size(0), kept = given_panels.size(1);
     const bool has_products = !given.x.empty();
-    const int64_t kept = given_panels.size(1);
+    STD_TORCH_CHECK(has_products == !given.y.empty(), "fastsim: x, y: wanted both or neither");
+    Block<T> b{};
+    b.row0 = row0;
+    b.column0 = column0;
     b.rows = has_products ? given.x[0].size(0) : kept;
     b.columns = has_products ? given.y[0].size(0) : given_panels.size(2);
     STD_TORCH_CHECK(kept == 0 || (kept <= b.rows && given_panels.size(2) == b.columns),
-                    "fastsim: panels of rows of the block");
-    const Sweep<T> sweep(given, widths, b.rows, b.columns);
-    const bool parts = has_products && !given.whole_rows;
-    const int64_t wide = parts ? std::min(b.columns, kPartColumns) : b.columns;
-    const int64_t tall = parts ? even_part(b.rows, kPartRows, kSumRows) : b.rows;
-    const int64_t odd = wide + kAligned / int64_t(sizeof(T));
-    const Scratch<T> memory(kept < b.rows ? widths * tall * odd : 0);
+                    "fastsim: panels: wanted rows of the block, which is (", b.rows, ", ",
+                    b.columns, "), got ", shown(given_panels));
+    take_pairs(pairs, b);
+    check_needs(b, Kernel::needs, Kernel::name);
     const Panels<T> panels{static_cast<T*>(given_panels.mutable_data_ptr()), widths,
                            given_panels.stride(0), given_panels.stride(1)};
     b.stride = panels.row_stride;
-    std::vector<decltype(of_width(fields, 0, from.strides))> arguments;
-    for (int64_t k = 0; k < widths; ++k) arguments.push_back(of_width(fields, k, from.strides));
-    if constexpr (Kernel::shares != Each::columns) {
-      constexpr bool sums = has_sums<decltype(fields)>;
-      STD_TORCH_CHECK(!sums || !sweep.carries(), "fastsim: sums or score gradients");
-      const SweepProducts<T> products({given.x, widths, b.rows}, {given.y, widths, b.columns},
-                                      {given.grad_x, widths, b.rows},
-                                      {given.grad_y, widths, b.columns}, given.first_rows,
-                                      given.first_columns, parts ? wide : 0);
-      const int64_t filled = given.filled || !has_products ? kept : 0;
-      for (int64_t column = 0; column < b.columns; column += wide) {
-        const int64_t columns = std::min(wide, b.columns - column);
-        if (parts && filled < b.rows) products.pack(column, columns);
-        for (int64_t row = 0, end; row < b.rows; row = end) {
-          end = std::min(row + tall, row < kept ? kept : b.rows);
-          const Part part{row, end - row, column, columns};
-          const Panels<T> of_part{memory, widths, tall * odd, odd, row, column};
-          const Panels<T> here = row < kept ? panels : of_part;
-          const auto scores = [&](int64_t k) { return here.at(k, row, column); };
-          const bool fills = row >= filled;
-          if (fills && !parts) products.fill(part, scores, here.row_stride);
-          run_part<Kernel>(sweep, here, b, arguments, part, from, products, fills && parts,
-                           parts && row >= kept);
-          if (products.multiplies()) products.multiply(part, scores, here.row_stride);
-        }
-      }
+    Extent extent{b.rows, b.columns, widths};
+    std::vector<decltype(fields_of<T>(given_fields, extent))> fields;
+    for (; extent.k < widths; ++extent.k) fields.push_back(fields_of<T>(given_fields, extent));
+    if constexpr (Kernel::shares == Each::columns) {
+      STD_TORCH_CHECK(kept == b.rows, "fastsim: panels: wanted those of all rows, got ",
+                      shown(given_panels));
+      run_over_columns<Kernel>(panels, b, fields);
     } else {
-      over(b.columns, b.rows * widths, [&](int64_t begin, int64_t end) {
-        for (int64_t k = 0; k < widths; ++k) {
-          Block<T> of_width = b;
-          of_width.scores = panels.at(k, 0, 0);
-          Kernel::template of<T>()(of_width, arguments[k], begin, end);
-        }
-      });
+      const SumsOfColumns sums = sums_of(given_fields, {b.rows, b.columns, widths});
+      run_over_parts<Kernel>(given, panels, kept, b, fields, sums);
     }
   });
 }
@@ -278,7 +350,7 @@ void run_sweep(StableIValue* stack, uint64_t, uint64_t) {
 std::vector<Operator> operators() {
   return {
 #define FUNCTION(...)
-#define PAIRS_KERNEL(name, Fields, each, ...)                                      \
+#define PAIRS_KERNEL(name, Fields, each, needs, ...)                               \
   {"sweep_" #name "(Tensor(panels!) panels, " SWEEP_SCHEMA "int row0, int column0, " \
    PAIRS_SCHEMA __VA_ARGS__ ") -> ()",                                             \
    run_sweep<Of##Fields>},

@@ -23,13 +23,11 @@ struct OwnColumns {
   std::vector<OfWidth> of;
   int64_t width = 0;  // of all
 
-  OwnColumns(const std::vector<Tensor>& given, int64_t widths, int64_t count) {
-    STD_TORCH_CHECK(given.empty() || int64_t(given.size()) == widths,
-                    "fastsim: rows of each width");
+  OwnColumns(const std::vector<Tensor>& given, const char* name, int64_t widths, int64_t count) {
+    STD_TORCH_CHECK(given.empty() || int64_t(given.size()) == widths, "fastsim: ", name,
+                    ": wanted rows of each of ", widths, " widths, got ", given.size());
     for (const Tensor& t : given) {
-      check<std::remove_const_t<T>>(t);
-      STD_TORCH_CHECK(t.size(0) == count, "fastsim: rows of a block");
-      of.push_back({static_cast<T*>(t.mutable_data_ptr()), t.size(1)});
+      of.push_back({output<std::remove_const_t<T>>(t, name, count * t.size(1)), t.size(1)});
       width += t.size(1);
     }
   }
@@ -51,7 +49,16 @@ class SweepProducts {
       : x_(std::move(x)), y_(std::move(y)), grad_x_(std::move(grad_x)),
         grad_y_(std::move(grad_y)), first_rows_(first_rows), first_columns_(first_columns),
         wide_(kernels().of<T>().panel_columns),
-        most_columns_(tiles(most_columns, wide_) * wide_), packed_(most_columns_ * x_.width) {}
+        most_columns_(tiles(most_columns, wide_) * wide_), packed_(most_columns_ * x_.width) {
+    const auto alike = [&](const auto& side) {
+      for (size_t k = 0; k < side.of.size(); ++k) {
+        if (!x_ || side.of[k].width != x_.of[k].width) return false;
+      }
+      return true;
+    };
+    STD_TORCH_CHECK(alike(y_) && alike(grad_x_) && alike(grad_y_),
+                    "fastsim: y, grad_x, grad_y: wanted the widths of x");
+  }
 
   // Packs columns, before their scores are made.
   void pack(int64_t column, int64_t columns) const {
@@ -67,8 +74,8 @@ class SweepProducts {
   }
 
   // The products of the rows [begin, end) of a part, whose first row is in `scores` of each width.
-  template <class Scores>
-  void fill(const Part& part, Range rows, const Scores& scores, int64_t stride) const {
+  template <class ScoresOf>
+  void fill(const Part& part, Range rows, const ScoresOf& scores, int64_t stride) const {
     const Range panels{0, tiles(part.columns, wide_)};
     for (size_t k = 0; k < x_.of.size(); ++k) {
       const auto& x = x_.of[k];
@@ -78,8 +85,8 @@ class SweepProducts {
   }
 
   // Those of a part that is too large for the second cache.
-  template <class Scores>
-  void fill(const Part& part, const Scores& scores, int64_t stride) const {
+  template <class ScoresOf>
+  void fill(const Part& part, const ScoresOf& scores, int64_t stride) const {
     Block<T> b{};
     b.stride = stride;
     b.rows = part.rows;
@@ -94,8 +101,8 @@ class SweepProducts {
 
   // What the score gradients of a part are to the columns, then to the rows, whose gradients may
   // take the place of the rows.
-  template <class Scores>
-  void multiply(const Part& part, const Scores& scores, int64_t stride) const {
+  template <class ScoresOf>
+  void multiply(const Part& part, const ScoresOf& scores, int64_t stride) const {
     const auto& k_ = kernels().of<T>();
     if (grad_y_) {
       const bool add = !first_rows_ || part.row > 0;
@@ -115,7 +122,15 @@ class SweepProducts {
     }
   }
 
-  explicit operator bool() const { return bool(x_); }
+  // Of a block without rows or without columns: what would be written is 0.
+  void clear(int64_t rows, int64_t columns) const {
+    const auto clear_side = [](const OwnColumns<T>& side, int64_t count) {
+      for (const auto& of : side.of) std::fill_n(of.data, count * of.width, T(0));
+    };
+    if (first_columns_) clear_side(grad_x_, rows);
+    if (first_rows_) clear_side(grad_y_, columns);
+  }
+
   bool multiplies() const { return bool(grad_x_) || bool(grad_y_); }
 
  private:

@@ -58,13 +58,14 @@ void over(int64_t count, int64_t cost, const F& f) {
 }
 
 // The same of rows of a product, whole register tiles of them: f(rows). cost: the multiply-adds of a
-// row; piece: tiles.
+// row, of no depth none; piece: tiles.
 template <class F>
 void over_tiles(int64_t rows, int64_t cost, const F& f, int64_t piece = 1) {
   const auto run = [&](int64_t begin, int64_t end) {
     f(Range{begin * kTileRows, std::min(rows, end * kTileRows)});
   };
-  share_out(tiles(rows, kTileRows), 1 + kProductGrain / (kTileRows * cost), run, piece);
+  const int64_t of_tile = kTileRows * std::max<int64_t>(1, cost);
+  share_out(tiles(rows, kTileRows), 1 + kProductGrain / of_tile, run, piece);
 }
 
 }  // namespace fastsim

@@ -70,9 +70,8 @@ void add_potentials(const Side<T>& side, double& sum, double& count) {
   count += half;
 }
 
-inline void write(const Totals& totals, const Tensor& out) {
-  STD_TORCH_CHECK(out.numel() == kTotals, "fastsim: wanted the totals of a batch");
-  *reinterpret_cast<Totals*>(output<double>(out)) = totals;
+inline void write(const Totals& totals, const Tensor& out, const char* name) {
+  *reinterpret_cast<Totals*>(output<double>(out, name, kTotals)) = totals;
 }
 
 // The numbers (rows, kObserved) of rows of which no score has been looked at.
@@ -88,10 +87,9 @@ class Watching {
  public:
   Watching(const Optional& seen, const Optional& totals, int64_t rows, bool cosine)
       : totals_(totals), rows_(rows), cosine_(cosine), own_(totals ? rows * kObserved : 0) {
-    STD_TORCH_CHECK(!seen || seen->numel() == rows * kObserved,
-                    "fastsim: wanted the numbers of the rows");
     if (totals) clear_seen(own_, rows);
-    numbers_ = totals ? own_ : seen ? output<double>(*seen) : nullptr;
+    double* const of_caller = output<double>(seen, "seen", rows * kObserved);
+    numbers_ = totals ? own_ : of_caller;
   }
 
   // Of unit rows, before anything takes their place.
@@ -109,7 +107,7 @@ class Watching {
   void write() {
     if (!totals_) return;
     add_rows(batch_, own_, rows_, cosine_);
-    fastsim::write(batch_, *totals_);
+    fastsim::write(batch_, *totals_, "totals");
   }
 
  private:

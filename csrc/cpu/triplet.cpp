@@ -96,10 +96,10 @@ class Triplets {
 
 // The scores of some rows, some panels of columns at a time.
 template <class T>
-class Scores {
+class PanelScores {
  public:
   // unit: the unit rows; all: what decides the roles of their pairs.
-  Scores(const UnitColumns<T>& columns, const T* unit, int64_t rows, const Block<T>& all)
+  PanelScores(const UnitColumns<T>& columns, const T* unit, int64_t rows, const Block<T>& all)
       : columns_(columns), unit_(unit), rows_(rows), all_(all),
         wide_(kPanels * kernels().of<T>().panel_columns),
         stride_(wide_ + kAligned / int64_t(sizeof(T))),  // off a power of two, for the cache's sets
@@ -162,13 +162,20 @@ class Scores {
 void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi_hard,
                   double margin, Optional weights, double weight, Optional grad_x, Optional grad_y,
                   Tensor total, Optional totals) {
-  with_type(total, [&](auto type) {
+  with_type(total, "total", [&](auto type) {
     using T = decltype(type);
     const auto& k = kernels().of<T>();
-    T* const to_x = grad_x ? output<T>(*grad_x) : nullptr;
-    T* const to_y = grad_y ? output<T>(*grad_y) : nullptr;
     const Matrix rows = matrix(x);
     const int64_t count = x.size(0), width = x.size(1), units = tiles(count, kUnit);
+    check_matrix(y, "y", y.size(0), width);
+    T* const to_x = output<T>(grad_x, "grad_x", count * width);
+    T* const to_y = output<T>(grad_y, "grad_y", y.size(0) * width);
+    T* const loss = output<T>(total, "total", 1);
+    Block<T> all{};
+    all.rows = count;
+    all.columns = y.size(0);
+    all.positives = input<int64_t>(positives, "positives", count);
+    check_positives(all);
 
     Watching<T> watching(seen, totals, count, true);
     if (totals) {
@@ -176,15 +183,13 @@ void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi
       watching.look_at_columns(Side<T>(y, true));
     }
     const UnitColumns<T> columns(y);
-    Block<T> all{};
-    all.positives = input<int64_t>(positives);
-    const T* of_rows = input<T>(weights);
+    const T* of_rows = input<T>(weights, "weights", count);
     Triplets<T> triplets(count);
     const Scratch<T> inverse(count), of_units(to_y ? units * width : 0);
     const int64_t the_sum[kUnits * kUnit] = {};  // the one row that each is multiplied with
     const auto finish = [&](int64_t first, int64_t high, T* unit) {
       k.unit_rows(rows.from_row(first), width, unit, inverse + first, 0, high);
-      const Scores<T> scores(columns, unit, high, all.from_row(first));
+      const PanelScores<T> scores(columns, unit, high, all.from_row(first));
       scores.of_positives(triplets.own.data() + first);
       const ClosestNegative<T> closest{semi_hard, triplets.own.data() + first,
                                        triplets.closest.data() + first,
@@ -229,7 +234,7 @@ void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi
       }
     });
     watching.write();
-    *output<T>(total) = T(triplets.loss());
+    *loss = T(triplets.loss());
     if (!to_y) return;
 
     const std::vector<double> sums = sum_of_rows<T>(of_units, units, width);

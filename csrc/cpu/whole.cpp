@@ -167,23 +167,29 @@ Result loss_of_width(const Given& given, int64_t width, double factor, T* to_x, 
   if (y) watching.look_at_columns(*others);
   const Side<T>& columns = y ? *others : rows;
   const Panel<T> panel(rows, rows.count, columns, columns.count, width, tall);
+  const int64_t count = rows.count, wide = columns.count;
   std::optional<TargetPanel<T>> targets;
   if (factor_rows) targets.emplace(*factor_rows, *factor_columns, of.factor_cosine, tall);
   std::optional<GuidePanel<T>> guide;
   if (guide_rows) guide.emplace(*guide_rows, *guide_columns, of.guide_margin, of.guide_relative, tall);
 
   Block<T> all{};
+  all.rows = count;
+  all.columns = wide;
   take_pairs(pairs, all);
+  check_positives(all);
   const Loss loss{kind,    of.scale,     of.bias,      of.margin,   of.positive_scale,
                   of.base, of.normalise, of.symmetric, to_x || to_y};
-  STD_TORCH_CHECK(!of.symmetric || tall >= rows.count, "fastsim: whole: wanted all rows in a band");
-  const T* const own = input<T>(weights);
-  std::vector<T> weight(rows.count, T(factor * of.weight));
-  for (int64_t i = 0; own && i < rows.count; ++i) weight[i] = T(factor * own[i]);
-  const OfRows<T> of_all{weight.data(), input<T>(prior), input<T>(positive_weights)};
-  const T *bias_of_columns = input<T>(column_bias), *shift_of_rows = input<T>(row_shift);
+  STD_TORCH_CHECK(!of.symmetric || tall >= count, "fastsim: whole: wanted all rows in a band");
+  const T* const own = input<T>(weights, "weights", count);
+  std::vector<T> weight(count, T(factor * of.weight));
+  for (int64_t i = 0; own && i < count; ++i) weight[i] = T(factor * own[i]);
+  const OfRows<T> of_all{weight.data(), input<T>(prior, "prior", 2 * count),
+                         input<T>(positive_weights, "positive_weights", count)};
+  const T* bias_of_columns = input<T>(column_bias, "column_bias", wide);
+  const T* shift_of_rows = input<T>(row_shift, "row_shift", count);
   Result result;
-  for (int64_t first = 0; first < rows.count; first += tall) {
+  for (int64_t first = 0; first < count; first += tall) {
     Block<T> b = panel.band(first, all);
     if (targets) b.dense = targets->band(first);
     if (std::isfinite(of.exclude_above)) leave_out_by_score(b, of.exclude_above);
@@ -211,6 +217,31 @@ Result loss_of_width(const Given& given, int64_t width, double factor, T* to_x, 
   watching.write();
   result.scale_score_grad += along / of.scale;
   return result;
+}
+
+// Refuses what is of other sizes than the two sides of so many rows and columns.
+void check_sides(const Given& given, int64_t rows, int64_t columns) {
+  const auto check_pair = [&](const Optional& of_rows, const Optional& of_columns,
+                              const char* names, const char* name_of_rows,
+                              const char* name_of_columns) {
+    STD_TORCH_CHECK(bool(of_rows) == bool(of_columns), "fastsim: ", names,
+                    ": wanted both or neither");
+    if (!of_rows) return;
+    const int64_t width = of_rows->size(1);
+    check_matrix(*of_rows, name_of_rows, rows, width);
+    check_matrix(*of_columns, name_of_columns, columns, width);
+  };
+  check_pair(given.guide_rows, given.guide_columns, "guide_rows, guide_columns", "guide_rows",
+             "guide_columns");
+  check_pair(given.factor_rows, given.factor_columns, "factor_rows, factor_columns",
+             "factor_rows", "factor_columns");
+  STD_TORCH_CHECK(given.tall > 0, "fastsim: tall: wanted rows of a band, got ", given.tall);
+  int64_t before = 0;
+  for (const auto& prefix : given.of.prefixes) {
+    STD_TORCH_CHECK(prefix.width > before, "fastsim: numbers: wanted ascending prefixes, got ",
+                    prefix.width, " after ", before);
+    before = prefix.width;
+  }
 }
 
 // Adds (count, width) to the first columns of `to` (count, wide).
@@ -241,16 +272,21 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
   const int64_t full = x.size(1), prefixes = of.prefixes.size();
   STD_TORCH_CHECK(!prefixes || (of.prefixes.back().width == full && !seen && !totals),
                   "fastsim: whole: wanted prefixes up to all of the rows, whose scores nobody sees");
-  with_type(total, [&](auto type) {
+  STD_TORCH_CHECK(y || !grad_y, "fastsim: grad_y: wanted y too");
+  const int64_t rows = x.size(0), columns = y ? y->size(0) : 0;
+  if (y) check_matrix(*y, "y", columns, full);
+  check_sides(given, rows, y ? columns : rows);
+  with_type(total, "total", [&](auto type) {
     using T = decltype(type);
-    T* const to_x = grad_x ? output<T>(*grad_x) : nullptr;
-    T* const to_y = grad_y ? output<T>(*grad_y) : nullptr;
+    T* const to_x = output<T>(grad_x, "grad_x", rows * full);
+    T* const to_y = output<T>(grad_y, "grad_y", columns * full);
+    T* const loss = output<T>(total, "total", 1);
+    double* const score_grads = output<double>(parameters, "parameters", 2);
     // The widest first: its gradients are written where those of the others are added.
     const double factor = prefixes ? of.prefixes.back().factor : 1;
     Result result = loss_of_width<T>(given, full, factor, to_x, to_y);
     for (int64_t k = prefixes - 2; k >= 0; --k) {
       const auto [width, factor] = of.prefixes[k];
-      const int64_t rows = x.size(0), columns = y ? y->size(0) : 0;
       const Scratch<T> memory((rows + columns) * width);
       T* const of_x = to_x ? static_cast<T*>(memory) : nullptr;
       T* const of_y = to_y ? memory + rows * width : nullptr;
@@ -258,9 +294,8 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
       if (to_x) add_columns<T>(of_x, rows, width, to_x, full);
       if (to_y) add_columns<T>(of_y, columns, width, to_y, full);
     }
-    *output<T>(total) = T(result.loss);
-    if (!parameters) return;
-    double* score_grads = output<double>(*parameters);
+    *loss = T(result.loss);
+    if (!score_grads) return;
     score_grads[0] = double(result.scale_score_grad);
     score_grads[1] = double(result.bias_score_grad);
   });

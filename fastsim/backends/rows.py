@@ -138,6 +138,12 @@ def add_rows(out, rows, values):
     return out.index_add_(0, rows, values)
 
 
+def take_rows(values, rows):
+    """values[rows], whose gradient adds duplicates as `add_rows` does."""
+    # On a CPU that of the brackets is added up by all threads at once, in any order.
+    return values[rows] if values.is_cuda else values.index_select(0, rows)
+
+
 def _pairs(x, y, columns, distances):
     """Distance or product of each row of x with a row of y, the same or the one named."""
     if not len(x):  # one rank of a group may have no rows

@@ -7,6 +7,7 @@ time. Each row's result is that of all rows at once.
 
 import torch
 
+from fastsim.backends.rows import take_rows
 from fastsim.operators import differentiable_again, traced, transforming
 from fastsim.precision import widened
 
@@ -26,7 +27,7 @@ def by_bands(function, x, y=None, shared=None, *, index=None, summed=False):
 
 
 def _taken(y, index):
-    return y if index is None else y[index]
+    return y if index is None else take_rows(y, index)
 
 
 def _bands(x):

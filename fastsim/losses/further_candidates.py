@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fastsim.backends.rows import take_rows
 from fastsim.checks import FLOATING, check_alike, check_choice, check_embeddings, check_tensor
 from fastsim.engine.autograd import tile_loss
 from fastsim.engine.bands import by_bands
@@ -111,7 +112,7 @@ def parts_of(further, anchors, candidates, own, pairs, guide, batch):
         if guide is not None:
             rule = replace(rule, guide=guided(guide[0], batch.gather_rows(guide[0])))
         found.append(Part(anchors, anchors, rule, of_anchors))
-    documents = candidates if every else candidates[own]
+    documents = candidates if every else take_rows(candidates, own)
     if "doc_to_query" in further.directions:
         rule = Pairs(rows)
         if excluded:

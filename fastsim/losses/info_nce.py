@@ -29,6 +29,7 @@ from torch import Tensor
 from fastsim.annotations import Exclude, Group, Reduction, Scalar, Similarity
 from fastsim.backends import pick
 from fastsim.backends.extras import extras_of
+from fastsim.backends.rows import take_rows
 from fastsim.checks import (
     check_candidates,
     check_columns,
@@ -297,6 +298,6 @@ def info_nce_from_scores(
     if label_smoothing:
         losses = losses + label_smoothing * (positive - every.mean(1))
     if symmetric:
-        backward = torch.logsumexp(logits, 0)[pairs.positives] - positive
+        backward = take_rows(torch.logsumexp(logits, 0), pairs.positives) - positive
         losses = 0.5 * (losses + backward)
     return reduce(losses, reduction)

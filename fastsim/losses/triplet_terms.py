@@ -2,7 +2,7 @@
 
 import torch
 
-from fastsim.backends.rows import add_rows
+from fastsim.backends.rows import add_rows, take_rows
 from fastsim.engine.chosen_rows import row_terms
 from fastsim.engine.ring import ring_closest, ring_sum
 from fastsim.scores import paired, unit_rows, without_autocast
@@ -36,7 +36,7 @@ def terms_of_ring(anchors, positives, mining, pairs, batch, backend, seen):
     def of_block(unit_x, unit_y, columns):
         within = indices - columns.start
         here = (within >= 0) & (within < len(unit_y))
-        closest = paired(unit_x, unit_y[within.clamp(0, len(unit_y) - 1)])
+        closest = paired(unit_x, take_rows(unit_y, within.clamp(0, len(unit_y) - 1)))
         parts = [torch.mv(unit_x, unit_y.sum(0)), torch.where(here, closest, 0.0)]
         if pairs.row_ids is not None:
             parts += _excluded_scores(unit_x, unit_y, pairs.of_columns(columns))
@@ -78,4 +78,4 @@ def _excluded_sums(unit_y, pairs):
     counts = add_rows(torch.zeros_like(ones), group, ones)
     row_group = torch.searchsorted(ids, pairs.row_ids).clamp(max=ids.numel() - 1)
     known = (ids[row_group] == pairs.row_ids).to(unit_y.dtype)
-    return sums[row_group] * known[:, None], counts[row_group] * known
+    return take_rows(sums, row_group) * known[:, None], counts[row_group] * known

@@ -3,11 +3,15 @@
 import pytest
 import torch
 
+import fastsim
 from fastsim.backends.cpu import blas
 from tests.cases import CASES, call, inputs, takes_backend
+from tests.seeds import fresh
 from tests.threads import assert_same_bits
 
-SHAPE = 389, 394, 66  # more than one thread's worth; no multiple of a tile
+# More than one thread's worth, for torch's own operations too: 32,768 numbers of rows x width. No
+# multiple of a tile.
+SHAPE = 261, 266, 130
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
@@ -24,3 +28,27 @@ def test_any_number_of_threads_gives_the_same_bits(case, dtype, usable):
         return [value, *grads]
 
     assert_same_bits(results, (1, 2, 3, 7))
+
+
+@pytest.mark.parametrize(
+    ("loss", "few", "options"),
+    [
+        (fastsim.full_triplet, "exclude", {}),
+        (fastsim.info_nce, "positives", {"directions": ("query_to_doc", "doc_to_query")}),
+    ],
+    ids=("full_triplet", "info_nce"),
+)
+def test_a_gradient_of_many_rows_is_added_up_in_one_order(loss, few, options, usable):
+    usable("cpu")
+    generator = fresh(92)
+    count, width = 600, 257
+    x, y = (torch.randn(count, width, generator=generator) for _ in range(2))
+    rows, columns = torch.randint(0, count // 6, (2, count), generator=generator)
+    options = options | {few: (rows, columns) if few == "exclude" else rows}
+
+    def results():
+        sides = [side.clone().requires_grad_() for side in (x, y)]
+        value = loss(*sides, **options, backend="cpu")
+        return [value.detach(), *torch.autograd.grad(value, sides)]
+
+    assert_same_bits(results, (1, 2, 7))
