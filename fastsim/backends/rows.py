@@ -104,7 +104,7 @@ def triplet_distances(anchors, positives, negatives):
 
 def triplet_losses(near, far, margin):
     """relu(near - far + margin) (N,), NaN for an infinite far; margin: a number or ()."""
-    return (near - far).add_(margin).relu_().masked_fill_(far == torch.inf, torch.nan)
+    return (near - far).add_(margin).relu_().add_(far, alpha=0)  # inf * 0 is NaN
 
 
 def gap_gradients(grad, near, far, margin, factor):
