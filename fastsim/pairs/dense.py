@@ -44,5 +44,8 @@ def pair_mask(pairs, rows, columns, device):
 
 
 def not_above(scores, positives, margin):
-    """The (N, M) bool matrix of scores at most `margin` above the row's positive."""
-    return scores <= scores.gather(1, positives[:, None]) + margin
+    """The (N, M) bool matrix of scores that are not more than `margin` above the row's positive.
+
+    A NaN is not, so that it reaches the loss.
+    """
+    return ~(scores > scores.gather(1, positives[:, None]) + margin)
