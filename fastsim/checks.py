@@ -128,7 +128,7 @@ def check_number(name, value, *, positive=False, tensor=True):
             raise ValueError(
                 f"{name}: wanted {wanted}, got shape {tuple(value.shape)} of {value.dtype}"
             )
-        if not _can_be_read(value):
+        if not can_be_read(value):
             return
         value = value.item()
     elif isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -243,6 +243,6 @@ def _traced(value):
     return torch.compiler.is_compiling() or transformed(value)
 
 
-def _can_be_read(value):
+def can_be_read(value):
     """Whether the values of the tensor are at hand."""
     return value.device.type == "cpu" and not _traced(value)

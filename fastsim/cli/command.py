@@ -129,14 +129,14 @@ def quiet():
 
 
 def _output_error():
-    from fastsim.training.files import OutputError
+    from fastsim.files import OutputError
 
     return OutputError
 
 
 def _exit_code(error):
+    from fastsim.files import is_full_disk
     from fastsim.training.data import DataError
-    from fastsim.training.files import is_full_disk
 
     if is_full_disk(error):
         return OUTPUT

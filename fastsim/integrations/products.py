@@ -36,13 +36,14 @@ def cross_entropy(
     positives = as_ids(positives)
     backend = pick(None, rows, columns, scale, kind="softmax", extras=(DOT,))
     if backend.name == "eager":
-        options = {
-            "symmetric": symmetric,
-            "reduction": "none" if weights is not None else reduction,
-        }
         scores = as_float(rows) @ as_float(columns).T
-        options["temperature"] = inverse(scale, rows)
-        losses = info_nce_from_scores(scores, positives, **options)
+        losses = info_nce_from_scores(
+            scores,
+            positives,
+            temperature=inverse(scale, rows),
+            symmetric=symmetric,
+            reduction=reduction if weights is None else "none",
+        )
         return losses if weights is None else (weights * losses).sum()
     tile = Tile("softmax", Pairs(positives), symmetric=symmetric, cosine=False)
     if weights is None:

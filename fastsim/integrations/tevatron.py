@@ -10,7 +10,7 @@ that are probabilities are theirs, by their code; a warning says so once.
 import torch
 from tevatron import loss as theirs
 
-from fastsim.checks import INTEGRAL
+from fastsim.checks import INTEGRAL, can_be_read
 from fastsim.integrations import names
 from fastsim.integrations.dtypes import as_theirs
 from fastsim.integrations.overrides import say_once
@@ -69,13 +69,9 @@ def _split(target):
     Off the CPU nothing is read, as that would wait for the device.
     """
     ignored = target == IGNORED
-    if _is_read(target) and not ignored.any():
+    if can_be_read(target) and not ignored.any():
         return target, None
     return target.masked_fill(ignored, 0), ignored
-
-
-def _is_read(target):
-    return target.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _weights(ignored, reduction, dtype):

@@ -11,6 +11,7 @@ from torch import Tensor
 from fastsim.annotations import Reduction
 from fastsim.checks import (
     check_alike,
+    check_count,
     check_embeddings,
     check_integers,
     check_range,
@@ -42,8 +43,7 @@ class SoftmaxClassification(torch.nn.Module):
     def __init__(self, dim: int, num_labels: int, *, reduction: Reduction = "mean") -> None:
         super().__init__()
         for name, value in (("dim", dim), ("num_labels", num_labels)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}: wanted a positive int, got {value!r}")
+            check_count(name, value)
         check_reduction(reduction)
         self.dim, self.num_labels, self.reduction = dim, num_labels, reduction
         self.classifier = torch.nn.Linear(3 * dim, num_labels, bias=False)

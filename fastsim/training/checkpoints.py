@@ -4,10 +4,9 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
-from fastsim.training.files import OutputError, umask, write_whole
+from fastsim.files import OutputError, unused_name, write_whole
 
 RUN = "fastsim_run.json"
 MANIFEST = "fastsim_checkpoint.json"
@@ -41,9 +40,8 @@ def _read_only(folder):
 def begin(folder):
     """Make the folder of a checkpoint, which is never there without the mark that it is ours."""
     folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=_BEGUN, dir=folder.parent))
-    made.chmod(0o777 & ~umask())
+    made = folder.with_name(unused_name(_BEGUN))
+    made.mkdir(parents=True)
     write_whole(made / MANIFEST, json.dumps(None))
     os.rename(made, folder)
 

@@ -29,11 +29,16 @@ def parse_columns(columns):
     return roles
 
 
-def select(header, roles, path):
-    """Role -> position in a header."""
+def check_header(header, path):
+    """`DataError` for a name that is there twice."""
     for name in header:
         if header.count(name) > 1:
             raise DataError(f"{path}, line 1: column {name!r} is there twice")
+
+
+def select(header, roles, path):
+    """Role -> position in a header."""
+    check_header(header, path)
     if roles is None:
         return {name: place for place, name in enumerate(header) if is_role(name)}
     wanted = [(role, name or role) for role, name in roles if role != "_"]

@@ -7,7 +7,7 @@ as a `datasets.Dataset` (fastsim/training/store.py).
 import os
 import sys
 
-from fastsim.training.columns import header_fault, parse_columns, select
+from fastsim.training.columns import check_header, header_fault, parse_columns
 from fastsim.training.formats import format_of
 from fastsim.training.hub import is_hub
 from fastsim.training.hub import rows as hub_rows
@@ -17,12 +17,12 @@ from fastsim.training.rows import (
     SUFFIXES,
     DataError,
     check_file,
-    check_width,
     delimited_rows,
     kind_of,
     lines,
     named_rows,
     suffix_of,
+    width_fault,
 )
 from fastsim.training.store import Store
 from fastsim.training.values import checked_text
@@ -92,9 +92,10 @@ def _named_fields(path, kind):
     """(line, {column: field}) of each row of a CSV or TSV file with a header."""
     rows = delimited_rows(path, kind)
     header = [field.strip() for field in next(rows, (1, []))[1]]
-    select(header, None, path)  # refuses a name that is there twice
+    check_header(header, path)
     for line, row in rows:
-        check_width(row, len(header), path, line)
+        if fault := width_fault(row, len(header), path, line):
+            raise fault
         yield line, dict(zip(header, row, strict=True))
 
 

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from fastsim.training.files import OutputError, flush, full_disk_named, umask
+from fastsim.files import OutputError, flush, full_disk_named
 
 MANIFEST = "fastsim_manifest.json"
 _LAST = ("config.json", "modules.json", MANIFEST)  # without them a folder passes for no model
@@ -46,7 +46,7 @@ def replaced_folder(path):
             (stage / MANIFEST).write_text(text, encoding="utf-8")
             for file in stage.rglob("*"):
                 if file.is_file():
-                    file.chmod(0o666 & ~umask())
+                    file.chmod(0o666 & ~_umask())
                     flush(file)
             _exchange(stage, path)
         done = True
@@ -186,3 +186,9 @@ def _unused(place):
         number += 1
         name = place.with_name(f"{place.name}.old{number}")
     return name
+
+
+def _umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

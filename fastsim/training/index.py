@@ -3,8 +3,8 @@
 import hashlib
 from pathlib import Path
 
+from fastsim.files import whole_file
 from fastsim.training.evaluation import check_vectors
-from fastsim.training.files import whole_file
 
 _KIND = "fastsim-index-1"
 

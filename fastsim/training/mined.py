@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
+from fastsim.files import OutputError, write_whole
 from fastsim.mining import mine_hard_negatives
 from fastsim.training.data import DataError, read_corpus, read_data
 from fastsim.training.evaluation import check_vectors
-from fastsim.training.files import OutputError, write_whole
 
 
 def mine(encoder, pairs, *, corpus=None, columns=None, kind=None, batch_size=32, count=1, **limits):

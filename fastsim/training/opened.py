@@ -14,10 +14,10 @@ from fastsim.training.formats import is_role
 from fastsim.training.hub import tables as hub_tables
 from fastsim.training.rows import (
     DataError,
-    check_width,
     delimited_rows,
     named_rows,
     parquet_tables,
+    width_fault,
 )
 from fastsim.training.values import checked_rows
 
@@ -65,12 +65,8 @@ def _again(first, rest):
 
 def _pick(path, rows, places, width):
     for line, row in rows:
-        try:
-            check_width(row, width, path, line)
-        except DataError as error:
-            yield line, error
-        else:
-            yield line, [row[place] for place in places]
+        fault = width_fault(row, width, path, line)
+        yield line, fault or [row[place] for place in places]
 
 
 def open_named(path, kind, roles):
@@ -81,34 +77,24 @@ def open_named(path, kind, roles):
     header = list(first[1])
     names = select(header, roles, path)
     keys = [header[place] for place in names.values()]
-    rows = _again([first], rows)
-    if roles is None:
-        rows = _same_columns(path, header, rows)
-    rows = _of_keys(path, keys, rows)
+    rows = _of_keys(path, keys, _again([first], rows), known=set(header) if roles is None else None)
     return list(names), functools.partial(_row_parts, list(names), rows), header
 
 
-def _same_columns(path, header, rows):
-    """The rows, or what is wrong with one: a column with a meaning that the first row has not."""
-    known = set(header)
+def _of_keys(path, keys, rows, known=None):
+    """Of rows by name. known: the columns of the first row, where no later one may have more."""
     for line, row in rows:
-        if not row.keys() <= known:
-            new = [name for name in row if name not in known and is_role(name)]
-            if new:
-                row = DataError(
+        missing = [key for key in keys if row.get(key) is None]
+        more = known is not None and not row.keys() <= known
+        if more and (new := [name for name in row if name not in known and is_role(name)]):
+            yield (
+                line,
+                DataError(
                     f"{path}, line {line}: wanted the columns of the first row, got {new[0]} too;"
                     " name those in use with --columns"
-                )
-        yield line, row
-
-
-def _of_keys(path, keys, rows):
-    for line, row in rows:
-        if isinstance(row, DataError):
-            yield line, row
-            continue
-        missing = [key for key in keys if row.get(key) is None]
-        if missing:
+                ),
+            )
+        elif missing:
             yield line, DataError(f"{path}, line {line}: no {', '.join(missing)}")
         else:
             yield line, [row[key] for key in keys]

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import transformers
 
-from fastsim.training.checkpoints import damage
-
 _SUMMED = "fastsim_loss_sum.json"
 
 
@@ -28,11 +26,11 @@ class Resumed(transformers.TrainerCallback):
     def _best(self, say):
         if self.state.best_model_checkpoint is None:
             return None
+        # What is damaged was removed before.
         path = self.checkpoint.with_name(Path(self.state.best_model_checkpoint).name)
-        reason = damage(path) if path.is_dir() else "it is missing"
-        if reason is None:
+        if path.is_dir():
             return path
-        say(f"{path.name}, the best model so far, cannot be used: {reason}")
+        say(f"{path.name}, the best model so far, cannot be used: it is missing")
         return None
 
     def stopped_early(self):

@@ -85,10 +85,11 @@ def delimited_rows(path, kind, delimiter=None):
                 yield start, row
 
 
-def check_width(row, width, path, line):
-    """`DataError` for a row of too few or too many fields."""
-    if len(row) != width:
-        raise DataError(f"{path}, line {line}: wanted {width} fields, got {len(row)}")
+def width_fault(row, width, path, line):
+    """What is wrong with a row of too few or too many fields, a `DataError`, or None."""
+    if len(row) == width:
+        return None
+    return DataError(f"{path}, line {line}: wanted {width} fields, got {len(row)}")
 
 
 def named_rows(path, kind):

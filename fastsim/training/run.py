@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fastsim.environment import variables
+from fastsim.files import OutputError, full_disk_named
 from fastsim.training import checkpoints as saved
 from fastsim.training import hub
 from fastsim.training.batch_plan import small_batches
-from fastsim.training.files import OutputError, full_disk_named
 from fastsim.training.folders import check_writable, files_of, replaced_folder
 from fastsim.training.model_card import model_card
 from fastsim.training.options import FREE, GROWING, Options

@@ -9,12 +9,12 @@ from accelerate.data_loader import SeedableRandomSampler
 from torch import nn
 from transformers.trainer_utils import TrainOutput
 
+from fastsim.files import full_disk_named
 from fastsim.grad_cache import GradCache, MicroBatches
 from fastsim.integrations.transformers import log_metrics
 from fastsim.training.batch_plan import LinkedRows
 from fastsim.training.batches import LinkedBatches, SharedBatches
 from fastsim.training.checkpoints import begin, seal
-from fastsim.training.files import full_disk_named
 from fastsim.training.resumed import Resumed, write_loss_sum
 from fastsim.training.sharding import WholeTask, any_process, local_part
 

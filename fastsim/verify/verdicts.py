@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import time
-import uuid
 import warnings
 import weakref
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 import torch
 
 from fastsim.agreement import agree
+from fastsim.files import write_whole
 from fastsim.operators import constant_result
 
 PACKAGE = Path(__file__).parents[1]
@@ -161,19 +161,12 @@ def write(verdict):
 
 
 def _write(verdict, name):
-    """A reader sees the file before or after, never a part of it."""
+    """OSError where the cache cannot be written."""
     home = folder()
     if home is None:
         raise OSError("there is no home folder")
     home.mkdir(parents=True, exist_ok=True)
-    # A name that no other thread, process or container has.
-    part = home / f"{uuid.uuid4().hex}.part"
-    try:
-        part.write_text(json.dumps(dataclasses.asdict(verdict), indent=1))
-        part.replace(home / name)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
+    write_whole(home / name, json.dumps(dataclasses.asdict(verdict), indent=1))
 
 
 def read(of):

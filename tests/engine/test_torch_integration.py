@@ -169,22 +169,28 @@ def test_compile_with_the_default_backend(name, within, usable):
     assert all(torch.equal(a, b) for a, b in zip(grads, wanted_grads, strict=True))
 
 
+def assert_changes_nothing(changed, case, *given):
+    """`changed`, the loss in other surroundings, has the bits of the loss; its value."""
+    value, grads = call(changed, *given)
+    wanted, wanted_grads = call(case.loss, *given)
+    assert torch.equal(value, wanted)
+    assert all(torch.equal(a, b) for a, b in zip(grads, wanted_grads, strict=True))
+    return value
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_autocast_changes_nothing(case, backend, usable):
     usable(backend)
     tensors, others, options = inputs(case, (9, 11, 6), torch.float32, seed=23)
     options |= {"backend": backend} if takes_backend(case) else {}
-    wanted, wanted_grads = call(case.loss, tensors, others, options)
 
     def under_autocast(*arguments, **keywords):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return case.loss(*arguments, **keywords)
 
-    value, grads = call(under_autocast, tensors, others, options)
+    value = assert_changes_nothing(under_autocast, case, tensors, others, options)
     assert value.dtype == torch.float32
-    assert torch.equal(value, wanted)
-    assert all(torch.equal(a, b) for a, b in zip(grads, wanted_grads, strict=True))
 
 
 def assert_refused_with_a_gradient_alone(backend):
@@ -240,10 +246,7 @@ def test_checkpoint_changes_nothing(case, backend, reduction, usable):
     def again(*given, **options):
         return checkpoint(case.loss, *given, **options, use_reentrant=False)
 
-    value, grads = call(again, tensors, others, options)
-    wanted, wanted_grads = call(case.loss, tensors, others, options)
-    assert torch.equal(value, wanted)
-    assert all(torch.equal(a, b) for a, b in zip(grads, wanted_grads, strict=True))
+    assert_changes_nothing(again, case, tensors, others, options)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

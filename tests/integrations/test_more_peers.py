@@ -165,7 +165,7 @@ def test_tevatron(tevatron, passages):
 def test_tevatron_leaves_out_what_is_ignored(tevatron, reduction, read, monkeypatch):
     ours, theirs = (package.SimpleContrastiveLoss() for package in tevatron)
     if not read:
-        monkeypatch.setattr(tevatron[0], "_is_read", lambda target: False)
+        monkeypatch.setattr(tevatron[0], "can_be_read", lambda target: False)
     sides = of(ROWS, WIDTH, seed=1), of(2 * ROWS, WIDTH, seed=2)
     target = torch.randint(0, 2 * ROWS, (ROWS,), generator=fresh(3))
     target[[2, 5]] = -100

@@ -10,9 +10,9 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("datasets")
 from fastsim.encoders.encoder import Encoder
+from fastsim.files import full_disk_named, write_whole
 from fastsim.training import demo
 from fastsim.training.evaluation import evaluate_encoder
-from fastsim.training.files import full_disk_named, write_whole
 from fastsim.training.run import OutputError, train
 from fastsim.training.stopping import Watch
 from tests import models

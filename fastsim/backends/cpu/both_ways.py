@@ -9,6 +9,7 @@ scores: of cosines it is known.
 
 import torch
 
+from fastsim.backends.cpu.passes import state_of
 from fastsim.kinds.kind import over
 from fastsim.kinds.softmax import column_weights
 
@@ -26,18 +27,14 @@ def common_top(tile):
     return 0.0 if abs(tile.scale) * (1 + abs(tile.margin)) <= LARGEST else None
 
 
-def _zeros(*shape):
-    return torch.zeros(shape, dtype=torch.float64, device="cpu")
-
-
 class BothWays:
     """The forward reduction of the panels of all widths, and their score gradients."""
 
     def __init__(self, tile, rows, columns, widths, top):
         self.tile, self.top = tile, top
         self.library = None  # the operators of a block
-        self.sums, self.logits = _zeros(2, widths, rows)
-        self.column_sums = _zeros(widths, columns)
+        self.sums, self.logits = state_of(2, widths, rows)
+        self.column_sums = state_of(widths, columns)
 
     def add(self, panels, pairs, block):
         """Leaves the panels as they are."""

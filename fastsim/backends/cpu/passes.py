@@ -26,7 +26,8 @@ def pair_arguments(pairs, block, targets=None, seen=None):
     return rows.start + pairs.offset, columns.start, *parts
 
 
-def _state(*shape, fill=0.0):
+def state_of(*shape, fill=0.0):
+    """What a pass adds up: float64, whatever the rows are."""
     return torch.full(shape, fill, dtype=torch.float64, device="cpu")
 
 
@@ -39,11 +40,11 @@ class _SoftmaxForward:
 
     def __init__(self, tile, rows, columns, widths=()):
         self.tile = tile
-        tops, *sums = (_state(*widths, rows, fill=fill) for fill in (EMPTY, 0.0, 0.0, 0.0))
+        tops, *sums = (state_of(*widths, rows, fill=fill) for fill in (EMPTY, 0.0, 0.0, 0.0))
         self.rows = (tops, *sums)
         self.columns = ()
         if tile.symmetric:
-            self.columns = _state(*widths, columns, fill=EMPTY), _state(*widths, columns)
+            self.columns = state_of(*widths, columns, fill=EMPTY), state_of(*widths, columns)
 
     def add(self, panel, pairs, block):
         rows, columns = block
@@ -80,7 +81,7 @@ class _SigmoidForward:
 
     def __init__(self, tile, rows, columns, widths=()):
         self.tile = tile
-        self.state = [_state(*widths, rows), _state(*widths, rows)]
+        self.state = [state_of(*widths, rows), state_of(*widths, rows)]
 
     def add(self, panel, pairs, block):
         tile, state = self.tile.of_rows(block[0]), (state[..., block[0]] for state in self.state)
@@ -111,7 +112,7 @@ class _SquaredErrorForward:
     library = _LIBRARY
 
     def __init__(self, tile, rows, columns, widths=()):
-        self.losses = _state(*widths, rows)
+        self.losses = state_of(*widths, rows)
 
     def add(self, panel, pairs, block):
         self.library.squared_error(panel, *pairs, None, self.losses[..., block[0]])
@@ -128,7 +129,7 @@ class _RowsForward:
 
     def __init__(self, tile, rows, columns):
         self.tile = tile
-        self.state = [_state(rows, fill=fill) for part in tile.parts for fill in part.fills]
+        self.state = [state_of(rows, fill=fill) for part in tile.parts for fill in part.fills]
         self.known = False
 
     def know(self, sums):
@@ -168,7 +169,7 @@ class _DebiasedForward(_RowsForward):
         tile, forward = self.tile, torch.ops.fastsim_cpu.multi_similarity_forward
         forward(panel, *pairs, tile.hard_scale, tile.scale, *state[:4])
         if tile.hardness:
-            unused = _state(len(state[0]), fill=EMPTY), _state(len(state[0]))
+            unused = state_of(len(state[0]), fill=EMPTY), state_of(len(state[0]))
             *pairs, _ = pairs
             forward(panel, *pairs, None, tile.weight_scale, tile.scale, *state[4:], *unused)
 
@@ -177,11 +178,11 @@ class _LevelsForward:
     def __init__(self, tile, rows, columns):
         self.tile = tile
         count = tile.levels.numel()
-        self.top, self.sum = _state(2, count, fill=EMPTY), _state(2, count)
+        self.top, self.sum = state_of(2, count, fill=EMPTY), state_of(2, count)
 
     def add(self, panel, pairs, block):
         tile = self.tile
-        partial = _state(panel.shape[0], 2, 2, tile.levels.numel())
+        partial = state_of(panel.shape[0], 2, 2, tile.levels.numel())
         partial[:, :, 0].fill_(EMPTY)
         torch.ops.fastsim_cpu.levels_forward(panel, *pairs, tile.scale, tile.levels, partial)
         tops, sums = partial[:, :, 0], partial[:, :, 1]
@@ -212,14 +213,14 @@ def _softmax_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRAR
 
 def _sigmoid_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRARY):
     weights = coefficients[0][..., block[0]]
-    losses, score_grads = _state(*weights.shape), _state(*weights.shape)
+    losses, score_grads = state_of(*weights.shape), state_of(*weights.shape)
     tile = tile.of_rows(block[0])
     _sigmoid(tile, panel, pairs, weights, losses, score_grads, library)
 
 
 def _squared_error_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRARY):
     weights = coefficients[0][..., block[0]]
-    library.squared_error(panel, *pairs, weights, _state(*weights.shape))
+    library.squared_error(panel, *pairs, weights, state_of(*weights.shape))
 
 
 def _parameters(tile):

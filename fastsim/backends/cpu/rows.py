@@ -1,7 +1,5 @@
 """What the CPU backend does with rows: norms, cosines of pairs, distances, chosen rows."""
 
-import math
-
 import torch
 
 from fastsim.backends.cpu import amx, memory
@@ -111,9 +109,7 @@ class Rows:
         numbers = margin, 1.0 if factor is None else factor
         sides = anchors, positives, negatives
         torch.ops.fastsim_cpu.triplet_distances.default(*sides, *numbers, near, far, losses)
-        if math.isinf(far.amax()):
-            infinite = far == torch.inf
-            losses.masked_fill_(infinite if factor is None else infinite.any(), torch.nan)
+        losses.add_(far if factor is None else far.amax(), alpha=0)  # inf * 0 is NaN
         return near, far, losses
 
     def triplet_distances_backward(self, grad, anchors, positives, negatives, near, far, wants):

@@ -4,7 +4,13 @@ import torch
 
 from fastsim.backends.cpu import amx, blas, memory, sizes
 from fastsim.backends.cpu.both_ways import BothWays, common_top
-from fastsim.backends.cpu.passes import in_type, pair_arguments, sweep_of, write_score_grad
+from fastsim.backends.cpu.passes import (
+    in_type,
+    pair_arguments,
+    state_of,
+    sweep_of,
+    write_score_grad,
+)
 from fastsim.backends.cpu.workspace import ODD, Columns
 from fastsim.backends.panel import blocks_within
 
@@ -67,10 +73,7 @@ class CpuSweep:
         zeros = [torch.stack(side.zeros) if side.zeros else None for side in (x, y)]
         some = any(of_side is not None and of_side.any() for of_side in zeros)
         self.zeros = zeros if some else (None, None)
-        self.row_dots, self.column_dots = (
-            torch.zeros(self.widths - 1, len(side), dtype=torch.float64, device="cpu")
-            for side in (x, y)
-        )
+        self.row_dots, self.column_dots = (state_of(self.widths - 1, len(side)) for side in (x, y))
 
     def blocks(self):
         return blocks_within(len(self.x), len(self.y), *self.shape)

@@ -4,7 +4,7 @@ import torch
 from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimilarity, LpDistance
 from pytorch_metric_learning.reducers import MeanReducer, MultipleReducers, SumReducer
 
-from fastsim.checks import FLOATING, INTEGRAL
+from fastsim.checks import FLOATING, INTEGRAL, can_be_read
 from fastsim.integrations import overrides
 
 _DISTANCES = CosineSimilarity, DotProductSimilarity, LpDistance
@@ -70,7 +70,7 @@ def of_positive(loss, *names):
     """Against a number that the fused form wants above 0; off the CPU a tensor is not read."""
     for name in names:
         value = getattr(loss, name)
-        read = not isinstance(value, torch.Tensor) or value.device.type == "cpu"
+        read = not isinstance(value, torch.Tensor) or can_be_read(value)
         if read and not value > 0:
             return f"no fused form of a {name} that is not above 0"
     return None

@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import os
-import tempfile
+import uuid
 from pathlib import Path
 
 # What safetensors and torch.save say of a full disk, whose errors have no number.
@@ -24,18 +24,18 @@ def whole_file(path):
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
         raise OutputError(f"cannot write {str(path)!r}: it is there and is not a file")
+    part = path.with_name(unused_name(f".{path.name}-", ".part"))
     try:
-        number, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        part.touch(exist_ok=False)
+        mode = part.stat().st_mode  # of any new file of this process
     except OSError as error:
         raise OutputError(f"cannot write {str(path)!r}: {error.strerror}") from error
-    os.close(number)
-    part = Path(name)
     try:
         with full_disk_named(path):
             yield part
-            part.chmod(0o666 & ~umask())
+            part.chmod(mode)  # some libraries make a file that only its owner can read
             flush(part)
-            os.replace(part, path)
+            part.replace(path)
     finally:
         part.unlink(missing_ok=True)
 
@@ -88,8 +88,6 @@ def flush(file):
         os.fsync(handle.fileno())
 
 
-def umask():
-    """The bits that new files of this process do not get."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def unused_name(prefix, suffix=""):
+    """A name that no other thread, process or machine takes."""
+    return f"{prefix}{uuid.uuid4().hex}{suffix}"
