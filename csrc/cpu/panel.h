@@ -12,7 +12,7 @@ class Panel {
   // x (rows, width) and y (columns, width), which may be one; tall: the rows of a band.
   Panel(const T* x, int64_t rows, const T* y, int64_t columns, int64_t width, int64_t tall)
       : x_(x), y_(y), rows_(rows), columns_(columns), width_(width), tall_(std::min(rows, tall)),
-        packs_once_(tall_ < rows && tall_ < kPackAgain),
+        packs_once_(tall_ < rows && packing_pays()),
         packed_(packs_once_ ? packed_rows<T>(columns) * width : 0), memory_(tall_ * stride()) {
     if (packs_once_) pack<T>(y, columns, width, packed_);
   }
@@ -37,6 +37,13 @@ class Panel {
   // Rows of a band: of as many, a product hardly notices that columns are packed as they are
   // multiplied, for each band again (PACK_AGAIN in fastsim/backends/cpu/workspace.py).
   static constexpr int64_t kPackAgain = 240;
+  // Bytes of packed columns that are still near the processor when the next band comes.
+  static constexpr int64_t kNear = 4 << 20;
+
+  // Whether columns are packed once for all bands.
+  bool packing_pays() const {
+    return tall_ < kPackAgain || columns_ * width_ * int64_t(sizeof(T)) <= kNear;
+  }
 
   // Off a power of two, for the cache's sets.
   int64_t stride() const { return columns_ + kAligned / int64_t(sizeof(T)); }

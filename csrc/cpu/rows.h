@@ -73,6 +73,7 @@ void unit_rows_backward(const T* grad_unit, const Matrix& x, int64_t width, cons
   for (int64_t row = begin; row < end; ++row) {
     const T* g = grad_unit + row * width;
     const T r = inverse[row];
+    if (row + kRowsAhead < end) ask_for_row(x, row + kRowsAhead, width);
     T chunk[kChunk];
     double sum = 0;
     for_chunks(0, width, [&](int64_t at, int64_t n) {

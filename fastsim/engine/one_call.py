@@ -31,7 +31,7 @@ def is_whole(tile, x, y, weights, backend, *, observed=False):
     """
     if traced():
         return False
-    (rows, width), columns = x.shape, len(x if y is None else y)
+    (rows, width), columns = x.shape, (x if y is None else y).shape[0]
     sizes = rows, columns, width, y is None, x.dtype
     return takes_whole(tile, *sizes, weights, backend, observed=observed)
 

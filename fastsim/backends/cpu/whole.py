@@ -74,14 +74,13 @@ class InOneCall:
         pairs = tile.pairs
         guide, factors, above = pairs.guide, pairs.factors, pairs.exclude_above
         alike = not (isinstance(weights, torch.Tensor) and weights.ndim)
-        scale, bias = _number(scale, x.dtype), _number(bias, x.dtype)
-        weight = _number(weights, x.dtype) if alike else 0.0
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        scale, bias, weight = _numbers(dtype, scale, bias, weights if alike else 0.0)
         loss = x.new_empty((), dtype=dtype)
         grad_x = _like(x, want_x, dtype) if wants else None
         grad_y = _like(x if y is None else y, want_y, dtype) if wants else None
         parameters = x.new_empty(2, dtype=torch.float64) if wants else None
-        (rows, width), columns = x.shape, len(x if y is None else y)
+        (rows, width), columns = x.shape, (x if y is None else y).shape[0]
         of_rows = None if alike else weights
         grads = grad_x if want_x else None, grad_y if want_y else None
         if triplet.is_large(tile, rows, columns, width):
@@ -161,7 +160,7 @@ class InOneCall:
             own,
             references,
             *directions,
-            _number(scale, x.dtype),
+            *_numbers(dtype, scale),
             margin,
             smoothing,
             cosine,
@@ -206,12 +205,12 @@ def _in_bands(tile, rows, columns):
     return served and tile.rows_alone and columns <= WIDEST
 
 
-def _number(value, dtype):
-    """A number or 0-d tensor as a number of the compute type."""
-    value = value.item() if isinstance(value, torch.Tensor) else value
-    return value if dtype == torch.float64 else _single(value)
+def _numbers(dtype, *values):
+    """Numbers and 0-d tensors as numbers of the compute type."""
+    numbers = [value.item() if isinstance(value, torch.Tensor) else value for value in values]
+    return numbers if dtype == torch.float64 else _single(*numbers)
 
 
 @functools.lru_cache
-def _single(number):
-    return ctypes.c_float(number).value
+def _single(*numbers):
+    return tuple(ctypes.c_float(number).value for number in numbers)
