@@ -1,10 +1,13 @@
 """python -m bench.small_batches: every loss on the CPU at 64 x 384, where a call's own cost shows.
 
+--rows takes other numbers of rows: those that no register tile divides are its edges.
+
 Of each loss the time of the forward pass alone and with backward, ours beside the dense formula in
 eager torch and, of the headlines, beside torch.compile of it: one thread, in turns. Writes
 small_batches.jsonl in bench/results/<device>; rows of other losses, sizes and kernels stay there.
 """
 
+import itertools
 import time
 
 import click
@@ -20,7 +23,7 @@ from fastsim.benchmark.cases import CASES
 
 NAME, BY = "small_batches", ("fastsim cpu", "eager torch", "torch.compile")
 KEY = ("loss", "rows", "width", "measure", "by", "kernels")
-ROWS, WIDTH = 64, 384
+WIDTH = 384
 MOST = 2000  # rounds
 
 
@@ -35,14 +38,14 @@ def _calls(problem, which):
     return found
 
 
-def times(loss, seconds, clock):
-    """A row for each of them and each pass, taken in turns."""
-    problem = CASES[loss].problem(ROWS, WIDTH)
+def times(loss, count, seconds, clock):
+    """A row for each of them and each pass, taken in turns; count: rows of the batch."""
+    problem = CASES[loss].problem(count, WIDTH)
     kernels = get("cpu").note().removeprefix(", ")
     for which in PASSES:
         found_by = timing.in_turns(_calls(problem, which), seconds=seconds, most=MOST, clock=clock)
         for by, found in found_by.items():
-            row = {"loss": loss, "rows": ROWS, "width": WIDTH, "measure": which, "by": by}
+            row = {"loss": loss, "rows": count, "width": WIDTH, "measure": which, "by": by}
             row["kernels"] = kernels
             yield row | (
                 {"not measured": found} if isinstance(found, str) else timing.summary(found)
@@ -51,16 +54,17 @@ def times(loss, seconds, clock):
 
 @click.command()
 @click.option("--loss", "losses", multiple=True, type=click.Choice([*CASES]), default=[*CASES])
+@click.option("--rows", "counts", multiple=True, type=int, default=(64,), help="Of either side.")
 @click.option("--seconds", default=0.6, help="For the rounds of one pass of one loss.")
-def main(losses, seconds):
+def main(losses, counts, seconds):
     """Measure and write."""
     about = results.environment()  # before the threads: these are in the device's name
     torch.set_num_threads(1)
     path = FOLDER / about["device"] / f"{NAME}.jsonl"
     kept = results.read(path)[1] if path.is_file() else []
     rows = {_key(row): row for row in kept}
-    for loss in losses:
-        for row in times(loss, seconds, time.perf_counter):
+    for loss, count in itertools.product(losses, counts):
+        for row in times(loss, count, seconds, time.perf_counter):
             rows[_key(row)] = row
             click.echo(row)
     write(NAME, list(rows.values()), about)

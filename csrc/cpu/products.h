@@ -36,14 +36,15 @@ struct Later {
   int64_t step = 0;
 };
 
-// A column of tiles: all `rows` of a against `columns` <= kTileColumns of b. A narrower b is
-// padded with zeros in `padded` (depth, kTileColumns) unless it is wide enough to be read past.
+// A column of tiles: all `rows` of a against `columns` <= kTileColumns of b, in whole vectors of which
+// there are as few as hold them. A last vector that is not full is padded with zeros in `padded`
+// (depth, kTileColumns), unless b is wide enough to be read past.
 template <class T>
 void column_of_tiles(const Left<T>& a, int64_t rows, const T* b, int64_t b_step, int64_t columns,
                      int64_t depth, T* c, int64_t c_row, bool add, T* padded, Later<T> later = {}) {
-  constexpr int64_t wide = kTileColumns<T>;
+  const int64_t vectors = (columns + kLanes<T> - 1) / kLanes<T>, wide = vectors * kLanes<T>;
   const bool whole = columns == wide;
-  if (!whole && b_step != wide) {
+  if (!whole && b_step != kTileColumns<T>) {
     for (int64_t k = 0; k < depth; ++k) {
       for (int64_t j = 0; j < wide; ++j) padded[k * wide + j] = j < columns ? b[k * b_step + j] : T(0);
     }
@@ -61,10 +62,10 @@ void column_of_tiles(const Left<T>& a, int64_t rows, const T* b, int64_t b_step,
     asked += (depth + kLineOf<T> - 1) / kLineOf<T>;
     T* out = c + top * c_row;
     if (whole) {
-      tile_of<T>(count, add)(left, a.row, a.step, b, b_step, depth, out, c_row, next);
+      tile_of<T>(count, vectors, add)(left, a.row, a.step, b, b_step, depth, out, c_row, next);
     } else {
-      T scratch[kTileRows * wide];
-      tile_of<T>(count, false)(left, a.row, a.step, b, b_step, depth, scratch, wide, next);
+      T scratch[kTileRows * kTileColumns<T>];
+      tile_of<T>(count, vectors, false)(left, a.row, a.step, b, b_step, depth, scratch, wide, next);
       for (int64_t r = 0; r < count; ++r) {
         for (int64_t j = 0; j < columns; ++j) {
           T& to = out[r * c_row + j];
@@ -82,7 +83,7 @@ struct Padded {
 };
 
 // One column panel of the right operand of `score_panels`: `count` <= wide rows of y turned over,
-// (width, wide), padded with zeros. With `inverse` each row is multiplied by its number first, in
+// (width, wide), padded with zeros to whole vectors. With `inverse` each row is multiplied by its number first, in
 // `unit`, memory of (wide, width).
 template <class T>
 void pack_panel(const Matrix& y, int64_t row, int64_t count, int64_t width, const T* inverse,
@@ -101,9 +102,10 @@ void pack_panel(const Matrix& y, int64_t row, int64_t count, int64_t width, cons
     stride = width;
   }
   transpose(from, stride, packed, wide, count, false, int64_t(0), width);
-  if (count == wide) return;
+  const int64_t end = (count + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
+  if (count == end) return;
   for (int64_t k = 0; k < width; ++k) {
-    for (int64_t j = count; j < wide; ++j) packed[k * wide + j] = T(0);
+    for (int64_t j = count; j < end; ++j) packed[k * wide + j] = T(0);
   }
 }
 

@@ -1,6 +1,8 @@
-// The register tile: kTileRows x kTileColumns sums over the whole depth of a block.
+// The register tile: kTileRows x kTileColumns sums over the whole depth of a block, fewer at the
+// edges of a matrix.
 #pragma once
 
+#include <array>
 #include <utility>
 
 #include "isa.h"
@@ -63,8 +65,8 @@ constexpr int64_t kTogether = 1;
 template <class T>
 constexpr int64_t kLineOf = kLine / sizeof(T);  // numbers of a line
 
-template <class T>
-constexpr int64_t kTileLines = (kTileColumns<T> + kLineOf<T> - 1) / kLineOf<T>;  // of a row
+template <class T, int vectors>
+constexpr int64_t kTileLines = (vectors * kLanes<T> + kLineOf<T> - 1) / kLineOf<T>;  // of a row
 
 // What a tile asks for while it is summed, so that it is there when it is needed: in the first
 // cache the rows of the left operand of the next tile, in the second what comes after the column
@@ -78,11 +80,11 @@ struct Next {
 
 // Asks for the lines of a tile, a few at a time: more at once than the processor can wait for would
 // hold up the sums. A narrow tile has too few products for each line, and leaves it to the processor.
-template <class T, int rows>
+template <class T, int rows, int vectors>
 class Asking {
  public:
   static constexpr int64_t kSteps = 4;  // of the depth between two times
-  static constexpr bool worth = kTileLines<T> == 4 && sizeof(T) == sizeof(float);
+  static constexpr bool worth = kTileLines<T, vectors> == 4 && sizeof(T) == sizeof(float);
 
   Asking(const T* c, int64_t c_row, int64_t a_row, int64_t a_step, const Next<T>& next)
       : group_(next.left),
@@ -113,15 +115,15 @@ class Asking {
   }
 
  private:
-  static constexpr int64_t kParts = kLineOf<T> / kSteps, kLines = kTileLines<T> / kParts;
+  static constexpr int64_t kParts = kLineOf<T> / kSteps, kLines = kTileLines<T, vectors> / kParts;
   static constexpr int kLefts = (rows + kParts - 1) / kParts;
 
   const T *group_, *left_, *later_, *written_, *last_;
   int64_t c_row_, left_row_, group_step_, later_step_, at_ = 0;
 };
 
-template <class T, int rows>
-using Sums = Vector<T>[rows][kVectors];
+template <class T, int rows, int vectors>
+using Sums = Vector<T>[rows][vectors];
 
 #if defined(__aarch64__)
 // sum += a[lane] * b. From intrinsics GCC makes a vector of each lane first.
@@ -135,10 +137,11 @@ FASTSIM_INLINE void add_lane(Vector<double>& sum, Vector<double> a, Vector<doubl
 }
 
 // Adds one step of the depth: the lane of every row of a times b[:].
-template <int lane, class T, int rows>
-FASTSIM_INLINE void add_lanes(const Vector<T> (&a)[rows], const T* b, Sums<T, rows>& sum) {
+template <int lane, class T, int rows, int vectors>
+FASTSIM_INLINE void add_lanes(const Vector<T> (&a)[rows], const T* b,
+                              Sums<T, rows, vectors>& sum) {
 #pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v) {
+  for (int v = 0; v < vectors; ++v) {
     const Vector<T> right = vector_at(b + v * kLanes<T>);
 #pragma GCC unroll 6
     for (int r = 0; r < rows; ++r) add_lane<lane>(sum[r][v], a[r], right);
@@ -148,31 +151,31 @@ FASTSIM_INLINE void add_lanes(const Vector<T> (&a)[rows], const T* b, Sums<T, ro
 }
 
 // Adds as many steps as a vector has lanes: a[r * a_row + k] * b[k * b_step][:] for every row r.
-template <class T, int rows, int... lane>
+template <class T, int rows, int vectors, int... lane>
 FASTSIM_INLINE void add_steps(const T* a, int64_t a_row, const T* b, int64_t b_step,
-                              Sums<T, rows>& sum, std::integer_sequence<int, lane...>) {
+                              Sums<T, rows, vectors>& sum, std::integer_sequence<int, lane...>) {
   Vector<T> left[rows];
 #pragma GCC unroll 6
   for (int r = 0; r < rows; ++r) left[r] = vector_at(a + r * a_row);
-  (add_lanes<lane, T, rows>(left, b + lane * b_step, sum), ...);
+  (add_lanes<lane, T, rows, vectors>(left, b + lane * b_step, sum), ...);
 }
 #endif
 
-// c[r][:] (+)= sum_k a[r][k] * b[k * b_step][:] for `rows` rows, one tile wide, a[r][k] lying where
+// c[r][:] (+)= sum_k a[r][k] * b[k * b_step][:] for `rows` rows, `vectors` wide, a[r][k] lying where
 // `Left` (products.h) says, in sums of kChain steps. Everything is unrolled, or the sums would live
 // in memory. Vector times scalar is a broadcast from memory, which on x86 takes none of the
 // multiplier's ports (V{} + a would be an addition: it changes -0).
-template <class T, int rows, bool add>
+template <class T, int rows, int vectors, bool add>
 [[gnu::noinline]] void tile(const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t b_step,
                             int64_t depth, T* c, int64_t c_row, Next<T> next) {
   using V = Vector<T>;
-  using Asks = Asking<T, rows>;
+  using Asks = Asking<T, rows, vectors>;
   Asks asking(c, c_row, a_row, a_step, next);
-  Sums<T, rows> sum;
+  Sums<T, rows, vectors> sum;
 #pragma GCC unroll 6
   for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) sum[r][v] = V{};
+    for (int v = 0; v < vectors; ++v) sum[r][v] = V{};
     if constexpr (!Asks::worth) __builtin_prefetch(c + r * c_row, 1);
   }
   const T* ahead = b + kAhead * b_step;
@@ -186,7 +189,7 @@ template <class T, int rows, bool add>
     for (; steps >= together; steps -= together) {
 #pragma GCC unroll 4
       for (int step = 0; step < together; ++step) __builtin_prefetch(ahead + step * b_step);
-      add_steps<T, rows>(a, a_row, b, b_step, sum, std::make_integer_sequence<int, together>());
+      add_steps<T, rows, vectors>(a, a_row, b, b_step, sum, std::make_integer_sequence<int, together>());
       a += together * a_step;
       b += together * b_step;
       ahead += together * b_step;
@@ -200,18 +203,18 @@ template <class T, int rows, bool add>
       if constexpr (Asks::worth) {
         if (k % Asks::kSteps == 0) asking.step();
       }
-      V right[kVectors];
+      V right[vectors];
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) right[v] = vector_at(b + v * kLanes<T>);
+      for (int v = 0; v < vectors; ++v) right[v] = vector_at(b + v * kLanes<T>);
 #pragma GCC unroll 4
-      for (int line = 0; line < kTileLines<T>; ++line) {
+      for (int line = 0; line < kTileLines<T, vectors>; ++line) {
         __builtin_prefetch(ahead + line * kLineOf<T>);
       }
 #pragma GCC unroll 6
       for (int r = 0; r < rows; ++r) {
         const T left = a[r * a_row];
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) sum[r][v] += left * right[v];
+        for (int v = 0; v < vectors; ++v) sum[r][v] += left * right[v];
         // No load moves up across this. One scalar is alive at a time, and no sum gives way to it.
         __asm__ volatile("" ::: "memory");
       }
@@ -224,7 +227,7 @@ template <class T, int rows, bool add>
 #pragma GCC unroll 6
     for (int r = 0; r < rows; ++r, row += c_row) {
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
+      for (int v = 0; v < vectors; ++v) {
         T* out = row + v * kLanes<T>;
         put_vector<T>(begins ? sum[r][v] : vector_at(out) + sum[r][v], out);
         sum[r][v] = V{};
@@ -237,13 +240,23 @@ template <class T>
 using Tile = void (*)(const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t b_step,
                       int64_t depth, T* c, int64_t c_row, Next<T> next);
 
+// By their rows, less one.
+template <class T, int vectors, bool add>
+constexpr std::array<Tile<T>, kTileRows> kTilesOf = {
+    tile<T, 1, vectors, add>, tile<T, 2, vectors, add>, tile<T, 3, vectors, add>,
+    tile<T, 4, vectors, add>, tile<T, 5, vectors, add>, tile<T, 6, vectors, add>};
+
+// By their vectors, less one.
+template <class T, bool add, int... less>
+constexpr auto tiles_of_widths(std::integer_sequence<int, less...>) {
+  return std::array{kTilesOf<T, less + 1, add>...};
+}
 template <class T, bool add>
-constexpr Tile<T> kTiles[kTileRows] = {tile<T, 1, add>, tile<T, 2, add>, tile<T, 3, add>,
-                                       tile<T, 4, add>, tile<T, 5, add>, tile<T, 6, add>};
+constexpr auto kTiles = tiles_of_widths<T, add>(std::make_integer_sequence<int, kVectors>());
 
 template <class T>
-Tile<T> tile_of(int64_t rows, bool add) {
-  return add ? kTiles<T, true>[rows - 1] : kTiles<T, false>[rows - 1];
+Tile<T> tile_of(int64_t rows, int64_t vectors, bool add) {
+  return (add ? kTiles<T, true> : kTiles<T, false>)[vectors - 1][rows - 1];
 }
 
 }  // namespace

@@ -17,15 +17,19 @@ CSRC = Path(__file__).parents[3] / "csrc"
 ARM = "aarch64-linux-gnu-"
 
 
-class Loop(NamedTuple):
-    """How the loop over the depth looks: its products, `sums` of a step, and what may not be there.
+ROWS = 6  # of a full tile
 
-    additions: as many as there are products where these do not add themselves; else none.
-    loads: of both operands, for as many products as there are sums.
+
+class Loop(NamedTuple):
+    """How the loop over the depth looks: its products, and what may not be there.
+
+    vectors: of a row of the full tile; the narrower ones have the same loop.
+    additions: for each product, where that does not add itself.
+    loads: of the left operand, for one step.
     """
 
     products: str
-    sums: int
+    vectors: int
     additions: int
     loads: float
     broadcast: str  # from a register: a scalar that was not multiplied as it came from memory
@@ -33,12 +37,12 @@ class Loop(NamedTuple):
 
 
 SETS = {
-    "avx512": Loop(r"vfmadd\w+ps\s.*%zmm", 24, 0, 4 + 6, r"vbroadcasts\w+\s+%", "%[re][sb]p"),
-    "avx2": Loop(r"vfmadd\w+ps\s.*%ymm", 12, 0, 2 + 6, r"vbroadcasts\w+\s+%", "%[re][sb]p"),
+    "avx512": Loop(r"vfmadd\w+ps\s.*%zmm", 4, 0, ROWS, r"vbroadcasts\w+\s+%", "%[re][sb]p"),
+    "avx2": Loop(r"vfmadd\w+ps\s.*%ymm", 2, 0, ROWS, r"vbroadcasts\w+\s+%", "%[re][sb]p"),
     # Without fused products, and with no broadcast from memory: shufps.
-    "generic": Loop(r"mulps\s", 12, 12, 2 + 6, r"never", r"%rsp"),
+    "generic": Loop(r"mulps\s", 2, 1, ROWS, r"never", r"%rsp"),
     # A load of a row of the left operand serves four steps.
-    "neon": Loop(r"fmla\s.*\.4s", 24, 0, 4 + 6 / 4, r"dup\s", r"\bsp\b"),
+    "neon": Loop(r"fmla\s.*\.4s", 4, 0, ROWS / 4, r"dup\s", r"\bsp\b"),
 }
 
 
@@ -56,12 +60,12 @@ def _functions(objdump, path):
 
 @lru_cache
 def _tiles(objdump, path):
-    """(demangled name, [(address, instruction)]) of each full tile in an object or a library."""
+    """(instruction set, vectors, [(address, instruction)]) of each tile of ROWS rows."""
     found = []
     for head, lines in _functions(objdump, path):
-        name = re.match(r"[0-9a-f]+ <void (fastsim::.*\btile<float, 6\b.*)>:", head)
+        name = re.match(rf"\w+ <void fastsim::(\w+)::.*\btile<float, {ROWS}, (\d)\b.*>:", head)
         if name:
-            found.append((name[1], _instructions(lines)))
+            found.append((name[1], int(name[2]), _instructions(lines)))
     return found
 
 
@@ -85,27 +89,30 @@ def _innermost_loops(code):
 
 
 def _loops(name, objdump, path):
-    """The loops over the depth of the full float32 tiles of an instruction set."""
-    for function, code in _tiles(objdump, path):
-        if function.startswith(f"fastsim::{name}::"):
+    """{vectors: the loops over the depth} of the float32 tiles of an instruction set."""
+    found = defaultdict(list)
+    for instructions, vectors, code in _tiles(objdump, path):
+        if instructions == name:
             for loop in _innermost_loops(code):
                 if any(re.match(SETS[name].products, line) for line in loop):
-                    yield loop
+                    found[vectors].append(loop)
+    return found
 
 
 @pytest.fixture(scope="module", params=SETS)
 def tile(request, tmp_path_factory):
     """(what is expected, the loops) of an instruction set: of the library, or compiled for it."""
-    name, loops = request.param, []
+    name, loops = request.param, {}
     if fastsim.backends()["cpu"] is None and shutil.which("objdump"):
-        loops = list(_loops(name, "objdump", LIBRARY))
+        loops = _loops(name, "objdump", LIBRARY)
     compiler = shutil.which(f"{ARM}g++")
     if name == "neon" and not loops and compiler:
         path = _compiled(compiler, tmp_path_factory.mktemp(name))
-        loops = list(_loops(name, f"{ARM}objdump", path))
+        loops = _loops(name, f"{ARM}objdump", path)
         assert loops
     if not loops:
         pytest.skip(f"needs objdump and the C++ extension of its architecture, or {ARM}g++")
+    assert sorted(loops) == [*range(1, SETS[name].vectors + 1)]
     return SETS[name], loops
 
 
@@ -115,7 +122,7 @@ def _compiled(compiler, folder):
     source.write_text("""#include "cpu/products.h"
         namespace fastsim::neon {
         void use(const float* a, const float* b, int64_t n, float* c) {
-          tile_of<float>(6, n > 1)(a, n, 1, b, n, n, c, n, {a, b, n});
+          tile_of<float>(n, n, n > 1)(a, n, 1, b, n, n, c, n, {a, b, n});
         }
         }""")
     command = [compiler, "-std=c++20", "-O3", "-fPIC", "-fopenmp-simd", "-DFASTSIM_ISA=neon"]
@@ -129,15 +136,16 @@ def test_the_hot_loop_multiplies_and_loads_alone(tile):
     They take the ports of the multiplier, or those of the loads.
     """
     expected, loops = tile
-    assert loops
-    for loop in loops:
+    every = [(vectors, loop) for vectors, found in loops.items() for loop in found]
+    assert every
+    for vectors, loop in every:
         products = [line for line in loop if re.match(expected.products, line)]
         assert products, loop
-        assert len(products) % expected.sums == 0, products
+        assert len(products) % (ROWS * vectors) == 0, products
         additions = [
             line for line in loop if re.match(r"v?f?(add|sub)p?[sd]?\s.*(mm|[vs]\d)", line)
         ]
-        assert len(additions) * expected.sums == len(products) * expected.additions, additions
+        assert len(additions) == len(products) * expected.additions, additions
         for line in loop:
             assert not re.match(expected.broadcast, line), line
             assert not re.search(rf"{VECTOR}.*{expected.stack}|{expected.stack}.*{VECTOR}", line)
@@ -153,9 +161,10 @@ def _loads(loop):
 def test_the_hot_loop_loads_no_more_than_the_tile_takes(tile):
     """The longest of a tile's loops, beside which arm64 has one for what is left of the depth."""
     expected, loops = tile
-    loop = max(loops, key=len)
-    products = sum(bool(re.match(expected.products, line)) for line in loop)
-    assert _loads(loop) * expected.sums == expected.loads * products, loop
+    for vectors, found in loops.items():
+        loop = max(found, key=len)
+        steps = sum(bool(re.match(expected.products, line)) for line in loop) / (ROWS * vectors)
+        assert _loads(loop) == (vectors + expected.loads) * steps, loop
 
 
 def test_dot_products_keep_their_sums_in_registers():
