@@ -142,7 +142,7 @@ class GradCache:
 
         ends: {id of a wrapper: whether it reduces after its last micro-batch}.
         """
-        failures = Failures(group)
+        failures, learns = Failures(group), False
         last = {id(w): step for step, (encode, *_) in enumerate(work) for w in wrappers[id(encode)]}
         for step, (encode, part, number, used) in enumerate(work):
             running = wrappers[id(encode)]
@@ -161,11 +161,19 @@ class GradCache:
                     pull, gradients[number] = gradients[number].tensor_split([len(encoded)])
                 else:
                     pull = torch.zeros_like(encoded)
-                roots, pulls = [encoded], [pull]
+                # A frozen encoder beside one that learns has nothing to be pulled through.
+                roots, pulls = ([encoded], [pull]) if encoded.requires_grad else ([], [])
                 if step == len(work) - 1:
                     roots, pulls = roots + own[0], pulls + own[1]
+                learns = learns or bool(roots)
                 with failures.caught():
-                    run_backward(running, roots, pulls)
+                    if roots:
+                        run_backward(running, roots, pulls)
+        with failures.caught():
+            if failures.error is None and not learns:
+                raise ValueError(
+                    "encode: wanted embeddings with a gradient, got none of any column"
+                )
         failures.tell()
 
     def _differentiate(self, vectors, scale):

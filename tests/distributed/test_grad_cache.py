@@ -154,6 +154,23 @@ def test_draws_go_on_after_those_of_the_loss():
     assert torch.equal(torch.get_rng_state(), states[0])
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_a_frozen_encoder_beside_one_that_learns(last):
+    """As an image encoder that is kept while the one of its captions is trained."""
+    frozen, learns = encoder().requires_grad_(False), encoder(dropout=0.0)
+    encoders = (learns, frozen.eval()) if last else (frozen.eval(), learns)
+    columns = [torch.randn(9, WIDTH, dtype=torch.float64) for _ in encoders]
+    loss = losses.InfoNCE()
+    pairs = zip(encoders, columns, strict=True)
+    loss(*(encode(column) for encode, column in pairs)).backward()
+    expected = gradients(learns)
+    GradCache(encoders, loss, micro_batch_size=4).backward(*columns)
+    for got, want in zip(gradients(learns), expected, strict=True):
+        torch.testing.assert_close(got, want)
+    with pytest.raises(ValueError, match="encode: wanted embeddings with a gradient, got none"):
+        GradCache(frozen, loss, micro_batch_size=4).backward(*columns)
+
+
 def test_what_was_gathered_is_released_where_somebody_interrupts(monkeypatch):
     released, module = [], encoder()
     monkeypatch.setattr(grad_cache, "release", released.append)
