@@ -129,15 +129,14 @@ def accumulating(wrappers):
     accumulation over several steps.
     """
     engines = [wrapper for wrapper in wrappers if _is_engine(wrapper)]
-    kept = [getattr(engine, _BOUNDARY, None) for engine in engines]
     ends = [not _is_engine(w) or _at_boundary(w) for w in wrappers]
     with contextlib.ExitStack() as stack:
         for engine in engines:
+            # After an error too: its next steps would otherwise be within an accumulation for ever.
+            stack.callback(_set_boundary, engine, getattr(engine, _BOUNDARY, None))
+        for engine in engines:
             stack.enter_context(_one_reduction(engine))
         yield ends
-    for engine, boundary in zip(engines, kept, strict=True):
-        if hasattr(engine, _BOUNDARY):  # None: the engine counts the steps itself
-            setattr(engine, _BOUNDARY, boundary)
 
 
 _BOUNDARY = "_is_gradient_accumulation_boundary"
@@ -145,6 +144,11 @@ _BOUNDARY = "_is_gradient_accumulation_boundary"
 
 def _is_engine(wrapper):
     return hasattr(wrapper, "set_gradient_accumulation_boundary")
+
+
+def _set_boundary(engine, boundary):
+    if hasattr(engine, _BOUNDARY):  # None: the engine counts the steps itself
+        setattr(engine, _BOUNDARY, boundary)
 
 
 def _at_boundary(engine):

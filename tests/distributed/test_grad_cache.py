@@ -1,5 +1,6 @@
 """GradCache against the plain step: the same micro-batches with all their graphs kept."""
 
+import contextlib
 import weakref
 
 import pytest
@@ -169,6 +170,41 @@ def test_a_frozen_encoder_beside_one_that_learns(last):
         torch.testing.assert_close(got, want)
     with pytest.raises(ValueError, match="encode: wanted embeddings with a gradient, got none"):
         GradCache(frozen, loss, micro_batch_size=4).backward(*columns)
+
+
+class Engine(torch.nn.Module):
+    """Of DeepSpeed's engine what says where an accumulation ends, None: it counts the steps."""
+
+    _is_gradient_accumulation_boundary = None
+
+    def __init__(self, module, fails_at):
+        super().__init__()
+        self.module, self.calls, self.fails_at = module, 0, fails_at
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == self.fails_at:
+            raise ValueError("no such token")
+        return self.module(x)
+
+    def set_gradient_accumulation_boundary(self, is_boundary):
+        self._is_gradient_accumulation_boundary = is_boundary
+
+    def backward(self, loss, scale_wrt_gas=True):
+        loss.backward()
+
+
+@pytest.mark.parametrize("fails_at", [None, 3, 6])  # calls 1 to 4 are of the first pass
+@pytest.mark.parametrize("before", [None, True, False])
+def test_an_engine_counts_on_as_before(before, fails_at):
+    """After an error too: what it was told within the step would hold for all later steps."""
+    engine = Engine(encoder(), fails_at)
+    engine._is_gradient_accumulation_boundary = before
+    cache = GradCache(engine, losses.InfoNCE(), micro_batch_size=4)
+    columns = torch.randn(2, 8, WIDTH, dtype=torch.float64)
+    with pytest.raises(ValueError, match="token") if fails_at else contextlib.nullcontext():
+        cache.backward(*columns)
+    assert engine._is_gradient_accumulation_boundary is before
 
 
 def test_what_was_gathered_is_released_where_somebody_interrupts(monkeypatch):
