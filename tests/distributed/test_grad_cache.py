@@ -143,6 +143,16 @@ def test_one_encoder_per_column_and_lists_of_examples():
         torch.testing.assert_close(got, want)
 
 
+def test_columns_that_are_cut_already():
+    """In parts of other sizes than those of GradCache, as texts by their lengths."""
+    encode, column = encoder(dropout=0.0), torch.randn(9, WIDTH, dtype=torch.float64)
+    ways = column, MicroBatches(column.split([5, 1, 3]))
+    cache = GradCache(encode, Two(losses.NTXent(), ids(9)), micro_batch_size=2)
+    found = [[cache.backward(way), *gradients(encode)] for way in ways]
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_draws_go_on_after_those_of_the_loss():
     x, states = torch.randn(8, WIDTH, dtype=torch.float64), []
 
@@ -170,6 +180,25 @@ def test_a_frozen_encoder_beside_one_that_learns(last):
         torch.testing.assert_close(got, want)
     with pytest.raises(ValueError, match="encode: wanted embeddings with a gradient, got none"):
         GradCache(frozen, loss, micro_batch_size=4).backward(*columns)
+
+
+class OfTwo(losses.InfoNCE):
+    def forward(self, x, y, left_out):
+        return super().forward(x, y)
+
+
+def test_a_loss_with_a_frozen_number_and_a_column_it_leaves_out():
+    encode, loss = encoder(), OfTwo(temperature=parameter(0.2).requires_grad_(False))
+    columns = [torch.randn(9, WIDTH, dtype=torch.float64) for _ in range(3)]
+    state = torch.get_rng_state()
+    plain(encode, loss, columns, 4)
+    expected = gradients(encode)
+    torch.set_rng_state(state)
+    value = GradCache(encode, loss, micro_batch_size=4).backward(*columns)
+    assert not value.requires_grad  # which would keep the graph of the loss
+    for got, want in zip(gradients(encode), expected, strict=True):
+        torch.testing.assert_close(got, want)
+    assert loss.temperature.grad is None
 
 
 class Engine(torch.nn.Module):
@@ -268,6 +297,11 @@ UNEVEN = {"a": torch.ones(4, WIDTH), "b": torch.ones(5, WIDTH)}
             "micro_batch_size: .* float",
         ),
         (
+            lambda e, f: GradCache(e, f, micro_batch_size=True),
+            TypeError,
+            "micro_batch_size: .* bool",
+        ),
+        (
             lambda e, f: GradCache(e, f, micro_batch_size=2).backward(),
             ValueError,
             "columns: .* got 0",
@@ -296,6 +330,11 @@ UNEVEN = {"a": torch.ones(4, WIDTH), "b": torch.ones(5, WIDTH)}
             lambda e, f: GradCache(len, f, micro_batch_size=2).backward([1, 2]),
             TypeError,
             "encode: wanted floating-point embeddings, got int",
+        ),
+        (
+            lambda e, f: GradCache(torch.clone, f, micro_batch_size=2).backward(ids(4)),
+            TypeError,
+            "encode: wanted floating-point embeddings, got torch.int64",
         ),
     ],
 )
