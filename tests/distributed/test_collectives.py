@@ -6,15 +6,19 @@ which hold no values, nothing between them asks for a value; and on the ring col
 scores are worked on.
 """
 
+import copy
+import pickle
+
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fastsim
 from fastsim import agreement, grad_cache, losses
 from fastsim.backends.torch.backend import TorchBackend
-from fastsim.distributed import Ring
+from fastsim.distributed import Ring, join
 from tests.distributed import ranks
 from tests.distributed.recorder import CARRIED, GLOO_AND_NCCL, Done, recording
 from tests.seeds import fresh
@@ -100,6 +104,35 @@ def test_labels_of_16_bits_travel_as_what_nccl_carries(group):
     assert {call.dtype for call in calls} <= CARRIED
 
 
+@pytest.mark.parametrize("more", [0, 1], ids=["equal ranks", "unequal ranks"])
+@pytest.mark.parametrize("exchange", ["gather", "ring"])
+def test_strided_tensors_travel_as_they_are_read(exchange, group, more):
+    """Every second column of what an encoder returns, and gradients that are one number."""
+    sides = [torch.randn(ROWS, 2 * ranks.WIDTH, requires_grad=True) for _ in range(2)]
+    chosen = Ring(group) if exchange == "ring" else group
+    calls = []
+    with recording(calls, instead=lambda *_, **__: [Done()]):
+        x, y = (side[:, ::2] for side in sides)
+        fastsim.info_nce(x, y, symmetric=True, group=chosen, backend="torch").backward()
+        batch = join(chosen, "none", x, y, backend="torch")
+        batch.gather_rows(x).sum().backward()
+        # Summed as it lies in memory, which may be in other orders on other ranks.
+        batch.total(sides[0].detach().t())
+    assert exchange != "ring" or "batch_isend_irecv" in {call.name for call in calls}
+    assert all(call.contiguous for call in calls)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_of_16_bits_are_added_in_float32(dtype, group):
+    calls = []
+    x = torch.randn(ROWS, ranks.WIDTH, dtype=dtype, requires_grad=True)
+    with recording(calls, instead=lambda *_, **__: [Done()]):
+        join(group, "none", x, x, backend="torch").gather_rows(x).sum().backward()
+    scattered = {call.dtype for call in calls if call.name.startswith("reduce_scatter")}
+    assert scattered == {torch.float32}
+    assert x.grad.dtype == dtype
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_all_ranks_make_the_same_calls(number, results):
     for count in ranks.RANKS:
@@ -113,6 +146,47 @@ def test_all_ranks_make_the_same_calls(number, results):
             assert all(other == first for other in others), key
             assert {call[0] for call in first} <= GLOO_AND_NCCL
             assert {call[1] for call in first} <= CARRIED
+
+
+# ---- groups that cannot serve ----
+
+
+@pytest.mark.parametrize("side", ["rows", "columns"])
+def test_a_batch_without_rows_on_any_rank_is_refused(side, group, monkeypatch):
+    place = 2 if side == "rows" else 3
+
+    def exchange(group, numbers):
+        nobody = [*numbers[:place], 0, *numbers[place + 1 :]]
+        return [nobody] * RANKS
+
+    monkeypatch.setattr(agreement, "exchange", exchange)
+    x = torch.randn(ROWS, ranks.WIDTH)
+    with pytest.raises(ValueError, match=f"^{side}: wanted at least one over all ranks"):
+        join(group, "none", x, x, backend="torch")
+
+
+def test_what_is_no_group_of_one_dimension_is_refused(group):
+    x = torch.randn(ROWS, ranks.WIDTH)
+    mesh = init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("replicas", "rows"))
+    reason = "group: wanted a mesh of one dimension, got 2; .* one of 'replicas', 'rows'"
+    with pytest.raises(ValueError, match=reason):
+        fastsim.info_nce(x, x, group=mesh)
+    with pytest.raises(
+        TypeError, match=r"group: wanted a torch\.distributed process group .* got 3"
+    ):
+        fastsim.info_nce(x, x, group=3)
+    with pytest.raises(ValueError, match="group: the eager backend holds every score"):
+        join(Ring(group), "none", x, x, backend="eager")
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_a_module_around_a_ring_is_copied_with_its_ring(copied, group):
+    """Its columns would be gathered otherwise, which is what they are too many for."""
+    x = torch.randn(ROWS, ranks.WIDTH)
+    module, calls = copied(losses.SigLIP(group=Ring(group), backend="torch")), []
+    with recording(calls, instead=lambda *_, **__: [Done()]):
+        module(x, x)
+    assert "batch_isend_irecv" in {call.name for call in calls}
 
 
 # ---- the ring ----
