@@ -4,6 +4,7 @@ Each process also has the whole batch and computes the loss of one process itsel
 what its part has to be.
 """
 
+import contextlib
 import functools
 import inspect
 import time
@@ -260,6 +261,18 @@ def compare(case, group, way, seed):
     return max(errors)
 
 
+def of_others(group, seed):
+    """{(case, exchange): error} of a group whose ranks are not those of all processes."""
+    return {
+        (case.name, exchange): compare(
+            case, group, (exchange, "cpu", torch.float64, "mean", False), seed
+        )
+        for case in BATCHWISE
+        if case.name in ("info_nce-everything", "siglip-soft", "full_triplet-exclude")
+        for exchange in ("gather", "ring")
+    }
+
+
 def seen_by(group, seed):
     """{(case, exchange): (error, how many numbers)} of what is seen; group: or None."""
     found = {}
@@ -331,6 +344,11 @@ def refusals(group):
         ),
         "own first": lambda: fastsim.nt_xent(y, ids(), y, ids(), own_first=rank == 0, group=group),
         "gradient": lambda: fastsim.info_nce(y.requires_grad_(rank == 0), y, group=group),
+        "gradient of columns": lambda: fastsim.info_nce(
+            x[:, :6], x[:, :6].clone().requires_grad_(rank == 0), group=group
+        ),
+        "no gradients": lambda: without_gradients(rank == 1, y, group),
+        "metrics": lambda: watched(rank == 1, y, group),
     }.items():
         try:
             call()
@@ -340,6 +358,16 @@ def refusals(group):
     y.requires_grad_(False)
     found["after"] = fastsim.info_nce(y, y, group=group).isfinite().item()
     return found
+
+
+def without_gradients(here, y, group):
+    with torch.set_grad_enabled(not here):
+        fastsim.info_nce(y, y, group=group)
+
+
+def watched(here, y, group):
+    with fastsim.metrics() if here else contextlib.nullcontext():
+        fastsim.info_nce(y, y, group=group)
 
 
 def ids():

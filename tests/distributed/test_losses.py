@@ -50,6 +50,13 @@ def test_ranks_together_see_one_batch(case, exchange, results):
         assert bool(numbers) != (inspect.unwrap(case.loss).__name__ in unseen)
 
 
+def test_a_group_of_some_processes_is_a_batch_of_its_own(results):
+    for rank in work.OTHERS:
+        found = results[rank]["others"]
+        assert len(found) == 6
+        assert max(found.values()) <= ALLOWED[torch.float64], found
+
+
 def test_every_loss_with_a_group_is_there():
     functions = [value for value in vars(fastsim).values() if hasattr(value, "__kwdefaults__")]
     wanted = {inspect.unwrap(f) for f in functions if "group" in (f.__kwdefaults__ or {})}
@@ -70,6 +77,12 @@ def test_every_loss_with_a_group_is_there():
         ("targets", "targets: .* on rank 0 and None on rank 1"),
         ("exclude", "exclude: .* got None on rank 0 and .*torch.int64"),
         ("gradient", "gradient of rows: .* got True on rank 0 and False on rank 1"),
+        (
+            "gradient of columns",
+            "gradient of columns: .* got True on rank 0 and False on rank 1",
+        ),
+        ("no gradients", "gradients enabled: .* got True on rank 0 and False on rank 1"),
+        ("metrics", "metrics: .* on rank 1"),
         ("nt_xent", "temperature: .* got 0.1 on rank 0 and 1.1 on rank 1"),
         ("multi_similarity", "beta: .* got 9.0 on rank 0 and 10.0 on rank 1"),
         ("batch_hard_triplet", "soft: .* got True on rank 0 and False on rank 1"),

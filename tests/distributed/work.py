@@ -13,6 +13,8 @@ from tests.distributed import ranks, wrappers
 LIMIT = datetime.timedelta(seconds=60)
 SLOW, DEAD = 2, 20  # seconds that the groups of a rank that does not answer wait
 
+OTHERS = (1, 3)  # a group in which no process has the rank that it has among all
+
 
 def main(rank, count, folder, seed):
     """Everything on one of `count` processes; results in `folder`."""
@@ -23,10 +25,12 @@ def main(rank, count, folder, seed):
     for some in ranks.RANKS:
         group = dist.new_group(range(some))
         groups[some] = group if rank < some else None
+    others = dist.new_group(OTHERS)
     start = time.monotonic()
     found = {"refusals": ranks.refusals(dist.group.WORLD)}
     found["errors"], found["calls"] = ranks.everything(groups, seed)
     found["seen"] = ranks.seen_by(groups[3], seed)
+    found["others"] = ranks.of_others(others, seed) if rank in OTHERS else None
     print(f"losses {time.monotonic() - start:.1f} s", file=sys.stderr)
     found["wrappers"] = {
         some: wrappers.everything(group, seed)
