@@ -131,6 +131,12 @@ def test_gradients_of_16_bits_are_added_in_float32(dtype, group):
     scattered = {call.dtype for call in calls if call.name.startswith("reduce_scatter")}
     assert scattered == {torch.float32}
     assert x.grad.dtype == dtype
+    with recording(calls := [], instead=lambda *_, **__: [Done()]):
+        fastsim.siglip(
+            x, x.detach().requires_grad_(), group=Ring(group), backend="torch"
+        ).backward()
+    travelled = {call.dtype for call in calls if call.shape == x.shape}
+    assert travelled == {dtype, torch.float32}  # the columns, and beside them their gradients
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -248,6 +254,53 @@ def test_columns_travel_while_scores_are_worked_on(group, monkeypatch):
     ]
     # But for what comes home at the end of a round: there is nothing left to do.
     assert len(waited_at_once) == 2
+
+
+@pytest.fixture
+def alone():
+    """A group of this process alone, whose columns go nowhere."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+LEARNING = {
+    "info_nce": (lambda *sides, **o: fastsim.info_nce(*sides, symmetric=True, **o), "temperature"),
+    "siglip": (fastsim.siglip, "scale"),
+    "multi_similarity": (
+        lambda x, y, **o: fastsim.multi_similarity(x, torch.arange(ROWS) // 2, **o),
+        None,
+    ),
+}
+
+
+def ring_of_one(name, group):
+    """Value and gradients of a loss whose columns travel."""
+    loss, learnt = LEARNING[name]
+    sides = [t.requires_grad_() for t in torch.randn(2, ROWS, ranks.WIDTH, generator=fresh(5))]
+    number = torch.tensor(0.7, requires_grad=True)
+    options = {} if learnt is None else {learnt: number}
+    value = loss(*sides, group=Ring(group), backend="torch", **options)
+    value.backward()
+    return [value, *(t.grad for t in (*sides, number) if t.grad is not None)]
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_the_loss_scale_of_a_ring_is_taken_out_again(name, alone, monkeypatch):
+    """A power of two, as panels of 16 bits want it: it changes no bit of what comes back."""
+    wanted = ring_of_one(name, alone)
+    power = torch.tensor(2.0**6)
+    monkeypatch.setattr(TorchBackend, "loss_scale", lambda *_: power)
+    torch.testing.assert_close(ring_of_one(name, alone), wanted, rtol=0, atol=0)
+
+
+def test_ranks_of_a_ring_have_one_loss_scale(group, monkeypatch):
+    """The least of theirs: gradients of columns are added on their way."""
+    monkeypatch.setattr(TorchBackend, "loss_scale", lambda *_: torch.tensor(2.0**6))
+    calls = []
+    with recording(calls, instead=lambda *_, **__: [Done()]):
+        ring_of_one("siglip", group)
+    assert ("all_reduce", (), str(dist.ReduceOp.MIN)) in [(c.name, c.shape, c.how) for c in calls]
 
 
 def test_a_step_of_grad_cache_reduces_by_calls_that_both_have(group):
