@@ -1,6 +1,7 @@
 """GradCache against the plain step: the same micro-batches with all their graphs kept."""
 
 import contextlib
+import functools
 import weakref
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import fastsim
 from fastsim import grad_cache, losses
 from fastsim.grad_cache import GradCache, MicroBatches
+from fastsim.gradient_sync import wrappers_of
 
 WIDTH = 12
 
@@ -201,12 +203,10 @@ def test_a_loss_with_a_frozen_number_and_a_column_it_leaves_out():
     assert loss.temperature.grad is None
 
 
-class Engine(torch.nn.Module):
-    """Of DeepSpeed's engine what says where an accumulation ends, None: it counts the steps."""
+class Failing(torch.nn.Module):
+    """Fails at its so many-th call, None: at none."""
 
-    _is_gradient_accumulation_boundary = None
-
-    def __init__(self, module, fails_at):
+    def __init__(self, module, fails_at=None):
         super().__init__()
         self.module, self.calls, self.fails_at = module, 0, fails_at
 
@@ -215,6 +215,12 @@ class Engine(torch.nn.Module):
         if self.calls == self.fails_at:
             raise ValueError("no such token")
         return self.module(x)
+
+
+class Engine(Failing):
+    """Of DeepSpeed's engine what says where an accumulation ends, None: it counts the steps."""
+
+    _is_gradient_accumulation_boundary = None
 
     def set_gradient_accumulation_boundary(self, is_boundary):
         self._is_gradient_accumulation_boundary = is_boundary
@@ -234,6 +240,66 @@ def test_an_engine_counts_on_as_before(before, fails_at):
     with pytest.raises(ValueError, match="token") if fails_at else contextlib.nullcontext():
         cache.backward(*columns)
     assert engine._is_gradient_accumulation_boundary is before
+
+
+WRAPPED = Engine(torch.nn.Linear(WIDTH, 2))
+
+
+def of_a_global(part):
+    return WRAPPED(part)
+
+
+class Caller:
+    """An object that is called, and one of whose methods is."""
+
+    def __init__(self, module):
+        self.module = module
+
+    def __call__(self, part):
+        return self.module(part)
+
+
+@pytest.mark.parametrize(
+    "encode",
+    [
+        WRAPPED,
+        of_a_global,
+        functools.partial(of_a_global),
+        functools.partial(lambda model, part: model(part), WRAPPED),
+        functools.partial(lambda part, model: model(part), model=WRAPPED),
+        WRAPPED.forward,
+        Caller(WRAPPED),
+    ],
+    ids=["module", "global", "partial", "argument", "keyword", "method", "object"],
+)
+def test_a_wrapper_is_found_in_what_encodes(encode):
+    """Else its processes reduce after every micro-batch."""
+    assert wrappers_of(encode) == [WRAPPED]
+
+
+class Sharded(Failing):
+    """Of a module in FSDP2 what says when it reduces."""
+
+    def __init__(self, module, fails_at):
+        super().__init__(module, fails_at)
+        self.told = {}
+
+    def set_requires_gradient_sync(self, now):
+        self.told["sync"] = now
+
+    def set_is_last_backward(self, now):
+        self.told["last"] = now
+
+    def set_reshard_after_backward(self, now):
+        self.told["reshard"] = now
+
+
+def test_a_step_that_failed_leaves_reductions_to_those_that_follow():
+    sharded = Sharded(encoder(), fails_at=6)  # of the second pass
+    cache = GradCache(sharded, losses.InfoNCE(), micro_batch_size=4)
+    with pytest.raises(ValueError, match="token"):
+        cache.backward(*torch.randn(2, 8, WIDTH, dtype=torch.float64))
+    assert sharded.told == {"sync": True, "last": True, "reshard": True}
 
 
 def test_what_was_gathered_is_released_where_somebody_interrupts(monkeypatch):
