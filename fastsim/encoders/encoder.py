@@ -102,11 +102,11 @@ class Encoder(nn.Module):
         """
         features = self._tokenize([prompt + text for text in texts])
         if prompt and not self.include_prompt:
-            # Its tokens without the one that ends a text.
-            length = self._tokenize([prompt])["input_ids"].shape[1]
-            ends = self._tokenize([""])["input_ids"].shape[1] > 0
+            # Its tokens without the one that ends a text, where the tokenizer has one.
+            own, empty = (self._tokenize([text])["input_ids"][0].tolist() for text in (prompt, ""))
+            ends = own[-1:] == empty[-1:]
             mask = features["attention_mask"]
-            skipped = mask.cumsum(1) <= length - int(ends)
+            skipped = mask.cumsum(1) <= len(own) - int(ends)
             features["pooling_mask"] = mask.masked_fill(skipped, 0)
         return features
 

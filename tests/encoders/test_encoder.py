@@ -297,6 +297,28 @@ def test_prompts_of_queries_and_documents_left_out_of_the_pooling(tmp_path):
     assert abs(half - again.encode_query(TEXTS, to_numpy=True)).max() < 2**-9
 
 
+@pytest.mark.parametrize("template", ["$A", "<end> $A", "$A <end>", "<end> $A <end>"])
+@pytest.mark.parametrize("pooling", ["mean", "max"])
+def test_a_prompt_is_left_out_whatever_begins_and_ends_a_text(template, pooling, tmp_path):
+    """Many decoders have a token that begins a text and none that ends it."""
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    from tokenizers.processors import TemplateProcessing
+
+    encoder = Encoder.from_pretrained(models.tiny_decoder(), pooling=pooling)
+    encoder.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=template, special_tokens=[("<end>", encoder.tokenizer.eos_token_id)]
+    )
+    encoder.prompts, encoder.include_prompt = {"query": "is the "}, False
+    encoder.save_pretrained(tmp_path / "model")
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    # One by one: with padding they would pool other tokens.
+    expected = torch.tensor(theirs.encode_query(TEXTS, batch_size=1))
+    found = Encoder.from_pretrained(tmp_path / "model").encode_query(TEXTS)
+    # Sums of up to 128 terms, a rounding each.
+    bound = 128 * torch.finfo(torch.float32).eps * expected.abs().max()
+    assert (found - expected).abs().max() <= bound
+
+
 def test_a_query_with_a_prompt_is_no_answer_to_itself(tmp_path):
     from datasets import Dataset
 
