@@ -86,24 +86,36 @@ def steps_of(checkpoint):
 # ---- all of a run ----
 
 
+def _step_in(name):
+    """The step in the name of a checkpoint, or None."""
+    step = name.removeprefix("checkpoint-")
+    return int(step) if step.isascii() and step.isdigit() else None
+
+
+def check_ours(path):
+    """`OutputError` where a folder with the name of a checkpoint is not ours."""
+    if path.is_dir() and (_step_in(path.name) is None or not (path / MANIFEST).is_file()):
+        raise OutputError(
+            f"checkpoints: {str(path)!r} is not a checkpoint of fastsim; move it, or choose"
+            " another folder with --checkpoints"
+        )
+
+
 def written(checkpoints):
     """The checkpoints of a run in its folder, whole or not, the newest first.
 
-    `OutputError` where a folder of such a name is not ours: transformers would remove it when
-    there are more checkpoints than it keeps.
+    `OutputError` where a folder of such a name is not ours: a checkpoint may want its place.
     """
-    found = []
     for path in Path(checkpoints).glob("checkpoint-*"):
-        if not path.is_dir():
-            continue
-        step = path.name.removeprefix("checkpoint-")
-        if not step.isdigit() or not (path / MANIFEST).is_file():
-            raise OutputError(
-                f"checkpoints: {str(path)!r} is not a checkpoint of fastsim; move it, or choose"
-                " another folder with --checkpoints"
-            )
-        found.append((int(step), path))
-    return [path for _, path in sorted(found, reverse=True)]
+        check_ours(path)
+    return _ours(checkpoints)
+
+
+def _ours(checkpoints):
+    """As `written`, whatever else is there."""
+    found = [(_step_in(path.name), path) for path in Path(checkpoints).glob("checkpoint-*")]
+    ours = [pair for pair in found if pair[0] is not None and (pair[1] / MANIFEST).is_file()]
+    return [path for _, path in sorted(ours, reverse=True)]
 
 
 def newest_whole(checkpoints):
@@ -121,14 +133,33 @@ def remove_unusable(checkpoints):
     """Remove the checkpoints of a run that are damaged, or whose writing was cut off."""
     for path in written(checkpoints):
         if damage(path) is not None:
-            shutil.rmtree(path)
+            _remove(path)
+
+
+def remove_older(checkpoints, best=None):
+    """Remove all checkpoints of a run but the newest and the best, or the two newest.
+
+    transformers would remove folders of the user's too, such as a copy of a checkpoint.
+    """
+    older = _ours(checkpoints)[1:]
+    names = [path.name for path in older]
+    kept = names.index(Path(best).name) if best and Path(best).name in names else 0
+    for path in older[:kept] + older[kept + 1 :]:
+        _remove(path)
+
+
+def _remove(path):
+    """Remove a checkpoint, under another name: cut off half-way it would pass for the user's."""
+    gone = path.with_name(unused_name(_BEGUN))
+    os.rename(path, gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def remove_run(checkpoints):
     """Remove what a run wrote into its folder of checkpoints, and the folder if it is empty."""
     checkpoints = Path(checkpoints)
-    for path in (*written(checkpoints), *checkpoints.glob(f"{_BEGUN}*")):
-        shutil.rmtree(path)
+    for path in (*_ours(checkpoints), *checkpoints.glob(f"{_BEGUN}*")):
+        _remove(path)
     (checkpoints / RUN).unlink(missing_ok=True)
     if checkpoints.is_dir() and not any(checkpoints.iterdir()):
         checkpoints.rmdir()

@@ -305,7 +305,7 @@ def _arguments(options, task, checkpoints, processes):
         eval_steps=steps["eval"],
         save_strategy="steps" if steps["save"] else "epoch",
         save_steps=steps["save"] or 500,
-        save_total_limit=2,
+        save_total_limit=None,  # `remove_older` leaves what is not ours
         load_best_model_at_end=evaluates,
         metric_for_best_model=task.metric if evaluates else None,
         greater_is_better=True if evaluates else None,

@@ -14,7 +14,7 @@ from fastsim.grad_cache import GradCache, MicroBatches
 from fastsim.integrations.transformers import log_metrics
 from fastsim.training.batch_plan import LinkedRows
 from fastsim.training.batches import LinkedBatches, SharedBatches
-from fastsim.training.checkpoints import begin, seal
+from fastsim.training.checkpoints import begin, check_ours, remove_older, seal
 from fastsim.training.resumed import Resumed, write_loss_sum
 from fastsim.training.sharding import WholeTask, any_process, local_part
 
@@ -287,9 +287,14 @@ class Trainer(transformers.Trainer):
                 )
 
     def _save_checkpoint(self, model, trial):
-        """As in transformers, but only what is finite, and sealed with sizes and hashes."""
+        """As in transformers, but only what is finite, and sealed with sizes and hashes.
+
+        Older checkpoints are removed then, and nothing else.
+        """
         self.check_finite()
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+        if self.args.should_save:
+            check_ours(folder)  # the user may have made it since the run began
         try:
             with full_disk_named(folder):
                 if self.args.should_save and not folder.exists():
@@ -305,6 +310,8 @@ class Trainer(transformers.Trainer):
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)  # it is no use, and the disk is full
             raise
+        if self.args.should_save:
+            remove_older(folder.parent, self.state.best_model_checkpoint)
 
     def get_decay_parameter_names(self, model):
         """As in transformers, without the loss's own numbers."""

@@ -61,6 +61,85 @@ def test_folders_of_others_are_refused_and_stay(name, files, tmp_path):  # noqa:
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes"]
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_what_is_put_beside_checkpoints_during_a_run_stays(
+    keep,
+    files,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+):
+    """Such as a copy of a checkpoint: of the run's own, two are kept at most."""
+    file, _ = files("tuples")
+    checkpoints, copies = tmp_path / "out-checkpoints", []
+    saved = Watch.on_save
+
+    def copy(self, args, state, control, **more):
+        saved(self, args, state, control, **more)
+        assert len(list(checkpoints.glob("checkpoint-*"))) <= 2 + len(copies)
+        if state.global_step == 1:
+            for name in ("checkpoint-best", "checkpoint-1-mine"):
+                copies.append(checkpoints / name)
+                shutil.copytree(checkpoints / "checkpoint-1", copies[-1])
+
+    monkeypatch.setattr(Watch, "on_save", copy)
+    asked = options(tmp_path, file, loss="info_nce", max_steps=5, checkpoint_steps=1)
+    asked.keep_checkpoints = keep
+    train(asked)
+    assert all((copy / "model.safetensors").is_file() for copy in copies)
+    own = {"checkpoint-4", "checkpoint-5", "fastsim_run.json"} if keep else set()
+    assert {path.name for path in checkpoints.iterdir()} == own | {copy.name for copy in copies}
+
+
+def test_a_removal_that_is_cut_off_is_no_hindrance(
+    files,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+):
+    """What is left of a checkpoint does not pass for a folder of the user's."""
+    file, _ = files("tuples")
+    asked = options(tmp_path, file, loss="info_nce", max_steps=4, checkpoint_steps=1)
+    asked.keep_checkpoints = True
+
+    remove = shutil.rmtree
+
+    def cut_off(path, *arguments, **more):
+        if not (Path(path) / "fastsim_checkpoint.json").is_file():
+            return remove(path, *arguments, **more)
+        (Path(path) / "fastsim_checkpoint.json").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            train(asked)
+    asked.resume = True
+    assert train(asked)["steps"] == 4
+    asked.resume, asked.overwrite, asked.keep_checkpoints = False, True, False
+    train(asked)
+    assert not (tmp_path / "out-checkpoints").exists()
+
+
+def test_a_checkpoint_is_not_written_into_a_folder_of_the_users(
+    files,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+):
+    file, _ = files("tuples")
+    theirs = tmp_path / "out-checkpoints/checkpoint-2"
+    begin = Watch.on_train_begin
+
+    def make(self, args, state, control, **more):
+        begin(self, args, state, control, **more)
+        theirs.mkdir()
+        (theirs / "notes").write_text("mine")
+
+    monkeypatch.setattr(Watch, "on_train_begin", make)
+    asked = options(tmp_path, file, loss="info_nce", max_steps=3, checkpoint_steps=1)
+    with pytest.raises(OutputError, match="checkpoint-2' is not a checkpoint of fastsim"):
+        train(asked)
+    assert [path.name for path in theirs.iterdir()] == ["notes"]
+
+
 def test_the_demo_leaves_checkpoints_alone(tmp_path):
     theirs = tmp_path / "out-checkpoints/checkpoint-3"
     theirs.mkdir(parents=True)
