@@ -39,6 +39,7 @@ def index_key(encoder, texts):
     digest = hashlib.sha256()
     for part in (encoder.pooling, encoder.max_length, encoder.lower_case, encoder.include_prompt):
         digest.update(repr(part).encode() + b"\0")
+    digest.update(repr(encoder.head).encode())  # activations have no weights
     digest.update(repr((sorted(encoder.prompts.items()), encoder.default_prompt)).encode())
     for name, value in encoder.state_dict().items():
         digest.update(name.encode() + value.detach().cpu().contiguous().float().numpy().tobytes())
