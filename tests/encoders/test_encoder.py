@@ -432,3 +432,82 @@ def test_a_cross_encoder_wants_as_many_texts_on_either_side():
         encoder.score(["a"], [1])
     with pytest.raises(ValueError, match="batch_size: wanted at least 1, got -1"):
         encoder.score(["a"], ["b"], batch_size=-1)
+
+
+def test_texts_are_lower_cased_here_and_in_the_folder(tmp_path):
+    """The words of this tokenizer are those in lower case, and it changes no letter."""
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    plain = Encoder.from_pretrained(models.tiny_decoder())
+    encoder = Encoder(plain.model, plain.tokenizer, pooling="last", lower_case=True)
+    encoder.save_pretrained(tmp_path / "model")
+    loud = [text.upper() for text in TEXTS]
+    expected = plain.encode([text.lower() for text in TEXTS])
+    assert (plain.encode(loud) - expected).abs().amax(1).min() > 0
+    for one in (encoder, Encoder.from_pretrained(tmp_path / "model")):
+        assert torch.equal(one.encode(loud), expected)
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    found = torch.tensor(theirs.encode(loud, batch_size=1))
+    # Sums of up to 128 terms, a rounding each.
+    bound = 128 * torch.finfo(torch.float32).eps * expected.abs().max()
+    assert (found - expected).abs().max() <= bound
+
+
+def test_a_column_has_the_prompt_of_its_name_or_part_or_the_default():
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    encoder.prompts = {"query": "q", "passage": "p", "negative_2": "n", "usual": "u"}
+    for default, other in ((None, ""), ("usual", "u")):
+        encoder.default_prompt = default
+        assert {
+            name: encoder.prompt_of_column(name)
+            for name in ("anchor", "positive", "negative", "negative_2", "text", "sentence1")
+        } == {
+            **{"anchor": "q", "positive": "p", "negative": "p", "negative_2": "n"},
+            **{"text": other, "sentence1": other},
+        }
+    encoder.prompts |= {"anchor": "a", "document": "d", "corpus": "c"}
+    assert encoder.prompt_of_column("anchor") == "a"
+    assert encoder.prompt_of_column("positive") == "d"
+    del encoder.prompts["document"], encoder.prompts["passage"]
+    assert encoder.prompt_of_column("positive") == "c"
+    said = []
+    encoder.encode = lambda texts, prompt: said.append(prompt)
+    encoder.encode_document([])
+    assert said == ["corpus"]
+
+
+def test_a_dense_layer_without_a_bias_goes_both_ways(tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    plain = Encoder.from_pretrained(models.tiny_bert())
+    encoder = Encoder(plain.model, plain.tokenizer, head=[Dense(32, 8, bias=False)])
+    encoder.save_pretrained(tmp_path / "model")
+    expected = encoder.encode(TEXTS)
+    assert torch.equal(Encoder.from_pretrained(tmp_path / "model").encode(TEXTS), expected)
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    # Sums of up to 64 terms, a rounding each.
+    bound = 64 * torch.finfo(torch.float32).eps * expected.abs().max()
+    assert (torch.tensor(theirs.encode(TEXTS)) - expected).abs().max() <= bound
+
+
+def test_a_cross_encoder_keeps_its_length(tmp_path):
+    """Its own folder says it, or that of the encoder that it begins with."""
+    Encoder.from_pretrained(models.tiny_bert(), max_length=9).save_pretrained(tmp_path / "encoder")
+    cross = CrossEncoder.from_pretrained(tmp_path / "encoder")
+    cross.save_pretrained(tmp_path / "cross")
+    again = CrossEncoder.from_pretrained(tmp_path / "cross")
+    assert (cross.max_length, again.max_length) == (9, 9)
+    long = [" ".join(TEXTS[:8])]
+    assert again.tokenize(long, long)["input_ids"].shape == (1, 9)
+    shorter = CrossEncoder.from_pretrained(tmp_path / "encoder", max_length=7)
+    assert shorter.max_length == 7
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_scores_of_a_cross_encoder_leave_its_mode(mode):
+    encoder = CrossEncoder.from_pretrained(models.tiny_bert()).train(mode)
+    first, second = (encoder.score(TEXTS[:4], TEXTS[4:8], batch_size=3) for _ in range(2))
+    assert encoder.training == encoder.model.training == mode
+    assert torch.equal(first, second)  # no dropout
+    encoder.tokenizer = None
+    with pytest.raises(TypeError):
+        encoder.score(TEXTS[:4], TEXTS[4:8])
+    assert encoder.training == mode
