@@ -63,6 +63,9 @@ def test_binary_tries_every_threshold():
     cut = found["accuracy_threshold"]
     right = sum((s >= cut) == bool(label) for s, label in zip(scores, labels, strict=True))
     assert right / 40 == pytest.approx(best_accuracy)
+    chosen = [score >= found["f1_threshold"] for score in scores]
+    hits = sum(c and bool(label) for c, label in zip(chosen, labels, strict=True))
+    assert 2 * hits / (sum(chosen) + sum(labels)) == pytest.approx(best_f1)
     order = sorted(zip(scores, labels, strict=True), reverse=True)
     precisions = [
         sum(label for _, label in order[: i + 1]) / (i + 1)
@@ -103,8 +106,13 @@ def test_triplets_and_classes():
     a, p, n = torch.tensor([[1.0, 0]]), torch.tensor([[1.0, 0.1]]), torch.tensor([[0.0, 1]])
     assert set(metrics.triplets(a, p, n).values()) == {1.0}
     assert set(metrics.triplets(a, n, p).values()) == {0.0}
-    found = metrics.classes(torch.tensor([[2.0, 1], [0, 1], [3, 1]]), [0, 1, 1])
-    assert found["accuracy"] == pytest.approx(2 / 3)
+    # Embeddings that are all alike have learnt nothing.
+    assert set(metrics.triplets(a, p, p).values()) == {0.0}
+    logits = torch.tensor([[2.0, 1, 0], [0, 1, 0], [3, 1, 0], [0, 0, 1]])
+    found = metrics.classes(logits, [0, 1, 1, 2])
+    assert found["accuracy"] == pytest.approx(3 / 4)
+    # One of two chosen is class 0; one of the two of class 1 is found.
+    assert found["macro_f1"] == pytest.approx((2 / 3 + 2 / 3 + 1) / 3)
 
 
 # ---- losses and columns ----
@@ -193,6 +201,17 @@ def test_hard_negatives_are_candidates():
     ]
     found = Objective("triplet_margin", TRIPLETS)(vectors)
     torch.testing.assert_close(found, sum(margins) / 2)
+
+
+@pytest.mark.parametrize("layout", [SCORED, TRIPLETS, TEXTS])
+def test_widths_are_added_up(layout):
+    name = {SCORED: "cosent", TRIPLETS: "info_nce", TEXTS: "sup_con"}[layout]
+    vectors = list(torch.randn(len(layout.texts), 6, 8))
+    labels = {SCORED: torch.rand(6), TEXTS: torch.arange(6) // 2}.get(layout)
+    whole = Objective(name, layout)
+    parts = [whole([vector[:, :width] for vector in vectors], labels) for width in (2, 5, 8)]
+    found = Objective(name, layout, widths=(2, 5, 8))(vectors, labels)
+    torch.testing.assert_close(found, sum(parts))
 
 
 def test_every_loss_of_the_table_has_a_case():

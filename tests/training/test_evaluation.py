@@ -1,0 +1,135 @@
+"""Evaluation by columns and of searches, with embeddings by hand."""
+
+import json
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("datasets")
+pytest.importorskip("sklearn")
+from datasets import Dataset
+
+from fastsim.training.beir import evaluate_retrieval, ranking_metrics
+from fastsim.training.evaluation import evaluate_encoder
+from fastsim.training.formats import format_of
+
+
+class Angles:
+    """An encoder of texts that are angles in degrees: the closer the nearer. A prompt turns them.
+
+    Prompts are numbers too; `asked` holds what was encoded with which.
+    """
+
+    dim = 2
+
+    def __init__(self, **prompts):
+        self.prompts, self.asked = prompts, []
+
+    def prompt_of_column(self, name):
+        return self.prompts.get(name, "0")
+
+    def encode(self, texts, *, prompt="0", **options):
+        self.asked += [(prompt, text) for text in texts]
+        angles = torch.tensor([float(prompt) + float(text) for text in texts]).deg2rad()
+        return torch.stack([angles.cos(), angles.sin()], 1)
+
+    def encode_query(self, texts, **options):
+        return self.encode(texts, prompt=self.prompts.get("query", "0"))
+
+    def encode_document(self, texts, **options):
+        return self.encode(texts, prompt=self.prompts.get("document", "0"))
+
+
+def evaluated(columns, **prompts):
+    encoder = Angles(**prompts)
+    found = evaluate_encoder(encoder, Dataset.from_dict(columns), format_of(list(columns)))
+    return found, encoder
+
+
+def test_each_column_is_encoded_with_its_prompt():
+    columns = {"anchor": ["0", "40"], "positive": ["10", "0"]}
+    found, encoder = evaluated(columns, anchor="5", positive="1")
+    assert sorted(encoder.asked) == [("1", "0"), ("1", "10"), ("5", "0"), ("5", "40")]
+    # The first anchor, at 5 degrees, has its positive at 11; its own text, at 1, is no answer. The
+    # second, at 45, has the other's positive at 11 before its own at 1.
+    assert found["recall@1"] == 1 / 2
+    assert found["mrr@10"] == (1 + 1 / 2) / 2
+
+
+def test_triplets_are_judged_by_all_their_negatives():
+    columns = {"anchor": ["0", "90"], "positive": ["10", "100"]}
+    columns |= {"negative": ["20", "91"], "negative_2": ["5", "92"], "negative_3": ["30", "120"]}
+    found, _ = evaluated(columns)
+    for name in ("cosine", "dot", "euclidean", "manhattan"):
+        assert found[f"triplet_accuracy_{name}"] == pytest.approx((1 / 2 + 0 + 1) / 3)
+
+
+def test_a_labelled_text_finds_the_others_of_its_label():
+    """Itself and copies of its row aside; a text with no company is no query."""
+    texts = ["0", "10", "10", "12", "50", "100"]
+    labels = ["a", "a", "a", "b", "b", "c"]
+    found, _ = evaluated({"text": texts, "label": labels})
+    # Nearest first: 0 has 10 and 12, 10 has 12 and 0, 12 has 10, 0 and 50, 50 has 12.
+    ranks = [1, 2, 3, 1]
+    assert found["mrr@10"] == pytest.approx(sum(1 / rank for rank in ranks) / 4)
+    assert found["recall@1"] == 2 / 4
+    gains = [1 / math.log2(rank + 1) for rank in ranks]
+    assert found["ndcg@10"] == pytest.approx(sum(gains) / 4)
+
+
+# ---- searches ----
+
+
+def test_ranking_metrics_by_hand():
+    """Linear gains, as trec_eval; what is judged 0 or less is not relevant."""
+    runs = {"one": ["d0", "d2", "none", "d1"], "two": [f"e{i}" for i in range(20)]}
+    grades = {
+        "one": {"d0": 1, "d1": 3, "d2": 0, "d3": -1, "d4": 2},
+        "two": {f"e{i}": 1 for i in range(8, 20)},
+    }
+    found = ranking_metrics(runs, grades, depth=12)
+    gain = 1 + 3 / math.log2(5)
+    ideal = 3 + 2 / math.log2(3) + 1 / math.log2(4)
+    tail = sum(1 / math.log2(rank + 1) for rank in (9, 10))
+    most = sum(1 / math.log2(rank + 1) for rank in range(1, 11))
+    assert found["ndcg@10"] == pytest.approx((gain / ideal + tail / most) / 2)
+    assert found["mrr@10"] == pytest.approx((1 + 1 / 9) / 2)
+    assert found["recall@10"] == pytest.approx((2 / 3 + 2 / 12) / 2)
+    assert found["recall@12"] == pytest.approx((2 / 3 + 4 / 12) / 2)
+
+
+def test_a_search_is_that_of_its_files(tmp_path):
+    """Titles are read before texts, a document is no answer to the query with its id."""
+
+    def write(name, rows):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    write(
+        "corpus.jsonl",
+        [
+            {"_id": "x", "title": "", "text": "0"},
+            {"_id": "y", "title": "1", "text": "e1"},  # "1 e1"
+            {"_id": "z", "text": "20"},
+        ],
+    )
+    write("queries.jsonl", [{"_id": "x", "text": "0"}, {"_id": "q", "text": "19"},
+                            {"_id": "unjudged", "text": "7"}])  # fmt: skip
+    (tmp_path / "qrels").mkdir()
+    judged = "query-id\tcorpus-id\tscore\nx\ty\t1\nq\tz\t0\nq\ty\t2\nunjudged\tx\t0\n"
+    (tmp_path / "qrels/test.tsv").write_text(judged)
+
+    class Written(Angles):
+        """Of a document with a title the two make the number."""
+
+        def encode(self, texts, **options):
+            return super().encode([text.replace(" ", "") for text in texts], **options)
+
+    encoder = Written(query="1", document="2")
+    found = evaluate_retrieval(encoder, tmp_path, depth=2)
+    assert sorted(encoder.asked) == [("1", "0"), ("1", "19"), ("2", "0"), ("2", "1e1"), ("2", "20")]
+    # Degrees of the documents: x 2, y 12, z 22. The query x, at 1, is answered by y before z; the
+    # query q, at 20, by z before y.
+    assert found["mrr@10"] == (1 + 1 / 2) / 2
+    assert found["recall@2"] == 1
+    assert found["ndcg@10"] == pytest.approx((1 + 1 / math.log2(3)) / 2)
