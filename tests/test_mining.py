@@ -135,6 +135,9 @@ def test_further_positives_are_no_negatives():
     table = torch.stack([torch.arange(40), alone[:, 0], alone[:, 2], torch.full((40,), -1)], 1)
     rows, _ = fastsim.mine_hard_negatives(x, x, table, count=3, ranks=(1, 20))
     assert torch.equal(rows, alone[:, [1, 3, 4]])
+    rows, _ = fastsim.mine_hard_negatives(x, x, table, count=37, ranks=(1, 37))
+    for known, found in zip(table.tolist(), rows.tolist(), strict=True):
+        assert sorted(found) == sorted(set(range(40)) - set(known))  # there is room for all others
 
 
 def test_drawn_negatives_lie_in_the_ranks():
@@ -198,3 +201,15 @@ def test_copies_are_found_whatever_their_cosine_is_rounded_to():
     rows, scores = fastsim.mine_hard_negatives(x, torch.cat([x, x * 3.0]))
     assert (rows[:, 0] == torch.arange(500, 1000)).all()
     assert (scores <= 1).all()
+
+
+def test_the_ends_of_the_range_lie_in_it():
+    """Rows and their opposites, of the cosines 1, 0 and -1."""
+    x = torch.eye(3)
+    own = torch.tensor([0, 1, 2])
+    corpus = torch.cat([x, 2 * x, -x])
+    for score_range, kept in (((-1.0, 0.0), 7), ((0.0, 1.0), 7), ((-1.0, 1.0), 8)):
+        rows, _ = fastsim.mine_hard_negatives(
+            x, corpus, own, count=8, ranks=(1, 8), score_range=score_range
+        )
+        assert ((rows >= 0).sum(1) == kept).all()

@@ -85,6 +85,13 @@ def test_mine_writes_triplets_that_train(tuples, tmp_path):
     assert [rows[3]["negative"], rows[3]["negative_2"]] == best[:2]
     result = train(output, tmp_path / "out", "--max-steps", 1, loss="info_nce")
     assert result.exit_code == 0, result.output
+    result = run(
+        *("mine", "--model", models.tiny_bert(), "--pairs", tuples, "--corpus", corpus),
+        *("--output", tmp_path / "second", "--first", 2, "--last", 2, "--cpu"),
+    )
+    assert result.exit_code == 0, result.output
+    second = [json.loads(line) for line in (tmp_path / "second").read_text().splitlines()]
+    assert [row["negative"] for row in second] == [row["negative_2"] for row in rows]
 
 
 def test_mine_writes_over_nothing_that_is_read_or_there(tuples, tmp_path, monkeypatch):
