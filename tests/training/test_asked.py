@@ -1,0 +1,201 @@
+"""What a run is asked is what it does: rates, prompts, seeds, and what it leaves as it was."""
+
+import json
+import math
+import shutil
+import signal
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("datasets")
+from safetensors.torch import load_file
+
+from fastsim.training.run import train
+from fastsim.training.trainer import Collator
+from tests import models
+from tests.training.test_checkpoints import stopped
+from tests.training.test_run import files, losses, options, write  # noqa: F401
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def rows_of(file):
+    with open(file) as handle:
+        return [json.loads(line) for line in handle]
+
+
+def assert_same(one, two):
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_prompts_are_trained_with(files, tmp_path):  # noqa: F811
+    """As texts that begin with them are."""
+    file, held = files("tuples")
+    prompts = {"query": "the question : ", "positive": "is the "}
+    more = {"loss": "info_nce", "max_steps": 3}
+    told = train(options(tmp_path, file, eval=held, prompts=prompts, **more))
+    before = {"anchor": prompts["query"], "positive": prompts["positive"]}
+    written = [
+        write(
+            tmp_path / f"prompted-{number}.jsonl",
+            [{name: before[name] + row[name] for name in row} for row in rows_of(path)],
+        )
+        for number, path in enumerate((file, held))
+    ]
+    asked = options(tmp_path, written[0], output=str(tmp_path / "written"), **more)
+    asked.eval = written[1]
+    assert train(asked)["after"] == told["after"]
+    assert_same(weights(tmp_path / "out"), weights(tmp_path / "written"))
+    train(options(tmp_path, file, output=str(tmp_path / "without"), **more))
+    without, out = (weights(tmp_path / name) for name in ("without", "out"))
+    assert any(not torch.equal(without[name], out[name]) for name in out)
+
+
+def test_scores_are_mapped_from_their_range(files, tmp_path):  # noqa: F811
+    file, _ = files("scored pairs")
+    rows = rows_of(file)
+    for name, score, score_range in (
+        ("one", lambda row: 1 + 4 * row["score"], (1, 5)),
+        ("two", lambda row: ((1 + 4 * row["score"]) - 1) / 4, None),
+    ):
+        changed = [row | {"score": score(row)} for row in rows]
+        mapped = write(tmp_path / f"{name}.jsonl", changed)
+        asked = options(tmp_path, mapped, loss="cosine_regression", max_steps=2)
+        asked.score_range, asked.output = score_range, str(tmp_path / name)
+        train(asked)
+    assert_same(weights(tmp_path / "one"), weights(tmp_path / "two"))
+
+
+@pytest.mark.parametrize("own", [None, 0.1])
+def test_the_loss_learns_at_its_own_rate_and_does_not_decay(own, files, tmp_path):  # noqa: F811
+    """The first step of Adam is as long as the rate, but for its small epsilon."""
+    file, _ = files("tuples")
+    asked = options(
+        tmp_path, file, loss="info_nce", learn=("temperature",), max_steps=1, schedule="constant"
+    )
+    asked.weight_decay, asked.learning_rate, asked.loss_learning_rate = 0.9, 1e-3, own
+    start = torch.nn.Parameter(torch.tensor(0.05))
+    result = train(asked)
+    step = abs(math.log(result["loss_values"]["temperature"]) - start.log().item())
+    rate = asked.learning_rate if own is None else own
+    rounding = 4 * torch.finfo(torch.float32).eps * abs(start.log().item())
+    assert rate / 2 < step <= rate + rounding
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+def test_weights_decay_as_asked(decay, files, tmp_path):  # noqa: F811
+    """The embedding of a token that no text has changes by the decay alone."""
+    file, _ = files("tuples")
+    asked = options(tmp_path, file, loss="info_nce", max_steps=1, schedule="constant")
+    asked.weight_decay, asked.learning_rate = decay, 0.1
+    train(asked)
+    name, mask = "embeddings.word_embeddings.weight", 4
+    before, after = (
+        weights(folder)[name][mask] for folder in (models.tiny_bert(), tmp_path / "out")
+    )
+    expected = before * (1 - asked.learning_rate * decay)
+    bound = 2 * torch.finfo(torch.float32).eps * before.abs().max()
+    assert (after - expected).abs().max() <= bound
+
+
+def test_the_rate_follows_its_schedule(files, tmp_path):  # noqa: F811
+    file, _ = files("tuples")
+    found = []
+    for schedule in ("constant", "linear"):
+        asked = options(tmp_path, file, loss="info_nce", max_steps=6, schedule=schedule)
+        asked.warmup, asked.output = 0.5, str(tmp_path / schedule)
+        history = train(asked)["history"]
+        found.append([entry["learning_rate"] / 1e-3 for entry in history if "loss" in entry])
+    assert found[0] == pytest.approx([1] * 6)
+    assert found[1] == pytest.approx([0, 1 / 3, 2 / 3, 1, 2 / 3, 1 / 3])
+
+
+@pytest.mark.parametrize(("kind", "loss"), [("scored pairs", "cosent"), ("tuples", "info_nce"),
+                                            ("tuples", "decoupled_contrastive"),
+                                            ("labelled texts", "sup_con")])  # fmt: skip
+def test_the_order_of_rows_is_of_the_seed_and_the_epoch(
+    kind,
+    loss,
+    files,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+):
+    file, _ = files(kind)
+    count = len(rows_of(file))
+    seen, call = [], Collator.__call__
+    first = {"scored pairs": "sentence2", "tuples": "anchor", "labelled texts": "text"}[kind]
+    monkeypatch.setattr(
+        Collator,
+        "__call__",
+        lambda self, rows: seen.extend(row[first] for row in rows) or call(self, rows),
+    )
+    orders = []
+    for seed in (0, 0, 1):
+        seen.clear()
+        train(options(tmp_path, file, loss=loss, epochs=2, seed=seed, overwrite=True))
+        orders.append((seen[:count], seen[count:]))
+    wanted = sorted(row[first] for row in rows_of(file))
+    for epochs in orders:
+        assert [sorted(epoch) for epoch in epochs] == [wanted] * 2
+        assert epochs[0] != epochs[1]
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_micro_batches_that_accumulate_have_the_same_gradient(files, tmp_path):  # noqa: F811
+    """Without dropout, of which each micro-batch would have its own."""
+    shutil.copytree(models.tiny_bert(), tmp_path / "calm")
+    config = tmp_path / "calm/config.json"
+    calm = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config.write_text(json.dumps(json.loads(config.read_text()) | calm))
+    file, _ = files("scored pairs")
+    found = []
+    for micro in (None, 3):
+        asked = options(tmp_path, file, max_steps=1, accumulate=3, micro_batch_size=micro)
+        asked.model, asked.output = str(tmp_path / "calm"), str(tmp_path / str(micro))
+        result = train(asked)
+        (norm,) = [entry["grad_norm"] for entry in result["history"] if "grad_norm" in entry]
+        found.append((norm, *losses(result)))
+    assert found[0] == pytest.approx(found[1], rel=math.sqrt(torch.finfo(torch.float32).eps))
+
+
+def test_signals_are_handled_as_before_when_a_run_has_ended(files, tmp_path):  # noqa: F811
+    file, _ = files("tuples")
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.getsignal(number) for number in numbers]
+    asked = options(tmp_path, file, loss="info_nce", max_steps=2)
+    stopped(asked, 1)
+    assert [signal.getsignal(number) for number in numbers] == before
+    train(asked)
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_the_hub_gets_the_model_and_no_file_of_the_users(files, tmp_path, monkeypatch):  # noqa: F811
+    import huggingface_hub
+    from huggingface_hub.utils import filter_repo_objects
+
+    pushed = []
+
+    class Hub:
+        def create_repo(self, name, *, exist_ok):
+            pushed.append(name)
+
+        def upload_folder(self, *, repo_id, folder_path, allow_patterns=None):
+            files = [file for file in folder_path.rglob("*") if file.is_file()]
+            names = [str(file.relative_to(folder_path)) for file in files]
+            pushed.append(set(filter_repo_objects(names, allow_patterns=allow_patterns)))
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    file, _ = files("tuples")
+    (tmp_path / "out/notes").mkdir(parents=True)
+    (tmp_path / "out/notes/secret").write_text("mine")
+    (tmp_path / "out/secret.safetensors").write_text("mine")
+    train(options(tmp_path, file, loss="info_nce", max_steps=1, push_to_hub="me/model"))
+    name, sent = pushed
+    assert name == "me/model"
+    assert {"model.safetensors", "modules.json", "1_Pooling/config.json", "README.md"} <= sent
+    assert not [file for file in sent if "secret" in file]
