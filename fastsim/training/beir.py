@@ -34,7 +34,11 @@ def read_beir(folder, split="test"):
         for name, ids, key in (("queries", queries, query), ("corpus", corpus, document)):
             if key not in ids:
                 raise DataError(f"{file}, line {line}: {key!r} is not in {name}.jsonl")
-        grades[query][document] = grade
+        known = grades[query].setdefault(document, grade)
+        if known != grade:
+            raise DataError(
+                f"{file}, line {line}: {document!r} is judged {known} and {grade} for {query!r}"
+            )
     judged = {query: marks for query, marks in grades.items() if max(marks.values()) > 0}
     if not judged:
         raise DataError(f"{file}: no query has a document with a score above 0")

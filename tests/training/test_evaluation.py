@@ -11,6 +11,7 @@ pytest.importorskip("sklearn")
 from datasets import Dataset
 
 from fastsim.training.beir import evaluate_retrieval, ranking_metrics
+from fastsim.training.data import DataError
 from fastsim.training.evaluation import evaluate_encoder
 from fastsim.training.formats import format_of
 
@@ -59,10 +60,10 @@ def test_each_column_is_encoded_with_its_prompt():
 
 def test_triplets_are_judged_by_all_their_negatives():
     columns = {"anchor": ["0", "90"], "positive": ["10", "100"]}
-    columns |= {"negative": ["20", "91"], "negative_2": ["5", "92"], "negative_3": ["30", "120"]}
+    columns |= {"negative": ["20", "91"], "negative_2": ["5", "92"], "negative_3": ["30", "91"]}
     found, _ = evaluated(columns)
     for name in ("cosine", "dot", "euclidean", "manhattan"):
-        assert found[f"triplet_accuracy_{name}"] == pytest.approx((1 / 2 + 0 + 1) / 3)
+        assert found[f"triplet_accuracy_{name}"] == pytest.approx((1 / 2 + 0 + 1 / 2) / 3)
 
 
 def test_a_labelled_text_finds_the_others_of_its_label():
@@ -133,3 +134,7 @@ def test_a_search_is_that_of_its_files(tmp_path):
     assert found["mrr@10"] == (1 + 1 / 2) / 2
     assert found["recall@2"] == 1
     assert found["ndcg@10"] == pytest.approx((1 + 1 / math.log2(3)) / 2)
+    with open(tmp_path / "qrels/test.tsv", "a") as handle:
+        handle.write("q\ty\t2\nq\tz\t1\n")  # the first says what is known, the second does not
+    with pytest.raises(DataError, match="line 7: 'z' is judged 0 and 1 for 'q'"):
+        evaluate_retrieval(encoder, tmp_path)
