@@ -6,10 +6,16 @@ from collections import Counter
 import pytest
 import torch
 
+pytest.importorskip("transformers")
 pytest.importorskip("datasets")
+from datasets import Dataset
+
 from fastsim.training import batches as batches_module
+from fastsim.training.batch_plan import LinkedRows
 from fastsim.training.batches import LinkedBatches, SharedBatches, UniqueBatches
 from fastsim.training.data import read_data
+from fastsim.training.formats import format_of
+from fastsim.training.trainer import Collator
 from tests import models
 from tests.seeds import fresh
 
@@ -95,6 +101,50 @@ def test_links_name_what_is_no_negative():
     assert negative == {0: -1, 1: -1, 2: -1, 3: link[0], 4: -1, 5: link[3]}
     sampler = UniqueBatches(rows[3:5], 2)
     assert [links for _, links in next(iter(LinkedBatches(sampler, sampler.numbers)))] == [None] * 2
+
+
+@pytest.mark.parametrize("negatives", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_excluded_is_what_belongs_together(seed, negatives):
+    """By the links of a batch, as the loss gets them."""
+    columns = ["anchor", "positive", "negative", "negative_2"][: 2 + negatives]
+    numbers = torch.randint(24, (60, len(columns)), generator=fresh(seed)).numpy()
+    rows = [dict(zip(columns, map(str, row), strict=True)) for row in numbers.tolist()]
+
+    class Encoder:
+        def tokenize(self, texts, prompt):
+            return texts
+
+        def prompt_of_column(self, name):
+            return ""
+
+    collate, excluded = Collator(Encoder(), format_of(columns)), 0
+    for batch in LinkedBatches(UniqueBatches(numbers, 12, seed=seed), numbers):
+        taken = LinkedRows(Dataset.from_list(rows)).__getitems__(batch)
+        assert [{name: row[name] for name in columns} for row in taken] == [
+            rows[row] for row, _ in batch
+        ]
+        found = collate(taken)
+        candidates = [row[name] for name in columns[1:] for row in taken]
+        groups = together([(row["anchor"], row["positive"]) for row in taken])
+        wanted = [[text in groups[row["anchor"]] for text in candidates] for row in taken]
+        if "exclude" in found:
+            own, other = found["exclude"]
+            same = own[:, None] == other[None, :]
+        else:  # all but the row's own positive are negatives
+            same = torch.eye(len(taken), len(candidates), dtype=torch.bool)
+        assert same.tolist() == wanted
+        excluded += int(same.sum()) - len(taken)
+    assert excluded > 0
+
+
+def together(pairs):
+    """{text: the texts that pairs join with it, directly or through others}."""
+    groups = {text: {text} for pair in pairs for text in pair}
+    for one, other in pairs:
+        joined = groups[one] | groups[other]
+        groups |= dict.fromkeys(joined, joined)
+    return groups
 
 
 def test_batches_without_repeats_are_full():
