@@ -1,0 +1,74 @@
+"""Models from their folders: the type of their weights, prompts, lengths; searches."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("datasets")
+pytest.importorskip("sklearn")
+from datasets import Dataset
+
+from fastsim.encoders.cross_encoder import CrossEncoder
+from fastsim.encoders.encoder import Encoder
+from fastsim.training import demo
+from fastsim.training.evaluation import evaluate_encoder
+from fastsim.training.formats import format_of
+from fastsim.training.load import evaluate_model, load_encoder, search_texts
+from tests import models
+from tests.training.test_evaluation import Angles
+
+KEPT, _ = demo.situations()
+
+
+@pytest.mark.parametrize("kind", [Encoder, CrossEncoder])
+def test_weights_of_16_bits_are_read_as_single(kind, tmp_path):
+    model = kind.from_pretrained(models.tiny_bert()).bfloat16()
+    model.save_pretrained(tmp_path / "half")
+    again = kind.from_pretrained(tmp_path / "half")
+    assert {value.dtype for value in again.parameters()} == {torch.float32}
+    for (name, one), (other, two) in zip(
+        model.named_parameters(), again.named_parameters(), strict=True
+    ):
+        assert name == other
+        assert torch.equal(one.float(), two)
+
+
+@pytest.fixture
+def prompted(tmp_path):
+    """The folder of an encoder with a prompt."""
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    encoder.prompts = {"query": "the question : "}
+    encoder.save_pretrained(tmp_path / "prompted")
+    return tmp_path / "prompted"
+
+
+def test_prompts_and_lengths_are_given_besides_those_of_the_folder(prompted):
+    more = {"document": "is the "}
+    encoder = load_encoder(prompted, cpu=True, prompts=more)
+    assert encoder.prompts == {"query": "the question : ", "document": "is the "}
+    assert load_encoder(prompted, cpu=True).prompts == {"query": "the question : "}
+    columns = {"anchor": [row[0] for row in KEPT], "positive": [row[1] for row in KEPT]}
+    data, layout = Dataset.from_dict(columns), format_of(list(columns))
+    found = [
+        evaluate_model(prompted, data, layout, cpu=True, **options)
+        for options in ({}, {"prompts": more}, {"max_length": 5})
+    ]
+    assert found[0] == evaluate_encoder(Encoder.from_pretrained(prompted), data, layout)
+    assert found[1] == evaluate_encoder(encoder, data, layout)
+    cut = Encoder.from_pretrained(prompted, max_length=5)
+    assert found[2] == evaluate_encoder(cut, data, layout)
+    assert found[0] != found[1]
+    assert found[0] != found[2]
+
+
+def test_a_search_asks_with_the_prompt_of_queries():
+    texts = ["0", "10", "90"]
+    encoder = Angles(query="60", document="2")
+    (found,) = search_texts(encoder, ["0"], texts, 2)
+    assert found["query"] == "0"
+    # Degrees of the texts: 2, 12 and 92; of the query: 60.
+    hits = [(hit["rank"], hit["row"], hit["text"]) for hit in found["hits"]]
+    assert hits == [(1, 2, "90"), (2, 1, "10")]
+    known = encoder.encode_document(["90", "10", "0"])
+    (found,) = search_texts(encoder, ["0"], ["90", "10", "0"], 9, corpus=known)
+    assert [hit["row"] for hit in found["hits"]] == [0, 1, 2]
