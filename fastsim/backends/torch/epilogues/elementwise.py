@@ -34,8 +34,9 @@ class Sigmoid(Epilogue):
     @staticmethod
     def _losses(block, logits, wanted):
         """sum_j max(z, 0) - wanted z + log(1 + e^-|z|) by rows, in which nothing cancels."""
-        losses = softplus(logits.abs().neg_()).addcmul_(wanted, logits, value=-1)
-        losses.add_(logits.clamp(min=0))
+        losses = softplus(logits.abs().neg_())
+        # The two by themselves: a wanted pair's z would take the digits of a logarithm near 0.
+        losses.add_(logits.clamp(min=0).addcmul_(wanted, logits, value=-1))
         return block_zero(block, _weighed(block, losses, wanted)).sum(1)
 
     @staticmethod
