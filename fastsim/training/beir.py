@@ -24,20 +24,20 @@ def read_beir(folder, split="test"):
     queries = _texts(folder / "queries.jsonl", ("text",))
     file = check_file(folder / "qrels" / f"{split}.tsv")
     grades = defaultdict(dict)
-    for line, row in delimited_rows(file, "tsv"):
-        if line == 1 and row[-1].strip().lower() == "score":
+    for where, row in delimited_rows(file, "tsv"):
+        if where == "line 1" and row[-1].strip().lower() == "score":
             continue
         try:
             query, document, grade = row[0], row[-2], int(row[-1])
         except (ValueError, IndexError) as error:
-            raise DataError(f"{file}, line {line}: wanted query-id, corpus-id, score") from error
+            raise DataError(f"{file}, {where}: wanted query-id, corpus-id, score") from error
         for name, ids, key in (("queries", queries, query), ("corpus", corpus, document)):
             if key not in ids:
-                raise DataError(f"{file}, line {line}: {key!r} is not in {name}.jsonl")
+                raise DataError(f"{file}, {where}: {key!r} is not in {name}.jsonl")
         known = grades[query].setdefault(document, grade)
         if known != grade:
             raise DataError(
-                f"{file}, line {line}: {document!r} is judged {known} and {grade} for {query!r}"
+                f"{file}, {where}: {document!r} is judged {known} and {grade} for {query!r}"
             )
     judged = {query: marks for query, marks in grades.items() if max(marks.values()) > 0}
     if not judged:
@@ -47,12 +47,12 @@ def read_beir(folder, split="test"):
 
 def _texts(path, fields):
     found = {}
-    for line, row in named_rows(check_file(path), "jsonl"):
+    for where, row in named_rows(check_file(path), "jsonl"):
         text = " ".join(str(row[field]) for field in fields if row.get(field)).strip()
         if "_id" not in row or not text:
-            raise DataError(f"{path}, line {line}: wanted _id and {fields[-1]}")
+            raise DataError(f"{path}, {where}: wanted _id and {fields[-1]}")
         if str(row["_id"]) in found:
-            raise DataError(f"{path}, line {line}: the _id {row['_id']!r} is there twice")
+            raise DataError(f"{path}, {where}: the _id {row['_id']!r} is there twice")
         found[str(row["_id"])] = text
     return found
 

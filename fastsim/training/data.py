@@ -1,4 +1,4 @@
-"""Reading data files, strictly: a bad row stops with file, line and reason.
+"""Reading data files, strictly: a bad row stops with file, line or row, and reason.
 
 What is in Arrow already (Parquet, the hub) is looked at by columns, the rest by rows; the rows end
 as a `datasets.Dataset` (fastsim/training/store.py).
@@ -89,14 +89,14 @@ def read_data(
 
 
 def _named_fields(path, kind):
-    """(line, {column: field}) of each row of a CSV or TSV file with a header."""
+    """(where, {column: field}) of each row of a CSV or TSV file with a header."""
     rows = delimited_rows(path, kind)
-    header = [field.strip() for field in next(rows, (1, []))[1]]
+    header = [field.strip() for field in next(rows, (None, []))[1]]
     check_header(header, path)
-    for line, row in rows:
-        if fault := width_fault(row, len(header), path, line):
+    for where, row in rows:
+        if fault := width_fault(row, len(header), path, where):
             raise fault
-        yield line, dict(zip(header, row, strict=True))
+        yield where, dict(zip(header, row, strict=True))
 
 
 def _tell(line):
@@ -117,11 +117,11 @@ def read_corpus(path):
         else:
             rows = named_rows(path, kind)
         texts = []
-        for line, row in rows:
+        for where, row in rows:
             if "text" not in row:
                 known = ", ".join(map(str, row)) or "nothing"
-                raise DataError(f"{path}, line {line}: no column text; it has {known}")
-            texts.append(checked_text(row["text"], "text", path, line))
+                raise DataError(f"{path}, {where}: no column text; it has {known}")
+            texts.append(checked_text(row["text"], "text", path, where))
     if not texts:
         raise DataError(f"{path}: no texts")
     return texts

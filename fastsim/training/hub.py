@@ -7,7 +7,7 @@ it is "train".
 import hashlib
 import itertools
 
-from fastsim.training.rows import DataError
+from fastsim.training.rows import DataError, numbered
 
 PREFIX = "hub:"
 _PART = 10_000  # rows read at once
@@ -41,9 +41,9 @@ def tables(name):
 
 
 def rows(name):
-    """(number, {column: value}) of each row, counted from 1."""
+    """(where, {column: value}) of each row."""
     parts = (table.to_pylist() for table in tables(name))
-    yield from enumerate(itertools.chain.from_iterable(parts), start=1)
+    yield from numbered(itertools.chain.from_iterable(parts))
 
 
 def fingerprint(name):

@@ -1,6 +1,6 @@
 """Files opened: the names of their columns in use, their parts, and the header found.
 
-Rows are (line, values in the order of the names, or what is wrong with the row). Parts are checked
+Rows are (where, values in the order of the names, or what is wrong with the row). Parts are checked
 columns of some rows at a time, for (path, format, a list of what is wrong with rows left out or
 None).
 """
@@ -16,6 +16,7 @@ from fastsim.training.rows import (
     DataError,
     delimited_rows,
     named_rows,
+    numbered,
     parquet_tables,
     width_fault,
 )
@@ -64,9 +65,9 @@ def _again(first, rest):
 
 
 def _pick(path, rows, places, width):
-    for line, row in rows:
-        fault = width_fault(row, width, path, line)
-        yield line, fault or [row[place] for place in places]
+    for where, row in rows:
+        fault = width_fault(row, width, path, where)
+        yield where, fault or [row[place] for place in places]
 
 
 def open_named(path, kind, roles):
@@ -83,21 +84,21 @@ def open_named(path, kind, roles):
 
 def _of_keys(path, keys, rows, known=None):
     """Of rows by name. known: the columns of the first row, where no later one may have more."""
-    for line, row in rows:
+    for where, row in rows:
         missing = [key for key in keys if row.get(key) is None]
         more = known is not None and not row.keys() <= known
         if more and (new := [name for name in row if name not in known and is_role(name)]):
             yield (
-                line,
+                where,
                 DataError(
-                    f"{path}, line {line}: wanted the columns of the first row, got {new[0]} too;"
+                    f"{path}, {where}: wanted the columns of the first row, got {new[0]} too;"
                     " name those in use with --columns"
                 ),
             )
         elif missing:
-            yield line, DataError(f"{path}, line {line}: no {', '.join(missing)}")
+            yield where, DataError(f"{path}, {where}: no {', '.join(missing)}")
         else:
-            yield line, [row[key] for key in keys]
+            yield where, [row[key] for key in keys]
 
 
 def open_tables(path, kind, roles):
@@ -129,7 +130,7 @@ def _table_parts(keys, tables, path, layout, bad):
         if columns is not None:
             yield columns
         else:
-            rows = enumerate(table.select(wanted).to_pylist(), start=count)
+            rows = numbered(table.select(wanted).to_pylist(), start=count)
             yield from _row_parts(list(keys), _of_keys(path, wanted, rows), path, layout, bad)
         count += len(table)
 

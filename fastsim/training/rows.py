@@ -1,5 +1,6 @@
-"""Rows of data files: CSV, TSV, JSON lines, JSON and Parquet, plain or gzip, with line numbers.
+"""Rows of data files: CSV, TSV, JSON lines, JSON and Parquet, plain or gzip.
 
+Each comes with where it stands: "line 3", or "row 3" in JSON and Parquet.
 The rows are read here and not by `datasets`, whose readers take "NA" for a missing value, guess
 types, fill short rows and know no line numbers.
 """
@@ -68,7 +69,7 @@ def dialect(kind, delimiter=None):
 
 
 def delimited_rows(path, kind, delimiter=None):
-    """(line, fields) of each row of a CSV or TSV file."""
+    """(where, fields) of each row of a CSV or TSV file."""
     csv.field_size_limit(2**31 - 1)  # a text may be a book
     with _text(path) as handle:
         reader = csv.reader(handle, strict=True, **dialect(kind, delimiter))
@@ -82,18 +83,18 @@ def delimited_rows(path, kind, delimiter=None):
                 return
             start, line = line + 1, reader.line_num
             if row:  # an empty line ends many files and holds no row
-                yield start, row
+                yield f"line {start}", row
 
 
-def width_fault(row, width, path, line):
+def width_fault(row, width, path, where):
     """What is wrong with a row of too few or too many fields, a `DataError`, or None."""
     if len(row) == width:
         return None
-    return DataError(f"{path}, line {line}: wanted {width} fields, got {len(row)}")
+    return DataError(f"{path}, {where}: wanted {width} fields, got {len(row)}")
 
 
 def named_rows(path, kind):
-    """(line, {column: value}) of each row of a JSON or Parquet file."""
+    """(where, {column: value}) of each row of a JSON or Parquet file."""
     return {"jsonl": _json_lines, "json": _json_list, "parquet": _parquet}[kind](path)
 
 
@@ -101,6 +102,12 @@ def lines(path):
     """(line, text) of each line of a text file."""
     with _text(path) as handle:
         yield from enumerate(handle, start=1)
+
+
+def numbered(rows, start=1):
+    """(where, row) of each row, counted from `start`."""
+    for number, row in enumerate(rows, start):
+        yield f"row {number}", row
 
 
 def _json_lines(path):
@@ -113,7 +120,7 @@ def _json_lines(path):
             raise DataError(f"{path}, line {line}: not JSON: {error}") from error
         if not isinstance(row, dict):
             raise DataError(f"{path}, line {line}: wanted a JSON object, got {text[:40]!r}")
-        yield line, row
+        yield f"line {line}", row
 
 
 def _json_list(path):
@@ -124,14 +131,17 @@ def _json_list(path):
             raise
         except ValueError as error:
             raise DataError(f"{path}: not JSON: {error}; JSON lines end in .jsonl") from error
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise DataError(f"{path}: wanted a JSON list of objects")
-    yield from enumerate(rows, start=1)
+    if not isinstance(rows, list):
+        raise DataError(f"{path}: wanted a JSON list of objects, got {rows!r:.40}")
+    for where, row in numbered(rows):
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, {where}: wanted a JSON object, got {row!r:.40}")
+        yield where, row
 
 
 def _parquet(path):
     parts = (table.to_pylist() for table in parquet_tables(path))
-    yield from enumerate(itertools.chain.from_iterable(parts), start=1)
+    yield from numbered(itertools.chain.from_iterable(parts))
 
 
 def parquet_tables(path):

@@ -11,13 +11,13 @@ def checked_rows(path, part, places, layout, bad):
     if quick is not None:
         return quick
     kept = []
-    for line, row in part:
+    for where, row in part:
         try:
             if isinstance(row, DataError):
                 raise row
             kept.append(
                 [
-                    _value(row[place], name, layout, path, line)
+                    _value(row[place], name, layout, path, where)
                     for place, name in zip(places, layout.columns, strict=True)
                 ]
             )
@@ -55,21 +55,21 @@ def _checked_together(rows, places, layout):
     return columns
 
 
-def _value(value, name, layout, path, line):
+def _value(value, name, layout, path, where):
     if name in layout.texts:
-        return checked_text(value, name, path, line)
-    return (_score if name == "score" else _label)(value, name, path, line)
+        return checked_text(value, name, path, where)
+    return (_score if name == "score" else _label)(value, name, path, where)
 
 
-def checked_text(value, name, path, line):
+def checked_text(value, name, path, where):
     if not isinstance(value, str):
-        raise DataError(f"{path}, line {line}: {name}: wanted a text, got {value!r:.40}")
+        raise DataError(f"{path}, {where}: {name}: wanted a text, got {value!r:.40}")
     if not value.strip():
-        raise DataError(f"{path}, line {line}: {name}: the text is empty")
+        raise DataError(f"{path}, {where}: {name}: the text is empty")
     if "\0" in value:
-        raise DataError(f"{path}, line {line}: {name}: the text holds a NUL byte")
+        raise DataError(f"{path}, {where}: {name}: the text holds a NUL byte")
     if not _is_unicode(value):
-        raise DataError(f"{path}, line {line}: {name}: the text holds half of a surrogate pair")
+        raise DataError(f"{path}, {where}: {name}: the text holds half of a surrogate pair")
     return value
 
 
@@ -82,24 +82,24 @@ def _is_unicode(text):
     return True
 
 
-def _score(value, name, path, line):
+def _score(value, name, path, where):
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         hint = "; does the file have a header? Map it with --columns score=NAME,..."
-        hint = hint if line == 1 and isinstance(value, str) else ""
-        raise DataError(f"{path}, line {line}: {name}: wanted a number, got {value!r:.40}{hint}")
+        hint = hint if where == "line 1" and isinstance(value, str) else ""
+        raise DataError(f"{path}, {where}: {name}: wanted a number, got {value!r:.40}{hint}")
     return number
 
 
-def _label(value, name, path, line):
+def _label(value, name, path, where):
     """A class as text; 1, 1.0 and "1" are one class."""
     if isinstance(value, bool):
         value = int(value)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, (str, int)) or not str(value).strip():
-        raise DataError(f"{path}, line {line}: {name}: wanted a class, got {value!r:.40}")
+        raise DataError(f"{path}, {where}: {name}: wanted a class, got {value!r:.40}")
     return str(value).strip()

@@ -116,27 +116,27 @@ FAULTS = {
     "parquet, a number": (
         "parquet",
         {"anchor": ["a"], "positive": [3]},
-        "line 1: positive: wanted",
+        "row 1: positive: wanted",
     ),
     "parquet, null": (
         "parquet",
         {"anchor": ["a"] * 10_002, "positive": ["b"] * 10_001 + [None]},
-        "line 10002: no positive",
+        "row 10002: no positive",
     ),
     "parquet, empty": (
         "parquet",
         {"anchor": ["a", "\u2003"], "positive": ["b"] * 2},
-        "line 2: anchor",
+        "row 2: anchor",
     ),
     "parquet, a NUL": (
         "parquet",
         {"anchor": ["a", "b\0"], "positive": ["b"] * 2},
-        "line 2: anchor",
+        "row 2: anchor",
     ),
     "parquet, NaN": (
         "parquet",
         {"sentence1": ["a"], "sentence2": ["b"], "score": [math.nan]},
-        "line 1: score: wanted a number",
+        "row 1: score: wanted a number",
     ),
     "a later column": (
         "jsonl",
@@ -152,6 +152,21 @@ FAULTS = {
         "jsonl",
         f'{{"sentence1": "a", "sentence2": "b", "score": {"9" * 401}}}\n',
         "line 1: score: wanted a number",
+    ),
+    "json, a number": (
+        "json",
+        '[\n{"anchor": "a", "positive": "b"},\n\n{"anchor": "c", "positive": 3}]',
+        "row 2: positive: wanted a text, got 3",
+    ),
+    "json, no object": (
+        "json",
+        '[\n{"anchor": "a", "positive": "b"},\n["c"]]',
+        r"row 2: wanted a JSON object, got \['c'\]",
+    ),
+    "json, no list": (
+        "json",
+        '{"anchor": "a"}',
+        "wanted a JSON list of objects, got {'anchor': 'a'}",
     ),
     "no parquet": ("parquet", "x" * 20, "not Parquet"),
 }
@@ -337,7 +352,7 @@ def test_data_sets_of_the_hub_are_read_by_name(tmp_path):
         DataError, match=r"^hub:.*: the data set could not be loaded: ValueError: Unknown"
     ):
         read_data(f"hub:{folder}:no", columns=columns)
-    with pytest.raises(DataError, match=r"line 1: no column text; it has question, answer"):
+    with pytest.raises(DataError, match=r"row 1: no column text; it has question, answer"):
         read_corpus(f"hub:{folder}")
     with pytest.raises(DataError, match="hub:a::b: wanted hub:NAME, hub:NAME:SPLIT"):
         read_data("hub:a::b")
