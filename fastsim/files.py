@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import tempfile
 import uuid
 from pathlib import Path
 
@@ -38,6 +39,18 @@ def whole_file(path):
             part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def check_new_file(name, path):
+    """`OutputError` where `whole_file` could write nothing: found out before the work is done.
+
+    name: of the argument.
+    """
+    path = Path(os.path.realpath(path))
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise OutputError(f"{name}: cannot write {str(path)!r}: {error.strerror}") from error
 
 
 def write_whole(path, text):

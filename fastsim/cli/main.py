@@ -8,7 +8,17 @@ from fastsim import __version__
 from fastsim.benchmark.options import options as bench_options
 from fastsim.cli.command import Command, finite, quiet, table
 from fastsim.cli.mine import mine
-from fastsim.cli.options import COLUMNS_HELP, CPU, FORMAT, MODEL_OPTION, PICKLE, PROMPT, TRUST
+from fastsim.cli.options import (
+    COLUMNS_HELP,
+    CPU,
+    DELIMITER,
+    FORMAT,
+    HEADER,
+    MODEL_OPTION,
+    PICKLE,
+    PROMPT,
+    TRUST,
+)
 from fastsim.cli.products import PRODUCTS
 from fastsim.cli.train import train
 
@@ -88,6 +98,8 @@ main.add_command(mine)
 @click.option("--split", default="test", metavar="NAME", help="Which qrels of --retrieval.")
 @click.option("--columns", metavar="NAMES", help=COLUMNS_HELP)
 @FORMAT
+@DELIMITER
+@HEADER
 @click.option(
     "--batch-size", type=click.IntRange(1), default=32, metavar="TEXTS", help="Encoded at once."
 )
@@ -106,6 +118,8 @@ def evaluate(
     split,
     columns,
     kind,
+    delimiter,
+    header,
     batch_size,
     max_length,
     as_json,
@@ -139,7 +153,9 @@ def evaluate(
     from fastsim.training.data import read_data
     from fastsim.training.load import evaluate_model
 
-    dataset, layout = read_data(data, columns=columns, kind=kind)
+    dataset, layout = read_data(
+        data, columns=columns, kind=kind, delimiter=delimiter, header=header
+    )
     found = evaluate_model(
         model, dataset, layout, batch_size=batch_size, max_length=max_length, cpu=cpu,
         prompts=dict(prompts), **trust,
@@ -180,6 +196,8 @@ def search(model, corpus, query, top_k, index, batch_size, as_json, shown, promp
     from fastsim.training.data import read_corpus
     from fastsim.training.load import load_encoder, search_texts
 
+    if not all(map(str.strip, query)):
+        raise click.UsageError("--query: wanted a text, got an empty one")
     texts = read_corpus(corpus)
     encoder = load_encoder(model, cpu=cpu, prompts=dict(prompts), **trust)
     known = None

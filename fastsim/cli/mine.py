@@ -3,7 +3,17 @@
 import click
 
 from fastsim.cli.command import Command, quiet
-from fastsim.cli.options import COLUMNS_HELP, CPU, FORMAT, MODEL_OPTION, PICKLE, PROMPT, TRUST
+from fastsim.cli.options import (
+    COLUMNS_HELP,
+    CPU,
+    DELIMITER,
+    FORMAT,
+    HEADER,
+    MODEL_OPTION,
+    PICKLE,
+    PROMPT,
+    TRUST,
+)
 
 
 @click.command(cls=Command, context_settings={"show_default": True})
@@ -16,6 +26,8 @@ from fastsim.cli.options import COLUMNS_HELP, CPU, FORMAT, MODEL_OPTION, PICKLE,
 @click.option("--overwrite", is_flag=True, help="Write over an output that is there already.")
 @click.option("--columns", metavar="NAMES", help=COLUMNS_HELP)
 @FORMAT
+@DELIMITER
+@HEADER
 @click.option("--count", type=click.IntRange(1), default=1, help="Negatives per pair.")
 @click.option(
     "--first",

@@ -22,6 +22,12 @@ FORMAT = click.option(
     type=click.Choice(list(KINDS)),
     help="Of the data files, where their suffix does not say.",
 )
+DELIMITER = click.option(
+    "--delimiter", metavar="SIGN", help="Between the fields of a CSV file. Default: ,"
+)
+HEADER = click.option(
+    "--header/--no-header", default=None, help="Whether line 1 names the columns."
+)
 PROMPT = click.option(
     "--prompt",
     "prompts",

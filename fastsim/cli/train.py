@@ -6,7 +6,17 @@ from pathlib import Path
 import click
 
 from fastsim.cli.command import Command, Prompt, Range, Setting, Widths, quiet, table
-from fastsim.cli.options import COLUMNS_HELP, CPU, FORMAT, MODEL_OPTION, PICKLE, PROMPT, TRUST
+from fastsim.cli.options import (
+    COLUMNS_HELP,
+    CPU,
+    DELIMITER,
+    FORMAT,
+    HEADER,
+    MODEL_OPTION,
+    PICKLE,
+    PROMPT,
+    TRUST,
+)
 from fastsim.encoders.names import POOLINGS
 
 POSITIVE = click.FloatRange(0, min_open=True)
@@ -92,8 +102,8 @@ def _as_text(option, given):
 @click.option("--columns", metavar="NAMES", help=COLUMNS_HELP)
 @click.option("--eval-columns", metavar="NAMES", help="The same for --eval. Default: as --columns.")
 @FORMAT
-@click.option("--delimiter", metavar="SIGN", help="Between the fields of a CSV file. Default: ,")
-@click.option("--header/--no-header", default=None, help="Whether line 1 names the columns.")
+@DELIMITER
+@HEADER
 @click.option(
     "--skip-bad-rows", is_flag=True, help="Leave out rows that do not fit, and say which."
 )

@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from fastsim.files import whole_file
+from fastsim.files import check_new_file, whole_file
 from fastsim.training.evaluation import check_vectors
 
 _KIND = "fastsim-index-1"
@@ -28,6 +28,7 @@ def indexed(encoder, texts, path, *, batch_size=32):
                     return file.get_tensor("vectors")
         except (SafetensorError, OSError) as error:
             raise ValueError(f"index: {str(path)!r} is not a fastsim index") from error
+    check_new_file("index", path)
     vectors = check_vectors(encoder.encode_document(texts, batch_size=batch_size))
     with whole_file(path) as part:
         save_file({"vectors": vectors}, part, metadata={"kind": _KIND, "key": key})

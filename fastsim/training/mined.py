@@ -1,27 +1,30 @@
 """Pairs with hard negatives from a corpus, found by an encoder: what `fastsim mine` writes."""
 
 import json
-import tempfile
 from collections import defaultdict
 from pathlib import Path
 
 import torch
 
-from fastsim.files import OutputError, write_whole
+from fastsim.files import OutputError, check_new_file, write_whole
 from fastsim.mining import mine_hard_negatives
 from fastsim.training.data import DataError, read_corpus, read_data
 from fastsim.training.evaluation import check_vectors
+from fastsim.training.rows import SUFFIXES, suffix_of
 
 
-def mine(encoder, pairs, *, corpus=None, columns=None, kind=None, batch_size=32, count=1, **limits):
+def mine(encoder, pairs, *, corpus=None, columns=None, kind=None, delimiter=None, header=None,
+         batch_size=32, count=1, **limits):  # fmt: skip
     """(rows of anchor, positive, negative, ... as dictionaries, how many pairs were left out).
 
     pairs: a file of anchors and positives; corpus: a file of texts besides the positives.
-    limits: those of `mine_hard_negatives`. A text that is a positive of the anchor anywhere in the
-    file, or the anchor itself, is no negative of it. Pairs with fewer than count negatives within
-    the limits are left out.
+    columns, kind, delimiter, header: as of `read_data`. limits: those of `mine_hard_negatives`. A
+    text that is a positive of the anchor anywhere in the file, or the anchor itself, is no
+    negative of it. Pairs with fewer than count negatives within the limits are left out.
     """
-    dataset, layout = read_data(pairs, columns=columns, kind=kind)
+    dataset, layout = read_data(
+        pairs, columns=columns, kind=kind, delimiter=delimiter, header=header
+    )
     if layout.columns != ("anchor", "positive"):
         found = ", ".join(layout.columns)
         raise DataError(
@@ -69,11 +72,14 @@ def check_output(path, *read, overwrite=False):
     read: files, or None. overwrite: whether a file that is there may be written over.
     """
     path = Path(path)
+    # A name that promises something else could not be read again.
+    if path.suffix.lower() == ".gz" or SUFFIXES.get(suffix_of(path), "jsonl") != "jsonl":
+        raise OutputError(
+            f"output: wanted a name that ends in .jsonl, since JSON lines are written, got"
+            f" {str(path)!r}"
+        )
     if not path.exists():
-        try:
-            tempfile.TemporaryFile(dir=path.parent).close()
-        except OSError as error:
-            raise OutputError(f"output: cannot write {str(path)!r}: {error.strerror}") from error
+        check_new_file("output", path)
         return
     for name in read:
         if name is not None and Path(name).exists() and path.samefile(name):

@@ -69,6 +69,9 @@ def test_train_evaluate_search(data, tmp_path):
     assert hits[0]["score"] == pytest.approx(1, abs=1e-5)
     result = run("search", "--model", output, "--corpus", corpus, "--query", query)
     assert query in result.output
+    for nothing in ("", " "):  # a variable of a script that is not set
+        result = run("search", "--model", output, "--corpus", corpus, "--query", nothing)
+        one_line(result, command.USAGE, "--query: wanted a text")
 
 
 def one_line(result, code, *parts):

@@ -111,6 +111,9 @@ def test_mine_writes_over_nothing_that_is_read_or_there(tuples, tmp_path, monkey
             (there, 5, "is there already; --overwrite"),
             (tmp_path, "--overwrite", 5, "wanted a file"),
             (tmp_path / "no/such", 5, "No such file"),
+            (tmp_path / "new.csv", 5, "wanted a name that ends in .jsonl"),
+            (tmp_path / "new.json", 5, "wanted a name that ends in .jsonl"),
+            (tmp_path / "new.jsonl.gz", 5, "wanted a name that ends in .jsonl"),
             (tmp_path / "new", "--first", 5, "--last", 3, 2, "--last: wanted at least 5"),
         ):
             result = run(*command, "--output", output, "--cpu", *more)
@@ -220,6 +223,10 @@ def test_search_keeps_an_index(tmp_path, monkeypatch):
     corpus.write_text("\n".join(models.texts(13)))
     run(*command)
     assert encoded[3:] == [13, 1]
+    known = len(encoded)
+    elsewhere = run(*command, "--index", tmp_path / "no/such.index")
+    one_line(elsewhere, 5, "index: cannot write", "No such file")
+    assert len(encoded) == known  # nothing was encoded in vain
     index.write_text("mine")
     one_line(run(*command), 2, "is not a fastsim index")
     assert index.read_text() == "mine"
@@ -248,3 +255,27 @@ def test_the_version():
     import fastsim
 
     assert fastsim.__version__ in run("--version").output
+
+
+def test_every_command_has_the_options_that_its_errors_name(tmp_path):
+    file = tmp_path / "pairs.csv"
+    rows = [f"{row[0]};{row[1]}\n" for row in KEPT[:8]]
+    assert not any('"' in row or row.count(";") > 1 for row in rows)
+    file.write_text("".join(["anchor;positive\n", *rows]))
+    model = ("--model", models.tiny_bert(), "--cpu")
+    for command in (
+        ("evaluate", *model, "--data", file),
+        ("mine", *model, "--pairs", file, "--output", tmp_path / "mined.jsonl"),
+    ):
+        one_line(run(*command), 3, "try --delimiter ';'")
+        result = run(*command, "--delimiter", ";")
+        assert result.exit_code == 0, result.output
+    file.write_text("question,answer\nhow do I reset the phone,press it for ten seconds\n" * 2)
+    for command in (
+        ("evaluate", *model, "--data", file),
+        ("mine", *model, "--pairs", file, "--output", tmp_path / "more.jsonl"),
+    ):
+        columns = ("--columns", "anchor,positive")
+        one_line(run(*command, *columns), 3, "or say --no-header")
+        result = run(*command, *columns, "--no-header")
+        assert result.exit_code == 0, result.output
