@@ -199,3 +199,11 @@ def test_the_hub_gets_the_model_and_no_file_of_the_users(files, tmp_path, monkey
     assert name == "me/model"
     assert {"model.safetensors", "modules.json", "1_Pooling/config.json", "README.md"} <= sent
     assert not [file for file in sent if "secret" in file]
+
+
+@pytest.mark.parametrize("kind", ["fp32", "bf16"])
+def test_weights_are_held_and_saved_in_the_type_asked(kind, files, tmp_path):  # noqa: F811
+    file, _ = files("tuples")
+    train(options(tmp_path, file, loss="info_nce", max_steps=1, weights=kind))
+    found = {value.dtype for value in weights(tmp_path / "out").values()}
+    assert found == {{"fp32": torch.float32, "bf16": torch.bfloat16}[kind]}
