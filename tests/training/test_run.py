@@ -193,7 +193,9 @@ def test_the_trained_encoder_loads_everywhere(files, tmp_path):
     train(asked)
     texts = models.texts(10)
     theirs = sentence_transformers.SentenceTransformer(asked.output, device="cpu")
-    found = Encoder.from_pretrained(asked.output).encode(texts)
+    encoder = Encoder.from_pretrained(asked.output)
+    assert (encoder.dim, encoder.pooling) == (8, "max")
+    found = encoder.encode(texts)
     torch.testing.assert_close(found, torch.tensor(theirs.encode(texts)), rtol=0, atol=1e-5)
 
 
