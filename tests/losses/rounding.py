@@ -1,6 +1,7 @@
 """What the rounding of its inputs does to a loss and its gradients."""
 
 import functools
+import math
 
 import torch
 
@@ -29,3 +30,25 @@ def dense_options(case, options, reduction):
     """Options of the dense formula."""
     chosen = {"backend": "eager"} if takes_backend(case) else {}
     return options | chosen | ({} if reduction is None else {"reduction": reduction})
+
+
+def largest_exponent(case, tensors, options, losses):
+    """How large the exponents are that the weights e^(z - L) of a gradient are made of, at most.
+
+    A weight is rounded by eps times that: as z is, |z| <= steepest |s|, and as the logarithm L is,
+    the loss of its row and z of its positive. 0 for a loss without exponents. losses: of the rows.
+    """
+    numbers = (case.loss.__kwdefaults__ or {}) | options
+    beta = numbers.get("beta") or 0.0
+    factors = [numbers.get(name) or 0.0 for name in ("scale", "gamma", "alpha", "beta")]
+    if temperature := numbers.get("temperature"):
+        factors.append((1 + beta) / temperature)
+    steepest = max(factors)
+    sides = [t for t in tensors if t is not None]
+    score = 1.0
+    if case.dot:  # at most the product of the longest of either side, of which there may be one
+        lengths = [t.norm(dim=-1).max().item() for t in (sides * 2)[:2]]
+        score = math.prod(lengths)
+    if sides[0].dim() == 3:
+        score *= sides[0].shape[1]  # a sum over the tokens of a query
+    return steepest * score + losses.abs().max().item() if steepest else 0.0
