@@ -1,5 +1,6 @@
 """Checkpoints of a run: where they are, whether they are whole, and what the run was asked."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ from fastsim.files import OutputError, unused_name, write_whole
 
 RUN = "fastsim_run.json"
 MANIFEST = "fastsim_checkpoint.json"
+_LOCK = "fastsim_run.lock"
 _BEGUN = ".fastsim-checkpoint-"
 
 
@@ -32,6 +34,71 @@ def checkpoint_folder(output, chosen=None):
 
 def _read_only(folder):
     return bool(os.statvfs(folder).f_flag & getattr(os, "ST_RDONLY", 1))
+
+
+# ---- one run at a time ----
+
+
+@contextlib.contextmanager
+def claimed(checkpoints):
+    """While this lasts no other run can begin in a folder of checkpoints.
+
+    Two runs would resume from, choose as best and remove each other's. `OutputError` where another
+    run is there, or nothing can be written. The lock is one of the system: it ends with its
+    process, however that ends.
+    """
+    checkpoints = Path(checkpoints)
+    written(checkpoints)  # nothing is put into a folder that is refused
+    made = [folder for folder in checkpoints.parents if not folder.exists()]
+    try:
+        handle = _lock(checkpoints)
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(f"checkpoints: {str(checkpoints)!r}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        (checkpoints / _LOCK).unlink(missing_ok=True)  # before another can have it
+        handle.close()
+        for folder in (checkpoints, *made):  # of a run that left nothing there
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _lock(checkpoints):
+    """The open file that holds the lock."""
+    while True:
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = open(checkpoints / _LOCK, "w")  # noqa: SIM115 - `claimed` closes it
+        except FileNotFoundError:  # a run that ended has just removed the folder
+            continue
+        if _is_locked(handle):
+            handle.close()
+            raise OutputError(
+                f"checkpoints: another run is writing to {str(checkpoints)!r}; wait for its end, or"
+                " choose another folder"
+            )
+        try:
+            if os.path.samestat(os.fstat(handle.fileno()), os.stat(checkpoints / _LOCK)):
+                return handle
+        except FileNotFoundError:
+            pass
+        handle.close()  # the file of a run that has just ended
+
+
+def _is_locked(handle):
+    """Lock a file; True where another has it. A system without locks has no second run either."""
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        pass
+    return False
 
 
 # ---- one checkpoint ----
@@ -104,9 +171,13 @@ def check_ours(path):
 def written(checkpoints):
     """The checkpoints of a run in its folder, whole or not, the newest first.
 
-    `OutputError` where a folder of such a name is not ours: a checkpoint may want its place.
+    `OutputError` where that is a file, or a folder of such a name is not ours: a checkpoint may
+    want its place.
     """
-    for path in Path(checkpoints).glob("checkpoint-*"):
+    checkpoints = Path(checkpoints)
+    if checkpoints.exists() and not checkpoints.is_dir():
+        raise OutputError(f"checkpoints: wanted a folder, {str(checkpoints)!r} is a file")
+    for path in checkpoints.glob("checkpoint-*"):
         check_ours(path)
     return _ours(checkpoints)
 

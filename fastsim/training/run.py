@@ -1,5 +1,6 @@
 """One training run: from a data file and a model to a better model in a folder."""
 
+import contextlib
 import json
 import os
 import signal
@@ -32,15 +33,11 @@ def train(options, say=None, *, dry_run=False):
     written.
     """
     import torch
-    import transformers
     from accelerate import PartialState
 
     from fastsim.training import sharding
-    from fastsim.training.report_lines import Lines, header
-    from fastsim.training.stopping import Watch
-    from fastsim.training.trainer import Collator, Trainer, freeze_idle
+    from fastsim.training.report_lines import header
 
-    sharded = sharding.asked_for()
     output = Path(os.path.realpath(options.output))
     process = PartialState(cpu=options.cpu or not torch.cuda.is_available())
     several = process.num_processes > 1
@@ -62,6 +59,21 @@ def train(options, say=None, *, dry_run=False):
         if process.is_main_process:
             _check_beginning(options, checkpoints)
         return None
+    claim = saved.claimed(checkpoints) if process.is_main_process else contextlib.nullcontext()
+    with claim:
+        return _trained(options, task, arguments, output, checkpoints, process, say)
+
+
+def _trained(options, task, arguments, output, checkpoints, process, say):
+    """`train` from its beginning or its checkpoint to its end."""
+    import transformers
+
+    from fastsim.training import sharding
+    from fastsim.training.report_lines import Lines
+    from fastsim.training.stopping import Watch
+    from fastsim.training.trainer import Collator, Trainer, freeze_idle
+
+    several = process.num_processes > 1
     with process.main_process_first():
         state, checkpoint = _begin(options, task, checkpoints, process.is_main_process, say)
     if state["before"]:
@@ -93,7 +105,7 @@ def train(options, say=None, *, dry_run=False):
             loss_learning_rate=options.loss_learning_rate,
             callbacks=callbacks,
         )
-    if sharded and not trainer.is_sharded:
+    if sharding.asked_for() and not trainer.is_sharded:
         say(f"accelerate shards no model on {process.device}: every process holds all of it")
     for chatter in (transformers.PrinterCallback, transformers.trainer_callback.ProgressCallback):
         trainer.remove_callback(chatter)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ pytest.importorskip("datasets")
 from fastsim.encoders.encoder import Encoder
 from fastsim.files import full_disk_named, write_whole
 from fastsim.training import demo
+from fastsim.training.checkpoints import checkpoint_folder, claimed
 from fastsim.training.evaluation import evaluate_encoder
 from fastsim.training.run import OutputError, train
 from fastsim.training.stopping import Watch
@@ -146,6 +148,48 @@ def test_the_demo_leaves_checkpoints_alone(tmp_path):
     demo.run(str(models.tiny_bert()), str(tmp_path / "out"), epochs=0.1, progress=False, cpu=True)
     assert theirs.is_dir()
     assert [path.name for path in theirs.parent.iterdir()] == ["checkpoint-3"]
+
+
+def test_checkpoints_are_those_of_one_run(files, tmp_path):  # noqa: F811
+    """A second would choose as best, resume from and remove those of the first."""
+    file, _ = files("tuples")
+    asked = options(tmp_path, file, loss="info_nce", max_steps=4, checkpoint_steps=2)
+    folder = checkpoint_folder(asked.output)
+    other = pytest.raises(OutputError, match=f"another run is writing to '{folder}'")
+    held = []
+    end = Watch.on_step_end
+
+    def told(self, args, state, control, **more):
+        with other, claimed(folder):
+            pass
+        held.append(state.global_step)
+        end(self, args, state, control, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Watch, "on_step_end", told)
+        stopped(asked, 3)
+    assert held == [1, 2, 3]
+    before = sorted(folder.rglob("*"))
+    with claimed(folder):
+        for overwrite, resume in ((False, False), (True, False), (False, True)):
+            with other:
+                train(replace(asked, overwrite=overwrite, resume=resume))
+    assert sorted(folder.rglob("*")) == before
+    assert train(asked)["steps"] == 4
+    assert not folder.exists()
+
+
+def test_a_refused_run_leaves_no_folder(files, tmp_path):  # noqa: F811
+    file, _ = files("tuples")
+    asked = options(tmp_path, file, loss="info_nce", max_steps=1, resume=True)
+    asked.checkpoints = str(tmp_path / "new/folder")
+    with pytest.raises(OutputError, match="no complete checkpoint"):
+        train(asked)
+    asked.checkpoints = file
+    for dry_run in (True, False):
+        with pytest.raises(OutputError, match=r"checkpoints: wanted a folder, .* is a file"):
+            train(asked, dry_run=dry_run)
+    assert {path.name for path in tmp_path.iterdir()} == {"train.jsonl", "held.jsonl"}
 
 
 def test_a_run_that_never_got_to_a_checkpoint_is_no_hindrance(files, tmp_path):  # noqa: F811
