@@ -145,5 +145,9 @@ def _grouped(shape, groups, reference_groups, own_first, device):
 
 def _two(name, value, what):
     if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise TypeError(f"{name}: wanted ({what}), got {type(value).__name__} of {value!r:.60}")
+        if isinstance(value, torch.Tensor):
+            shown = f"shape {tuple(value.shape)}"  # its numbers would fill lines
+        else:
+            shown = f"{value!r:.60}"
+        raise TypeError(f"{name}: wanted ({what}), got {type(value).__name__} of {shown}")
     return value

@@ -152,10 +152,12 @@ class Objective(nn.Module):
                 raise ValueError(f"options: classification has none, got {list(self.options)}")
             self.loss = losses.SoftmaxClassification(dim, len(self.classes))
         else:
-            known = inspect.signature(spec.module).parameters
-            if unknown := self.options.keys() - known:
+            known = dict(inspect.signature(spec.module).parameters)
+            known.pop("group", None)  # the trainer's
+            if unknown := self.options.keys() - known.keys():
                 raise ValueError(
-                    f"options: wanted options {', '.join(known)}, got {', '.join(sorted(unknown))}"
+                    f"loss option: wanted one of {name}'s, {', '.join(known)},"
+                    f" got {', '.join(sorted(unknown))}"
                 )
             for option, value in self.options.items():
                 _check_type(option, value, known[option].default)

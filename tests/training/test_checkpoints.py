@@ -210,6 +210,8 @@ def test_a_run_that_never_got_to_a_checkpoint_is_no_hindrance(files, tmp_path): 
         ("schedule", "inverse_sqrt_of_nothing"),
         ("report_to", "no-such-place"),
         ("loss_options", {"temperature": "abc"}),
+        ("loss_options", {"temprature": 0.1}),
+        ("loss_options", {"group": 1}),
         ("prompts", {"querry": "q: "}),
         ("eval_steps", 3),
         ("eval_columns", "anchor,positive"),
@@ -220,7 +222,7 @@ def test_a_run_that_never_got_to_a_checkpoint_is_no_hindrance(files, tmp_path): 
 )
 def test_what_cannot_run_is_refused_by_a_dry_run_too(name, value, files, tmp_path):  # noqa: F811
     file, _ = files("tuples")
-    shown = {"loss_options": "loss option temperature", "prompts": "prompt"}.get(name, name)
+    shown = {"loss_options": "loss option( temperature)?", "prompts": "prompt"}.get(name, name)
     for dry_run in (True, False):
         with pytest.raises(ValueError, match=f"{shown}: "):
             train(options(tmp_path, file, loss="info_nce", **{name: value}), dry_run=dry_run)
