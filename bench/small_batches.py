@@ -7,7 +7,6 @@ eager torch and, of the headlines, beside torch.compile of it: one thread, in tu
 small_batches.jsonl in bench/results/<device>; rows of other losses, sizes and kernels stay there.
 """
 
-import itertools
 import time
 
 import click
@@ -20,6 +19,7 @@ from fastsim.benchmark.baselines import baseline_named
 from fastsim.benchmark.baselines.baseline import UnavailableError
 from fastsim.benchmark.calls import PASSES, runnable
 from fastsim.benchmark.cases import CASES
+from fastsim.benchmark.memory import GIB, limited, usual_limit
 
 NAME, BY = "small_batches", ("fastsim cpu", "eager torch", "torch.compile")
 KEY = ("loss", "rows", "width", "measure", "by", "kernels")
@@ -43,7 +43,10 @@ def times(loss, count, seconds, clock):
     problem = CASES[loss].problem(count, WIDTH)
     kernels = get("cpu").note().removeprefix(", ")
     for which in PASSES:
-        found_by = timing.in_turns(_calls(problem, which), seconds=seconds, most=MOST, clock=clock)
+        with limited(int(usual_limit() * GIB)):  # some formulas take the square of the matrix
+            found_by = timing.in_turns(
+                _calls(problem, which), seconds=seconds, most=MOST, clock=clock
+            )
         for by, found in found_by.items():
             row = {"loss": loss, "rows": count, "width": WIDTH, "measure": which, "by": by}
             row["kernels"] = kernels
@@ -63,11 +66,12 @@ def main(losses, counts, seconds):
     path = FOLDER / about["device"] / f"{NAME}.jsonl"
     kept = results.read(path)[1] if path.is_file() else []
     rows = {_key(row): row for row in kept}
-    for loss, count in itertools.product(losses, counts):
-        for row in times(loss, count, seconds, time.perf_counter):
-            rows[_key(row)] = row
-            click.echo(row)
-    write(NAME, list(rows.values()), about)
+    for loss in losses:
+        for count in counts:
+            for row in times(loss, count, seconds, time.perf_counter):
+                rows[_key(row)] = row
+                click.echo(row)
+        write(NAME, list(rows.values()), about)
 
 
 def _key(row):
