@@ -36,13 +36,19 @@ struct Later {
   int64_t step = 0;
 };
 
-// A column of tiles: all `rows` of a against `columns` <= kTileColumns of b, in whole vectors of which
-// there are as few as hold them. A last vector that is not full is padded with zeros in `padded`
-// (depth, kTileColumns), unless b is wide enough to be read past.
+// As few vectors as hold so many columns.
+template <class T>
+constexpr int64_t vectors_of(int64_t columns) {
+  return (columns + kLanes<T> - 1) / kLanes<T>;
+}
+
+// A column of tiles: all `rows` of a against `columns` <= kTileColumns of b, in whole vectors. A last
+// vector that is not full is padded with zeros in `padded` (depth, kTileColumns), unless b is wide
+// enough to be read past.
 template <class T>
 void column_of_tiles(const Left<T>& a, int64_t rows, const T* b, int64_t b_step, int64_t columns,
                      int64_t depth, T* c, int64_t c_row, bool add, T* padded, Later<T> later = {}) {
-  const int64_t vectors = (columns + kLanes<T> - 1) / kLanes<T>, wide = vectors * kLanes<T>;
+  const int64_t vectors = vectors_of<T>(columns), wide = vectors * kLanes<T>;
   const bool whole = columns == wide;
   if (!whole && b_step != kTileColumns<T>) {
     for (int64_t k = 0; k < depth; ++k) {
@@ -83,8 +89,8 @@ struct Padded {
 };
 
 // One column panel of the right operand of `score_panels`: `count` <= wide rows of y turned over,
-// (width, wide), padded with zeros to whole vectors. With `inverse` each row is multiplied by its number first, in
-// `unit`, memory of (wide, width).
+// (width, wide), padded with zeros to whole vectors. With `inverse` each row is multiplied by its
+// number first, in `unit`, memory of (wide, width).
 template <class T>
 void pack_panel(const Matrix& y, int64_t row, int64_t count, int64_t width, const T* inverse,
                 T* unit, T* packed) {
@@ -102,7 +108,7 @@ void pack_panel(const Matrix& y, int64_t row, int64_t count, int64_t width, cons
     stride = width;
   }
   transpose(from, stride, packed, wide, count, false, int64_t(0), width);
-  const int64_t end = (count + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
+  const int64_t end = vectors_of<T>(count) * kLanes<T>;
   if (count == end) return;
   for (int64_t k = 0; k < width; ++k) {
     for (int64_t j = count; j < end; ++j) packed[k * wide + j] = T(0);

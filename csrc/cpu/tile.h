@@ -189,7 +189,8 @@ template <class T, int rows, int vectors, bool add>
     for (; steps >= together; steps -= together) {
 #pragma GCC unroll 4
       for (int step = 0; step < together; ++step) __builtin_prefetch(ahead + step * b_step);
-      add_steps<T, rows, vectors>(a, a_row, b, b_step, sum, std::make_integer_sequence<int, together>());
+      add_steps<T, rows, vectors>(a, a_row, b, b_step, sum,
+                                  std::make_integer_sequence<int, together>());
       a += together * a_step;
       b += together * b_step;
       ahead += together * b_step;

@@ -8,17 +8,7 @@ from fastsim import __version__
 from fastsim.benchmark.options import options as bench_options
 from fastsim.cli.command import Command, finite, quiet, table
 from fastsim.cli.mine import mine
-from fastsim.cli.options import (
-    COLUMNS_HELP,
-    CPU,
-    DELIMITER,
-    FORMAT,
-    HEADER,
-    MODEL_OPTION,
-    PICKLE,
-    PROMPT,
-    TRUST,
-)
+from fastsim.cli.options import COLUMNS_HELP, CPU, MODEL_OPTION, PICKLE, PROMPT, TRUST, file_format
 from fastsim.cli.products import PRODUCTS
 from fastsim.cli.train import train
 
@@ -97,9 +87,7 @@ main.add_command(mine)
 )
 @click.option("--split", default="test", metavar="NAME", help="Which qrels of --retrieval.")
 @click.option("--columns", metavar="NAMES", help=COLUMNS_HELP)
-@FORMAT
-@DELIMITER
-@HEADER
+@file_format
 @click.option(
     "--batch-size", type=click.IntRange(1), default=32, metavar="TEXTS", help="Encoded at once."
 )

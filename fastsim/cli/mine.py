@@ -3,17 +3,7 @@
 import click
 
 from fastsim.cli.command import Command, quiet
-from fastsim.cli.options import (
-    COLUMNS_HELP,
-    CPU,
-    DELIMITER,
-    FORMAT,
-    HEADER,
-    MODEL_OPTION,
-    PICKLE,
-    PROMPT,
-    TRUST,
-)
+from fastsim.cli.options import COLUMNS_HELP, CPU, MODEL_OPTION, PICKLE, PROMPT, TRUST, file_format
 
 
 @click.command(cls=Command, context_settings={"show_default": True})
@@ -25,9 +15,7 @@ from fastsim.cli.options import (
 )
 @click.option("--overwrite", is_flag=True, help="Write over an output that is there already.")
 @click.option("--columns", metavar="NAMES", help=COLUMNS_HELP)
-@FORMAT
-@DELIMITER
-@HEADER
+@file_format
 @click.option("--count", type=click.IntRange(1), default=1, help="Negatives per pair.")
 @click.option(
     "--first",

@@ -16,18 +16,25 @@ COLUMNS_HELP = (
     "What the file's columns are, in their order: sentence1,sentence2,score. Or, with a header of"
     " other names: sentence1=first,sentence2=second,score=gold."
 )
-FORMAT = click.option(
+_FORMAT = click.option(
     "--format",
     "kind",
     type=click.Choice(list(KINDS)),
     help="Of the data files, where their suffix does not say.",
 )
-DELIMITER = click.option(
+_DELIMITER = click.option(
     "--delimiter", metavar="SIGN", help="Between the fields of a CSV file. Default: ,"
 )
-HEADER = click.option(
+_HEADER = click.option(
     "--header/--no-header", default=None, help="Whether line 1 names the columns."
 )
+
+
+def file_format(command):
+    """How data files are read: kind, delimiter and header."""
+    return _FORMAT(_DELIMITER(_HEADER(command)))
+
+
 PROMPT = click.option(
     "--prompt",
     "prompts",

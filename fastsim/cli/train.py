@@ -6,17 +6,7 @@ from pathlib import Path
 import click
 
 from fastsim.cli.command import Command, Prompt, Range, Setting, Widths, quiet, table
-from fastsim.cli.options import (
-    COLUMNS_HELP,
-    CPU,
-    DELIMITER,
-    FORMAT,
-    HEADER,
-    MODEL_OPTION,
-    PICKLE,
-    PROMPT,
-    TRUST,
-)
+from fastsim.cli.options import COLUMNS_HELP, CPU, MODEL_OPTION, PICKLE, PROMPT, TRUST, file_format
 from fastsim.encoders.names import POOLINGS
 
 POSITIVE = click.FloatRange(0, min_open=True)
@@ -101,9 +91,7 @@ def _as_text(option, given):
 @click.option("--output", required=True, metavar="DIR", help="The model's folder.")
 @click.option("--columns", metavar="NAMES", help=COLUMNS_HELP)
 @click.option("--eval-columns", metavar="NAMES", help="The same for --eval. Default: as --columns.")
-@FORMAT
-@DELIMITER
-@HEADER
+@file_format
 @click.option(
     "--skip-bad-rows", is_flag=True, help="Leave out rows that do not fit, and say which."
 )

@@ -227,13 +227,11 @@ def _remove(path):
 
 
 def remove_run(checkpoints):
-    """Remove what a run wrote into its folder of checkpoints, and the folder if it is empty."""
+    """Remove what a run wrote into its folder of checkpoints; `claimed` removes an empty folder."""
     checkpoints = Path(checkpoints)
     for path in (*_ours(checkpoints), *checkpoints.glob(f"{_BEGUN}*")):
         _remove(path)
     (checkpoints / RUN).unlink(missing_ok=True)
-    if checkpoints.is_dir() and not any(checkpoints.iterdir()):
-        checkpoints.rmdir()
 
 
 def read_run(checkpoints):
