@@ -103,9 +103,10 @@ void fill_scores(const T* x, int64_t width, const Matrix& y, const T* inverse, c
   });
 }
 
-// Register tiles in a piece of the rows of a product. All of the right operand passes through the
-// second cache for each piece, and a column of so many tiles asks for what is multiplied next.
-constexpr int64_t kTilesOfRows = 16;
+// Register tiles that a piece of the rows of a product has at least. All of the right operand passes
+// through the second cache for each piece; a column of twice as many tiles asks for all that is
+// multiplied next.
+constexpr int64_t kTilesOfRows = 8;
 
 // out (+)= panel right, or with `transposed` panel^T right.
 template <class T>

@@ -21,6 +21,7 @@ namespace {
 // Rows whose part of a sum over all rows is made at once, whole register tiles: sums are the same
 // however rows are shared out. A thread has the scores of several such units at once.
 constexpr int64_t kUnit = 12, kUnits = 16;
+constexpr int64_t kLeastUnits = 4;  // of a thread's piece, for which all columns pass through its cache
 constexpr int64_t kPanels = 8;  // of columns, whose scores are looked at while they are in cache
 
 double hinge(double x) { return x <= 0 ? 0 : x; }  // keeps a NaN
@@ -232,7 +233,7 @@ void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi
         const int64_t first = at * kUnit, last = std::min(end, at + together) * kUnit;
         finish(first, std::min(count, last) - first, unit);
       }
-    });
+    }, kLeastUnits);
     watching.write();
     *loss = T(triplets.loss());
     if (!to_y) return;
