@@ -221,9 +221,10 @@ void hardest_pairs(Tensor x, Tensor groups, Tensor indices, Tensor distances, Te
   });
 }
 
-// relu(near - far + margin); a NaN stays one.
+// relu(near - far + margin); a NaN stays one, and an infinite far makes one.
 template <class T>
 T triplet_loss(T near, T far, double margin) {
+  if (std::isinf(far)) return std::numeric_limits<T>::quiet_NaN();
   const T above = (near - far) + T(margin);
   return above <= 0 ? T(0) : above;
 }

@@ -109,7 +109,6 @@ class Rows:
         numbers = margin, 1.0 if factor is None else factor
         sides = anchors, positives, negatives
         torch.ops.fastsim_cpu.triplet_distances.default(*sides, *numbers, near, far, losses)
-        losses.add_(far if factor is None else far.amax(), alpha=0)  # inf * 0 is NaN
         return near, far, losses
 
     def triplet_distances_backward(self, grad, anchors, positives, negatives, near, far, wants):
@@ -145,9 +144,10 @@ class Rows:
         return grads
 
     def row_terms(self, x, y, columns, first):
-        columns = _with_positives(columns, first)
-        pairs = self.chosen_rows(x, y, columns, False, (0, 0))
-        return pairs, torch.mv(x, y.sum(0))
+        pairs = self.chosen_rows(x, y, _with_positives(columns, first), False, (0, 0))
+        # One row that each is multiplied with. The library's product has other bits with other threads.
+        every = columns.new_zeros(1, len(x))
+        return pairs, self.chosen_rows(x, y.sum(0, keepdim=True), every, False, (0,))[0]
 
     def row_terms_backward(self, grad_pairs, grad_sums, x, y, columns, first, wants):
         columns = _with_positives(columns, first)
@@ -159,7 +159,9 @@ class Rows:
         if wants[0]:
             torch.outer(grad_sums, y.sum(0), out=grad_x)
         if wants[1]:
-            grad_y.copy_(torch.mv(x.T, grad_sums).expand(y.shape))
+            of_all = x.new_empty(1, x.shape[1])
+            torch.ops.fastsim_cpu.multiply(grad_sums[:, None], x, of_all, True, False)
+            grad_y.copy_(of_all.expand(y.shape))
         torch.ops.fastsim_cpu.chosen_rows_backward(
             grad_pairs.contiguous(), None, x, y, columns, grad_x, grad_y
         )
