@@ -11,8 +11,10 @@
 namespace fastsim::FASTSIM_ISA {
 namespace {
 
-constexpr int64_t kDepth = 512;       // of a block whose right operand stays in cache
-constexpr int64_t kColumnBlock = 96;  // columns of a panel packed at a time, transposed product
+// Of a block of the right operand that stays in cache: in the first, or else in the second.
+constexpr int64_t kDepth = kOneLine ? 256 : 512;
+// Columns of a panel packed at a time, transposed product: 192 KB of them in float32.
+constexpr int64_t kColumnBlock = 48 * 1024 / kDepth;
 
 // A left operand: element (r, k) of group g lies at data[g * group + r * row + k * step], a group
 // being kTileRows rows. Where n = kTogether steps are loaded at once they lie side by side: in the
@@ -42,9 +44,20 @@ constexpr int64_t vectors_of(int64_t columns) {
   return (columns + kLanes<T> - 1) / kLanes<T>;
 }
 
+// Asks for rows [begin, end) of what comes later, of which each is a line.
+template <class T>
+void ask_for(const Later<T>& later, int64_t begin, int64_t end) {
+  for (int64_t k = begin; k < end; ++k) __builtin_prefetch(later.data + k * later.step, 0, 2);
+}
+
+// Whether a block of the right operand is packed for so many rows; for fewer, packing takes more time
+// than it saves. In a matrix its lines lie so far apart that they share few sets of the first cache:
+// 8 of 64, where a row has 384 numbers.
+constexpr bool packing_pays(int64_t rows) { return kOneLine && rows >= 10 * kTileRows; }
+
 // A column of tiles: all `rows` of a against `columns` <= kTileColumns of b, in whole vectors. A last
 // vector that is not full is padded with zeros in `padded` (depth, kTileColumns), unless b is wide
-// enough to be read past.
+// enough to be read past. There b is packed too.
 template <class T>
 void column_of_tiles(const Left<T>& a, int64_t rows, const T* b, int64_t b_step, int64_t columns,
                      int64_t depth, T* c, int64_t c_row, bool add, T* padded, Later<T> later = {}) {
@@ -56,16 +69,30 @@ void column_of_tiles(const Left<T>& a, int64_t rows, const T* b, int64_t b_step,
     }
     b = padded;
     b_step = wide;
+  } else if (b_step != kTileColumns<T> && packing_pays(rows)) {
+    for (int64_t k = 0; k < depth; ++k) {
+      for (int64_t j = 0; j < wide; j += kLanes<T>) {
+        put_vector<T>(vector_at(b + k * b_step + j), padded + k * wide + j);
+      }
+    }
+    b = padded;
+    b_step = wide;
   }
+  // Rows of what comes later that a tile asks for: while it is summed, or of one line a row before.
+  constexpr int64_t kMostAsked = 32;  // more at once than the processor can wait for would hold it up
+  const int64_t asked_by_each = kOneLine
+                                    ? smaller(kMostAsked, (depth * kTileRows + rows - 1) / rows)
+                                    : (depth + kLineOf<T> - 1) / kLineOf<T>;
   const T* left = a.data;
-  int64_t asked = 0;  // rows of what comes later
+  int64_t asked = 0;
   for (int64_t top = 0; top < rows; top += kTileRows) {
     const int64_t count = smaller(kTileRows, rows - top);
     const T* next_left = top + kTileRows < rows ? left + a.group : a.data;
     const bool asks = later.data && asked < depth;
     const Next<T> next{next_left, asks ? later.data + asked * later.step : next_left,
                        asks ? later.step : 0};
-    asked += (depth + kLineOf<T> - 1) / kLineOf<T>;
+    if (kOneLine && asks) ask_for(later, asked, smaller(asked + asked_by_each, depth));
+    asked += asked_by_each;
     T* out = c + top * c_row;
     if (whole) {
       tile_of<T>(count, vectors, add)(left, a.row, a.step, b, b_step, depth, out, c_row, next);
@@ -216,14 +243,17 @@ void multiply_columns(const T* panel, int64_t stride, int64_t depth, const T* x,
       pack_columns(panel + k * stride + first, stride, count, deep, packed);
       const Left<T> left{packed, kTogether<T>, kTileRows, kTileRows * whole_steps<T>(deep)};
       for (int64_t at = 0; at < width; at += wide) {
-        // The last columns of tiles ask for what is packed next, as wide as they are.
+        // The last columns of tiles ask for what is packed next, as wide as they are: what is below
+        // this, or then beside it.
         constexpr int64_t kAsking = (kColumnBlock + wide - 1) / wide * wide;
         const int64_t asked = kAsking - (width + wide - 1) / wide * wide + at;
-        const int64_t ahead = first + kColumnBlock + asked;
-        const bool more = asked >= 0 && ahead < columns.end;
+        const bool below = k + kDepth < depth;
+        const int64_t ahead = (below ? first : first + kColumnBlock) + asked;
+        const bool more = asked >= 0 && ahead < (below ? first + count : columns.end);
+        const T* next = panel + (below ? k + kDepth : 0) * stride + ahead;
         column_of_tiles(left, count, x + k * width + at, width, smaller(wide, width - at), deep,
                         out + first * width + at, width, add || k > 0, padded.values,
-                        Later<T>{more ? panel + k * stride + ahead : nullptr, stride});
+                        Later<T>{more ? next : nullptr, stride});
       }
     }
   }

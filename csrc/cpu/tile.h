@@ -23,6 +23,9 @@ constexpr int kVectorBytes = 16, kVectors = 4;
 constexpr int kVectorBytes = 16, kVectors = 2;
 #endif
 constexpr int64_t kLine = 64;  // bytes of a line of the cache
+// Whether a row of the tile is one line. The first cache then holds all of the right operand that a
+// tile goes over, and each further tile finds it there.
+constexpr bool kOneLine = kVectors * kVectorBytes <= kLine;
 constexpr int64_t kAhead = 8;  // steps of the depth between a prefetch and its use
 
 // Steps of the depth that one sum takes before it is added to the result. The error of a sum grows
@@ -208,7 +211,7 @@ template <class T, int rows, int vectors, bool add>
 #pragma GCC unroll 4
       for (int v = 0; v < vectors; ++v) right[v] = vector_at(b + v * kLanes<T>);
 #pragma GCC unroll 4
-      for (int line = 0; line < kTileLines<T, vectors>; ++line) {
+      for (int line = 0; !kOneLine && line < kTileLines<T, vectors>; ++line) {
         __builtin_prefetch(ahead + line * kLineOf<T>);
       }
 #pragma GCC unroll 6
