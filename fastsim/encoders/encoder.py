@@ -113,15 +113,13 @@ class Encoder(nn.Module):
     def _tokenize(self, texts):
         if self.lower_case:
             texts = [text.lower() for text in texts]
-        return dict(
-            self.tokenizer(
-                texts,
-                padding=True,
-                truncation=self.max_length is not None,
-                max_length=self.max_length,
-                return_tensors="pt",
-            )
-        )
+        limits = {"truncation": self.max_length is not None, "max_length": self.max_length}
+        features = self.tokenizer(texts, padding=True, return_tensors="pt", **limits)
+        if features["input_ids"].shape[1] == 0:
+            # No text has a token, and the tokenizer adds none; a model takes one of padding at least.
+            limits = {"truncation": True, "max_length": 1}
+            features = self.tokenizer(texts, padding="max_length", return_tensors="pt", **limits)
+        return dict(features)
 
     def forward(self, features):
         """Embeddings (N, dim) of `tokenize`'s tensors."""

@@ -1,0 +1,50 @@
+"""Poolings against plain loops."""
+
+import pytest
+import torch
+
+from fastsim.encoders.encoder import POOLINGS, pool
+
+
+def loop_pool(states, mask, pooling):
+    """The definition, one row at a time, in float64."""
+    rows = []
+    for row, keep in zip(states.double(), mask.bool(), strict=True):
+        real = row[keep]
+        if len(real) == 0:
+            rows.append(torch.zeros(states.shape[2], dtype=torch.float64))
+        elif pooling == "mean":
+            rows.append(sum(real) / len(real))
+        elif pooling == "max":
+            rows.append(torch.stack([max(column) for column in real.T]))
+        elif pooling == "weighted_mean":
+            weights = range(1, len(real) + 1)
+            rows.append(sum(w * r for w, r in zip(weights, real, strict=True)) / sum(weights))
+        else:
+            rows.append(real[0] if pooling == "cls" else real[-1])
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_pool_is_its_definition(pooling, side):
+    lengths = torch.tensor([7, 1, 4, 0, 6])
+    mask = (torch.arange(7) < lengths[:, None]).long()
+    mask = mask.flip(1) if side == "left" else mask
+    states = torch.randn(5, 7, 8) - 3  # negative, so that a zero of the padding would win a max
+    states[~mask.bool()] = torch.nan if pooling in ("cls", "last", "max") else 1e4
+    found = pool(states, mask, pooling)
+    expected = loop_pool(states, mask, pooling)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_pool_of_half_precision_is_accumulated_in_single():
+    states = torch.full((1, 4096, 2), 1.0, dtype=torch.bfloat16)
+    found = pool(states, torch.ones(1, 4096))
+    assert found.dtype == torch.float32
+    assert found.tolist() == [[1.0, 1.0]]
+
+
+def test_pool_refuses_an_unknown_name():
+    with pytest.raises(ValueError, match="pooling: wanted one of mean, cls"):
+        pool(torch.zeros(1, 1, 1), torch.ones(1, 1), "median")

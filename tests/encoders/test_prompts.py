@@ -1,0 +1,98 @@
+"""Prompts: which one a text gets, and its tokens in the pooling."""
+
+import pytest
+import torch
+
+from fastsim.encoders.encoder import Encoder
+from tests import models
+
+pytest.importorskip("transformers")
+TEXTS = models.texts()
+
+
+def test_prompts_of_queries_and_documents_left_out_of_the_pooling(tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    for include in (True, False):
+        encoder = Encoder.from_pretrained(models.tiny_bert())
+        encoder.prompts = {"query": "the question : ", "document": "is the "}
+        encoder.include_prompt = include
+        encoder.save_pretrained(tmp_path / f"{include}")
+        theirs = sentence_transformers.SentenceTransformer(
+            str(tmp_path / f"{include}"), device="cpu"
+        )
+        again = Encoder.from_pretrained(tmp_path / f"{include}")
+        for name in ("query", "document"):
+            expected = torch.tensor(getattr(theirs, f"encode_{name}")(TEXTS))
+            found = getattr(again, f"encode_{name}")(TEXTS)
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    half = again.encode_query(TEXTS, dtype=torch.float16, to_numpy=True)
+    assert half.dtype == "float16"
+    assert abs(half - again.encode_query(TEXTS, to_numpy=True)).max() < 2**-9
+
+
+@pytest.mark.parametrize("template", ["$A", "<end> $A", "$A <end>", "<end> $A <end>"])
+@pytest.mark.parametrize("pooling", ["mean", "max"])
+def test_a_prompt_is_left_out_whatever_begins_and_ends_a_text(template, pooling, tmp_path):
+    """Many decoders have a token that begins a text and none that ends it."""
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    from tokenizers.processors import TemplateProcessing
+
+    encoder = Encoder.from_pretrained(models.tiny_decoder(), pooling=pooling)
+    encoder.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=template, special_tokens=[("<end>", encoder.tokenizer.eos_token_id)]
+    )
+    encoder.prompts, encoder.include_prompt = {"query": "is the "}, False
+    encoder.save_pretrained(tmp_path / "model")
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    # One by one: with padding they would pool other tokens.
+    expected = torch.tensor(theirs.encode_query(TEXTS, batch_size=1))
+    found = Encoder.from_pretrained(tmp_path / "model").encode_query(TEXTS)
+    # Sums of up to 128 terms, a rounding each.
+    bound = 128 * torch.finfo(torch.float32).eps * expected.abs().max()
+    assert (found - expected).abs().max() <= bound
+
+
+def test_a_query_with_a_prompt_is_no_answer_to_itself(tmp_path):
+    from datasets import Dataset
+
+    from fastsim.training.evaluation import evaluate_encoder
+    from fastsim.training.formats import format_of
+
+    class Counts(Encoder):
+        """Letters are counted, and the prompt: a text is closest to itself under any prompt."""
+
+        def encode(self, texts, *, prompt=None, **options):
+            rows = [[text.count(letter) for letter in "abc"] + [len(prompt)] for text in texts]
+            return torch.tensor(rows, dtype=torch.float32)
+
+        dim = 4
+
+    encoder = Counts.from_pretrained(models.tiny_bert())
+    encoder.prompts = {"query": "q", "document": ""}
+    pairs = {"anchor": ["aab", "ccb"], "positive": ["ab", "aab"]}
+    found = evaluate_encoder(encoder, Dataset.from_dict(pairs), format_of(list(pairs)))
+    # "aab" finds "ab" when it is not its own answer; "ccb" finds "ab" before "aab".
+    assert found["recall@1"] == 0.5
+
+
+def test_a_column_has_the_prompt_of_its_name_or_part_or_the_default():
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    encoder.prompts = {"query": "q", "passage": "p", "negative_2": "n", "usual": "u"}
+    for default, other in ((None, ""), ("usual", "u")):
+        encoder.default_prompt = default
+        assert {
+            name: encoder.prompt_of_column(name)
+            for name in ("anchor", "positive", "negative", "negative_2", "text", "sentence1")
+        } == {
+            **{"anchor": "q", "positive": "p", "negative": "p", "negative_2": "n"},
+            **{"text": other, "sentence1": other},
+        }
+    encoder.prompts |= {"anchor": "a", "document": "d", "corpus": "c"}
+    assert encoder.prompt_of_column("anchor") == "a"
+    assert encoder.prompt_of_column("positive") == "d"
+    del encoder.prompts["document"], encoder.prompts["passage"]
+    assert encoder.prompt_of_column("positive") == "c"
+    said = []
+    encoder.encode = lambda texts, prompt: said.append(prompt)
+    encoder.encode_document([])
+    assert said == ["corpus"]
