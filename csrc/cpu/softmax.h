@@ -55,12 +55,15 @@ double sum_exponentials(T* s, int64_t count, T top, const Softmax<T>& softmax,
   return sum;
 }
 
+// The sums of targets are doubles: a target of 1 among many small ones, all alike, would have each of
+// these rounded in the same direction.
 template <class T>
-FASTSIM_INLINE void target_lanes(const T* targets, const T* s, int64_t count, T* logits, T* sums) {
+FASTSIM_INLINE void target_lanes(const T* targets, const T* s, int64_t count, T* logits,
+                                 double* sums) {
 #pragma omp simd
   for (int64_t j = 0; j < count; ++j) {
     logits[j] = fused(targets[j], s[j], logits[j]);
-    sums[j] += targets[j];
+    sums[j] += double(targets[j]);
   }
 }
 
@@ -80,7 +83,8 @@ void add_targets(const Block<T>& b, int64_t row, const Row<T>& r, T scale, doubl
     T memory[kChunk];
     const T* targets = read_targets(b, row, at, n, memory);
     const T* s = r.scores + at;
-    T of_logits[kSums<T>] = {}, of_targets[kSums<T>] = {};
+    T of_logits[kSums<T>] = {};
+    double of_targets[kSums<T>] = {};
     int64_t j = 0;
     for (; j + kSums<T> <= n; j += kSums<T>) {
       target_lanes(targets + j, s + j, kSums<T>, of_logits, of_targets);
