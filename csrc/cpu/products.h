@@ -55,30 +55,32 @@ void ask_for(const Later<T>& later, int64_t begin, int64_t end) {
 // 8 of 64, where a row has 384 numbers.
 constexpr bool packing_pays(int64_t rows) { return kOneLine && rows >= 10 * kTileRows; }
 
-// A column of tiles: all `rows` of a against `columns` <= kTileColumns of b, in whole vectors. A last
-// vector that is not full is padded with zeros in `padded` (depth, kTileColumns), unless b is wide
-// enough to be read past. There b is packed too.
+// A block of the right operand, (depth, columns), with its rows side by side: (depth, wide), zeros
+// after the columns.
+template <class T>
+void pack_block(const T* b, int64_t b_step, int64_t columns, int64_t wide, int64_t depth, T* packed) {
+  for (int64_t k = 0; k < depth; ++k, b += b_step, packed += wide) {
+    int64_t j = 0;
+    for (; j + kLanes<T> <= columns; j += kLanes<T>) put_vector<T>(vector_at(b + j), packed + j);
+    for (; j < wide; ++j) packed[j] = j < columns ? b[j] : T(0);
+  }
+}
+
+// A column of tiles: all `rows` of a against `columns` <= kTileColumns of b, in whole vectors. b is
+// packed into `block` (depth, kTileColumns) where that pays, and where its last vector is not full,
+// unless b is wide enough to be read past.
 template <class T>
 void column_of_tiles(const Left<T>& a, int64_t rows, const T* b, int64_t b_step, int64_t columns,
-                     int64_t depth, T* c, int64_t c_row, bool add, T* padded, Later<T> later = {}) {
+                     int64_t depth, T* c, int64_t c_row, bool add, T* block, Later<T> later = {}) {
   const int64_t vectors = vectors_of<T>(columns), wide = vectors * kLanes<T>;
   const bool whole = columns == wide;
-  if (!whole && b_step != kTileColumns<T>) {
-    for (int64_t k = 0; k < depth; ++k) {
-      for (int64_t j = 0; j < wide; ++j) padded[k * wide + j] = j < columns ? b[k * b_step + j] : T(0);
-    }
-    b = padded;
-    b_step = wide;
-  } else if (b_step != kTileColumns<T> && packing_pays(rows)) {
-    for (int64_t k = 0; k < depth; ++k) {
-      for (int64_t j = 0; j < wide; j += kLanes<T>) {
-        put_vector<T>(vector_at(b + k * b_step + j), padded + k * wide + j);
-      }
-    }
-    b = padded;
+  if (b_step != kTileColumns<T> && (!whole || packing_pays(rows))) {
+    pack_block(b, b_step, columns, wide, depth, block);
+    b = block;
     b_step = wide;
   }
-  // Rows of what comes later that a tile asks for: while it is summed, or of one line a row before.
+  // Rows of what comes later that a tile asks for: while it is summed, or, where its own rows are one
+  // line, just before.
   constexpr int64_t kMostAsked = 32;  // more at once than the processor can wait for would hold it up
   const int64_t asked_by_each = kOneLine
                                     ? smaller(kMostAsked, (depth * kTileRows + rows - 1) / rows)
@@ -111,7 +113,7 @@ void column_of_tiles(const Left<T>& a, int64_t rows, const T* b, int64_t b_step,
 }
 
 template <class T>
-struct Padded {
+struct RightBlock {
   T values[kDepth * kTileColumns<T>];
 };
 
@@ -181,7 +183,7 @@ template <class T>
 void multiply_rows(const T* panel, int64_t stride, int64_t depth, const T* y, int64_t width,
                    T* out, bool add, Range rows) {
   constexpr int64_t wide = kTileColumns<T>;
-  static thread_local Padded<T> padded;
+  static thread_local RightBlock<T> block;
   for (int64_t k = 0; k < depth; k += kDepth) {
     const int64_t deep = smaller(kDepth, depth - k);
     for (int64_t at = 0; at < width; at += wide) {
@@ -190,7 +192,7 @@ void multiply_rows(const T* panel, int64_t stride, int64_t depth, const T* y, in
       const T* next = y + k * width + (beside ? at + wide : kDepth * width);
       column_of_tiles(rows_of(panel + rows.begin * stride + k, stride), rows.end - rows.begin,
                       y + k * width + at, width, smaller(wide, width - at), deep,
-                      out + rows.begin * width + at, width, add || k > 0, padded.values,
+                      out + rows.begin * width + at, width, add || k > 0, block.values,
                       Later<T>{beside || below ? next : nullptr, width});
     }
   }
@@ -234,7 +236,7 @@ template <class T>
 void multiply_columns(const T* panel, int64_t stride, int64_t depth, const T* x, int64_t width,
                       T* out, bool add, Range columns) {
   constexpr int64_t wide = kTileColumns<T>;
-  static thread_local Padded<T> padded;
+  static thread_local RightBlock<T> block;
   static thread_local T packed[kDepth * kColumnBlock];
   for (int64_t first = columns.begin; first < columns.end; first += kColumnBlock) {
     const int64_t count = smaller(kColumnBlock, columns.end - first);
@@ -252,7 +254,7 @@ void multiply_columns(const T* panel, int64_t stride, int64_t depth, const T* x,
         const bool more = asked >= 0 && ahead < (below ? first + count : columns.end);
         const T* next = panel + (below ? k + kDepth : 0) * stride + ahead;
         column_of_tiles(left, count, x + k * width + at, width, smaller(wide, width - at), deep,
-                        out + first * width + at, width, add || k > 0, padded.values,
+                        out + first * width + at, width, add || k > 0, block.values,
                         Later<T>{more ? next : nullptr, stride});
       }
     }
