@@ -116,7 +116,7 @@ class Encoder(nn.Module):
         limits = {"truncation": self.max_length is not None, "max_length": self.max_length}
         features = self.tokenizer(texts, padding=True, return_tensors="pt", **limits)
         if features["input_ids"].shape[1] == 0:
-            # No text has a token, and the tokenizer adds none; a model takes one of padding at least.
+            # No text has a token, and the tokenizer adds none: one of padding stands for it.
             limits = {"truncation": True, "max_length": 1}
             features = self.tokenizer(texts, padding="max_length", return_tensors="pt", **limits)
         return dict(features)

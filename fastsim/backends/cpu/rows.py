@@ -145,7 +145,7 @@ class Rows:
 
     def row_terms(self, x, y, columns, first):
         pairs = self.chosen_rows(x, y, _with_positives(columns, first), False, (0, 0))
-        # One row that each is multiplied with. The library's product has other bits with other threads.
+        # The sum is the one row chosen for each; torch.mv has other bits with other threads.
         every = columns.new_zeros(1, len(x))
         return pairs, self.chosen_rows(x, y.sum(0, keepdim=True), every, False, (0,))[0]
 
