@@ -44,9 +44,10 @@ constexpr int64_t vectors_of(int64_t columns) {
   return (columns + kLanes<T> - 1) / kLanes<T>;
 }
 
-// Asks for rows [begin, end) of what comes later, of which each is a line.
+// Asks for rows [begin, end) of what comes later, of which each is a line. Always inline, as `ask_for`
+// of isa.h.
 template <class T>
-void ask_for(const Later<T>& later, int64_t begin, int64_t end) {
+FASTSIM_INLINE void ask_for(const Later<T>& later, int64_t begin, int64_t end) {
   for (int64_t k = begin; k < end; ++k) __builtin_prefetch(later.data + k * later.step, 0, 2);
 }
 
