@@ -100,7 +100,11 @@ class Encoder(nn.Module):
 
         prompt: a text put before each of them.
         """
-        features = self._tokenize([prompt + text for text in texts])
+        texts = [prompt + text for text in texts]
+        features = self._tokenize(texts)
+        if features["input_ids"].shape[1] == 0:
+            # No text has a token, and the tokenizer adds none: one of padding stands for it.
+            features = self._tokenize(texts, padding="max_length", max_length=1)
         if prompt and not self.include_prompt:
             # Its tokens without the one that ends a text, where the tokenizer has one.
             own, empty = (self._tokenize([text])["input_ids"][0].tolist() for text in (prompt, ""))
@@ -110,16 +114,19 @@ class Encoder(nn.Module):
             features["pooling_mask"] = mask.masked_fill(skipped, 0)
         return features
 
-    def _tokenize(self, texts):
+    def _tokenize(self, texts, *, padding=True, max_length=None):
         if self.lower_case:
             texts = [text.lower() for text in texts]
-        limits = {"truncation": self.max_length is not None, "max_length": self.max_length}
-        features = self.tokenizer(texts, padding=True, return_tensors="pt", **limits)
-        if features["input_ids"].shape[1] == 0:
-            # No text has a token, and the tokenizer adds none: one of padding stands for it.
-            limits = {"truncation": True, "max_length": 1}
-            features = self.tokenizer(texts, padding="max_length", return_tensors="pt", **limits)
-        return dict(features)
+        limit = max_length or self.max_length
+        return dict(
+            self.tokenizer(
+                texts,
+                padding=padding,
+                truncation=limit is not None,
+                max_length=limit,
+                return_tensors="pt",
+            )
+        )
 
     def forward(self, features):
         """Embeddings (N, dim) of `tokenize`'s tensors."""

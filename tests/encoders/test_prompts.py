@@ -52,6 +52,15 @@ def test_a_prompt_is_left_out_whatever_begins_and_ends_a_text(template, pooling,
     assert (found - expected).abs().max() <= bound
 
 
+def test_a_prompt_that_ends_like_padding_is_left_out_whole():
+    """Where the tokenizer adds no token, its last one is not one that ends a text."""
+    encoder = Encoder.from_pretrained(models.tiny_decoder())
+    encoder.include_prompt = False
+    assert encoder.tokenizer.pad_token == "<end>"
+    mask = encoder.tokenize(["is the"], "the <end> ")["pooling_mask"]
+    assert mask.tolist() == [[0, 0, 1, 1]]
+
+
 def test_a_query_with_a_prompt_is_no_answer_to_itself(tmp_path):
     from datasets import Dataset
 
