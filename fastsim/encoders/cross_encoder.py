@@ -10,6 +10,7 @@ from fastsim.distributed import join
 from fastsim.encoders.arguments import check_batch_size, checked_texts, longest
 from fastsim.encoders.model_files import load_transformer, model_folder, read_json, read_parts
 from fastsim.encoders.names import ModelError
+from fastsim.encoders.tokenized import tokenized
 from fastsim.losses import cosent
 from fastsim.training.folders import replaced_folder
 
@@ -48,16 +49,7 @@ class CrossEncoder(nn.Module):
 
     def tokenize(self, first, second):
         """Two lists of texts as the tensors of `forward`, padded to the longest, on the CPU."""
-        return dict(
-            self.tokenizer(
-                first,
-                second,
-                padding=True,
-                truncation=self.max_length is not None,
-                max_length=self.max_length,
-                return_tensors="pt",
-            )
-        )
+        return tokenized(self.tokenizer, first, second, max_length=self.max_length)
 
     def forward(self, features):
         """Logits (N,), float32 at least, of `tokenize`'s tensors."""

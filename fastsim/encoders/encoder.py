@@ -22,6 +22,7 @@ from fastsim.encoders.model_files import (
     write_parts,
 )
 from fastsim.encoders.names import EMBEDDED, POOLINGS, ModelError
+from fastsim.encoders.tokenized import tokenized
 from fastsim.training.folders import replaced_folder
 from fastsim.training.parts import Dense, Normalize, pool
 
@@ -100,33 +101,25 @@ class Encoder(nn.Module):
 
         prompt: a text put before each of them.
         """
-        texts = [prompt + text for text in texts]
-        features = self._tokenize(texts)
-        if features["input_ids"].shape[1] == 0:
-            # No text has a token, and the tokenizer adds none: one of padding stands for it.
-            features = self._tokenize(texts, padding="max_length", max_length=1)
+        features = self._tokenize([prompt + text for text in texts])
         if prompt and not self.include_prompt:
             # Its tokens without the one that ends a text, where the tokenizer has one.
-            own, empty = (self._tokenize([text])["input_ids"][0].tolist() for text in (prompt, ""))
+            own, empty = self._ids(prompt), self._ids("")
             ends = own[-1:] == empty[-1:]
             mask = features["attention_mask"]
             skipped = mask.cumsum(1) <= len(own) - int(ends)
             features["pooling_mask"] = mask.masked_fill(skipped, 0)
         return features
 
-    def _tokenize(self, texts, *, padding=True, max_length=None):
+    def _tokenize(self, texts):
         if self.lower_case:
             texts = [text.lower() for text in texts]
-        limit = max_length or self.max_length
-        return dict(
-            self.tokenizer(
-                texts,
-                padding=padding,
-                truncation=limit is not None,
-                max_length=limit,
-                return_tensors="pt",
-            )
-        )
+        return tokenized(self.tokenizer, texts, max_length=self.max_length)
+
+    def _ids(self, text):
+        """Those of its tokens, without padding."""
+        features = self._tokenize([text])
+        return features["input_ids"][features["attention_mask"].bool()].tolist()
 
     def forward(self, features):
         """Embeddings (N, dim) of `tokenize`'s tensors."""

@@ -37,6 +37,17 @@ def test_a_cross_encoder_keeps_its_length(tmp_path):
     assert shorter.max_length == 7
 
 
+def test_a_pair_without_a_token_has_a_score():
+    """Alone as beside others, where the tokenizer adds no token of its own."""
+    from tokenizers.processors import TemplateProcessing
+
+    encoder = CrossEncoder.from_pretrained(models.tiny_bert())
+    nothing_added = TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
+    encoder.tokenizer.backend_tokenizer.post_processor = nothing_added
+    assert encoder.score([""], [""]).isfinite().all()
+    assert encoder.score(["", "the"], ["", TEXTS[0]]).isfinite().all()
+
+
 @pytest.mark.parametrize("mode", [True, False])
 def test_scores_of_a_cross_encoder_leave_its_mode(mode):
     encoder = CrossEncoder.from_pretrained(models.tiny_bert()).train(mode)

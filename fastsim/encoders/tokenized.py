@@ -1,0 +1,25 @@
+"""Texts as what a transformers model takes."""
+
+
+def tokenized(tokenizer, *texts, max_length):
+    """The tensors of a list of texts, or of two lists of paired ones, padded to the longest.
+
+    max_length: tokens at which a text or a pair is cut, or None.
+    """
+
+    def tensors(padding, limit):
+        return dict(
+            tokenizer(
+                *texts,
+                padding=padding,
+                truncation=limit is not None,
+                max_length=limit,
+                return_tensors="pt",
+            )
+        )
+
+    features = tensors(True, max_length)
+    if features["input_ids"].shape[1] == 0:
+        # No text has a token, and the tokenizer adds none: one of padding stands for it.
+        features = tensors("max_length", 1)
+    return features
