@@ -1,7 +1,7 @@
 """python -m bench.drop_ins: the drop-in losses beside the losses they replace.
 
-losses: time and rise of the peak memory of forward and backward, each in a fresh process (see
-bench/memory.py for how the rise is taken). A process that would pass the memory limit is stopped
+losses: time and rise of the peak memory of forward and backward, each in a fresh process (how the
+rise is taken: fastsim/benchmark/memory.py). A process that would pass the memory limit is stopped
 by it and written down as such.
 training: SentenceTransformerTrainer on STS-B and SICK (FASTSIM_DATA) with ours and theirs from one
 seed, each in a fresh process: loss curves, Spearman on the test data, time, peak memory.

@@ -1,4 +1,4 @@
-"""Whether a loss is right and repeatable on a GPU; tests/test_triton_gpu.py asks the same."""
+"""Whether a loss is right and repeatable on a GPU, as tests/backends/triton/test_gpu.py asks."""
 
 import contextlib
 from dataclasses import replace

@@ -14,8 +14,8 @@
 namespace fastsim {
 namespace {
 
-// A block and what its products read and add to are to lie in the second cache. Of several parts they
-// do not: what passes through it is then the less the more rows a band has.
+// A block and what its products read and add to are to lie in the second cache. With several parts
+// they do not fit, and the more rows a band has, the less passes through that cache.
 constexpr int64_t kBlockColumns = kBlockDepth;
 constexpr int64_t kFewRows = 256, kManyRows = 512;
 constexpr int64_t kWhole = 1 << 21;   // scores of many whole rows in memory: 8 MB

@@ -34,8 +34,8 @@ class Panel {
   }
 
  private:
-  // Rows of a band: of as many, a product hardly notices that columns are packed as they are
-  // multiplied, for each band again (PACK_AGAIN in fastsim/backends/cpu/workspace.py).
+  // Rows of a band from which packing the columns again for each band costs next to nothing beside
+  // its product (PACK_AGAIN in fastsim/backends/cpu/workspace.py).
   static constexpr int64_t kPackAgain = 240;
   // Bytes of packed columns that are still near the processor when the next band comes.
   static constexpr int64_t kNear = 4 << 20;

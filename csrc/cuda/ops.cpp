@@ -1,5 +1,5 @@
 // Registers the CUDA kernels as torch.ops.fastsim_cuda.*: stable ABI, every output given by the
-// caller, the stream as a number. fastsim/backends/cuda.py is the only caller.
+// caller, the stream as a number. fastsim/backends/cuda is the only caller.
 
 #include <string>
 #include <type_traits>

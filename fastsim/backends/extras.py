@@ -62,20 +62,3 @@ def extras_of(
 def extras_of_ring(group):
     """Those that follow from the way in which the columns come to the rows."""
     return (PARTS,) if isinstance(group, Ring) else ()
-
-
-def extras_of_tile(tile):
-    """The extras that a tile needs of the backend that is given it."""
-    pairs = tile.pairs
-    needed = {
-        DOT: not tile.cosine,
-        ABOVE: pairs.exclude_above is not None,
-        GUIDE: pairs.guide is not None,
-        GUIDED_POSITIVES: pairs.guide is not None and pairs.positives is not None,
-        COLUMN_BIAS: pairs.column_bias is not None,
-        UNTARGETED: pairs.untargeted,
-        PARTS: pairs.offset != 0 or pairs.sliced,
-        TEACHER: pairs.factors is not None or pairs.row_shift is not None,
-        WEIGHED_POSITIVES: tile.positive_weights is not None,
-    }
-    return tuple(extra for extra, wanted in needed.items() if wanted)

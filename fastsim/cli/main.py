@@ -233,22 +233,39 @@ def demo(model, output, seed, progress, cpu):
 
 @main.command()
 @click.option("--batch-size", type=click.IntRange(1), required=True, help="Over all processes.")
-@click.option("--dim", type=click.IntRange(1), help="Of the embeddings; that of --model.")
+@click.option(
+    "--dim", type=click.IntRange(1), help="Width of the embeddings. Default: that of --model."
+)
 @click.option("--ranks", type=click.IntRange(1), default=1, help="Processes.")
-@click.option("--micro-batch-size", type=click.IntRange(1), default=64)
-@click.option("--columns", type=click.IntRange(2), default=2, help="Texts a row: 2 and negatives.")
+@click.option(
+    "--micro-batch-size", type=click.IntRange(1), default=64, help="Texts encoded at once."
+)
+@click.option(
+    "--columns", type=click.IntRange(2), default=2, help="Texts per row: 2, plus the negatives."
+)
 @click.option("--loss", type=click.Choice(list(PRODUCTS)), default="info_nce")
-@click.option("--exchange", type=click.Choice(["gather", "ring"]), default="gather")
+@click.option(
+    "--exchange",
+    type=click.Choice(["gather", "ring"]),
+    default="gather",
+    help="How the candidates of other processes are reached.",
+)
 @click.option(
     "--sharding",
     type=click.Choice(["none", "zero1", "zero2", "zero3", "fsdp"]),
     default="none",
     help="Of the encoder over the processes: DeepSpeed's ZeRO 1, 2 or 3, or FSDP2.",
 )
-@click.option("--bits", type=click.Choice(["16", "32"]), default="32", help="Of an embedding.")
-@click.option("--tokens", type=click.IntRange(1), default=128, help="Per text.")
+@click.option(
+    "--bits", type=click.Choice(["16", "32"]), default="32", help="Per number of an embedding."
+)
+@click.option("--tokens", type=click.IntRange(1), default=128, help="Tokens per text.")
 @click.option("--gpu", is_flag=True, help="Panels as the torch backend has them on a GPU.")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="TFLOP/s; measured here.")
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, min_open=True),
+    help="TFLOP/s of one process. Default: measured on this CPU.",
+)
 @click.option("--bandwidth", type=click.FloatRange(0, min_open=True), help="GB/s between ranks.")
 @click.option(
     "--memory-rate",

@@ -97,7 +97,10 @@ def _as_text(option, given):
 )
 @click.option("--score-range", type=Range(), help="Scores in LOW..HIGH become 0..1.")
 @click.option(
-    "--architecture", type=click.Choice(["bi-encoder", "cross-encoder"]), default="bi-encoder"
+    "--architecture",
+    type=click.Choice(["bi-encoder", "cross-encoder"]),
+    default="bi-encoder",
+    help="A vector per text, or a score per pair of texts.",
 )
 @click.option("--pooling", type=click.Choice(list(POOLINGS)), help="Instead of the model's.")
 @click.option("--dense", type=COUNT, metavar="WIDTH", help="Add a dense layer of this width.")
@@ -108,8 +111,12 @@ def _as_text(option, given):
     metavar="RANK",
     help="Train LoRA matrices of this rank alone (needs peft).",
 )
-@click.option("--gradient-checkpointing", is_flag=True, help="Less memory, a forward pass more.")
-@click.option("--weights", type=click.Choice(["fp32", "bf16"]), default="fp32")
+@click.option(
+    "--gradient-checkpointing", is_flag=True, help="Less memory, for one more forward pass a step."
+)
+@click.option(
+    "--weights", type=click.Choice(["fp32", "bf16"]), default="fp32", help="Dtype of the weights."
+)
 @click.option("--compile", is_flag=True, help="Compile the transformer with torch.compile.")
 @click.option(
     "--matryoshka",
@@ -122,7 +129,7 @@ def _as_text(option, given):
 )
 @click.option("--learn", multiple=True, help="A loss option to learn: temperature, scale, bias.")
 @click.option("--loss-learning-rate", type=POSITIVE, help="Of the loss's parameters.")
-@click.option("--epochs", type=POSITIVE, default=1.0, help="Times over the data.")
+@click.option("--epochs", type=POSITIVE, default=1.0, help="Passes over the data.")
 @click.option("--max-steps", type=COUNT, metavar="STEPS", help="Instead of --epochs.")
 @click.option(
     "--batch-size", type=COUNT, default=32, metavar="ROWS", help="Over all processes together."
@@ -134,12 +141,22 @@ def _as_text(option, given):
     help="Encode at most this many texts at a time (GradCache). Default: the whole batch.",
 )
 @click.option("--accumulate", type=COUNT, default=1, metavar="BATCHES", help="Batches per step.")
-@click.option("--learning-rate", type=POSITIVE, default=5e-5)
-@click.option("--warmup", type=click.FloatRange(0), default=0.1, help="Share below 1, or steps.")
+@click.option("--learning-rate", type=POSITIVE, default=5e-5, help="Peak learning rate.")
+@click.option(
+    "--warmup",
+    type=click.FloatRange(0),
+    default=0.1,
+    help="Warm-up: below 1 a share of the steps, else their number.",
+)
 @click.option("--schedule", default="linear", help="Of transformers: linear, cosine, constant...")
 @click.option("--weight-decay", type=click.FloatRange(0), default=0.0)
 @click.option("--max-length", type=COUNT, metavar="TOKENS", help="Cut texts to so many tokens.")
-@click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), default="fp32")
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "bf16", "fp16"]),
+    default="fp32",
+    help="Dtype of the computation (autocast).",
+)
 @click.option("--seed", type=click.IntRange(0), default=0)
 @click.option(
     "--eval-steps", type=COUNT, metavar="STEPS", help="Evaluate this often. Default: each epoch."
@@ -165,7 +182,12 @@ def _as_text(option, given):
     "--logging-steps", type=COUNT, default=10, metavar="STEPS", help="Steps per line of the log."
 )
 @click.option("--best-metric", metavar="NAME", help="Metric that chooses the best model.")
-@click.option("--early-stopping", type=COUNT, metavar="TIMES", help="Evaluations without progress.")
+@click.option(
+    "--early-stopping",
+    type=COUNT,
+    metavar="TIMES",
+    help="Stop after so many evaluations without progress.",
+)
 @click.option("--report-to", default="none", help="tensorboard, wandb, ..., all.")
 @click.option("--resume", is_flag=True, help="Go on from the last whole checkpoint.")
 @click.option(

@@ -89,12 +89,6 @@ _guide_cosines = define(
 )
 
 
-def log_sum_exp_from_scores(scores, *, scale, exclude=None, columns=False):
-    """The specification of `log_sum_exp`: scores (N, M), the other parameters as there."""
-    row_ids, column_ids = parse_exclude(exclude, *scores.shape, scores.device)
-    return _from_scores(scores, Pairs(row_ids=row_ids, column_ids=column_ids), scale, columns)
-
-
 def _from_scores(scores, pairs, scale, columns):
     logits = as_float(scores) * scale
     part = pair_mask(pairs, *scores.shape, scores.device)

@@ -13,12 +13,11 @@ two passes: first the state, of all blocks; then the score gradients, of all blo
     that the backend has kept or computes again.
 """
 
-import torch
-
 from fastsim.engine.arguments import TileArguments
 from fastsim.engine.call import Call, Products
 from fastsim.engine.one_call import takes_whole
 from fastsim.engine.scoring import blocks_of, state_of
+from fastsim.kinds.kind import joined
 from fastsim.precision import wide_dtype, widened
 from fastsim.scores import compute_dtype, without_autocast
 
@@ -109,8 +108,7 @@ def _fused_panels(call, unit_x, unit_y, weights, dtype):
         )
         states.append(state)
         products.add(panel, block)
-    state = states[0] if len(states) == 1 else list(map(torch.cat, zip(*states, strict=True)))
-    return state, products.result()
+    return joined(states), products.result()
 
 
 def _forward_and_score_grad(call, unit_x, unit_y, weights, dtype):

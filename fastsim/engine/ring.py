@@ -97,7 +97,7 @@ def _pass_on(batch, tensors, source, tag):
 
 
 def ring_tile_loss(tile, x, y, scale, bias, weights, batch, backend):
-    """`fastsim.engine.tile_loss` where y (M_rank, D) travels; scale and bias are 0-d tensors."""
+    """`tile_loss` (autograd.py) where y (M_rank, D) travels; scale and bias are 0-d tensors."""
     weights = weights if weights is None else weights.expand(len(x))
     return _RingTile.apply(x, y, scale, bias, weights, tile, batch, backend)
 

@@ -91,6 +91,18 @@ class Exponentials(Part):
         return list(merge_exponentials(*mine, getattr(tile, self.scale), tile.group))
 
 
+def with_partials(top, total, tops, sums, scale):
+    """Maxima and sums of exponentials relative to them, with partial ones (T, ...) added."""
+    both = torch.maximum(top, tops.amax(0))
+    grown = (sums * (scale * (tops - both)).exp()).sum(0)
+    return both, total * (scale * (top - both)).exp() + grown
+
+
+def joined(states):
+    """The states of bands of rows as one state, of all of them."""
+    return states[0] if len(states) == 1 else list(map(torch.cat, zip(*states, strict=True)))
+
+
 @dataclass(frozen=True)
 class OfPositive(Part):
     """What the score of the row's one positive gives; the columns with it are looked at first."""

@@ -43,7 +43,7 @@ def cosine_regression(
 
     Args:
         u, v: (N, D).
-        labels: (N,) in [-1, 1].
+        labels: (N,) of any real dtype, none NaN; cosines can meet those in [-1, 1].
         reduction: "mean", "sum" or "none".
         backend: its name; None chooses.
 

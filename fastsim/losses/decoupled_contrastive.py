@@ -48,7 +48,7 @@ def decoupled_contrastive(
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """InfoNCE without the positive in the denominator: for small batches (see the module).
+    """InfoNCE without the positive in the denominator, for small batches.
 
     For large batches, and for a loss that is bounded below, take `info_nce`.
 

@@ -98,7 +98,8 @@ def distill(
             "margin_mse".
         teacher_temperature: what the teacher's scores are divided by, a positive number; None:
             `temperature`. Logits of a cross-encoder from -10 to 10 meet cosines with 10 times
-            `temperature`. With given scores "margin_mse" then holds one more matrix.
+            `temperature`. Where it is not `temperature` and the teacher's scores are given,
+            "margin_mse" holds one more N x M matrix.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`. Scores of a teacher hold the rank's own rows against the
@@ -179,7 +180,7 @@ def _loss(
         small = small_loss(teacher_x, teacher_y, x, y, *given)
         if small.serves(x, y):
             return small(x, y)
-    pairs = taught_pairs(teacher_x, teacher_y, x, batch, backend)
+    pairs = taught_pairs(teacher_x, teacher_y, x, batch)
     positives = global_positives(within, batch) if margins else None
     if backend.name == "eager":
         scores = dense_cosines(*batch.gather_both(x, y), backend)

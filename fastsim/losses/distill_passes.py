@@ -130,7 +130,7 @@ def _of_factors(factors, positives, backend):
     return by_bands(of, rows, columns, mean, index=positives)
 
 
-def taught_pairs(teacher_x, teacher_y, x, batch, backend):
+def taught_pairs(teacher_x, teacher_y, x, batch):
     """The teacher's scores as the targets of the rank's rows and the columns of all ranks."""
     if teacher_y is None:
         return Pairs(dense=teacher_x.detach())

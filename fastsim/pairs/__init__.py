@@ -26,10 +26,9 @@ from fastsim.pairs.ranks import (
     global_positives,
     global_targets,
 )
-from fastsim.pairs.record import SKIPS, Factors, Pairs, part_of
+from fastsim.pairs.record import Factors, Pairs, part_of
 
 __all__ = [
-    "SKIPS",
     "Factors",
     "Guide",
     "Pairs",

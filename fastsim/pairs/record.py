@@ -7,8 +7,6 @@ import torch
 
 from fastsim.pairs.guide import Guide
 
-SKIPS = ("nothing", "diagonal", "lower")
-
 
 class Factors(NamedTuple):
     """A target matrix as a product: t_ij = rows_i . columns_j, made where a panel wants it.

@@ -144,12 +144,6 @@ def damage(folder):
     return None
 
 
-def steps_of(checkpoint):
-    """The step that a checkpoint was written at."""
-    state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
-    return state["global_step"]
-
-
 # ---- all of a run ----
 
 

@@ -32,7 +32,7 @@ def as_binary(labels):
     return [int(str(label).lower() in ("1", "true")) for label in labels]
 
 
-def primary_metric(dataset, layout, *, cross_encoder=False, classifier=False):
+def primary_metric(layout, *, cross_encoder=False, classifier=False):
     """The name of the metric that stands for the quality on this data."""
     if cross_encoder:
         return PRIMARY_OF_CROSS_ENCODER[layout.name]

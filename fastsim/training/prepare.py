@@ -136,7 +136,7 @@ def prepare(options, group=None, say=None):
         cross=cross,
     )
     metric = held and evaluation.primary_metric(
-        held, held_layout, cross_encoder=cross, classifier=classes is not None
+        held_layout, cross_encoder=cross, classifier=classes is not None
     )
     from transformers import set_seed
 

@@ -5,7 +5,7 @@ import torch
 
 import fastsim
 from fastsim.backends import extras, get, pick
-from fastsim.backends.extras import EXTRAS, extras_of_tile
+from fastsim.backends.extras import EXTRAS
 from fastsim.backends.torch.backend import TorchBackend
 from fastsim.groups import Ring
 from fastsim.kinds import KINDS, LATE_INTERACTION, SELECTIONS
@@ -18,6 +18,23 @@ NAMES = (*KINDS, *SELECTIONS, *LATE_INTERACTION)
 CPU, META = torch.device("cpu"), torch.device("meta")
 
 
+def of_tile(tile):
+    """The extras that a tile needs of the backend that is given it, by what it holds."""
+    pairs = tile.pairs
+    needed = {
+        extras.DOT: not tile.cosine,
+        extras.ABOVE: pairs.exclude_above is not None,
+        extras.GUIDE: pairs.guide is not None,
+        extras.GUIDED_POSITIVES: pairs.guide is not None and pairs.positives is not None,
+        extras.COLUMN_BIAS: pairs.column_bias is not None,
+        extras.UNTARGETED: pairs.untargeted,
+        extras.PARTS: pairs.offset != 0 or pairs.sliced,
+        extras.TEACHER: pairs.factors is not None or pairs.row_shift is not None,
+        extras.WEIGHED_POSITIVES: tile.positive_weights is not None,
+    }
+    return tuple(extra for extra, wanted in needed.items() if wanted)
+
+
 class Bare(TorchBackend):
     """Kernels with no extra at all, which meet none."""
 
@@ -27,15 +44,15 @@ class Bare(TorchBackend):
     by_verdict = True
 
     def forward(self, tile, *sides, **options):
-        assert extras_of_tile(tile) == ()
+        assert of_tile(tile) == ()
         return super().forward(tile, *sides, **options)
 
     def fused_pass(self, tile, *others):
-        assert extras_of_tile(tile) == ()
+        assert of_tile(tile) == ()
         return super().fused_pass(tile, *others)
 
     def score_grad(self, tile, *others):
-        assert extras_of_tile(tile) == ()
+        assert of_tile(tile) == ()
         return super().score_grad(tile, *others)
 
 
@@ -100,7 +117,7 @@ def test_auto_takes_the_next_for_an_extra_alone(extra, bare):
     assert pick(None, x, kind="softmax", extras=(extra,)) is get("torch")
 
 
-def test_a_kind_is_verified_without_the_extras_that_are_lacking(bare, monkeypatch):
+def test_a_kind_is_verified_without_the_extras_that_are_lacking(bare):
     known = checks.problems("softmax", checks.SMALL[1], torch.float32)
     seen = {extra for problem in known for extra in problem.extras}
     # Of each that kernels have there is a problem that shows whether it is right.

@@ -64,7 +64,7 @@ def test_other_threads_have_their_own():
     assert seen == ["auto"]
 
 
-def test_compiled_code_follows_the_block(monkeypatch):
+def test_compiled_code_follows_the_block():
     """Inside of what is compiled and around it; a block of another name compiles anew."""
     graphs = []
 

@@ -55,7 +55,7 @@ def test_a_text_without_a_token_gives_zero(pooling):
     assert beside[1].ne(0).any()
 
 
-def test_encode_in_several_processes_is_encode_in_one(tmp_path):
+def test_encode_in_several_processes_is_encode_in_one():
     encoder = Encoder.from_pretrained(models.tiny_bert(), max_length=32).train()
     encoder.prompts["query"] = "the question : "
     options = {"batch_size": 3, "prompt": "query", "normalize": True}

@@ -61,7 +61,7 @@ def test_a_prompt_that_ends_like_padding_is_left_out_whole():
     assert mask.tolist() == [[0, 0, 1, 1]]
 
 
-def test_a_query_with_a_prompt_is_no_answer_to_itself(tmp_path):
+def test_a_query_with_a_prompt_is_no_answer_to_itself():
     from datasets import Dataset
 
     from fastsim.training.evaluation import evaluate_encoder

@@ -1,8 +1,7 @@
 """The drop-in losses against pytorch-metric-learning's own: its code in float64 is the truth.
 
 Ours may be off it by twice what theirs is in float32, and by twice what the rounding of scores does
-to the truth (measure.py). A warning is an error here, so a case that
-is not fused says so by `unfused`.
+to the truth (measure.py). A warning is an error here; cases that are not fused are in `UNFUSED`.
 """
 
 import itertools

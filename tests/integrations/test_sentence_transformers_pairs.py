@@ -1,6 +1,6 @@
 """Drop-in losses of sentence-transformers: pairs, lists of scores, triplets.
 
-Value and gradient over the grid of their arguments; truth: tests/sentence_transformers_peer.py.
+Value and gradient over the grid of their arguments; truth: sentence_transformers_peer.py beside it.
 """
 
 import contextlib

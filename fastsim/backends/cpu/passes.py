@@ -8,7 +8,7 @@ what it keeps, and what it is given of rows and columns, then has the widths bef
 import torch
 
 from fastsim.kinds import KINDS
-from fastsim.kinds.kind import EMPTY
+from fastsim.kinds.kind import EMPTY, with_partials
 
 _LIBRARY = torch.ops.fastsim_cpu
 
@@ -185,11 +185,7 @@ class _LevelsForward:
         partial = state_of(panel.shape[0], 2, 2, tile.levels.numel())
         partial[:, :, 0].fill_(EMPTY)
         torch.ops.fastsim_cpu.levels_forward(panel, *pairs, tile.scale, tile.levels, partial)
-        tops, sums = partial[:, :, 0], partial[:, :, 1]
-        top = torch.maximum(self.top, tops.amax(0))
-        grown = (sums * (tile.scale * (tops - top)).exp()).sum(0)
-        self.sum = self.sum * (tile.scale * (self.top - top)).exp() + grown
-        self.top = top
+        self.top, self.sum = with_partials(self.top, self.sum, *partial.unbind(2), tile.scale)
 
     def result(self):
         return [self.top, self.sum]

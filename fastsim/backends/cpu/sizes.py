@@ -4,9 +4,8 @@ from fastsim.backends.panel import panel_bytes
 
 PANEL = 4 << 20  # scores: 16 MB in float32, which a last-level cache holds
 # Scores that a forward reduction leaves for the score gradients: 32 MB in float32. To read them
-# back is cheaper than the product of even a narrow embedding whether a cache holds them or not, so
-# it is memory that bounds them: no more than other losses take at 16,384 x 384, where gradients
-# outweigh panels.
+# back is cheaper than to make them again, in a cache or not. So memory alone bounds them: no more
+# than other losses take at 16,384 x 384, where gradients outweigh panels.
 KEPT = 8 << 20
 # The same of a sweep over prefixes, of all widths: 24 MB. Its products stay near the processor, so
 # that to make them again costs little more than fresh memory to keep them.

@@ -6,8 +6,8 @@ from fastsim.backends.cpu import sizes
 
 
 def is_large(tile, rows, columns, width):
-    """Whether a loss is a triplet loss of so many scores that products with their gradients, of
-    which few are not alike, would cost more than the calls that do without.
+    """Whether a loss is a triplet loss of so many scores that products with their gradients, which
+    but for one or two in a row are alike, cost more than the calls that avoid them.
     """
     return tile.kind.endswith("triplet") and rows * columns * width > sizes.CHEAP
 

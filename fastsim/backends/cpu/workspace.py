@@ -23,7 +23,8 @@ def panel_in(memory, block, first=0):
     return memory[first : first + rows.stop - rows.start, : columns.stop - columns.start]
 
 
-# Rows of a block: of as many, a product hardly notices that its columns are packed for it again.
+# Rows of a block from which packing the columns again for each block costs next to nothing beside
+# its product (kPackAgain in csrc/cpu/panel.h).
 PACK_AGAIN = 240
 
 

@@ -1,6 +1,7 @@
 """The CUDA backend: the passes of the Triton backend by hand, for NVIDIA GPUs from sm_80 on.
 
-Panels, library products and the range of score gradients are those of fastsim/backends/triton.py.
+Panels, library products and the range of score gradients are those of
+fastsim/backends/triton/backend.py.
 The tiles are csrc/cuda's: on sm_90 bulk copies, warpgroup products and epilogues under the products
 of the next tile, elsewhere (and for float32) asynchronous copies and warp products.
 """

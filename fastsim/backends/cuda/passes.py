@@ -8,7 +8,7 @@ from dataclasses import fields
 
 import torch
 
-from fastsim.kinds.kind import EMPTY
+from fastsim.kinds.kind import EMPTY, joined, with_partials
 from fastsim.pairs import Pairs
 from fastsim.tile import Tile
 
@@ -253,19 +253,11 @@ class _LevelsForward:
         tall, wide = run.tiles(block)
         out = run.empty(tall * wide, 2, 2, self.levels.numel())
         run(operators().levels_forward, block, scale, self.levels, out)
-        tops, sums = out.double().unbind(2)
-        top = torch.maximum(self.top, tops.amax(0))
-        grown = (sums * (scale * (tops - top)).exp()).sum(0)
-        self.sum = self.sum * (scale * (self.top - top)).exp() + grown
-        self.top = top
+        partials = out.double().unbind(2)
+        self.top, self.sum = with_partials(self.top, self.sum, *partials, scale)
 
     def result(self):
         return [self.top, self.sum]
-
-
-def joined(parts):
-    """Lists of tensors, one list per band of rows -> one list."""
-    return parts[0] if len(parts) == 1 else list(map(torch.cat, zip(*parts, strict=True)))
 
 
 def _softmax_score_grad(tile, run, block, coefficients, panel):

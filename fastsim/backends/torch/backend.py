@@ -2,7 +2,7 @@
 
 It serves what no kernel of ours does: GPUs on which none has been verified, other accelerators,
 a CPU without a compiler. A panel is written by a library product, reduced and turned into score
-gradients in place by torch operations (epilogues.py), and multiplied again. 16-bit inputs become
+gradients in place by torch operations (epilogues/), and multiplied again. 16-bit inputs become
 float16 unit rows where the device multiplies those into float32 scores, else float32 rows. Nothing
 waits for the device.
 """

@@ -2,7 +2,7 @@
 
 import torch
 
-from fastsim.kinds.kind import COLUMNS, OfPositive
+from fastsim.kinds.kind import COLUMNS, OfPositive, joined
 from fastsim.precision import wide_dtype
 from fastsim.tile import by_part
 
@@ -81,6 +81,4 @@ class _Running:
 
 def _joined(running):
     states = [each.result() for each in running.values()]
-    if len(states) <= 1:
-        return states[0] if states else []
-    return list(map(torch.cat, zip(*states, strict=True)))
+    return joined(states) if states else []

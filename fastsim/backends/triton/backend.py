@@ -9,9 +9,10 @@ fastsim/backends/triton/kernels, imported on first use.
 
 Forward and backward take 6u, u = N M D, where a panel is visited once: elementwise losses write
 loss and score gradient from one product, others keep the scores in 16 bits for the score gradients
-(kept.py), from the depth on that table.py names, and take 8u below. Losses that look at columns or
-the whole matrix can do so where the matrix fits the panel (from 13,500 to 27,000 rows and columns,
-by the memory of the device; more by FASTSIM_PANEL_MB), else they take 8u, as float32 operands do.
+(kernels/kept.py), from the depth on that kernels/table.py names, and take 8u below. Losses that
+look at columns or the whole matrix can do so where the matrix fits the panel (from 13,500 to 27,000
+rows and columns, by the memory of the device; more by FASTSIM_PANEL_MB), else they take 8u, as
+float32 operands do.
 """
 
 import functools

@@ -11,7 +11,7 @@ from fastsim.backends.triton.kernels.epilogues import (
     softmax,
 )
 from fastsim.backends.triton.kernels.launches import NOTHING, Given, Launch
-from fastsim.kinds.kind import COLUMNS, MATRIX, ROWS
+from fastsim.kinds.kind import COLUMNS, MATRIX, ROWS, joined, with_partials
 
 LEFT_OUT = pairs.LEFT_OUT.value
 
@@ -217,19 +217,11 @@ class _LevelsForward:
         out = values.new_empty((tall * wide, 2, 2, values.numel()), dtype=torch.float32)
         given = Given(levels=values, of_levels=out)
         run(rows, self.columns, levels.levels_forward, given=given, **kept)
-        tops, sums = out.double().unbind(2)
-        top = torch.maximum(self.top, tops.amax(0))
-        grown = (sums * (scale * (tops - top)).exp()).sum(0)
-        self.sum = self.sum * (scale * (self.top - top)).exp() + grown
-        self.top = top
+        partials = out.double().unbind(2)
+        self.top, self.sum = with_partials(self.top, self.sum, *partials, scale)
 
     def result(self):
         return [self.top, self.sum]
-
-
-def joined(parts):
-    """Lists of tensors, one list per band of rows -> one list."""
-    return parts[0] if len(parts) == 1 else list(map(torch.cat, zip(*parts, strict=True)))
 
 
 _FORWARDS = {

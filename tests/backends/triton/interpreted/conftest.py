@@ -1,7 +1,7 @@
 """Tests of the Triton kernels under its interpreter, on CPU tensors.
 
-Triton decides at import whether it interprets, so tests/test_triton.py runs this folder in a
-process of its own with TRITON_INTERPRET=1; elsewhere nothing here is collected.
+Triton decides at import whether it interprets, so tests/backends/triton/test_compiles.py runs
+this folder in a process of its own with TRITON_INTERPRET=1; elsewhere nothing here is collected.
 """
 
 import os
