@@ -118,10 +118,15 @@ def test_a_relative_margin_of_a_negative_cosine():
     assert rows.tolist() == [[2, 3, -1]]
 
 
-def test_parts_of_the_queries(monkeypatch):
+@pytest.mark.parametrize("further", [0, 2])
+def test_parts_of_the_queries(further, monkeypatch):
+    """Each has its own positives, the further ones too."""
     x, positives = torch.randn(30, 6), torch.randperm(30)
     ids = {"query_ids": positives % 5, "corpus_ids": torch.arange(30) % 7}
     options = {"count": 3, "margin": 0.1, **ids}
+    if further:
+        more = torch.stack([positives.roll(places) for places in range(1, further + 1)], 1)
+        positives = torch.cat([positives[:, None], more], 1)
     whole = fastsim.mine_hard_negatives(x, x, positives, **options)
     monkeypatch.setattr(mining, "_QUERIES", 7)
     parts = fastsim.mine_hard_negatives(x, x, positives, **options)
@@ -150,7 +155,8 @@ def test_drawn_negatives_lie_in_the_ranks():
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
     for row, negatives in enumerate(drawn[0].tolist()):
-        assert set(negatives) <= set(top[row].tolist())
+        places = [top[row].tolist().index(negative) for negative in negatives]
+        assert places == sorted(set(places))  # the hardest first
 
 
 def test_mining_checks_at_the_door():

@@ -386,3 +386,13 @@ def test_a_query_without_tokens_has_the_same_score_with_all(backend):
     assert not any(grad.any() for grad in grads)
     for grad in torch.autograd.grad(losses.sum(), (queries, documents)):
         assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_mean_over_no_tokens_is_0(backend):
+    queries, documents = torch.randn(2, 4, WIDTH), torch.randn(3, 5, WIDTH)
+    mask = torch.ones(2, 4, dtype=torch.bool)
+    mask[1] = False
+    scores = fastsim.max_sim(queries, documents, mask, average=True, backend=backend)
+    assert torch.equal(scores[1], torch.zeros(3))
+    assert scores[0].ne(0).all()

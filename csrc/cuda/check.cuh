@@ -30,6 +30,7 @@ struct Shape {
 template <class... Parameters, class... Arguments>
 void launch_kernel(void (*kernel)(Parameters...), const Shape& shape, void* stream,
                    Arguments... arguments) {
+  if (shape.blocks == 0) return;  // CUDA refuses an empty grid: a rank may have no rows
   if (shape.shared > 0) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(shape.shared)),

@@ -49,8 +49,10 @@ def claimed(checkpoints):
     """
     checkpoints = Path(checkpoints)
     written(checkpoints)  # nothing is put into a folder that is refused
-    made = [folder for folder in checkpoints.parents if not folder.exists()]
+    made = [folder for folder in (checkpoints, *checkpoints.parents) if not folder.exists()]
     try:
+        if not made and any(checkpoints.iterdir()):  # of an earlier run; an empty one is the user's
+            made = [checkpoints]
         handle = _lock(checkpoints)
     except OutputError:
         raise
@@ -61,7 +63,7 @@ def claimed(checkpoints):
     finally:
         (checkpoints / _LOCK).unlink(missing_ok=True)  # before another can have it
         handle.close()
-        for folder in (checkpoints, *made):  # of a run that left nothing there
+        for folder in made:  # of a run that left nothing there
             with contextlib.suppress(OSError):
                 folder.rmdir()
 

@@ -10,7 +10,7 @@ COLUMNS = {
     "tuples": ("anchor", "positive"),
     "labelled texts": ("text", "label"),
 }
-_NEGATIVE = re.compile(r"negative(_\d+)?")
+_NEGATIVE = re.compile(r"negative(_?\d+)?")
 TOGETHER = "together"  # what rows of one batch share: a topic, a source, mined neighbours
 DEALT = ("tuples", "labelled texts")  # the formats whose losses look at the other rows of a batch
 

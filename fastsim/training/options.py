@@ -99,6 +99,8 @@ class Options:
         for name in ("output", "checkpoints"):
             if getattr(self, name) == "":
                 raise ValueError(f"{name}: wanted the name of a folder, got none")
+        if self.resume and self.overwrite:
+            raise ValueError("overwrite: wanted without resume, which goes on with what it removes")
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise ValueError(f"precision: wanted fp32, bf16 or fp16, got {self.precision!r}")
         both = self.eval is not None and self.eval_steps and self.checkpoint_steps

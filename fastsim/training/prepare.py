@@ -258,6 +258,11 @@ def _numbers(options, train, layout, classes, cross):
     if layout.name == "scored pairs":
         if options.score_range is not None:
             low, high = options.score_range
+            if not low <= min(values) <= max(values) <= high:
+                raise DataError(
+                    f"score: wanted scores in --score-range {low:g},{high:g}, got {min(values):g}"
+                    f" to {max(values):g}"
+                )
             values = [(value - low) / (high - low) for value in values]
         bounds = (0, 1) if cross else (-1, 1)
         bounded = options.loss in ("cosine_regression", "cross_entropy", "regression")

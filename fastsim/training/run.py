@@ -183,8 +183,9 @@ def _begin(options, task, checkpoints, main, say):
         return saved.read_run(checkpoints), None
     asked, checkpoint, passed = _check_beginning(options, checkpoints)
     if checkpoint is None:
-        saved.remove_run(checkpoints)
+        # What an earlier run left goes once nothing of this one can be refused any more.
         state = {"asked": asked, "before": _before(task), **task.sample()}
+        saved.remove_run(checkpoints)
         _write_run(checkpoints, state)
         return state, None
     if passed:

@@ -273,6 +273,33 @@ def of_others(group, seed):
     }
 
 
+def of_other_lengths(group, seed):
+    """The error where the longest document has another length on every rank; group: or None."""
+    if group is None:
+        return None
+    generator, rank = fresh(seed), dist.get_rank(group)
+    lengths = [5, 3, 9, 4][: dist.get_world_size(group)]
+    queries = [embeddings(4, 3, WIDTH, generator=generator).double() for _ in lengths]
+    documents = [embeddings(4, n, WIDTH, generator=generator).double() for n in lengths]
+    padded = torch.zeros(4 * len(lengths), max(lengths), WIDTH, dtype=torch.float64)
+    mask = torch.zeros(padded.shape[:2], dtype=torch.bool)
+    for number, part in enumerate(documents):
+        own = slice(4 * number, 4 * number + 4)
+        padded[own, : part.shape[1]], mask[own, : part.shape[1]] = part, True
+    options = {"reduction": "sum", "backend": "cpu"}
+    padded.requires_grad_(), documents[rank].requires_grad_()
+    truth = fastsim.late_interaction(torch.cat(queries), padded, document_mask=mask, **options)
+    truth.backward()
+    value = fastsim.late_interaction(queries[rank], documents[rank], group=group, **options)
+    value.backward()
+    wanted = padded.grad[4 * rank : 4 * rank + 4, : lengths[rank]]
+    value = value.detach()
+    dist.all_reduce(value, group=group)
+    return max(
+        relative(value, truth.detach(), truth), relative(documents[rank].grad, wanted, padded.grad)
+    )
+
+
 def seen_by(group, seed):
     """{(case, exchange): (error, how many numbers)} of what is seen; group: or None."""
     found = {}

@@ -13,12 +13,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fastsim
 from fastsim import agreement, grad_cache, losses
 from fastsim.backends.torch.backend import TorchBackend
 from fastsim.distributed import Ring, join
+from fastsim.gradient_sync import process_group_of, wrappers_of
 from tests.distributed import ranks
 from tests.distributed.recorder import CARRIED, GLOO_AND_NCCL, Done, recording
 from tests.seeds import fresh
@@ -139,6 +141,18 @@ def test_gradients_of_16_bits_are_added_in_float32(dtype, group):
     assert travelled == {dtype, torch.float32}  # the columns, and beside them their gradients
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_of_a_mean_over_the_rows_that_count(dtype, group):
+    """Not rounded to 16 bits; finite where no row of any rank counts."""
+    x = torch.zeros(ROWS, ranks.WIDTH, dtype=dtype)
+    with recording([], instead=lambda *_, **__: [Done()]):
+        batch = join(group, "none", x, x, backend="torch")
+        some, none = (batch.row_weights("mean", x, torch.tensor(count)) for count in (7, 0))
+    wanted = torch.tensor(RANKS / 7, dtype=torch.promote_types(dtype, torch.float32))
+    torch.testing.assert_close(some, wanted)
+    assert none == RANKS
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_all_ranks_make_the_same_calls(number, results):
     for count in ranks.RANKS:
@@ -152,6 +166,14 @@ def test_all_ranks_make_the_same_calls(number, results):
             assert all(other == first for other in others), key
             assert {call[0] for call in first} <= GLOO_AND_NCCL
             assert {call[1] for call in first} <= CARRIED
+
+
+def test_shards_that_are_replicated_take_a_step_of_all_ranks(group):
+    """Of a mesh of one dimension its own ranks."""
+    mesh = init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("replicas", "shards"))
+    for placed, wanted in ((mesh, group), (mesh["shards"], mesh["shards"].get_group())):
+        wrapped = fully_shard(torch.nn.Linear(6, 6), mesh=placed)
+        assert process_group_of(wrappers_of(wrapped)) is wanted
 
 
 # ---- groups that cannot serve ----

@@ -57,6 +57,11 @@ def test_a_group_of_some_processes_is_a_batch_of_its_own(results):
         assert max(found.values()) <= ALLOWED[torch.float64], found
 
 
+def test_documents_may_be_longer_on_one_rank_than_on_another(results):
+    """Each is padded to the longest of its rank, as a tokenizer does."""
+    assert all(rank["lengths"] <= ALLOWED[torch.float64] for rank in results[:3])
+
+
 def test_every_loss_with_a_group_is_there():
     functions = [value for value in vars(fastsim).values() if hasattr(value, "__kwdefaults__")]
     wanted = {inspect.unwrap(f) for f in functions if "group" in (f.__kwdefaults__ or {})}

@@ -30,6 +30,7 @@ def main(rank, count, folder, seed):
     found = {"refusals": ranks.refusals(dist.group.WORLD)}
     found["errors"], found["calls"] = ranks.everything(groups, seed)
     found["seen"] = ranks.seen_by(groups[3], seed)
+    found["lengths"] = ranks.of_other_lengths(groups[3], seed)
     found["others"] = ranks.of_others(others, seed) if rank in OTHERS else None
     print(f"losses {time.monotonic() - start:.1f} s", file=sys.stderr)
     found["wrappers"] = {

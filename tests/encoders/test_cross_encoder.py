@@ -58,3 +58,10 @@ def test_scores_of_a_cross_encoder_leave_its_mode(mode):
     with pytest.raises(TypeError):
         encoder.score(TEXTS[:4], TEXTS[4:8])
     assert encoder.training == mode
+
+
+def test_logits_of_a_model_in_half_precision_are_float32():
+    """A loss of them is then computed in float32."""
+    encoder = CrossEncoder.from_pretrained(models.tiny_bert()).bfloat16()
+    assert encoder(encoder.tokenize(TEXTS[:2], TEXTS[2:4])).dtype == torch.float32
+    assert encoder.double()(encoder.tokenize(TEXTS[:2], TEXTS[2:4])).dtype == torch.float64

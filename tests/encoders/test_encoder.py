@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,10 +24,11 @@ def test_encode_returns_the_given_order():
         torch.testing.assert_close(encoder.encode([text])[0], vector, rtol=0, atol=1e-5)
 
 
-def test_encode_leaves_the_mode_and_has_no_gradient():
-    encoder = Encoder.from_pretrained(models.tiny_bert()).train()
+@pytest.mark.parametrize("mode", [True, False])
+def test_encode_leaves_the_mode_and_has_no_gradient(mode):
+    encoder = Encoder.from_pretrained(models.tiny_bert()).train(mode)
     first, second = encoder.encode(TEXTS[:3]), encoder.encode(TEXTS[:3])
-    assert encoder.training
+    assert encoder.training == encoder.model.training == mode
     assert not first.requires_grad
     assert torch.equal(first, second)  # no dropout
     assert encoder.encode([]).shape == (0, 32)
@@ -143,3 +145,13 @@ def test_a_text_has_room_beside_the_special_tokens():
             Encoder.from_pretrained(models.tiny_bert(), max_length=length)
     with pytest.raises(ValueError, match="max_length: wanted 5 to 64 tokens, got 4"):
         CrossEncoder.from_pretrained(models.tiny_bert(), max_length=4)
+
+
+def test_a_model_that_says_no_length_has_none():
+    """As one with relative positions, whose tokenizer was saved without a length."""
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    encoder.tokenizer.model_max_length = 10**30
+    encoder.model.config = SimpleNamespace(hidden_size=32)
+    encoder = Encoder(encoder.model, encoder.tokenizer)
+    assert encoder.max_length is None
+    assert encoder.tokenize(["the " * 99])["input_ids"].shape == (1, 101)

@@ -69,6 +69,9 @@ def test_scores_are_mapped_from_their_range(files, tmp_path):  # noqa: F811
         asked.score_range, asked.output = score_range, str(tmp_path / name)
         train(asked)
     assert_same(weights(tmp_path / "one"), weights(tmp_path / "two"))
+    asked.score_range = (0, 0.5)
+    with pytest.raises(ValueError, match=r"score: wanted scores in --score-range 0,0\.5, got "):
+        train(asked, dry_run=True)
 
 
 @pytest.mark.parametrize("own", [None, 0.1])

@@ -369,3 +369,26 @@ def test_data_without_two_scores_has_no_metric(files):  # noqa: F811
     ):
         with pytest.raises(ValueError, match="data: wanted at least two different scores"):
             evaluate_encoder(encoder, data.select(rows), layout)
+
+
+def test_what_is_refused_in_a_run_removes_no_checkpoint(files, tmp_path):  # noqa: F811
+    file, held = files("scored pairs")
+    asked = options(tmp_path, file, max_steps=2, eval=held, keep_checkpoints=True)
+    train(asked)
+    checkpoints = checkpoint_folder(asked.output)
+    before = sorted(path.name for path in checkpoints.iterdir())
+    with pytest.raises(ValueError, match=r"best_metric: wanted one of .*, got 'spearmen'"):
+        train(replace(asked, overwrite=True, best_metric="spearmen"))
+    assert sorted(path.name for path in checkpoints.iterdir()) == before
+    with pytest.raises(ValueError, match="overwrite: wanted without resume"):
+        replace(asked, overwrite=True, resume=True)
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_an_empty_folder_stays_where_it_is_the_users(mine, tmp_path):
+    folder = tmp_path / "below" / "checkpoints"
+    if mine:
+        folder.mkdir(parents=True)
+    with claimed(folder):
+        assert folder.is_dir()
+    assert folder.exists() == (tmp_path / "below").exists() == mine

@@ -67,6 +67,7 @@ def test_columns_name_roles(tmp_path):
         (("sentence1", "sentence2", "label"), "labelled pairs", 2),
         (("anchor", "positive"), "tuples", 2),
         (("anchor", "positive", "negative", "negative_2"), "tuples", 4),
+        (("anchor", "positive", "negative1", "negative2"), "tuples", 4),
         (("text", "label", "more"), "labelled texts", 1),
         (("together", "text", "label"), "labelled texts", 1),
     ],

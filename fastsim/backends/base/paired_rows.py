@@ -24,7 +24,7 @@ class PairedRows:
         def side(wanted, own, own_inverse, other, other_inverse):
             if not wanted:
                 return own.new_empty(0)
-            grad_unit = (grad * other_inverse)[:, None] * other
+            grad_unit = ((grad * other_inverse)[:, None] * other).contiguous()
             return self.unit_rows_backward(grad_unit, own, own_inverse, one, own.dtype)[0]
 
         of_x, of_y = (x, inverse[0]), (y, inverse[1])

@@ -326,6 +326,8 @@ class Launch:
     def positive_scores(self):
         """(N,) float32, by the same products as the tiles, so that a copy of a positive ties."""
         sizes, rows = self.sizes, self.unit_x.shape[0]
+        # A block holds the diagonal of its rows: it has as many columns at least.
+        sizes = sizes._replace(rows=min(sizes.rows, sizes.columns))
         out = self.unit_x.new_empty(rows, dtype=torch.float32)
         launch(
             positives_kernel,

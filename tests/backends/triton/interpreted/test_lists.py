@@ -29,6 +29,19 @@ def test_unit_rows(dtype):
     assert results[0][1][3].eq(0).all()
 
 
+def test_cosines_of_pairs_in_columns():
+    """Rows of which neighbours in memory are those of a column."""
+    x, y = torch.randn(4, 3).t(), torch.randn(4, 3).t()
+    grads = []
+    for backend, dtype in (("triton", SINGLE), ("eager", torch.float64)):
+        sides = [side.detach().to(dtype).requires_grad_() for side in (x, y)]
+        assert not sides[0].is_contiguous()
+        fastsim.paired_cosine_similarity(*sides, backend=backend).sum().backward()
+        grads.append(torch.stack([side.grad for side in sides]))
+    mine, truth = grads
+    assert (mine.double() - truth).abs().max() <= 8 * torch.finfo(SINGLE).eps
+
+
 @pytest.mark.parametrize("mining", ["hard", "semi-hard"])
 @pytest.mark.parametrize("dtype", [SINGLE, HALF], ids=str)
 def test_closest_negative(mining, dtype):
