@@ -318,10 +318,16 @@ def test_the_loss_scale_of_a_ring_is_taken_out_again(name, alone, monkeypatch):
 
 def test_ranks_of_a_ring_have_one_loss_scale(group, monkeypatch):
     """The least of theirs: gradients of columns are added on their way."""
-    monkeypatch.setattr(TorchBackend, "loss_scale", lambda *_: torch.tensor(2.0**6))
-    calls = []
+    calls, asked = [], []
+
+    def loss_scale(self, tile, weights, dtype, columns):
+        asked.append(columns)
+        return torch.tensor(2.0**6)
+
+    monkeypatch.setattr(TorchBackend, "loss_scale", loss_scale)
     with recording(calls, instead=lambda *_, **__: [Done()]):
         ring_of_one("siglip", group)
+    assert asked == [RANKS * ROWS]  # a row has gradients from the columns of all of them
     assert ("all_reduce", (), str(dist.ReduceOp.MIN)) in [(c.name, c.shape, c.how) for c in calls]
 
 
