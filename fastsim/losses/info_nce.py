@@ -29,7 +29,6 @@ from torch import Tensor
 from fastsim.annotations import Exclude, Group, Reduction, Scalar, Similarity
 from fastsim.backends import pick
 from fastsim.backends.extras import extras_of
-from fastsim.backends.rows import take_rows
 from fastsim.checks import (
     check_candidates,
     check_columns,
@@ -289,15 +288,16 @@ def info_nce_from_scores(
     logits = over_temperature(scores, temperature)
     if bias is not None:
         logits = logits + bias
-    positive = logits.gather(1, place)[:, 0]
     every = logits
     if pairs.row_ids is not None or exclude_above is not None or guide is not None:
         logits = logits.masked_fill(~part, below_every_score(logits))
     all_logits = logits if more is None else torch.cat([logits, more], 1)
-    losses = torch.logsumexp(all_logits, 1) - positive
+    # log_softmax keeps the digits of a small loss, which logsumexp - positive would cancel.
+    losses = -all_logits.log_softmax(1).gather(1, place)[:, 0]
     if label_smoothing:
+        positive = every.gather(1, place)[:, 0]
         losses = losses + label_smoothing * (positive - every.mean(1))
     if symmetric:
-        backward = take_rows(torch.logsumexp(logits, 0), pairs.positives) - positive
+        backward = -logits.log_softmax(0).gather(1, place)[:, 0]
         losses = 0.5 * (losses + backward)
     return reduce(losses, reduction)

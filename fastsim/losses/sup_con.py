@@ -136,9 +136,9 @@ def _losses(scores, pairs, temperature):
     part = pair_mask(pairs, rows, columns, scores.device)
     positive = dense_targets(pairs, rows, columns, logits.dtype, scores.device) * part
     count = positive.sum(1)
-    lse = torch.logsumexp(logits.masked_fill(~part, below_every_score(logits)), 1)
-    mean = (logits * positive).sum(1) / count.clamp(min=1)
-    return torch.where(count > 0, lse - mean, 0.0)
+    log_shares = logits.masked_fill(~part, below_every_score(logits)).log_softmax(1)
+    mean = (log_shares * positive).sum(1) / count.clamp(min=1)
+    return torch.where(count > 0, -mean, 0.0)
 
 
 def _count(pairs, backend):
