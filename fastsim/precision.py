@@ -1,8 +1,13 @@
-"""The precision of sums: float64 where the device has it, compensated float32 elsewhere."""
+"""The precision of sums and of products.
+
+Sums are in float64 where the device has it, in compensated float32 elsewhere. Products of float32
+matrices follow torch's setting.
+"""
 
 import torch
 
 WITHOUT_FLOAT64 = {"mps"}  # types of devices
+_NAMES = {"tf32": "high", "bf16": "medium"}  # fp32_precision -> as set_float32_matmul_precision
 
 
 def wide_dtype(device):
@@ -13,6 +18,19 @@ def wide_dtype(device):
 def widened(tensor):
     """The tensor in the type of sums."""
     return tensor.to(wide_dtype(tensor.device))
+
+
+def float32_products(device_type):
+    """How torch is to multiply float32 matrices there: "highest", "high" or "medium".
+
+    That is torch.get_float32_matmul_precision(). It raises where `fp32_precision` of torch.backends
+    was set, which each type of device has for itself; then this is read.
+    """
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        of_device = torch.backends.mkldnn if device_type == "cpu" else torch.backends.cuda
+        return _NAMES.get(of_device.matmul.fp32_precision, "highest")
 
 
 def rounded_off(one, other, total):

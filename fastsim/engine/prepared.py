@@ -19,6 +19,8 @@ from fastsim.batch_metrics import watched
 from fastsim.engine.one_call import panels_alone
 from fastsim.engine.sweep import asked_widths
 from fastsim.operators import traced, transforming
+from fastsim.precision import float32_products
+from fastsim.verify.verdicts import changes
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -129,5 +131,11 @@ def _signature(args, options):
     first = () if len({*ids}) == len(ids) else map(ids.index, ids)  # which are one tensor
     asked = asked_widths()
     prefixes = () if asked is None else (*asked.widths, *asked.weights)
-    state = default_name(), watched(), torch.is_inference_mode_enabled(), *prefixes
-    return tensors, (*kinds, *values, *options, *first, *state)
+    return tensors, (*kinds, *values, *options, *first, *_state(tensors), *prefixes)
+
+
+def _state(tensors):
+    """What beside its arguments decides how a loss is made."""
+    device = tensors[0].device.type if tensors else "cpu"
+    products = default_name(), changes(), float32_products(device)
+    return *products, watched(), torch.is_inference_mode_enabled()

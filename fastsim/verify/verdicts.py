@@ -19,8 +19,10 @@ from pathlib import Path
 import torch
 
 from fastsim.agreement import agree
+from fastsim.backends.triton import installed
 from fastsim.files import write_whole
 from fastsim.operators import constant_result
+from fastsim.precision import float32_products
 
 PACKAGE = Path(__file__).parents[1]
 CACHE, ASK = "FASTSIM_CACHE", "FASTSIM_VERIFY"
@@ -65,20 +67,20 @@ def key(backend, kind, dtype, device, precision=None):
         "backend": backend,
         "kind": kind,
         "dtype": str(dtype).removeprefix("torch."),
-        "precision": precision_of(dtype) if precision is None else precision,
+        "precision": precision_of(dtype, device) if precision is None else precision,
     }
 
 
-def precision_of(dtype):
+def precision_of(dtype, device):
     """The precision of products of that dtype that torch is set to, as in a key."""
     if dtype != torch.float32:
         return ""
-    return PRECISIONS[torch.get_float32_matmul_precision() != PRECISIONS[0]]
+    return PRECISIONS[float32_products(torch.device(device).type) != PRECISIONS[0]]
 
 
 @functools.cache
 def _of_device(device):
-    versions = {"torch": torch.__version__, "triton": _triton()}
+    versions = {"torch": torch.__version__, "triton": installed.version()}
     if device.type != "cuda":
         return {"device": device.type, "capability": "", "driver": "", **versions}
     properties = torch.cuda.get_device_properties(device)
@@ -89,17 +91,6 @@ def _of_device(device):
         "driver": f"{torch.version.hip or torch.version.cuda} {driver}",
         **versions,
     }
-
-
-def _triton():
-    from importlib import metadata
-
-    for name in ("triton", "pytorch-triton-rocm", "pytorch-triton-xpu", "triton-windows"):
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return ""
 
 
 @functools.cache
@@ -155,6 +146,7 @@ def write(verdict):
         _unwritten[name] = verdict
         text = f"the verdicts on kernels are lost with this process: {error}; {CACHE}=folder"
         _tell(CACHE, f"{text} keeps them there")
+    _count_change()
     for place in list(_known):
         if _fields(place) == {name: verdict.key[name] for name in _fields(place)}:
             del _known[place]
@@ -201,6 +193,17 @@ def now(served, reason, ratio, of):
 
 _known = {}  # (backend, kind, dtype, device, precision) -> verdict or None
 _told = set()
+_changes = 0
+
+
+def changes():
+    """How often verdicts have changed in this process: what rests on older ones is to be redone."""
+    return _changes
+
+
+def _count_change():
+    global _changes
+    _changes += 1
 
 
 def _fields(place):
@@ -212,6 +215,7 @@ def _fields(place):
 
 def forget():
     """Reads the files anew; the ranks of a group agree anew, so all of them have to call this."""
+    _count_change()
     _known.clear()
     _agreed.clear()
 
@@ -221,7 +225,7 @@ def verdict(backend, kind, dtype, device):
 
     With FASTSIM_VERIFY=1 one that is missing is made, but not under compilation or capture.
     """
-    place = backend, kind, dtype, device, precision_of(dtype)
+    place = backend, kind, dtype, device, precision_of(dtype, device)
     if place not in _known:
         of = key(backend, kind, dtype, device)
         found = read(of)
@@ -252,7 +256,7 @@ def agreed(names, kind, dtype, device, group):
     names: the same on every rank. The ranks wait for one another once for each kind and dtype; one
     that has failed by then says so in the same exchange.
     """
-    precision = precision_of(dtype)
+    precision = precision_of(dtype, device)
     place = *names, kind, dtype, device, precision
     agreed_on = _agreed.setdefault(group, {})
     if place not in agreed_on:

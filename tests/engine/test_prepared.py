@@ -8,6 +8,7 @@ import torch
 
 import fastsim
 from fastsim.backends.cpu.backend import CpuBackend
+from fastsim.verify import verdicts
 from tests.seeds import fresh
 
 N, M, D = 6, 9, 5
@@ -144,6 +145,31 @@ def test_what_differs_is_looked_at_anew(usable):
         fastsim.info_nce(x, y.to_sparse())
     with fastsim.use_backend("triton"), pytest.raises(RuntimeError, match="triton"):
         fastsim.info_nce(x, y)
+
+
+@pytest.fixture
+def set_precision():
+    kept = torch.get_float32_matmul_precision()
+    yield torch.set_float32_matmul_precision
+    torch.set_float32_matmul_precision(kept)
+
+
+@pytest.mark.parametrize("changed", ["verdicts", "precision"])
+def test_the_backend_is_chosen_anew(changed, usable, monkeypatch, set_precision):
+    """Where a verdict has changed, or the products of float32 that verdicts are of."""
+    usable("cpu")
+    tensors = sides(3)
+    fastsim.info_nce(*tensors)
+    looked = []
+    monkeypatch.setattr(CpuBackend, "unsupported_reason", lambda *_, **__: looked.append(1))
+    if changed == "verdicts":
+        verdicts.forget()
+    else:
+        set_precision("medium")
+    fastsim.info_nce(*tensors)
+    assert len(looked) == 1
+    fastsim.info_nce(*tensors)
+    assert len(looked) == 1
 
 
 def test_a_tensor_of_another_meaning_is_no_side(usable):

@@ -15,6 +15,7 @@ import torch
 
 from fastsim.backends.cpu.library import UNAVAILABLE
 from fastsim.backends.cpu.unmade import UnitRows
+from fastsim.precision import float32_products
 
 # Read once: torch.compile traces no operator without a tensor.
 MOST_PARTS = 0 if UNAVAILABLE else torch.ops.fastsim_cpu.amx_most_parts()
@@ -38,7 +39,7 @@ def parts(dtype):
     if dtype == torch.float64:
         return 0
     if dtype == torch.float32:
-        wanted = _PARTS[torch.get_float32_matmul_precision()]
+        wanted = _PARTS[float32_products("cpu")]
     else:
         wanted = 1 if dtype == torch.bfloat16 else 2
     return wanted if wanted <= MOST_PARTS else 0

@@ -10,6 +10,7 @@ import torch
 
 from fastsim.kinds.kind import EMPTY, joined, with_partials
 from fastsim.pairs import Pairs
+from fastsim.precision import float32_products
 from fastsim.tile import Tile
 
 PARTIALS = 128 << 20  # bytes of partial results alive
@@ -65,7 +66,7 @@ def product(dtype):
     """The product of scores for inputs or operands of that dtype."""
     if dtype.itemsize == 2:
         return HALF
-    return FULL if torch.get_float32_matmul_precision() == "highest" else TF32
+    return FULL if float32_products("cuda") == "highest" else TF32
 
 
 def unit_rows(x, dtype):

@@ -16,7 +16,6 @@ float32 operands do.
 """
 
 import functools
-import importlib.metadata
 import importlib.util
 import os
 
@@ -26,6 +25,7 @@ from fastsim.backends import lists
 from fastsim.backends.base import Backend
 from fastsim.backends.extras import ABOVE, DOT, GUIDE, PARTS, UNTARGETED
 from fastsim.backends.panel import blocks_within, memory_of, panel_bytes
+from fastsim.backends.triton import installed
 from fastsim.backends.triton.kernels.table import PANEL_LINE
 from fastsim.backends.triton.scaled_rows import values_and_rest
 from fastsim.backends.triton.small_batch import SmallBatch
@@ -55,7 +55,7 @@ def interpreting():
 @functools.cache
 def _unsupported_device(device):
     """None if the kernels serve this GPU with the Triton and torch at hand, else a sentence."""
-    version = importlib.metadata.version("triton")
+    version = installed.version()
     if tuple(map(int, version.split(".")[:2])) < OLDEST_TRITON:
         oldest = ".".join(map(str, OLDEST_TRITON))
         return f"it wants Triton {oldest} or later, got {version}"

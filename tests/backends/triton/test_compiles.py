@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from fastsim.backends import get, pick
 from fastsim.backends.triton import backend as triton
+from fastsim.backends.triton import installed
 from fastsim.backends.triton.backend import TritonBackend
 from fastsim.cli.info import report
 from fastsim.pairs import Pairs
@@ -72,13 +74,26 @@ def test_info_says_that_a_gpu_is_unverified(monkeypatch):
     ],
 )
 def test_unsupported_devices(version, capability, says, monkeypatch):
-    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
+    monkeypatch.setattr(installed, "version", lambda: version)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     # A GPU that has no such product.
     monkeypatch.setattr(torch, "ones", lambda *shape, device, **options: torch.empty(*shape))
     monkeypatch.setattr(triton, "_wide_product", failing_product)
     monkeypatch.setattr(torch.version, "hip", None)
     assert triton._unsupported_device.__wrapped__(0).startswith(says)
+
+
+@pytest.mark.parametrize("package", ["triton", "pytorch-triton-rocm", None])
+def test_the_version_of_a_package_of_another_name(package, monkeypatch):
+    def version(name):
+        if name != package:
+            raise metadata.PackageNotFoundError(name)
+        return "3.7.1"
+
+    found = {"other": ["another"]} | ({"triton": [package]} if package else {})
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(metadata, "packages_distributions", lambda: found)
+    assert installed.version.__wrapped__() == ("3.7.1" if package else "")
 
 
 def failing_product(*operands, accumulate):

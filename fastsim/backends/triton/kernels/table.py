@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import torch
 
+from fastsim.precision import float32_products
+
 LINE = 128  # bytes: unit rows are padded to whole lines, which are whole steps in depth too
 PANEL_LINE = 64  # elements, to which rows of a panel are padded: library products want them aligned
 
@@ -75,7 +77,7 @@ def operand_kind(dtype):
     """Of unit rows: "float16", or for float32 ones how torch is to multiply such matrices."""
     if dtype.itemsize == 2:
         return "float16"
-    return "float32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return "float32" if float32_products("cuda") == "highest" else "tf32"
 
 
 def block_sizes(architecture, operand, depth):
