@@ -60,7 +60,7 @@ def sum_of_prefixes(loss, x, y, widths, factors):
 
 
 def fake_gradients(call, dtype):
-    sides = zip((call.x, call.y), call.products, strict=True)
+    sides = zip((call.x, call.y), call.wants[:2], strict=True)
     grads = [side.new_empty(side.shape if want else 0, dtype=dtype) for side, want in sides]
     return [*grads, call.x.new_empty(2, dtype=wide_dtype(call.x.device))]
 

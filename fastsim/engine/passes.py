@@ -37,7 +37,7 @@ def forward(*arguments):
             if any(call.wants):
                 dtype = compute_dtype(call.x)
                 found = call.backend.whole_gradients(tile, None, found, given, call.wants, dtype)
-                found = _empty_for_none(call.x, found)
+                found = _as_returned(call, found, dtype)
             return _returned(call, loss, found)
         call.weigh_rows()
         unit_x, unit_y, inverse_x, inverse_y = call.units()
@@ -68,12 +68,15 @@ def forward(*arguments):
         return _returned(call, loss.to(dtype, copy=True), saved)
 
 
-def _empty_for_none(x, grads):
-    """The gradients as an operator returns them."""
-    grad_x, grad_y, numbers = grads
+def _as_returned(call, grads, dtype):
+    """The gradients of `whole_gradients` as `forward` returns them, empty where not wanted."""
+    *sides, numbers = grads
+    for place, want in enumerate(call.wants[:2]):
+        if not want:
+            sides[place] = call.x.new_empty(0, dtype=dtype)
     if numbers is None:
-        numbers = x.new_zeros(2, dtype=wide_dtype(x.device))
-    return *(x.new_empty(0) if g is None else g for g in (grad_x, grad_y)), numbers
+        numbers = call.x.new_zeros(2, dtype=wide_dtype(call.x.device))
+    return *sides, numbers
 
 
 def _returned(call, loss, saved):
@@ -164,11 +167,13 @@ def _input_gradients(call, state, grad_losses, unit_grads, inverses, factor, dty
     grads, along = [], None  # of unit rows, by row: their products with their gradients
     backend = call.backend
     rows_backward = backend.tile_rows_backward if call.tile.cosine else backend.plain_rows_backward
-    for values, unit_grad, inverse in zip((call.x, call.y), unit_grads, inverses, strict=True):
-        grad = values.new_empty(0 if len(values) else values.shape, dtype=dtype)
+    sides = zip((call.x, call.y), unit_grads, inverses, call.wants[:2], strict=True)
+    for values, unit_grad, inverse, want in sides:
+        grad = values.new_empty(values.shape if want and not len(values) else 0, dtype=dtype)
         if unit_grad.numel():
-            grad, dots = rows_backward(unit_grad, values, inverse, factor, dtype)
-            along = dots
+            found, along = rows_backward(unit_grad, values, inverse, factor, dtype)
+            # Rows that want none may serve the scale alone.
+            grad = found if want else grad
         grads.append(grad)
     parameters = inverses[0].new_zeros(2, dtype=wide_dtype(call.x.device))
     if call.wants[2]:

@@ -199,7 +199,8 @@ def _input_gradients(call, dots, states, of_rows, prefixes, widths, weights):
             side, of_side = prefixes[place], dots[place]
             along = side.backward(found, values, of_side, grad, widths, call.backend)
         del found
-        grads.append(grad)
+        # Rows that want none may serve the scale alone.
+        grads.append(grad if call.wants[place] else grad.new_empty(0))
     parameters = call.x.new_zeros(2, dtype=torch.float64)
     record = call.tile.record
     doubled = [widened(of_width) for of_width in weights]

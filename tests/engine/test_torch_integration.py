@@ -85,6 +85,20 @@ def test_opcheck(case, backend, recorded, usable):
             CHECKED.add(call_made)
 
 
+@pytest.mark.parametrize("backend", COMPILED)
+@pytest.mark.parametrize("learnt", ["x", "y", "scale"])
+def test_opcheck_of_one_gradient(learnt, backend, recorded, usable):
+    usable(backend)
+    tensors = {"x": torch.randn(6, 4), "y": torch.randn(7, 4), "scale": torch.tensor(0.3)}
+    tensors[learnt].requires_grad_()
+    x, y, scale = tensors.values()
+    fastsim.info_nce(x, y, temperature=scale, backend=backend)
+    fastsim.siglip(x, y, scale=scale, backend=backend)
+    assert len(recorded) == 2
+    for operator, arguments in recorded:
+        opcheck(operator, [a.detach() if isinstance(a, torch.Tensor) else a for a in arguments])
+
+
 def graph_free(case, backend):
     """Whether distinct labels or targets decide a shape, which cannot be traced."""
     return case.name in ("cosent_matrix-soft", "cosent_matrix-dot") or (

@@ -1,5 +1,5 @@
-"""A checking process of the Triton interpreter imports this: it makes the interpreter quick."""
+"""A checking process of the Triton interpreter imports this: it adjusts the interpreter first."""
 
-from tests.backends.triton.interpreter import quicken
+from tests.backends.triton.interpreter import adjust
 
-quicken()
+adjust()

@@ -89,7 +89,7 @@ class SmallBatch:
                 wants,
                 dtype,
             )
-        numbers = sums
+        numbers = None
         if wants[2] or wants[3]:
             numbers = sums.sum(1)
             numbers = numbers if grad is None else numbers * grad

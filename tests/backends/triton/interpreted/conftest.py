@@ -9,16 +9,16 @@ import os
 import pytest
 
 from fastsim.backends.triton.small_batch import SmallBatch
-from tests.backends.triton.interpreter import quicken
+from tests.backends.triton.interpreter import adjust
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     collect_ignore_glob = ["test_*.py"]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_interpreter():
+def adjusted_interpreter():
     with pytest.MonkeyPatch.context() as patch:
-        quicken(patch.setattr)
+        adjust(patch.setattr)
         yield
 
 

@@ -8,9 +8,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.library import opcheck
 
 from fastsim import losses
 from fastsim.backends.triton.small_batch import SmallBatch
+from fastsim.engine import autograd, whole_loss
 from fastsim.pairs import Pairs
 from fastsim.tile import Tile
 from tests.backends.triton.interpreted.test_losses import CASES, compare, nce
@@ -29,6 +31,7 @@ MADE = {
     "full_triplet semi-hard": CASES["full_triplet semi-hard"],
 }
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+tile = autograd._tile  # the operator, before a test replaces it
 
 
 @pytest.fixture
@@ -106,4 +109,22 @@ def test_small_panels_that_are_asked_for(served, monkeypatch):
     assert not served
     monkeypatch.setenv("FASTSIM_PANEL_MB", "0.002")
     losses.info_nce(x, y, backend="triton")
+    assert served
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("learnt", ["x", "y", "temperature", "all"])
+def test_opcheck(learnt, dtype, served, monkeypatch):
+    """The operator returns what its fake says, whichever gradients are wanted."""
+    calls = []
+    monkeypatch.setattr(whole_loss, "is_whole", lambda *_, **__: False)
+    monkeypatch.setattr(autograd, "_tile", lambda *given: calls.append(given) or tile(*given))
+    tensors = {"x": torch.randn(6, 9, dtype=dtype), "y": torch.randn(7, 9, dtype=dtype)}
+    tensors["temperature"] = torch.tensor(0.3)
+    for name, tensor in tensors.items():
+        tensor.requires_grad_(learnt in (name, "all"))
+    x, y, temperature = tensors.values()
+    losses.info_nce(x, y, temperature=temperature, backend="triton")
+    (given,) = calls
+    opcheck(tile.operator, [a.detach() if isinstance(a, torch.Tensor) else a for a in given])
     assert served
