@@ -136,6 +136,6 @@ def _signature(args, options):
 
 def _state(tensors):
     """What beside its arguments decides how a loss is made."""
-    device = tensors[0].device.type if tensors else "cpu"
-    products = default_name(), changes(), float32_products(device)
-    return *products, watched(), torch.is_inference_mode_enabled()
+    on_cpu = not tensors or tensors[0].is_cpu
+    products = float32_products("cpu" if on_cpu else "cuda")
+    return default_name(), changes(), products, watched(), torch.is_inference_mode_enabled()

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import fastsim
+from fastsim import losses
 from tests.cases import BY_NAME, CASES, inputs, takes_backend
+from tests.seeds import fresh
 
 BACKENDS = tuple(fastsim.backends())
 SCALARS = ("temperature", "scale", "bias")
@@ -104,6 +106,40 @@ def test_scores_and_selection(backend, usable):
     assert torch.autograd.gradcheck(lambda x: fastsim.cosine_similarity(x, backend=backend), (x,))
 
 
+FORMULAS = {
+    "info_nce": lambda s: losses.info_nce_from_scores(s, temperature=0.02),
+    "symmetric": lambda s: losses.info_nce_from_scores(s, temperature=0.02, symmetric=True),
+    # Rows 2 i and 2 i + 1 are each other's positives.
+    "sup_con": lambda s: losses.sup_con_from_scores(
+        s[:, torch.arange(64) ^ 1], torch.arange(64) // 2, temperature=0.02
+    ),
+    "late_interaction": lambda s: losses.late_interaction_from_scores(s, temperature=0.02),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_where_the_positive_wins(name):
+    """The specification is as accurate as torch's cross entropy, whose digits do not cancel."""
+    generator = fresh(31)
+    scores = 0.3 * torch.rand(64, 64, generator=generator, dtype=torch.float64)
+    scores += 0.35 * torch.eye(64)
+
+    def gradient(loss, dtype):
+        given = scores.to(dtype).requires_grad_()
+        return torch.autograd.grad(loss(given), given)[0].double()
+
+    def cross_entropy(scores):
+        return torch.nn.functional.cross_entropy(scores / 0.02, torch.arange(64))
+
+    def error(loss):
+        return (gradient(loss, torch.float32) - gradient(loss, torch.float64)).abs().max()
+
+    scores = scores.float().double()  # which both dtypes hold
+    # A share of 1, of which 1 is taken, is rounded by half an eps; each is over rows and temperature.
+    rounding = torch.finfo(torch.float32).eps / 2 / (64 * 0.02)
+    assert error(FORMULAS[name]) <= 2 * max(error(cross_entropy), rounding)
+
+
 def test_classification():
     module = fastsim.losses.SoftmaxClassification(6, 3).double()
     u = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
@@ -130,10 +166,10 @@ def test_the_gradient_of_a_sum_of_losses(case, backend, passes, dtype, request, 
     found = []
     for as_sum in (True, False):
         leaves = [t if t is None else t.clone().requires_grad_() for t in tensors]
-        losses = case.loss(*leaves, *others, **options)
+        values = case.loss(*leaves, *others, **options)
         if as_sum:
-            losses.sum().backward()
+            values.sum().backward()
         else:
-            losses.backward(torch.ones_like(losses))
+            values.backward(torch.ones_like(values))
         found.append([leaf.grad for leaf in leaves if leaf is not None])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
