@@ -135,7 +135,7 @@ def test_where_the_positive_wins(name):
         return (gradient(loss, torch.float32) - gradient(loss, torch.float64)).abs().max()
 
     scores = scores.float().double()  # which both dtypes hold
-    # A share of 1, of which 1 is taken, is rounded by half an eps; each is over rows and temperature.
+    # A share of 1, less 1, is rounded by half an eps; the mean and the temperature divide it.
     rounding = torch.finfo(torch.float32).eps / 2 / (64 * 0.02)
     assert error(FORMULAS[name]) <= 2 * max(error(cross_entropy), rounding)
 
