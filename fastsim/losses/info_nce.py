@@ -298,6 +298,6 @@ def info_nce_from_scores(
         positive = every.gather(1, place)[:, 0]
         losses = losses + label_smoothing * (positive - every.mean(1))
     if symmetric:
-        backward = -logits.log_softmax(0).gather(1, place)[:, 0]
+        backward = -logits.T.log_softmax(1).gather(0, place.T)[0]
         losses = 0.5 * (losses + backward)
     return reduce(losses, reduction)
