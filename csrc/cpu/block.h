@@ -17,6 +17,9 @@ struct Range {
 // Rows of the register tile of a product; threads take whole tiles.
 constexpr int64_t kTileRows = 6;
 
+// Rows whose sums of columns are in the panel's type, before they are added up in double precision.
+constexpr int64_t kSumRows = 24;
+
 // Distinct targets that CoSENT over a matrix keeps sums of.
 constexpr int64_t kMostLevels = 256;
 

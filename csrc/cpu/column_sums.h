@@ -6,9 +6,6 @@
 
 namespace fastsim {
 
-// Rows whose sums of columns are in the panel's type, before they are added up in double precision.
-constexpr int64_t kSumRows = 24;
-
 // Where `count` rows of sums of columns go, `stride` apart.
 struct ColumnTotals {
   double* data = nullptr;

@@ -171,7 +171,8 @@ void softmax_forward_columns(const Block<T>& b, SoftmaxForwardColumns<T> args, i
                              int64_t end) {
   const Softmax<T> softmax{args.scale};
   for_chunks(begin, end, [&](int64_t at, int64_t n) {
-    T top[kChunk], sum[kChunk];
+    T top[kChunk], part[kChunk];
+    double sum[kChunk];
     for (int64_t j = 0; j < n; ++j) {
       top[j] = kLeftOut<T>;
       sum[j] = 0;
@@ -181,10 +182,14 @@ void softmax_forward_columns(const Block<T>& b, SoftmaxForwardColumns<T> args, i
 #pragma omp simd
       for (int64_t j = 0; j < n; ++j) top[j] = s[j] > top[j] ? s[j] : top[j];
     }
-    for (int64_t row = 0; row < b.rows; ++row) {
-      const T* s = b.scores + row * b.stride + at;
+    for (int64_t first = 0; first < b.rows; first += kSumRows) {
+      for (int64_t j = 0; j < n; ++j) part[j] = 0;
+      for (int64_t row = first; row < smaller(first + kSumRows, b.rows); ++row) {
+        const T* s = b.scores + row * b.stride + at;
 #pragma omp simd
-      for (int64_t j = 0; j < n; ++j) sum[j] += softmax.share(s[j], top[j]);
+        for (int64_t j = 0; j < n; ++j) part[j] += softmax.share(s[j], top[j]);
+      }
+      for (int64_t j = 0; j < n; ++j) sum[j] += part[j];
     }
     for (int64_t j = 0; j < n; ++j) {
       if (any_pair(top[j], sum[j])) merge({args.max, args.sum}, at + j, top[j], sum[j], args.scale);

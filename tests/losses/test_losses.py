@@ -1,14 +1,19 @@
 """Every loss on every backend and dtype against its float64 oracle: value and gradients."""
 
 import functools
+import itertools
+import sys
 
 import pytest
 import torch
 
 import fastsim
-from tests.cases import BY_NAME, CASES, SHAPES, call, inputs, takes_backend
+from tests import cases
+from tests.cases import BY_NAME, CASES, SHAPES, are_clear, call, inputs, takes_backend
+from tests.losses import rounding
 from tests.losses.rounding import dense_options, moves
 from tests.measure import assert_close
+from tests.seeds import fresh
 
 BACKENDS = tuple(fastsim.backends())
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -61,7 +66,8 @@ def term_of(case, tensors, options, reduction):
     return steepest / shortest / (len(tensors[0]) if reduction in (None, "mean") else 1)
 
 
-def compare(case, backend, dtype, shape, seed, reduction=None):
+def compare(case, backend, dtype, shape, seed, reduction=None, small=False):
+    """small: whether losses are, so that what is added to 1 inside their logarithms is rounded."""
     tensors, others, options = inputs(case, shape, dtype, seed)
     (truth, *truth_grads), size = truth_of(case.name, dtype, shape, seed, reduction)
     reduced = options if reduction is None else options | {"reduction": reduction}
@@ -75,8 +81,8 @@ def compare(case, backend, dtype, shape, seed, reduction=None):
     got, grads = call(case.loss, tensors, others, reduced | chosen)
     assert got.dtype == compute
     eps = torch.finfo(compute).eps
-    if dtype == torch.float64:
-        size = max(size, 1.0)  # the truth has rounded the 1 inside its logarithms as well
+    if small or dtype == torch.float64:  # whose truth has rounded that as well
+        size = max(size, 1.0)
     moved, *moved_grads = (eps * move for move in moves(case.name, shape, seed, reduction))
     assert_close("value", got, truth, dense, compute, size, moved)
     term = term_of(case, tensors, options, reduction) if dtype == torch.float64 else 0.0
@@ -113,6 +119,50 @@ def test_reductions(case, backend, reduction, usable):
 def test_in_passes(case, dtype, backend, in_passes, usable):
     usable(backend)
     compare(case, backend, dtype, (23, 27, 18), seed=11)
+
+
+def near_inputs(case, shape, dtype, seed):
+    """As `inputs`, with the rows of all sides near those of the first."""
+    for place in itertools.count(seed):
+        (first, *rest), others, options = cases.inputs(case, shape, dtype, place)
+        noise = torch.randn(first.shape, generator=fresh(place), dtype=torch.float64)
+        alike = [t is not None and t.shape == first.shape for t in rest]
+        near = (first + 0.2 * first.double().std() * noise).to(dtype)
+        tensors = [first, *(near if a else t for t, a in zip(rest, alike, strict=True))]
+        if are_clear(tensors, others, options):
+            return tensors, others, options
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=names)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES, ids=names)
+def test_near_the_end_of_training(case, backend, dtype, usable, monkeypatch):
+    """Where the positives win, losses and gradients are small differences of large numbers."""
+    usable(backend)
+    for module in (sys.modules[__name__], rounding):
+        monkeypatch.setattr(module, "inputs", near_inputs)
+    shape = (90, 90, 24) if case.largest > 8100 else (27, 27, 24)
+    compare(case, backend, dtype, shape, seed=31, small=True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_columns_of_many_rows(backend, usable):
+    """Where the positives win, what one sum in float32 would lose of a column's other shares."""
+    usable(backend)
+    x = torch.randn(900, 96, generator=fresh(17))
+    y = x + 0.3 * torch.randn(x.shape, generator=fresh(18))
+
+    def results(dtype, backend):
+        options = {"temperature": 0.05, "symmetric": True, "backend": backend}
+        value, grads = call(fastsim.info_nce, [side.to(dtype) for side in (x, y)], [], options)
+        return [value, *grads]
+
+    truth, dense = results(torch.float64, "eager"), results(torch.float32, "eager")
+    # 1, what the positive has of a sum, is rounded; of the gradient also what makes the norm 1.
+    sizes = 1.0, *[1 / (900 * 0.05 * x.norm(dim=1).min().item())] * 2
+    found = zip(results(torch.float32, backend), truth, dense, sizes, strict=True)
+    for got, exact, of_dense, size in found:
+        assert_close("value or gradient", got, exact, of_dense, torch.float32, size)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])

@@ -185,19 +185,31 @@ def _softmax(tile, block, scale, bias, gradients):
     losses = shares.gather(1, index)
     across = None
     if tile.symmetric:
-        across = log_softmax(scores * scale, 0)
-        losses = (losses + across.gather(1, index)) * 0.5
+        across, of_columns = _column_softmax(scores * scale, index)
+        losses = (losses + of_columns) * 0.5
     grads = None
     if gradients:
         grads = shares.exp_()
         if across is not None:
-            across = across.exp_()
             if scores.shape[0] < scores.shape[1]:
                 # A column that is nobody's positive.
                 across.mul_(scores.new_zeros(scores.shape[1]).index_fill_(0, pairs.positives, 1))
             grads = grads.add_(across).mul_(0.5)
         grads.scatter_add_(1, index, scores.new_full((scores.shape[0], 1), -1.0))
     return Scored(losses.neg_(), grads, scores)
+
+
+def _column_softmax(logits, index):
+    """The shares of each column, and the logarithms (N, 1) of those at the columns `index` (N, 1).
+
+    log_softmax adds up a column in one float32 sum, which loses small shares beside a large one.
+    """
+    logits -= logits.amax(0)
+    of_index = logits.gather(1, index)
+    shares = logits.exp_()
+    sums = shares.sum(0, dtype=wide_dtype(shares.device))
+    shares /= sums.to(shares.dtype)
+    return shares, of_index - sums.log().to(shares.dtype)[index]
 
 
 def _of_groups(block, shares, gradients):
