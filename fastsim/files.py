@@ -1,7 +1,8 @@
-"""Files that are there whole or not at all, and the errors of a full disk."""
+"""Files that are there whole or not at all, what is in them, and the errors of a full disk."""
 
 import contextlib
 import errno
+import hashlib
 import os
 import tempfile
 import uuid
@@ -99,6 +100,12 @@ def flush(file):
     """Wait until a file is on the disk."""
     with open(file, "rb") as handle:
         os.fsync(handle.fileno())
+
+
+def fingerprint(path):
+    """SHA-256 of a file."""
+    with open(path, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def unused_name(prefix, suffix=""):

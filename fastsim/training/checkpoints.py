@@ -1,13 +1,12 @@
 """Checkpoints of a run: where they are, whether they are whole, and what the run was asked."""
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
 from pathlib import Path
 
-from fastsim.files import OutputError, unused_name, write_whole
+from fastsim.files import OutputError, fingerprint, unused_name, write_whole
 
 RUN = "fastsim_run.json"
 MANIFEST = "fastsim_checkpoint.json"
@@ -246,9 +245,3 @@ def read_run(checkpoints):
             f"resume: {str(file)!r} is damaged or empty; --overwrite begins anew"
         ) from error
     return state
-
-
-def fingerprint(path):
-    """SHA-256 of a file."""
-    with open(path, "rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()

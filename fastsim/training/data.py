@@ -5,7 +5,6 @@ as a `datasets.Dataset` (fastsim/training/store.py).
 """
 
 import os
-import sys
 
 from fastsim.training.columns import check_header, header_fault, parse_columns
 from fastsim.training.formats import format_of
@@ -25,6 +24,7 @@ from fastsim.training.rows import (
     width_fault,
 )
 from fastsim.training.store import Store
+from fastsim.training.tell import tell
 from fastsim.training.values import checked_text
 
 __all__ = ["KINDS", "SUFFIXES", "DataError", "read_corpus", "read_data"]
@@ -55,7 +55,7 @@ def read_data(
     text; in JSON and Parquet they may be numbers. `DataError` for anything that does not fit, at
     the first such row.
     """
-    say = say or _tell
+    say = say or tell
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     bad, last = [], None
     store = None
@@ -97,10 +97,6 @@ def _named_fields(path, kind):
         if fault := width_fault(row, len(header), path, where):
             raise fault
         yield where, dict(zip(header, row, strict=True))
-
-
-def _tell(line):
-    print(line, file=sys.stderr, flush=True)
 
 
 def read_corpus(path):

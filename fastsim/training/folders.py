@@ -1,54 +1,55 @@
 """Folders whose files are exchanged for new ones without touching what is the user's.
 
-A manifest in the folder names the files that an earlier writing made. Only these are ever removed;
-a file of the user's that is in the way of a new one is put aside under another name.
+A manifest in the folder says which files an earlier writing made. Only these are ever removed, as
+long as they are as they were written; one that the user edited, and a file of the user's that is in
+the way of a new one, is put aside under another name.
 """
 
 import contextlib
-import json
 import os
 import shutil
 import tempfile
 from pathlib import Path
 
 from fastsim.files import OutputError, flush, full_disk_named
+from fastsim.training.manifest import MANIFEST, files_of, is_edited, write_manifest
+from fastsim.training.tell import tell
 
-MANIFEST = "fastsim_manifest.json"
 _LAST = ("config.json", "modules.json", MANIFEST)  # without them a folder passes for no model
 _NEW, _OLD = ".fastsim-new-", ".fastsim-old-"  # folders of an exchange, of one further name
 
 
 @contextlib.contextmanager
-def replaced_folder(path):
+def replaced_folder(path, say=None):
     """A new folder whose files take their places in `path` when the block ends without an error.
 
     Links are resolved. The new folder is made inside `path`, so that a mount point, a link to
     another file system or a parent without permission to write are no hindrance; every file is on
     the disk before the first is exchanged. Removed are the files that the manifest of an earlier
-    writing names, and no others; a file that is in the way and in no manifest is put aside under
-    its name with `.old`. After an error nothing has changed; what a crash cut off in the middle of
-    an exchange is finished first. OSError where the folder cannot be
-    written; `OutputError` where the disk is full.
+    writing names, as they were written, and no others; a file that was edited since, or is in the
+    way and in no manifest, is put aside under its name with `.old`. say: is told which, by default
+    on the error stream. After an error nothing has changed; what a crash cut off in the middle of
+    an exchange is finished first. OSError where the folder cannot be written; `OutputError` where
+    the disk is full.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(f"path: wanted a folder, {str(path)!r} is a file")
     made = not path.exists()
     path.mkdir(parents=True, exist_ok=True)
-    finish_exchanges(path)
+    say = say or tell
+    finish_exchanges(path, say)
     stage = Path(tempfile.mkdtemp(prefix=_NEW, dir=path))
     done = False
     try:
         with full_disk_named(stage, path):
             yield stage
-            names = sorted(str(f.relative_to(stage)) for f in stage.rglob("*") if f.is_file())
-            text = json.dumps({"files": names}, indent=1)
-            (stage / MANIFEST).write_text(text, encoding="utf-8")
+            write_manifest(stage)
             for file in stage.rglob("*"):
                 if file.is_file():
                     file.chmod(0o666 & ~_umask())
                     flush(file)
-            _exchange(stage, path)
+            _exchange(stage, path, say)
         done = True
     finally:
         shutil.rmtree(stage, ignore_errors=True)
@@ -82,24 +83,12 @@ def check_writable(path):
                 folder.rmdir()
 
 
-def files_of(path):
-    """The files that the manifest in a folder names, as relative paths; none without one."""
-    try:
-        names = json.loads((Path(path) / MANIFEST).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-    inside = [
-        name for name in names if not Path(name).is_absolute() and ".." not in Path(name).parts
-    ]
-    return [*inside, MANIFEST]
-
-
-def finish_exchanges(path):
+def finish_exchanges(path, say=tell):
     """Finish what a crash cut off: all new files were on the disk before the first was moved."""
     for aside in sorted(Path(path).glob(f"{_OLD}*")):
         stage = _partner(aside, _OLD, _NEW)
         if (stage / MANIFEST).is_file():  # moved last
-            _exchange(stage, path)
+            _exchange(stage, path, say)
         elif not (path / MANIFEST).is_file():
             raise OutputError(
                 f"output: {str(aside)!r} holds files of a model and nothing says where they belong;"
@@ -118,7 +107,7 @@ def _partner(folder, one, other):
     return folder.with_name(folder.name.replace(one, other))
 
 
-def _exchange(stage, path):
+def _exchange(stage, path, say):
     """Move the staged files in and the old manifest's out; all of it or nothing.
 
     Called again after a crash it goes on where it was.
@@ -127,19 +116,27 @@ def _exchange(stage, path):
     aside.mkdir(exist_ok=True)
     names = files_of(stage)
     old = files_of(aside) or files_of(path)
-    out = old if all((stage / name).is_file() for name in names) else []  # else all are out
-    undo = []
+    out = old if all((stage / name).is_file() for name in names) else {}  # else all are out
+    undo, kept = [], {}
 
     def move(source, target):
         target.parent.mkdir(parents=True, exist_ok=True)
         os.rename(source, target)
         undo.append((target, source))
 
+    def put_aside(place):
+        kept[place] = _unused(place)
+        move(place, kept[place])
+
     try:
         # A folder without these is no model: so a process that is killed here leaves none by
         # halves.
         for name in sorted(out, key=lambda name: name not in _LAST):
-            if os.path.lexists(path / name):
+            if not os.path.lexists(path / name):
+                continue
+            if is_edited(path / name, out[name]):
+                put_aside(path / name)
+            else:
                 move(path / name, aside / name)
         for name in sorted(names, key=_place):
             if not (stage / name).is_file():
@@ -149,7 +146,7 @@ def _exchange(stage, path):
                 (p for p in (target, *target.parents) if _in_the_way(p, path, target)), None
             )
             if blocked is not None:
-                move(blocked, _unused(blocked))
+                put_aside(blocked)
             move(stage / name, target)
     except BaseException:
         for target, source in reversed(undo):
@@ -159,6 +156,8 @@ def _exchange(stage, path):
             with contextlib.suppress(OSError):
                 folder.rmdir()  # not what an earlier call put there
         raise
+    for place, name in kept.items():
+        say(f"output: {str(place)!r} is not as fastsim wrote it; it is kept as {name.name!r}")
     shutil.rmtree(aside, ignore_errors=True)
     for name in old:  # folders of the old model that hold nothing now
         for folder in (path / name).parents:

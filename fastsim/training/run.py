@@ -4,19 +4,20 @@ import contextlib
 import json
 import os
 import signal
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 from fastsim.environment import variables
-from fastsim.files import OutputError, full_disk_named
+from fastsim.files import OutputError, fingerprint, full_disk_named
 from fastsim.training import checkpoints as saved
 from fastsim.training import hub
 from fastsim.training.batch_plan import small_batches
-from fastsim.training.folders import check_writable, files_of, replaced_folder
+from fastsim.training.folders import check_writable, replaced_folder
+from fastsim.training.manifest import files_of
 from fastsim.training.model_card import model_card
 from fastsim.training.options import FREE, GROWING, Options
 from fastsim.training.prepare import prepare
+from fastsim.training.tell import tell
 
 __all__ = ["Options", "OutputError", "train"]
 
@@ -41,7 +42,7 @@ def train(options, say=None, *, dry_run=False):
     output = Path(os.path.realpath(options.output))
     process = PartialState(cpu=options.cpu or not torch.cuda.is_available())
     several = process.num_processes > 1
-    say = (say or _tell) if process.is_main_process else (lambda line: None)
+    say = (say or tell) if process.is_main_process else (lambda line: None)
     say(f"reading {options.train if isinstance(options.train, str) else ', '.join(options.train)}")
     with variables(sharding.whole_while_loading()):
         task = prepare(options, torch.distributed.group.WORLD if several else None, say)
@@ -130,7 +131,7 @@ def _trained(options, task, arguments, output, checkpoints, process, say):
         "history": trainer.state.log_history,
     }
     if trainer.is_world_process_zero():
-        _save(task, result, state, output, cross=cross)
+        _save(task, result, state, output, say, cross=cross)
         if not options.keep_checkpoints:
             saved.remove_run(checkpoints)
         if options.push_to_hub:
@@ -153,12 +154,8 @@ def _push(name, output, say):
 
     hub = huggingface_hub.HfApi()
     hub.create_repo(name, exist_ok=True)
-    hub.upload_folder(repo_id=name, folder_path=output, allow_patterns=files_of(output))
+    hub.upload_folder(repo_id=name, folder_path=output, allow_patterns=list(files_of(output)))
     say(f"pushed to {name}")
-
-
-def _tell(line):
-    print(line, file=sys.stderr, flush=True)
 
 
 def _stop(number, step, steps, checkpoints):
@@ -242,7 +239,7 @@ def _difference(key, value, was):
 
 def _fingerprints(paths):
     paths = [paths] if isinstance(paths, str) else paths
-    return [(hub if hub.is_hub(path) else saved).fingerprint(path) for path in paths]
+    return [hub.fingerprint(path) if hub.is_hub(path) else fingerprint(path) for path in paths]
 
 
 def _before(task):
@@ -266,10 +263,10 @@ def _write_run(checkpoints, state):
 # ---- where it ends ----
 
 
-def _save(task, result, state, output, *, cross):
+def _save(task, result, state, output, say, *, cross):
     from fastsim.training import plots
 
-    with replaced_folder(output) as folder:
+    with replaced_folder(output, say) as folder:
         task.write_to(folder)
         text = json.dumps(result, indent=1)
         (folder / "fastsim_training.json").write_text(text, encoding="utf-8")

@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from fastsim.training.folders import MANIFEST, OutputError, check_writable, replaced_folder
+from fastsim.training.folders import OutputError, check_writable, replaced_folder
+from fastsim.training.manifest import MANIFEST
 
 NAMES = ("pictures/holiday.jpg", "1_raw_data/a.csv", "2_todo.txt", "tokenizer_corpus/a",
          "vocab.mine", "model-00001-of-00002.safetensors", "checkpoints/notes")  # fmt: skip
@@ -51,6 +52,35 @@ def test_what_was_put_aside_stays(tmp_path):
         (tmp_path / name).write_text(text)
     write(tmp_path, {"a": "one"})
     assert content(tmp_path) == {"a": "one", "a.old": "mine too", "a.old2": "mine"}
+
+
+def test_what_was_edited_is_put_aside(tmp_path, capsys):
+    """Whether the new model has such a file or not; so is what took the place of a file."""
+    write(tmp_path, dict.fromkeys(("README.md", "same", "gone", "folder", "touched"), "one"))
+    (tmp_path / "README.md").write_text("my words on it")
+    (tmp_path / "gone").write_text("two")  # as long as it was
+    (tmp_path / "folder").unlink()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/notes").write_text("mine")
+    os.utime(tmp_path / "touched", ns=(1, 1))  # as a copy of it has another time
+    said = []
+    with replaced_folder(tmp_path, said.append) as folder:
+        (folder / "README.md").write_text("new")
+    mine = {"README.md.old": "my words on it", "gone.old": "two", "folder.old/notes": "mine"}
+    assert content(tmp_path) == mine | {"README.md": "new"}
+    assert len(said) == 3
+    assert f"{str(tmp_path / 'README.md')!r} is not as fastsim wrote it; it is kept as" in said[0]
+    write(tmp_path, {"README.md": "newer"})
+    assert content(tmp_path) == mine | {"README.md": "newer"}
+    assert not capsys.readouterr().err
+
+
+def test_a_manifest_of_names_alone_is_read(tmp_path):
+    """As earlier versions wrote it: what was edited since is not known."""
+    write(tmp_path, {"a": "one", "b": "one"})
+    (tmp_path / MANIFEST).write_text(json.dumps({"files": ["a", "b"]}))
+    write(tmp_path, {"a": "two"})
+    assert content(tmp_path) == {"a": "two"}
 
 
 def test_a_manifest_names_files_within(tmp_path):
