@@ -13,6 +13,7 @@ class Resumed(transformers.TrainerCallback):
 
     The best model is found in the folder of the checkpoints as it is named now. Early stopping has
     waited as long as before. The next loss that is logged is the mean since the one logged last.
+    What is logged at the end is of all parts of the training.
     say: is told of a best model that cannot be used; the best is then chosen from here on.
     """
 
@@ -22,6 +23,9 @@ class Resumed(transformers.TrainerCallback):
         self.best = self._best(say)
         waited = self.state.stateful_callbacks.get("EarlyStoppingCallback", {})
         self.waited = waited.get("attributes", {}).get("early_stopping_patience_counter", 0)
+        file = self.checkpoint / _SUMMED
+        self.summed = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        self.seconds = self.summed.get("seconds", 0.0)  # of training until the checkpoint
 
     def _best(self, say):
         if self.state.best_model_checkpoint is None:
@@ -50,16 +54,44 @@ class Resumed(transformers.TrainerCallback):
         state.best_model_checkpoint = None if self.best is None else str(self.best)
         for stopping in self._stopping():
             stopping.early_stopping_patience_counter = self.waited
-        file = self.checkpoint / _SUMMED
-        if file.is_file():
-            summed = json.loads(file.read_text(encoding="utf-8"))
-            self.trainer._tr_loss.fill_(summed["sum"])
-            self.trainer._globalstep_last_logged = summed["logged"]
+        self.trainer._total_loss_scalar = _sum_of_logged(state.log_history)
+        if self.summed:
+            self.trainer._tr_loss.fill_(self.summed["sum"])
+            self.trainer._globalstep_last_logged = self.summed["logged"]
+
+    def complete(self, logs):
+        """Make what is logged at the end of the training that of all its parts.
+
+        transformers has the loss, the time and the speed of the last part.
+        """
+        step, seconds = self.trainer.state.global_step, self.seconds + logs["train_runtime"]
+        rows = self.trainer.batch_size * self.trainer.args.gradient_accumulation_steps
+        logs["train_loss"] = self.trainer._total_loss_scalar / step
+        logs["train_runtime"] = round(seconds, 4)
+        logs["train_steps_per_second"] = round(step / seconds, 3)
+        logs["train_samples_per_second"] = round(step * rows / seconds, 3)
+
+
+def _sum_of_logged(history):
+    """The losses of all steps until the last that was logged: each entry is a mean of some."""
+    total, last = 0.0, 0
+    for entry in history:
+        if "loss" in entry:
+            total += entry["loss"] * (entry["step"] - last)
+            last = entry["step"]
+    return total
 
 
 def write_loss_sum(trainer, folder):
-    """Write the sum of the losses since the last that was logged: of a mean over the processes."""
+    """Write the sum of the losses since the last that was logged: of a mean over the processes.
+
+    Beside it the seconds that the training took so far.
+    """
     total = trainer.accelerator.gather(trainer._tr_loss.detach()).mean().item()
     if trainer.args.should_save:
-        summed = {"sum": total, "logged": trainer._globalstep_last_logged}
+        summed = {
+            "sum": total,
+            "logged": trainer._globalstep_last_logged,
+            "seconds": trainer.seconds(),
+        }
         (Path(folder) / _SUMMED).write_text(json.dumps(summed), encoding="utf-8")

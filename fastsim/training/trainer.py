@@ -1,6 +1,7 @@
 """transformers.Trainer around an encoder and a loss of fastsim."""
 
 import shutil
+import time
 from pathlib import Path
 
 import torch
@@ -156,6 +157,7 @@ class Trainer(transformers.Trainer):
         self._bad = None  # on the device: whether a loss was not finite
         self.batch_size, self.micro_batch_size = batch_size, micro_batch_size
         self.loss_learning_rate = loss_learning_rate
+        self._resumed, self._began = None, time.monotonic()
         log_metrics(self)
 
     def get_train_dataloader(self):
@@ -220,8 +222,13 @@ class Trainer(transformers.Trainer):
         return found
 
     def log(self, logs, start_time=None):
-        """As in transformers, but a loss that is not finite ends the training."""
+        """As in transformers, but a loss that is not finite ends the training.
+
+        The last entry is of all parts of a training that was resumed.
+        """
         self.check_finite(weights=False)
+        if self._resumed is not None and "train_loss" in logs:
+            self._resumed.complete(logs)
         super().log(logs, start_time)
 
     def resume(self, checkpoint=None, say=print):
@@ -231,7 +238,7 @@ class Trainer(transformers.Trainer):
         """
         if checkpoint is None:
             return self.train()
-        resumed = Resumed(self, checkpoint, say)
+        self._resumed = resumed = Resumed(self, checkpoint, say)
         steps = self.set_initial_training_values(self.args, self.get_train_dataloader())[-1]
         state = resumed.state
         if state.global_step < steps and not resumed.stopped_early():
@@ -244,8 +251,12 @@ class Trainer(transformers.Trainer):
             self._best = folder
         else:
             self._load_from_checkpoint(str(folder))
-        seconds = sum(entry.get("train_runtime", 0.0) for entry in state.log_history)
-        return TrainOutput(state.global_step, 0.0, {"train_runtime": seconds})
+        return TrainOutput(state.global_step, 0.0, {"train_runtime": resumed.seconds})
+
+    def seconds(self):
+        """How long the training took so far, with the parts before it was resumed."""
+        before = 0.0 if self._resumed is None else self._resumed.seconds
+        return before + time.monotonic() - self._began
 
     def whole_task(self):
         """The task with all weights of its model: itself, or its copy where they are sharded."""

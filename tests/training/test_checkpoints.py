@@ -17,6 +17,7 @@ from fastsim.training.checkpoints import checkpoint_folder, claimed
 from fastsim.training.evaluation import evaluate_encoder
 from fastsim.training.run import OutputError, train
 from fastsim.training.stopping import Watch
+from fastsim.training.trainer import Trainer
 from tests import models
 from tests.training.test_run import KEPT, files, losses, options  # noqa: F401
 
@@ -392,3 +393,24 @@ def test_an_empty_folder_stays_where_it_is_the_users(mine, tmp_path):
     with claimed(folder):
         assert folder.is_dir()
     assert folder.exists() == (tmp_path / "below").exists() == mine
+
+
+@pytest.mark.parametrize("more", [{"accumulate": 2, "batch_size": 4}, {"logging_steps": 2}])
+def test_the_end_tells_of_all_parts(more, files, tmp_path, monkeypatch):  # noqa: F811
+    """Loss, time and speed: of the steps before it was resumed too, logged or not."""
+    file, _ = files("tuples")
+    more = {"loss": "info_nce", "max_steps": 7, "keep_checkpoints": True} | more
+    whole = train(options(tmp_path, file, output=str(tmp_path / "whole"), **more))
+    asked = options(tmp_path, file, **more)
+    for step in (3, 4):
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "seconds", lambda self, step=step: 1000.0 * step)
+            stopped(asked, step)
+    found = train(asked)
+    last, wanted = found["history"][-1], whole["history"][-1]
+    assert last.keys() == wanted.keys()
+    assert last["train_loss"] == pytest.approx(wanted["train_loss"], rel=1e-6)
+    assert 4000 < found["seconds"] == last["train_runtime"] < 4900
+    assert last["train_samples_per_second"] == pytest.approx(7 * 8 / found["seconds"], abs=5.1e-4)
+    again = train(asked)  # nothing is left to do
+    assert 4000 < again["seconds"] < 4900
