@@ -43,6 +43,21 @@ def primary_metric(layout, *, cross_encoder=False, classifier=False):
     return PRIMARY[layout.name]
 
 
+def metric_names(layout, *, cross_encoder=False, classifier=False):
+    """The names of all metrics on this data, before anything is encoded: of two made-up rows."""
+    rows, labels = torch.eye(2), [0, 1]
+    if cross_encoder:
+        scored = layout.name == "scored pairs"
+        return list((metrics.correlations if scored else metrics.binary)(labels, labels))
+    if layout.name == "scored pairs":
+        return list(metrics.pair_correlations(rows, rows, labels))
+    if layout.name == "labelled pairs":
+        found = metrics.classes(rows, labels) if classifier else None
+        return list(found or metrics.pair_binary(rows, rows, labels))
+    names = metrics.triplets(rows, rows, rows) if layout.negatives else {}
+    return [*names, *metrics.retrieval(rows, rows, [{0}, {1}])]
+
+
 def check_evaluation(dataset, layout, *, cross_encoder=False, classes=None):
     """Refuse data that the model has no metric for, before anything is encoded."""
     if cross_encoder and layout.name not in PRIMARY_OF_CROSS_ENCODER:

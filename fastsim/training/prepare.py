@@ -135,8 +135,8 @@ def prepare(options, group=None, say=None):
         options.batch_size,
         cross=cross,
     )
-    metric = held and evaluation.primary_metric(
-        held_layout, cross_encoder=cross, classifier=classes is not None
+    metric = held and _metric(
+        options.best_metric, held_layout, cross_encoder=cross, classifier=classes is not None
     )
     from transformers import set_seed
 
@@ -145,7 +145,6 @@ def prepare(options, group=None, say=None):
     model, encoder = make(options, layout, classes, group)
     if gpu:
         model.to("cuda")
-    metric = options.best_metric or metric
     batches = None
     if not cross:
         batches = batch_plan(train, layout, options.loss, options.batch_size, seed=options.seed)
@@ -167,6 +166,14 @@ def _check_schedule(name):
 
 def _eval_columns(options):
     return options.columns if options.eval_columns is None else options.eval_columns
+
+
+def _metric(asked, layout, **kind):
+    """The metric that chooses the best model: the one asked for, if the data have it."""
+    known = evaluation.metric_names(layout, **kind)
+    if asked is not None and asked not in known:
+        raise ValueError(f"best_metric: wanted one of {', '.join(known)}, got {asked!r}")
+    return asked or evaluation.primary_metric(layout, **kind)
 
 
 def _bi_encoder(options, layout, classes, group):

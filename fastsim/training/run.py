@@ -181,7 +181,7 @@ def _begin(options, task, checkpoints, main, say):
     asked, checkpoint, passed = _check_beginning(options, checkpoints)
     if checkpoint is None:
         # What an earlier run left goes once nothing of this one can be refused any more.
-        state = {"asked": asked, "before": _before(task), **task.sample()}
+        state = {"asked": asked, "before": task.eval and task.evaluate(), **task.sample()}
         saved.remove_run(checkpoints)
         _write_run(checkpoints, state)
         return state, None
@@ -191,7 +191,7 @@ def _begin(options, task, checkpoints, main, say):
         saved.remove_unusable(checkpoints)
         state = saved.read_run(checkpoints) | {"asked": asked}
         if state["before"] is None and task.eval is not None:
-            state["before"] = _before(task)
+            state["before"] = task.evaluate()
         _write_run(checkpoints, state)
     return saved.read_run(checkpoints), checkpoint
 
@@ -240,13 +240,6 @@ def _difference(key, value, was):
 def _fingerprints(paths):
     paths = [paths] if isinstance(paths, str) else paths
     return [hub.fingerprint(path) if hub.is_hub(path) else fingerprint(path) for path in paths]
-
-
-def _before(task):
-    before = None if task.eval is None else task.evaluate()
-    if before is not None and task.metric not in before:
-        raise ValueError(f"best_metric: wanted one of {', '.join(before)}, got {task.metric!r}")
-    return before
 
 
 def _write_run(checkpoints, state):

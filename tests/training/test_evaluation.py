@@ -10,9 +10,10 @@ pytest.importorskip("datasets")
 pytest.importorskip("sklearn")
 from datasets import Dataset
 
+from fastsim.losses import SoftmaxClassification
 from fastsim.training.beir import evaluate_retrieval, ranking_metrics
 from fastsim.training.data import DataError
-from fastsim.training.evaluation import evaluate_encoder
+from fastsim.training.evaluation import evaluate_cross_encoder, evaluate_encoder, metric_names
 from fastsim.training.formats import format_of
 
 
@@ -77,6 +78,44 @@ def test_a_labelled_text_finds_the_others_of_its_label():
     assert found["recall@1"] == 2 / 4
     gains = [1 / math.log2(rank + 1) for rank in ranks]
     assert found["ndcg@10"] == pytest.approx(sum(gains) / 4)
+
+
+PAIRS = {"sentence1": ["0", "0", "9"], "sentence2": ["0", "10", "90"]}
+TUPLES = {"anchor": ["0", "40"], "positive": ["10", "0"]}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        PAIRS | {"score": [1.0, 0.5, 0.0]},
+        PAIRS | {"label": ["1", "1", "0"]},
+        TUPLES,
+        TUPLES | {"negative": ["20", "91"]},
+        {"text": ["0", "10", "50"], "label": ["a", "a", "b"]},
+    ],
+)
+def test_the_names_of_metrics_are_known_before(columns):
+    assert metric_names(format_of(list(columns))) == list(evaluated(columns)[0])
+
+
+@pytest.mark.parametrize("kind", ["score", "label"])
+def test_the_names_of_a_cross_encoders_metrics_are_known_before(kind):
+    class Score:
+        def score(self, one, two, **options):
+            return torch.tensor([float(text) for text in two])
+
+    columns = PAIRS | {kind: [1, 1, 0]}
+    layout = format_of(list(columns))
+    found = evaluate_cross_encoder(Score(), Dataset.from_dict(columns), layout)
+    assert metric_names(layout, cross_encoder=True) == list(found)
+
+
+def test_the_names_of_a_classifiers_metrics_are_known_before():
+    columns = PAIRS | {"label": ["same", "same", "other"]}
+    layout = format_of(list(columns))
+    classifier = SoftmaxClassification(2, 2), ["same", "other"]
+    found = evaluate_encoder(Angles(), Dataset.from_dict(columns), layout, classifier=classifier)
+    assert metric_names(layout, classifier=True) == list(found)
 
 
 # ---- searches ----
