@@ -162,26 +162,26 @@ class Encoder(nn.Module):
 
     def encode_query(self, texts, **options):
         """`encode` with the prompt named "query", if there is one."""
-        return self.encode(texts, **{"prompt": self._prompt_named("query"), **options})
+        return self.encode(texts, **{"prompt": self.prompt_name("query"), **options})
 
     def encode_document(self, texts, **options):
         """`encode` with the prompt named "document", "passage" or "corpus", if there is one."""
-        prompt = self._prompt_named("document", "passage", "corpus")
-        return self.encode(texts, **{"prompt": prompt, **options})
+        return self.encode(texts, **{"prompt": self.prompt_name("document"), **options})
 
     def prompt_of_column(self, column):
-        """The prompt of a column of tuples by its name, else by its part, else the default.
+        """The prompt of a column of tuples by its name, else by its part, else the default."""
+        return self.prompts.get(self.prompt_name(column) or self.default_prompt, "")
+
+    def prompt_name(self, part):
+        """The name of the prompt of a column, or of the "query" or "document" of a search, or None.
 
         Anchors are queries; positives and negatives are documents.
         """
-        name = self._prompt_named(column)
-        if name is None and column == "anchor":
-            name = self._prompt_named("query")
-        if name is None and column.startswith(("positive", "negative")):
-            name = self._prompt_named("document", "passage", "corpus")
-        return self.prompts.get(name or self.default_prompt, "")
-
-    def _prompt_named(self, *names):
+        names = [part]
+        if part == "anchor":
+            names.append("query")
+        if part.startswith(("document", "positive", "negative")):
+            names += ["document", "passage", "corpus"]
         return next((name for name in names if name in self.prompts), None)
 
     def encode(

@@ -8,17 +8,20 @@ from fastsim.encoders.model_files import model_folder
 from fastsim.scores import top_k
 from fastsim.training import evaluation
 from fastsim.training.objectives import read_classifier
-from fastsim.training.prompts import check_prompts
+from fastsim.training.prompts import check_prompts, check_used
 
 
-def load_encoder(name, *, cpu=False, max_length=None, prompts=None, **trust):
+def load_encoder(name, *, cpu=False, max_length=None, prompts=None, parts=("query", "document"),
+                 **trust):  # fmt: skip
     """An `Encoder` for use, on the GPU where there is one; `ModelError` for a cross-encoder.
 
-    prompts: name -> text, besides those of the model.
+    prompts: name -> text, besides those of the model; ValueError for one that no text of the parts
+    gets. parts: columns, or by default those of a search.
     """
     check_prompts(prompts)
     encoder = Encoder.from_pretrained(name, max_length=max_length, **trust)
     encoder.prompts |= prompts or {}
+    check_used(prompts, encoder, parts)
     return _place(encoder, cpu)
 
 
@@ -27,12 +30,15 @@ def evaluate_model(name, dataset, layout, *, batch_size=32, max_length=None, cpu
     """Metrics of the encoder or cross-encoder in a folder, or of that name, on a data set."""
     folder = model_folder(name, **trust)
     if is_cross_encoder(folder):
+        if prompts:
+            raise ValueError(f"prompts: a cross-encoder has none, got {prompts!r}")
         evaluation.check_evaluation(dataset, layout, cross_encoder=True)
         model = CrossEncoder.from_pretrained(folder, max_length=max_length, **trust)
         return evaluation.evaluate_cross_encoder(
             _place(model, cpu), dataset, layout, batch_size=batch_size, progress=None
         )
-    encoder = load_encoder(folder, cpu=cpu, max_length=max_length, prompts=prompts, **trust)
+    given = {"cpu": cpu, "max_length": max_length, "prompts": prompts, **trust}
+    encoder = load_encoder(folder, parts=layout.texts, **given)
     classifier = None
     if layout.name == "labelled pairs":
         classifier = read_classifier(folder, encoder.dim)

@@ -13,7 +13,7 @@ from fastsim.training.batch_plan import batch_plan
 from fastsim.training.data import DataError, read_data
 from fastsim.training.learnable import check_learnable
 from fastsim.training.objectives import Objective, check_loss
-from fastsim.training.prompts import check_prompts
+from fastsim.training.prompts import check_prompts, check_used
 
 SHOWN = 16  # texts a side in the picture of cosines
 SCATTERED = 500  # pairs in the picture of similarities
@@ -143,6 +143,9 @@ def prepare(options, group=None, say=None):
     set_seed(options.seed)  # new layers start the same
     make = _cross_encoder if cross else _bi_encoder
     model, encoder = make(options, layout, classes, group)
+    if not cross:
+        held_texts = () if held is None else held_layout.texts
+        check_used(options.prompts, encoder, dict.fromkeys(layout.texts + held_texts))
     if gpu:
         model.to("cuda")
     batches = None

@@ -13,3 +13,14 @@ def check_prompts(prompts):
                 f"prompt: wanted {', '.join(PARTS)} or the name of a column, such as anchor, got"
                 f" {name!r}"
             )
+
+
+def check_used(prompts, encoder, parts):
+    """Refuse a prompt that an `Encoder` puts before no text of some columns or parts."""
+    used = {encoder.prompt_name(part) or encoder.default_prompt for part in parts}
+    for name in prompts or {}:
+        if name not in used:
+            raise ValueError(
+                f"prompt: wanted one for a text of {', '.join(parts)}, got {name!r}, which is put"
+                " before none of them"
+            )

@@ -153,6 +153,8 @@ def test_prompts_are_of_texts_that_there_are(tuples, tmp_path):
         ("mine", "--pairs", tuples, "--output", tmp_path / "mined"),
     ):
         one_line(run(*command, *common), 2, "prompt: wanted query, document", "got 'querry'")
+        unused = (*common[:-1], "label=l: ")
+        one_line(run(*command, *unused), 2, "prompt: wanted one for a text of", "got 'label'")
 
 
 def test_json_has_no_nan(tmp_path):

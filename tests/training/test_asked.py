@@ -12,6 +12,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("datasets")
 from safetensors.torch import load_file
 
+from fastsim.training.data import read_data
+from fastsim.training.load import evaluate_model
 from fastsim.training.run import train
 from fastsim.training.trainer import Collator
 from tests import models
@@ -54,6 +56,33 @@ def test_prompts_are_trained_with(files, tmp_path):  # noqa: F811
     train(options(tmp_path, file, output=str(tmp_path / "without"), **more))
     without, out = (weights(tmp_path / name) for name in ("without", "out"))
     assert any(not torch.equal(without[name], out[name]) for name in out)
+
+
+@pytest.mark.parametrize(
+    ("kind", "prompts", "unused"),
+    [
+        ("scored pairs", {"sentence1": "a", "query": "b"}, "sentence1, sentence2, got 'query'"),
+        ("labelled texts", {"document": "a"}, "text, got 'document'"),
+        ("tuples", {"document": "a", "passage": "b"}, "anchor, positive, got 'passage'"),
+        ("tuples", {"anchor": "a", "query": "b"}, "anchor, positive, got 'query'"),
+    ],
+)
+def test_a_prompt_that_no_text_gets_is_refused(kind, prompts, unused, files, tmp_path):  # noqa: F811
+    file, held = files(kind)
+    loss = {"scored pairs": "cosent", "labelled texts": "sup_con", "tuples": "info_nce"}[kind]
+    asked = options(tmp_path, file, loss=loss, eval=held, prompts=prompts)
+    with pytest.raises(ValueError, match=f"prompt: wanted one for a text of {unused}"):
+        train(asked, dry_run=True)
+    dataset, layout = read_data(held)
+    with pytest.raises(ValueError, match=f"prompt: wanted one for a text of {unused}"):
+        evaluate_model(asked.model, dataset, layout, prompts=prompts, cpu=True)
+
+
+def test_a_prompt_of_the_evaluation_alone_is_taken(files, tmp_path):  # noqa: F811
+    file, _ = files("scored pairs")
+    pairs = write(tmp_path / "pairs.jsonl", [{"anchor": "a", "positive": "b"}] * 2)
+    asked = options(tmp_path, file, eval=pairs, prompts={"query": "q: "})
+    train(asked, dry_run=True)
 
 
 def test_scores_are_mapped_from_their_range(files, tmp_path):  # noqa: F811
