@@ -128,7 +128,7 @@ def _as_text(option, given):
     "--loss-option", "loss_options", type=Setting(), multiple=True, help="An option of the loss."
 )
 @click.option("--learn", multiple=True, help="A loss option to learn: temperature, scale, bias.")
-@click.option("--loss-learning-rate", type=POSITIVE, help="Of the loss's parameters.")
+@click.option("--loss-learning-rate", type=POSITIVE, help="Of what the loss learns.")
 @click.option("--epochs", type=POSITIVE, default=1.0, help="Passes over the data.")
 @click.option("--max-steps", type=COUNT, metavar="STEPS", help="Instead of --epochs.")
 @click.option(

@@ -219,6 +219,11 @@ def _bi_encoder(options, layout, classes, group):
         group=group,
         widths=options.matryoshka,
     )
+    if options.loss_learning_rate is not None and next(objective.parameters(), None) is None:
+        raise ValueError(
+            f"loss_learning_rate: wanted with parameters of the loss (--learn), {options.loss} has"
+            f" none here, got {options.loss_learning_rate:g}"
+        )
     return BiEncoderModel(encoder, objective), encoder
 
 

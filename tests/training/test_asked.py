@@ -119,6 +119,11 @@ def test_the_loss_learns_at_its_own_rate_and_does_not_decay(own, files, tmp_path
     assert rate / 2 < step <= rate + rounding
 
 
+def test_a_classifier_learns_at_a_rate_of_its_own(files, tmp_path):  # noqa: F811
+    file, _ = files("labelled pairs")
+    train(options(tmp_path, file, loss="classification", loss_learning_rate=0.1), dry_run=True)
+
+
 @pytest.mark.parametrize("decay", [0.0, 0.5])
 def test_weights_decay_as_asked(decay, files, tmp_path):  # noqa: F811
     """The embedding of a token that no text has changes by the decay alone."""

@@ -213,6 +213,7 @@ def test_a_run_that_never_got_to_a_checkpoint_is_no_hindrance(files, tmp_path): 
         ("loss_options", {"temperature": "abc"}),
         ("loss_options", {"temprature": 0.1}),
         ("loss_options", {"group": 1}),
+        ("loss_learning_rate", 0.1),
         ("prompts", {"querry": "q: "}),
         ("eval_steps", 3),
         ("eval_columns", "anchor,positive"),
