@@ -12,7 +12,7 @@ from pathlib import Path
 from fastsim.scores import top_k
 from fastsim.training.data import DataError
 from fastsim.training.evaluation import check_vectors
-from fastsim.training.rows import check_file, delimited_rows, named_rows
+from fastsim.training.rows import check_file, delimited_rows, named_rows, sound
 
 _QUERIES = 1024  # searched at once
 
@@ -24,7 +24,7 @@ def read_beir(folder, split="test"):
     queries = _texts(folder / "queries.jsonl", ("text",))
     file = check_file(folder / "qrels" / f"{split}.tsv")
     grades = defaultdict(dict)
-    for where, row in delimited_rows(file, "tsv"):
+    for where, row in sound(delimited_rows(file, "tsv")):
         if where == "line 1" and row[-1].strip().lower() == "score":
             continue
         try:
@@ -47,7 +47,7 @@ def read_beir(folder, split="test"):
 
 def _texts(path, fields):
     found = {}
-    for where, row in named_rows(check_file(path), "jsonl"):
+    for where, row in sound(named_rows(check_file(path), "jsonl")):
         text = " ".join(str(row[field]) for field in fields if row.get(field)).strip()
         if "_id" not in row or not text:
             raise DataError(f"{path}, {where}: wanted _id and {fields[-1]}")

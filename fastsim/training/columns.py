@@ -70,6 +70,6 @@ def looks_like_a_header(first, second):
     """Whether fields are short distinct names and those of the next row are not."""
     name = re.compile(r"[A-Za-z_][\w .-]{0,29}")
     named = all(name.fullmatch(field) and len(field.split()) <= 2 for field in first)
-    if not named or len(set(first)) < len(first) or second is None:
+    if not named or len(set(first)) < len(first) or not isinstance(second, list):
         return False
     return any(len(field.split()) > 3 for field in second)

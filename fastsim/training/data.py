@@ -20,6 +20,7 @@ from fastsim.training.rows import (
     kind_of,
     lines,
     named_rows,
+    sound,
     suffix_of,
     width_fault,
 )
@@ -90,7 +91,7 @@ def read_data(
 
 def _named_fields(path, kind):
     """(where, {column: field}) of each row of a CSV or TSV file with a header."""
-    rows = delimited_rows(path, kind)
+    rows = sound(delimited_rows(path, kind))
     header = [field.strip() for field in next(rows, (None, []))[1]]
     check_header(header, path)
     for where, row in rows:
@@ -111,7 +112,7 @@ def read_corpus(path):
         elif kind in ("csv", "tsv"):
             rows = _named_fields(path, kind)
         else:
-            rows = named_rows(path, kind)
+            rows = sound(named_rows(path, kind))
         texts = []
         for where, row in rows:
             if "text" not in row:

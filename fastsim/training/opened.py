@@ -30,6 +30,8 @@ def open_delimited(path, kind, roles, delimiter, header):
     first = next(rows, None)
     if first is None:
         raise DataError(f"{path}: no rows")
+    if isinstance(first[1], DataError):  # it may be the header
+        raise first[1]
     names = [field.strip() for field in first[1]]
     plain = roles is not None and all(name is None for _, name in roles)
     has_all = plain and all(role in names for role, _ in roles if role != "_")
@@ -75,6 +77,8 @@ def open_named(path, kind, roles):
     first = next(rows, None)
     if first is None:
         raise DataError(f"{path}: no rows")
+    if isinstance(first[1], DataError):  # it would say which columns there are
+        raise first[1]
     header = list(first[1])
     names = select(header, roles, path)
     keys = [header[place] for place in names.values()]
@@ -85,6 +89,9 @@ def open_named(path, kind, roles):
 def _of_keys(path, keys, rows, known=None):
     """Of rows by name. known: the columns of the first row, where no later one may have more."""
     for where, row in rows:
+        if isinstance(row, DataError):
+            yield where, row
+            continue
         missing = [key for key in keys if row.get(key) is None]
         more = known is not None and not row.keys() <= known
         if more and (new := [name for name in row if name not in known and is_role(name)]):

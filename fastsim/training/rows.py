@@ -24,7 +24,11 @@ SUFFIXES = {
 }
 KINDS = tuple(dict.fromkeys(SUFFIXES.values()))
 UNPACKING = (gzip.BadGzipFile, EOFError, zlib.error)  # what gzip raises
-_MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_MARKS = {
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+    b"\x1f\x8b": "compressed by gzip; give it a name that ends in .gz",
+}
 
 
 class DataError(ValueError):
@@ -68,8 +72,20 @@ def dialect(kind, delimiter=None):
     return {"delimiter": delimiter, "quoting": quoting}
 
 
+def sound(rows):
+    """Rows, but raise the first that is malformed."""
+    for where, row in rows:
+        if isinstance(row, DataError):
+            raise row
+        yield where, row
+
+
 def delimited_rows(path, kind, delimiter=None):
-    """(where, fields) of each row of a CSV or TSV file."""
+    """(where, fields) of each row of a CSV or TSV file; a `DataError` in place of malformed fields.
+
+    It names the lines that were read as one row: a quote that is not closed takes those up to the
+    next quote, or up to the end of the file.
+    """
     csv.field_size_limit(2**31 - 1)  # a text may be a book
     with _text(path) as handle:
         reader = csv.reader(handle, strict=True, **dialect(kind, delimiter))
@@ -78,23 +94,28 @@ def delimited_rows(path, kind, delimiter=None):
             try:
                 row = next(reader, None)
             except csv.Error as error:
-                raise DataError(f"{path}, line {line + 1}: {error}") from error
+                row = error
             if row is None:
                 return
             start, line = line + 1, reader.line_num
-            if row:  # an empty line ends many files and holds no row
+            if isinstance(row, csv.Error):
+                where = f"lines {start} to {line}" if line > start else f"line {start}"
+                yield where, DataError(f"{path}, {where}: {row}")
+            elif row:  # an empty line ends many files and holds no row
                 yield f"line {start}", row
 
 
 def width_fault(row, width, path, where):
-    """What is wrong with a row of too few or too many fields, a `DataError`, or None."""
+    """What is wrong with a row, malformed or of too few or too many fields: `DataError` or None."""
+    if isinstance(row, DataError):
+        return row
     if len(row) == width:
         return None
     return DataError(f"{path}, {where}: wanted {width} fields, got {len(row)}")
 
 
 def named_rows(path, kind):
-    """(where, {column: value}) of each row of a JSON or Parquet file."""
+    """(where, {column: value}) of each row of a JSON or Parquet file, or a `DataError` in place."""
     return {"jsonl": _json_lines, "json": _json_list, "parquet": _parquet}[kind](path)
 
 
@@ -117,9 +138,9 @@ def _json_lines(path):
         try:
             row = json.loads(text)
         except ValueError as error:
-            raise DataError(f"{path}, line {line}: not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise DataError(f"{path}, line {line}: wanted a JSON object, got {text[:40]!r}")
+            row = DataError(f"{path}, line {line}: not JSON: {error}")
+        else:
+            row = _object(row, f"{path}, line {line}")
         yield f"line {line}", row
 
 
@@ -134,9 +155,13 @@ def _json_list(path):
     if not isinstance(rows, list):
         raise DataError(f"{path}: wanted a JSON list of objects, got {rows!r:.40}")
     for where, row in numbered(rows):
-        if not isinstance(row, dict):
-            raise DataError(f"{path}, {where}: wanted a JSON object, got {row!r:.40}")
-        yield where, row
+        yield where, _object(row, f"{path}, {where}")
+
+
+def _object(row, place):
+    if isinstance(row, dict):
+        return row
+    return DataError(f"{place}: wanted a JSON object, got {row!r:.40}")
 
 
 def _parquet(path):

@@ -293,6 +293,38 @@ def test_bad_rows_are_left_out_and_counted(tmp_path):
     assert said[0].endswith("and 1 more")
 
 
+def test_a_malformed_quote_is_a_bad_row(tmp_path):
+    """The message names the lines that went with it."""
+    path, said = tmp_path / "data.csv", []
+    path.write_text('anchor,positive\na,b\n"c" d,e\nf,g\n"h,i\nj,k\n"l",m\nn,"o\np"\n"q,r\ns,t\n')
+    dataset, _ = read_data(path, skip_bad_rows=True, say=said.append)
+    assert dataset["anchor"][:] == ["a", "f", "n"]
+    assert dataset["positive"][:] == ["b", "g", "o\np"]
+    assert said[-1].startswith("left out 3 rows: ")
+    for part in (
+        "line 3: ',' expected",
+        "lines 5 to 7: ',' expected",
+        "lines 10 to 11: unexpected",
+    ):
+        assert part in said[-1]
+    with pytest.raises(DataError, match="line 3: ',' expected"):
+        read_data(path)
+    path.write_text('"a" b,c\nd,e\n')
+    with pytest.raises(DataError, match="line 1: ',' expected"):
+        read_data(path, columns="anchor,positive", skip_bad_rows=True)
+
+
+def test_a_line_that_is_no_json_is_a_bad_row(tmp_path):
+    path, said = tmp_path / "data.jsonl", []
+    good = '{"anchor": "a", "positive": "b"}\n'
+    path.write_text(good + '{"anchor": "c"\n' + "[1]\n" + good)
+    dataset, _ = read_data(path, skip_bad_rows=True, say=said.append)
+    assert len(dataset) == 2
+    assert said[-1].startswith("left out 2 rows: ")
+    assert "line 2: not JSON" in said[-1]
+    assert "line 3: wanted a JSON object, got [1]" in said[-1]
+
+
 def test_long_fields_gzip_json_and_several_files(tmp_path):
     import gzip
 
@@ -304,6 +336,9 @@ def test_long_fields_gzip_json_and_several_files(tmp_path):
     other.write_text(json.dumps([{"anchor": "a", "positive": "b"}]))
     dataset, _ = read_data([path, other])
     assert dataset["positive"][:] == ["b", "b"]
+    path.rename(tmp_path / "data.csv")
+    with pytest.raises(DataError, match=r"seems to be compressed by gzip; give it .* in \.gz"):
+        read_data(tmp_path / "data.csv")
     path.write_bytes(b"no gzip")
     with pytest.raises(DataError, match="not a complete gzip file"):
         read_data(path)
