@@ -29,19 +29,19 @@ def parse_columns(columns):
     return roles
 
 
-def check_header(header, path):
-    """`DataError` for a name that is there twice."""
-    for name in header:
+def check_header(header, used, path):
+    """`DataError` for a name in use that is there twice."""
+    for name in used:
         if header.count(name) > 1:
             raise DataError(f"{path}, line 1: column {name!r} is there twice")
 
 
 def select(header, roles, path):
     """Role -> position in a header."""
-    check_header(header, path)
     if roles is None:
-        return {name: place for place, name in enumerate(header) if is_role(name)}
+        roles = [(name, None) for name in dict.fromkeys(header) if is_role(name)]
     wanted = [(role, name or role) for role, name in roles if role != "_"]
+    check_header(header, [name for _, name in wanted], path)
     missing = [name for _, name in wanted if name not in header]
     if missing:
         raise DataError(

@@ -93,7 +93,7 @@ def _named_fields(path, kind):
     """(where, {column: field}) of each row of a CSV or TSV file with a header."""
     rows = sound(delimited_rows(path, kind))
     header = [field.strip() for field in next(rows, (None, []))[1]]
-    check_header(header, path)
+    check_header(header, ["text"], path)
     for where, row in rows:
         if fault := width_fault(row, len(header), path, where):
             raise fault

@@ -208,6 +208,17 @@ def test_faults_of_file_and_columns(tmp_path):
         read_data(tmp_path / "data.doc")
 
 
+def test_a_name_may_be_there_twice_where_it_is_not_used(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text("id,anchor,id,positive,q\n1,a,2,b,c\n")
+    for columns in (None, "anchor,positive", "anchor=q,positive=positive"):
+        assert read_data(path, columns=columns)[0]["positive"][:] == ["b"]
+    with pytest.raises(DataError, match="column 'id' is there twice"):
+        read_data(path, columns="anchor=id,positive=positive")
+    path.write_text("id,text,id\n1,one,2\n")
+    assert read_corpus(path) == ["one"]
+
+
 def test_read_corpus(tmp_path):
     (tmp_path / "a.txt").write_text("one\n\n two \n")
     assert read_corpus(tmp_path / "a.txt") == ["one", "two"]
