@@ -51,10 +51,11 @@ def read_data(
     with the names of `formats.COLUMNS`; or a list of items `role`, `role=name in the header`, `_`
     (not used). Plain roles select from a header that has them all, else the file has no header and
     they name its columns in order; header says so where that is not to be guessed. delimiter: of a
-    CSV file, by default a comma. skip_bad_rows: leave out rows that do not fit, and say (a
-    function, by default to the error stream) how many and which. Scores become floats, labels stay
-    text; in JSON and Parquet they may be numbers. `DataError` for anything that does not fit, at
-    the first such row.
+    CSV file, by default a comma. skip_bad_rows: leave out rows that do not fit. say: a function, by
+    default to the error stream, that is told how many these are and which, what columns are not
+    used, and what a file without a header begins with where that was guessed. Scores become floats,
+    labels stay text; in JSON and Parquet they may be numbers. `DataError` for anything that does
+    not fit, at the first such row.
     """
     say = say or tell
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
@@ -65,15 +66,19 @@ def read_data(
         kind_here = kind_here or kind_of(file, kind)
         roles = parse_columns(columns)
         if kind_here in ("csv", "tsv"):
-            names, parts, found = open_delimited(file, kind_here, roles, delimiter, header)
+            opened = open_delimited(file, kind_here, roles, delimiter, header, say)
         elif kind_here in ("hub", "parquet"):
-            names, parts, found = open_tables(file, kind_here, roles)
+            opened = open_tables(file, kind_here, roles)
         else:
-            names, parts, found = open_named(file, kind_here, roles)
+            opened = open_named(file, kind_here, roles)
+        places, parts, names = opened
         try:
-            layout = format_of(names)
+            layout = format_of(places)
         except ValueError as error:
-            raise DataError(f"{file}: {header_fault(error, found)}") from error
+            raise DataError(f"{file}: {header_fault(error, names)}") from error
+        used = [places[column] for column in layout.columns]
+        if unused := [name for place, name in enumerate(names) if place not in used]:
+            say(f"{file}: columns not used: {', '.join(unused)}")
         if last is not None and layout != last:
             raise DataError(f"{file}: wanted the columns of {paths[0]}, {last.columns}")
         last = layout

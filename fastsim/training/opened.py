@@ -1,4 +1,4 @@
-"""Files opened: the names of their columns in use, their parts, and the header found.
+"""Files opened: {column: its place in the header}, their parts, and the header, empty without one.
 
 Rows are (where, values in the order of the names, or what is wrong with the row). Parts are checked
 columns of some rows at a time, for (path, format, a list of what is wrong with rows left out or
@@ -25,7 +25,8 @@ from fastsim.training.values import checked_rows
 _PART = 10_000  # rows checked and written at once
 
 
-def open_delimited(path, kind, roles, delimiter, header):
+def open_delimited(path, kind, roles, delimiter, header, say):
+    """say: is told of a first line that is taken for a row and not for a header."""
     rows = delimited_rows(path, kind, delimiter)
     first = next(rows, None)
     if first is None:
@@ -37,19 +38,20 @@ def open_delimited(path, kind, roles, delimiter, header):
     has_all = plain and all(role in names for role, _ in roles if role != "_")
     if plain and not has_all and header is not True:
         second = next(rows, None)
+        pairs = zip((role for role, _ in roles), names, strict=False)
+        taken = [(role, name) for role, name in pairs if role != "_"]
         if header is None and looks_like_a_header(names, second and second[1]):
-            shown = ",".join(
-                f"{role}={name}"
-                for (role, _), name in zip(roles, names, strict=False)
-                if role != "_"
-            )
+            shown = ",".join(f"{role}={name}" for role, name in taken)
             raise DataError(
                 f"{path}, line 1: this looks like a header: {', '.join(names)}. Map it with"
                 f" --columns {shown}, or say --no-header"
             )
+        if header is None:
+            shown = ", ".join(f"{role} {name!r:.40}" for role, name in taken)
+            say(f"{path}: taken for a file without a header; line 1 is a row: {shown}")
         places = {role: place for place, (role, _) in enumerate(roles) if role != "_"}
         rows = _again([first] if second is None else [first, second], rows)
-        width, headers = len(roles), 0
+        width, headers, names = len(roles), 0, []
     elif header is False:
         raise DataError(f"{path}: without a header, wanted --columns with names alone, without =")
     else:
@@ -58,7 +60,7 @@ def open_delimited(path, kind, roles, delimiter, header):
     wanted = list(places.values())
     tables = delimited_tables(path, kind, delimiter, width, wanted, skip=headers)
     rows = _pick(path, rows, wanted, width)
-    return list(places), functools.partial(_delimited_parts, places, tables, rows), names
+    return places, functools.partial(_delimited_parts, places, tables, rows), names
 
 
 def _again(first, rest):
@@ -80,10 +82,10 @@ def open_named(path, kind, roles):
     if isinstance(first[1], DataError):  # it would say which columns there are
         raise first[1]
     header = list(first[1])
-    names = select(header, roles, path)
-    keys = [header[place] for place in names.values()]
+    places = select(header, roles, path)
+    keys = [header[place] for place in places.values()]
     rows = _of_keys(path, keys, _again([first], rows), known=set(header) if roles is None else None)
-    return list(names), functools.partial(_row_parts, list(names), rows), header
+    return places, functools.partial(_row_parts, list(places), rows), header
 
 
 def _of_keys(path, keys, rows, known=None):
@@ -116,7 +118,7 @@ def open_tables(path, kind, roles):
     header = first.column_names
     places = select(header, roles, path)
     keys = {name: header[place] for name, place in places.items()}
-    return list(keys), functools.partial(_table_parts, keys, _again([first], tables)), header
+    return places, functools.partial(_table_parts, keys, _again([first], tables)), header
 
 
 # ---- parts ----

@@ -208,6 +208,37 @@ def test_faults_of_file_and_columns(tmp_path):
         read_data(tmp_path / "data.doc")
 
 
+def test_a_guess_that_there_is_no_header_is_told(tmp_path):
+    path, said = tmp_path / "data.csv", []
+    path.write_text("q,a\nhi there,hello\n")
+    read_data(path, columns="anchor,positive", say=said.append)
+    assert said == [
+        f"{path}: taken for a file without a header; line 1 is a row: anchor 'q', positive 'a'"
+    ]
+    read_data(path, columns="anchor,positive", header=False, say=said.append)
+    read_data(path, columns="anchor=q,positive=a", say=said.append)
+    assert len(said) == 1
+    path.write_text("q\na,b\n")
+    with pytest.raises(DataError, match="line 1: wanted 2 fields, got 1"):
+        read_data(path, columns="anchor,positive", say=said.append)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_columns_that_are_not_used_are_named(kind, tmp_path):
+    rows = {"id": ["7"], "anchor": ["a"], "label": ["1"], "positive": ["b"], "source": ["c"]}
+    path, said = tmp_path / f"data.{kind}", []
+    if kind == "csv":
+        path.write_text("\n".join([",".join(rows), ",".join(row[0] for row in rows.values())]))
+    elif kind == "jsonl":
+        path.write_text(json.dumps({name: row[0] for name, row in rows.items()}))
+    else:
+        parquet.write_table(pyarrow.table(rows), path)
+    read_data(path, say=said.append)
+    assert said == [f"{path}: columns not used: id, label, source"]
+    read_data(path, columns="anchor=id,positive=anchor", say=said.append)
+    assert said[1:] == [f"{path}: columns not used: label, positive, source"]
+
+
 def test_a_name_may_be_there_twice_where_it_is_not_used(tmp_path):
     path = tmp_path / "data.csv"
     path.write_text("id,anchor,id,positive,q\n1,a,2,b,c\n")
