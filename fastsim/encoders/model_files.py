@@ -59,8 +59,8 @@ def load_transformer(kind, folder, *, trust_remote_code=False, allow_pickle=Fals
     import transformers
     from transformers.models.auto import modeling_auto
 
-    folder, adapter = _adapted(Path(folder))
     trust = {"trust_remote_code": trust_remote_code}
+    folder, adapter = _adapted(Path(folder), allow_pickle=allow_pickle, **trust)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trust)
         if kind == "AutoModel":
@@ -89,14 +89,14 @@ def load_transformer(kind, folder, *, trust_remote_code=False, allow_pickle=Fals
     return model, tokenizer
 
 
-def _adapted(folder):
+def _adapted(folder, **flags):
     """(the folder of the weights, that of a LoRA adapter on them or None)."""
     if not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
         return folder, None
     base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
     if not base:
         raise ModelError(f"model: {str(folder)!r} is an adapter that names no base model")
-    return model_folder(base), folder
+    return model_folder(base, **flags), folder
 
 
 def is_decoder(config):

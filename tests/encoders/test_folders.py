@@ -2,12 +2,14 @@
 
 import errno
 import json
+from fnmatch import fnmatch
 
 import pytest
 import torch
 
 import fastsim
 from fastsim.encoders.encoder import POOLINGS, Dense, Encoder, ModelError, Normalize
+from fastsim.encoders.model_files import is_decoder
 from tests import models
 
 pytest.importorskip("transformers")
@@ -21,6 +23,7 @@ def test_sentence_transformers_loads_what_we_save(pooling, tmp_path):
     encoder.save_pretrained(tmp_path / "model")
     theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "model"), device="cpu")
     assert theirs.max_seq_length == 12
+    assert theirs.similarity_fn_name == "cosine"
     expected = torch.tensor(theirs.encode(TEXTS))
     torch.testing.assert_close(encoder.encode(TEXTS), expected, rtol=0, atol=1e-5)
 
@@ -169,6 +172,115 @@ def test_broken_folders_are_refused_in_one_line(tmp_path):
         with pytest.raises(ModelError, match=reason) as caught:
             Encoder.from_pretrained(folder)
         assert "\n" not in str(caught.value)
+
+
+def test_an_older_pooling_file_says_less(tmp_path):
+    """Without a word on prompts their tokens take part; two poolings are none of ours."""
+    Encoder.from_pretrained(models.tiny_bert()).save_pretrained(tmp_path / "model")
+    file = tmp_path / "model/1_Pooling/config.json"
+    config = json.loads(file.read_text())
+    del config["include_prompt"]
+    file.write_text(json.dumps(config))
+    assert Encoder.from_pretrained(tmp_path / "model").include_prompt
+    edit(file, pooling_mode_mean_sqrt_len_tokens=True)
+    with pytest.raises(ModelError, match=r"pools by .*mean_sqrt_len"):
+        Encoder.from_pretrained(tmp_path / "model")
+    edit(file, pooling_mode=["mean", "mean_sqrt_len_tokens"])
+    with pytest.raises(ModelError, match=r"pools by .*mean_sqrt_len"):
+        Encoder.from_pretrained(tmp_path / "model")
+
+
+def test_a_dense_file_without_a_word_has_a_tanh_and_a_bias(tmp_path):
+    """As sentence-transformers' defaults; input from elsewhere than the pooling is not ours."""
+    encoder = Encoder.from_pretrained(models.tiny_bert(), dense=4)
+    encoder.save_pretrained(tmp_path / "model")
+    file = tmp_path / "model/2_Dense/config.json"
+    file.write_text(json.dumps({"in_features": 32, "out_features": 4}))
+    again = Encoder.from_pretrained(tmp_path / "model")
+    assert torch.equal(again.encode(TEXTS), encoder.encode(TEXTS))
+    edit(file, module_input_name="token_embeddings")
+    with pytest.raises(ModelError, match="other input"):
+        Encoder.from_pretrained(tmp_path / "model")
+
+
+def test_a_dense_layer_is_put_on_the_width_of_the_head(tmp_path):
+    Encoder.from_pretrained(models.tiny_bert(), dense=12).save_pretrained(tmp_path / "model")
+    wider = Encoder.from_pretrained(tmp_path / "model", dense=20)
+    assert [part.linear.in_features for part in wider.head] == [32, 12]
+    assert wider.dim == wider.encode(TEXTS[:2]).shape[1] == 20
+    wider.save_pretrained(tmp_path / "wider")
+    pooled = json.loads((tmp_path / "wider/1_Pooling/config.json").read_text())
+    assert pooled["word_embedding_dimension"] == 32  # what is pooled, not what the head makes of it
+
+
+def test_what_a_folder_leaves_out_is_named(tmp_path):
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    encoder.save_pretrained(tmp_path / "model")
+    file = tmp_path / "model/modules.json"
+    rows = json.loads(file.read_text())
+    for row, name in zip(rows, ("transformer", "pooling"), strict=True):
+        file.write_text(json.dumps([other for other in rows if other is not row]))
+        with pytest.raises(ModelError, match=f"names no {name}"):
+            Encoder.from_pretrained(tmp_path / "model")
+    with pytest.raises(ModelError, match=r"wanted a folder, .*modules.json' is a file"):
+        Encoder.from_pretrained(file)
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter/adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match="is an adapter that names no base model"):
+        Encoder.from_pretrained(tmp_path / "adapter")
+
+
+def test_weights_are_float32_whatever_the_folder_holds(tmp_path):
+    encoder = Encoder.from_pretrained(models.tiny_bert()).bfloat16()
+    encoder.save_pretrained(tmp_path / "model")
+    again = Encoder.from_pretrained(tmp_path / "model")
+    assert {parameter.dtype for parameter in again.parameters()} == {torch.float32}
+    assert torch.equal(again.encode(TEXTS), encoder.float().encode(TEXTS))
+
+
+def test_the_pooling_of_a_folder_of_a_decoder_is_kept(tmp_path):
+    Encoder.from_pretrained(models.tiny_decoder(), pooling="max").save_pretrained(tmp_path / "max")
+    assert Encoder.from_pretrained(tmp_path / "max").pooling == "max"
+
+
+def test_a_decoder_is_a_model_that_reads_from_left_to_right():
+    import transformers
+
+    gemma = transformers.Gemma3TextConfig()
+    assert is_decoder(transformers.GPT2Config())
+    assert is_decoder(gemma)
+    gemma.use_bidirectional_attention = True  # as EmbeddingGemma's
+    for config in (gemma, transformers.BertConfig(), transformers.XLNetConfig()):
+        assert not is_decoder(config)
+
+
+@pytest.mark.parametrize("trust", [False, True])
+@pytest.mark.parametrize("pickle", [False, True])
+def test_what_is_fetched_from_the_hub(trust, pickle, tmp_path, monkeypatch):
+    """Code and pickled weights only where they are asked for; of an adapter's base the same."""
+    import huggingface_hub
+
+    asked = []
+
+    def fetched(name, *, allow_patterns):
+        asked.append((name, allow_patterns))
+        return models.tiny_bert()
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
+    flags = {"trust_remote_code": trust, "allow_pickle": pickle}
+    Encoder.from_pretrained("no/such-model", **flags)
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    encoder.add_lora(2)
+    encoder.model.save_pretrained(tmp_path / "adapter")
+    edit(tmp_path / "adapter/adapter_config.json", base_model_name_or_path="no/such-base")
+    Encoder.from_pretrained(tmp_path / "adapter", **flags)
+    assert [name for name, _ in asked] == ["no/such-model", "no/such-base"]
+    for _, patterns in asked:
+        wanted = {"model.safetensors", "1_Pooling/config.json", "spiece.model", "merges.txt"}
+        wanted |= {"modeling.py"} if trust else set()
+        wanted |= {"pytorch_model.bin"} if pickle else set()
+        files = [*wanted, "modeling.py", "pytorch_model.bin", "tf_model.h5", "model.onnx"]
+        assert {f for f in files if any(fnmatch(f, one) for one in patterns)} == wanted
 
 
 def test_pickled_weights_need_a_flag(tmp_path):
