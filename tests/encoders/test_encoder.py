@@ -57,6 +57,30 @@ def test_a_text_without_a_token_gives_zero(pooling):
     assert beside[1].ne(0).any()
 
 
+def test_an_encoder_checks_its_parts():
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    parts = encoder.model, encoder.tokenizer
+    with pytest.raises(TypeError, match="head: wanted Dense or Normalize, got ReLU"):
+        Encoder(*parts, head=[torch.nn.ReLU()])
+    with pytest.raises(ValueError, match="default_prompt: wanted a name in prompts, got 'q'"):
+        Encoder(*parts, prompts={"query": "q"}, default_prompt="q")
+    encoder.tokenizer.pad_token = encoder.tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="tokenizer: wanted a padding or an end token"):
+        Encoder(*parts)
+    assert Encoder.from_pretrained(models.tiny_bert()).include_prompt
+
+
+@pytest.mark.parametrize("progress", [None, True, False])
+def test_a_bar_is_shown_on_a_terminal_of_several_batches(progress, capsys, monkeypatch):
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    for terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        for batch_size, several in ((4, False), (2, True)):
+            encoder.encode(TEXTS[:4], batch_size=batch_size, progress=progress)
+            shown = terminal and several if progress is None else progress
+            assert ("encode: 100%" in capsys.readouterr().err) == shown
+
+
 def test_encode_in_several_processes_is_encode_in_one():
     encoder = Encoder.from_pretrained(models.tiny_bert(), max_length=32).train()
     encoder.prompts["query"] = "the question : "
@@ -65,8 +89,9 @@ def test_encode_in_several_processes_is_encode_in_one():
     several = encoder.encode(TEXTS, **options, devices=["cpu", "cpu"])
     torch.testing.assert_close(several, alone, rtol=0, atol=1e-6)  # other threads, other rounding
     assert encoder.training
-    with pytest.raises(ValueError, match="devices: wanted a list of names of devices, got 'cpu'"):
-        encoder.encode(TEXTS, devices="cpu")
+    for wrong in ("cpu", []):
+        with pytest.raises(ValueError, match="devices: wanted a list of names of devices, got"):
+            encoder.encode(TEXTS, devices=wrong)
 
 
 def test_encode_to_numpy_and_in_half_precision():
@@ -111,6 +136,57 @@ def test_lora_trains_little_and_saves_the_sum(tmp_path):
     again = Encoder.from_pretrained(tmp_path / "adapter")
     torch.testing.assert_close(again.encode(TEXTS), expected, rtol=0, atol=1e-5)
     assert (encoder.encode(TEXTS[:1]) - expected[:1]).abs().max() < 1e-5  # still with its additions
+
+
+def test_a_lora_addition_is_scaled():
+    """W + scale B A, of a layer of width 32."""
+    pytest.importorskip("peft")
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    place = "encoder.layer.0.attention.self.query"
+    before = encoder.model.get_submodule(place).weight.detach().double()
+    encoder.add_lora(3, scale=0.7)
+    layer = encoder.model.get_base_model().get_submodule(place)
+    down, up = (side["default"].weight for side in (layer.lora_A, layer.lora_B))
+    assert (down.shape, up.shape) == ((3, 32), (32, 3))
+    with torch.no_grad():
+        down.normal_()
+        up.normal_()
+    merged = encoder.model.merge_and_unload().get_submodule(place).weight.double()
+    terms = up.double().abs() @ down.double().abs()
+    # A rounding for each of three products, their sum, the scale and the addition.
+    bound = 8 * torch.finfo(torch.float32).eps * (before.abs() + 0.7 * terms).max()
+    assert (merged - before - 0.7 * up.double() @ down.double()).abs().max() <= bound
+
+
+def test_a_roberta_counts_its_own_positions():
+    """From the number of its padding on, on whichever side this is."""
+    import transformers
+
+    tokenizer = Encoder.from_pretrained(models.tiny_bert()).tokenizer
+    tokenizer.padding_side = "left"
+    config = transformers.RobertaConfig(
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+    )
+    encoder = Encoder(transformers.RobertaModel(config), tokenizer).eval()
+    with torch.no_grad():
+        alone = [encoder.model(**tokenizer(text, return_tensors="pt"))[0].mean(1) for text in TEXTS]
+    torch.testing.assert_close(encoder.encode(TEXTS), torch.cat(alone), rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")
+def test_additions_leave_a_decoder_its_positions():
+    """Padded on the left these are counted from the first token, below an adapter too."""
+    pytest.importorskip("peft")
+    encoder = Encoder.from_pretrained(models.tiny_decoder())
+    encoder.tokenizer.padding_side = "left"
+    before = encoder.encode(TEXTS)
+    encoder.add_lora(2)  # which adds nothing yet
+    torch.testing.assert_close(encoder.encode(TEXTS), before, rtol=0, atol=1e-6)
 
 
 def test_a_decoder_is_pooled_at_its_last_token():

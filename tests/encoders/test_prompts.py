@@ -30,6 +30,20 @@ def test_prompts_of_queries_and_documents_left_out_of_the_pooling(tmp_path):
     assert abs(half - again.encode_query(TEXTS, to_numpy=True)).max() < 2**-9
 
 
+def test_a_prompt_may_be_a_name_or_a_text():
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    encoder.prompts, encoder.default_prompt = {"query": "the question : ", "usual": "is "}, "usual"
+
+    def put_before(prompt):
+        return encoder.encode([prompt + text for text in TEXTS], prompt="")
+
+    assert torch.equal(encoder.encode(TEXTS), put_before("is "))
+    assert torch.equal(encoder.encode(TEXTS, prompt="query"), put_before("the question : "))
+    assert torch.equal(encoder.encode(TEXTS, prompt="the "), put_before("the "))
+    assert torch.equal(encoder.encode_query(TEXTS, prompt="the "), put_before("the "))
+    assert torch.equal(encoder.encode_document(TEXTS, prompt="the "), put_before("the "))
+
+
 @pytest.mark.parametrize("template", ["$A", "<end> $A", "$A <end>", "<end> $A <end>"])
 @pytest.mark.parametrize("pooling", ["mean", "max"])
 def test_a_prompt_is_left_out_whatever_begins_and_ends_a_text(template, pooling, tmp_path):
