@@ -1,17 +1,23 @@
 """`fastsim plan`: its arithmetic, and its memory against what was measured."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from fastsim.backends.torch import panels
 from fastsim.benchmark import results
+from fastsim.cli import plan as planning
 from fastsim.cli.plan import (
     PANEL_BYTES,
     PRODUCTS,
     Plan,
     dense,
+    encoder_shape,
     estimates,
+    measured_rate,
     memory,
     report,
     rounds,
@@ -32,7 +38,10 @@ def test_memory_of_the_parts():
     assert dense(SMALL) == 3 * 4 * 250 * 2000
     ring = dataclasses.replace(SMALL, exchange="ring")
     assert size(ring, "candidates") == 2 * 1500 * 64 * 4
+    two = dataclasses.replace(ring, ranks=2)  # which has no more than both
+    assert size(two, "candidates") == 2 * 2000 * 64 * 4
     alone = dataclasses.replace(SMALL, ranks=1)
+    assert memory(dataclasses.replace(alone, exchange="ring")) == memory(alone)
     assert size(alone, "candidates") == 0
     assert size(alone, "embeddings") == 4 * size(SMALL, "embeddings")
     assert size(SMALL, "encoder") == size(SMALL, "micro-batch") == 0
@@ -62,6 +71,37 @@ def test_only_the_micro_batch_grows_with_the_micro_batch():
     wide = dataclasses.replace(asked, micro_batch_size=16)
     for (part, one, _), (_, two, _) in zip(memory(asked), memory(wide), strict=True):
         assert two == (2 * one if part == "micro-batch" else one)
+
+
+def test_the_graph_of_a_micro_batch():
+    """s b h (34 + 5 a s / h) bytes a layer of 16 bits."""
+    shape = {"parameters": 1000, "layers": 3, "hidden": 64, "heads": 4, "tokens": 16}
+    wanted = 3 * 16 * 8 * (34 * 64 + 5 * 4 * 16)
+    for bytes_each in (2, 4):
+        asked = dataclasses.replace(SMALL, **shape, bytes_each=bytes_each)
+        assert size(asked, "micro-batch") == wanted * bytes_each / 2
+
+
+def test_a_panel_on_a_gpu():
+    """Two matrices in float32 and one in the type of the rows, of as many scores as it may have."""
+    few = Plan(batch_size=100, dim=8, gpu=True)
+    assert size(few, "panel") == 100 * 100 * (4 + 4 + 4)
+    assert size(dataclasses.replace(few, bytes_each=2), "panel") == 100 * 100 * (4 + 4 + 2)
+    most = dataclasses.replace(few, batch_size=10**6)
+    assert size(most, "panel") == 3 * panels.LARGEST_PANEL
+
+
+def test_a_report_says_bytes_by_the_thousand():
+    asked = dataclasses.replace(SMALL, parameters=10**9, layers=1, hidden=8, heads=1, ranks=3)
+    units = {unit: 1000**power for power, unit in enumerate(("B", "kB", "MB", "GB", "TB"))}
+    said = re.findall(r"^  .{20} *([\d.]+) (\wB|B)\b", report(asked, 1e6), re.MULTILINE)
+    parts = [count for _, count, _ in memory(asked)]
+    wanted = [*parts, sum(parts), dense(asked)]
+    found = [float(number) * units[unit] for number, unit in said]
+    assert found == pytest.approx(wanted, rel=0.5 * 10**-3)  # four digits
+    assert [planning._size(count) for count in (999, 1000, 1023, 2 * 10**15)] == [
+        *("999 B", "1 kB", "1.023 kB", "2,000 TB")
+    ]
 
 
 @pytest.mark.parametrize("loss", PRODUCTS)
@@ -134,7 +174,32 @@ def test_estimates_say_that_they_are_some():
     assert "estimate" not in report(asked, 1e9)
 
 
-def test_the_command():
+def test_a_measured_rate_is_of_multiplications_and_additions(monkeypatch):
+    now, made = [0.0], []
+
+    def product(x, y):
+        now[0] += 0.125
+        made.append(2 * x.shape[0] * x.shape[1] * y.shape[1])
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", product)
+    monkeypatch.setattr(planning.time, "perf_counter", lambda: now[0])
+    assert measured_rate("cpu") == made[-1] / 0.125
+
+
+def test_the_shape_of_an_encoder_is_in_its_folder(tmp_path):
+    """No weights are there."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4}
+    config = transformers.BertConfig(**sizes, intermediate_size=40)
+    config.save_pretrained(tmp_path)
+    count = sum(p.numel() for p in transformers.BertModel(config).parameters())
+    assert encoder_shape(str(tmp_path)) == {
+        **{"parameters": count, "looked_up": 50 * 24},
+        **{"layers": 3, "hidden": 24, "heads": 4},
+    }
+
+
+def test_the_command(monkeypatch):
     pytest.importorskip("transformers")
     pytest.importorskip("datasets")
     from click.testing import CliRunner
@@ -148,3 +213,11 @@ def test_the_command():
     for part in ("65,536 candidates of width 32", "encoder", "micro-batch", "candidates (gather)"):
         assert part in result.output
     assert "at 100 TFLOP/s" in result.output
+    asked = []
+    monkeypatch.setattr(planning, "report", lambda *numbers: asked.append(numbers) or "")
+    more = ["--dim", "8", "--bits", "16", "--bandwidth", "50", "--memory-rate", "3"]
+    CliRunner().invoke(cli.main, [*arguments, *more, "--model", str(models.tiny_bert())])
+    ((plan, *rates),) = asked
+    assert rates == [100e12, 50e9, 3e12]
+    assert (plan.batch_size, plan.ranks, plan.dim, plan.bytes_each) == (65536, 8, 8, 2)
+    assert (plan.hidden, plan.gpu) == (32, True)
