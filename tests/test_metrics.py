@@ -188,6 +188,18 @@ def test_several_calls_are_one_batch_of_all():
     assert both.read() == {}
 
 
+def test_a_block_goes_on_after_one_within_and_with_what_it_is_given():
+    (x, y), (u, v) = two_sides(10), two_sides(30)
+    with fastsim.metrics() as whole:
+        with fastsim.metrics() as first:
+            fastsim.info_nce(x, y)
+        fastsim.siglip(u, v)
+    with fastsim.metrics(first) as both:
+        fastsim.siglip(u, v)
+    assert both is first
+    assert both.read() == whole.read()
+
+
 def test_nothing_is_seen_outside():
     x, y = two_sides()
     with fastsim.metrics() as seen:

@@ -169,6 +169,15 @@ def test_mining_checks_at_the_door():
         fastsim.mine_hard_negatives(x, x, query_ids=torch.arange(5))
     with pytest.raises(ValueError, match="positives: wanted rows of the corpus"):
         fastsim.mine_hard_negatives(x, x, torch.tensor([0, 1, 2, 3, 5]))
+    for name, value in (("count", 0), ("score_range", (0.5, 0.4)), ("margin", float("nan"))):
+        with pytest.raises(ValueError, match=f"^{name}: wanted"):
+            fastsim.mine_hard_negatives(x, x, **{name: value})
+    with pytest.raises(TypeError, match=r"^relative_margin: wanted"):
+        fastsim.mine_hard_negatives(x, x, relative_margin=torch.tensor(0.1))
+    ids = torch.arange(5)
+    for few in ({"query_ids": ids[:4]}, {"corpus_ids": ids[:4]}):
+        with pytest.raises(ValueError, match=rf"^{next(iter(few))}: wanted .*5.* got .*4"):
+            fastsim.mine_hard_negatives(x, x, **{"query_ids": ids, "corpus_ids": ids} | few)
     x[2, 1] = torch.nan
     with pytest.raises(ValueError, match="wanted finite embeddings"):
         fastsim.mine_hard_negatives(x, x)

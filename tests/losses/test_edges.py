@@ -186,6 +186,22 @@ def test_every_negative_excluded(backend, usable):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_ids_that_no_candidate_has_exclude_nothing(backend, usable, in_passes):
+    """Below all of the candidates', and above."""
+    usable(backend)
+    x, y = torch.randn(2, 7, 5)
+    own = torch.tensor([-9, 9, -8, 8, -7, 70, 7])
+    for loss in (fastsim.info_nce, fastsim.full_triplet):
+        found = [
+            call(loss, [x, y], [], {"exclude": ids, "backend": backend})
+            for ids in (None, (own, torch.randint(-3, 4, (7,))))
+        ]
+        (plain, grads), (excluded, others) = found
+        torch.testing.assert_close(excluded, plain)
+        torch.testing.assert_close(others, grads)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_batch_of_one(backend, usable):
     usable(backend)
     x, y = torch.randn(1, 4, requires_grad=True), torch.randn(1, 4, requires_grad=True)
