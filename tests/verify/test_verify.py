@@ -14,8 +14,10 @@ from click.testing import CliRunner
 import fastsim
 from fastsim.backends import get, panel, pick
 from fastsim.cli.main import main
+from fastsim.engine.one_call import panels_alone
 from fastsim.environment import variables
 from fastsim.verify import cases, checks, child, run, verdicts
+from fastsim.verify.canaries import canaries
 from tests.verify import fakes
 
 CPU = torch.device("cpu")
@@ -96,6 +98,63 @@ def test_a_backend_is_checked_by_what_it_has(monkeypatch):
     assert [one.name for one in asked] == [one.name for one in made if not one.extras]
     for one in asked:
         assert all(t.isfinite().all() for t in checks.outputs(one, "bare", CPU)) == one.finite
+
+
+def test_an_error_may_be_twice_that_of_the_torch_backend(monkeypatch):
+    """And two roundings of the largest entry, which of a value is 1 at least."""
+    problem = cases.problems("sigmoid", (5, 7, 4), torch.float32)[0]
+    right = checks.outputs(problem, "eager", CPU, torch.float64)
+    theirs = 2.0**-20
+    for place, exact in enumerate(right):
+        largest = max(exact.abs().max().item(), 1.0 if place == 0 else 0.0)
+        allowed = 2 * (theirs + torch.finfo(torch.float32).eps * largest)
+        for error, wrong in ((0.99 * allowed, False), (1.01 * allowed, True), (torch.inf, True)):
+
+            def outputs(problem, backend, device, dtype=None, error=error, place=place):
+                found = [part.clone() for part in right]
+                if dtype is None:
+                    found[place].view(-1)[-1] += theirs if backend == "torch" else error
+                return found
+
+            monkeypatch.setattr(checks, "outputs", outputs)
+            fault = checks._fault("mine", problem, torch.float32, CPU)
+            wanted = "is not finite" if error == torch.inf else "is off by"
+            assert wanted in fault if wrong else fault is None
+
+
+def test_rows_are_weighed_apart():
+    """So that a backend which takes one row's weight for another's is found out."""
+    made = cases.problems("sigmoid", (5, 7, 4), torch.float32)
+    problem = next(one for one in made if one.name == "of each row")
+    _, grad, *_ = checks.outputs(problem, "eager", CPU, torch.float64)
+    x, y = (leaf.double().requires_grad_() for leaf in problem.leaves)
+    losses = fastsim.siglip(x, y, **problem.options, **problem.learnt, backend="eager")
+    wanted = sum((0.5 + row / 4) * loss for row, loss in enumerate(losses))
+    torch.testing.assert_close(grad, torch.autograd.grad(wanted, x)[0])
+
+
+def test_every_way_is_checked(monkeypatch):
+    """In one call, in passes, and over several panels."""
+    ways = set()
+
+    def fault(*_):
+        ways.add((panels_alone(), os.environ.get(panel.VARIABLE) == checks.SMALLEST))
+
+    monkeypatch.setattr(checks, "_fault", fault)
+    assert checks.faults("torch", "sigmoid", torch.float32, CPU) == []
+    assert ways == {(False, False), (True, False), (False, True)}
+
+
+def test_canaries_show_what_is_written_on_either_side():
+    like, before = torch.zeros(3), (torch.Tensor.new_empty, torch.empty_like)
+    for make in (lambda: like.new_empty(3), lambda: torch.empty_like(like)):
+        for place in (-1, 3):
+            with canaries() as broken:
+                made = make().fill_(1.0)
+                assert broken() == 0
+                made.as_strided((1,), (1,), made.storage_offset() + place).fill_(1.0)
+                assert broken() == 1
+    assert (torch.Tensor.new_empty, torch.empty_like) == before
 
 
 def test_what_is_right_is_served(here):
@@ -241,6 +300,20 @@ def test_auto_takes_the_fastest_that_is_right(two_kernels):
         assert taken() == "torch"
 
 
+def test_what_was_not_timed_counts_as_fast_as_torch(two_kernels):
+    kept("fake", ratio=None)
+    assert taken() == "fake"
+    kept("lying", ratio=0.9)
+    assert taken() == "lying"
+    of = dict.fromkeys(KEYED, "")
+    found = [verdicts.now(True, None, ratio, of) for ratio in (None, 0.9, 1.1)]
+    refused = verdicts.now(False, "it lies", 0.5, of)
+    least, equal, most, *never = map(
+        verdicts._millionths, (found[1], found[0], *found[2:], refused, None)
+    )
+    assert least < equal == 10**6 < most < min(never)
+
+
 @pytest.mark.parametrize("other", [{"kind": "levels"}, {"dtype": torch.float16}])
 def test_a_verdict_is_of_one_kind_and_dtype(two_kernels, other):
     kept("fake")
@@ -377,6 +450,13 @@ def test_a_broken_file_is_no_verdict(text):
     next(verdicts.folder().glob("*.json")).write_text(text)
     assert verdicts.read(verdict.key) is None
     assert verdicts.everything() == []
+
+
+def test_a_file_of_another_key_is_no_verdict():
+    verdict = kept("fake")
+    other = dataclasses.replace(verdict, key=verdict.key | {"torch": "1.0"})
+    next(verdicts.folder().glob("*.json")).write_text(json.dumps(dataclasses.asdict(other)))
+    assert verdicts.read(verdict.key) is None
 
 
 def test_nothing_is_left_beside_the_verdict():

@@ -1,0 +1,56 @@
+"""Files that are there whole or not at all: their rights, and which errors are a full disk."""
+
+import errno
+import os
+
+import pytest
+
+from fastsim.files import (
+    OutputError,
+    check_new_file,
+    full_disk_named,
+    is_full_disk,
+    whole_file,
+)
+
+
+def test_a_new_file_has_the_rights_of_any(tmp_path):
+    """Whatever a library gives the one that it makes."""
+    (tmp_path / "any").touch()
+    with whole_file(tmp_path / "file") as part:
+        part.chmod(0o600)
+    assert (tmp_path / "file").stat().st_mode == (tmp_path / "any").stat().st_mode
+
+
+def test_a_full_disk_is_known_by_its_number_and_by_what_came_before():
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        assert is_full_disk(OSError(number, "of some system"))
+    assert not is_full_disk(OSError(errno.EACCES, "of some system"))
+    for cause in (True, False):
+        full, later = OSError(errno.EDQUOT, "of some system"), ValueError("no header")
+        later.__cause__, later.__context__ = (full, None) if cause else (None, full)
+        assert is_full_disk(later)
+
+
+def test_the_file_that_found_no_room_is_named(tmp_path):
+    """The error's own, else the newest of the folder, else the folder itself."""
+
+    def named(*more):
+        with pytest.raises(OutputError) as caught, full_disk_named(tmp_path, "old model"):
+            raise OSError(errno.ENOSPC, "full", *more)
+        assert caught.value.strerror.endswith("; what was in 'old model' is as it was")
+        return caught.value.strerror.split("'")[1]
+
+    assert named() == str(tmp_path)
+    for when, name in ((2, "newest"), (1, "before")):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (when, when))
+    assert named() == str(tmp_path / "newest")
+    assert named("given") == "given"
+
+
+def test_a_place_is_looked_at_before_the_work(tmp_path):
+    check_new_file("output", tmp_path / "file")
+    assert not any(tmp_path.iterdir())
+    with pytest.raises(OutputError, match=r"^output: cannot write .*no.such"):
+        check_new_file("output", tmp_path / "no/such")
