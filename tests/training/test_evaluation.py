@@ -10,10 +10,19 @@ pytest.importorskip("datasets")
 pytest.importorskip("sklearn")
 from datasets import Dataset
 
+from fastsim.encoders.names import ModelError
 from fastsim.losses import SoftmaxClassification
 from fastsim.training.beir import evaluate_retrieval, ranking_metrics
 from fastsim.training.data import DataError
-from fastsim.training.evaluation import evaluate_cross_encoder, evaluate_encoder, metric_names
+from fastsim.training.evaluation import (
+    as_binary,
+    check_evaluation,
+    evaluate_cross_encoder,
+    evaluate_encoder,
+    is_binary,
+    metric_names,
+    primary_metric,
+)
 from fastsim.training.formats import format_of
 
 
@@ -116,6 +125,69 @@ def test_the_names_of_a_classifiers_metrics_are_known_before():
     classifier = SoftmaxClassification(2, 2), ["same", "other"]
     found = evaluate_encoder(Angles(), Dataset.from_dict(columns), layout, classifier=classifier)
     assert metric_names(layout, classifier=True) == list(found)
+
+
+def test_a_text_that_is_its_own_answer():
+    """It is one where the data say nothing else; beside another it is none."""
+    found, _ = evaluated({"anchor": ["0", "40"], "positive": ["0", "50"]})
+    assert found["recall@1"] == 1
+    found, _ = evaluated({"anchor": ["0", "0", "40"], "positive": ["0", "10", "50"]})
+    assert found["recall@1"] == 1
+
+
+@pytest.mark.parametrize("no", [0, "0", False, "false", "False"])
+def test_labels_are_binary_where_both_are_there(no):
+    yes = not no if isinstance(no, bool) else {0: 1, "0": "1"}.get(no, "true")
+    assert is_binary([yes, no, yes])
+    assert as_binary([yes, no, yes]) == [1, 0, 1]
+    assert not is_binary([yes, yes])
+    assert not is_binary([yes, no, 2])
+    assert not is_binary(["0", "true"])
+
+
+@pytest.mark.parametrize(
+    ("columns", "metric"),
+    [
+        (("sentence1", "sentence2", "score"), "spearman_cosine"),
+        (("sentence1", "sentence2", "label"), "average_precision_cosine"),
+        (("anchor", "positive"), "ndcg@10"),
+        (("anchor", "positive", "negative"), "triplet_accuracy_cosine"),
+        (("text", "label"), "ndcg@10"),
+    ],
+)
+def test_the_metric_that_stands_for_the_quality_is_measured(columns, metric):
+    values = {"score": [0.1, 0.2, 0.9, 0.7], "label": [0, 1, 1, 0]}
+    texts = (["0", "10", "20", "35"], ["3", "19", "22", "80"], ["90", "91", "92", "93"])
+    data = {n: values.get(n, text) for n, text in zip(columns, texts, strict=False)}
+    found, _ = evaluated(data)
+    assert primary_metric(format_of(list(columns))) == metric
+    assert metric in found
+    pairs = format_of(["sentence1", "sentence2", "label"])
+    assert primary_metric(pairs, classifier=True) == "accuracy"
+    assert primary_metric(pairs, cross_encoder=True) == "average_precision"
+
+
+@pytest.mark.parametrize(
+    ("columns", "more", "said"),
+    [
+        ({"anchor": ["0"], "positive": ["1"]}, {"cross_encoder": True}, "a cross-encoder is"),
+        ({"sentence1": ["0"] * 2, "sentence2": ["1"] * 2, "label": [1, 1]}, {}, "labels 0 and 1"),
+        (
+            {"sentence1": ["0"] * 2, "sentence2": ["1"] * 2, "label": ["a", "c"]},
+            {"classes": ["a", "b"]},
+            r"the model knows \['a', 'b'\], got the class 'c'",
+        ),
+        ({"text": ["0", "0", "1"], "label": ["a", "a", "b"]}, {}, "two different texts, got none"),
+    ],
+)
+def test_data_without_a_metric_are_refused(columns, more, said):
+    with pytest.raises(ValueError, match=f"^data: .*{said}"):
+        check_evaluation(Dataset.from_dict(columns), format_of(list(columns)), **more)
+
+
+def test_an_embedding_that_is_not_finite_is_no_embedding():
+    with pytest.raises(ModelError, match="1 of 4 texts have an embedding with NaN"):
+        evaluated({"anchor": ["0", "1"], "positive": ["2", "nan"]})
 
 
 # ---- searches ----

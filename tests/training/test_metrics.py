@@ -43,7 +43,8 @@ def test_pair_correlations_against_pandas():
 
 
 def test_correlation_of_constants_is_nan():
-    assert math.isnan(metrics.correlations([1.0, 2.0], [3.0, 3.0])["spearman"])
+    for scores, gold in (([1.0, 2.0], [3.0, 3.0]), ([3.0, 3.0], [1.0, 2.0]), ([1.0], [2.0])):
+        assert all(map(math.isnan, metrics.correlations(scores, gold).values()))
 
 
 def test_binary_tries_every_threshold():
@@ -91,6 +92,15 @@ def test_retrieval_by_hand():
     assert found["mrr@10"] == pytest.approx((1 + 1 / 2) / 2)
     first = (1 + 1 / math.log2(4)) / (1 + 1 / math.log2(3))
     assert found["ndcg@10"] == pytest.approx((first + 1 / math.log2(3)) / 2)
+
+
+def test_more_answers_than_are_looked_at():
+    """The best there can be are ten answers in the first ten places."""
+    angles = torch.arange(14) * 0.05
+    corpus = torch.stack([angles.cos(), angles.sin()], 1)
+    found = metrics.retrieval(corpus[:1], corpus, [set(range(12))])
+    assert found["ndcg@10"] == pytest.approx(1.0)
+    assert found["recall@10"] == pytest.approx(10 / 12)
 
 
 def test_what_is_left_out_makes_no_room():
