@@ -1,15 +1,28 @@
 """fastsim bench: what it measures is what it says, and what cannot be is a row that says so."""
 
+import contextlib
 import itertools
 import json
 import math
 import os
+from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastsim
-from fastsim.benchmark import compare, memory, processes, progress, results, tables, timing
+from fastsim.benchmark import (
+    ceilings,
+    compare,
+    memory,
+    processes,
+    progress,
+    results,
+    tables,
+    timing,
+)
+from fastsim.benchmark import run as run_module
 from fastsim.benchmark.accuracy import errors, relative
 from fastsim.benchmark.baselines import BASELINES, baseline_named, ours
 from fastsim.benchmark.baselines.baseline import UnavailableError
@@ -149,6 +162,48 @@ def test_a_summary_keeps_the_best_of_each_part():
     assert row == {"repeats ms": [4.0, 3.0, 8.0], "median ms": 6.0, "rounds": 6}
 
 
+def test_no_memory_is_a_sentence_of_its_own():
+    for error in (MemoryError(), RuntimeError("std::bad_alloc"), RuntimeError("not enough memory")):
+        assert reason(error) == "out of memory"
+
+
+def test_ceilings_are_rates_of_what_was_done(monkeypatch):
+    """Bytes read and written, exponentials, and the operations of three products."""
+
+    def in_turns(functions, **_):
+        return {name: [0.5, 0.25] for name in functions}
+
+    monkeypatch.setattr(ceilings, "in_turns", in_turns)
+    monkeypatch.setattr(ceilings, "PANEL", {"cpu": (300, 200)})
+    copy, exp = ceilings.machine_rows()
+    assert copy["GB/s"] == pytest.approx(2 * 4 * 2**26 / 0.25 / 1e9, abs=1e-3)
+    assert exp["G/s"] == pytest.approx(300 * 200 / 0.25 / 1e9, abs=1e-3)
+    products = ceilings.product_rows(96, 64)
+    assert products["GFLOP/s"] == pytest.approx(3 * 2 * 96 * 96 * 64 / 0.25 / 1e9, abs=1e-2)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_the_bare_products_are_as_many_as_those_of_a_loss(count, monkeypatch):
+    """Over panels, of which the last is lower: operations are counted where torch makes them."""
+    monkeypatch.setattr(ceilings, "BAND", {"cpu": 10})
+    run = ceilings.bare_products(24, 6, count=count)
+    with Products() as made:
+        run()
+    assert made.operations == count * 2 * 24 * 24 * 6
+
+
+class Products(TorchDispatchMode):
+    """Counts the operations of products."""
+
+    operations = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        if function.__name__.split(".")[0] in ("mm", "addmm_"):
+            left, right = arguments[-2:]
+            self.operations += 2 * left.shape[0] * left.shape[1] * right.shape[1]
+        return function(*arguments, **(options or {}))
+
+
 def test_peak_memory():
     rows, matrix = 2048, 2048**2 * 4 / 2**20
     eager = memory.rise("info_nce", "eager torch", rows, 16)
@@ -157,6 +212,31 @@ def test_peak_memory():
     assert memory.rise("info_nce", "eager torch", rows, 16, limit=int(matrix * 2**20)) == (
         "out of memory"
     )
+
+
+def test_a_rise_leaves_out_the_gradients(monkeypatch, tmp_path):
+    marks = iter([10**6, 10**6 + 5000])
+    monkeypatch.setattr(memory, "_CLEAR", tmp_path / "clear")
+    monkeypatch.setattr(memory, "_high_water_mark", lambda: next(marks))
+    problem = CASES["siglip"].problem(8, 4)
+    gradients = 2 * 8 * 4 * 4
+    assert memory.resident_rise(ours("eager").call(problem), problem) == 5000 - gradients
+
+
+def test_memory_is_limited_within_a_block_alone():
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with contextlib.suppress(ZeroDivisionError), memory.limited(2**40):
+        within = resource.getrlimit(resource.RLIMIT_DATA)
+        raise ZeroDivisionError
+    assert (within != before) == memory._STATM.exists()
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+@pytest.mark.parametrize(("held", "limit"), [(8, 6.4), (20, 16.0), (64, 16.0)])
+def test_the_usual_limit_leaves_a_fifth(held, limit, monkeypatch):
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": held * 2**18, "SC_PAGE_SIZE": 2**12}.get)
+    assert memory.usual_limit() == limit
 
 
 def test_an_error_is_relative_to_float64():
@@ -239,6 +319,72 @@ def test_a_call_that_would_take_too_long_is_not_made():
     late = [row["not measured"] for row in rows if row["rows"] == 16]
     assert len(late) == 2
     assert all("beyond the limit of 0" in why for why in late)
+
+
+def test_a_time_is_foretold_by_the_scores():
+    """A loss over N x N scores takes the square of N, one over a list N."""
+    session = Session(Settings(limit=3.0))
+    for name, wanted in (("info_nce", 0.5 * 3**2), ("cosent", 0.5 * 3)):
+        case = CASES[name]
+        assert session._foretold(case, "eager torch", 24, 6) is None
+        session.taken[name, "eager torch", 6] = 8, 0.5
+        assert session._foretold(case, "eager torch", 24, 6) == wanted
+        late = session._too_long(case, BASELINES["eager torch"], 24, 6)
+        assert (late is None) == (wanted <= 3.0)
+
+
+def test_what_failed_is_not_tried_with_more_rows():
+    """The smallest that failed counts, whichever was tried first: memory is measured by itself."""
+    session, case, peer = Session(Settings()), CASES["info_nce"], BASELINES["eager torch"]
+    for rows in (512, 64, 2048):
+        session._note_failure(case, peer.name, rows, f"failed at {rows}")
+    assert session._left_out(case, peer, 63) is None
+    for rows in (64, 65, 512):
+        assert session._left_out(case, peer, rows).startswith("failed at")
+    assert session._left_out(CASES["siglip"], peer, 512) is None
+
+
+def test_a_call_that_takes_long_is_made_once_in_each_process(monkeypatch):
+    asked = []
+
+    def in_turns(functions, *, fewest, warm_up, **_):
+        asked.append((fewest, warm_up))
+        return {name: [0.5] for name in functions}
+
+    monkeypatch.setattr(run_module, "in_turns", in_turns)
+    for count in (1, 4):
+        session = Session(Settings(processes=count))
+        for seconds in (0.2, 0.3):  # of twice the rows: 0.8 and 1.2
+            session.taken["siglip", "eager torch", 6] = 8, seconds
+            session._timed(CASES["siglip"], 16, 6, "forward", {"eager torch": None})
+    assert asked == [(2, True), (2, False), (2, True), (1, False)]
+
+
+def test_a_rate_is_of_the_products_of_its_pass(monkeypatch):
+    monkeypatch.setattr(run_module, "in_turns", lambda functions, **_: {"eager torch": [0.5]})
+    session, case = Session(Settings()), CASES["siglip"]
+    for which, count in (("forward", 1), ("forward + backward", 3)):
+        (row,) = session._timed(case, 80, 60, which, {"eager torch": None})
+        assert row["GFLOP/s"] == pytest.approx(count * 2 * 80 * 80 * 60 / 0.5 / 1e9, rel=1e-4)
+    assert session.taken == {("siglip", "eager torch", 60): (80, 0.5)}
+
+
+def test_an_error_is_that_of_a_size_which_can_be_afforded():
+    few = replace(CASES["siglip"], exact=12)
+    for sizes, rows in (((), 12), ((8,), 8), ((8, 16), 12)):
+        session = Session(Settings(baselines=("none",), backends=("torch",), sizes=sizes))
+        assert [row["rows"] for row in session.error(few, {})] == [rows]
+
+
+def test_a_quick_run_leaves_out_what_is_slow():
+    quick, compiled = Settings(quick=True), BASELINES["torch.compile"]
+    assert quick.left_out(compiled, 64) == "left out of a quick run"
+    assert replace(quick, baselines=("torch.compile",)).left_out(compiled, 64) is None
+    assert (quick.pass_seconds, Settings().pass_seconds) == (0.2, 0.5)
+    assert replace(quick, seconds=0.1).pass_seconds == 0.1
+    peer = replace(BASELINES["eager torch"], up_to=100)
+    assert [Settings().left_out(peer, rows) is None for rows in (100, 101)] == [True, False]
+    assert Settings(sizes=(101,)).left_out(peer, 101) is None
 
 
 def test_what_is_not_installed_says_so(monkeypatch):

@@ -1,12 +1,15 @@
 """A run that was broken off goes on where it was; one that begins says how long it will take."""
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("click.testing")
 from click.testing import CliRunner
 
-from fastsim.benchmark import processes, results
+from fastsim.benchmark import duration, processes, results
 from fastsim.benchmark.duration import minutes
+from fastsim.benchmark.parts import Parts
 from fastsim.benchmark.settings import Settings
 from fastsim.cli.main import main
 
@@ -54,6 +57,38 @@ def test_a_run_goes_on_where_it_was_broken_off(measured, tmp_path):
 def test_the_time_is_said_beforehand(measured, tmp_path):
     measured += [None, None]
     assert "minutes on a quiet machine" in bench("--out", str(tmp_path / "run.jsonl")).output
+
+
+@pytest.mark.parametrize("name", ["device", "versions", "commit"])
+def test_parts_of_another_machine_or_code_are_refused(name, tmp_path):
+    about = {"device": "d", "settings": {}, "versions": {"torch": "2"}, "commit": "c"}
+    parts = Parts(tmp_path / "run.jsonl")
+    assert parts.kept("1", about, lambda: [{"row": 1}]) == [{"row": 1}]
+    assert parts.kept("1", about, lambda: pytest.fail("measured again")) == [{"row": 1}]
+    with pytest.raises(ValueError, match=f"has other {name} than this run"):
+        parts.kept("1", about | {name: "another"}, lambda: pytest.fail("measured again"))
+
+
+def test_the_time_that_a_run_takes(monkeypatch):
+    """2 n^2 d operations of a product at a rate of 1e9: of InfoNCE three, taken twice as long."""
+    monkeypatch.setattr(duration, "_rate", lambda settings: 1e9)
+    few = {"losses": ("info_nce",), "baselines": ("eager torch",), "backends": ("cpu",)}
+    asked = Settings(**few, sizes=(100, 4000), dims=(50,), seconds=0.5, limit=9.0, processes=5)
+    begun = 6.0
+    small = 2 * 0.5  # both passes; 0.006 s a call are less
+    large = 2 * 3 * 2 * (2 * 3 * 4000**2 * 50 / 1e9)  # two of them, three rounds each
+    times = replace(asked, measures=("time",), limit=99.0)
+    # The fifth process leaves out what is large.
+    assert minutes(times) == pytest.approx((5 * (begun + small) + 4 * large) / 60)
+    # A call of 9.6 s is beyond the limit and not made.
+    assert minutes(replace(times, limit=9.0)) == pytest.approx((5 * begun + 9 * small) / 60)
+    memory = replace(asked, measures=("memory",))
+    assert minutes(memory) == pytest.approx(2 * 2 * 3.0 / 60)
+
+
+def test_the_rate_of_a_run_is_that_of_a_product(monkeypatch):
+    monkeypatch.setattr(duration, "in_turns", lambda *_, **__: {"product": [0.5, 0.25]})
+    assert duration._rate(Settings()) == 2 * 1024**3 / 0.25
 
 
 def test_more_takes_longer():

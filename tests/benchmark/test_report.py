@@ -60,6 +60,9 @@ def test_the_model_adds_up():
     )
     assert saved == pytest.approx(1e8 / 1e11)
     assert model.seconds("info_nce", 1000, 100, kept) == pytest.approx(alone)
+    # Several processes keep none.
+    both = [model.seconds("info_nce symmetric", 1000, 100, r, processes=4) for r in (RATES, kept)]
+    assert both[0] == both[1]
 
 
 def test_the_model_takes_measured_ceilings():

@@ -66,6 +66,11 @@ def test_scores_are_kept_by_one_process_alone():
     assert panel("info_nce symmetric", 1) > panel("info_nce", 1)
 
 
+def test_a_panel_of_few_scores_has_them_all():
+    """And the candidates once more, packed."""
+    assert size(Plan(40, 64, columns=3), "panel") == 4 * (40 * 80 + 80 * 64)
+
+
 def test_only_the_micro_batch_grows_with_the_micro_batch():
     asked = dataclasses.replace(SMALL, parameters=1000, layers=2, hidden=64, heads=4, tokens=16)
     wide = dataclasses.replace(asked, micro_batch_size=16)
@@ -92,7 +97,7 @@ def test_a_panel_on_a_gpu():
 
 
 def test_a_report_says_bytes_by_the_thousand():
-    asked = dataclasses.replace(SMALL, parameters=10**9, layers=1, hidden=8, heads=1, ranks=3)
+    asked = dataclasses.replace(SMALL, parameters=10**5, layers=1, hidden=8, heads=1, ranks=3)
     units = {unit: 1000**power for power, unit in enumerate(("B", "kB", "MB", "GB", "TB"))}
     said = re.findall(r"^  .{20} *([\d.]+) (\wB|B)\b", report(asked, 1e6), re.MULTILINE)
     parts = [count for _, count, _ in memory(asked)]
