@@ -360,6 +360,16 @@ def test_a_call_that_takes_long_is_made_once_in_each_process(monkeypatch):
     assert asked == [(2, True), (2, False), (2, True), (1, False)]
 
 
+def test_large_matrices_are_timed_both_ways_at_once(monkeypatch):
+    """Beyond 2,048 rows no forward pass alone, but of a list, which costs little."""
+    session, asked = Session(Settings(baselines=("none",), backends=("torch",))), []
+    monkeypatch.setattr(session, "_timed", lambda case, n, d, which, _: asked.append(which) or [])
+    for name, rows, width in (("siglip", 2048, 2), ("siglip", 2049, 2), ("cosent", 2049, 1)):
+        session.time(CASES[name], rows, width)
+    both = ["forward", "forward + backward"]
+    assert asked == [*both, both[1], *both]
+
+
 def test_a_rate_is_of_the_products_of_its_pass(monkeypatch):
     monkeypatch.setattr(run_module, "in_turns", lambda functions, **_: {"eager torch": [0.5]})
     session, case = Session(Settings()), CASES["siglip"]
@@ -435,6 +445,7 @@ def test_a_repeated_run_that_does_not():
     assert before == pytest.approx((2.0, 2.0 / 1.2, 2.1))
     assert after == pytest.approx((3.0, 3.0 / 1.1, 3.1))
     assert "2.00 (1.67 to 2.10), now 3.00 (2.73 to 3.10)" in compare.text(found)
+    assert [place for place, *_ in compare.changed(compare.shared(second, first))] == [place]
     with pytest.raises(ValueError, match="against: wanted a run"):
         compare.shared(first, pretended(fastsim_cpu=[1.0]))
 

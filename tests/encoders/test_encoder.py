@@ -100,6 +100,8 @@ def test_encode_to_numpy_and_in_half_precision():
     half = encoder.encode(TEXTS, dtype=torch.float16, to_numpy=True)
     assert (type(half).__name__, half.dtype.name) == ("ndarray", "float16")
     assert torch.equal(torch.from_numpy(half), whole.half())
+    unit = encoder.encode(TEXTS, dtype=torch.float16, normalize=True)
+    assert torch.equal(unit, torch.nn.functional.normalize(whole).half())
     with pytest.raises(ValueError, match="dtype: wanted one that numpy has"):
         encoder.encode(TEXTS, dtype=torch.bfloat16, to_numpy=True)
     # Two layers with a norm after each: the error stays near a rounding of the inputs.

@@ -238,9 +238,14 @@ def test_weights_are_float32_whatever_the_folder_holds(tmp_path):
     assert torch.equal(again.encode(TEXTS), encoder.float().encode(TEXTS))
 
 
-def test_the_pooling_of_a_folder_of_a_decoder_is_kept(tmp_path):
-    Encoder.from_pretrained(models.tiny_decoder(), pooling="max").save_pretrained(tmp_path / "max")
-    assert Encoder.from_pretrained(tmp_path / "max").pooling == "max"
+def test_what_a_folder_says_is_kept_unless_one_says_otherwise(tmp_path):
+    """A decoder's too, which without a word is pooled at its last token."""
+    encoder = Encoder.from_pretrained(models.tiny_decoder(), pooling="max", max_length=12)
+    encoder.save_pretrained(tmp_path / "model")
+    again = Encoder.from_pretrained(tmp_path / "model")
+    assert (again.pooling, again.max_length) == ("max", 12)
+    other = Encoder.from_pretrained(tmp_path / "model", pooling="cls", max_length=9)
+    assert (other.pooling, other.max_length) == ("cls", 9)
 
 
 def test_a_decoder_is_a_model_that_reads_from_left_to_right():
