@@ -277,6 +277,20 @@ def test_a_run_has_a_row_for_everything(tmp_path):
     assert absent[0]["not measured"] in text
 
 
+def test_a_table_by_hand():
+    """Forward, both passes, ratio to fastsim's with its spread, share of the ceiling, memory."""
+    about, rows = pretended(fastsim_cpu=[2.5, 2.0], open_clip=[6.0, 6.5])
+    rows += [row | {"pass": "forward", "repeats ms": [min(row["repeats ms"]) / 2]} for row in rows]
+    place = {"loss": "siglip", "rows": 64, "width": 8, "implementation": "fastsim cpu"}
+    rows.append(place | {"measure": "memory", "rise MB": 12.34})
+    # Three products of 64 x 64 x 8 in 2 ms are a quarter of this.
+    rate = 3 * 2 * 64 * 64 * 8 / 2e-3 / 1e9 * 4
+    rows.append({"measure": "ceiling", "name": "products", "rows": 64, "width": 8, "GFLOP/s": rate})
+    lines = [" ".join(line.split()) for line in tables.text(about, rows).splitlines()]
+    assert "fastsim cpu 1.000 2.000 1.00 25% 12.3" in lines
+    assert "open clip 3.000 6.000 3.00 2.40 to 3.25 8%" in lines
+
+
 def test_the_version_of_torch_is_that_of_its_build(monkeypatch):
     monkeypatch.setattr(results.metadata, "version", lambda package: "2.0")
     versions = results.environment()["versions"]

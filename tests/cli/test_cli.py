@@ -1,9 +1,12 @@
 """The command line: what it prints, its exit codes, its one-line errors."""
 
+import errno
 import json
+import math
 import os
 import stat
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -11,7 +14,10 @@ pytest.importorskip("transformers")
 pytest.importorskip("datasets")
 from fastsim.cli import command
 from fastsim.cli import main as cli
+from fastsim.encoders.names import ModelError
+from fastsim.files import OutputError
 from fastsim.training import demo
+from fastsim.training.data import DataError
 from tests import models
 
 KEPT, HELD = demo.situations()
@@ -101,6 +107,72 @@ def test_errors_are_one_line(data, tmp_path):
     assert not out.exists()
     result = train(data, out, "--learning-rate", "-1")
     assert result.exit_code == command.USAGE
+
+
+class StoppedError(Exception):
+    signal = 15
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ValueError("one\nmore"), command.USAGE, "Error: one"),
+        (DataError("rows"), command.DATA, "Error: rows"),
+        (ModelError("weights"), command.MODEL, "Error: weights"),
+        (OutputError("folder"), command.OUTPUT, "Error: folder"),
+        (OutputError(errno.ENOSPC, "disk full"), command.OUTPUT, "Error: disk full"),
+        (PermissionError(errno.EACCES, "x"), command.OUTPUT, "Error: PermissionError: [Errno 13]"),
+        (RuntimeError("os error 28"), command.OUTPUT, "Error: RuntimeError: os error 28"),
+        (KeyError("k"), command.FAILED, "Error: KeyError: 'k'"),
+        (RuntimeError(), command.FAILED, "Error: RuntimeError: "),
+        (StoppedError("by the system"), 128 + 15, "by the system"),
+    ],
+)
+def test_every_kind_of_error_has_its_code(error, code, said):
+    @click.command(cls=command.Command)
+    def fails():
+        raise error
+
+    result = CliRunner().invoke(fails)
+    assert result.exit_code == code
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(said)
+
+
+TAKEN = [
+    (command.Range, "0,5.5", (0.0, 5.5)),
+    (command.Setting, "scale=5", ("scale", 5)),
+    (command.Setting, "symmetric=true", ("symmetric", True)),
+    (command.Setting, "mining=hard", ("mining", "hard")),
+    (command.Prompt, "query=a = b: ", ("query", "a = b: ")),
+    (command.Prompt, "query=", ("query", "")),
+    (command.Widths, "8,4", (8, 4)),
+]
+WRONG = [
+    *((command.Range, text) for text in ("1", "1,2,3", "a,b")),
+    *((command.Setting, text) for text in ("scale=", "=5", "scale")),
+    *((command.Prompt, text) for text in ("=text", "query")),
+    *((command.Widths, text) for text in ("8,8", "0", "8,-4", "8.5", "")),
+]
+
+
+def test_values_of_options():
+    for kind, text, wanted in TAKEN:
+        assert kind().convert(text, None, None) == wanted
+    for kind, text in WRONG:
+        with pytest.raises(click.BadParameter, match=f"wanted .* got {text!r}"):
+            kind().convert(text, None, None)
+
+
+def test_a_table_of_metrics_and_its_numbers():
+    found = {"before": {"ndcg@10": 0.25, "mrr@10": math.nan}}
+    found["at the end"] = {"ndcg@10": 1.0, "mrr@10": 0.0}
+    assert command.table(found).splitlines() == [
+        "           before  at the end",
+        "ndcg@10    0.2500      1.0000",
+        "mrr@10        nan      0.0000",
+    ]
+    assert command.finite(found["before"]) == {"ndcg@10": 0.25, "mrr@10": None}
 
 
 def test_an_unknown_model_name_is_one_line(data, tmp_path, monkeypatch):

@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import os
+import subprocess
 import threading
+import time
 import warnings
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from click.testing import CliRunner
 import fastsim
 from fastsim.backends import get, panel, pick
 from fastsim.cli.main import main
+from fastsim.cli.verify import candidates, lines
 from fastsim.engine.one_call import panels_alone
 from fastsim.environment import variables
 from fastsim.verify import cases, checks, child, run, verdicts
@@ -87,6 +90,49 @@ def test_what_is_wrong_is_refused(name, request):
     assert WRONG[name] in verdict.reason
     assert verdicts.read(verdict.key) == verdict
     assert WRONG[name] in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("code", "out", "said"),
+    [
+        (0, "a word\n[true, null, 0.5]\n", None),
+        (0, "", "its process ended without a result"),
+        (0, "a word\n", "its process ended without a result"),
+        (-9, "", "its process was ended by SIGKILL"),
+        (-200, "", "its process was ended by signal 200"),
+        (3, "[true, null, 0.5]", "its process ended with exit code 3: the last line"),
+    ],
+)
+def test_a_process_says_how_it_ended(code, out, said, monkeypatch):
+    """It is begun without what would choose a backend or verify again."""
+
+    class Process:
+        returncode = code
+
+        def __init__(self, command, env, **_):
+            assert not env.keys() & {"FASTSIM_BACKEND", "FASTSIM_VERIFY"}
+            assert env["FASTSIM_CACHE"] == os.environ["FASTSIM_CACHE"]
+
+        def communicate(self, timeout):
+            return out, "a line\nthe last line\n"
+
+    monkeypatch.setattr(run.subprocess, "Popen", Process)
+    monkeypatch.setenv("FASTSIM_BACKEND", "torch")
+    monkeypatch.setenv("FASTSIM_VERIFY", "1")
+    found = run._checked("fake", "sigmoid", torch.float32, CPU, "highest", 60.0, None)
+    assert found == ((False, said, None) if said else (True, None, 0.5))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="wants groups of processes")
+def test_what_a_process_has_started_ends_with_it():
+    """Else its output would be waited for."""
+    begin = time.monotonic()
+    command = ["sh", "-c", "sleep 60 & echo; wait"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, **pipes, start_new_session=True)
+    process.stdout.readline()  # by now it has
+    run._end(process)
+    assert time.monotonic() - begin < 60
 
 
 def test_a_backend_is_checked_by_what_it_has(monkeypatch):
@@ -421,6 +467,8 @@ def test_a_cache_that_cannot_be_written(cache, two_kernels, monkeypatch):
     assert verdicts.read(wanted.key) == wanted
     assert len(verdicts.everything()) == 1
     assert not any(path.suffix == ".part" for path in (cache / "verdicts").iterdir())
+    verdicts.folder().joinpath(verdicts._name(wanted.key)).unlink()
+    assert verdicts.read(wanted.key) is None  # what was not written has been replaced
 
 
 def test_two_write_one_verdict_at_a_time(monkeypatch):
@@ -476,6 +524,29 @@ def test_info_shows_verdicts():
     found = json.loads(CliRunner().invoke(main, ["info", "--json"]).output)
     said = {v["says"]: v["current"] for v in found["devices"][0]["verdicts"]}
     assert said == {"refused: it lies": True, "right, 0.50 times the torch backend's time": False}
+
+
+def test_info_shows_the_verdicts_of_a_device_alone():
+    of = verdicts.key("triton", "sigmoid", torch.float32, CPU)
+    old = dataclasses.replace(verdicts.now(True, None, 0.5, of), when=time.time() - 3 * 86400)
+    verdicts.write(old)
+    verdicts.write(verdicts.now(True, None, 0.7, of | {"device": "another"}))
+    found = json.loads(CliRunner().invoke(main, ["info", "--json"]).output)["devices"][0]
+    assert [verdict["days"] for verdict in found["verdicts"]] == [3.0]
+
+
+def test_the_command_checks_what_is_asked_for(two_kernels, monkeypatch):
+    """And says of others why not."""
+    names, reasons = candidates(META, ())
+    assert names == ["fake", "lying"]
+    assert [reason.partition(":")[0] for reason in reasons] == ["triton", "cuda"]
+    assert candidates(META, ("lying",)) == (["lying"], [])
+    monkeypatch.setattr(run, "_checked", lambda *place: (True, None, 0.5))
+    monkeypatch.setattr(run, "KINDS", ("sigmoid",))
+    said = [line.split(":") for line in lines("meta", ("fake",))]
+    dtypes = ("float32 (highest)", "float32 (high)", "float16", "bfloat16")
+    assert [" ".join(what.split()) for what, _ in said] == [f"fake sigmoid {d}" for d in dtypes]
+    assert {sentence for _, sentence in said} == {" right, 0.50 times the torch backend's time"}
 
 
 def test_the_kernels_under_the_interpreter(monkeypatch):
