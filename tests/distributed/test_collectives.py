@@ -286,6 +286,16 @@ def alone():
     dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("exchange", ["gather", "ring"])
+def test_a_loss_of_a_group_is_differentiated_once(exchange, alone):
+    """A penalty on its gradient would count for nothing if that passed as a constant."""
+    x, y = torch.randn(2, ROWS, ranks.WIDTH).requires_grad_()
+    chosen = Ring(alone) if exchange == "ring" else alone
+    value = fastsim.info_nce(x, y, group=chosen, backend="torch")
+    with pytest.raises(RuntimeError, match="of a process group, which is differentiated once"):
+        torch.autograd.grad(value, x, create_graph=True)
+
+
 LEARNING = {
     "info_nce": (lambda *sides, **o: fastsim.info_nce(*sides, symmetric=True, **o), "temperature"),
     "siglip": (fastsim.siglip, "scale"),
