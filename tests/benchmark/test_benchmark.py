@@ -171,15 +171,16 @@ def test_ceilings_are_rates_of_what_was_done(monkeypatch):
     """Bytes read and written, exponentials, and the operations of three products."""
 
     def in_turns(functions, **_):
-        return {name: [0.5, 0.25] for name in functions}
+        return {name: [2e-4, 1e-4] for name in functions}
 
     monkeypatch.setattr(ceilings, "in_turns", in_turns)
     monkeypatch.setattr(ceilings, "PANEL", {"cpu": (300, 200)})
     copy, exp = ceilings.machine_rows()
-    assert copy["GB/s"] == pytest.approx(2 * 4 * 2**26 / 0.25 / 1e9, abs=1e-3)
-    assert exp["G/s"] == pytest.approx(300 * 200 / 0.25 / 1e9, abs=1e-3)
     products = ceilings.product_rows(96, 64)
-    assert products["GFLOP/s"] == pytest.approx(3 * 2 * 96 * 96 * 64 / 0.25 / 1e9, abs=1e-2)
+    # Written with three digits after the point, those of products with two.
+    assert copy["GB/s"] == pytest.approx(2 * 4 * 2**26 / 1e-4 / 1e9, abs=1e-3)
+    assert exp["G/s"] == pytest.approx(300 * 200 / 1e-4 / 1e9, abs=1e-3)
+    assert products["GFLOP/s"] == pytest.approx(3 * 2 * 96 * 96 * 64 / 1e-4 / 1e9, abs=1e-2)
 
 
 @pytest.mark.parametrize("count", [1, 3, 4])

@@ -17,6 +17,7 @@ from fastsim.training.data import DataError
 from fastsim.training.evaluation import (
     as_binary,
     check_evaluation,
+    check_vectors,
     evaluate_cross_encoder,
     evaluate_encoder,
     is_binary,
@@ -188,6 +189,11 @@ def test_data_without_a_metric_are_refused(columns, more, said):
 def test_an_embedding_that_is_not_finite_is_no_embedding():
     with pytest.raises(ModelError, match="1 of 4 texts have an embedding with NaN"):
         evaluated({"anchor": ["0", "1"], "positive": ["2", "nan"]})
+    vectors = torch.zeros(5, 3)
+    assert check_vectors(vectors) is vectors
+    vectors[1, 2], vectors[3] = torch.inf, torch.nan
+    with pytest.raises(ModelError, match="2 of 5 texts"):
+        check_vectors(vectors)
 
 
 # ---- searches ----
