@@ -104,8 +104,11 @@ def flush(file):
 
 def fingerprint(path):
     """SHA-256 of a file."""
+    digest = hashlib.sha256()
     with open(path, "rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+        while part := handle.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def unused_name(prefix, suffix=""):

@@ -11,8 +11,9 @@ from fastsim.training.objectives import read_classifier
 from fastsim.training.prompts import check_prompts, check_used
 
 
-def load_encoder(name, *, cpu=False, max_length=None, prompts=None, parts=("query", "document"),
-                 **trust):  # fmt: skip
+def load_encoder(
+    name, *, cpu=False, max_length=None, prompts=None, parts=("query", "document"), **trust
+):
     """An `Encoder` for use, on the GPU where there is one; `ModelError` for a cross-encoder.
 
     prompts: name -> text, besides those of the model; ValueError for one that no text of the parts
