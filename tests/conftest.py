@@ -47,6 +47,14 @@ def seeded():
 
 
 @pytest.fixture
+def precision():
+    """A function that sets the precision of float32 products until the end of the test."""
+    kept = torch.get_float32_matmul_precision()
+    yield torch.set_float32_matmul_precision
+    torch.set_float32_matmul_precision(kept)
+
+
+@pytest.fixture
 def small_panels(monkeypatch):
     """The engines with panels of a few rows and columns, so that small inputs need many."""
     monkeypatch.setattr(panels, "CPU_PANEL", 4 << 9)

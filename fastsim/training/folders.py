@@ -20,7 +20,7 @@ _NEW, _OLD = ".fastsim-new-", ".fastsim-old-"  # folders of an exchange, of one 
 
 
 @contextlib.contextmanager
-def replaced_folder(path, say=None):
+def replaced_folder(path, say=tell):
     """A new folder whose files take their places in `path` when the block ends without an error.
 
     Links are resolved. The new folder is made inside `path`, so that a mount point, a link to
@@ -37,7 +37,6 @@ def replaced_folder(path, say=None):
         raise NotADirectoryError(f"path: wanted a folder, {str(path)!r} is a file")
     made = not path.exists()
     path.mkdir(parents=True, exist_ok=True)
-    say = say or tell
     finish_exchanges(path, say)
     stage = Path(tempfile.mkdtemp(prefix=_NEW, dir=path))
     done = False

@@ -181,7 +181,7 @@ def _begin(options, task, checkpoints, main, say):
     asked, checkpoint, passed = _check_beginning(options, checkpoints)
     if checkpoint is None:
         # What an earlier run left goes once nothing of this one can be refused any more.
-        state = {"asked": asked, "before": task.eval and task.evaluate(), **task.sample()}
+        state = {"asked": asked, "before": _before(task), **task.sample()}
         saved.remove_run(checkpoints)
         _write_run(checkpoints, state)
         return state, None
@@ -190,8 +190,8 @@ def _begin(options, task, checkpoints, main, say):
     if main:
         saved.remove_unusable(checkpoints)
         state = saved.read_run(checkpoints) | {"asked": asked}
-        if state["before"] is None and task.eval is not None:
-            state["before"] = task.evaluate()
+        if state["before"] is None:
+            state["before"] = _before(task)
         _write_run(checkpoints, state)
     return saved.read_run(checkpoints), checkpoint
 
@@ -240,6 +240,11 @@ def _difference(key, value, was):
 def _fingerprints(paths):
     paths = [paths] if isinstance(paths, str) else paths
     return [hub.fingerprint(path) if hub.is_hub(path) else fingerprint(path) for path in paths]
+
+
+def _before(task):
+    """The metrics before the training, None without data to evaluate on."""
+    return None if task.eval is None else task.evaluate()
 
 
 def _write_run(checkpoints, state):

@@ -147,15 +147,8 @@ def test_what_differs_is_looked_at_anew(usable):
         fastsim.info_nce(x, y)
 
 
-@pytest.fixture
-def set_precision():
-    kept = torch.get_float32_matmul_precision()
-    yield torch.set_float32_matmul_precision
-    torch.set_float32_matmul_precision(kept)
-
-
 @pytest.mark.parametrize("changed", ["verdicts", "precision"])
-def test_the_backend_is_chosen_anew(changed, usable, monkeypatch, set_precision):
+def test_the_backend_is_chosen_anew(changed, usable, monkeypatch, precision):
     """Where a verdict has changed, or the products of float32 that verdicts are of."""
     usable("cpu")
     tensors = sides(3)
@@ -165,7 +158,7 @@ def test_the_backend_is_chosen_anew(changed, usable, monkeypatch, set_precision)
     if changed == "verdicts":
         verdicts.forget()
     else:
-        set_precision("medium")
+        precision("medium")
     fastsim.info_nce(*tensors)
     assert len(looked) == 1
     fastsim.info_nce(*tensors)

@@ -37,14 +37,6 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
-def precision():
-    """A function that sets the precision of float32 products until the end of the test."""
-    kept = torch.get_float32_matmul_precision()
-    yield torch.set_float32_matmul_precision
-    torch.set_float32_matmul_precision(kept)
-
-
 def checked(name, kind="sigmoid", limit=60.0):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -178,14 +178,15 @@ def _softmax(tile, block, scale, bias, gradients):
     scores, pairs = block.panel, tile.pairs
     if tile.margin:
         block.add_at_positives(scores.new_full((scores.shape[0], 1), -tile.margin))
-    shares = log_softmax(scores * scale, 1)
+    logits = scores * scale
+    shares = log_softmax(logits, 1)
     if not pairs.one_positive:
         return _of_groups(block, shares, gradients)
     index = pairs.positives[:, None]
     losses = shares.gather(1, index)
     across = None
     if tile.symmetric:
-        across, of_columns = _column_softmax(scores * scale, index)
+        across, of_columns = _column_softmax(logits, index)
         losses = (losses + of_columns) * 0.5
     grads = None
     if gradients:
@@ -202,7 +203,8 @@ def _softmax(tile, block, scale, bias, gradients):
 def _column_softmax(logits, index):
     """The shares of each column, and the logarithms (N, 1) of those at the columns `index` (N, 1).
 
-    log_softmax adds up a column in one float32 sum, which loses small shares beside a large one.
+    The shares take the place of the logits. log_softmax adds up a column in one float32 sum, which
+    loses small shares beside a large one.
     """
     logits -= logits.amax(0)
     of_index = logits.gather(1, index)

@@ -19,13 +19,6 @@ several_parts = pytest.mark.skipif(
 SHAPES = [(1, 1, 1), (33, 47, 31), (64, 96, 64), (70, 300, 100), (300, 70, 33)]
 
 
-@pytest.fixture(autouse=True)
-def precision():
-    before = torch.get_float32_matmul_precision()
-    yield torch.set_float32_matmul_precision
-    torch.set_float32_matmul_precision(before)
-
-
 @pytest.fixture(params=[True, False], ids=["packed once", "in parts"])
 def packed(request, monkeypatch):
     """Right operands packed once, or 64 rows or columns of them for every panel."""

@@ -64,15 +64,11 @@ def test_many_tiles_equal_the_formula_in_every_order(case, dtype, monkeypatch):
 
 
 @pytest.mark.skipif(not PORTABLE, reason="float32 operands have one engine")
-def test_tf32():
+def test_tf32(precision):
     case = BY_NAME["info_nce-symmetric"]
     tensors, others, options = inputs(case, (40, 150, 70), torch.float32, seed=7)
-    kept = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        value, _ = call(case.loss, tensors, others, options | {"backend": "cuda"})
-    finally:
-        torch.set_float32_matmul_precision(kept)
+    precision("high")
+    value, _ = call(case.loss, tensors, others, options | {"backend": "cuda"})
     exact = [t.double() for t in tensors]
     truth, _ = call(case.loss, exact, others, options | {"backend": "eager"})
     # A cosine of operands rounded to 11 bits, times the scale of 20.
