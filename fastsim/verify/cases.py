@@ -1,12 +1,13 @@
 """The losses of each kind, with the options and inputs that kernels go wrong on."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
 import fastsim
 from fastsim.backends import get
-from fastsim.backends.extras import GUIDE, PARTS, UNTARGETED, extras_of
+from fastsim.backends.extras import DOT, GUIDE, PARTS, UNTARGETED, extras_of
 from fastsim.engine.autograd import tile_loss
 from fastsim.engine.log_sum_exp import guide_cosines, log_sum_exp
 from fastsim.pairs import Pairs
@@ -17,7 +18,8 @@ from fastsim.tile import Tile
 class Problem:
     """loss(*leaves, *given, **options, backend=...); `learnt` options want a gradient too.
 
-    extras: what of fastsim/backends/extras.py a backend needs to serve it.
+    extras: what of fastsim/backends/extras.py a backend needs to serve it. exact: the backend whose
+    float64 is the truth, "torch" where the dense formula takes too long or does not know the loss.
     """
 
     name: str
@@ -28,6 +30,7 @@ class Problem:
     learnt: dict = field(default_factory=dict)
     finite: bool = True
     extras: tuple = ()
+    exact: str = "eager"
 
 
 def _rows(generator, rows, width, dtype):
@@ -55,12 +58,9 @@ def problems(kind, shape, dtype, seed=0):
     first = made[0]
     for name, left in (("zero row", zero), ("NaN", nan)):
         leaves = [left, *first.leaves[1:]]
-        options = first.options
-        made.append(
-            Problem(name, first.loss, leaves, first.given, options, first.learnt, name != "NaN")
-        )
+        made.append(replace(first, name=name, leaves=leaves, finite=name != "NaN"))
     if len(first.leaves) == 2:
-        made.append(Problem("ties", first.loss, [x, tied], first.given, first.options))
+        made.append(replace(first, name="ties", leaves=[x, tied], learnt={}))
     return made
 
 
@@ -72,7 +72,7 @@ def _softmax(x, y, groups, int8, strided, ids):
         Problem("symmetric", fastsim.info_nce, [x, y], (), {"symmetric": True}, warm),
         Problem("ids", fastsim.info_nce, [x, y], (), {"exclude": ids, "margin": 0.1}, warm),
         _with_extras("above", x, y, warm, exclude_above=0.1),
-        _with_extras("dot", x, y, {"temperature": 20.0}, similarity="dot"),
+        _dot(fastsim.info_nce, [x, y], (), {"temperature": 20.0}),
         _with_extras("bias", x, y, warm, candidate_bias=y[:, 0].float()),
         _with_extras("guided positives", x, y, warm, guide=other_rows),
         Problem("of each row", fastsim.info_nce, [x, y], (), {"reduction": "none"}, warm),
@@ -80,7 +80,7 @@ def _softmax(x, y, groups, int8, strided, ids):
         Problem("int8", fastsim.matrix_cross_entropy, [x, y], (int8,)),
         Problem("strided", fastsim.matrix_cross_entropy, [x, y], (strided,)),
         Problem("guide", _guided, [x, y], other_rows, extras=(UNTARGETED, GUIDE)),
-        Problem("of a rank", _of_part, [x], (groups,), learnt=warm, extras=(PARTS,)),
+        _of_rank("softmax", x, groups, {"scale": 10.0}, normalise=True),
     ]
 
 
@@ -89,23 +89,38 @@ def _with_extras(name, x, y, learnt, **options):
     return Problem(name, fastsim.info_nce, [x, y], (), options, learnt, extras=extras)
 
 
+def _dot(loss, leaves, given, learnt, **options):
+    """Of the products of rows as they are, which are about 20 times cosines."""
+    options["similarity"] = "dot"
+    return Problem("dot", loss, leaves, given, options, learnt, extras=(DOT,))
+
+
 def _guided(x, y, guide_x, guide_y, *, backend):
     thresholds = guide_cosines(guide_x, guide_y[: len(guide_x)], backend=backend)
     guide = guide_x, guide_y, thresholds + 0.05
     return log_sum_exp(x, y, scale=10.0, guide=guide, backend=backend)
 
 
-def _of_part(x, groups, *, temperature, backend):
-    """Of the last rows, as of the last rank of a group, which leave themselves out."""
+def _of_rank(kind, x, groups, learnt, **options):
+    """Of the last rows, as of the last rank of a group, which leave themselves out.
+
+    options: scale, and parameters of the `Tile`.
+    """
+    loss = partial(_of_part, kind)
+    extras = (PARTS,)
+    return Problem("of a rank", loss, [x], (groups,), options, learnt, extras=extras, exact="torch")
+
+
+def _of_part(kind, x, groups, *, scale, backend, skip="diagonal", **parameters):
     first = len(x) // 2
     pairs = Pairs(
         row_groups=groups[first:],
         column_groups=groups,
         negative_target=0.0,
-        skip="diagonal",
+        skip=skip,
         offset=first,
     )
-    tile, scale = Tile("softmax", pairs, normalise=True), 1 / temperature
+    tile = Tile(kind, pairs, **parameters)
     return tile_loss(tile, x[first:], x, scale=scale, formula=None, backend=get(backend))
 
 
@@ -113,6 +128,7 @@ def _sigmoid(x, y, groups, int8, strided, ids):
     learnt = {"scale": 5.0, "bias": -1.0}
     return [
         Problem("siglip", fastsim.siglip, [x, y], learnt=learnt),
+        _dot(fastsim.siglip, [x, y], (), {"scale": 0.05, "bias": -1.0}),
         Problem("of each row", fastsim.siglip, [x, y], (), {"reduction": "none"}, learnt),
         Problem("int8", fastsim.siglip, [x, y], (int8,), learnt=learnt),
         Problem("strided", fastsim.siglip, [x, y], (strided,), learnt=learnt),
@@ -128,35 +144,60 @@ def _squared_error(x, y, groups, int8, strided, ids):
 
 
 def _levels(x, y, groups, int8, strided, ids):
-    learnt = {"scale": 5.0}
-    return [
-        Problem("diagonal", fastsim.cosent_matrix, [x, y], (None,), learnt=learnt),
+    learnt, loss = {"scale": 5.0}, fastsim.cosent_matrix
+    levels = torch.tensor([0.0, 1.0], dtype=torch.promote_types(x.dtype, torch.float32))
+    made = [
+        Problem("diagonal", loss, [x, y], (None,), learnt=learnt),
         Problem("with itself", _alone, [x], ((groups, groups),), learnt=learnt),
-        Problem("int8", fastsim.cosent_matrix, [x, y], (int8,), learnt=learnt),
+        Problem("int8", loss, [x, y], (int8,), learnt=learnt),
+        _dot(loss, [x, y], (None,), {"scale": 0.05}),
     ]
+    made = [replace(one, exact="torch") for one in made]  # the formula takes too long
+    return [*made, _of_rank("levels", x, groups, learnt, levels=levels, skip="lower")]
 
 
 def _alone(x, targets, **options):
     return fastsim.cosent_matrix(x, None, targets, **options)
 
 
-def _by_groups(loss, **learnt):
-    def make(x, y, groups, int8, strided, ids):
-        return [
-            Problem("with itself", loss, [x], (groups,), {}, learnt),
-            Problem("of each row", loss, [x], (groups,), {"reduction": "none"}, learnt),
-        ]
+def _multi_similarity(x, y, groups, int8, strided, ids):
+    loss, gentle = fastsim.multi_similarity, {"alpha": 0.1, "beta": 0.5}
+    return [
+        *_by_groups(loss, x, groups, {}),
+        _dot(loss, [x], (groups,), {}, **gentle),
+        _of_rank("multi_similarity", x, groups, {}, scale=50.0, positive_scale=2.0, base=0.5),
+    ]
 
-    return make
+
+def _multi_positive(x, y, groups, int8, strided, ids):
+    return [
+        *_by_groups(fastsim.nt_xent, x, groups, {"temperature": 0.2}),
+        _dot(fastsim.nt_xent, [x], (groups,), {"temperature": 20.0}),
+        _of_rank("multi_positive", x, groups, {"scale": 5.0}),
+    ]
+
+
+def _circle(x, y, groups, int8, strided, ids):
+    return [
+        *_by_groups(fastsim.circle, x, groups, {}),
+        _of_rank("circle", x, groups, {}, scale=80.0, margin=0.4),
+    ]
+
+
+def _by_groups(loss, x, groups, learnt):
+    return [
+        Problem("with itself", loss, [x], (groups,), {}, learnt),
+        Problem("of each row", loss, [x], (groups,), {"reduction": "none"}, learnt),
+    ]
 
 
 def _decoupled(x, y, groups, int8, strided, ids):
-    loss, warm, dot = fastsim.decoupled_contrastive, {"temperature": 0.1}, {"similarity": "dot"}
+    loss, warm = fastsim.decoupled_contrastive, {"temperature": 0.1}
     return [
         Problem("positives", loss, [x, y], learnt=warm),
         Problem("shared positives", loss, [x, y], (groups,), learnt=warm),
         Problem("of each row", loss, [x, y], (), {"reduction": "none"}, warm),
-        Problem("dot", loss, [x, y], (), dot, {"temperature": 20.0}, extras=extras_of(**dot)),
+        _dot(loss, [x, y], (), {"temperature": 20.0}),
     ]
 
 
@@ -179,9 +220,9 @@ _KINDS = {
     "softmax": _softmax,
     "sigmoid": _sigmoid,
     "squared_error": _squared_error,
-    "multi_similarity": _by_groups(fastsim.multi_similarity),
-    "multi_positive": _by_groups(fastsim.nt_xent, temperature=0.2),
-    "circle": _by_groups(fastsim.circle),
+    "multi_similarity": _multi_similarity,
+    "multi_positive": _multi_positive,
+    "circle": _circle,
     "decoupled": _decoupled,
     "levels": _levels,
     "closest": _closest,

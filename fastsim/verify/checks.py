@@ -25,23 +25,23 @@ TALL = (270, 45, 40)  # of several panels, where these are as small as they can 
 SMALLEST = "0.001"  # megabytes
 TIMED = (1024, 4096, 16384)
 WIDTH = 768
-# What the dense formula takes too long for, or does not know.
-WITHOUT_FORMULA = ("cosent_matrix", "_alone", "_of_part")
 
 
-def shapes(device):
-    """(rows, columns, width) to be checked on a device."""
+def shapes(backend, dtype, device):
+    """(rows, columns, width) at which a backend is checked on a device."""
     if device.type == "cpu":
         return SMALL
     tiles = 2 * torch.cuda.get_device_properties(device).multi_processor_count + 1
     side = 128 * (int(tiles**0.5) + 1)  # more tiles of 128 x 128 than two for each multiprocessor
-    deep = [(129, 260, depth) for depth in DEPTHS]
+    turning = get(backend).turning_widths(dtype, device)
+    deep = [(129, 260, depth) for depth in (*DEPTHS, *turning)]
+    deep += [(333, 517, depth + 5) for depth in turning]
     return (*SMALL, (512, 1024, 256), (333, 517, 200), *deep, (side, side + 7, 96))
 
 
 def faults(backend, kind, dtype, device):
     """Sentences: the first thing that is wrong, or none."""
-    for shape in shapes(device):
+    for shape in shapes(backend, dtype, device):
         for problem in served(backend, kind, shape, dtype):
             for way in WAYS:
                 with way():
@@ -51,7 +51,7 @@ def faults(backend, kind, dtype, device):
     found = []
     for way in WAYS:
         with way():
-            made = served(backend, kind, shapes(device)[1], dtype)
+            made = served(backend, kind, SMALL[1], dtype)
             found = found or _faults_of_calls(backend, made, device)
     return found or _faults_of_panels(backend, served(backend, kind, TALL, dtype), device)
 
@@ -66,8 +66,7 @@ def _fault(backend, problem, dtype, device):
     got = outputs(problem, backend, device)
     if not problem.finite:
         return None if not got[0].isfinite().all() else "a NaN did not reach the loss"
-    exact = "eager" if problem.loss.__name__ not in WITHOUT_FORMULA else "torch"
-    truth = outputs(problem, exact, device, torch.float64)
+    truth = outputs(problem, problem.exact, device, torch.float64)
     theirs = outputs(problem, "torch", device)
     names = ["the value", *(f"gradient {i}" for i in range(len(problem.leaves))), *problem.learnt]
     for name, mine, other, right in zip(names, got, theirs, truth, strict=True):

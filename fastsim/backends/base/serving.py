@@ -31,6 +31,10 @@ class Serving:
         """None if it has all of these extras (EXTRAS), else a sentence."""
         return next((EXTRAS[extra] for extra in extras if extra not in self.extras), None)
 
+    def turning_widths(self, dtype, device):
+        """Widths of rows from which on its kernels go another way: a check tries each of them."""
+        return ()
+
     def note(self):
         """What `fastsim info` adds to "usable"."""
         return ""

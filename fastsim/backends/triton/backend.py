@@ -26,7 +26,13 @@ from fastsim.backends.base import Backend
 from fastsim.backends.extras import ABOVE, DOT, GUIDE, PARTS, UNTARGETED
 from fastsim.backends.panel import blocks_within, memory_of, panel_bytes
 from fastsim.backends.triton import installed
-from fastsim.backends.triton.kernels.table import PANEL_LINE
+from fastsim.backends.triton.kernels.table import (
+    PANEL_LINE,
+    SHALLOW,
+    architecture,
+    block_sizes,
+    operand_kind,
+)
 from fastsim.backends.triton.scaled_rows import values_and_rest
 from fastsim.backends.triton.small_batch import SmallBatch
 from fastsim.pairs import Pairs
@@ -134,6 +140,10 @@ class TritonBackend(SmallBatch, Backend):
         from fastsim.backends.triton.kernels.passes import KINDS
 
         return KINDS
+
+    def turning_widths(self, dtype, device):
+        sizes = block_sizes(architecture(device), operand_kind(dtype), SHALLOW + 1)
+        return (sizes.spare,) if sizes.spare else ()  # under the interpreter no row is narrower
 
     def note(self):
         if interpreting():

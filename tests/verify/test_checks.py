@@ -1,0 +1,150 @@
+"""What a backend is checked at, and what counts as wrong."""
+
+import inspect
+import os
+
+import pytest
+import torch
+
+import fastsim
+from fastsim.backends import get, panel
+from fastsim.backends.extras import DOT
+from fastsim.backends.triton import backend as triton_backend
+from fastsim.backends.triton.kernels import table
+from fastsim.engine.one_call import panels_alone
+from fastsim.environment import variables
+from fastsim.verify import cases, checks
+from fastsim.verify.canaries import canaries
+from tests.verify import fakes
+
+CPU = torch.device("cpu")
+
+
+def test_a_backend_is_checked_by_what_it_has(monkeypatch):
+    """A problem that needs an extra says so, and is not asked of a backend without it."""
+    known = dict(fastsim.backends.__globals__["_BACKENDS"]) | {"bare": fakes.Bare()}
+    monkeypatch.setitem(fastsim.backends.__globals__, "_BACKENDS", known)
+    made = cases.problems("softmax", (5, 7, 4), torch.float32)
+    asked = checks.served("bare", "softmax", (5, 7, 4), torch.float32)
+    assert [one.name for one in asked] == [one.name for one in made if not one.extras]
+    for one in asked:
+        assert all(t.isfinite().all() for t in checks.outputs(one, "bare", CPU)) == one.finite
+
+
+def test_an_error_may_be_twice_that_of_the_torch_backend(monkeypatch):
+    """And two roundings of the largest entry, which of a value is 1 at least."""
+    problem = cases.problems("sigmoid", (5, 7, 4), torch.float32)[0]
+    right = checks.outputs(problem, "eager", CPU, torch.float64)
+    theirs = 2.0**-20
+    for place, exact in enumerate(right):
+        largest = max(exact.abs().max().item(), 1.0 if place == 0 else 0.0)
+        allowed = 2 * (theirs + torch.finfo(torch.float32).eps * largest)
+        for error, wrong in ((0.99 * allowed, False), (1.01 * allowed, True), (torch.inf, True)):
+
+            def outputs(problem, backend, device, dtype=None, error=error, place=place):
+                found = [part.clone() for part in right]
+                if dtype is None:
+                    found[place].view(-1)[-1] += theirs if backend == "torch" else error
+                return found
+
+            monkeypatch.setattr(checks, "outputs", outputs)
+            fault = checks._fault("mine", problem, torch.float32, CPU)
+            wanted = "is not finite" if error == torch.inf else "is off by"
+            assert wanted in fault if wrong else fault is None
+
+
+def test_rows_are_weighed_apart():
+    """So that a backend which takes one row's weight for another's is found out."""
+    made = cases.problems("sigmoid", (5, 7, 4), torch.float32)
+    problem = next(one for one in made if one.name == "of each row")
+    _, grad, *_ = checks.outputs(problem, "eager", CPU, torch.float64)
+    x, y = (leaf.double().requires_grad_() for leaf in problem.leaves)
+    losses = fastsim.siglip(x, y, **problem.options, **problem.learnt, backend="eager")
+    wanted = sum((0.5 + row / 4) * loss for row, loss in enumerate(losses))
+    torch.testing.assert_close(grad, torch.autograd.grad(wanted, x)[0])
+
+
+def test_every_way_is_checked(monkeypatch):
+    """In one call, in passes, and over several panels."""
+    ways = set()
+
+    def fault(*_):
+        ways.add((panels_alone(), os.environ.get(panel.VARIABLE) == checks.SMALLEST))
+
+    monkeypatch.setattr(checks, "_fault", fault)
+    assert checks.faults("torch", "sigmoid", torch.float32, CPU) == []
+    assert ways == {(False, False), (True, False), (False, True)}
+
+
+def test_canaries_show_what_is_written_on_either_side():
+    like, before = torch.zeros(3), (torch.Tensor.new_empty, torch.empty_like)
+    for make in (lambda: like.new_empty(3), lambda: torch.empty_like(like)):
+        for place in (-1, 3):
+            with canaries() as broken:
+                made = make().fill_(1.0)
+                assert broken() == 0
+                made.as_strided((1,), (1,), made.storage_offset() + place).fill_(1.0)
+                assert broken() == 1
+    assert (torch.Tensor.new_empty, torch.empty_like) == before
+
+
+@pytest.mark.parametrize("name", ["torch", "triton", "cuda"])
+def test_several_panels_are_several(name):
+    pytest.importorskip("triton")
+    rows, columns, _ = checks.TALL
+    with variables({panel.VARIABLE: checks.SMALLEST}):
+        blocks = get(name).blocks(rows, columns, CPU)
+        whole = get(name).blocks(rows, columns, CPU, whole_rows=True)
+        assert min(len(list(blocks)), len(list(whole))) > 2
+
+
+def test_the_shapes_on_a_device(monkeypatch):
+    """More tiles than two for each multiprocessor; 1, 4, 5, 12 and 13 steps in depth."""
+    properties = type("Properties", (), {"multi_processor_count": 132})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(fakes.Fake, "turning_widths", lambda self, dtype, device: (1280,))
+    monkeypatch.setitem(fastsim.backends.__globals__["_BACKENDS"], "fake", fakes.Fake())
+    found = checks.shapes("fake", torch.float16, torch.device("cuda:0"))
+    assert {1280, 1285} <= {depth for _, _, depth in found}
+    assert max((rows // 128) * (columns // 128) for rows, columns, _ in found) > 2 * 132
+    assert {1, 4, 5, 12, 13} <= {depth // 64 for _, _, depth in found if depth % 64 == 0}
+    assert any(rows % 128 == columns % 128 == 0 for rows, columns, _ in found)
+    assert any(rows % 8 and columns % 8 and depth % 64 for rows, columns, depth in found)
+
+
+@pytest.mark.parametrize("arch", sorted({key[0] for key in table.TABLE} - {"interpreter"}))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_rows_are_tried_on_both_sides_of_a_turning_width(arch, dtype, monkeypatch):
+    """Kernels that keep scores start at one that each architecture has of its own."""
+    properties = type("Properties", (), {"multi_processor_count": 132})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(triton_backend, "architecture", lambda device: arch)
+    widths = [width for _, _, width in checks.shapes("triton", dtype, torch.device("cuda:0"))]
+    turning = table.block_sizes(arch, table.operand_kind(dtype), 4096).spare
+    assert min(widths) < turning <= max(widths)
+    assert turning in widths
+
+
+@pytest.mark.parametrize("kind", cases.KINDS)
+def test_the_cases_of_every_kind(kind):
+    """The torch backend is right by its own checks, in this process."""
+    assert checks.faults("torch", kind, torch.float32, CPU) == []
+
+
+@pytest.mark.parametrize("kind", cases.KINDS)
+def test_a_loss_of_dot_products_is_checked_with_them(kind):
+    made = cases.problems(kind, (5, 7, 4), torch.float32)
+    takes = any("similarity" in inspect.signature(one.loss).parameters for one in made)
+    assert takes == any(DOT in one.extras for one in made)
+
+
+def test_every_kind_with_kernels_has_cases():
+    kernels = {kind for name in ("triton", "cuda") for kind in _kinds(name)}
+    assert kernels <= set(cases.KINDS)
+
+
+def _kinds(name):
+    try:
+        return get(name).kinds()
+    except ImportError:
+        return ()
