@@ -9,7 +9,6 @@ One compilation serves every shape and every number: sizes are symbols, numbers 
 """
 
 import functools
-import importlib.util
 import os
 import types
 import warnings
@@ -18,6 +17,7 @@ import torch
 
 from fastsim.backends.torch.block import FusibleBlock
 from fastsim.backends.torch.epilogues import FEW
+from fastsim.backends.triton import installed
 from fastsim.operators import traced
 from fastsim.tile import Tile
 
@@ -114,12 +114,7 @@ def wanted(device, scores):
         raise ValueError(f"{VARIABLE}: wanted 0, 1 or auto, got {asked!r}")
     if asked == "1":
         return device.type in ("cpu", *DEVICES)
-    return asked == "auto" and device.type in DEVICES and scores >= WORTHWHILE and _triton()
-
-
-@functools.cache
-def _triton():
-    return importlib.util.find_spec("triton") is not None
+    return asked == "auto" and device.type in DEVICES and scores >= WORTHWHILE and installed.FOUND
 
 
 def _wanted(tile, block):

@@ -16,7 +16,6 @@ float32 operands do.
 """
 
 import functools
-import importlib.util
 import os
 
 import torch
@@ -46,7 +45,6 @@ PANEL, LARGEST_PANEL, SHARE = 352 << 20, 1408 << 20, 64
 WIDEST = 1 << 17  # columns of a block of whole rows: more would leave the products too few rows
 WIDE = 1 << 14  # columns of any other block: tall blocks read the sums over panels back less often
 TALL = 128  # a block's height is a multiple, so that no tile but the last is ragged
-_INSTALLED = importlib.util.find_spec("triton") is not None  # found, not imported
 OLDEST_TRITON = (3, 6)
 TOP = 2.0**15  # float16 score gradients stay below it, half its range
 SMALLEST = 2.0**-85  # of bounds on them: the loss scale and its inverse are then normal numbers
@@ -62,9 +60,9 @@ def interpreting():
 def _unsupported_device(device):
     """None if the kernels serve this GPU with the Triton and torch at hand, else a sentence."""
     version = installed.version()
-    if tuple(map(int, version.split(".")[:2])) < OLDEST_TRITON:
+    if not version or tuple(map(int, version.split(".")[:2])) < OLDEST_TRITON:
         oldest = ".".join(map(str, OLDEST_TRITON))
-        return f"it wants Triton {oldest} or later, got {version}"
+        return f"it wants Triton {oldest} or later, got {version or 'one of unknown version'}"
     capability = torch.cuda.get_device_capability(device)
     if not torch.version.hip and capability < (8, 0):
         return f"it wants compute capability 8.0 or later, got {'.'.join(map(str, capability))}"
@@ -119,7 +117,7 @@ class TritonBackend(SmallBatch, Backend):
     extras = frozenset({DOT, ABOVE, GUIDE, UNTARGETED, PARTS})
 
     def unsupported_reason(self, *tensors, kind=None):
-        if not _INSTALLED:
+        if not installed.FOUND:
             return "Triton is not installed (pip install triton)"
         where = "cpu" if interpreting() else "cuda"
         for tensor in tensors:

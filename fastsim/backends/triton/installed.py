@@ -1,12 +1,15 @@
-"""Which Triton is installed, without importing it."""
+"""Whether Triton is installed, and which, without importing it."""
 
 import functools
+import importlib.util
 from importlib import metadata
+
+FOUND = importlib.util.find_spec("triton") is not None  # no function: torch.compile reads it
 
 
 @functools.cache
 def version():
-    """Triton's version, "" without one.
+    """Triton's version; "" where it is not installed or no package says that it holds it.
 
     Its package has other names for some devices and systems: pytorch-triton-rocm, triton-windows.
     """

@@ -14,6 +14,7 @@ from fastsim.backends.base import Backend
 from fastsim.backends.torch import compiled, panels
 from fastsim.backends.torch.backend import TorchBackend
 from fastsim.backends.torch.epilogues import EPILOGUES
+from fastsim.backends.triton import installed
 from tests.cases import BY_NAME, CASES
 from tests.losses.test_losses import compare
 
@@ -182,13 +183,13 @@ def test_another_value_is_refused(monkeypatch):
 
 def test_by_default_on_gpus_with_triton(monkeypatch):
     monkeypatch.delenv(compiled.VARIABLE)
-    monkeypatch.setattr(compiled, "_triton", lambda: True)
+    monkeypatch.setattr(installed, "FOUND", True)
     gpu, large = torch.device("cuda"), compiled.WORTHWHILE
     assert compiled.wanted(gpu, large)
     assert not compiled.wanted(gpu, large - 1)
     assert not compiled.wanted(torch.device("cpu"), large)
     assert not compiled.wanted(torch.device("mps"), large)
-    monkeypatch.setattr(compiled, "_triton", lambda: False)
+    monkeypatch.setattr(installed, "FOUND", False)
     assert not compiled.wanted(gpu, large)
 
 

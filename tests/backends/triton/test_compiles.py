@@ -69,6 +69,7 @@ def test_info_says_that_a_gpu_is_unverified(monkeypatch):
     ("version", "capability", "says"),
     [
         ("3.5.1", (9, 0), "it wants Triton 3.6 or later, got 3.5.1"),
+        ("", (9, 0), "it wants Triton 3.6 or later, got one of unknown version"),
         ("3.10.0", (7, 5), "it wants compute capability 8.0 or later, got 7.5"),
         ("3.6.0", (8, 0), "torch's product of float16 matrices with a float32 result fails here"),
     ],
