@@ -83,7 +83,7 @@ class Metrics:
         self._total: Tensor | None = None
 
     def add(self, total: Tensor) -> None:
-        """Adds the sums of one call of a loss."""
+        """Adds the totals of one call of a loss, (len(TOTALS),); losses call it."""
         if self._total is not None:
             total = total + self._total.to(total.device)
         self._total = total

@@ -37,6 +37,8 @@ __all__ = ["GradCache", "MicroBatches"]
 class GradCache:
     """A training step in micro-batches.
 
+    Method and source: fastsim/grad_cache.py.
+
     encode: micro-batch -> embeddings (n, D); a module, perhaps in DistributedDataParallel, or any
         function; or a list of them, one per column. An `Encoder` or a SentenceTransformer takes
         lists of texts. Random draws from torch's default generators (dropout) are the same in
@@ -44,7 +46,6 @@ class GradCache:
     loss: embeddings of each column (N, D) -> scalar; a module's parameters (a learnt temperature)
         get their gradient too. With `group=` in it, all processes take one step together.
     micro_batch_size: rows that are encoded at once.
-
     module: the module that the encoder wraps, where `encode` is a function that hides it.
 
     Processes reduce their gradients once per step, after the last micro-batch, where the encoder is
@@ -55,6 +56,9 @@ class GradCache:
     FSDP2 gathers its parameters before each micro-batch, unless `set_reshard_after_forward(False)`
     keeps them. ZeRO-2 and 3 reduce after each micro-batch where DeepSpeed cannot put it off
     (`coalesce_grad_reduction` of its recent versions, without accumulation over steps).
+
+    Raises:
+        TypeError, ValueError: for a `micro_batch_size` that is no positive int.
 
     Example:
         >>> from fastsim.grad_cache import GradCache
@@ -82,6 +86,10 @@ class GradCache:
             micro-batches here; or `MicroBatches`. Columns may differ in their number of rows.
         scale: a function of the loss whose result is differentiated in its place, such as
             `torch.amp.GradScaler.scale` or a division by the steps that are accumulated.
+
+        Raises:
+            TypeError, ValueError: for columns, embeddings or a loss that do not fit.
+            RuntimeError: where a process that takes the step together with this one has failed.
         """
         encoders = self.encode if isinstance(self.encode, (list, tuple)) else [self.encode]
         if not columns or len(encoders) not in (1, len(columns)):

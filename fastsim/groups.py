@@ -8,7 +8,12 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Ring:
-    """A process group around which columns travel; see fastsim/distributed.py."""
+    """A process group around whose ranks columns travel, where they would not fit at once.
+
+    As `group=` of a loss: `fastsim.info_nce(x, y, group=Ring(group))`. A rank then holds the
+    columns of a few ranks, never all of them, but computes the scores twice: see
+    fastsim/distributed.py.
+    """
 
     group: object
 

@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import inspect
+import sys
 
 import pytest
 import torch
@@ -33,6 +34,11 @@ def named(name):
     return getattr(importlib.import_module(module), last)
 
 
+def of(name):
+    """The function as it is written."""
+    return inspect.unwrap(named(name))
+
+
 @pytest.mark.parametrize("name", [*FUNCTIONS, *CLASSES])
 def test_example(name):
     if name == "fastsim.Encoder":
@@ -55,3 +61,12 @@ def test_sections(name):
     # A context manager returns nothing of use; `backends` refuses nothing.
     assert "Returns:\n" in text or name in ("fastsim.use_backend", "fastsim.panel_size")
     assert "Raises:\n" in text or name == "fastsim.backends"
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if "losses" in of(name).__module__])
+def test_formula_and_source(name):
+    """`help` of a loss shows its function alone, which has to lead to the head of its file."""
+    module = of(name).__module__
+    file = module.replace(".", "/") + ".py"
+    assert f"    Formula and source: {file}.\n" in of(name).__doc__
+    assert "\nSource: " in sys.modules[module].__doc__

@@ -34,8 +34,8 @@ def prepared(case, dtype):
     options = {name: on_meta(value) for name, value in options.items()}
     if case.name in LEVELS:
         options["levels"] = torch.tensor(LEVELS[case.name], device="meta")
-    if "largest_class" in case.loss.__kwdefaults__:
-        options["largest_class"] = 13
+    if "largest_group" in case.loss.__kwdefaults__:
+        options["largest_group"] = 13
     return tensors, [on_meta(other) for other in others], options
 
 
@@ -88,8 +88,8 @@ def test_selection(mining):
 @pytest.mark.parametrize("loss", [losses.batch_semi_hard_triplet, losses.batch_all_triplet])
 def test_batch_triplets(loss, distance):
     x = torch.empty(7, 6, device="meta", requires_grad=True)
-    labels = torch.zeros(7, dtype=torch.int64, device="meta")
-    run(loss, [x], [labels], {"distance": distance, "largest_class": 7, "backend": "torch"})
+    groups = torch.zeros(7, dtype=torch.int64, device="meta")
+    run(loss, [x], [groups], {"distance": distance, "largest_group": 7, "backend": "torch"})
 
 
 @pytest.mark.parametrize("loss", ["sup_con", "nt_xent", "multi_similarity"])
@@ -122,9 +122,9 @@ def test_levels_that_are_given(backend, usable, monkeypatch):
 
 
 @pytest.mark.parametrize("loss", [losses.batch_semi_hard_triplet, losses.batch_all_triplet])
-def test_a_largest_class_that_is_given(loss):
-    x, labels = torch.randn(9, 6), torch.tensor([0, 0, 0, 1, 1, 2, 3, 3, 3])
-    wanted = loss(x, labels)
-    assert torch.equal(loss(x, labels, largest_class=3), wanted)
-    torch.testing.assert_close(loss(x, labels, largest_class=5), wanted)
-    assert loss(x, labels, largest_class=2).isnan()
+def test_a_largest_group_that_is_given(loss):
+    x, groups = torch.randn(9, 6), torch.tensor([0, 0, 0, 1, 1, 2, 3, 3, 3])
+    wanted = loss(x, groups)
+    assert torch.equal(loss(x, groups, largest_group=3), wanted)
+    torch.testing.assert_close(loss(x, groups, largest_group=5), wanted)
+    assert loss(x, groups, largest_group=2).isnan()

@@ -1,4 +1,4 @@
-"""Triplets of one labelled batch, a band of rows at a time: sums over them, and their gradient.
+"""Triplets of one batch in groups, a band of rows at a time: sums over them, and their gradient.
 
 There are as many terms as triplets, and so score gradients for most pairs. Between the products,
 which the backend makes, they are found in plain torch, from one sort of each row's negatives:
@@ -17,16 +17,16 @@ from fastsim.scores import without_autocast
 BAND = 1 << 20  # distances of a band; about ten arrays of that size are alive
 
 
-def triplet_sum(x, labels, margin, distance, triplets, largest, formula, backend):
+def triplet_sum(x, groups, margin, distance, triplets, largest, formula, backend):
     """(sum () of the terms, their number ()) over the triplets of rows x (N, D).
 
     distance: "euclidean", or "cosine" of unit rows. triplets: "all" or "semi-hard".
-    largest: rows that no class has more of, or None; if one has, the sum is NaN.
-    formula: (distances (N, N), labels, margin) -> the same in plain torch, for derivatives of the
+    largest: rows that no group has more of, or None; if one has, the sum is NaN.
+    formula: (distances (N, N), groups, margin) -> the same in plain torch, for derivatives of the
     gradient.
     backend: its name.
     """
-    return _TripletSum.apply(x, labels, margin, distance, triplets, largest, formula, backend)
+    return _TripletSum.apply(x, groups, margin, distance, triplets, largest, formula, backend)
 
 
 def distances_of(x, distance):
@@ -38,17 +38,17 @@ def distances_of(x, distance):
 
 
 def _formula(ctx, saved, x):
-    labels, (margin, distance, formula) = saved[1], ctx.call
-    return formula(distances_of(x, distance), labels, margin)[0]
+    groups, (margin, distance, formula) = saved[1], ctx.call
+    return formula(distances_of(x, distance), groups, margin)[0]
 
 
 class _TripletSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, labels, margin, distance, triplets, largest, formula, backend):
+    def forward(ctx, x, groups, margin, distance, triplets, largest, formula, backend):
         want = ctx.needs_input_grad[0]
         options = margin, distance, triplets, largest
-        total, number, grad = _triplets(x, labels, *options, want, backend)
-        ctx.save_for_backward(x, labels, grad)
+        total, number, grad = _triplets(x, groups, *options, want, backend)
+        ctx.save_for_backward(x, groups, grad)
         ctx.call = margin, distance, formula
         ctx.mark_non_differentiable(number)
         return total, number
@@ -59,11 +59,11 @@ class _TripletSum(torch.autograd.Function):
         return grad_total * saved[2], *(None,) * 7
 
 
-def _forward(x, labels, margin, distance, triplets, largest, want_grad, backend):
+def _forward(x, groups, margin, distance, triplets, largest, want_grad, backend):
     backend, x = get(backend), x.contiguous()
-    classes, terms = _Classes(labels, largest), _TERMS[triplets]
+    members, terms = _Members(groups, largest), _TERMS[triplets]
     grad = torch.zeros_like(x) if want_grad else x.new_empty(0)
-    total, number = classes.unlisted(), labels.new_zeros(())
+    total, number = members.unlisted(), groups.new_zeros(())
     tall = max(1, BAND // len(x))
     # The mean of large numbers would round what it is to make small.
     wide = wide_dtype(x.device)
@@ -77,7 +77,7 @@ def _forward(x, labels, margin, distance, triplets, largest, want_grad, backend)
             else:
                 found = distances_by_products(x, centred, rows, products)
                 distances = found.values
-            value, count, score_grad = terms(distances, *classes.of(rows), margin)
+            value, count, score_grad = terms(distances, *members.of(rows), margin)
             total += value
             number += count
             if not want_grad:
@@ -89,14 +89,14 @@ def _forward(x, labels, margin, distance, triplets, largest, want_grad, backend)
     return total.to(x.dtype), number, grad
 
 
-def _fake(x, labels, margin, distance, triplets, largest, want_grad, backend):
+def _fake(x, groups, margin, distance, triplets, largest, want_grad, backend):
     grad = x.new_empty(x.shape if want_grad else 0)
-    return x.new_empty(()), labels.new_empty(()), grad
+    return x.new_empty(()), groups.new_empty(()), grad
 
 
 _triplets = define(
     "triplets",
-    "(Tensor x, Tensor labels, float margin, str distance, str triplets, int? largest,"
+    "(Tensor x, Tensor groups, float margin, str distance, str triplets, int? largest,"
     " bool want_grad, str backend)"
     " -> (Tensor, Tensor, Tensor)",
     _forward,
@@ -104,20 +104,20 @@ _triplets = define(
 )
 
 
-class _Classes:
-    """The members of each row's class, as a padded list of columns."""
+class _Members:
+    """The members of each row's group, as a padded list of columns."""
 
-    def __init__(self, labels, largest):
-        self.labels = labels
-        self.order = labels.argsort(stable=True)
-        ordered = labels[self.order]
-        self.first = torch.searchsorted(ordered, labels)
-        self.size = torch.searchsorted(ordered, labels, right=True) - self.first
-        largest = int(self.size.max()) if largest is None else min(largest, len(labels))
-        self.most = torch.arange(largest, device=labels.device)
+    def __init__(self, groups, largest):
+        self.groups = groups
+        self.order = groups.argsort(stable=True)
+        ordered = groups[self.order]
+        self.first = torch.searchsorted(ordered, groups)
+        self.size = torch.searchsorted(ordered, groups, right=True) - self.first
+        largest = int(self.size.max()) if largest is None else min(largest, len(groups))
+        self.most = torch.arange(largest, device=groups.device)
 
     def unlisted(self):
-        """(): 0, or NaN where a class has more members than are listed."""
+        """(): 0, or NaN where a group has more members than are listed."""
         more = self.size.max() > len(self.most)
         return torch.zeros_like(more, dtype=wide_dtype(more.device)).masked_fill_(more, torch.nan)
 
@@ -125,9 +125,9 @@ class _Classes:
         """(columns (R, K), which of them are positives, which columns (R, N) are negatives)."""
         first, size = self.first[rows, None], self.size[rows, None]
         columns = self.order[(first + self.most).clamp(max=len(self.order) - 1)]
-        own = torch.arange(len(self.labels), device=self.labels.device)[rows, None]
+        own = torch.arange(len(self.groups), device=self.groups.device)[rows, None]
         positive = (self.most < size) & (columns != own)
-        return columns, positive, self.labels[rows, None] != self.labels
+        return columns, positive, self.groups[rows, None] != self.groups
 
 
 def _semi_hard(distances, columns, positive, negative, margin):

@@ -32,6 +32,8 @@ from fastsim.scores import compute_dtype, paired_cosines
 def angle_similarity(u: Tensor, v: Tensor, *, backend: str | None = None) -> Tensor:
     """Angle score of paired rows.
 
+    Formula and source: fastsim/losses/angle.py.
+
     Args:
         u, v: (N, D), D even.
         backend: its name; None chooses.
@@ -78,6 +80,8 @@ def angle(
     """CoSENT on the angle scores of paired rows.
 
     For pairs with a graded label (STS), where cosines near 1 leave `cosent` little gradient.
+
+    Formula and source: fastsim/losses/angle.py.
 
     Args:
         u, v: (N, D), D even.

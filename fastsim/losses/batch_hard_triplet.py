@@ -48,7 +48,9 @@ def batch_hard_triplet(
     """Batch-hard triplet loss: the farthest of the group against the nearest outside.
 
     For rows with a class or group id, as in re-identification. `batch_semi_hard_triplet` and
-    `batch_all_triplet` look at more triplets; pairs without labels have `full_triplet`.
+    `batch_all_triplet` look at more triplets; pairs without groups have `full_triplet`.
+
+    Formula and source: fastsim/losses/batch_hard_triplet.py.
 
     Args:
         embeddings: (N, D).

@@ -1,4 +1,4 @@
-"""Triplets of one labelled batch: semi-hard negatives, and all triplets.
+"""Triplets of one batch in groups: semi-hard negatives, and all triplets.
 
     semi-hard: mean over positive pairs (i, p) of relu(d_ip - d_in + margin), with n the nearest
         negative of i farther than p, or its farthest where there is none
@@ -28,29 +28,31 @@ from fastsim.scores import unit_rows
 
 def batch_semi_hard_triplet(
     embeddings: Tensor,
-    labels: Tensor,
+    groups: Tensor,
     *,
     margin: float = 5.0,
     distance: Literal["euclidean", "cosine"] = "euclidean",
-    largest_class: int | None = None,
+    largest_group: int | None = None,
     backend: str | None = None,
 ) -> Tensor:
     """Semi-hard triplet loss: each positive pair against the nearest negative beyond it.
 
-    For rows with a class label, where the hardest negatives (`batch_hard_triplet`) make training
-    collapse.
+    For rows with a class or group id, where the hardest negatives (`batch_hard_triplet`) make
+    training collapse.
+
+    Formula and source: fastsim/losses/batch_triplets.py.
 
     Args:
         embeddings: (N, D).
-        labels: (N,) integers.
+        groups: (N,) integers; equal ones are positives of each other.
         margin: a number, by how much the positive is to be closer than the negative.
         distance: "euclidean", or "cosine", which is 1 - cosine.
-        largest_class: an int, rows that no class has more of. Without it a GPU is waited for once,
-            to say how many its largest class has; if a class has more, the loss is NaN.
+        largest_group: an int, rows that no group has more of. Without it a GPU is waited for once,
+            to say how many its largest group has; if a group has more, the loss is NaN.
         backend: its name; None chooses.
 
     Returns:
-        A scalar. A batch without a positive pair or of one class gives 0 with zero gradient.
+        A scalar. A batch without a positive pair or of one group gives 0 with zero gradient.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
@@ -58,39 +60,41 @@ def batch_semi_hard_triplet(
 
     Example:
         >>> embeddings = torch.tensor([[0.0], [1.0], [3.0], [5.0]])
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> fastsim.losses.batch_semi_hard_triplet(embeddings, labels, margin=2.5)
+        >>> groups = torch.tensor([0, 0, 1, 1])
+        >>> fastsim.losses.batch_semi_hard_triplet(embeddings, groups, margin=2.5)
         tensor(1.)
     """
-    options = margin, distance, largest_class, backend
-    return _mean("semi-hard", _semi_hard, embeddings, labels, *options)
+    options = margin, distance, largest_group, backend
+    return _mean("semi-hard", _semi_hard, embeddings, groups, *options)
 
 
 def batch_all_triplet(
     embeddings: Tensor,
-    labels: Tensor,
+    groups: Tensor,
     *,
     margin: float = 5.0,
     distance: Literal["euclidean", "cosine"] = "euclidean",
-    largest_class: int | None = None,
+    largest_group: int | None = None,
     backend: str | None = None,
 ) -> Tensor:
     """The mean over all triplets with a positive loss.
 
-    For rows with a class label, where every triplet should count; `batch_hard_triplet` takes the
-    hardest of each row alone.
+    For rows with a class or group id, where every triplet should count; `batch_hard_triplet` takes
+    the hardest of each row alone.
+
+    Formula and source: fastsim/losses/batch_triplets.py.
 
     Args:
         embeddings: (N, D).
-        labels: (N,) integers.
+        groups: (N,) integers; equal ones are positives of each other.
         margin: a number, by how much the positive is to be closer than the negative.
         distance: "euclidean", or "cosine", which is 1 - cosine.
-        largest_class: an int, rows that no class has more of. Without it a GPU is waited for once,
-            to say how many its largest class has; if a class has more, the loss is NaN.
+        largest_group: an int, rows that no group has more of. Without it a GPU is waited for once,
+            to say how many its largest group has; if a group has more, the loss is NaN.
         backend: its name; None chooses.
 
     Returns:
-        A scalar. A batch without a positive pair or of one class gives 0 with zero gradient.
+        A scalar. A batch without a positive pair or of one group gives 0 with zero gradient.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
@@ -98,12 +102,12 @@ def batch_all_triplet(
 
     Example:
         >>> embeddings = torch.tensor([[0.0], [1.0], [3.0], [5.0]])
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> fastsim.losses.batch_all_triplet(embeddings, labels, margin=1.0)
+        >>> groups = torch.tensor([0, 0, 1, 1])
+        >>> fastsim.losses.batch_all_triplet(embeddings, groups, margin=1.0)
         tensor(1.)
     """
-    options = margin, distance, largest_class, backend
-    return _mean("all", _all, embeddings, labels, *options)
+    options = margin, distance, largest_group, backend
+    return _mean("all", _all, embeddings, groups, *options)
 
 
 class BatchSemiHardTriplet(LossModule):
@@ -116,7 +120,7 @@ class BatchSemiHardTriplet(LossModule):
         *,
         margin: float = 5.0,
         distance: Literal["euclidean", "cosine"] = "euclidean",
-        largest_class: int | None = None,
+        largest_group: int | None = None,
         backend: str | None = None,
     ) -> None:
         super().__init__(locals())
@@ -132,27 +136,27 @@ class BatchAllTriplet(LossModule):
         *,
         margin: float = 5.0,
         distance: Literal["euclidean", "cosine"] = "euclidean",
-        largest_class: int | None = None,
+        largest_group: int | None = None,
         backend: str | None = None,
     ) -> None:
         super().__init__(locals())
 
 
-def _mean(triplets, formula, embeddings, labels, margin, distance, largest_class, backend):
+def _mean(triplets, formula, embeddings, groups, margin, distance, largest_group, backend):
     check_embeddings("embeddings", embeddings)
-    check_integers("labels", labels, embeddings.shape[0], embeddings.device)
+    check_integers("groups", groups, embeddings.shape[0], embeddings.device)
     check_choice("distance", distance, DISTANCES)
     check_number("margin", margin, tensor=False)
-    if largest_class is not None:
-        check_count("largest_class", largest_class)
-    chosen = pick(backend, embeddings, labels)
+    if largest_group is not None:
+        check_count("largest_group", largest_group)
+    chosen = pick(backend, embeddings, groups)
     x = unit_rows(embeddings, chosen) if distance == "cosine" else as_float(embeddings)
-    labels = as_ids(labels)
+    groups = as_ids(groups)
     if chosen.name == "eager":
-        total, number = formula(distances_of(x, distance), labels, margin)
+        total, number = formula(distances_of(x, distance), groups, margin)
     else:
-        options = float(margin), distance, triplets, largest_class, formula
-        total, number = triplet_sum(x, labels, *options, chosen.name)
+        options = float(margin), distance, triplets, largest_group, formula
+        total, number = triplet_sum(x, groups, *options, chosen.name)
     # A number that is not finite may be part of no triplet, but it has to show.
     return total / number.clamp(min=1) + 0 * x.detach().abs().amax()
 
@@ -160,9 +164,9 @@ def _mean(triplets, formula, embeddings, labels, margin, distance, largest_class
 # ---- the specifications on given distances (N, N): every triple at once ----
 
 
-def _semi_hard(distances, labels, margin):
+def _semi_hard(distances, groups, margin):
     """(sum of the terms, number of positive pairs)."""
-    positive, negative = _pairs(labels)
+    positive, negative = _pairs(groups)
     far, near = distances[:, :, None], distances[:, None, :]
     farther = negative[:, None, :] & (near > far)
     nearest = near.masked_fill(~farther, torch.inf).amin(2)
@@ -173,17 +177,17 @@ def _semi_hard(distances, labels, margin):
     return torch.relu(gaps).sum(), positive.sum()
 
 
-def _all(distances, labels, margin):
+def _all(distances, groups, margin):
     """(sum of the terms, number of triplets with a term)."""
-    positive, negative = _pairs(labels)
+    positive, negative = _pairs(groups)
     gaps = distances[:, :, None] - distances[:, None, :] + margin
     # A NaN is no less than 0, so that it reaches the loss.
     active = positive[:, :, None] & negative[:, None, :] & ~(gaps <= 0)
     return torch.where(active, gaps, 0.0).sum(), active.sum()
 
 
-def _pairs(labels):
+def _pairs(groups):
     """Which pairs (N, N) are positives, and which negatives."""
-    same = labels[:, None] == labels
-    own = torch.eye(labels.shape[0], dtype=torch.bool, device=labels.device)
+    same = groups[:, None] == groups
+    own = torch.eye(groups.shape[0], dtype=torch.bool, device=groups.device)
     return same & ~own, ~same

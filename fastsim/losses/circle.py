@@ -40,6 +40,8 @@ def circle(
 ) -> Tensor:
     """Circle loss of embeddings (N, D) with integer groups (N,).
 
+    Formula and source: fastsim/losses/circle.py.
+
     Args:
         embeddings: (N, D).
         groups: (N,) integers; equal ones are positives of each other.

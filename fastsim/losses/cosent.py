@@ -34,6 +34,8 @@ def cosent(
     For pairs with a graded label (STS), through `paired_cosine_similarity`. `angle` is the same on
     angles, which do not saturate; `cosine_regression` asks for the label's value, not its order.
 
+    Formula and source: fastsim/losses/cosent.py.
+
     Args:
         scores: (M,).
         labels: (M,) of any real or integer dtype, none of them NaN.
@@ -86,7 +88,10 @@ class CoSENT(LossModule):
 
 
 def cosent_from_scores(scores: Tensor, labels: Tensor, *, scale: Scalar = 20.0) -> Tensor:
-    """The specification of `cosent`: all M^2 pairs at once."""
+    """The specification of `cosent`: scores (M,), the other parameters as there.
+
+    All M^2 pairs of scores are held at once.
+    """
     check_scores("scores", scores, ndim=1)
     check_labels("labels", labels, scores.shape[0], scores.device)
     check_number("scale", scale, positive=True)

@@ -63,6 +63,8 @@ def cosent_matrix(
     For a graded target of every pair of the batch. With a label for each row of a list of pairs
     take `cosent`; for the targets' values rather than their order, `matrix_mse`.
 
+    Formula and source: fastsim/losses/cosent_matrix.py.
+
     Args:
         x: (N, D).
         y: (M, D); None: x with itself, each unordered pair once, the diagonal left out.

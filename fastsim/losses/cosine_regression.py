@@ -41,6 +41,8 @@ def cosine_regression(
     For pairs with a graded label, as Sentence-BERT trained them; `cosent` asks for the labels'
     order alone, and usually gives the better rank correlation.
 
+    Formula and source: fastsim/losses/cosine_regression.py.
+
     Args:
         u, v: (N, D).
         labels: (N,) of any real dtype, none NaN; cosines can meet those in [-1, 1].

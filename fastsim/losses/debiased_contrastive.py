@@ -65,6 +65,8 @@ def debiased_contrastive(
     false negatives are known take `info_nce` with `exclude`, where a guide model finds them with
     `guide`.
 
+    Formula and source: fastsim/losses/debiased_contrastive.py.
+
     Args:
         anchors: (N, D).
         candidates: (M, D); all but an anchor's own positive are its negatives.

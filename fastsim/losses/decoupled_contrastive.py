@@ -52,6 +52,8 @@ def decoupled_contrastive(
 
     For large batches, and for a loss that is bounded below, take `info_nce`.
 
+    Formula and source: fastsim/losses/decoupled_contrastive.py.
+
     Args:
         anchors: (N, D).
         candidates: (M, D); all but an anchor's own positive are its negatives.

@@ -84,6 +84,8 @@ def distill(
     index. For token embeddings take `late_interaction_distillation`, for the values of scores
     themselves `matrix_mse`.
 
+    Formula and source: fastsim/losses/distill.py.
+
     Args:
         x: (N, D).
         y: (M, D), the candidates of every row.

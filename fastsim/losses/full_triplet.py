@@ -47,6 +47,8 @@ def full_triplet(
     For pairs, where a margin is wanted rather than a softmax (`info_nce`). Rows with class labels
     have `batch_hard_triplet`.
 
+    Formula and source: fastsim/losses/full_triplet.py.
+
     Args:
         anchors: (N, D).
         positives: (M, D), M >= N: row i's positive is column i, every other column a negative.

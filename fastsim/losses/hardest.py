@@ -5,6 +5,8 @@
 One pass over the scores, forward only, finds both columns; the distances are then taken of the
 pairs themselves, so that they are as exact as the inputs, and the gradient touches two rows a row.
 For Euclidean d the order of the distances to x_i is that of x_i . x_j - |x_j|^2 / 2.
+
+Source: that of `batch_hard_triplet`, fastsim/losses/batch_hard_triplet.py.
 """
 
 from typing import Literal, NamedTuple
@@ -55,6 +57,8 @@ def hardest_pairs(
     """Each row's farthest reference of its own group and nearest of any other.
 
     The pairs of `batch_hard_triplet`, for a loss of your own.
+
+    Formula and source: fastsim/losses/hardest.py.
 
     Args:
         embeddings: (N, D).

@@ -85,6 +85,8 @@ def info_nce(
     positives in the batch, `sup_con` where rows have class labels. Where many negatives are false
     and no `guide` is at hand, `exclude_above` or `debiased_contrastive`.
 
+    Formula and source: fastsim/losses/info_nce.py.
+
     Args:
         anchors: (N, D).
         candidates: (M, D), M >= N unless `positives` says otherwise. Columns that are nobody's

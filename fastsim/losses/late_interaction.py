@@ -62,6 +62,8 @@ def late_interaction(
     It is a loss of embeddings, so `fastsim.grad_cache.GradCache` can encode in micro-batches that
     are padded to one length.
 
+    Formula and source: fastsim/losses/late_interaction.py.
+
     Args:
         queries: token embeddings (B, Lq, D).
         documents: token embeddings (C, Ld, D), C >= B unless `positives` says otherwise. Documents
@@ -183,7 +185,10 @@ def late_interaction_from_scores(
     exclude: Exclude = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """`late_interaction` of scores (B, C) at hand, as `fastsim.max_sim` gives them."""
+    """`late_interaction` of MaxSim scores (B, C), as `fastsim.max_sim` gives them.
+
+    The other parameters as there: positives (B,), exclude ((B,), (C,)).
+    """
     options = {"temperature": temperature, "symmetric": symmetric, "exclude": exclude}
     return info_nce_from_scores(scores, positives, **options, reduction=reduction)
 
@@ -206,6 +211,8 @@ def late_interaction_distillation(
 
     For documents that a cross-encoder has scored. Where only the positive is known, take
     `late_interaction`. Rows are independent: on several processes the local mean is right.
+
+    Formula and source: fastsim/losses/late_interaction.py.
 
     Args:
         queries: token embeddings (B, Lq, D).

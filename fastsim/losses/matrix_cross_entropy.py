@@ -63,6 +63,8 @@ def matrix_cross_entropy(
     For graded targets of every pair, or a teacher's scores. With a single positive a row it is
     `info_nce`; `matrix_mse` asks for the targets' values.
 
+    Formula and source: fastsim/losses/matrix_cross_entropy.py.
+
     Args:
         x: (N, D).
         y: (M, D).

@@ -49,6 +49,8 @@ def matrix_mse(
     For graded targets of every pair whose values are to be met; `cosent_matrix` asks for their
     order alone, `cosine_regression` is the same for a list of pairs.
 
+    Formula and source: fastsim/losses/matrix_mse.py.
+
     Args:
         x: (N, D).
         y: (M, D).

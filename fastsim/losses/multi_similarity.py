@@ -44,6 +44,8 @@ def multi_similarity(
     For rows with a class or group id, when the hard pairs should count most; `circle` weights
     each pair by its own distance from the optimum, `sup_con` is a softmax without hinges.
 
+    Formula and source: fastsim/losses/multi_similarity.py.
+
     Args:
         embeddings: (N, D).
         groups: (N,) integers; equal ones are positives of each other.

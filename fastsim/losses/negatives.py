@@ -5,6 +5,8 @@
 
 The mean is a product with the sum of all candidates, so no pass over N x M; the closest is one,
 forward only, and its gradient touches one candidate a row.
+
+Source: that of `full_triplet`, fastsim/losses/full_triplet.py.
 """
 
 import torch
@@ -26,6 +28,8 @@ def mean_negative(anchors: Tensor, positives: Tensor, *, backend: str | None = N
     """Mean cosine of each anchor with the other columns: column i is row i's positive.
 
     A part of `full_triplet`, for a loss of your own. It takes O((N + M) D), without any score.
+
+    Formula and source: fastsim/losses/negatives.py.
 
     Args:
         anchors: (N, D).
@@ -57,6 +61,8 @@ def closest_negative(
     """The closest negative of each anchor: column i is row i's positive.
 
     A part of `full_triplet`, for a loss of your own. `top_k` finds the best of a whole corpus.
+
+    Formula and source: fastsim/losses/negatives.py.
 
     Args:
         anchors: (N, D).

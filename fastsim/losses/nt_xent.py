@@ -44,6 +44,8 @@ def nt_xent(
     For rows with a class or group id, or two views of each image. Unlike in `sup_con` the positives
     of a row do not compete with each other.
 
+    Formula and source: fastsim/losses/nt_xent.py.
+
     Args:
         embeddings: (N, D).
         groups: (N,) integers; equal ones are positives of each other.

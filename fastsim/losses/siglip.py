@@ -75,6 +75,8 @@ def siglip(
     alone, so there is no softmax over the batch; with one positive a row, `info_nce` is its
     neighbour.
 
+    Formula and source: fastsim/losses/siglip.py.
+
     Args:
         x: (N, D).
         y: (M, D).

@@ -41,6 +41,8 @@ def sup_con(
     For rows with a class or group id. In `nt_xent` the positives of a row do not compete with each
     other; `multi_similarity` and `circle` weight pairs by how hard they are.
 
+    Formula and source: fastsim/losses/sup_con.py.
+
     Args:
         embeddings: (N, D).
         groups: (N,) integers; equal ones are positives of each other.

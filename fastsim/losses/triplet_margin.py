@@ -37,6 +37,8 @@ def triplet_margin(
     For triplets that somebody mined, as Sentence-BERT had them. `info_nce` with hard negatives
     takes the whole batch for negatives as well.
 
+    Formula and source: fastsim/losses/triplet_margin.py.
+
     Args:
         anchors, positives, negatives: (N, D) each.
         margin: a number, by how much the positive is to be closer than the negative.

@@ -139,8 +139,8 @@ def wrong(name, kind, pattern, call):
             for given in (5, None, "query_to_doc")
         ),
         *(
-            wrong(f"{loss.__name__} {given}", ValueError, "largest_class: wanted a positive int",
-                  lambda loss=loss, given=given: loss(X, GROUPS, largest_class=given))
+            wrong(f"{loss.__name__} {given}", ValueError, "largest_group: wanted a positive int",
+                  lambda loss=loss, given=given: loss(X, GROUPS, largest_group=given))
             for loss in (losses.batch_all_triplet, losses.batch_semi_hard_triplet)
             for given in (1.5, 0, True)
         ),
