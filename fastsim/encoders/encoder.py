@@ -151,10 +151,15 @@ class Encoder(nn.Module):
         everywhere.
         """
         import peft
+        from transformers.pytorch_utils import Conv1D
 
-        kind = peft.TaskType.FEATURE_EXTRACTION
         config = peft.LoraConfig(
-            task_type=kind, r=rank, lora_alpha=scale * rank, target_modules="all-linear"
+            task_type=peft.TaskType.FEATURE_EXTRACTION,
+            r=rank,
+            lora_alpha=scale * rank,
+            target_modules="all-linear",
+            # GPT-2's linear layers hold their weights transposed.
+            fan_in_fan_out=any(isinstance(module, Conv1D) for module in self.model.modules()),
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # peft's use of transformers
