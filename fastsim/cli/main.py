@@ -39,17 +39,27 @@ def info(json_wanted):
 @click.option(
     "--backend", multiple=True, type=click.Choice(["triton", "cuda"]), help="Both, if not given."
 )
-def verify(device, backend):
+@click.option(
+    "--kind", multiple=True, help="Of loss, as `fastsim verify` lists them; all, if not given."
+)
+@click.option(
+    "--dtype",
+    multiple=True,
+    type=click.Choice(["float32", "float16", "bfloat16"]),
+    help="Of the embeddings; all, if not given.",
+)
+def verify(device, backend, kind, dtype):
     """Check and time the GPU kernels on this machine.
 
-    Each backend, kind of loss and dtype in a process of its own. What is right and faster than
-    the torch backend is from then on taken by default; everything else is not.
+    Each backend, kind of loss and dtype is checked in a process of its own. It compiles its kernels
+    first, so a check takes minutes. What is right and faster than the torch backend is from then on
+    taken by default; everything else is not.
 
-    Example: fastsim verify --device cuda:0
+    Example: fastsim verify --device cuda:0 --kind softmax --dtype bfloat16
     """
     from fastsim.cli.verify import lines
 
-    for line in lines(device, backend):
+    for line in lines(device, backend, kind, dtype):
         click.echo(line)
 
 

@@ -23,12 +23,18 @@ def candidates(device, wanted):
     return names, reasons
 
 
-def lines(device, wanted=()):
-    """What is said while everything is checked."""
+def lines(device, wanted=(), kinds=(), dtypes=()):
+    """What is said while the kinds and dtypes are checked, of none all."""
     device = torch.device(device)
+    for kind in kinds:
+        if kind not in run.KINDS:
+            raise ValueError(f"--kind: wanted one of {', '.join(run.KINDS)}, got {kind!r}")
+    asked = {"kinds": kinds or run.KINDS}
+    if dtypes:
+        asked["dtypes"] = [getattr(torch, dtype) for dtype in dtypes]
     names, reasons = candidates(device, wanted)
     yield from (f"not checked: {reason}" for reason in reasons)
-    for verdict in run.everything(device, names):
+    for verdict in run.everything(device, names, **asked):
         of = verdict.key
         precision = f" ({of['precision']})" if of["precision"] else ""
         yield f"{of['backend']:<7} {of['kind']:<17} {of['dtype']}{precision}: {verdict.sentence}"

@@ -39,21 +39,28 @@ def shapes(backend, dtype, device):
     return (*SMALL, (512, 1024, 256), (333, 517, 200), *deep, (side, side + 7, 96))
 
 
-def faults(backend, kind, dtype, device):
-    """Sentences: the first thing that is wrong, or none."""
+def _nobody(step):
+    """Is told a step."""
+
+
+def faults(backend, kind, dtype, device, told=_nobody):
+    """Sentences: the first thing that is wrong, or none. told: is given each step as it begins."""
     for shape in shapes(backend, dtype, device):
         for problem in served(backend, kind, shape, dtype):
+            step = f"{problem.name} at {' x '.join(map(str, shape))}"
             for way in WAYS:
+                told(step)
                 with way():
                     fault = _fault(backend, problem, dtype, device)
                 if fault:
-                    return [f"{problem.name} at {' x '.join(map(str, shape))}: {fault}"]
+                    return [f"{step}: {fault}"]
     found = []
     for way in WAYS:
+        told("calls")
         with way():
             made = served(backend, kind, SMALL[1], dtype)
             found = found or _faults_of_calls(backend, made, device)
-    return found or _faults_of_panels(backend, served(backend, kind, TALL, dtype), device)
+    return found or _faults_of_panels(backend, served(backend, kind, TALL, dtype), device, told)
 
 
 def served(backend, kind, shape, dtype):
@@ -111,13 +118,15 @@ def _faults_of_calls(backend, made, device):
     return []
 
 
-def _faults_of_panels(backend, made, device):
+def _faults_of_panels(backend, made, device, told):
     """What shows where scores are computed again, panel after panel, rather than kept."""
     with variables({panel.VARIABLE: SMALLEST}):
         for problem in made if device.type != "cpu" else made[:1]:
+            step = f"{problem.name} over several panels"
+            told(step)
             fault = _fault(backend, problem, problem.leaves[0].dtype, device)
             if fault:
-                return [f"{problem.name} over several panels: {fault}"]
+                return [f"{step}: {fault}"]
     return []
 
 
@@ -147,12 +156,13 @@ def outputs(problem, backend, device, dtype=None):
     return [value.detach(), *(t.grad for t in (*leaves, *learnt.values()))]
 
 
-def ratio(backend, kind, dtype, device):
+def ratio(backend, kind, dtype, device, told):
     """Time of forward and backward over that of the torch backend, the mean over the sizes."""
     if device.type == "cpu":  # interpreted kernels have no speed
         return None
     ratios = []
     for rows in TIMED:
+        told(f"the time of {rows} rows")
         problem = problems(kind, (rows, rows, WIDTH), dtype)[0]
         ratios.append(_time(problem, backend, device) / _time(problem, "torch", device))
     return statistics.geometric_mean(ratios)
@@ -169,8 +179,11 @@ def _time(problem, backend, device, rounds=7):
     return statistics.median(times[2:])
 
 
-def verdict(backend, kind, dtype, device):
-    """(served, reason, ratio) of one backend, kind and dtype on one device."""
+def verdict(backend, kind, dtype, device, told=_nobody):
+    """(served, reason, ratio) of one backend, kind and dtype on one device.
+
+    told: as of `faults`.
+    """
     reason = get(backend).unsupported_reason(
         torch.empty(1, 1, dtype=dtype, device=device), kind=kind
     )
@@ -178,7 +191,7 @@ def verdict(backend, kind, dtype, device):
         return False, reason, None
     # The backend to compare with compiles where it is timed: here it would for every option.
     with variables({compiled.VARIABLE: "0"}):
-        found = faults(backend, kind, dtype, device)
+        found = faults(backend, kind, dtype, device, told)
     if found:
         return False, found[0], None
-    return True, None, ratio(backend, kind, dtype, device)
+    return True, None, ratio(backend, kind, dtype, device, told)

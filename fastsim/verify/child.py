@@ -1,13 +1,14 @@
 """python -m fastsim.verify.child BACKEND KIND DTYPE DEVICE PRECISION [MODULE]: one check, in here.
 
 PRECISION is that of float32 products, which a new process does not have from its parent. MODULE is
-imported first: a backend from elsewhere registers itself there. The last line of the output is
-[served, reason, ratio] as JSON.
+imported first: a backend from elsewhere registers itself there. Each line of the output names the
+step that begins; the last one is [served, reason, ratio] as JSON.
 """
 
 import importlib
 import json
 import sys
+from functools import partial
 
 import torch
 
@@ -20,7 +21,8 @@ def main(backend, kind, dtype, device, precision, module=None):
     if module is not None:
         importlib.import_module(module)
     try:
-        found = checks.verdict(backend, kind, getattr(torch, dtype), torch.device(device))
+        place = backend, kind, getattr(torch, dtype), torch.device(device)
+        found = checks.verdict(*place, told=partial(print, flush=True))
     except Exception as error:  # of any kind: a backend that raises is not right
         lines = str(error).strip().splitlines() or [""]
         found = False, f"{type(error).__name__}: {lines[0]}"[:300], None

@@ -2,9 +2,12 @@
 
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import warnings
 
 import torch
@@ -13,15 +16,17 @@ from fastsim.backends import get
 from fastsim.verify import verdicts
 from fastsim.verify.cases import KINDS
 
-LIMIT = 300.0  # seconds of one check
+# Seconds of a step of a check, which may compile kernels: those of a whole check, up to 150, take
+# minutes, so no limit of a check tells a slow processor from a kernel that hangs.
+LIMIT = 300.0
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def verify(backend, kind, dtype, device, *, precision=None, limit=LIMIT, module=None):
     """Checks one backend, kind and dtype on a device, and keeps and returns the verdict.
 
-    precision: of float32 products, as for `verdicts.key`. limit: seconds, after which it counts as
-    hanging. module: imported by the process first.
+    precision: of float32 products, as for `verdicts.key`. limit: seconds, after which a step counts
+    as hanging. module: imported by the process first.
     """
     of = verdicts.key(backend, kind, dtype, device, precision)
     served, reason, ratio = _checked(backend, kind, dtype, device, of["precision"], limit, module)
@@ -32,13 +37,13 @@ def verify(backend, kind, dtype, device, *, precision=None, limit=LIMIT, module=
     return verdict
 
 
-def everything(device, backends):
-    """The verdicts of every kind and dtype, of float32 at each precision, one after the other."""
+def everything(device, backends, kinds=KINDS, dtypes=DTYPES):
+    """The verdicts of these kinds and dtypes, of float32 at each precision, one after the other."""
     for backend in backends:
-        for kind in KINDS:
+        for kind in kinds:
             if kind not in get(backend).kinds():
                 continue
-            for dtype in DTYPES:
+            for dtype in dtypes:
                 for precision in verdicts.PRECISIONS if dtype == torch.float32 else ("",):
                     yield verify(backend, kind, dtype, device, precision=precision)
 
@@ -51,26 +56,50 @@ def _checked(backend, kind, dtype, device, precision, limit, module):
     environment = {
         k: v for k, v in os.environ.items() if k not in ("FASTSIM_BACKEND", verdicts.ASK)
     }
-    process = subprocess.Popen(
-        command + ([module] if module else []),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        start_new_session=True,  # so that what it has started ends with it
-    )
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            command + ([module] if module else []),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment,
+            start_new_session=True,  # so that what it has started ends with it
+        )
+        said = ""  # each line names the step that begins; the last one is the result
+        try:
+            for line in _lines(process, limit):
+                said = line.strip() or said
+            process.wait(limit)
+        except (queue.Empty, subprocess.TimeoutExpired):
+            _end(process)
+            return False, f"a step did not finish within {limit:g} s{_at(said)}", None
+        errors.seek(0)
+        if process.returncode:
+            return False, _ending(process.returncode, errors.read()) + _at(said), None
     try:
-        out, errors = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        _end(process)
-        return False, f"it did not finish within {limit:g} s", None
-    if process.returncode:
-        return False, _ending(process.returncode, errors), None
-    try:
-        served, reason, ratio = json.loads(out.strip().splitlines()[-1])
-    except (ValueError, IndexError):
-        return False, "its process ended without a result", None
+        served, reason, ratio = json.loads(said)
+    except ValueError:
+        return False, f"its process ended without a result{_at(said)}", None
     return served, reason, ratio
+
+
+def _lines(process, limit):
+    """The lines that a process says; queue.Empty where one takes longer than `limit` seconds."""
+    said = queue.SimpleQueue()
+
+    def read():
+        with process.stdout as lines:
+            for line in lines:
+                said.put(line)
+        said.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    while (line := said.get(timeout=limit)) is not None:
+        yield line
+
+
+def _at(step):
+    return f" ({step})" if step else ""
 
 
 def _end(process):
@@ -79,7 +108,7 @@ def _end(process):
         os.killpg(process.pid, signal.SIGKILL)
     except (AttributeError, ProcessLookupError):  # no groups here, or it has just ended
         process.kill()
-    process.communicate()
+    process.wait()
 
 
 def _ending(code, errors):

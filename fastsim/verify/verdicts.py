@@ -292,7 +292,8 @@ def fastest(names, kind, dtype, device):
             _tell(
                 device,
                 f"`auto` takes the torch backend on {device}: `fastsim verify --device {device}`"
-                f" finds out whether {', '.join(names)} may be taken there, and is faster",
+                f" finds out whether {', '.join(names)} may be taken there, and is faster;"
+                f" with --kind {kind} --dtype {str(dtype).removeprefix('torch.')} for such calls",
             )
         elif not of.served:
             _tell((device, name, kind), f"`auto` leaves {name} out for {kind}: {of.reason}")
