@@ -6,20 +6,13 @@ import pytest
 
 pytest.importorskip("transformers")
 pytest.importorskip("datasets")
+import fastsim
 from fastsim.encoders.encoder import Encoder
 from fastsim.training import demo
 from tests import models
 from tests.cli.test_cli import one_line, run, train
 
 KEPT, HELD = demo.situations()
-
-
-@pytest.fixture
-def tuples(tmp_path):
-    rows = [{"anchor": row[0], "positive": row[1]} for row in KEPT[:24]]
-    path = tmp_path / "tuples.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def test_a_file_of_options_a_dry_run_and_the_run(tuples, tmp_path):
@@ -58,74 +51,6 @@ def test_a_file_of_options_a_dry_run_and_the_run(tuples, tmp_path):
     config.write_text("no-such-option: 1\n")
     result = train(tuples, out, "--config", config, loss="info_nce")
     assert "no option 'no-such-option'" in result.stderr
-
-
-def test_mine_writes_triplets_that_train(tuples, tmp_path):
-    output = tmp_path / "mined.jsonl"
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("\n".join(row[2] for row in KEPT[:24]) + "\n" + KEPT[0][0])
-    result = run(
-        *("mine", "--model", models.tiny_bert(), "--pairs", tuples, "--corpus", corpus),
-        *("--output", output, "--count", 2, "--cpu"),
-    )
-    assert result.exit_code == 0, result.output
-    rows = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [row["anchor"] for row in rows] == [row[0] for row in KEPT[:24]]
-    positives = {row["anchor"]: row["positive"] for row in rows}
-    for row in rows:
-        negatives = {row["negative"], row["negative_2"]}
-        assert len(negatives) == 2
-        assert not negatives & {row["anchor"], positives[row["anchor"]]}
-    # By hand for one of them.
-    encoder = Encoder.from_pretrained(models.tiny_bert())
-    texts = [row[1] for row in KEPT[:24]] + corpus.read_text().splitlines()
-    vectors = encoder.encode(texts, normalize=True)
-    scores = vectors @ encoder.encode([KEPT[3][0]], normalize=True)[0]
-    best = [texts[i] for i in scores.argsort(descending=True).tolist() if texts[i] != KEPT[3][1]]
-    assert [rows[3]["negative"], rows[3]["negative_2"]] == best[:2]
-    result = train(output, tmp_path / "out", "--max-steps", 1, loss="info_nce")
-    assert result.exit_code == 0, result.output
-    result = run(
-        *("mine", "--model", models.tiny_bert(), "--pairs", tuples, "--corpus", corpus),
-        *("--output", tmp_path / "second", "--first", 2, "--last", 2, "--cpu"),
-    )
-    assert result.exit_code == 0, result.output
-    second = [json.loads(line) for line in (tmp_path / "second").read_text().splitlines()]
-    assert [row["negative"] for row in second] == [row["negative_2"] for row in rows]
-
-
-def test_mine_writes_over_nothing_that_is_read_or_there(tuples, tmp_path, monkeypatch):
-    def unused(*arguments, **options):
-        raise AssertionError("the output is looked at before anything is encoded")
-
-    corpus, there = tmp_path / "corpus.txt", tmp_path / "there.jsonl"
-    corpus.write_text("one\n")
-    there.write_text("mine")
-    before = tuples.read_text()
-    command = ("mine", "--model", models.tiny_bert(), "--pairs", tuples, "--corpus", corpus)
-    with monkeypatch.context() as patch:
-        patch.setattr(Encoder, "encode", unused)
-        for output, *more, code, reason in (
-            (tuples, "--overwrite", 5, "wanted another file than those read"),
-            (corpus, "--overwrite", 5, "wanted another file than those read"),
-            (there, 5, "is there already; --overwrite"),
-            (tmp_path, "--overwrite", 5, "wanted a file"),
-            (tmp_path / "no/such", 5, "No such file"),
-            (tmp_path / "new.csv", 5, "wanted a name that ends in .jsonl"),
-            (tmp_path / "new.json", 5, "wanted a name that ends in .jsonl"),
-            (tmp_path / "new.jsonl.gz", 5, "wanted a name that ends in .jsonl"),
-            (tmp_path / "new", "--first", 5, "--last", 3, 2, "--last: wanted at least 5"),
-        ):
-            result = run(*command, "--output", output, "--cpu", *more)
-            one_line(result, code, reason)
-    assert (tuples.read_text(), corpus.read_text(), there.read_text()) == (before, "one\n", "mine")
-    assert not (tmp_path / "new").exists()
-    result = run(*command, "--output", there, "--overwrite", "--cpu")
-    assert result.exit_code == 0, result.output
-    assert json.loads(there.read_text().splitlines()[0])["anchor"] == KEPT[0][0]
-    there.write_text('{"anchor": "a", "positive": "b", "negative": "c"}\n')
-    result = run("mine", "--pairs", there, "--output", tmp_path / "new", "--cpu")
-    one_line(result, 3, "wanted the columns anchor and positive alone, got anchor, positive, nega")
 
 
 @pytest.mark.parametrize(
@@ -254,7 +179,6 @@ def test_a_model_of_nan_is_refused(tmp_path):
 
 
 def test_the_version():
-    import fastsim
 
     assert fastsim.__version__ in run("--version").output
 
