@@ -26,9 +26,6 @@ class RankError(RuntimeError):
 @contextmanager
 def failures_are_told(group):
     """What is raised within, before the ranks have agreed, is told to the other ranks."""
-    if getattr(_calls, "open", None) is not None:  # within another call, which tells them
-        yield
-        return
     _calls.open = group
     try:
         yield
