@@ -24,7 +24,7 @@ def candidates(device, wanted):
 
 
 def lines(device, wanted=(), kinds=(), dtypes=()):
-    """What is said while the kinds and dtypes are checked, of none all."""
+    """What is said while kinds of loss and dtypes are checked; without names, all of them."""
     device = torch.device(device)
     for kind in kinds:
         if kind not in run.KINDS:

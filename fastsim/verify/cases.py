@@ -90,7 +90,7 @@ def _with_extras(name, x, y, learnt, **options):
 
 
 def _dot(loss, leaves, given, learnt, **options):
-    """Of the products of rows as they are, which are about 20 times cosines."""
+    """Of the products of rows as they are, about the root of the width in size."""
     options["similarity"] = "dot"
     return Problem("dot", loss, leaves, given, options, learnt, extras=(DOT,))
 
