@@ -29,12 +29,10 @@ def lines(device, wanted=(), kinds=(), dtypes=()):
     for kind in kinds:
         if kind not in run.KINDS:
             raise ValueError(f"--kind: wanted one of {', '.join(run.KINDS)}, got {kind!r}")
-    asked = {"kinds": kinds or run.KINDS}
-    if dtypes:
-        asked["dtypes"] = [getattr(torch, dtype) for dtype in dtypes]
+    asked = kinds or run.KINDS, [getattr(torch, dtype) for dtype in dtypes] or run.DTYPES
     names, reasons = candidates(device, wanted)
     yield from (f"not checked: {reason}" for reason in reasons)
-    for verdict in run.everything(device, names, **asked):
+    for verdict in run.everything(device, names, *asked):
         of = verdict.key
         precision = f" ({of['precision']})" if of["precision"] else ""
         yield f"{of['backend']:<7} {of['kind']:<17} {of['dtype']}{precision}: {verdict.sentence}"
