@@ -48,18 +48,24 @@ def info(json_wanted):
     type=click.Choice(["float32", "float16", "bfloat16"]),
     help="Of the embeddings; all, if not given.",
 )
-def verify(device, backend, kind, dtype):
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Checks at once. By default one for each core, fewer if the device's memory is short.",
+)
+def verify(device, backend, kind, dtype, jobs):
     """Check and time the GPU kernels on this machine.
 
     Each backend, kind of loss and dtype is checked in a process of its own. It compiles its kernels
-    first, so a check takes minutes. What is right and faster than the torch backend is from then on
-    taken by default; everything else is not.
+    first, so a check takes minutes; several run at once. Times are taken when no check runs.
+    What is right and faster than the torch backend is from then on taken by default; everything
+    else is not.
 
     Example: fastsim verify --device cuda:0 --kind softmax --dtype bfloat16
     """
     from fastsim.cli.verify import lines
 
-    for line in lines(device, backend, kind, dtype):
+    for line in lines(device, backend, kind, dtype, jobs):
         click.echo(line)
 
 

@@ -23,8 +23,11 @@ def candidates(device, wanted):
     return names, reasons
 
 
-def lines(device, wanted=(), kinds=(), dtypes=()):
-    """What is said while kinds of loss and dtypes are checked; without names, all of them."""
+def lines(device, wanted=(), kinds=(), dtypes=(), jobs=None):
+    """What is said while kinds of loss and dtypes are checked; without names, all of them.
+
+    jobs: checks at once, by default as many as the machine has the means for.
+    """
     device = torch.device(device)
     for kind in kinds:
         if kind not in run.KINDS:
@@ -32,7 +35,12 @@ def lines(device, wanted=(), kinds=(), dtypes=()):
     asked = kinds or run.KINDS, [getattr(torch, dtype) for dtype in dtypes] or run.DTYPES
     names, reasons = candidates(device, wanted)
     yield from (f"not checked: {reason}" for reason in reasons)
-    for verdict in run.everything(device, names, *asked):
+    checks = [*run.checks_of(device, names, *asked)]
+    if not checks:
+        return
+    jobs = min(jobs or run.most_at_once(device), len(checks))
+    yield f"{len(checks)} checks, {jobs} at once"
+    for verdict in run.verdicts_of(checks, jobs):
         of = verdict.key
         precision = f" ({of['precision']})" if of["precision"] else ""
         yield f"{of['backend']:<7} {of['kind']:<17} {of['dtype']}{precision}: {verdict.sentence}"

@@ -156,16 +156,19 @@ def outputs(problem, backend, device, dtype=None):
     return [value.detach(), *(t.grad for t in (*leaves, *learnt.values()))]
 
 
-def ratio(backend, kind, dtype, device, told):
+def ratio(backend, kind, dtype, device, told=_nobody):
     """Time of forward and backward over that of the torch backend, the mean over the sizes."""
-    if device.type == "cpu":  # interpreted kernels have no speed
-        return None
     ratios = []
-    for rows in TIMED:
-        told(f"the time of {rows} rows")
-        problem = problems(kind, (rows, rows, WIDTH), dtype)[0]
+    for step, problem in _timed(kind, dtype):
+        told(f"the time of {step}")
         ratios.append(_time(problem, backend, device) / _time(problem, "torch", device))
     return statistics.geometric_mean(ratios)
+
+
+def _timed(kind, dtype):
+    """(name, problem) of every size that is timed."""
+    for rows in TIMED:
+        yield f"{rows} rows", problems(kind, (rows, rows, WIDTH), dtype)[0]
 
 
 def _time(problem, backend, device, rounds=7):
@@ -179,8 +182,8 @@ def _time(problem, backend, device, rounds=7):
     return statistics.median(times[2:])
 
 
-def verdict(backend, kind, dtype, device, told=_nobody):
-    """(served, reason, ratio) of one backend, kind and dtype on one device.
+def refusal(backend, kind, dtype, device, told=_nobody):
+    """Why a backend is not to be used on a device for a kind and a dtype, a sentence, or None.
 
     told: as of `faults`.
     """
@@ -188,10 +191,15 @@ def verdict(backend, kind, dtype, device, told=_nobody):
         torch.empty(1, 1, dtype=dtype, device=device), kind=kind
     )
     if reason is not None:
-        return False, reason, None
+        return reason
     # The backend to compare with compiles where it is timed: here it would for every option.
     with variables({compiled.VARIABLE: "0"}):
         found = faults(backend, kind, dtype, device, told)
     if found:
-        return False, found[0], None
-    return True, None, ratio(backend, kind, dtype, device, told)
+        return found[0]
+    if device.type != "cpu":  # what is compiled here, beside other checks, is there to be timed
+        for step, problem in _timed(kind, dtype):
+            for name in (backend, "torch"):
+                told(f"compilation for {step} ({name})")
+                outputs(problem, name, device)
+    return None

@@ -1,8 +1,9 @@
-"""python -m fastsim.verify.child BACKEND KIND DTYPE DEVICE PRECISION [MODULE]: one check, in here.
+"""python -m fastsim.verify.child PART BACKEND KIND DTYPE DEVICE PRECISION [MODULE], in a process.
 
-PRECISION is that of float32 products, which a new process does not have from its parent. MODULE is
-imported first: a backend from elsewhere registers itself there. Each line of the output names the
-step that begins; the last one is [served, reason, ratio] as JSON.
+PART: "refusal", whether the kernel is right, or "ratio", how fast it is. PRECISION is that of
+float32 products, which a new process does not have from its parent. MODULE is imported first: a
+backend from elsewhere registers itself there. Each line of the output names the step that begins;
+the last one is [reason to refuse the kernel, ratio] as JSON, null for what there is not.
 """
 
 import importlib
@@ -15,17 +16,20 @@ import torch
 from fastsim.verify import checks
 
 
-def main(backend, kind, dtype, device, precision, module=None):
-    """Checks and prints."""
+def main(part, backend, kind, dtype, device, precision, module=None):
+    """Does that part of a check, and prints."""
     torch.set_float32_matmul_precision(precision)
     if module is not None:
         importlib.import_module(module)
+    place = backend, kind, getattr(torch, dtype), torch.device(device), partial(print, flush=True)
     try:
-        place = backend, kind, getattr(torch, dtype), torch.device(device)
-        found = checks.verdict(*place, told=partial(print, flush=True))
+        if part == "refusal":
+            found = checks.refusal(*place), None
+        else:
+            found = None, checks.ratio(*place)
     except Exception as error:  # of any kind: a backend that raises is not right
         lines = str(error).strip().splitlines() or [""]
-        found = False, f"{type(error).__name__}: {lines[0]}"[:300], None
+        found = f"{type(error).__name__}: {lines[0]}"[:300], None
     print(json.dumps(found), flush=True)
 
 

@@ -9,6 +9,7 @@ import torch
 import fastsim
 from fastsim.backends import get, panel
 from fastsim.backends.extras import DOT
+from fastsim.backends.torch import compiled
 from fastsim.backends.triton import backend as triton_backend
 from fastsim.backends.triton.kernels import table
 from fastsim.engine.one_call import panels_alone
@@ -74,6 +75,48 @@ def test_every_way_is_checked(monkeypatch):
     monkeypatch.setattr(checks, "_fault", fault)
     assert checks.faults("torch", "sigmoid", torch.float32, CPU) == []
     assert ways == {(False, False), (True, False), (False, True)}
+
+
+def test_what_is_timed_is_compiled_before(monkeypatch):
+    """In the same sizes, by both backends, and by torch.compile where it is timed with it."""
+    monkeypatch.setattr(checks, "TIMED", (5, 7))
+    monkeypatch.setattr(checks, "WIDTH", 4)
+    made, told = [], []
+
+    def outputs(problem, backend, device):
+        made.append((backend, problem.leaves[0].shape, os.environ.get(compiled.VARIABLE)))
+
+    def faults(*place):
+        assert os.environ[compiled.VARIABLE] == "0"
+        return []
+
+    monkeypatch.setattr(checks, "outputs", outputs)
+    monkeypatch.setattr(checks, "faults", faults)
+    monkeypatch.delenv(compiled.VARIABLE, raising=False)
+    place = "torch", "sigmoid", torch.float32
+    assert checks.refusal(*place, torch.device("meta"), told.append) is None
+    assert made == [("torch", (rows, 4), None) for rows in (5, 5, 7, 7)]
+    assert told[0] == "compilation for 5 rows (torch)"
+    assert len(told) == len(made)
+    made.clear()
+    assert checks.refusal(*place, CPU) is None
+    assert not made  # where nothing is timed
+
+
+def test_the_ratio_is_the_mean_of_all_sizes(monkeypatch):
+    """The geometric one: twice as fast at one size and half as fast at another is as fast."""
+    monkeypatch.setattr(checks, "TIMED", (5, 7, 9))
+    monkeypatch.setattr(checks, "WIDTH", 4)
+    seconds = {("mine", 5): 1.0, ("mine", 7): 4.0, ("mine", 9): 54.0}
+    told = []
+
+    def time(problem, backend, device):
+        return seconds.get((backend, len(problem.leaves[0])), 2.0)
+
+    monkeypatch.setattr(checks, "_time", time)
+    found = checks.ratio("mine", "sigmoid", torch.float32, torch.device("meta"), told.append)
+    assert found == pytest.approx(3.0)
+    assert told == [f"the time of {rows} rows" for rows in (5, 7, 9)]
 
 
 def test_canaries_show_what_is_written_on_either_side():

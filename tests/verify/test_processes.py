@@ -3,9 +3,9 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
-import time
 import warnings
 
 import pytest
@@ -15,11 +15,12 @@ from click.testing import CliRunner
 import fastsim
 from fastsim.cli.main import main
 from fastsim.cli.verify import candidates, lines
-from fastsim.verify import checks, child, run, verdicts
+from fastsim.verify import checks, child, process, run, verdicts
 from tests.verify import fakes
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
+CHECK = process.Check("fake", "sigmoid", torch.float32, CPU, "highest")
 
 
 def checked(name, kind="sigmoid", limit=60.0):
@@ -34,13 +35,17 @@ def checked(name, kind="sigmoid", limit=60.0):
 def here(monkeypatch, capsys):
     """`checked` without a process: what a checking process does, done in this one."""
 
-    def check(backend, kind, dtype, device, precision, limit, module):
-        child.main(backend, kind, str(dtype).removeprefix("torch."), str(device), precision)
-        return json.loads(capsys.readouterr().out.splitlines()[-1])
+    def results(part, asked, limit, module):
+        found = []
+        for backend, kind, dtype, device, precision in asked:
+            named = str(dtype).removeprefix("torch."), str(device), precision
+            child.main(part, backend, kind, *named)
+            found.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
+        return found
 
     known = fastsim.backends.__globals__["_BACKENDS"] | {fake.name: fake for fake in fakes.ALL}
     monkeypatch.setitem(fastsim.backends.__globals__, "_BACKENDS", known)
-    monkeypatch.setattr(run, "_checked", check)
+    monkeypatch.setattr(run, "results", results)
     return checked
 
 
@@ -78,7 +83,7 @@ def test_what_is_right_is_served(here):
 @pytest.mark.parametrize(
     ("code", "out", "said"),
     [
-        (0, "a word\n[true, null, 0.5]\n", None),
+        (0, "a word\n[null, 0.5]\n", None),
         (0, "", "its process ended without a result"),
         (0, "a word\n", "its process ended without a result (a word)"),
         (-9, "", "its process was ended by SIGKILL"),
@@ -95,30 +100,31 @@ def test_a_process_says_how_it_ended(code, out, said, monkeypatch):
         def __init__(self, command, env, stderr, **_):
             assert not env.keys() & {"FASTSIM_BACKEND", "FASTSIM_VERIFY"}
             assert env["FASTSIM_CACHE"] == os.environ["FASTSIM_CACHE"]
-
             self.stdout = io.StringIO(out)
             stderr.write("a line\nthe last line\n")
 
         def wait(self, timeout):
             pass
 
-    monkeypatch.setattr(run.subprocess, "Popen", Process)
+        def poll(self):
+            return code
+
+    monkeypatch.setattr(process.subprocess, "Popen", Process)
     monkeypatch.setenv("FASTSIM_BACKEND", "torch")
     monkeypatch.setenv("FASTSIM_VERIFY", "1")
-    found = run._checked("fake", "sigmoid", torch.float32, CPU, "highest", 60.0, None)
-    assert found == ((False, said, None) if said else (True, None, 0.5))
+    assert process.results("ratio", [CHECK], 60.0) == [(said, None if said else 0.5)]
 
 
 @pytest.mark.parametrize(
     ("pauses", "wanted"),
     [
-        ((1, 1, 1, 0), (True, None, 0.5)),
-        ((0, 60, 0, 0), (False, "a step did not finish within 2.5 s (step b)", None)),
-        ((0, 0, 0, 60), (False, "a step did not finish within 2.5 s ([true, null, 0.5])", None)),
+        ((1, 1, 1, 0), (None, 0.5)),
+        ((0, 60, 0, 0), ("a step did not finish within 2.5 s (step b)", None)),
+        ((0, 0, 0, 60), ("a step did not finish within 2.5 s ([null, 0.5])", None)),
     ],
 )
 def test_a_check_may_take_longer_than_a_step(pauses, wanted, monkeypatch):
-    lines = ["step a", "step b", "step c", "[true, null, 0.5]"]
+    lines = ["step a", "step b", "step c", "[null, 0.5]"]
     code = "import time\n" + "".join(
         f"print({line!r}, flush=True); time.sleep({pause})\n"
         for line, pause in zip(lines, pauses, strict=True)
@@ -128,13 +134,13 @@ def test_a_check_may_take_longer_than_a_step(pauses, wanted, monkeypatch):
     def begin(_, **options):
         return begun([sys.executable, "-c", code], **options)
 
-    monkeypatch.setattr(run.subprocess, "Popen", begin)
-    assert run._checked("fake", "sigmoid", torch.float32, CPU, "highest", 2.5, None) == wanted
+    monkeypatch.setattr(process.subprocess, "Popen", begin)
+    assert process.results("refusal", [CHECK], 2.5) == [wanted]
 
 
 def test_the_steps_of_a_check_are_told(here):
     told = []
-    checks.verdict("fake", "sigmoid", torch.float32, CPU, told.append)
+    checks.refusal("fake", "sigmoid", torch.float32, CPU, told.append)
     names = [one.name for one in checks.served("fake", "sigmoid", (5, 7, 4), torch.float32)]
     shapes = [" x ".join(map(str, shape)) for shape in checks.SMALL]
     wanted = [f"{name} at {shape}" for shape in shapes for name in names for _ in checks.WAYS]
@@ -142,16 +148,108 @@ def test_the_steps_of_a_check_are_told(here):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="wants groups of processes")
-def test_what_a_process_has_started_ends_with_it():
-    """Else its output would not end."""
-    begin = time.monotonic()
-    command = ["sh", "-c", "sleep 60 & echo; wait"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
-    with process.stdout as said:
-        said.readline()  # by now it has
-        run._end(process)
-        assert said.read() == b""
-    assert time.monotonic() - begin < 60
+def test_processes_end_with_what_they_have_started(monkeypatch):
+    """All of them, also where waiting for the first is broken off."""
+    begun, waiting, begin = [], [], subprocess.Popen
+
+    def begin_another(_, **options):
+        begun.append(begin(["sh", "-c", "sleep 600 & echo a step; wait"], **options))
+        return begun[-1]
+
+    def break_off(one, limit):
+        waiting.append(one)
+        assert one._lines.get(timeout=60) == "a step\n"  # by now it has started something
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(process.subprocess, "Popen", begin_another)
+    monkeypatch.setattr(process._Process, "result", break_off)
+    with pytest.raises(KeyboardInterrupt):
+        process.results("refusal", [CHECK] * 3, 60.0)
+    assert [one.returncode for one in begun] == [-signal.SIGKILL] * 3
+    assert waiting[0]._lines.get(timeout=60) is None  # what it has started writes no more
+
+
+def test_checks_run_at_once(monkeypatch):
+    """Each with its share of the cores, unless the user has said how many."""
+    begun = []
+
+    class Process:
+        """Which ends once all have begun."""
+
+        returncode = 0
+
+        def __init__(self, command, env, **_):
+            begun.append(env)
+            reason = command[4]
+            self.stdout = io.StringIO(f'["{reason}", null]\n')
+
+        def wait(self, timeout):
+            assert len(begun) == 3
+
+        def poll(self):
+            return 0
+
+    monkeypatch.setattr(process.subprocess, "Popen", Process)
+    monkeypatch.setattr(process, "cores", lambda: 7)
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+    asked = [CHECK._replace(backend=name) for name in ("a", "b", "c")]
+    assert process.results("refusal", asked, 60.0) == [(one.backend, None) for one in asked]
+    names = ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
+    assert [[env[name] for name in names] for env in begun] == [["5", "2"]] * 3
+    begun.clear()
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    begun += [None, None]
+    process.results("refusal", asked[:1], 60.0)
+    assert not begun[2].keys() & {*names}  # alone it has them all
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """The parts of checks that were done at once; what is named "lying" is refused, "fake" if it is
+    checked beside others.
+    """
+    done = []
+
+    def results(part, asked, limit, module=None):
+        done.append((part, *(check.kind for check in asked)))
+        wrong = {"lying", "fake"} if len(asked) > 1 else {"lying"}
+        ratio = None if part == "refusal" else 0.5
+        return [("it lies", None) if check.backend in wrong else (None, ratio) for check in asked]
+
+    monkeypatch.setattr(run, "results", results)
+    return done
+
+
+def test_times_are_taken_when_nothing_else_runs(parts, two_kernels):
+    asked = [process.Check("right", kind, torch.float16, META, "") for kind in "abc"]
+    made = list(run.verdicts_of(asked, 2))
+    pairs = [("refusal", "a", "b"), ("ratio", "a"), ("ratio", "b")]
+    assert parts == [*pairs, ("refusal", "c"), ("ratio", "c")]
+    assert [(one.key["kind"], one.served, one.ratio) for one in made] == [
+        (kind, True, 0.5) for kind in "abc"
+    ]
+
+
+def test_what_is_refused_beside_others_is_checked_alone(parts, two_kernels):
+    names = ("fake", "lying", "right")
+    asked = [process.Check(name, name, torch.float16, META, "") for name in names]
+    with pytest.warns(UserWarning, match="lying is not used for lying on meta: it lies"):
+        made = list(run.verdicts_of(asked, 3))
+    alone = [("refusal", "fake"), ("ratio", "fake"), ("refusal", "lying"), ("ratio", "right")]
+    assert parts == [("refusal", *names), *alone]
+    assert [one.served for one in made] == [True, False, True]
+    assert [verdicts.read(one.key) for one in made] == made
+
+
+@pytest.mark.parametrize(
+    ("free", "most"), [(80 << 30, 16), (30 << 30, 10), (4 << 30, 1), (1 << 30, 1)]
+)
+def test_so_many_checks_as_the_machine_can_run(free, most, monkeypatch):
+    monkeypatch.setattr(run, "cores", lambda: 16)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 90 << 30))
+    assert run.most_at_once(torch.device("cuda", 1)) == most
+    assert run.most_at_once(CPU) == 16
 
 
 @pytest.mark.parametrize("asked", ["highest", "high", "medium"])
@@ -168,30 +266,24 @@ def test_a_process_checks_at_the_precision_of_its_verdict(asked, precision):
 
 
 def test_float32_is_checked_at_each_precision(monkeypatch):
-    asked = []
-
-    def check(backend, kind, dtype, device, precision, limit, module):
-        asked.append((dtype, precision))
-        return True, None, None
-
-    monkeypatch.setattr(run, "_checked", check)
     known = dict(fastsim.backends.__globals__["_BACKENDS"]) | {"fake": fakes.Fake()}
     monkeypatch.setitem(fastsim.backends.__globals__, "_BACKENDS", known)
-    made = list(run.everything(META, ["fake"], ["sigmoid"]))
+    asked = [(c.dtype, c.precision) for c in run.checks_of(META, ["fake"], ["sigmoid"])]
     wide, *half = torch.float32, torch.float16, torch.bfloat16
     assert asked == [(wide, "highest"), (wide, "high"), *((dtype, "") for dtype in half)]
-    assert [verdict.key["precision"] for verdict in made] == [said for _, said in asked]
 
 
-def test_the_command_checks_what_is_asked_for(two_kernels, monkeypatch):
+def test_the_command_checks_what_is_asked_for(two_kernels, parts, monkeypatch):
     """And says of others why not."""
     names, reasons = candidates(META, ())
     assert names == ["fake", "lying"]
     assert [reason.partition(":")[0] for reason in reasons] == ["triton", "cuda"]
     assert candidates(META, ("lying",)) == (["lying"], [])
-    monkeypatch.setattr(run, "_checked", lambda *place: (True, None, 0.5))
     monkeypatch.setattr(run, "KINDS", ("sigmoid",))
-    said = [line.split(":") for line in lines("meta", ("fake",))]
+    first, *others = lines("meta", ("fake",), jobs=3)
+    assert first == "4 checks, 3 at once"
+    assert [len(kinds) for part, *kinds in parts if part == "refusal"][:1] == [3]
+    said = [line.split(":") for line in others]
     dtypes = ("float32 (highest)", "float32 (high)", "float16", "bfloat16")
     assert [" ".join(what.split()) for what, _ in said] == [f"fake sigmoid {d}" for d in dtypes]
     assert {sentence for _, sentence in said} == {" right, 0.50 times the torch backend's time"}
@@ -199,9 +291,15 @@ def test_the_command_checks_what_is_asked_for(two_kernels, monkeypatch):
 
 def test_the_command_checks_some_kinds_and_dtypes(two_kernels, monkeypatch):
     asked = []
-    monkeypatch.setattr(run, "_checked", lambda *place: asked.append(place[:3]) or (True, None, 1))
+
+    def verdicts_of(checks, jobs):
+        assert jobs == 3
+        asked.extend(check[:3] for check in checks)
+        return ()
+
+    monkeypatch.setattr(run, "verdicts_of", verdicts_of)
     options = ["--kind", "levels", "--kind", "sigmoid", "--dtype", "bfloat16"]
-    done = CliRunner().invoke(main, ["verify", "--device", "meta", *options])
+    done = CliRunner().invoke(main, ["verify", "--device", "meta", "--jobs", "3", *options])
     assert done.exit_code == 0, done.output
     wanted = [(name, kind, torch.bfloat16) for name in ("fake", "lying") for kind in options[1:4:2]]
     assert asked == wanted
