@@ -69,7 +69,6 @@ def compare(ours, theirs, tensors):
 
 @pytest.fixture
 def lightly(monkeypatch):
-    monkeypatch.setattr(overrides, "_said", set())
     name = "lightly.models.modules.memory_bank"
     alone(monkeypatch, name, "lightly.models.utils")
     folder = sys.modules["lightly"].__path__[0]
@@ -225,7 +224,6 @@ MODELS = "FlagEmbedding.finetune.embedder.encoder_only.base.modeling"
 @pytest.fixture
 def flag(monkeypatch):
     pytest.importorskip("transformers", reason="transformers is not installed")
-    monkeypatch.setattr(overrides, "_said", set())
     abstract = alone(monkeypatch, "FlagEmbedding.abc.finetune.embedder.AbsModeling")
     package = sys.modules["FlagEmbedding.abc.finetune.embedder"]
     monkeypatch.setattr(package, "AbsEmbedderModel", abstract.AbsEmbedderModel, raising=False)

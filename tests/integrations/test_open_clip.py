@@ -24,7 +24,7 @@ pytest.importorskip(
 )
 
 import fastsim
-from fastsim.integrations import open_clip, overrides
+from fastsim.integrations import open_clip
 from fastsim.integrations.open_clip import ClipLoss, CoCaLoss, SigLipLoss
 from fastsim.integrations.open_clip import features as scales
 from tests.integrations import open_clip_peer
@@ -207,8 +207,7 @@ def replaced(name, how):
 
 @pytest.mark.parametrize("how", ["subclass", "object"])
 @pytest.mark.parametrize("name", PAIRS)
-def test_logits_that_are_replaced(name, how, monkeypatch):
-    monkeypatch.setattr(overrides, "_said", set())
+def test_logits_that_are_replaced(name, how):
     image, text, scale, bias = arguments(name, True, (), True)
     ours, theirs = replaced(name, how)
     plain = PAIRS[name]()(image, text, scale, bias)
@@ -220,7 +219,6 @@ def test_logits_that_are_replaced(name, how, monkeypatch):
 
 
 def test_a_patch_of_their_class(monkeypatch):
-    monkeypatch.setattr(overrides, "_said", set())
     image, text, scale, _ = arguments("ClipLoss", True, (), False)
     plain = ClipLoss()(image, text, scale)
     their_logits = peer.ClipLoss.get_logits
@@ -236,7 +234,6 @@ def test_a_patch_of_their_class(monkeypatch):
 
 
 def test_a_function_of_their_module_that_was_replaced(monkeypatch):
-    monkeypatch.setattr(overrides, "_said", set())
     image, text, scale, _ = arguments("ClipLoss", True, (), False)
     monkeypatch.setattr(peer, "gather_features", lambda *given, **options: given)
     with pytest.warns(UserWarning, match="gather_features has no fused form; open_clip's own"):

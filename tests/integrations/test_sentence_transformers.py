@@ -97,8 +97,7 @@ def test_zero_rows_and_large_scales_stay_finite(regime):
         assert not parts[1][3].any()
 
 
-def test_other_similarities_are_theirs_and_say_so_once(monkeypatch):
-    monkeypatch.setattr("fastsim.integrations.overrides._said", set())
+def test_other_similarities_are_theirs_and_say_so_once():
     columns = vectors(3)
     options = {"similarity_fct": util.dot_score, "scale": 1.0}
     for name in ("MultipleNegativesRankingLoss", "CachedMultipleNegativesRankingLoss"):
@@ -354,8 +353,7 @@ def of_products(loss):
 
 @pytest.mark.parametrize("change", [summed, halved, of_products])
 @pytest.mark.parametrize("name", MATRICES)
-def test_guided_losses_run_what_was_replaced(name, change, monkeypatch):
-    monkeypatch.setattr("fastsim.integrations.overrides._said", set())
+def test_guided_losses_run_what_was_replaced(name, change):
     columns, guides = vectors(3), vectors(3, width=7)
     plain = guided(ours, name, lambda loss: None, columns, guides)
     with pytest.warns(UserWarning, match=f"{name}: .* has no fused form; sentence-transformers'"):
@@ -366,7 +364,6 @@ def test_guided_losses_run_what_was_replaced(name, change, monkeypatch):
 
 
 def test_a_subclass_of_a_guided_loss(monkeypatch):
-    monkeypatch.setattr("fastsim.integrations.overrides._said", set())
     columns, guides = vectors(2), vectors(2, width=7)
     values = []
     for package in (ours, theirs):

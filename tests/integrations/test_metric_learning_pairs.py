@@ -1,0 +1,167 @@
+"""Losses of all pairs of the labels, and where pytorch-metric-learning's are wrong."""
+
+import itertools
+
+import pytest
+import torch
+
+from tests.integrations.metric_learning_peer import (
+    CLASSES,
+    PAIR_LOSSES,
+    REFERENCES,
+    ROWS,
+    batch,
+    compare,
+    losses,
+    reducers,
+    regularizers,
+    their_losses,
+)
+
+REDUCERS = {
+    "default": lambda: None,
+    "mean": reducers.MeanReducer,
+    "sum": reducers.SumReducer,
+    "non-zero": reducers.AvgNonZeroReducer,
+    "threshold": lambda: reducers.ThresholdReducer(low=0.3, high=50.0),
+    "classes": lambda: reducers.ClassWeightedReducer(torch.linspace(0.5, 2.0, CLASSES)),
+    "anchors": reducers.PerAnchorReducer,
+}
+
+
+PAIRED = [
+    (name, options, reducer, references)
+    for name, choices in PAIR_LOSSES.items()
+    for options, reducer in itertools.product(choices, REDUCERS)
+    for references in ("none", "others", "the same labels")
+]
+
+
+def is_fused(name, reducer):
+    return name != "NTXentLoss" or reducer in ("default", "mean", "sum")
+
+
+def pair_call(kind, name, options, reducer, references):
+    def call(x, *rest):
+        loss = getattr(kind, name)(**options, reducer=REDUCERS[reducer]())
+        labels = batch()[1]
+        if references == "none":
+            return loss(x, labels)
+        others = labels if references == "the same labels" else batch(REFERENCES, 4)[1]
+        return loss(x, labels, ref_emb=rest[0], ref_labels=others)
+
+    return call
+
+
+@pytest.mark.parametrize(("name", "options", "reducer", "references"), PAIRED)
+def test_all_pairs(name, options, reducer, references):
+    if (name, reducer) == ("MultiSimilarityLoss", "classes"):
+        pytest.skip("theirs is wrong: test_class_weights_of_rows")
+    if reducer == "anchors" and references == "others" and name == "NTXentLoss":
+        pytest.skip("theirs has no place for more references than rows")
+    if not is_fused(name, reducer):
+        with pytest.warns(UserWarning, match=f"{name}: a reducer of single pairs"):
+            getattr(losses, name)(reducer=REDUCERS[reducer]())(*batch())
+    tensors = [batch()[0]]
+    if references != "none":
+        tensors.append(batch(ROWS if references == "the same labels" else REFERENCES, 4)[0])
+    case = name, options, reducer, references
+    compare(pair_call(losses, *case), pair_call(their_losses, *case), tensors)
+
+
+@pytest.mark.parametrize("name", PAIR_LOSSES)
+def test_regularizer(name):
+    def call(kind):
+        options = {"embedding_regularizer": regularizers.LpRegularizer()}
+        return lambda x: getattr(kind, name)(**options, embedding_reg_weight=0.3)(x, batch()[1])
+
+    compare(call(losses), call(their_losses), [batch()[0]])
+
+
+@pytest.mark.parametrize("name", PAIR_LOSSES)
+def test_without_positives_or_negatives(name):
+    x = batch()[0].requires_grad_()
+    for labels in (torch.zeros(ROWS, dtype=torch.long), torch.arange(ROWS)):
+        ours, theirs = (getattr(kind, name)()(x, labels) for kind in (losses, their_losses))
+        torch.testing.assert_close(ours, theirs)
+        grads = [torch.autograd.grad(value, x)[0] for value in (ours, theirs)]
+        torch.testing.assert_close(*grads)
+        if name != "MultiSimilarityLoss":
+            assert ours == 0
+            assert (grads[0] == 0).all()
+
+
+@pytest.mark.parametrize("name", PAIR_LOSSES)
+def test_references_of_one_class(name):
+    (x, labels), (y, others) = batch(), batch(REFERENCES, 4)
+
+    def call(kind):
+        given = {"ref_labels": torch.zeros_like(others)}
+        return lambda x, y: getattr(kind, name)()(x, labels, ref_emb=y, **given)
+
+    compare(call(losses), call(their_losses), [x, y])
+
+
+@pytest.mark.parametrize("others", [[0, 1], [0, 0], [1, 1], [0], [1], [0, 1, 1]])
+@pytest.mark.parametrize("name", PAIR_LOSSES)
+def test_few_pairs(name, others):
+    """Theirs is 0 where there is one positive pair and one negative at most."""
+    others = torch.tensor(others)
+    x, y = batch(1)[0], batch(len(others), 4)[0]
+
+    def call(kind):
+        labels = torch.tensor([0])
+        return lambda x, y: getattr(kind, name)()(x, labels, ref_emb=y, ref_labels=others)
+
+    if others.tolist() == [0, 1]:
+        assert call(their_losses)(x, y) == 0
+    compare(call(losses), call(their_losses), [x, y])
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", PAIR_LOSSES)
+def test_dtype_of_the_loss(name, dtype, autocast):
+    x, labels = batch()
+    x = x.to(dtype)
+    low = torch.float16 if dtype == torch.float16 else torch.bfloat16
+    with torch.autocast("cpu", low, enabled=autocast):
+        ours, theirs = (getattr(kind, name)()(x, labels) for kind in (losses, their_losses))
+    truth = getattr(their_losses, name)()(x.double(), labels)
+    assert ours.dtype == theirs.dtype
+    eps = max(torch.finfo(ours.dtype).eps, 1e-6)
+    assert abs(ours - truth) <= 2 * eps * abs(truth)
+
+
+def test_nt_xent_does_not_saturate():
+    """Theirs takes the logarithm of a quotient that has become 0: 87 at most, and no gradient."""
+    x = torch.eye(4)[[0, 0, 1, 1]].mul(torch.tensor([1.0, -1.0, 1.0, -1.0])[:, None])
+    x = (x + 0.01 * batch(4)[0][:, :4]).requires_grad_()
+    labels = torch.tensor([0, 0, 1, 1])
+    ours, theirs = (
+        kind.NTXentLoss(temperature=0.005)(x, labels) for kind in (losses, their_losses)
+    )
+    truth = their_losses.NTXentLoss(temperature=0.005)(x.double(), labels)
+    assert theirs < 88 < truth
+    assert torch.autograd.grad(theirs, x)[0].abs().max() == 0
+    torch.testing.assert_close(ours.double(), truth)
+    wanted = torch.autograd.grad(truth, x)[0]
+    # The rounding of a cosine, and 1 / temperature times that of its logit and gradient.
+    allowed = 4 * torch.finfo(torch.float32).eps / 0.005
+    torch.testing.assert_close(torch.autograd.grad(ours, x)[0], wanted, atol=allowed, rtol=0)
+
+
+def test_class_weights_of_rows():
+    """Theirs multiplies a column of losses by a row of weights: every loss by every weight."""
+    x, labels = batch()
+    weights = torch.linspace(0.1, 5.0, CLASSES)
+    each = their_losses.MultiSimilarityLoss(reducer=reducers.DoNothingReducer())
+    of_rows = each(x, labels)["loss"]["losses"].squeeze(1)
+    wanted = (of_rows * weights[labels]).mean()
+    ours, theirs = (
+        kind.MultiSimilarityLoss(reducer=reducers.ClassWeightedReducer(weights))(x, labels)
+        for kind in (losses, their_losses)
+    )
+    torch.testing.assert_close(ours, wanted)
+    torch.testing.assert_close(theirs, of_rows.mean() * weights[labels].mean())
+    assert abs(theirs - wanted) > 1000 * torch.finfo(torch.float32).eps * wanted
