@@ -2,8 +2,10 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
+import torch
 
 from fastsim.files import (
     OutputError,
@@ -11,6 +13,7 @@ from fastsim.files import (
     full_disk_named,
     is_full_disk,
     whole_file,
+    write_whole,
 )
 
 
@@ -54,3 +57,32 @@ def test_a_place_is_looked_at_before_the_work(tmp_path):
     assert not any(tmp_path.iterdir())
     with pytest.raises(OutputError, match=r"^output: cannot write .*no.such"):
         check_new_file("output", tmp_path / "no/such")
+
+
+def test_a_full_disk_is_known_by_what_torch_says(tmp_path):
+    if not (path := Path("/dev/full")).exists():
+        pytest.skip("wants /dev/full")
+    with pytest.raises(OutputError, match="disk full: cannot write"), full_disk_named(tmp_path):
+        torch.save(torch.zeros(1_000_000), path)
+    part = "[enforce fail at inline_container.cc:672] . unexpected pos 5248 vs 5140"
+    with pytest.raises(OutputError, match="disk full"), full_disk_named(tmp_path / "model"):
+        raise RuntimeError(part)
+    with pytest.raises(RuntimeError, match="another"), full_disk_named(tmp_path):
+        raise RuntimeError("another")
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    file, link = tmp_path / "file", tmp_path / "link"
+    (tmp_path / "file.part").write_text("mine")
+    link.symlink_to(file)
+    write_whole(link, "one")
+    assert link.is_symlink()
+    assert file.stat().st_mode & 0o777 == (tmp_path / "file.part").stat().st_mode & 0o777
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(file, "\ud800")
+    assert file.read_text() == "one"
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "link", "file.part"}
+    with pytest.raises(OutputError, match="cannot write"):
+        write_whole(tmp_path / "no/such/folder", "one")
+    with pytest.raises(OutputError, match="is not a file"):
+        write_whole(tmp_path, "one")

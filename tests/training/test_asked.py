@@ -17,8 +17,7 @@ from fastsim.training.load import evaluate_model
 from fastsim.training.run import train
 from fastsim.training.trainer import Collator
 from tests import models
-from tests.training.test_checkpoints import stopped
-from tests.training.test_run import files, losses, options, write  # noqa: F401
+from tests.training.runs import losses, options, stopped, write
 
 
 def weights(folder):
@@ -35,7 +34,7 @@ def assert_same(one, two):
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_prompts_are_trained_with(files, tmp_path):  # noqa: F811
+def test_prompts_are_trained_with(files, tmp_path):
     """As texts that begin with them are."""
     file, held = files("tuples")
     prompts = {"query": "the question : ", "positive": "is the "}
@@ -67,7 +66,7 @@ def test_prompts_are_trained_with(files, tmp_path):  # noqa: F811
         ("tuples", {"anchor": "a", "query": "b"}, "anchor, positive, got 'query'"),
     ],
 )
-def test_a_prompt_that_no_text_gets_is_refused(kind, prompts, unused, files, tmp_path):  # noqa: F811
+def test_a_prompt_that_no_text_gets_is_refused(kind, prompts, unused, files, tmp_path):
     file, held = files(kind)
     loss = {"scored pairs": "cosent", "labelled texts": "sup_con", "tuples": "info_nce"}[kind]
     asked = options(tmp_path, file, loss=loss, eval=held, prompts=prompts)
@@ -78,14 +77,14 @@ def test_a_prompt_that_no_text_gets_is_refused(kind, prompts, unused, files, tmp
         evaluate_model(asked.model, dataset, layout, prompts=prompts, cpu=True)
 
 
-def test_a_prompt_of_the_evaluation_alone_is_taken(files, tmp_path):  # noqa: F811
+def test_a_prompt_of_the_evaluation_alone_is_taken(files, tmp_path):
     file, _ = files("scored pairs")
     pairs = write(tmp_path / "pairs.jsonl", [{"anchor": "a", "positive": "b"}] * 2)
     asked = options(tmp_path, file, eval=pairs, prompts={"query": "q: "})
     train(asked, dry_run=True)
 
 
-def test_scores_are_mapped_from_their_range(files, tmp_path):  # noqa: F811
+def test_scores_are_mapped_from_their_range(files, tmp_path):
     file, _ = files("scored pairs")
     rows = rows_of(file)
     for name, score, score_range in (
@@ -104,7 +103,7 @@ def test_scores_are_mapped_from_their_range(files, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize("own", [None, 0.1])
-def test_the_loss_learns_at_its_own_rate_and_does_not_decay(own, files, tmp_path):  # noqa: F811
+def test_the_loss_learns_at_its_own_rate_and_does_not_decay(own, files, tmp_path):
     """The first step of Adam is as long as the rate, but for its small epsilon."""
     file, _ = files("tuples")
     asked = options(
@@ -119,13 +118,13 @@ def test_the_loss_learns_at_its_own_rate_and_does_not_decay(own, files, tmp_path
     assert rate / 2 < step <= rate + rounding
 
 
-def test_a_classifier_learns_at_a_rate_of_its_own(files, tmp_path):  # noqa: F811
+def test_a_classifier_learns_at_a_rate_of_its_own(files, tmp_path):
     file, _ = files("labelled pairs")
     train(options(tmp_path, file, loss="classification", loss_learning_rate=0.1), dry_run=True)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5])
-def test_weights_decay_as_asked(decay, files, tmp_path):  # noqa: F811
+def test_weights_decay_as_asked(decay, files, tmp_path):
     """The embedding of a token that no text has changes by the decay alone."""
     file, _ = files("tuples")
     asked = options(tmp_path, file, loss="info_nce", max_steps=1, schedule="constant")
@@ -140,7 +139,7 @@ def test_weights_decay_as_asked(decay, files, tmp_path):  # noqa: F811
     assert (after - expected).abs().max() <= bound
 
 
-def test_the_rate_follows_its_schedule(files, tmp_path):  # noqa: F811
+def test_the_rate_follows_its_schedule(files, tmp_path):
     file, _ = files("tuples")
     found = []
     for schedule in ("constant", "linear"):
@@ -158,7 +157,7 @@ def test_the_rate_follows_its_schedule(files, tmp_path):  # noqa: F811
 def test_the_order_of_rows_is_of_the_seed_and_the_epoch(
     kind,
     loss,
-    files,  # noqa: F811
+    files,
     tmp_path,
     monkeypatch,
 ):
@@ -183,7 +182,7 @@ def test_the_order_of_rows_is_of_the_seed_and_the_epoch(
     assert orders[0] == orders[1] != orders[2]
 
 
-def test_micro_batches_that_accumulate_have_the_same_gradient(files, tmp_path):  # noqa: F811
+def test_micro_batches_that_accumulate_have_the_same_gradient(files, tmp_path):
     """Without dropout, of which each micro-batch would have its own."""
     shutil.copytree(models.tiny_bert(), tmp_path / "calm")
     config = tmp_path / "calm/config.json"
@@ -200,7 +199,7 @@ def test_micro_batches_that_accumulate_have_the_same_gradient(files, tmp_path): 
     assert found[0] == pytest.approx(found[1], rel=math.sqrt(torch.finfo(torch.float32).eps))
 
 
-def test_signals_are_handled_as_before_when_a_run_has_ended(files, tmp_path):  # noqa: F811
+def test_signals_are_handled_as_before_when_a_run_has_ended(files, tmp_path):
     file, _ = files("tuples")
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.getsignal(number) for number in numbers]
@@ -211,7 +210,7 @@ def test_signals_are_handled_as_before_when_a_run_has_ended(files, tmp_path):  #
     assert [signal.getsignal(number) for number in numbers] == before
 
 
-def test_the_hub_gets_the_model_and_no_file_of_the_users(files, tmp_path, monkeypatch):  # noqa: F811
+def test_the_hub_gets_the_model_and_no_file_of_the_users(files, tmp_path, monkeypatch):
     import huggingface_hub
     from huggingface_hub.utils import filter_repo_objects
 
@@ -239,7 +238,7 @@ def test_the_hub_gets_the_model_and_no_file_of_the_users(files, tmp_path, monkey
 
 
 @pytest.mark.parametrize("kind", ["fp32", "bf16"])
-def test_weights_are_held_and_saved_in_the_type_asked(kind, files, tmp_path):  # noqa: F811
+def test_weights_are_held_and_saved_in_the_type_asked(kind, files, tmp_path):
     file, _ = files("tuples")
     train(options(tmp_path, file, loss="info_nce", max_steps=1, weights=kind))
     found = {value.dtype for value in weights(tmp_path / "out").values()}

@@ -1,49 +1,24 @@
-"""Checkpoints: what is the user's beside them, folders that are moved, what a resumed run knows."""
+"""Checkpoints: what is the user's beside them stays, and they are those of one run."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("transformers")
 pytest.importorskip("datasets")
-from fastsim.encoders.encoder import Encoder
-from fastsim.files import full_disk_named, write_whole
 from fastsim.training import demo
 from fastsim.training.checkpoints import checkpoint_folder, claimed
-from fastsim.training.evaluation import evaluate_encoder
 from fastsim.training.run import OutputError, train
 from fastsim.training.stopping import Watch
 from fastsim.training.trainer import Trainer
 from tests import models
-from tests.training.test_run import KEPT, files, losses, options  # noqa: F401
-
-
-def stop_after(monkeypatch, step):
-    """The next run ends as after a signal in that step."""
-    end = Watch.on_step_end
-
-    def told(self, args, state, control, **more):
-        if state.global_step == step:
-            self.signal = 15
-        end(self, args, state, control, **more)
-
-    monkeypatch.setattr(Watch, "on_step_end", told)
-
-
-def stopped(asked, step):
-    with pytest.MonkeyPatch.context() as patch:
-        stop_after(patch, step)
-        with pytest.raises(RuntimeError, match=f"ended the run after step {step} of"):
-            train(asked)
-    asked.resume = True
+from tests.training.runs import options, stopped
 
 
 @pytest.mark.parametrize("name", ["checkpoint-500", "checkpoint-2-mine", "checkpoint-best"])
-def test_folders_of_others_are_refused_and_stay(name, files, tmp_path):  # noqa: F811
+def test_folders_of_others_are_refused_and_stay(name, files, tmp_path):
     """transformers would remove them when there are more checkpoints than it keeps."""
     file, _ = files("tuples")
     asked = options(tmp_path, file, loss="info_nce", max_steps=2, checkpoint_steps=1)
@@ -67,7 +42,7 @@ def test_folders_of_others_are_refused_and_stay(name, files, tmp_path):  # noqa:
 @pytest.mark.parametrize("keep", [True, False])
 def test_what_is_put_beside_checkpoints_during_a_run_stays(
     keep,
-    files,  # noqa: F811
+    files,
     tmp_path,
     monkeypatch,
 ):
@@ -94,7 +69,7 @@ def test_what_is_put_beside_checkpoints_during_a_run_stays(
 
 
 def test_a_removal_that_is_cut_off_is_no_hindrance(
-    files,  # noqa: F811
+    files,
     tmp_path,
     monkeypatch,
 ):
@@ -123,7 +98,7 @@ def test_a_removal_that_is_cut_off_is_no_hindrance(
 
 
 def test_a_checkpoint_is_not_written_into_a_folder_of_the_users(
-    files,  # noqa: F811
+    files,
     tmp_path,
     monkeypatch,
 ):
@@ -151,7 +126,7 @@ def test_the_demo_leaves_checkpoints_alone(tmp_path):
     assert [path.name for path in theirs.parent.iterdir()] == ["checkpoint-3"]
 
 
-def test_checkpoints_are_those_of_one_run(files, tmp_path):  # noqa: F811
+def test_checkpoints_are_those_of_one_run(files, tmp_path):
     """A second would choose as best, resume from and remove those of the first."""
     file, _ = files("tuples")
     asked = options(tmp_path, file, loss="info_nce", max_steps=4, checkpoint_steps=2)
@@ -180,7 +155,7 @@ def test_checkpoints_are_those_of_one_run(files, tmp_path):  # noqa: F811
     assert not folder.exists()
 
 
-def test_a_refused_run_leaves_no_folder(files, tmp_path):  # noqa: F811
+def test_a_refused_run_leaves_no_folder(files, tmp_path):
     file, _ = files("tuples")
     asked = options(tmp_path, file, loss="info_nce", max_steps=1, resume=True)
     asked.checkpoints = str(tmp_path / "new/folder")
@@ -193,7 +168,7 @@ def test_a_refused_run_leaves_no_folder(files, tmp_path):  # noqa: F811
     assert {path.name for path in tmp_path.iterdir()} == {"train.jsonl", "held.jsonl"}
 
 
-def test_a_run_that_never_got_to_a_checkpoint_is_no_hindrance(files, tmp_path):  # noqa: F811
+def test_a_run_that_never_got_to_a_checkpoint_is_no_hindrance(files, tmp_path):
     file, _ = files("tuples")
     asked = options(
         tmp_path, file, loss="info_nce", max_steps=4, learning_rate=1e30, logging_steps=100
@@ -222,7 +197,7 @@ def test_a_run_that_never_got_to_a_checkpoint_is_no_hindrance(files, tmp_path): 
         ("checkpoints", ""),
     ],
 )
-def test_what_cannot_run_is_refused_by_a_dry_run_too(name, value, files, tmp_path):  # noqa: F811
+def test_what_cannot_run_is_refused_by_a_dry_run_too(name, value, files, tmp_path):
     file, _ = files("tuples")
     shown = {"loss_options": "loss option( temperature)?", "prompts": "prompt"}.get(name, name)
     for dry_run in (True, False):
@@ -231,7 +206,7 @@ def test_what_cannot_run_is_refused_by_a_dry_run_too(name, value, files, tmp_pat
     assert {path.name for path in tmp_path.iterdir()} == {"train.jsonl", "held.jsonl"}
 
 
-def test_a_dry_run_refuses_checkpoints_that_are_there(files, tmp_path):  # noqa: F811
+def test_a_dry_run_refuses_checkpoints_that_are_there(files, tmp_path):
     file, _ = files("tuples")
     asked = options(tmp_path, file, loss="info_nce", max_steps=2, keep_checkpoints=True)
     train(asked)
@@ -242,138 +217,7 @@ def test_a_dry_run_refuses_checkpoints_that_are_there(files, tmp_path):  # noqa:
         train(asked, dry_run=True)
 
 
-def test_the_evaluation_data_of_a_run_stay(files, tmp_path):  # noqa: F811
-    """Metrics before and after would be those of two data sets."""
-    file, held = files("scored pairs")
-    asked = options(tmp_path, file, max_steps=2, keep_checkpoints=True, eval=held)
-    train(asked)
-    other = demo.write_pairs(KEPT[12:18], tmp_path / "other.jsonl")
-    asked.resume, asked.max_steps = True, 3
-    for evaluated, got in ((other, "data of other content"), (None, "none")):
-        asked.eval = evaluated
-        with pytest.raises(ValueError, match=rf"eval_data: wanted .* \(--eval\), got {got}"):
-            train(asked)
-    moved = tmp_path / "moved.jsonl"
-    shutil.copy(held, moved)
-    asked.eval = str(moved)
-    assert train(asked)["steps"] == 3
-
-
-@pytest.fixture
-def best_first(files, tmp_path):  # noqa: F811
-    """(options of a run whose best model is its first, that model's metrics)."""
-    file, held = files("scored pairs")
-    asked = options(tmp_path, file, max_steps=4, eval=held, eval_steps=1, learning_rate=0.3)
-    asked.keep_checkpoints, asked.warmup = True, 0.0
-    asked.best_metric = "spearman_cosine"
-    return asked
-
-
-def evaluated(result):
-    return [entry["eval_spearman_cosine"] for entry in result["history"] if "eval_loss" not in entry
-            and "eval_spearman_cosine" in entry]  # fmt: skip
-
-
-def test_checkpoints_that_are_moved_keep_the_best_model(best_first, tmp_path):
-    asked = best_first
-    whole = train(asked)
-    values = evaluated(whole)
-    assert whole["after"]["spearman_cosine"] == max(values)
-    (tmp_path / "out-checkpoints").rename(tmp_path / "moved-checkpoints")
-    asked.output, asked.resume = str(tmp_path / "moved"), True
-    assert train(asked)["after"] == whole["after"]
-    asked.max_steps = 5
-    longer = train(asked)
-    assert longer["after"]["spearman_cosine"] == max(evaluated(longer))
-    assert evaluated(longer)[:4] == values
-
-
-def test_a_best_model_that_is_missing_is_told(best_first, tmp_path):
-    asked, said = best_first, []
-    whole = train(asked)
-    values = evaluated(whole)
-    best = values.index(max(values)) + 1
-    last = tmp_path / f"out-checkpoints/checkpoint-{len(values)}"
-    state = json.loads((last / "trainer_state.json").read_text())
-    assert state["best_model_checkpoint"].endswith(f"checkpoint-{best}")
-    if best == len(values):
-        pytest.skip("the last model is the best")
-    shutil.rmtree(tmp_path / f"out-checkpoints/checkpoint-{best}")
-    asked.resume, asked.max_steps = True, 6
-    longer = train(asked, said.append)
-    assert f"checkpoint-{best}, the best model so far, cannot be used: it is missing" in said
-    assert longer["after"]["spearman_cosine"] == max(evaluated(longer)[len(values) :])
-
-
-def test_early_stopping_goes_on_waiting(files, tmp_path):  # noqa: F811
-    """It has waited as long as in a run without a break, and a run that it ended stays ended."""
-    file, held = files("scored pairs")
-    more = {"eval": held, "eval_steps": 1, "early_stopping": 3, "max_steps": 12, "warmup": 0.0}
-    more |= {"learning_rate": 0.3, "keep_checkpoints": True, "schedule": "constant"}
-    whole = train(options(tmp_path, file, **more))
-    assert 4 <= whole["steps"] < 12
-    asked = options(tmp_path, file, output=str(tmp_path / "cut"), **more)
-    stopped(asked, whole["steps"] - 1)
-    assert train(asked)["steps"] == whole["steps"]
-    assert train(asked)["steps"] == whole["steps"]
-    one, two = (Encoder.from_pretrained(tmp_path / name) for name in ("out", "cut"))
-    texts = models.texts(5)
-    assert torch.equal(one.encode(texts), two.encode(texts))
-
-
-def test_a_logged_loss_is_the_mean_since_the_last(files, tmp_path):  # noqa: F811
-    file, _ = files("tuples")
-    more = {"loss": "info_nce", "max_steps": 7, "logging_steps": 3, "keep_checkpoints": True}
-    whole = train(options(tmp_path, file, **more))
-    asked = options(tmp_path, file, output=str(tmp_path / "cut"), **more)
-    stopped(asked, 5)
-    assert losses(train(asked)) == losses(whole)
-
-
-def test_a_full_disk_is_known_by_what_torch_says(tmp_path):
-    if not (path := Path("/dev/full")).exists():
-        pytest.skip("wants /dev/full")
-    with pytest.raises(OutputError, match="disk full: cannot write"), full_disk_named(tmp_path):
-        torch.save(torch.zeros(1_000_000), path)
-    part = "[enforce fail at inline_container.cc:672] . unexpected pos 5248 vs 5140"
-    with pytest.raises(OutputError, match="disk full"), full_disk_named(tmp_path / "model"):
-        raise RuntimeError(part)
-    with pytest.raises(RuntimeError, match="another"), full_disk_named(tmp_path):
-        raise RuntimeError("another")
-
-
-def test_a_file_is_written_whole_or_not_at_all(tmp_path):
-    file, link = tmp_path / "file", tmp_path / "link"
-    (tmp_path / "file.part").write_text("mine")
-    link.symlink_to(file)
-    write_whole(link, "one")
-    assert link.is_symlink()
-    assert file.stat().st_mode & 0o777 == (tmp_path / "file.part").stat().st_mode & 0o777
-    with pytest.raises(UnicodeEncodeError):
-        write_whole(file, "\ud800")
-    assert file.read_text() == "one"
-    assert {path.name for path in tmp_path.iterdir()} == {"file", "link", "file.part"}
-    with pytest.raises(OutputError, match="cannot write"):
-        write_whole(tmp_path / "no/such/folder", "one")
-    with pytest.raises(OutputError, match="is not a file"):
-        write_whole(tmp_path, "one")
-
-
-def test_data_without_two_scores_has_no_metric(files):  # noqa: F811
-    from fastsim.training.data import read_data
-
-    _, held = files("scored pairs")
-    data, layout = read_data(held)
-    encoder = Encoder.from_pretrained(models.tiny_bert())
-    for rows in (
-        [0],
-        [row for row, score in enumerate(data["score"]) if score == data["score"][0]],
-    ):
-        with pytest.raises(ValueError, match="data: wanted at least two different scores"):
-            evaluate_encoder(encoder, data.select(rows), layout)
-
-
-def test_what_is_refused_in_a_run_removes_no_checkpoint(files, tmp_path):  # noqa: F811
+def test_what_is_refused_in_a_run_removes_no_checkpoint(files, tmp_path):
     file, held = files("scored pairs")
     asked = options(tmp_path, file, max_steps=2, eval=held, keep_checkpoints=True)
     train(asked)
@@ -397,7 +241,7 @@ def test_an_empty_folder_stays_where_it_is_the_users(mine, tmp_path):
 
 
 @pytest.mark.parametrize("more", [{"accumulate": 2, "batch_size": 4}, {"logging_steps": 2}])
-def test_the_end_tells_of_all_parts(more, files, tmp_path, monkeypatch):  # noqa: F811
+def test_the_end_tells_of_all_parts(more, files, tmp_path, monkeypatch):
     """Loss, time and speed: of the steps before it was resumed too, logged or not."""
     file, _ = files("tuples")
     more = {"loss": "info_nce", "max_steps": 7, "keep_checkpoints": True} | more

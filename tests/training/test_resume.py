@@ -21,7 +21,7 @@ from fastsim.training.checkpoints import begin
 from fastsim.training.run import Options, OutputError, train
 from tests import models
 from tests.training.processes import start
-from tests.training.test_run import KEPT, files, losses, options, rows_of, write  # noqa: F401
+from tests.training.runs import KEPT, losses, options, rows_of, write
 
 
 def wait_for(path, process):
@@ -81,7 +81,7 @@ def test_cut_off_and_resumed_is_the_unbroken_run(number, unbroken, tmp_path, cap
     assert torch.equal(one.encode(texts), two.encode(texts))
 
 
-def test_damage_falls_back_and_a_finished_run_stays(files, tmp_path, capsys):  # noqa: F811
+def test_damage_falls_back_and_a_finished_run_stays(files, tmp_path, capsys):
     file, held = files("tuples")
     more = {"loss": "info_nce", "checkpoint_steps": 3, "keep_checkpoints": True}
     asked = options(tmp_path, file, max_steps=6, **more)
@@ -150,7 +150,7 @@ def test_damage_falls_back_and_a_finished_run_stays(files, tmp_path, capsys):  #
         train(asked)
 
 
-def test_the_clock_writes_checkpoints(files, tmp_path):  # noqa: F811
+def test_the_clock_writes_checkpoints(files, tmp_path):
     file, _ = files("tuples")
     asked = options(tmp_path, file, loss="info_nce", max_steps=3, keep_checkpoints=True)
     asked.checkpoint_minutes = 1e-9
@@ -159,7 +159,7 @@ def test_the_clock_writes_checkpoints(files, tmp_path):  # noqa: F811
     assert {"checkpoint-2", "checkpoint-3"} <= names
 
 
-def test_nan_ends_a_run_and_the_old_model_stays(files, tmp_path):  # noqa: F811
+def test_nan_ends_a_run_and_the_old_model_stays(files, tmp_path):
     file, _ = files("tuples")
     asked = options(tmp_path, file, loss="info_nce", max_steps=2)
     train(asked)
@@ -197,7 +197,7 @@ sums()
 """
 
 
-def test_a_full_disk_keeps_the_old_model(files, tmp_path):  # noqa: F811
+def test_a_full_disk_keeps_the_old_model(files, tmp_path):
     from tests.training.test_folders import can_mount
 
     if not can_mount():

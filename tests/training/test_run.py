@@ -1,7 +1,6 @@
 """Training runs on a tiny BERT: every loss, both architectures, what the folder holds."""
 
 import inspect
-import json
 import math
 import os
 
@@ -11,75 +10,13 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("datasets")
 from fastsim.encoders.encoder import Encoder
-from fastsim.training import batch_plan, demo
+from fastsim.training import batch_plan
 from fastsim.training.data import read_data
 from fastsim.training.load import evaluate_model
 from fastsim.training.objectives import LOSSES
 from fastsim.training.run import Options, train
 from tests import models
-
-KEPT, HELD = demo.situations()
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
-def rows_of(kind, situations):
-    """The demo's situations in one of the formats."""
-    found = []
-    for number, (one, same, other, too) in enumerate(situations):
-        if kind == "tuples":
-            found += [{"anchor": one, "positive": same}, {"anchor": other, "positive": too}]
-        elif kind == "triplets":
-            found.append({"anchor": one, "positive": same, "negative": other})
-        elif kind == "labelled pairs":
-            found.append({"sentence1": one, "sentence2": same, "label": "same"})
-            found.append({"sentence1": one, "sentence2": other, "label": "opposite"})
-        elif kind == "binary":
-            found.append({"sentence1": one, "sentence2": same, "label": 1})
-            found.append({"sentence1": one, "sentence2": other, "label": 0})
-        else:
-            found += [{"text": text, "label": 2 * number} for text in (one, same)]
-            found += [{"text": text, "label": 2 * number + 1} for text in (other, too)]
-    return found
-
-
-@pytest.fixture
-def files(tmp_path):
-    """kind -> (training file, held-out file)."""
-
-    def make(kind):
-        if kind == "scored pairs":
-            return (
-                demo.write_pairs(KEPT[:12], tmp_path / "train.jsonl"),
-                demo.write_pairs(HELD[:6], tmp_path / "held.jsonl"),
-            )
-        parts = (("train", KEPT[:20]), ("held", HELD))
-        return tuple(write(tmp_path / f"{name}.jsonl", rows_of(kind, s)) for name, s in parts)
-
-    return make
-
-
-def options(tmp_path, file, **changes):
-    settings = {
-        "model": str(models.tiny_bert()),
-        "train": file,
-        "loss": "cosent",
-        "output": str(tmp_path / "out"),
-        "batch_size": 8,
-        "learning_rate": 1e-3,
-        "max_length": 32,
-        "logging_steps": 1,
-        "progress": False,
-        "cpu": True,
-    }
-    return Options(**settings | changes)
-
-
-def losses(result):
-    return [entry["loss"] for entry in result["history"] if "loss" in entry]
+from tests.training.runs import HELD, KEPT, losses, options, rows_of, write
 
 
 def test_losses_are_logged_to_tensorboard(files, tmp_path):

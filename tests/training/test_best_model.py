@@ -1,0 +1,118 @@
+"""Metrics of a run, its best model and how long it waits for a better one, also after a break."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("datasets")
+from fastsim.encoders.encoder import Encoder
+from fastsim.training import demo
+from fastsim.training.evaluation import evaluate_encoder
+from fastsim.training.run import train
+from tests import models
+from tests.training.runs import KEPT, losses, options, stopped
+
+
+def test_the_evaluation_data_of_a_run_stay(files, tmp_path):
+    """Metrics before and after would be those of two data sets."""
+    file, held = files("scored pairs")
+    asked = options(tmp_path, file, max_steps=2, keep_checkpoints=True, eval=held)
+    train(asked)
+    other = demo.write_pairs(KEPT[12:18], tmp_path / "other.jsonl")
+    asked.resume, asked.max_steps = True, 3
+    for evaluated, got in ((other, "data of other content"), (None, "none")):
+        asked.eval = evaluated
+        with pytest.raises(ValueError, match=rf"eval_data: wanted .* \(--eval\), got {got}"):
+            train(asked)
+    moved = tmp_path / "moved.jsonl"
+    shutil.copy(held, moved)
+    asked.eval = str(moved)
+    assert train(asked)["steps"] == 3
+
+
+@pytest.fixture
+def best_first(files, tmp_path):
+    """(options of a run whose best model is its first, that model's metrics)."""
+    file, held = files("scored pairs")
+    asked = options(tmp_path, file, max_steps=4, eval=held, eval_steps=1, learning_rate=0.3)
+    asked.keep_checkpoints, asked.warmup = True, 0.0
+    asked.best_metric = "spearman_cosine"
+    return asked
+
+
+def evaluated(result):
+    return [entry["eval_spearman_cosine"] for entry in result["history"] if "eval_loss" not in entry
+            and "eval_spearman_cosine" in entry]  # fmt: skip
+
+
+def test_checkpoints_that_are_moved_keep_the_best_model(best_first, tmp_path):
+    asked = best_first
+    whole = train(asked)
+    values = evaluated(whole)
+    assert whole["after"]["spearman_cosine"] == max(values)
+    (tmp_path / "out-checkpoints").rename(tmp_path / "moved-checkpoints")
+    asked.output, asked.resume = str(tmp_path / "moved"), True
+    assert train(asked)["after"] == whole["after"]
+    asked.max_steps = 5
+    longer = train(asked)
+    assert longer["after"]["spearman_cosine"] == max(evaluated(longer))
+    assert evaluated(longer)[:4] == values
+
+
+def test_a_best_model_that_is_missing_is_told(best_first, tmp_path):
+    asked, said = best_first, []
+    whole = train(asked)
+    values = evaluated(whole)
+    best = values.index(max(values)) + 1
+    last = tmp_path / f"out-checkpoints/checkpoint-{len(values)}"
+    state = json.loads((last / "trainer_state.json").read_text())
+    assert state["best_model_checkpoint"].endswith(f"checkpoint-{best}")
+    if best == len(values):
+        pytest.skip("the last model is the best")
+    shutil.rmtree(tmp_path / f"out-checkpoints/checkpoint-{best}")
+    asked.resume, asked.max_steps = True, 6
+    longer = train(asked, said.append)
+    assert f"checkpoint-{best}, the best model so far, cannot be used: it is missing" in said
+    assert longer["after"]["spearman_cosine"] == max(evaluated(longer)[len(values) :])
+
+
+def test_early_stopping_goes_on_waiting(files, tmp_path):
+    """It has waited as long as in a run without a break, and a run that it ended stays ended."""
+    file, held = files("scored pairs")
+    more = {"eval": held, "eval_steps": 1, "early_stopping": 3, "max_steps": 12, "warmup": 0.0}
+    more |= {"learning_rate": 0.3, "keep_checkpoints": True, "schedule": "constant"}
+    whole = train(options(tmp_path, file, **more))
+    assert 4 <= whole["steps"] < 12
+    asked = options(tmp_path, file, output=str(tmp_path / "cut"), **more)
+    stopped(asked, whole["steps"] - 1)
+    assert train(asked)["steps"] == whole["steps"]
+    assert train(asked)["steps"] == whole["steps"]
+    one, two = (Encoder.from_pretrained(tmp_path / name) for name in ("out", "cut"))
+    texts = models.texts(5)
+    assert torch.equal(one.encode(texts), two.encode(texts))
+
+
+def test_a_logged_loss_is_the_mean_since_the_last(files, tmp_path):
+    file, _ = files("tuples")
+    more = {"loss": "info_nce", "max_steps": 7, "logging_steps": 3, "keep_checkpoints": True}
+    whole = train(options(tmp_path, file, **more))
+    asked = options(tmp_path, file, output=str(tmp_path / "cut"), **more)
+    stopped(asked, 5)
+    assert losses(train(asked)) == losses(whole)
+
+
+def test_data_without_two_scores_has_no_metric(files):
+    from fastsim.training.data import read_data
+
+    _, held = files("scored pairs")
+    data, layout = read_data(held)
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    for rows in (
+        [0],
+        [row for row, score in enumerate(data["score"]) if score == data["score"][0]],
+    ):
+        with pytest.raises(ValueError, match="data: wanted at least two different scores"):
+            evaluate_encoder(encoder, data.select(rows), layout)
