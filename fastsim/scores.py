@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fastsim.backends import get, pick
 from fastsim.checks import check_alike, check_embeddings, check_sides
-from fastsim.operators import define, differentiable_again
+from fastsim.operators import define, differentiable_again, transforming
 from fastsim.precision import widened
 
 
@@ -30,7 +30,7 @@ def without_autocast(device_type):
 
 def unit_rows(x, backend):
     """x / |x| by rows in the compute type, differentiable; a zero row stays zero, gradient 0."""
-    if backend.name == "eager":
+    if backend.name == "eager" or transforming(x):
         return _unit_formula(x)
     if torch.is_grad_enabled() and x.requires_grad:
         return _UnitRows.apply(x, backend.name)
@@ -51,7 +51,7 @@ def paired(unit_x, unit_y):
 
 def paired_cosines(x, y, backend):
     """Cosines (N,) of paired rows x, y (N, D) of one compute type, differentiable."""
-    if backend.name == "eager":
+    if backend.name == "eager" or transforming(x, y):
         return paired(unit_rows(x, backend), unit_rows(y, backend))
     if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad):
         return _PairedCosines.apply(x, y, backend.name)

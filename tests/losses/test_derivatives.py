@@ -200,6 +200,24 @@ def test_gradients_for_many_at_once(case):
     torch.testing.assert_close(got, torch.stack([truth, -2 * truth]))
 
 
+@pytest.mark.parametrize("case", FUNCTIONS, ids=repr)
+def test_transforms_of_a_backward_pass(case):
+    """vmap and forward-mode AD, of a graph that was recorded outside them."""
+    function, _, (first, *rest) = problem(case)
+    x = first.clone().requires_grad_()
+    value, truth = function(x, *rest), jacobian(case)
+    above = torch.tensor([1.0, -2.0], dtype=torch.float64)
+
+    def gradient(above):
+        return torch.autograd.grad(value, x, above, retain_graph=True)[0]
+
+    torch.testing.assert_close(torch.func.vmap(gradient)(above), torch.stack([truth, -2 * truth]))
+    with forward_ad.dual_level():
+        got = forward_ad.unpack_dual(gradient(forward_ad.make_dual(*above)))
+    torch.testing.assert_close(got.primal, truth)
+    torch.testing.assert_close(got.tangent, -2 * truth)
+
+
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "eager"])
 @pytest.mark.parametrize("case", FUNCTIONS, ids=repr)
 def test_a_named_backend_refuses_what_it_has_no_kernel_for(case, backend, usable):
