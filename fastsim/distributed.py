@@ -42,8 +42,9 @@ import torch.distributed as dist
 
 from fastsim.agreement import agree, describe, exchange, failures_are_told
 from fastsim.batch_metrics import watched
+from fastsim.collectives import all_reduce_sum, gather, gather_values, know, sum_with_gradient
 from fastsim.dtensor import any_dtensor, as_dtensor, is_dtensor, local_arguments
-from fastsim.groups import Ring, all_gather, process_group
+from fastsim.groups import Ring, process_group
 from fastsim.operators import once_differentiable, traced, transformed
 from fastsim.reduce import reduce
 
@@ -54,8 +55,6 @@ R = TypeVar("R")
 
 # Options that may want a gradient, in the order in which every rank averages them.
 LEARNT = ("temperature", "scale", "bias")
-
-_groups = {}  # name -> group: registered operators take strings
 
 
 @dataclass
@@ -110,11 +109,11 @@ class Batch:
 
     def gather_rows(self, part):
         """(N, ...) of all ranks from this rank's, with a gradient; None stays None."""
-        return part if self.group is None else _gather(part, self.row_counts, self.group)
+        return part if self.group is None else gather(part, self.row_counts, self.group)
 
     def gather_columns(self, part):
         """(M, ...) of all ranks from this rank's, with a gradient; None stays None."""
-        return part if self.group is None else _gather(part, self.column_counts, self.group)
+        return part if self.group is None else gather(part, self.column_counts, self.group)
 
     def gather_both(self, rows, columns):
         """Rows and columns of all ranks; the same tensor where they are the same."""
@@ -126,7 +125,7 @@ class Batch:
         if self.group is None:
             return part
         counts = [row[0] for row in exchange(self.group, [part.shape[0]])]
-        return _all_gather(part, counts, self.group)
+        return gather_values(part, counts, self.group)
 
     def reduce(self, losses, reduction, count=None):
         """This rank's share of the reduction from the losses of its rows, or of all rows.
@@ -159,7 +158,7 @@ class Batch:
 
     def total_with_gradient(self, value):
         """The sum of a tensor over the ranks, differentiable."""
-        return value if self.group is None else _Total.apply(value, self.name)
+        return value if self.group is None else sum_with_gradient(value, self.name)
 
     def total(self, value):
         """The sum of a tensor over the ranks."""
@@ -230,20 +229,6 @@ def _shared(number, group, averaged):
     return _Shared.apply(number, group, dist.get_world_size(group) if averaged else 1)
 
 
-class _Total(torch.autograd.Function):
-    """The sum over the ranks; its gradient is the sum of the ranks' gradients."""
-
-    @staticmethod
-    def forward(ctx, value, name):
-        ctx.name = name
-        return all_reduce_sum(value, name)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        return all_reduce_sum(grad, ctx.name), None
-
-
 class _Shared(torch.autograd.Function):
     """Itself; its gradient is the sum of the ranks' gradients over `share`."""
 
@@ -272,7 +257,7 @@ def join(group, loss, rows, columns, *, length=0, **options):
     if ring and options["backend"] == "eager":
         raise ValueError("group: the eager backend holds every score, so nothing can travel")
     group = process_group(group)
-    _groups[group.group_name] = group
+    know(group)
     sides = {"rows": rows, "columns": columns}
     said = {"loss": loss, "exchange": "ring" if ring else "gather", "width": rows.shape[1:]}
     said |= {"dtype": rows.dtype, "gradients enabled": torch.is_grad_enabled()}
@@ -294,85 +279,3 @@ def join(group, loss, rows, columns, *, length=0, **options):
                 f" got {count} on rank {rank}"
             )
     return Batch(row_counts, column_counts, group, ring, dist.get_rank(group), max(lengths))
-
-
-# ---- what is merged over the ranks ----
-
-
-def all_reduce_sum(value, name):
-    """The sum of a tensor over the ranks of the group of that name."""
-    return _all_reduce(value, dist.ReduceOp.SUM, name)
-
-
-def all_reduce_min(value, name):
-    """The minimum of a tensor over the ranks of the group of that name."""
-    return _all_reduce(value, dist.ReduceOp.MIN, name)
-
-
-def _all_reduce(value, operation, name):
-    # Contiguous: memory is added up as it lies, which need not be the same on all ranks.
-    value = value.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(value, operation, _groups[name])
-    return value
-
-
-def merge_exponentials(top, exponentials, scale, name):
-    """Maxima (of scores) and sums of exponentials relative to them, over the ranks."""
-    both = -all_reduce_min(-top, name)
-    return both, all_reduce_sum(exponentials * (scale * (top - both)).exp(), name)
-
-
-# ---- gathering ----
-
-
-def _gather(part, counts, group):
-    if part is None:
-        return None
-    return (
-        _Gather.apply(part, counts, group)
-        if part.requires_grad
-        else _all_gather(part, counts, group)
-    )
-
-
-class _Gather(torch.autograd.Function):
-    """Parts of all ranks in their order; the gradient of a part is the sum over the ranks."""
-
-    @staticmethod
-    def forward(ctx, part, counts, group):
-        ctx.counts, ctx.group = counts, group
-        return _all_gather(part, counts, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        return _reduce_scatter(grad, ctx.counts, ctx.group), None, None
-
-
-def _all_gather(part, counts, group):
-    if part.dtype == torch.int16:  # which NCCL does not carry
-        return _all_gather(part.int(), counts, group).short()
-    most = max(counts)
-    out = part.new_empty(len(counts) * most, *part.shape[1:])
-    all_gather(out, _padded(part.detach(), most), group)
-    if min(counts) == most:
-        return out
-    return torch.cat([piece[:count] for piece, count in zip(out.split(most), counts, strict=True)])
-
-
-def _reduce_scatter(grad, counts, group):
-    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    most = max(counts)
-    # 16-bit gradients are added in float32, as within one process.
-    parts = grad.to(torch.promote_types(grad.dtype, torch.float32))
-    if min(counts) < most:
-        parts = torch.cat([_padded(piece, most) for piece in parts.split(counts)])
-    out = parts.new_empty(most, *grad.shape[1:])
-    scatter(out, parts.contiguous(), group=group)
-    return out[: counts[dist.get_rank(group)]].to(grad.dtype)
-
-
-def _padded(part, count):
-    if part.shape[0] == count:
-        return part.contiguous()
-    return torch.cat([part, part.new_zeros(count - part.shape[0], *part.shape[1:])])

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fastsim.distributed import all_reduce_sum
+from fastsim.collectives import all_reduce_sum
 from fastsim.kinds import KINDS
 from fastsim.kinds.kind import COLUMNS, MATRIX, ROWS
 from fastsim.pairs import Pairs

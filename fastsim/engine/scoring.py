@@ -6,7 +6,7 @@ backend is asked for any.
 
 import torch
 
-from fastsim.distributed import all_reduce_min
+from fastsim.collectives import all_reduce_min
 
 
 def state_of(tile, unit_x, unit_y, backend, **options):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fastsim.distributed import all_reduce_sum, merge_exponentials
+from fastsim.collectives import all_reduce_sum, merge_exponentials
 from fastsim.precision import rounded_off
 
 EMPTY = -1e30  # the maximum of no scores: kLeftOut of csrc/epilogue.h, or the library is refused

@@ -10,7 +10,7 @@ softmax and the column softmax of the positives. Without targets the log-sum-exp
 
 import torch
 
-from fastsim.distributed import all_reduce_sum
+from fastsim.collectives import all_reduce_sum
 from fastsim.kinds.kind import COLUMNS, ROWS, Exponentials, Kind, OfPositive, Total, largest_target
 from fastsim.kinds.kind import over as _over
 
