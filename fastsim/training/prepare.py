@@ -12,6 +12,7 @@ from fastsim.training import evaluation
 from fastsim.training.batch_plan import batch_plan
 from fastsim.training.data import DataError, read_data
 from fastsim.training.learnable import check_learnable
+from fastsim.training.models import BiEncoderModel, CrossEncoderModel
 from fastsim.training.objectives import Objective, check_loss
 from fastsim.training.prompts import check_prompts, check_used
 
@@ -180,8 +181,6 @@ def _metric(asked, layout, **kind):
 
 
 def _bi_encoder(options, layout, classes, group):
-    from fastsim.training.trainer import BiEncoderModel
-
     encoder = Encoder.from_pretrained(
         options.model,
         pooling=options.pooling,
@@ -229,7 +228,6 @@ def _bi_encoder(options, layout, classes, group):
 
 def _cross_encoder(options, layout, classes, group):
     from fastsim.encoders.cross_encoder import CROSS_LOSSES, CrossEncoder
-    from fastsim.training.trainer import CrossEncoderModel
 
     encoder = CrossEncoder.from_pretrained(
         options.model,

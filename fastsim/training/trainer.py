@@ -7,115 +7,17 @@ from pathlib import Path
 import torch
 import transformers
 from accelerate.data_loader import SeedableRandomSampler
-from torch import nn
 from transformers.trainer_utils import TrainOutput
 
 from fastsim.files import full_disk_named
-from fastsim.grad_cache import GradCache, MicroBatches
+from fastsim.grad_cache import GradCache
 from fastsim.integrations.transformers import log_metrics
 from fastsim.training.batch_plan import LinkedRows
 from fastsim.training.batches import LinkedBatches, SharedBatches
 from fastsim.training.checkpoints import begin, check_ours, remove_older, seal
+from fastsim.training.models import Bound
 from fastsim.training.resumed import Resumed, write_loss_sum
 from fastsim.training.sharding import WholeTask, any_process, local_part
-
-
-class BiEncoderModel(nn.Module):
-    """What the trainer trains: an `Encoder` and an `Objective`, whose parameters learn with it."""
-
-    def __init__(self, encoder, objective):
-        super().__init__()
-        self.encoder, self.objective = encoder, objective
-        self._no_split_modules = _layers_of(encoder)
-
-    def forward(self, features, labels=None, exclude=None):
-        """features: one dictionary of tensors per text column; labels (N,) or None.
-
-        A dictionary alone: its embeddings, for the micro-batches of `GradCache`.
-        """
-        if isinstance(features, dict):
-            return self.encoder(features)
-        return {"loss": self.objective([self.encoder(part) for part in features], labels, exclude)}
-
-
-class CrossEncoderModel(nn.Module):
-    """A `CrossEncoder` with a loss on its logits."""
-
-    def __init__(self, encoder, loss, group=None):
-        super().__init__()
-        self.encoder, self.loss, self.group = encoder, loss, group
-        self._no_split_modules = _layers_of(encoder)
-
-    def forward(self, features, labels=None):
-        """features: the tensors of the joint input; labels (N,) in [0, 1]."""
-        return {"loss": self.loss(self.encoder(features), labels, group=self.group)}
-
-
-def _layers_of(encoder):
-    """Names of the classes of layers that FSDP2 gathers one by one, for accelerate."""
-    names = getattr(encoder.model, "_no_split_modules", None) or []
-    found = {type(module).__name__ for module in encoder.modules()}
-    return [name for name in names if name in found]
-
-
-class Bound(nn.Module):
-    """An `Objective` with the further arguments of a batch: a loss of embeddings alone."""
-
-    def __init__(self, objective, **arguments):
-        super().__init__()
-        self.objective, self.arguments = objective, arguments
-
-    def forward(self, *vectors):
-        """vectors: one (N, D) tensor per text column."""
-        return self.objective(list(vectors), **self.arguments)
-
-
-class Collator:
-    """Rows of a data set as the arguments of `BiEncoderModel` or `CrossEncoderModel`.
-
-    micro_batch_size: each text column as `MicroBatches`. Rows with `links` say which candidates are
-    no negatives: the ids of `exclude`.
-    """
-
-    def __init__(self, encoder, layout, *, cross=False, micro_batch_size=None):
-        self.encoder, self.layout, self.cross = encoder, layout, cross
-        self.micro_batch_size = micro_batch_size
-
-    def __call__(self, rows):
-        columns = [[row[name] for row in rows] for name in self.layout.texts]
-        if self.cross:
-            batch = {"features": self.encoder.tokenize(*columns)}
-        else:
-            prompts = map(self.encoder.prompt_of_column, self.layout.texts)
-            parts = zip(columns, prompts, strict=True)
-            batch = {"features": [self._tokenize(column, prompt) for column, prompt in parts]}
-        links = [row["links"] for row in rows if row.get("links")]
-        if links:
-            rows_own, *negatives = torch.tensor(links).T
-            batch["exclude"] = rows_own.clone(), torch.cat([rows_own, *negatives])
-        if self.layout.label is not None:
-            batch["labels"] = torch.tensor([row[self.layout.label] for row in rows])
-        return batch
-
-    def _tokenize(self, texts, prompt):
-        if self.micro_batch_size is None:
-            return self.encoder.tokenize(texts, prompt)
-        # Each padded to its own longest text.
-        parts = MicroBatches.of(texts, self.micro_batch_size)
-        return MicroBatches(self.encoder.tokenize(part, prompt) for part in parts)
-
-
-def freeze_idle(encoder, features):
-    """Parameters that no embedding depends on (BERT's pooler) stop asking for a gradient.
-
-    Processes that average gradients would wait for theirs. features: some input of the encoder.
-    """
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices), torch.enable_grad():
-        encoder(features).sum().backward()
-    for parameter in encoder.parameters():
-        parameter.requires_grad_(parameter.grad is not None)
-    encoder.zero_grad(set_to_none=True)
 
 
 class _Loader(torch.utils.data.DataLoader):

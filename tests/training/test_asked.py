@@ -12,10 +12,10 @@ pytest.importorskip("transformers")
 pytest.importorskip("datasets")
 from safetensors.torch import load_file
 
+from fastsim.training.collator import Collator
 from fastsim.training.data import read_data
 from fastsim.training.load import evaluate_model
 from fastsim.training.run import train
-from fastsim.training.trainer import Collator
 from tests import models
 from tests.training.runs import losses, options, stopped, write
 

@@ -13,9 +13,9 @@ from datasets import Dataset
 from fastsim.training import batches as batches_module
 from fastsim.training.batch_plan import LinkedRows
 from fastsim.training.batches import LinkedBatches, SharedBatches, UniqueBatches
+from fastsim.training.collator import Collator
 from fastsim.training.data import read_data
 from fastsim.training.formats import format_of
-from fastsim.training.trainer import Collator
 from tests import models
 from tests.seeds import fresh
 

@@ -1,0 +1,96 @@
+"""Where a run begins: anew, or at the checkpoint of one that was asked for the same."""
+
+import json
+from dataclasses import asdict
+
+from fastsim.files import OutputError, fingerprint, full_disk_named
+from fastsim.training import checkpoints as saved
+from fastsim.training import hub
+from fastsim.training.options import FREE, GROWING
+
+
+def begin(options, task, checkpoints, main, say):
+    """(what is known of the untrained model, the checkpoint to go on from or None).
+
+    main: whether this is the process that writes; the others read what it wrote.
+    """
+    if not main and not options.resume:
+        return saved.read_run(checkpoints), None
+    asked, checkpoint, passed = check(options, checkpoints)
+    if checkpoint is None:
+        # What an earlier run left goes once nothing of this one can be refused any more.
+        state = {"asked": asked, "before": _before(task), **task.sample()}
+        saved.remove_run(checkpoints)
+        _write_run(checkpoints, state)
+        return state, None
+    if passed:
+        say(f"{passed[0]}; going on from {checkpoint.name}")
+    if main:
+        saved.remove_unusable(checkpoints)
+        state = saved.read_run(checkpoints) | {"asked": asked}
+        if state["before"] is None:
+            state["before"] = _before(task)
+        _write_run(checkpoints, state)
+    return saved.read_run(checkpoints), checkpoint
+
+
+def check(options, checkpoints):
+    """(what the run is asked, the checkpoint to go on from or None, why a newer one is not used).
+
+    Refuses what cannot begin; nothing is written. The file of a run that ended before its first
+    checkpoint is no hindrance.
+    """
+    asked = {key: value for key, value in asdict(options).items() if key not in FREE}
+    asked = json.loads(json.dumps(asked)) | {
+        "data": _fingerprints(options.train),
+        "eval_data": None if options.eval is None else _fingerprints(options.eval),
+    }
+    if not options.resume:
+        if saved.written(checkpoints) and not options.overwrite:
+            raise OutputError(
+                f"output: {str(checkpoints)!r} holds checkpoints of an earlier run;"
+                " --resume goes on with it, --overwrite begins anew"
+            )
+        return asked, None, []
+    checkpoint, passed = saved.newest_whole(checkpoints)
+    if checkpoint is None:
+        reason = f": {passed[0]}" if passed else ""
+        raise OutputError(f"resume: no complete checkpoint in {str(checkpoints)!r}{reason}")
+    state = saved.read_run(checkpoints)
+    for key, value in asked.items():
+        was = state["asked"].get(key)
+        longer = key in GROWING and was is not None and value is not None and value > was
+        evaluated_now = key == "eval_data" and was is None
+        if value != was and not longer and not evaluated_now:
+            raise ValueError(f"resume: {key}: {_difference(key, value, was)}")
+    return asked, checkpoint, passed
+
+
+def _difference(key, value, was):
+    if key in ("data", "eval_data"):
+        name = "eval" if key == "eval_data" else "train"
+        got = "none" if value is None else "data of other content"
+        return f"wanted the data of this run (--{name}), got {got}"
+    least = f"{was} or more" if key in GROWING and was is not None else repr(was)
+    return f"wanted {least}, as in this run, got {value!r}"
+
+
+def _fingerprints(paths):
+    paths = [paths] if isinstance(paths, str) else paths
+    return [hub.fingerprint(path) if hub.is_hub(path) else fingerprint(path) for path in paths]
+
+
+def _before(task):
+    """The metrics before the training, None without data to evaluate on."""
+    return None if task.eval is None else task.evaluate()
+
+
+def _write_run(checkpoints, state):
+    try:
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        with full_disk_named(checkpoints):
+            saved.write_whole(checkpoints / saved.RUN, json.dumps(state))
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(f"checkpoints: {str(checkpoints)!r}: {error.strerror}") from error
