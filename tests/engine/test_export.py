@@ -1,7 +1,10 @@
-"""Graphs for batches of any size: torch.compile, torch.export and AOTInductor of an encoder."""
+"""Graphs for batches of any size: torch.compile, torch.export and AOTInductor of an encoder; what a
+dispatch mode is shown."""
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastsim
 from tests.cases import BY_NAME, inputs
@@ -137,3 +140,34 @@ def test_search_by_aot_inductor(usable, tmp_path):
         return torch._inductor.aoti_load_package(path)
 
     searches(packaged)
+
+
+class Shown(TorchDispatchMode):
+    """Notes the names of our operators that it is shown."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace.startswith("fastsim"):
+            self.names.append(f"{function.namespace}::{function.__name__}")
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("backend", [name for name in fastsim.backends() if name != "eager"])
+@pytest.mark.parametrize("rows", [6, 1200])
+def test_a_dispatch_mode_is_shown_whole_operators(rows, backend, usable):
+    """Not what is in them, which reads numbers that a fake tensor does not have."""
+    usable(backend)
+
+    def gradient_of_losses():
+        x, y = torch.randn(rows, WIDTH, requires_grad=True), torch.randn(rows, WIDTH)
+        fastsim.info_nce(x, y, reduction="none", backend=backend).sum().backward()
+        return x.grad
+
+    with Shown() as shown:
+        gradient_of_losses()
+    assert shown.names == ["fastsim::tile.default", "fastsim::tile_backward.default"]
+    with FakeTensorMode():
+        assert gradient_of_losses().shape == (rows, WIDTH)

@@ -70,6 +70,14 @@ def taken(kind="sigmoid", dtype=torch.float32):
     return pick(None, torch.empty(2, 2, device="meta", dtype=dtype), kind=kind).name
 
 
+def test_a_verdict_is_read_while_a_loss_is_compiled(two_kernels):
+    """By the compiler itself: files are nothing that it could trace."""
+    kept("fake", kind="softmax")
+    compiled = torch.compile(fastsim.info_nce, fullgraph=True, backend="eager")
+    assert compiled(*torch.empty(2, 5, 4, device="meta")).shape == ()
+    assert taken("softmax") == "fake"
+
+
 def test_auto_takes_the_fastest_that_is_right(two_kernels):
     kept("fake", ratio=0.5)
     kept("lying", ratio=0.4)
