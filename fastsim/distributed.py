@@ -10,6 +10,8 @@ by groups are columns too: each rank gives its own, with `own_first` beginning w
 embeddings, and its rows are held against those of all. A row that
 two ranks give counts twice.
 
+torch.compile runs a loss of a group as it is, between the graphs of what is around it.
+
 A rank may have no rows, as at the end of an epoch. An error on one rank is raised on all of them
 (fastsim/agreement.py), so that nobody waits.
 
@@ -179,15 +181,27 @@ def batchwise(function: Callable[P, R]) -> Callable[P, R]:
         for name in LEARNT:
             if isinstance(value := options.get(name), torch.Tensor):
                 options[name] = learnt_number(value)
-        if any_dtensor(args) or any_dtensor(options.values()):
-            arguments = dict(zip(names, args, strict=False)) | options
-            return _of_dtensors(function, arguments, group)
-        if group is None:
+        dtensors = any_dtensor(args) or any_dtensor(options.values())
+        if group is None and not dtensors:
             return function(*args, group=None, **options)
-        return _together(function, args, options, group)
+        of_ranks = _uncompiled if torch.compiler.is_compiling() else _of_ranks
+        if dtensors:
+            args, options = (), dict(zip(names, args, strict=False)) | options
+        return of_ranks(function, args, options, group, dtensors)
 
     call.__kwdefaults__ = function.__kwdefaults__
     return call
+
+
+def _of_ranks(function, args, options, group, dtensors):
+    if dtensors:
+        return _of_dtensors(function, options, group)
+    return _together(function, args, options, group)
+
+
+# What ranks say to each other is nothing to trace: torch.compile runs it as it is, between graphs.
+# As torch.compiler.disable, which imports the whole compiler at once.
+_uncompiled = torch._disable_dynamo(_of_ranks)
 
 
 def _together(function, args, options, group, *, averaged=True):

@@ -177,7 +177,7 @@ def once_differentiable(backward):
 
     @functools.wraps(backward)
     def once(ctx, *above):
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if torch.is_grad_enabled():
             raise RuntimeError(ONCE)
         with torch.no_grad():
             return backward(ctx, *above)

@@ -296,6 +296,24 @@ def test_a_loss_of_a_group_is_differentiated_once(exchange, alone):
         torch.autograd.grad(value, x, create_graph=True)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's
+@pytest.mark.parametrize("exchange", ["gather", "ring"])
+def test_a_loss_of_a_group_in_a_compiled_step(exchange, alone):
+    """It runs as it is, between the graphs of what is around it."""
+    x, y = (torch.randn(ROWS, ranks.WIDTH, requires_grad=True) for _ in range(2))
+    chosen = Ring(alone) if exchange == "ring" else alone
+
+    def step(x, y):
+        return 2 * fastsim.info_nce(3 * x, y.sin(), group=chosen, backend="torch")
+
+    def results(step):
+        value = step(x, y)
+        return value.detach(), *torch.autograd.grad(value, (x, y))
+
+    compiled = torch.compile(step, backend="aot_eager")
+    torch.testing.assert_close(results(compiled), results(step))
+
+
 LEARNING = {
     "info_nce": (lambda *sides, **o: fastsim.info_nce(*sides, symmetric=True, **o), "temperature"),
     "siglip": (fastsim.siglip, "scale"),
