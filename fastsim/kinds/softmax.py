@@ -50,7 +50,7 @@ class Softmax(Kind):
         return losses.masked_fill_((target_sums == 0) & (target_logits == 0), 0.0)
 
     def loss_shape(self, tile, rows, columns):
-        return (rows + columns * (tile.symmetric and tile.pairs.untargeted),)
+        return (rows + (columns if tile.symmetric and tile.pairs.untargeted else 0),)
 
     def coefficients(self, tile, state, grad):
         """Per row: top, weight of exp(scale (s - top)), weight of the target; per column the first

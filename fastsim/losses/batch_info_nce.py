@@ -116,7 +116,9 @@ def batch_info_nce(
         column_bias=batch.gather_columns(bias),
         distinct=positives is None,
     )
-    parts = parts_of(further, anchors, candidates, within, pairs, guide, batch) if further else []
+    parts = []
+    if further.given:
+        parts = parts_of(further, anchors, candidates, within, pairs, guide, batch)
     asked = Asked(
         anchors,
         candidates,
@@ -140,10 +142,10 @@ def _dense_losses(asked):
     """(N,) losses by the specification; without further candidates of the rows of all ranks."""
     batch, further, more = asked.batch, asked.further, None
     # Rows of other ranks add nothing to what this rank holds its own against.
-    gather = (lambda rows: rows) if further else batch.gather_rows
+    gather = (lambda rows: rows) if further.given else batch.gather_rows
     columns = batch.gather_columns(asked.candidates)
     scores = dense_scores(gather(asked.anchors), columns, asked.backend, asked.similarity)
-    if further:
+    if further.given:
         temperature = asked.options["temperature"]
         more = dense(asked.parts, temperature, asked.similarity, asked.backend)
         if further.own_negatives is not None:
@@ -160,15 +162,15 @@ def _in_panels(asked, reduction):
     """The loss by the engine's passes."""
     smoothing, batch = asked.options["label_smoothing"], asked.batch
     scale = inverse(asked.options["temperature"], asked.anchors)
-    alone = not (asked.further or smoothing)
+    alone = not (asked.further.given or smoothing)
     if alone:
         return _of_candidates(asked, scale, batch.row_weights(reduction, asked.anchors))
     # The backward pass goes the other way: what needs the most memory is then last here, when no
     # gradients of the others are alive beside it.
     above = _above_mean(asked, scale) if smoothing else None
-    further = _of_further(asked, scale) if asked.further else None
+    further = _of_further(asked, scale) if asked.further.given else None
     losses = _of_candidates(asked, scale)
-    if asked.further:
+    if asked.further.given:
         losses = torch.logaddexp(widened(losses), further).to(losses.dtype)
     if smoothing:
         losses = losses + smoothing * above

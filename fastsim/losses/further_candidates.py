@@ -41,7 +41,9 @@ class Further:
     own_negatives: torch.Tensor | None
     references: torch.Tensor | None
 
-    def __bool__(self):
+    @property
+    def given(self):
+        """Whether there are any."""
         embeddings = self.own_negatives, self.references
         return len(self.directions) > 1 or any(side is not None for side in embeddings)
 

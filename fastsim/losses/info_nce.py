@@ -173,7 +173,7 @@ def info_nce(
         "guide_strategy": guide_strategy,
     }
     check_options(**options)
-    if further or label_smoothing:
+    if further.given or label_smoothing:
         check_together(exclude, exclude_above, guide, symmetric, margin, label_smoothing, further)
     check_guide(guide, anchors, candidates)
     asked = positives, exclude, exclude_above, group

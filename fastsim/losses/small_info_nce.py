@@ -48,7 +48,8 @@ def small_info_nce(
     own negatives (N, K, D) and references (R, D) where `further` has them. options: the loss's own,
     as `formula` takes them, its specification.
     """
-    plain, paired = not (further or label_smoothing), guide is not None or bias is not None
+    plain = not (further.given or label_smoothing)
+    paired = guide is not None or bias is not None
     if plain != paired:
         return None
     batch = join(None, "info_nce", anchors, candidates)

@@ -63,9 +63,9 @@ def triplet_margin(
     check_reduction(reduction)
     sides = anchors, positives, negatives
     chosen = pick(None, *sides, margin)
-    small = Prepared(partial(_loss, margin=margin, reduction=reduction, backend=chosen))
-    loss = small(*sides)
-    note(sides, small, loss)
+    made = partial(_loss, margin=margin, reduction=reduction, backend=chosen)
+    loss = made(*sides)
+    note(sides, Prepared(made), loss)
     return loss
 
 

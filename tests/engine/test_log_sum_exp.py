@@ -9,6 +9,7 @@ import fastsim
 from fastsim.backends import get
 from fastsim.engine.log_sum_exp import guide_cosines, log_sum_exp
 from tests.measure import assert_close
+from tests.thresholds import CLEAR
 
 BACKENDS = tuple(fastsim.backends())
 
@@ -33,6 +34,16 @@ def oracle(x, y, scale, exclude, guide):
     return torch.stack(rows), torch.stack(columns)
 
 
+def clear_guide(rows, columns, backend):
+    """(embeddings of either side, thresholds), no cosine within rounding of a threshold."""
+    while True:
+        x, y = torch.randn(rows, 5), torch.randn(columns, 5)
+        thresholds = guide_cosines(x, y[:rows], backend=backend) + 0.3
+        gaps = unit(x.double()) @ unit(y.double()).T - thresholds[:, None]
+        if (gaps.abs() > CLEAR).all():
+            return x, y, thresholds
+
+
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -44,10 +55,7 @@ def test_log_sum_exp(backend, dtype, together, usable, small_panels):
         x, y = (torch.randn(n, width).to(dtype) for n in (rows, columns))
         y = x if together else y
         exclude = (torch.arange(rows), torch.arange(columns) % rows) if excluded else None
-        guide = None
-        if guided:
-            g, h = torch.randn(rows, 5), torch.randn(columns, 5)
-            guide = g, h, guide_cosines(g, h[:rows], backend=backend) + 0.3
+        guide = clear_guide(rows, columns, backend) if guided else None
         scale = torch.tensor(7.0, dtype=compute)
         mix = torch.rand(rows + columns * both, dtype=torch.float64)  # one sign: no cancellation
 

@@ -74,6 +74,7 @@ def test_the_same_bits_again(name):
     assert all(map(torch.equal, step(name, sides), step(name, sides)))
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # of torch 2.10
 @pytest.mark.parametrize("name", ["info_nce", "symmetric", "siglip", "semi-hard"])
 def test_fewer_operations(name):
     """At most half of those of the panels."""

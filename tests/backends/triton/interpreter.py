@@ -14,10 +14,22 @@ def adjust(change=setattr):
     change(interpreter.ReduceOps, "generic_reduce", reduce_slices)
     change(interpreter.ScanOps, "generic_scan", scan_slices)
     change(interpreter, "_patch_lang", patched_once(interpreter))
+    change(interpreter, "_patch_lang_tensor", with_numbers(interpreter))
     # Additions of integers far below 2^31 are not done again in 64 bits.
     options = dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
     change(interpreter.interpreter_builder, "options", options)
     change(interpreter.InterpreterBuilder, "create_dot", product_in_one_order(interpreter))
+
+
+def with_numbers(interpreter):
+    """A tensor of one element is a number, also with Triton 3.6, whose numpy was older."""
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch(tensor, scope):
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    return patch
 
 
 def product_in_one_order(interpreter):

@@ -2,6 +2,7 @@
 
 import triton
 import triton.language as tl
+from triton.language import core  # of which Triton 3.6 shows less in `tl`
 
 from fastsim.backends.triton.kernels.table import PANEL_LINE
 
@@ -40,7 +41,7 @@ def number_or(number, none):
     if number is None:
         return none
     else:
-        given = tl.to_tensor(number)  # which the interpreter has left a number
+        given = core.to_tensor(number)  # which the interpreter has left a number
         if given.dtype.is_ptr():
             return tl.load(given).to(tl.float32)
         else:
