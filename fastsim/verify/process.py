@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from fastsim.verify.verdicts import ASK
+from fastsim.verify.verdicts import ASK, PRECISIONS
 
 
 class Check(NamedTuple):
@@ -47,7 +47,7 @@ class _Process:
     def __init__(self, part, check, module, errors, environment):
         backend, kind, dtype, device, precision = check
         command = [sys.executable, "-m", "fastsim.verify.child", part, backend, kind]
-        command += [str(dtype).removeprefix("torch."), str(device), precision or "highest"]
+        command += [str(dtype).removeprefix("torch."), str(device), precision or PRECISIONS[0]]
         self._errors = errors
         self._process = subprocess.Popen(
             command + ([module] if module else []),

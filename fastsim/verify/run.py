@@ -41,7 +41,7 @@ def checks_of(device, backends, kinds=KINDS, dtypes=DTYPES):
                     yield Check(backend, kind, dtype, device, precision)
 
 
-def verdicts_of(checks, jobs=1):
+def verdicts_of(checks, jobs):
     """The verdicts of checks, so many of which run at once: a check is compilation above all.
 
     Each is timed when no other process of this one runs.

@@ -276,7 +276,7 @@ def results(case, x, y, reduction):
     sizes = [found[-1][0].abs().max(), *gradient_sizes(case, score_grads, cosines, left, right)]
     moved = (score_grads * cosines.abs()).sum(1)
     if case.loss is losses.matrix_cross_entropy and isinstance(case.arguments[0], torch.Tensor):
-        # The logits of the targets are taken from a log-sum-exp, which one candidate's own is.
+        # A difference of a log-sum-exp and logits, which of one candidate are equal.
         moved = moved + (case.arguments[0].double().abs() * cosines.abs()).sum(1)
     sizes[0] = sizes[0] + (moved.max() if reduction == "none" else moved.sum())
     # A logit of float32 rounds with its size, and its score gradient, an exponential, by as much.
