@@ -1,10 +1,10 @@
 """Which rows of a data set are trained together: a batch sampler for its format and loss."""
 
 import numpy as np
-import torch
 
-from fastsim.training.batches import LinkedBatches, UniqueBatches
+from fastsim.training.batches import UniqueBatches
 from fastsim.training.formats import DEALT
+from fastsim.training.links import LinkedBatches
 from fastsim.training.objectives import LOSSES
 
 _PART = 100_000  # rows whose texts are numbered at once
@@ -55,17 +55,3 @@ def text_numbers(dataset, names):
                 np.int64
             )
     return found
-
-
-class LinkedRows(torch.utils.data.Dataset):
-    """The rows of a data set asked for as (row, links); the links come with the row."""
-
-    def __init__(self, dataset):
-        self.dataset = dataset
-
-    def __len__(self):
-        return len(self.dataset)
-
-    def __getitems__(self, places):
-        rows = self.dataset.__getitems__([row for row, _ in places])
-        return [row | {"links": links} for row, (_, links) in zip(rows, places, strict=True)]

@@ -1,23 +1,19 @@
 """Full batches that keep equal texts apart, the same for the same seed and epoch.
 
 In-batch negatives take every other row's text for a negative, so a text should not be twice in a
-batch. Rows with repeated texts are dealt first, each to the emptiest batch that holds none of its
-texts; the others fill what is left. Every batch but the last is full and no row is left
-out. Where a text occurs more often than there are batches, some rows with it share a batch:
-`LinkedBatches` names them, and the loss leaves them out of each other's negatives.
+batch. Rows with repeated texts are dealt first, the others fill what is left. Every batch but the
+last is full and no row is left out. Where a text occurs more often than there are batches, some
+rows with it share a batch: `links.LinkedBatches` names them, and the loss leaves them out of each
+other's negatives.
 """
 
-import heapq
 import math
-import random
 from collections import defaultdict
 
 import numpy as np
 import torch
 
-_TRIES = 64  # batches looked at for a row before it shares one with an equal text
-_EXCHANGES = 512  # rows looked at to change places with one that shares a batch
-_FAILURES = 4  # such searches without success, before rows of a text are left where they are
+from fastsim.training.dealing import Table
 
 
 class UniqueBatches:
@@ -87,8 +83,7 @@ class UniqueBatches:
         # Hard ones first: with repeated texts, then those that need much room. Rows of one text
         # follow each other, so that they go round the batches.
         chunks.sort(key=self._hardness)
-        count = math.ceil(self._rows / self.batch_size)
-        table = _Table(self, count, generator)
+        table = Table(self._rows, self.batch_size, self._texts_of, generator)
         for chunk in chunks:
             table.deal(chunk)
         table.fill(free)
@@ -99,10 +94,10 @@ class UniqueBatches:
 
     def _hardness(self, chunk):
         clashes = max(self._clashes[row] for row in chunk)
-        text = max((t for row in chunk for t in self.texts_of(row)), default=-1)
+        text = max((t for row in chunk for t in self._texts_of(row)), default=-1)
         return -clashes, -len(chunk), text if len(chunk) == 1 else -1
 
-    def texts_of(self, row):
+    def _texts_of(self, row):
         """The repeated texts of a row, as numbers."""
         return [text for text in self._repeated[row].tolist() if text >= 0]
 
@@ -124,11 +119,11 @@ class UniqueBatches:
         for rows in parts:
             chunk, texts = [], set()
             for row in rows:
-                if len(chunk) == most or not texts.isdisjoint(self.texts_of(row)):
+                if len(chunk) == most or not texts.isdisjoint(self._texts_of(row)):
                     chunks.append(chunk)
                     chunk, texts = [], set()
                 chunk.append(row)
-                texts.update(self.texts_of(row))
+                texts.update(self._texts_of(row))
             chunks.append(chunk)
         return chunks
 
@@ -137,7 +132,7 @@ class UniqueBatches:
         batches, holds, first = [], [], 0
         after = defaultdict(int)  # text -> every batch before this one holds it or is full
         for row in hard + free:
-            texts = self.texts_of(row)
+            texts = self._texts_of(row)
             place = max([first, *(after[text] for text in texts)])
             while place < len(batches) and (
                 len(batches[place]) == self.batch_size or not holds[place].isdisjoint(texts)
@@ -154,110 +149,6 @@ class UniqueBatches:
             while first < len(batches) and len(batches[first]) == self.batch_size:
                 first += 1
         return batches
-
-
-class _Table:
-    """The batches of one epoch while rows are dealt to them."""
-
-    def __init__(self, sampler, count, generator):
-        rows, size = len(sampler.numbers), sampler.batch_size
-        self._texts = sampler.texts_of
-        self._rooms = [size] * (count - 1) + [rows - size * (count - 1)]
-        self.most = self._rooms[0]
-        self._starts = np.cumsum([0, *self._rooms])
-        self._slots = np.full(rows, -1, dtype=np.int64)
-        self._used = [0] * count
-        self._holds = [defaultdict(int) for _ in range(count)]  # text -> how often
-        self._spread = defaultdict(int)  # text -> how many batches hold it
-        ties = torch.randperm(count, generator=generator).tolist()
-        self._heap = [(0, ties[batch], batch) for batch in range(count)]  # the emptiest first
-        heapq.heapify(self._heap)
-        self._shared = []  # (row, batch) that another row of an equal text is in
-        self._random = random.Random(ties[0] if count else 0)
-
-    def deal(self, chunk):
-        """Rows into the emptiest batch that has room and holds none of their texts."""
-        texts = [text for row in chunk for text in self._texts(row)]
-        passed, taken = [], None
-        everywhere = any(self._spread[text] == len(self._rooms) for text in texts)
-        tries = 1 if everywhere else _TRIES
-        while self._heap and len(passed) < tries:
-            entry = heapq.heappop(self._heap)
-            passed.append(entry)
-            if self._rooms[entry[2]] - entry[0] < len(chunk):
-                if len(chunk) > self.most - entry[0]:
-                    break  # nor has any other batch room for all of them
-                continue
-            if not any(text in self._holds[entry[2]] for text in texts):
-                taken = len(passed) - 1
-                break
-        if taken is None and len(chunk) == 1:
-            taken = 0
-            self._shared.append((chunk[0], passed[0][2]))
-        for number, (used, tie, batch) in enumerate(passed):
-            if number == taken:
-                for row in chunk:
-                    self._put(row, batch)
-                used += len(chunk)
-            if used < self._rooms[batch]:
-                heapq.heappush(self._heap, (used, tie, batch))
-        if taken is None:
-            for row in chunk:
-                self.deal([row])
-
-    def _put(self, row, batch):
-        self._slots[self._starts[batch] + self._used[batch]] = row
-        self._used[batch] += 1
-        for text in self._texts(row):
-            self._spread[text] += not self._holds[batch][text]
-            self._holds[batch][text] += 1
-
-    def fill(self, rows):
-        """Rows without repeated texts into the places that are left."""
-        self._slots[self._slots < 0] = rows
-
-    def separate(self):
-        """Exchange rows that share a batch for others; those that still do: (row, batch)."""
-        left, failures = [], defaultdict(int)
-        for row, batch in self._shared:
-            mine = self._texts(row)
-            if not any(self._holds[batch][text] > 1 for text in mine):
-                continue  # the other one is gone
-            stuck = any(failures[text] == _FAILURES for text in mine)
-            if stuck or not self._exchange(row, batch, mine):
-                left.append((row, batch))
-                for text in mine:
-                    failures[text] += self._holds[batch][text] > 1 and not stuck
-        return left
-
-    def _exchange(self, row, batch, mine):
-        here = self._places(batch)
-        place = here.start + int(np.flatnonzero(self._slots[here] == row)[0])
-        for _ in range(_EXCHANGES):
-            there = self._random.randrange(len(self._slots))
-            other = int(np.searchsorted(self._starts, there, side="right")) - 1
-            partner = int(self._slots[there])
-            theirs = self._texts(partner)
-            if other == batch or not (
-                self._free(other, mine, theirs) and self._free(batch, theirs, mine)
-            ):
-                continue
-            self._slots[place], self._slots[there] = partner, row
-            for texts, old, new in ((mine, batch, other), (theirs, other, batch)):
-                for text in texts:
-                    self._holds[old][text] -= 1
-                    self._holds[new][text] += 1
-            return True
-        return False
-
-    def _free(self, batch, texts, leaving):
-        return not any(self._holds[batch].get(text, 0) > (text in leaving) for text in texts)
-
-    def _places(self, batch):
-        return slice(int(self._starts[batch]), int(self._starts[batch + 1]))
-
-    def batches(self):
-        return [self._slots[self._places(batch)].tolist() for batch in range(len(self._rooms))]
 
 
 def _numbers(texts):
@@ -290,56 +181,6 @@ def _by(keys, rows):
     for row in rows:
         members[keys[row]].append(row)
     return members.values()
-
-
-class LinkedBatches:
-    """Batches as lists of (row, links), which say what is no negative of what.
-
-    batches: a batch sampler. numbers (N, T): the texts of each row as integers: anchor, positive,
-    negatives. Rows of a batch that share an anchor or a positive, directly or through further rows,
-    have one link; a negative has the link of the rows whose anchor or positive it is, else -1.
-    links: (the row's, those of its negatives), or None where nothing in the batch is repeated.
-    """
-
-    drop_last = False
-
-    def __init__(self, batches, numbers):
-        self.batches, self.numbers = batches, numbers
-        self.batch_size = batches.batch_size
-
-    def set_epoch(self, epoch):
-        """Choose the epoch of the next iteration."""
-        self.batches.set_epoch(epoch)
-
-    def __len__(self):
-        return len(self.batches)
-
-    def __iter__(self):
-        for batch in self.batches:
-            yield list(zip(batch, self._links(batch), strict=True))
-
-    def _links(self, batch):
-        texts = self.numbers[batch]
-        parent = {}
-
-        def root(text):
-            while parent.setdefault(text, text) != text:
-                parent[text] = parent[parent[text]]
-                text = parent[text]
-            return text
-
-        for anchor, positive in texts[:, :2].tolist():
-            parent[root(anchor)] = root(positive)
-        names, found = {}, []
-        for first, _, *negatives in texts.tolist():
-            link = names.setdefault(root(first), len(names))
-            found.append((link, negatives))
-        links = [
-            (link, *(names[root(text)] if text in parent else -1 for text in negatives))
-            for link, negatives in found
-        ]
-        apart = len(names) == len(batch) and all(max(link[1:], default=-1) < 0 for link in links)
-        return [None] * len(batch) if apart else links
 
 
 class SharedBatches:

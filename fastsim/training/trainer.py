@@ -12,9 +12,9 @@ from transformers.trainer_utils import TrainOutput
 from fastsim.files import full_disk_named
 from fastsim.grad_cache import GradCache
 from fastsim.integrations.transformers import log_metrics
-from fastsim.training.batch_plan import LinkedRows
-from fastsim.training.batches import LinkedBatches, SharedBatches
+from fastsim.training.batches import SharedBatches
 from fastsim.training.checkpoints import begin, check_ours, remove_older, seal
+from fastsim.training.links import LinkedBatches, LinkedRows
 from fastsim.training.models import Bound
 from fastsim.training.resumed import Resumed, write_loss_sum
 from fastsim.training.sharding import WholeTask, any_process, local_part

@@ -10,12 +10,12 @@ pytest.importorskip("transformers")
 pytest.importorskip("datasets")
 from datasets import Dataset
 
-from fastsim.training import batches as batches_module
-from fastsim.training.batch_plan import LinkedRows
-from fastsim.training.batches import LinkedBatches, SharedBatches, UniqueBatches
+from fastsim.training.batches import SharedBatches, UniqueBatches
 from fastsim.training.collator import Collator
 from fastsim.training.data import read_data
+from fastsim.training.dealing import Table
 from fastsim.training.formats import format_of
+from fastsim.training.links import LinkedBatches, LinkedRows
 from tests import models
 from tests.seeds import fresh
 
@@ -245,9 +245,9 @@ def test_batches_refuse_what_does_not_fit():
 def test_hubs_cost_no_long_search(monkeypatch):
     """Where many texts are in more rows than there are batches, few rows are looked at twice."""
     searches = []
-    exchange = batches_module._Table._exchange
+    exchange = Table._exchange
     monkeypatch.setattr(
-        batches_module._Table,
+        Table,
         "_exchange",
         lambda self, row, *more: searches.append(row) or exchange(self, row, *more),
     )
