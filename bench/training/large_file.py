@@ -18,7 +18,7 @@ from pathlib import Path
 
 import click
 
-from bench.training.real_data import RESULTS, ROOT
+from bench.training.folders import RESULTS, ROOT
 from fastsim.benchmark.results import environment
 
 

@@ -12,7 +12,8 @@ import click
 import torch
 
 import fastsim
-from bench.training.real_data import sick_rows, write
+from bench.training.real_data import write
+from bench.training.sick import sick_rows
 from bench.training.tables import percent, read
 
 METRICS = ("recall@1", "mrr@10")

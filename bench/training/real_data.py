@@ -1,10 +1,9 @@
 """Training on STS-B and SICK by the command line, each experiment one file of results.
 
-Usage: FASTSIM_DATA=../shared/data python bench/training/real_data.py EXPERIMENT...
+Usage: FASTSIM_DATA=../shared/data python -m bench.training.real_data EXPERIMENT...
 Experiments: see EXPERIMENTS at the end; `all` runs every one. Results: bench/results/training/.
 """
 
-import csv
 import json
 import os
 import subprocess
@@ -13,11 +12,19 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench.training.folders import DATA, RESULTS, ROOT
+from bench.training.sick import (
+    entailed,
+    entailment_pairs,
+    paraphrase_groups,
+    paraphrase_pairs,
+    related,
+    retrieval_set,
+    sick_file,
+    sick_rows,
+)
 from fastsim.benchmark.results import commit, environment
 
-ROOT = Path(__file__).resolve().parents[2]
-DATA = Path(os.environ.get("FASTSIM_DATA", ROOT / "../shared/data")).resolve()
-RESULTS = ROOT / "bench/results/training"
 STSB = ["--columns", "sentence1,sentence2,score"]
 SICK = ["--columns", "sentence1=sentence_A,sentence2=sentence_B,score=relatedness_score"]
 SICK_CLASSES = ["--columns", "sentence1=sentence_A,sentence2=sentence_B,label=entailment_judgment"]
@@ -127,81 +134,6 @@ def stsb_time(folder, steps=12, turns=3):
 # ---- SICK, encoders ----
 
 
-def sick_rows(part):
-    """The rows of a part of SICK: train or test."""
-    name = {"train": "SICK_train.txt", "test": "SICK_test_annotated.txt"}[part]
-    with open(DATA / "sick" / name, encoding="utf-8") as handle:
-        return list(csv.DictReader(handle, delimiter="\t", quoting=csv.QUOTE_NONE))
-
-
-def sick_file(part):
-    return DATA / "sick" / {"train": "SICK_train.txt", "test": "SICK_test_annotated.txt"}[part]
-
-
-def write_rows(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-def entailment_pairs(folder, part):
-    """(anchor, positive) of the ENTAILMENT pairs."""
-    rows = [
-        {"anchor": row["sentence_A"], "positive": row["sentence_B"]}
-        for row in sick_rows(part)
-        if row["entailment_judgment"] == "ENTAILMENT"
-    ]
-    return write_rows(folder / f"{part}_pairs.jsonl", rows)
-
-
-def connected(pairs):
-    """Text -> one text of those that pairs connect it with."""
-    parent = {}
-
-    def root(text):
-        while parent.setdefault(text, text) != text:
-            text = parent[text]
-        return text
-
-    for one, other in pairs:
-        parent[root(one)] = root(other)
-    return {text: root(text) for text in parent}
-
-
-def paraphrase_groups(folder, part):
-    """(text, label, together) of the scenes that hold paraphrases.
-
-    A scene, what comes together, is what pairs of any judgment connect: variants of a sentence,
-    its negations and its neighbours. A label is what paraphrases connect within it.
-    """
-    pairs = [(row["sentence_A"], row["sentence_B"], is_paraphrase(row)) for row in sick_rows(part)]
-    scenes = connected((one, other) for one, other, _ in pairs)
-    groups = connected((one, other) for one, other, same in pairs if same)
-    wanted = {scenes[text] for text in groups}
-    rows = [
-        {"text": text, "label": groups.get(text, text), "together": scene}
-        for text, scene in scenes.items()
-        if scene in wanted
-    ]
-    return write_rows(folder / f"{part}_groups.jsonl", rows)
-
-
-def is_paraphrase(row):
-    return row["entailment_judgment"] == "ENTAILMENT" and float(row["relatedness_score"]) >= 4.5
-
-
-def paraphrase_pairs(folder, part):
-    """(sentence1, sentence2, label): 1 for a paraphrase."""
-    rows = [
-        {
-            "sentence1": row["sentence_A"],
-            "sentence2": row["sentence_B"],
-            "label": int(is_paraphrase(row)),
-        }
-        for row in sick_rows(part)
-    ]
-    return write_rows(folder / f"{part}_paraphrases.jsonl", rows)
-
-
 def sick_relatedness(folder):
     """CoSENT on the relatedness scores."""
     tsv = ["--format", "tsv", *SICK]
@@ -309,29 +241,6 @@ def stsb_lora(folder, steps=60):
     )
 
 
-def retrieval_set(folder, part):
-    """SICK as a search, in the layout of BEIR: entailed sentences among all of its sentences.
-
-    A query is a sentence, its answers are the sentences that it entails.
-    """
-    rows = sick_rows(part)
-    answers = {}
-    for row in rows:
-        if row["entailment_judgment"] == "ENTAILMENT" and row["sentence_A"] != row["sentence_B"]:
-            answers.setdefault(row["sentence_A"], set()).add(row["sentence_B"])
-    texts = {text for row in rows for text in (row["sentence_A"], row["sentence_B"])}
-    ids = {text: f"d{number}" for number, text in enumerate(sorted(texts))}
-    (folder / "qrels").mkdir(parents=True)
-    write_rows(folder / "corpus.jsonl", [{"_id": ids[text], "text": text} for text in ids])
-    # With its document's id, so that a query is not its own answer.
-    write_rows(folder / "queries.jsonl", [{"_id": ids[text], "text": text} for text in answers])
-    lines = [
-        f"{ids[q]}\t{ids[text]}\t1\n" for q, found in answers.items() for text in sorted(found)
-    ]
-    (folder / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
-    return folder
-
-
 def retrieval_mined(folder):
     """InfoNCE with mined negatives, prompts and LoRA, judged by the search of the test part."""
     pairs = entailment_pairs(folder, "train")
@@ -400,32 +309,6 @@ def demo(folder):
 
 
 # ---- cross-encoders ----
-
-
-def entailed(folder, part):
-    """(sentence1, sentence2, label): 1 for ENTAILMENT."""
-    rows = [
-        {
-            "sentence1": row["sentence_A"],
-            "sentence2": row["sentence_B"],
-            "label": int(row["entailment_judgment"] == "ENTAILMENT"),
-        }
-        for row in sick_rows(part)
-    ]
-    return write_rows(folder / f"{part}_entailed.jsonl", rows)
-
-
-def related(folder, part):
-    """(sentence1, sentence2, score): the relatedness in [0, 1]."""
-    rows = [
-        {
-            "sentence1": row["sentence_A"],
-            "sentence2": row["sentence_B"],
-            "score": (float(row["relatedness_score"]) - 1) / 4,
-        }
-        for row in sick_rows(part)
-    ]
-    return write_rows(folder / f"{part}_related.jsonl", rows)
 
 
 def crossed(name, make, loss):
