@@ -377,6 +377,11 @@ def takes_backend(case):
     return case.loss is not fastsim.triplet_margin
 
 
+def on_backend(case, backend):
+    """Options that choose a backend; none where the loss has no choice."""
+    return {"backend": backend} if takes_backend(case) else {}
+
+
 def inputs(case, shape, dtype, seed):
     """Fresh (embeddings in dtype, other arguments, options); seed: the place of `tests.seeds`."""
     generator = fresh(seed)
@@ -394,3 +399,8 @@ def call(function, tensors, others, options):
     weights = torch.arange(1.0, value.numel() + 1, dtype=value.dtype).reshape(value.shape)
     (value * weights).sum().backward()
     return value.detach(), [t.grad for t in leaves if t is not None]
+
+
+def call_case(case, tensors, others, options, backend):
+    """(value, gradients) of a case's loss on a backend."""
+    return call(case.loss, tensors, others, options | on_backend(case, backend))

@@ -12,7 +12,7 @@ import torch
 
 import fastsim
 from fastsim import losses
-from tests.cases import CASES, inputs, takes_backend
+from tests.cases import CASES, inputs, on_backend
 
 REDUCTIONS = ("mean", "none")
 # The levels of a target matrix are looked for, and waited for, unless they are given.
@@ -52,7 +52,7 @@ def run(loss, tensors, others, options):
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_every_loss(case, reduction, dtype):
     tensors, others, options = prepared(case, dtype)
-    options |= {"backend": "torch"} if takes_backend(case) else {}
+    options |= on_backend(case, "torch")
     if case.reduces:
         options["reduction"] = reduction
     run(case.loss, tensors, others, options)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fastsim
-from tests.cases import CASES, call, inputs, takes_backend
+from tests.cases import CASES, call, inputs, on_backend
 
 BACKENDS = tuple(fastsim.backends())
 SHAPES = {"small": (5, 7, 4), "panels": (67, 75, 34)}
@@ -36,7 +36,7 @@ def test_defaults_change_nothing(case, backend, value, small_panels, usable):
             continue
         for dtype in (torch.float32, torch.bfloat16):
             tensors, others, options = inputs(case, shape, dtype, seed=71)
-            options |= {"backend": backend} if takes_backend(case) else {}
+            options |= on_backend(case, backend)
 
             def under_default(*given, **options):
                 with default(value):

@@ -16,7 +16,7 @@ from fastsim.backends.cpu.backend import CpuBackend
 from fastsim.engine import autograd as engine
 from fastsim.engine import chosen_rows, log_sum_exp, max_sim, selection, triplets, whole_loss
 from fastsim.engine import cosent as ranking
-from tests.cases import BY_NAME, CASES, call, inputs, takes_backend
+from tests.cases import BY_NAME, CASES, call, inputs, on_backend, takes_backend
 
 COMPILED = tuple(name for name in fastsim.backends() if name != "eager")
 BACKENDS = tuple(fastsim.backends())
@@ -123,7 +123,7 @@ def traced():
 def test_compile(case, backend, compiler, usable):
     usable(backend)
     tensors, others, options = inputs(case, (5, 7, 4), torch.float32, seed=22)
-    options |= {"backend": backend} if takes_backend(case) else {}
+    options |= on_backend(case, backend)
     torch._dynamo.reset()
     compiled = torch.compile(case.loss, fullgraph=True, backend=compiler)
     value, grads = call(compiled, tensors, others, options)
@@ -143,7 +143,7 @@ def test_compile_of_many_rows(case, dtype, monkeypatch, usable):
     monkeypatch.setattr(whole, "SMALL", 0)
     monkeypatch.setattr(sizes, "CHEAP", 0)
     tensors, others, options = inputs(case, (5, 7, 4), dtype, seed=24)
-    options |= {"backend": "cpu"} if takes_backend(case) else {}
+    options |= on_backend(case, "cpu")
     torch._dynamo.reset()
     compiled = torch.compile(case.loss, fullgraph=True, backend="eager")
     value, grads = call(compiled, tensors, others, options)
@@ -197,7 +197,7 @@ def assert_changes_nothing(changed, case, *given):
 def test_autocast_changes_nothing(case, backend, usable):
     usable(backend)
     tensors, others, options = inputs(case, (9, 11, 6), torch.float32, seed=23)
-    options |= {"backend": backend} if takes_backend(case) else {}
+    options |= on_backend(case, backend)
 
     def under_autocast(*arguments, **keywords):
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -254,7 +254,7 @@ def test_checkpoint_changes_nothing(case, backend, reduction, usable):
     if reduction == "none" and not case.reduces:
         pytest.skip("a scalar loss")
     tensors, others, options = inputs(case, (5, 7, 4), torch.float32, seed=26)
-    options |= {"backend": backend} if takes_backend(case) else {}
+    options |= on_backend(case, backend)
     options |= {"reduction": reduction} if case.reduces else {}
 
     def again(*given, **options):
@@ -268,7 +268,7 @@ def test_checkpoint_changes_nothing(case, backend, reduction, usable):
 def test_checkpoint_of_a_gradient_that_is_differentiable(case, backend, usable):
     usable(backend)
     tensors, others, options = inputs(case, (5, 7, 4), torch.float64, seed=27)
-    options |= {"backend": backend} if takes_backend(case) else {}
+    options |= on_backend(case, backend)
     found = []
     for again in (False, True):
         leaves = [t if t is None else t.clone().requires_grad_() for t in tensors]

@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from tests.cases import BY_NAME, call, inputs, takes_backend
+from tests.cases import BY_NAME, call, inputs, on_backend
 from tests.measure import conditioning
 
 
@@ -28,8 +28,8 @@ def moves(name, shape, seed, reduction):
 
 def dense_options(case, options, reduction):
     """Options of the dense formula."""
-    chosen = {"backend": "eager"} if takes_backend(case) else {}
-    return options | chosen | ({} if reduction is None else {"reduction": reduction})
+    rows = {} if reduction is None else {"reduction": reduction}
+    return options | on_backend(case, "eager") | rows
 
 
 def largest_exponent(case, tensors, options, losses):

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 import fastsim
 from tests import oracles
 from tests.case_inputs import embeddings
-from tests.cases import CASES, Case, inputs, takes_backend
+from tests.cases import CASES, Case, inputs, on_backend
 
 # torch's own forward-mode formulas are made with it.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
@@ -326,7 +326,7 @@ def test_changes_in_place_are_refused(case, reduction, passes, request, usable):
     if passes == "in passes":
         request.getfixturevalue("in_passes")
     tensors, others, options = inputs(case, SHAPE, torch.float32, seed=33)
-    options |= {"backend": "cpu"} if takes_backend(case) else {}
+    options |= on_backend(case, "cpu")
     options |= {"reduction": reduction} if case.reduces else {}
     for place, tensor in enumerate(tensors):
         if tensor is None or (case.loss is fastsim.angle and place == 0):

@@ -7,7 +7,7 @@ import torch
 
 import fastsim
 from fastsim import losses
-from tests.cases import BY_NAME, CASES, inputs, takes_backend
+from tests.cases import BY_NAME, CASES, inputs, on_backend
 from tests.seeds import fresh
 
 BACKENDS = tuple(fastsim.backends())
@@ -36,7 +36,7 @@ def scalars(case):
 def test_gradcheck(case, backend, reduction, usable):
     usable(backend)
     tensors, others, options = inputs(case, (5, 7, 4), torch.float64, seed=11)
-    options |= {"backend": backend} if takes_backend(case) else {}
+    options |= on_backend(case, backend)
     options |= {"reduction": reduction} if case.reduces else {}
     learnt = scalars(case)
     sides = [t.requires_grad_() for t in tensors if t is not None]
@@ -162,7 +162,7 @@ def test_the_gradient_of_a_sum_of_losses(case, backend, passes, dtype, request, 
     if passes == "in passes":
         request.getfixturevalue("in_passes")
     tensors, others, options = inputs(case, (5, 7, 4), dtype, seed=12)
-    options |= {"reduction": "none"} | ({"backend": backend} if takes_backend(case) else {})
+    options |= {"reduction": "none"} | on_backend(case, backend)
     found = []
     for as_sum in (True, False):
         leaves = [t if t is None else t.clone().requires_grad_() for t in tensors]

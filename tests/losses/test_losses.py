@@ -9,7 +9,7 @@ import torch
 
 import fastsim
 from tests import cases
-from tests.cases import BY_NAME, CASES, SHAPES, are_clear, call, inputs, takes_backend
+from tests.cases import BY_NAME, CASES, SHAPES, are_clear, call, inputs, on_backend
 from tests.losses import rounding
 from tests.losses.rounding import dense_options, moves
 from tests.measure import assert_close
@@ -71,7 +71,7 @@ def compare(case, backend, dtype, shape, seed, reduction=None, small=False):
     tensors, others, options = inputs(case, shape, dtype, seed)
     (truth, *truth_grads), size = truth_of(case.name, dtype, shape, seed, reduction)
     reduced = options if reduction is None else options | {"reduction": reduction}
-    chosen = {"backend": backend} if takes_backend(case) else {}
+    chosen = on_backend(case, backend)
     # 16-bit inputs are held to the float32 formula; only the rounding of the gradient is theirs.
     compute = torch.promote_types(dtype, torch.float32)
     dense_inputs = [t if t is None else t.to(compute) for t in tensors]

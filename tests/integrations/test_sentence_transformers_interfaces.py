@@ -1,0 +1,151 @@
+"""Drop-in losses of sentence-transformers as their users see them: signatures, names, dtypes."""
+
+import copy
+import inspect
+import pickle
+import warnings
+
+import pytest
+import torch
+
+pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+
+from sentence_transformers import util
+from sentence_transformers.base.losses.gradcache import uses_gradient_cache
+from sentence_transformers.sentence_transformer import losses as theirs
+
+from fastsim.integrations import sentence_transformers as ours
+from tests.integrations.sentence_transformers_peer import (
+    SHARED,
+    WIDTH,
+    Given,
+    Guided,
+    padded,
+    same,
+    scaled,
+    vectors,
+)
+
+
+@pytest.mark.filterwarnings("ignore:The .* is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("name", SHARED)
+def test_interface(name):
+    mine, peer = getattr(ours, name), getattr(theirs, name)
+    assert issubclass(mine, peer)
+    assert inspect.signature(mine) == inspect.signature(peer)
+    arguments = {"SoftmaxLoss": (WIDTH, 3), "GISTEmbedLoss": (Given(),)}
+    arguments["CachedGISTEmbedLoss"] = arguments["GISTEmbedLoss"]
+    model = Given()
+    losses = [cls(model, *arguments.get(name, ())) for cls in (mine, peer)]
+    configs = [loss.get_config_dict() for loss in losses]
+    assert configs[0] == configs[1]
+    assert losses[0].model is model
+    assert getattr(losses[0], "citation", None) == getattr(losses[1], "citation", None)
+    assert uses_gradient_cache(losses[0]) == uses_gradient_cache(losses[1])
+    cached = name.startswith("Cached")
+    assert callable(
+        getattr(losses[0], "calculate_loss" if cached else "compute_loss_from_embeddings")
+    )
+    assert inspect.getdoc(mine) != inspect.getdoc(peer)
+
+
+@pytest.mark.parametrize("name", [name for name in SHARED if "Symmetric" in name])
+def test_symmetric_ranking(name):
+    """Their deprecated names: the note is theirs, and the loss fused."""
+    columns = scaled(vectors(2))
+    for package in (ours, theirs):
+        with pytest.warns(DeprecationWarning, match=f"{name} is deprecated"):
+            getattr(package, name)(Given())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The .* is deprecated", DeprecationWarning)
+        same(name, {}, columns, features=padded)
+        assert getattr(ours, name)(Given()).unfused_option() is None
+
+
+# ---- what a trainer gets ----
+
+TAUGHT = ("DistillKLDivLoss", "MarginMSELoss")
+PLAIN = ("CoSENTLoss", "MultipleNegativesRankingLoss", "BatchAllTripletLoss", *TAUGHT)
+
+
+def any_loss(package, name, model=None):
+    arguments = {"SoftmaxLoss": (WIDTH, 3), "GISTEmbedLoss": (Guided(),)}
+    arguments["CachedGISTEmbedLoss"] = arguments["GISTEmbedLoss"]
+    arguments |= dict.fromkeys(TAUGHT, (util.pairwise_cos_sim,))
+    torch.manual_seed(5)
+    return getattr(package, name)(model or Given(), *arguments.get(name, ()))
+
+
+def any_batch(name, columns):
+    """(columns, labels) that the loss takes."""
+    classes = torch.randint(0, 3, (len(columns[0]),))
+    classes[:4] = torch.tensor([0, 0, 1, 1])
+    if name.startswith("Batch"):
+        return columns[:1], classes
+    if name == "TripletLoss":
+        return columns, None
+    if name in TAUGHT:
+        return columns, torch.rand(len(columns[0]), len(columns) - 1)
+    if name in ("CoSENTLoss", "AnglELoss", "CosineSimilarityLoss"):
+        return columns[:2], classes / 2
+    return columns[:2], classes if name == "SoftmaxLoss" else None
+
+
+@pytest.mark.filterwarnings("ignore:The .* is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", SHARED)
+def test_dtype_of_the_loss(name, dtype, autocast):
+    """Theirs, whatever it comes from; the value within its rounding of the truth."""
+    columns = [column.to(dtype) for column in vectors(3)]
+    guides = vectors(3, width=7)
+    columns, labels = any_batch(name, columns)
+    found = []
+    for package, kind in ((ours, dtype), (theirs, dtype), (theirs, torch.float64)):
+        batch = [
+            {"embeddings": c.to(kind), "guide": g, "input_ids": torch.zeros(len(c), 2)}
+            for c, g in zip(columns, guides, strict=False)
+        ]
+        loss = any_loss(package, name)
+        low = torch.float16 if dtype == torch.float16 else torch.bfloat16
+        with torch.autocast("cpu", low, enabled=autocast and kind == dtype):
+            found.append(loss.to(kind)(batch, labels))
+    mine, theirs_, truth = found
+    assert mine.dtype == theirs_.dtype
+    if name != "SoftmaxLoss" or not autocast:  # its layer is autocast's
+        eps = max(torch.finfo(mine.dtype).eps, 1e-5)
+        assert abs(mine - truth) <= 2 * eps * max(1, abs(truth)) + abs(theirs_ - truth)
+
+
+@pytest.mark.filterwarnings("ignore:The .* is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("name", SHARED)
+def test_model_cards_link_the_documentation(name):
+    """The card links a class that is of the package; ours is found again by pickle."""
+    assert util.fullname(getattr(ours, name)) == util.fullname(getattr(theirs, name))
+    loss = any_loss(ours, name, torch.nn.Linear(2, 2)) if name in PLAIN else None
+    if loss is not None:
+        again = pickle.loads(pickle.dumps(loss))
+        assert type(again) is type(loss) is getattr(ours, name)
+        assert again.get_config_dict() == loss.get_config_dict()
+        assert torch.equal(again.model.weight, loss.model.weight)
+        assert type(copy.deepcopy(loss)) is type(loss)
+
+
+def test_a_subclass_keeps_its_own_name():
+    assert Own.__module__ == __name__
+    assert type(pickle.loads(pickle.dumps(Own(None)))) is Own
+
+
+class Own(ours.CoSENTLoss):
+    """Somebody's own loss made of ours."""
+
+
+def test_import_leaves_sentence_transformers_alone():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, fastsim, fastsim.integrations\n"
+        "assert 'sentence_transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
