@@ -17,49 +17,51 @@ from fastsim.scores import without_autocast
 BAND = 1 << 20  # distances of a band; about ten arrays of that size are alive
 
 
-def triplet_sum(x, groups, margin, distance, triplets, largest, formula, backend):
+def triplet_sum(x, groups, anchors, margin, distance, triplets, largest, formula, backend):
     """(sum () of the terms, their number ()) over the triplets of rows x (N, D).
 
-    distance: "euclidean", or "cosine" of unit rows. triplets: "all" or "semi-hard".
+    anchors: the slice of the rows whose triplets these are, each with all rows.
+    distance: "euclidean", or "cosine" of unit rows. triplets: "all" or "semi_hard".
     largest: rows that no group has more of, or None; if one has, the sum is NaN.
-    formula: (distances (N, N), groups, margin) -> the same in plain torch, for derivatives of the
-    gradient.
+    formula: (distances (A, N), groups, anchors, margin) -> the same in plain torch, for derivatives
+    of the gradient.
     backend: its name.
     """
-    return _TripletSum.apply(x, groups, margin, distance, triplets, largest, formula, backend)
+    options = margin, distance, triplets, largest, formula, backend
+    return _TripletSum.apply(x, groups, anchors, *options)
 
 
-def distances_of(x, distance):
-    """All distances (N, N) of the rows of x in plain torch, differentiable."""
+def distances_of(x, anchors, distance):
+    """Distances (A, N) of a slice of rows of x to all of them in plain torch, differentiable."""
     if distance == "euclidean":
-        return all_distances(x, x)
+        return all_distances(x[anchors], x)
     with without_autocast(x.device.type):
-        return 1 - x @ x.T
+        return 1 - x[anchors] @ x.T
 
 
 def _formula(ctx, saved, x):
-    groups, (margin, distance, formula) = saved[1], ctx.call
-    return formula(distances_of(x, distance), groups, margin)[0]
+    groups, (anchors, margin, distance, formula) = saved[1], ctx.call
+    return formula(distances_of(x, anchors, distance), groups, anchors, margin)[0]
 
 
 class _TripletSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, groups, margin, distance, triplets, largest, formula, backend):
+    def forward(ctx, x, groups, anchors, margin, distance, triplets, largest, formula, backend):
         want = ctx.needs_input_grad[0]
-        options = margin, distance, triplets, largest
+        options = anchors.start, anchors.stop, margin, distance, triplets, largest
         total, number, grad = _triplets(x, groups, *options, want, backend)
         ctx.save_for_backward(x, groups, grad)
-        ctx.call = margin, distance, formula
+        ctx.call = anchors, margin, distance, formula
         ctx.mark_non_differentiable(number)
         return total, number
 
     @staticmethod
     @differentiable_again(_formula, inputs=1)
     def backward(ctx, saved, grad_total, _):
-        return grad_total * saved[2], *(None,) * 7
+        return grad_total * saved[2], *(None,) * 8
 
 
-def _forward(x, groups, margin, distance, triplets, largest, want_grad, backend):
+def _forward(x, groups, start, stop, margin, distance, triplets, largest, want_grad, backend):
     backend, x = get(backend), x.contiguous()
     members, terms = _Members(groups, largest), _TERMS[triplets]
     grad = torch.zeros_like(x) if want_grad else x.new_empty(0)
@@ -70,8 +72,8 @@ def _forward(x, groups, margin, distance, triplets, largest, want_grad, backend)
     centred = None if distance == "cosine" else x - x.mean(0, dtype=wide).to(x.dtype)
     with without_autocast(x.device.type):
         products = backend.products(x if centred is None else centred)
-        for top in range(0, len(x), tall):
-            rows = slice(top, min(top + tall, len(x)))
+        for top in range(start, stop, tall):
+            rows = slice(top, min(top + tall, stop))
             if distance == "cosine":
                 distances = products(x[rows]).neg_().add_(1)
             else:
@@ -89,15 +91,15 @@ def _forward(x, groups, margin, distance, triplets, largest, want_grad, backend)
     return total.to(x.dtype), number, grad
 
 
-def _fake(x, groups, margin, distance, triplets, largest, want_grad, backend):
+def _fake(x, groups, start, stop, margin, distance, triplets, largest, want_grad, backend):
     grad = x.new_empty(x.shape if want_grad else 0)
     return x.new_empty(()), groups.new_empty(()), grad
 
 
 _triplets = define(
     "triplets",
-    "(Tensor x, Tensor groups, float margin, str distance, str triplets, int? largest,"
-    " bool want_grad, str backend)"
+    "(Tensor x, Tensor groups, SymInt start, SymInt stop, float margin, str distance,"
+    " str triplets, int? largest, bool want_grad, str backend)"
     " -> (Tensor, Tensor, Tensor)",
     _forward,
     _fake,
@@ -168,4 +170,4 @@ def _sum(terms):
     return terms.sum(1).sum()
 
 
-_TERMS = {"all": _all, "semi-hard": _semi_hard}
+_TERMS = {"all": _all, "semi_hard": _semi_hard}

@@ -16,8 +16,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fastsim.annotations import Group
 from fastsim.backends import pick
 from fastsim.checks import check_choice, check_count, check_embeddings, check_integers, check_number
+from fastsim.distributed import batchwise, join
 from fastsim.engine.triplets import distances_of, triplet_sum
 from fastsim.losses.hardest import DISTANCES
 from fastsim.losses.module import LossModule
@@ -26,6 +28,7 @@ from fastsim.reduce import as_float
 from fastsim.scores import unit_rows
 
 
+@batchwise
 def batch_semi_hard_triplet(
     embeddings: Tensor,
     groups: Tensor,
@@ -33,6 +36,7 @@ def batch_semi_hard_triplet(
     margin: float = 5.0,
     distance: Literal["euclidean", "cosine"] = "euclidean",
     largest_group: int | None = None,
+    group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
     """Semi-hard triplet loss: each positive pair against the nearest negative beyond it.
@@ -49,6 +53,8 @@ def batch_semi_hard_triplet(
         distance: "euclidean", or "cosine", which is 1 - cosine.
         largest_group: an int, rows that no group has more of. Without it a GPU is waited for once,
             to say how many its largest group has; if a group has more, the loss is NaN.
+        group: a process group whose ranks each give their part of the batch; see
+            `fastsim.distributed`. Embeddings are gathered: a `Ring` is refused.
         backend: its name; None chooses.
 
     Returns:
@@ -64,10 +70,11 @@ def batch_semi_hard_triplet(
         >>> fastsim.losses.batch_semi_hard_triplet(embeddings, groups, margin=2.5)
         tensor(1.)
     """
-    options = margin, distance, largest_group, backend
-    return _mean("semi-hard", _semi_hard, embeddings, groups, *options)
+    options = margin, distance, largest_group, group, backend
+    return _mean("semi_hard", _semi_hard, embeddings, groups, *options)
 
 
+@batchwise
 def batch_all_triplet(
     embeddings: Tensor,
     groups: Tensor,
@@ -75,6 +82,7 @@ def batch_all_triplet(
     margin: float = 5.0,
     distance: Literal["euclidean", "cosine"] = "euclidean",
     largest_group: int | None = None,
+    group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
     """The mean over all triplets with a positive loss.
@@ -91,6 +99,8 @@ def batch_all_triplet(
         distance: "euclidean", or "cosine", which is 1 - cosine.
         largest_group: an int, rows that no group has more of. Without it a GPU is waited for once,
             to say how many its largest group has; if a group has more, the loss is NaN.
+        group: a process group whose ranks each give their part of the batch; see
+            `fastsim.distributed`. Embeddings are gathered: a `Ring` is refused.
         backend: its name; None chooses.
 
     Returns:
@@ -106,7 +116,7 @@ def batch_all_triplet(
         >>> fastsim.losses.batch_all_triplet(embeddings, groups, margin=1.0)
         tensor(1.)
     """
-    options = margin, distance, largest_group, backend
+    options = margin, distance, largest_group, group, backend
     return _mean("all", _all, embeddings, groups, *options)
 
 
@@ -121,6 +131,7 @@ class BatchSemiHardTriplet(LossModule):
         margin: float = 5.0,
         distance: Literal["euclidean", "cosine"] = "euclidean",
         largest_group: int | None = None,
+        group: Group = None,
         backend: str | None = None,
     ) -> None:
         super().__init__(locals())
@@ -137,36 +148,53 @@ class BatchAllTriplet(LossModule):
         margin: float = 5.0,
         distance: Literal["euclidean", "cosine"] = "euclidean",
         largest_group: int | None = None,
+        group: Group = None,
         backend: str | None = None,
     ) -> None:
         super().__init__(locals())
 
 
-def _mean(triplets, formula, embeddings, groups, margin, distance, largest_group, backend):
-    check_embeddings("embeddings", embeddings)
+def _mean(triplets, formula, embeddings, groups, margin, distance, largest_group, group, backend):
+    check_embeddings("embeddings", embeddings, empty=group is not None)
     check_integers("groups", groups, embeddings.shape[0], embeddings.device)
     check_choice("distance", distance, DISTANCES)
     check_number("margin", margin, tensor=False)
     if largest_group is not None:
         check_count("largest_group", largest_group)
-    chosen = pick(backend, embeddings, groups)
-    x = unit_rows(embeddings, chosen) if distance == "cosine" else as_float(embeddings)
-    groups = as_ids(groups)
+    chosen = pick(backend, embeddings, groups, group=group)
+    batch = join(
+        group,
+        f"batch_{triplets}_triplet",
+        embeddings,
+        embeddings,
+        margin=margin,
+        distance=distance,
+        largest_group=largest_group,
+        backend=chosen.name,
+    )
+    if batch.ring:
+        raise ValueError(
+            "group: wanted a process group, as triplets are of gathered embeddings, got a Ring"
+        )
+    x, groups = batch.gather_rows(embeddings), batch.gather_rows(as_ids(groups))
+    x = unit_rows(x, chosen) if distance == "cosine" else as_float(x)
+    anchors = batch.own_rows
     if chosen.name == "eager":
-        total, number = formula(distances_of(x, distance), groups, margin)
+        total, number = formula(distances_of(x, anchors, distance), groups, anchors, margin)
     else:
         options = float(margin), distance, triplets, largest_group, formula
-        total, number = triplet_sum(x, groups, *options, chosen.name)
+        total, number = triplet_sum(x, groups, anchors, *options, chosen.name)
+    mean = batch.ranks * total / batch.total(number).clamp(min=1)
     # A number that is not finite may be part of no triplet, but it has to show.
-    return total / number.clamp(min=1) + 0 * x.detach().abs().amax()
+    return mean + 0 * x.detach().abs().amax()
 
 
-# ---- the specifications on given distances (N, N): every triple at once ----
+# ---- the specifications on the distances (A, N) of the anchors: every triple at once ----
 
 
-def _semi_hard(distances, groups, margin):
+def _semi_hard(distances, groups, anchors, margin):
     """(sum of the terms, number of positive pairs)."""
-    positive, negative = _pairs(groups)
+    positive, negative = _pairs(groups, anchors)
     far, near = distances[:, :, None], distances[:, None, :]
     farther = negative[:, None, :] & (near > far)
     nearest = near.masked_fill(~farther, torch.inf).amin(2)
@@ -177,17 +205,17 @@ def _semi_hard(distances, groups, margin):
     return torch.relu(gaps).sum(), positive.sum()
 
 
-def _all(distances, groups, margin):
+def _all(distances, groups, anchors, margin):
     """(sum of the terms, number of triplets with a term)."""
-    positive, negative = _pairs(groups)
+    positive, negative = _pairs(groups, anchors)
     gaps = distances[:, :, None] - distances[:, None, :] + margin
     # A NaN is no less than 0, so that it reaches the loss.
     active = positive[:, :, None] & negative[:, None, :] & ~(gaps <= 0)
     return torch.where(active, gaps, 0.0).sum(), active.sum()
 
 
-def _pairs(groups):
-    """Which pairs (N, N) are positives, and which negatives."""
-    same = groups[:, None] == groups
-    own = torch.eye(groups.shape[0], dtype=torch.bool, device=groups.device)
+def _pairs(groups, anchors):
+    """Which pairs (A, N) are positives, and which negatives."""
+    same = groups[anchors, None] == groups
+    own = torch.eye(groups.shape[0], dtype=torch.bool, device=groups.device)[anchors]
     return same & ~own, ~same

@@ -102,6 +102,12 @@ WAYS = {
     4: (("ring", "torch", torch.float64),),
 }
 ALWAYS = (("gather", "cpu", torch.float64), ("ring", "cpu", torch.float64))
+# Losses whose columns do not travel.
+GATHERING = (
+    fastsim.late_interaction,
+    fastsim.losses.batch_all_triplet,
+    fastsim.losses.batch_semi_hard_triplet,
+)
 REDUCTION = {2: "mean", 3: "sum", 4: "none"}
 
 
@@ -113,7 +119,7 @@ def ways(case, ranks):
         found += [(*way, "none", True) for way in ALWAYS]
     if "reduction" not in case.loss.__kwdefaults__:
         found = list(dict.fromkeys((*way[:3], None, way[4]) for way in found))
-    if case.loss is fastsim.late_interaction:  # its documents do not travel
+    if case.loss in GATHERING:
         found = [way for way in found if way[0] == "gather"]
     # In a library product the scores of copies may differ by rounding.
     return [way for way in found if way[1] == "cpu" or not case.name.endswith("-copies")]
@@ -337,7 +343,7 @@ def relative(got, wanted, scale):
 
 
 def refusals(group):
-    """Error messages of calls whose options differ between the ranks."""
+    """Error messages of calls whose options differ between the ranks, or that take no ring."""
     rank = dist.get_rank(group)
     x = torch.randn(4, 6 + (rank == 1))
     y = torch.randn(4, 6)
@@ -370,6 +376,13 @@ def refusals(group):
             y, ids(), *((y, ids()) if rank else (None, None)), group=group
         ),
         "own first": lambda: fastsim.nt_xent(y, ids(), y, ids(), own_first=rank == 0, group=group),
+        "largest_group": lambda: fastsim.losses.batch_all_triplet(
+            y, ids(), largest_group=5 + rank, group=group
+        ),
+        "ring of texts": lambda: fastsim.late_interaction(y[None], y[None], group=Ring(group)),
+        "ring of triplets": lambda: fastsim.losses.batch_semi_hard_triplet(
+            y, ids(), group=Ring(group)
+        ),
         "gradient": lambda: fastsim.info_nce(y.requires_grad_(rank == 0), y, group=group),
         "gradient of columns": lambda: fastsim.info_nce(
             x[:, :6], x[:, :6].clone().requires_grad_(rank == 0), group=group

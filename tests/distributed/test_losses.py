@@ -45,8 +45,8 @@ def test_ranks_together_see_one_batch(case, exchange, results):
     found = [rank["seen"][case.name, exchange] for rank in results[:3]]
     for error, numbers in found:
         assert error <= ALLOWED[torch.float64]
-        unseen = "batch_hard_triplet", "hardest_pairs", "cosent", "angle", "late_interaction"
-        unseen = *unseen, "distill"
+        unseen = "hardest_pairs", "cosent", "angle", "late_interaction", "distill"
+        unseen = *unseen, *(f"batch_{name}_triplet" for name in ("hard", "semi_hard", "all"))
         assert bool(numbers) != (inspect.unwrap(case.loss).__name__ in unseen)
 
 
@@ -63,10 +63,11 @@ def test_documents_may_be_longer_on_one_rank_than_on_another(results):
 
 
 def test_every_loss_with_a_group_is_there():
-    functions = [value for value in vars(fastsim).values() if hasattr(value, "__kwdefaults__")]
+    public = {**vars(fastsim.losses), **vars(fastsim)}.values()
+    functions = [value for value in public if hasattr(value, "__kwdefaults__")]
     wanted = {inspect.unwrap(f) for f in functions if "group" in (f.__kwdefaults__ or {})}
     assert {inspect.unwrap(case.loss) for case in ranks.BATCHWISE} == wanted
-    assert len(wanted) >= 13
+    assert len(wanted) >= 18
 
 
 @pytest.mark.parametrize(
@@ -94,6 +95,9 @@ def test_every_loss_with_a_group_is_there():
         ("hardest_pairs", "distance: .* got 'euclidean' on rank 0 and 'cosine' on rank 1"),
         ("references", "references: .* got None on rank 0 and a tensor .* on rank 1"),
         ("own first", "own_first: .* got True on rank 0 and False on rank 1"),
+        ("largest_group", "largest_group: .* got 5 on rank 0 and 6 on rank 1"),
+        ("ring of texts", "group: wanted a process group, .* got a Ring"),
+        ("ring of triplets", "group: wanted a process group, .* got a Ring"),
     ],
 )
 def test_ranks_that_differ_are_refused(name, said, results):

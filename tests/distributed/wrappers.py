@@ -362,7 +362,7 @@ def dtensor_refusals(group):
             "plain beside rows": lambda: fastsim.info_nce(rows, x),
             "more columns": lambda: fastsim.info_nce(rows, more),
             "positives": lambda: fastsim.info_nce(rows, rows, places),
-            "no group": lambda: losses.batch_all_triplet(rows, torch.arange(8)),
+            "no group": lambda: fastsim.cosine_regression(rows, rows, torch.ones(8)),
             "another group": lambda: fastsim.info_nce(rows, rows, group=dist.group.WORLD),
             "scores": lambda: fastsim.cosine_similarity(rows),
         }.items()
