@@ -68,5 +68,5 @@ def test_formula_and_source(name):
     """`help` of a loss shows its function alone, which has to lead to the head of its file."""
     module = of(name).__module__
     file = module.replace(".", "/") + ".py"
-    assert f"    Formula and source: {file}.\n" in of(name).__doc__
+    assert f"\nFormula and source: {file}.\n" in inspect.getdoc(of(name))
     assert "\nSource: " in sys.modules[module].__doc__
