@@ -182,7 +182,8 @@ class Trainer(transformers.Trainer):
         if not self.is_sharded:
             return super().save_model(output_dir, _internal_call)
         state = self.accelerator.get_state_dict(self.model_wrapped)
-        return self._save(output_dir, state_dict=state)
+        if self.args.should_save:  # the others' states are empty
+            self._save(output_dir, state_dict=state)
 
     def check_finite(self, *, weights=True):
         """FloatingPointError where a loss since the start, or a weight now, is not finite."""

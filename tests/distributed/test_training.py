@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ pytest.importorskip("datasets")
 from fastsim.encoders.encoder import Encoder
 from fastsim.training import demo
 from fastsim.training.run import Options, train
+from fastsim.training.trainer import Trainer
 from tests import models
 from tests.distributed import sharded
 from tests.training.pictures import leave_empty
@@ -240,3 +242,18 @@ def test_the_first_version_of_fsdp_is_refused(tmp_path, monkeypatch):
     settings = {"model": "none", "train": "none", "loss": "info_nce", "output": str(tmp_path)}
     with pytest.raises(ValueError, match=r"FSDP_VERSION: wanted 2 .* got 1"):
         train(Options(**settings))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_first_process_alone_writes_the_weights(first):
+    """The others have an empty state, which would take the place of the whole one."""
+    written = []
+    trainer = SimpleNamespace(
+        is_sharded=True,
+        model_wrapped=None,
+        accelerator=SimpleNamespace(get_state_dict=lambda model: {"w": 1} if first else {}),
+        args=SimpleNamespace(should_save=first),
+        _save=lambda folder, state_dict: written.append(state_dict),
+    )
+    Trainer.save_model(trainer, "folder")
+    assert written == ([{"w": 1}] if first else [])
