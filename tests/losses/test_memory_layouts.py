@@ -1,4 +1,4 @@
-"""How inputs lie in memory, and which of them want a gradient, changes no value."""
+"""How inputs lie in memory, what fresh memory holds, who wants a gradient: none changes a value."""
 
 import pytest
 import torch
@@ -110,3 +110,25 @@ def test_one_side_wants_a_gradient(case, backend, side, usable):
     value = case.loss(*tensors, *others, **options)
     (grad,) = torch.autograd.grad(value, tensors[side])
     assert torch.equal(grad, grads[side])
+
+
+@pytest.fixture
+def nan_in_fresh_memory():
+    """What is allocated holds NaN, or the largest of an integer dtype, until it is written."""
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    before = torch.are_deterministic_algorithms_enabled()
+    yield lambda: torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_nothing_is_read_before_it_is_written(case, backend, usable, nan_in_fresh_memory):
+    usable(backend)
+    shape = (130, 140, 34) if case.largest >= 10_000 else (15, 20, 34)
+    tensors, others, options = inputs(case, shape, torch.float32, seed=9)
+    wanted, grads = call_case(case, tensors, others, options, backend)
+    nan_in_fresh_memory()
+    value, filled = call_case(case, tensors, others, options, backend)
+    assert torch.equal(value, wanted)
+    assert all(torch.equal(one, other) for one, other in zip(filled, grads, strict=True))
