@@ -2,7 +2,15 @@
 
 import contextlib
 import sys
+from importlib.metadata import version
 from types import ModuleType
+
+
+def check_version(package, major):
+    """ImportError where the package that is installed is of an earlier major version."""
+    found = version(package)
+    if int(found.partition(".")[0]) < major:
+        raise ImportError(f"{package}: wanted version {major} or later, got {found}")
 
 
 def served(name, *theirs):

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from fastsim.integrations import names
 from tests.integrations.peer_names import assert_serves
 
 # module of theirs, whether it is written out or imported whole -> module of ours in its place
@@ -96,3 +97,10 @@ def test_options_of_our_own_losses():
         assert getattr(ours, name) is getattr(theirs, name)
     for name in ("MatryoshkaLoss", "ContrastiveLoss", "SiameseDistanceMetric", "EmbedDistillLoss"):
         assert getattr(ours, name) is getattr(theirs, name)
+
+
+def test_an_earlier_version_of_theirs_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(names, "version", lambda package: "5.7.0")
+    with pytest.raises(ImportError, match=r"their-package: wanted version 6 or later, got 5\.7\.0"):
+        names.check_version("their-package", 6)
+    names.check_version("their-package", 5)

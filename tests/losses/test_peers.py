@@ -1,28 +1,41 @@
 """Value and gradients equal to what people use today, to float32 rounding.
 
-A peer that is not installed is skipped with its name.
+Truth is their code in float64. A peer that is not installed is skipped with its name.
 """
+
+from functools import partial
 
 import pytest
 import torch
 
 import fastsim
 from tests.integrations import open_clip_peer
+from tests.measure import assert_close, conditioning
 
 
-def gradients(loss, *leaves):
-    return torch.autograd.grad(loss, leaves)
+def results(loss, tensors, dtype):
+    """[value, gradients] of loss(*tensors) in dtype."""
+    leaves = [tensor.detach().to(dtype).requires_grad_() for tensor in tensors]
+    value = loss(*leaves)
+    return [value.detach(), *torch.autograd.grad(value, leaves)]
 
 
-def same(ours, theirs, *leaves):
-    """Both losses and their gradients agree to float32 rounding of sums of this size."""
-    torch.testing.assert_close(ours, theirs.float(), rtol=2e-6, atol=1e-6)
-    for mine, peer in zip(gradients(ours, *leaves), gradients(theirs, *leaves), strict=True):
-        torch.testing.assert_close(mine, peer, rtol=2e-5, atol=2e-6 * peer.abs().max().item())
+def same(ours, theirs, *tensors):
+    """Value and gradients of ours are as near to theirs in float64 as theirs in float32 are."""
+
+    def wide(tensors):
+        return results(theirs, tensors, torch.float64)
+
+    truth, eps = wide(tensors), torch.finfo(torch.float32).eps
+    moved = conditioning(wide, [tensor.double() for tensor in tensors])
+    mine, dense = (results(loss, tensors, torch.float32) for loss in (ours, theirs))
+    for place, found in enumerate(zip(mine, truth, dense, strict=True)):
+        name = f"gradient {place}" if place else "value"
+        assert_close(name, *found, torch.float32, moved=eps * moved[place])
 
 
 def vectors(*shape):
-    return torch.randn(*shape, requires_grad=True)
+    return torch.randn(*shape)
 
 
 class Given(torch.nn.Module):
@@ -43,17 +56,19 @@ def st_loss(name, *columns, labels=None, **options):
 @pytest.mark.parametrize("negatives", [0, 1, 3])
 def test_multiple_negatives_ranking(negatives):
     columns = [vectors(23, 12) for _ in range(2 + negatives)]
-    theirs = st_loss("MultipleNegativesRankingLoss", *columns)
-    ours = fastsim.info_nce(columns[0], torch.cat(columns[1:]), temperature=1 / 20)
-    same(ours, theirs, *columns)
+
+    def ours(anchors, *others):
+        return fastsim.info_nce(anchors, torch.cat(others), temperature=1 / 20)
+
+    same(ours, lambda *columns: st_loss("MultipleNegativesRankingLoss", *columns), *columns)
 
 
 def test_cosent():
     u, v = vectors(31, 8), vectors(31, 8)
     labels = torch.randint(0, 6, (31,)).float()
     same(
-        fastsim.cosent(fastsim.paired_cosine_similarity(u, v), labels),
-        st_loss("CoSENTLoss", u, v, labels=labels),
+        lambda u, v: fastsim.cosent(fastsim.paired_cosine_similarity(u, v), labels),
+        lambda u, v: st_loss("CoSENTLoss", u, v, labels=labels),
         u,
         v,
     )
@@ -62,19 +77,27 @@ def test_cosent():
 def test_angle():
     u, v = vectors(31, 8), vectors(31, 8)
     labels = torch.randint(0, 6, (31,)).float()
-    same(fastsim.angle(u, v, labels), st_loss("AnglELoss", u, v, labels=labels), u, v)
+    same(
+        lambda u, v: fastsim.angle(u, v, labels),
+        lambda u, v: st_loss("AnglELoss", u, v, labels=labels),
+        u,
+        v,
+    )
 
 
 def test_cosine_similarity():
     u, v, labels = vectors(31, 8), vectors(31, 8), torch.rand(31)
-    ours = fastsim.cosine_regression(u, v, labels)
-    same(ours, st_loss("CosineSimilarityLoss", u, v, labels=labels), u, v)
+
+    def theirs(u, v):
+        return st_loss("CosineSimilarityLoss", u, v, labels=labels.to(u.dtype))
+
+    same(lambda u, v: fastsim.cosine_regression(u, v, labels), theirs, u, v)
 
 
 def test_triplet():
     a, p, n = vectors(31, 8), vectors(31, 8), vectors(31, 8)
-    ours = fastsim.triplet_margin(a, p, n, margin=5.0)
-    same(ours, st_loss("TripletLoss", a, p, n), a, p, n)
+    ours = partial(fastsim.triplet_margin, margin=5.0)
+    same(ours, lambda *columns: st_loss("TripletLoss", *columns), a, p, n)
 
 
 @pytest.fixture(scope="module")
@@ -84,20 +107,27 @@ def open_clip_loss():
 
 def test_clip(open_clip_loss):
     x, y = vectors(23, 12), vectors(23, 12)
-    scale = torch.tensor(14.3, requires_grad=True)
     unit = torch.nn.functional.normalize
-    theirs = open_clip_loss.ClipLoss()(unit(x), unit(y), scale)
-    ours = fastsim.info_nce(x, y, temperature=1 / scale, symmetric=True)
-    same(ours, theirs, x, y, scale)
+    same(
+        lambda x, y, scale: fastsim.info_nce(x, y, temperature=1 / scale, symmetric=True),
+        lambda x, y, scale: open_clip_loss.ClipLoss()(unit(x), unit(y), scale),
+        x,
+        y,
+        torch.tensor(14.3),
+    )
 
 
 def test_siglip(open_clip_loss):
     x, y = vectors(23, 12), vectors(23, 12)
-    scale = torch.tensor(10.0, requires_grad=True)
-    bias = torch.tensor(-10.0, requires_grad=True)
     unit = torch.nn.functional.normalize
-    theirs = open_clip_loss.SigLipLoss()(unit(x), unit(y), scale, bias)
-    same(fastsim.siglip(x, y, scale=scale, bias=bias), theirs, x, y, scale, bias)
+    same(
+        lambda x, y, scale, bias: fastsim.siglip(x, y, scale=scale, bias=bias),
+        lambda x, y, *numbers: open_clip_loss.SigLipLoss()(unit(x), unit(y), *numbers),
+        x,
+        y,
+        torch.tensor(10.0),
+        torch.tensor(-10.0),
+    )
 
 
 def test_sup_con():
@@ -107,4 +137,5 @@ def test_sup_con():
     from pytorch_metric_learning.losses import SupConLoss
 
     x, groups = vectors(40, 9), torch.randint(0, 25, (40,))
-    same(fastsim.sup_con(x, groups), SupConLoss(temperature=0.1)(x, groups), x)
+    theirs = SupConLoss(temperature=0.1)
+    same(lambda x: fastsim.sup_con(x, groups), lambda x: theirs(x, groups), x)

@@ -13,10 +13,14 @@ code, and a warning says so once. Every other name of theirs is theirs.
 of its own by `learning_rate_mapping`); `FullTripletLoss`, `SigLIPLoss` and `CoSENTMatrixLoss` have
 no counterpart there.
 """
+# ruff: noqa: E402
+
+from fastsim.integrations import names
+
+names.check_version("sentence-transformers", 6)  # before what an earlier one lacks
 
 from sentence_transformers.sentence_transformer import losses as theirs
 
-from fastsim.integrations import names
 from fastsim.integrations.sentence_transformers.batch_triplets import (
     BatchAllTripletLoss,
     BatchHardSoftMarginTripletLoss,
