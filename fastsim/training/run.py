@@ -19,6 +19,7 @@ from fastsim.training.model_card import model_card
 from fastsim.training.models import freeze_idle
 from fastsim.training.options import Options
 from fastsim.training.prepare import prepare
+from fastsim.training.required import check_packages
 from fastsim.training.tell import tell
 
 __all__ = ["Options", "OutputError", "train"]
@@ -33,8 +34,9 @@ def train(options, say=None, *, dry_run=False):
     what the run will do; by default the error stream. dry_run: say it and return None. ValueError
     (`DataError`, `ModelError` among them) for what does not fit, `OutputError` for the folder,
     FloatingPointError for a model that became NaN, `Stopped` after a signal, when a checkpoint is
-    written.
+    written, ImportError for a package that is too old.
     """
+    check_packages()
     import torch
     from accelerate import PartialState
 
