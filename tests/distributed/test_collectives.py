@@ -59,6 +59,8 @@ def prepared(case, more, device):
         others[0] = torch.ones(ROWS, columns)
     if case.loss is fastsim.cosent_matrix:
         options["levels"] = torch.tensor([-1.0, 1.0], dtype=torch.float64, device=device)
+    if "largest_group" in case.loss.__kwdefaults__:
+        options["largest_group"] = ROWS * RANKS + (RANKS - 1) * more  # which would be waited for
     learnt = {
         name: torch.tensor(value, device=device, requires_grad=True)
         for name, value in ranks.LEARNT.items()
