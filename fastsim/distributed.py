@@ -109,6 +109,11 @@ class Batch:
         """By what a mean over this rank's rows counts in the average over the ranks."""
         return self.ranks * self.row_counts[self.rank] / self.rows
 
+    def refuse_ring(self, reason):
+        """ValueError for a `Ring`; reason: why columns cannot travel, a clause after "as"."""
+        if self.ring:
+            raise ValueError(f"group: wanted a process group, as {reason}, got a Ring")
+
     def gather_rows(self, part):
         """(N, ...) of all ranks from this rank's, with a gradient; None stays None."""
         return part if self.group is None else gather(part, self.row_counts, self.group)

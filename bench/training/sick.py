@@ -7,6 +7,7 @@ import csv
 import json
 
 from bench.training.folders import DATA
+from fastsim.training.links import connected
 
 
 def sick_rows(part):
@@ -25,7 +26,7 @@ def entailment_pairs(folder, part):
     rows = [
         {"anchor": row["sentence_A"], "positive": row["sentence_B"]}
         for row in sick_rows(part)
-        if row["entailment_judgment"] == "ENTAILMENT"
+        if is_entailed(row)
     ]
     return write_rows(folder / f"{part}_pairs.jsonl", rows)
 
@@ -48,61 +49,46 @@ def paraphrase_groups(folder, part):
     return write_rows(folder / f"{part}_groups.jsonl", rows)
 
 
-def connected(pairs):
-    """Text -> one text of those that pairs connect it with."""
-    parent = {}
-
-    def root(text):
-        while parent.setdefault(text, text) != text:
-            text = parent[text]
-        return text
-
-    for one, other in pairs:
-        parent[root(one)] = root(other)
-    return {text: root(text) for text in parent}
-
-
 def paraphrase_pairs(folder, part):
     """(sentence1, sentence2, label): 1 for a paraphrase."""
-    rows = [
-        {
-            "sentence1": row["sentence_A"],
-            "sentence2": row["sentence_B"],
-            "label": int(is_paraphrase(row)),
-        }
-        for row in sick_rows(part)
-    ]
-    return write_rows(folder / f"{part}_paraphrases.jsonl", rows)
+    return _pairs(folder / f"{part}_paraphrases.jsonl", part, "label", is_paraphrase)
 
 
 def entailed(folder, part):
     """(sentence1, sentence2, label): 1 for ENTAILMENT."""
-    rows = [
-        {
-            "sentence1": row["sentence_A"],
-            "sentence2": row["sentence_B"],
-            "label": int(row["entailment_judgment"] == "ENTAILMENT"),
-        }
-        for row in sick_rows(part)
-    ]
-    return write_rows(folder / f"{part}_entailed.jsonl", rows)
+    return _pairs(folder / f"{part}_entailed.jsonl", part, "label", is_entailed)
 
 
 def related(folder, part):
     """(sentence1, sentence2, score): the relatedness in [0, 1]."""
+    return _pairs(folder / f"{part}_related.jsonl", part, "score", _relatedness)
+
+
+def _pairs(path, part, column, judge):
+    """Every pair of a part, with a column of numbers from its row."""
     rows = [
         {
             "sentence1": row["sentence_A"],
             "sentence2": row["sentence_B"],
-            "score": (float(row["relatedness_score"]) - 1) / 4,
+            column: judge(row),
         }
         for row in sick_rows(part)
     ]
-    return write_rows(folder / f"{part}_related.jsonl", rows)
+    return write_rows(path, rows)
+
+
+def is_entailed(row):
+    """1 where the first sentence entails the second, else 0."""
+    return int(row["entailment_judgment"] == "ENTAILMENT")
 
 
 def is_paraphrase(row):
-    return row["entailment_judgment"] == "ENTAILMENT" and float(row["relatedness_score"]) >= 4.5
+    """1 where the sentences mean the same, else 0."""
+    return int(is_entailed(row) and float(row["relatedness_score"]) >= 4.5)
+
+
+def _relatedness(row):
+    return (float(row["relatedness_score"]) - 1) / 4
 
 
 def retrieval_set(folder, part):
@@ -113,7 +99,7 @@ def retrieval_set(folder, part):
     rows = sick_rows(part)
     answers = {}
     for row in rows:
-        if row["entailment_judgment"] == "ENTAILMENT" and row["sentence_A"] != row["sentence_B"]:
+        if is_entailed(row) and row["sentence_A"] != row["sentence_B"]:
             answers.setdefault(row["sentence_A"], set()).add(row["sentence_B"])
     texts = {text for row in rows for text in (row["sentence_A"], row["sentence_B"])}
     ids = {text: f"d{number}" for number, text in enumerate(sorted(texts))}

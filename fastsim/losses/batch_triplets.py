@@ -172,10 +172,7 @@ def _mean(triplets, formula, embeddings, groups, margin, distance, largest_group
         largest_group=largest_group,
         backend=chosen.name,
     )
-    if batch.ring:
-        raise ValueError(
-            "group: wanted a process group, as triplets are of gathered embeddings, got a Ring"
-        )
+    batch.refuse_ring("triplets are of gathered embeddings")
     x, groups = batch.gather_rows(embeddings), batch.gather_rows(as_ids(groups))
     x = unit_rows(x, chosen) if distance == "cosine" else as_float(x)
     anchors = batch.own_rows

@@ -134,10 +134,7 @@ def late_interaction(
         exclude=exclude,
         reduction=reduction,
     )
-    if batch.ring:
-        raise ValueError(
-            "group: wanted a process group, as late_interaction gathers documents, got a Ring"
-        )
+    batch.refuse_ring("late_interaction gathers documents")
     documents, document_mask = _gathered(documents, document_mask, batch)
     if queries.shape[0]:
         scores = max_sim(queries, documents, query_mask, document_mask, **scored)

@@ -31,26 +31,32 @@ class LinkedBatches:
 
     def _links(self, batch):
         texts = self.numbers[batch]
-        parent = {}
-
-        def root(text):
-            while parent.setdefault(text, text) != text:
-                parent[text] = parent[parent[text]]
-                text = parent[text]
-            return text
-
-        for anchor, positive in texts[:, :2].tolist():
-            parent[root(anchor)] = root(positive)
+        together = connected(texts[:, :2].tolist())
         names, found = {}, []
         for first, _, *negatives in texts.tolist():
-            link = names.setdefault(root(first), len(names))
+            link = names.setdefault(together[first], len(names))
             found.append((link, negatives))
         links = [
-            (link, *(names[root(text)] if text in parent else -1 for text in negatives))
+            (link, *(names[together[text]] if text in together else -1 for text in negatives))
             for link, negatives in found
         ]
         apart = len(names) == len(batch) and all(max(link[1:], default=-1) < 0 for link in links)
         return [None] * len(batch) if apart else links
+
+
+def connected(pairs):
+    """Text -> one text of those that pairs connect it with, the same for all of these."""
+    parent = {}
+
+    def root(text):
+        while parent.setdefault(text, text) != text:
+            parent[text] = parent[parent[text]]
+            text = parent[text]
+        return text
+
+    for one, other in pairs:
+        parent[root(one)] = root(other)
+    return {text: root(text) for text in parent}
 
 
 class LinkedRows(torch.utils.data.Dataset):

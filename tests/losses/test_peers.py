@@ -34,10 +34,6 @@ def same(ours, theirs, *tensors):
         assert_close(name, *found, torch.float32, moved=eps * moved[place])
 
 
-def vectors(*shape):
-    return torch.randn(*shape)
-
-
 class Given(torch.nn.Module):
     """Stands in for the encoder of a sentence-transformers loss: gives stored embeddings."""
 
@@ -55,7 +51,7 @@ def st_loss(name, *columns, labels=None, **options):
 
 @pytest.mark.parametrize("negatives", [0, 1, 3])
 def test_multiple_negatives_ranking(negatives):
-    columns = [vectors(23, 12) for _ in range(2 + negatives)]
+    columns = [torch.randn(23, 12) for _ in range(2 + negatives)]
 
     def ours(anchors, *others):
         return fastsim.info_nce(anchors, torch.cat(others), temperature=1 / 20)
@@ -64,7 +60,7 @@ def test_multiple_negatives_ranking(negatives):
 
 
 def test_cosent():
-    u, v = vectors(31, 8), vectors(31, 8)
+    u, v = torch.randn(31, 8), torch.randn(31, 8)
     labels = torch.randint(0, 6, (31,)).float()
     same(
         lambda u, v: fastsim.cosent(fastsim.paired_cosine_similarity(u, v), labels),
@@ -75,7 +71,7 @@ def test_cosent():
 
 
 def test_angle():
-    u, v = vectors(31, 8), vectors(31, 8)
+    u, v = torch.randn(31, 8), torch.randn(31, 8)
     labels = torch.randint(0, 6, (31,)).float()
     same(
         lambda u, v: fastsim.angle(u, v, labels),
@@ -86,7 +82,7 @@ def test_angle():
 
 
 def test_cosine_similarity():
-    u, v, labels = vectors(31, 8), vectors(31, 8), torch.rand(31)
+    u, v, labels = torch.randn(31, 8), torch.randn(31, 8), torch.rand(31)
 
     def theirs(u, v):
         return st_loss("CosineSimilarityLoss", u, v, labels=labels.to(u.dtype))
@@ -95,7 +91,7 @@ def test_cosine_similarity():
 
 
 def test_triplet():
-    a, p, n = vectors(31, 8), vectors(31, 8), vectors(31, 8)
+    a, p, n = torch.randn(31, 8), torch.randn(31, 8), torch.randn(31, 8)
     ours = partial(fastsim.triplet_margin, margin=5.0)
     same(ours, lambda *columns: st_loss("TripletLoss", *columns), a, p, n)
 
@@ -106,7 +102,7 @@ def open_clip_loss():
 
 
 def test_clip(open_clip_loss):
-    x, y = vectors(23, 12), vectors(23, 12)
+    x, y = torch.randn(23, 12), torch.randn(23, 12)
     unit = torch.nn.functional.normalize
     same(
         lambda x, y, scale: fastsim.info_nce(x, y, temperature=1 / scale, symmetric=True),
@@ -118,7 +114,7 @@ def test_clip(open_clip_loss):
 
 
 def test_siglip(open_clip_loss):
-    x, y = vectors(23, 12), vectors(23, 12)
+    x, y = torch.randn(23, 12), torch.randn(23, 12)
     unit = torch.nn.functional.normalize
     same(
         lambda x, y, scale, bias: fastsim.siglip(x, y, scale=scale, bias=bias),
@@ -136,6 +132,6 @@ def test_sup_con():
     )
     from pytorch_metric_learning.losses import SupConLoss
 
-    x, groups = vectors(40, 9), torch.randint(0, 25, (40,))
+    x, groups = torch.randn(40, 9), torch.randint(0, 25, (40,))
     theirs = SupConLoss(temperature=0.1)
     same(lambda x: fastsim.sup_con(x, groups), lambda x: theirs(x, groups), x)
