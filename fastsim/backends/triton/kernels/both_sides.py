@@ -46,6 +46,7 @@ def unit_rows_of_both_kernel(
             depth,
             width,
             SCALED,
+            False,  # the library rounds to TF32 itself
             TINY,
             ROWS,
             BLOCK,
@@ -63,6 +64,7 @@ def unit_rows_of_both_kernel(
             depth,
             width,
             SCALED,
+            False,  # the library rounds to TF32 itself
             TINY,
             ROWS,
             BLOCK,

@@ -88,6 +88,7 @@ def unit_rows(x, dtype, rest=None):
         rows,
         depth,
         width,
+        TF32=dtype is None and operand_kind(x.dtype) == "tf32",
         TINY=torch.finfo(torch.float32).tiny,
         ROWS=band,
         BLOCK=chunk,
@@ -130,8 +131,14 @@ def operand(unit, dtype):
     kind = operand_dtype(dtype)
     step = LINE // kind.itemsize
     padded = unit.new_zeros(rows, cdiv(depth, step) * step, dtype=kind)
-    padded[:, :depth] = unit
+    padded[:, :depth] = to_tf32(unit) if operand_kind(dtype) == "tf32" else unit
     return padded[:, :depth]
+
+
+def to_tf32(rows):
+    """float32 rows rounded to 11 significant bits, as `kernels.rows.to_tf32`."""
+    nearest = (rows.contiguous().view(torch.int32) + 0x1000).bitwise_and_(-0x2000)
+    return torch.where(rows.isnan(), rows, nearest.view(torch.float32))
 
 
 def operand_dtype(dtype):

@@ -12,6 +12,14 @@ def rest_of(inverse):
     return tl.where(inverse > 0, rest, inverse)
 
 
+@triton.jit
+def to_tf32(value):
+    """The nearest number of 11 significant bits: tensor cores of TF32 leave the others out."""
+    bits = value.to(tl.int32, bitcast=True)
+    nearest = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return tl.where(value == value, nearest, value)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def unit_rows_kernel(
     x_ptr,
@@ -23,6 +31,7 @@ def unit_rows_kernel(
     rows,
     depth,
     width,
+    TF32: tl.constexpr,  # noqa: N803
     TINY: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
@@ -30,7 +39,8 @@ def unit_rows_kernel(
     """x (N, depth) -> x / |x| in (N, width), zeros past depth, and 1 / |x|.
 
     With a place for the rest r of 1 / |x| = r 2^e, the rows are 2^e x instead. A row shorter than
-    TINY, the smallest normal number, gives zeros, inverse norm 0 and rest 0.
+    TINY, the smallest normal number, gives zeros, inverse norm 0 and rest 0. TF32: the rows are
+    rounded to it.
     """
     unit_rows(
         tl.program_id(0),
@@ -44,6 +54,7 @@ def unit_rows_kernel(
         depth,
         width,
         rest_ptr is not None,
+        TF32,
         TINY,
         ROWS,
         BLOCK,
@@ -63,6 +74,7 @@ def unit_rows(
     depth,
     width,
     SCALED: tl.constexpr,  # noqa: N803
+    TF32: tl.constexpr,  # noqa: N803
     TINY: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
@@ -95,6 +107,8 @@ def unit_rows(
         inside = in_rows & (k < depth)[None, :]
         value = tl.load(x + k.to(tl.int64)[None, :] * column_stride, mask=inside, other=0.0)
         value = value.to(tl.float32) * factor[:, None]
+        if TF32:
+            value = to_tf32(value)
         inside = in_rows & (k < width)[None, :]
         tl.store(unit + k[None, :], value.to(unit_ptr.dtype.element_ty), mask=inside)
 
