@@ -170,9 +170,9 @@ def norms(gaps):
 
 
 def _bands(x):
-    """Slices of rows whose temporaries stay small."""
+    """Slices of rows whose temporaries stay small: they fit a CPU's cache, and fill a GPU."""
     count, width = x.shape
-    tall = max(1, (1 << 20) // width)
+    tall = max(1, (1 << 23 if x.is_cuda else 1 << 20) // width)
     return [slice(top, min(count, top + tall)) for top in range(0, count, tall)]
 
 

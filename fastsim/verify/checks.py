@@ -22,6 +22,7 @@ REPEATS = 20
 WAYS = contextlib.nullcontext, in_panels  # a small batch may have kernels of its own
 SMALL = ((16, 32, 64), (21, 45, 40))  # what an interpreter can do: aligned, ragged
 DEPTHS = (64, 256, 320, 768, 832)  # 1, 4, 5, 12 and 13 steps of a product of 64
+WIDE = (21, 8005, 40)  # as many columns as one program holds of a small batch
 TALL = (270, 45, 40)  # of several panels, where these are as small as they can be
 SMALLEST = "0.001"  # megabytes
 TIMED = (1024, 4096, 16384)
@@ -37,7 +38,7 @@ def shapes(backend, dtype, device):
     turning = get(backend).turning_widths(dtype, device)
     deep = [(129, 260, depth) for depth in (*DEPTHS, *turning)]
     deep += [(333, 517, depth + 5) for depth in turning]
-    return (*SMALL, (512, 1024, 256), (333, 517, 200), *deep, (side, side + 7, 96))
+    return (*SMALL, (512, 1024, 256), (333, 517, 200), *deep, (side, side + 7, 96), WIDE)
 
 
 def _nobody(step):

@@ -13,7 +13,7 @@ import torch
 
 from fastsim.backends import lists
 from fastsim.backends.cuda import passes as cuda_passes
-from fastsim.backends.triton.backend import TritonBackend, _panel
+from fastsim.backends.triton.backend import TritonBackend, _panel, interpreting
 
 LIBRARY = Path(__file__).parents[2] / "_lib" / "cuda.so"
 
@@ -31,6 +31,12 @@ def load():
     except OSError as error:
         return f"the CUDA extension does not load: {error}"
     return None
+
+
+@functools.cache
+def _small_batches():
+    """Whether the Triton backend can be used here, and on a GPU."""
+    return not interpreting() and TritonBackend().unsupported_reason() is None
 
 
 class CudaBackend(TritonBackend):
@@ -56,8 +62,9 @@ class CudaBackend(TritonBackend):
     def kinds(self):
         return cuda_passes.KINDS
 
-    def serves_whole(self, tile, rows, columns, width, together, dtype):
-        return False  # one call for a small batch is Triton kernels, which this does without
+    def serves_whole(self, *sizes):
+        """By the Triton backend's kernels for small batches, where there is Triton."""
+        return _small_batches() and super().serves_whole(*sizes)
 
     def unit_rows(self, x, dtype=None):
         return cuda_passes.unit_rows(x, dtype)

@@ -30,6 +30,7 @@ from fastsim.backends.triton.kernels.table import (
     SHALLOW,
     architecture,
     block_sizes,
+    kept_sizes,
     operand_kind,
 )
 from fastsim.backends.triton.scaled_rows import values_and_rest
@@ -140,8 +141,9 @@ class TritonBackend(SmallBatch, Backend):
         return KINDS
 
     def turning_widths(self, dtype, device):
-        sizes = block_sizes(architecture(device), operand_kind(dtype), SHALLOW + 1)
-        return (sizes.spare,) if sizes.spare else ()  # under the interpreter no row is narrower
+        place = architecture(device), operand_kind(dtype), SHALLOW + 1
+        turning = {block_sizes(*place).spare, kept_sizes(*place).spare}
+        return sorted(turning - {0})  # under the interpreter no row is narrower
 
     def note(self):
         if interpreting():

@@ -15,8 +15,8 @@ import torch
 
 from fastsim.backends.panel import panel_bytes
 
-MOST = 1 << 20  # scores; more and the products outweigh the calls
-WIDEST = 1 << 12  # columns, which a program holds at a time
+MOST = 1 << 26  # scores, whose products take 256 MB; more and these outweigh the calls
+WIDEST = 1 << 13  # columns, which a program holds at a time
 # |dL_i/dlogit| of each kind; by this much less than half the range of float16.
 LARGEST = {"softmax": 1, "sigmoid": 1, "hard_triplet": 2, "semi-hard_triplet": 2}
 TOP = 2.0**15
@@ -52,7 +52,7 @@ class SmallBatch:
         losses = unit_x.new_empty(rows, dtype=torch.float64)
         panel = sums = None
         if wants is not None:
-            panel = products if unit_x.dtype == torch.float32 else _panel(unit_x, rows, columns)
+            panel = _panel(unit_x, products)
             if isinstance(scale, torch.Tensor) or isinstance(bias, torch.Tensor):
                 sums = losses.new_empty((2, rows))
         numbers = _number(scale), _number(bias), weights
@@ -101,11 +101,18 @@ def _number(value):
     return value if isinstance(value, torch.Tensor) else float(value)
 
 
-def _panel(unit, rows, columns):
-    """(N, M) float16, its rows aligned for library products."""
+def _panel(unit, products):
+    """(N, M) in the type of the operands: in place of the products, each row of its own.
+
+    Else where library products would not have its rows aligned.
+    """
+    rows, columns = products.shape
+    if unit.dtype == torch.float32:
+        return products
+    if columns % 4 == 0:
+        return products.view(unit.dtype)[:, :columns]
     stride = -(-columns // 8) * 8
-    panel = unit.new_empty((rows, stride))
-    return panel if stride == columns else panel[:, :columns]
+    return unit.new_empty((rows, stride))[:, :columns]
 
 
 def _gain(tile, x):

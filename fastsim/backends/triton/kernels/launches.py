@@ -15,12 +15,14 @@ from fastsim.backends.triton.kernels.table import (
     PANEL_LINE,
     architecture,
     block_sizes,
+    kept_sizes,
     operand_kind,
 )
 from fastsim.backends.triton.kernels.tile import tile_kernel
 from fastsim.backends.triton.scaled_rows import ScaledRows, values_and_rest
 
 PARTIALS = 128 << 20  # bytes of partial results alive
+PARTS = 8  # of a tile, at most
 KEPT_ROWS = 32  # of a program that turns kept scores into score gradients
 
 
@@ -160,8 +162,10 @@ def row_sizes(width):
 
 
 class Launch:
-    """The launches of one loss over one pair of unit rows; `heavy`: of much work per score.
+    """The launches of one loss over one pair of unit rows.
 
+    heavy: how often the width of a tile's parts is halved, for more work on a score. keep: whether
+    the scores are to be kept; `keeps`: whether they are, where that pays.
     mirrored: a forward reduction over all rows with themselves takes the tiles that reach the
     diagonal or lie above it, and reduces the latter both ways. For a forward reduction that
     keeps nothing of columns.
@@ -169,7 +173,7 @@ class Launch:
 
     mirrored = False
 
-    def __init__(self, pairs, unit_x, unit_y, *, tile=None, heavy=False):
+    def __init__(self, pairs, unit_x, unit_y, *, tile=None, heavy=0, keep=False):
         self.alone = unit_x is unit_y
         (self.unit_x, x_rest), (self.unit_y, y_rest) = map(values_and_rest, (unit_x, unit_y))
         self.device, self.rests = unit_x.device, (x_rest, y_rest)
@@ -184,7 +188,10 @@ class Launch:
             self.numbers = (scale, bias, float(tile.margin) or None, of_positives)
         kind = operand_kind(unit_x.dtype)
         self.precision = "tf32" if kind == "tf32" else "ieee"
-        sizes = block_sizes(architecture(self.device), kind, self.unit_x.stride(0))
+        place = architecture(self.device), kind, self.unit_x.stride(0)
+        sizes, kept = block_sizes(*place), kept_sizes(*place)
+        self.spares = self.unit_x.stride(0) >= sizes.spare
+        self.keeps = keep and kind == "float16" and self.unit_x.stride(0) >= kept.spare
         self.guide = (pairs.thresholds, None, None, 0)
         if pairs.guide is not None:
             rows, columns = pairs.guide.rows, pairs.guide.columns
@@ -195,10 +202,10 @@ class Launch:
         # Addresses of targets, or what is known of levels, for each score.
         if pairs.dense is not None or (tile is not None and tile.levels is not None):
             sizes = sizes.crowded()
+        elif self.keeps and pairs.guide is None:
+            sizes = kept
         self.sizes, self.steps = sizes, self.unit_x.stride(0) // sizes.depth
-        self.width = sizes.width // 2 if heavy else sizes.width
-        self.spares = self.unit_x.stride(0) >= sizes.spare
-        self.keeps = self.spares and kind == "float16"
+        self.width = max(sizes.width >> heavy, sizes.columns // PARTS)
 
     def grid(self, rows, columns):
         """(rows, columns) of tiles over the two slices."""

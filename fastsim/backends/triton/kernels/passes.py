@@ -16,10 +16,12 @@ from fastsim.kinds.kind import COLUMNS, MATRIX, ROWS, joined, with_partials
 LEFT_OUT = pairs.LEFT_OUT.value
 
 
-def tile_launch(tile, unit_x, unit_y, *, score_grads):
+def tile_launch(tile, unit_x, unit_y, *, score_grads, keep=False):
     """The launches of a tile loss."""
     light = tile.kind in ("softmax", "squared_error") and tile.pairs.one_positive
-    return Launch(tile.pairs, unit_x, unit_y, tile=tile, heavy=score_grads or not light)
+    more = tile.pairs.row_ids is not None or tile.kind == "multi_positive"
+    heavy = 1 + more if score_grads else int(not light)
+    return Launch(tile.pairs, unit_x, unit_y, tile=tile, heavy=heavy, keep=keep)
 
 
 def forward(tile, unit_x, unit_y, sums=None):
@@ -45,7 +47,7 @@ def fused_pass(tile, unit_x, unit_y, block, weights, panel):
     multiplied again.
     """
     together = tile.record.elementwise
-    run = tile_launch(tile, unit_x, unit_y, score_grads=together)
+    run = tile_launch(tile, unit_x, unit_y, score_grads=together, keep=not together)
     forward = _FORWARDS[tile.kind](tile, run, unit_y.shape[0])
     if together:
         forward.add(run, block[0], given=Given(weights[None]), panel=panel)

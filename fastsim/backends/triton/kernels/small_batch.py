@@ -20,7 +20,8 @@ from fastsim.backends.triton.kernels.whole import whole_columns_kernel, whole_ke
 
 TINY = torch.finfo(torch.float32).tiny
 SCORES = 1024  # of a program: few enough that a small batch has programs for all multiprocessors
-BAND = 32  # rows and columns of a tile of what looks at columns
+OF_WARP = 1024  # scores, 32 of a thread: what there are registers for
+TALL, BAND = 128, 32  # rows and columns of a tile of what looks at columns
 SMALLEST = 16  # columns of a tile
 LOSSES = {
     "softmax": (losses_of.softmax, False),
@@ -88,7 +89,6 @@ def losses(tile, operands, products, panel, of_rows, numbers, gain):
     shared = {
         "SCALED": operands.unit_x.dtype != torch.float32,
         "TOGETHER": operands.unit_y is operands.unit_x,
-        "num_warps": 4,
     }
     indices = pairs.tensors()[:-1]
     margin = float(tile.margin) if tile.margin or loss is losses_of.triplet else None
@@ -107,8 +107,9 @@ def losses(tile, operands, products, panel, of_rows, numbers, gain):
             margin,
             rows,
             columns,
-            ROWS=BAND,
+            ROWS=TALL,
             COLUMNS=BAND,
+            num_warps=8,
             **shared,
         )
     wide = 1 << (columns - 1).bit_length()
@@ -137,6 +138,7 @@ def losses(tile, operands, products, panel, of_rows, numbers, gain):
         GAIN=gain,
         ROWS=band,
         COLUMNS=max(SMALLEST, wide),
+        num_warps=max(4, wide // OF_WARP),
         **shared,
     )
 

@@ -18,10 +18,11 @@ PANEL_LINE = 64  # elements, to which rows of a panel are padded: library produc
 class BlockSizes(NamedTuple):
     """A tile of scores, its step in depth, and how a program runs it.
 
-    width: of the parts in which a light epilogue takes the tile; a heavy one takes half of it.
+    width: of the parts in which a light epilogue takes the tile; a heavy one takes half of it, or a
+    quarter.
     spare: features from which on a product is worth sparing: a fused pass keeps scores of 16 bits
-    instead of multiplying them again, a forward reduction of rows with themselves takes half the
-    tiles.
+    instead of multiplying them again (that of `kept_sizes`), a forward reduction of rows with
+    themselves takes half the tiles.
     descriptors: whether the operands come by tensor descriptors (TMA), which sm_90 and later have.
     """
 
@@ -40,15 +41,18 @@ class BlockSizes(NamedTuple):
         return self._replace(warps=max(8, self.warps))
 
 
-# (architecture, kind of operand, depth bucket) -> block sizes; see `block_sizes`. Full float32
+# (architecture, kind of operand, depth bucket) -> block sizes; see `block_sizes`, and `kept_sizes`
+# for "kept" in the place of the bucket. Those of float16 on sm_90 are the fastest that
+# `python -m bench.tune_triton` found on an H200; the others are by arithmetic. Full float32
 # products of NVIDIA have no tensor cores: 32 sums a thread leave registers for two programs at a
 # time, and by pointers, as descriptors take more of them than there are. For float16 on NVIDIA two
 # blocks of four warps are resident, so that one multiplies under the other's epilogue: consumer
 # cards have shared memory for two of 48 KB, and on sm_100, whose products leave the scores outside
 # the registers, half the columns leave registers for two. A launch that keeps scores is a block of
-# eight warps, alone, and by `python -m bench.kernel_model` costs more than it spares up to `spare`.
+# eight warps, alone, and costs more than it spares up to `spare`.
 TABLE = {
-    ("sm_90", "float16", "deep"): BlockSizes(128, 128, 64, 8, 4, 3, 32, 1280, True),
+    ("sm_90", "float16", "deep"): BlockSizes(128, 128, 64, 8, 4, 3, 64, 1280, True),
+    ("sm_90", "float16", "kept"): BlockSizes(128, 256, 64, 8, 8, 3, 64, 512, True),
     ("sm_90", "float16", "shallow"): BlockSizes(128, 128, 64, 8, 8, 3, 64, 320, True),
     ("sm_90", "tf32", "deep"): BlockSizes(128, 128, 32, 8, 8, 3, 32, 320, True),
     ("sm_90", "float32", "deep"): BlockSizes(64, 128, 32, 8, 8, 2, 32, 320),
@@ -82,11 +86,22 @@ def operand_kind(dtype):
 
 def block_sizes(architecture, operand, depth):
     """The entry of the table; an unknown architecture takes the one nearest in kind."""
-    architecture = ALIKE.get(architecture, architecture)
-    if (architecture, operand, "deep") not in TABLE:
-        architecture = "gfx942" if architecture.startswith("gfx") else "sm_80"
+    architecture = _known(architecture, operand)
     deep = TABLE[architecture, operand, "deep"]
     return TABLE.get((architecture, operand, bucket(depth)), deep)
+
+
+def kept_sizes(architecture, operand, depth):
+    """`block_sizes` of a launch that keeps scores."""
+    sizes = block_sizes(architecture, operand, depth).crowded()
+    return TABLE.get((_known(architecture, operand), operand, "kept"), sizes)
+
+
+def _known(architecture, operand):
+    architecture = ALIKE.get(architecture, architecture)
+    if (architecture, operand, "deep") in TABLE:
+        return architecture
+    return "gfx942" if architecture.startswith("gfx") else "sm_80"
 
 
 @functools.cache

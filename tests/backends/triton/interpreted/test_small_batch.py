@@ -95,10 +95,10 @@ def test_small_gradients_of_a_learnt_batch(served):
 def test_the_largest_that_is_served():
     serves = functools.partial(SmallBatch().serves_whole, dtype=torch.float32)
     tile = Tile("softmax", Pairs(torch.arange(3)))
-    assert serves(tile, 1024, 1024, 64, False)
-    assert not serves(tile, 1025, 1024, 64, False)
-    assert serves(tile, 3, 4096, 64, False)
-    assert not serves(tile, 3, 4097, 64, False)
+    assert serves(tile, 8192, 8192, 64, False)
+    assert not serves(tile, 8193, 8192, 64, False)
+    assert serves(tile, 3, 8192, 64, False)
+    assert not serves(tile, 3, 8193, 64, False)
     assert not serves(replace(tile, symmetric=True), 3, 3, 64, False)
 
 
