@@ -12,6 +12,7 @@ shape; which dtype meets which shape goes round with the cases. `--full` runs th
 from collections import Counter, defaultdict
 
 import pytest
+import torch
 
 import fastsim
 from fastsim.backends import get
@@ -55,6 +56,15 @@ def longest_first(items):
     return sorted(items, key=is_short)
 
 
+def reasons():
+    """{backend: why it cannot serve the tests' tensors, which are on the CPU, or None}."""
+    found = fastsim.backends()
+    for name in found:
+        if found[name] is None and get(name).unsupported_reason(torch.empty(1)) is not None:
+            found[name] = f"of tensors on the CPU; on a GPU: tests/backends/{name}/test_gpu.py"
+    return found
+
+
 def covering(items):
     """(tests to keep, tests to leave out): of those marked `covering` some stand for all."""
     kept, left_out = [], []
@@ -76,11 +86,11 @@ def backend_of(item):
     return name if isinstance(name, str) else None
 
 
-def unusable(items, reasons):
+def unusable(items, why):
     """(tests to keep, tests to leave out) by the reasons {backend: None or a sentence}."""
     kept, left_out = [], []
     for item in items:
-        reason = reasons.get(backend_of(item)) or without_kernels(item)
+        reason = why.get(backend_of(item)) or without_kernels(item)
         (left_out if reason else kept).append(item)
     return kept, left_out
 
@@ -118,11 +128,11 @@ def hash_of(text):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    reasons = fastsim.backends()
-    kept, left_out = unusable(items, reasons)
+    why = reasons()
+    kept, left_out = unusable(items, why)
     counts = Counter(map(backend_of, left_out))
     config.left_out = [
-        f"{name}: {count} tests, {reasons[name] or 'of kinds that it has no kernels of'}"
+        f"{name}: {count} tests, {why[name] or 'of kinds that it has no kernels of'}"
         for name, count in counts.items()
     ]
     if not config.option.full:
@@ -141,5 +151,5 @@ def pytest_report_header(config):
     """The same of a run in several processes, which collect and do not speak."""
     if not getattr(config.option, "numprocesses", None):
         return []
-    reasons = fastsim.backends().items()
-    return [f"left out: tests of {name}, {reason}" for name, reason in reasons if reason]
+    why = reasons().items()
+    return [f"left out: tests of {name}, {reason}" for name, reason in why if reason]

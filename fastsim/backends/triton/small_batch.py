@@ -16,6 +16,7 @@ import torch
 from fastsim.backends.panel import panel_bytes
 
 MOST = 1 << 26  # scores, whose products take 256 MB; more and these outweigh the calls
+FEWER = 1 << 24  # the same of a loss of more work on each: by sigmoids, or by columns too
 WIDEST = 1 << 13  # columns, which a program holds at a time
 # |dL_i/dlogit| of each kind; by this much less than half the range of float16.
 LARGEST = {"softmax": 1, "sigmoid": 1, "hard_triplet": 2, "semi-hard_triplet": 2}
@@ -34,7 +35,9 @@ class SmallBatch:
 
     def serves_whole(self, tile, rows, columns, width, together, dtype):
         pairs = tile.pairs
-        if tile.kind not in LARGEST or rows * columns > MOST or columns > WIDEST:
+        if tile.kind not in LARGEST or columns > WIDEST:
+            return False
+        if rows * columns > (FEWER if tile.symmetric or tile.kind == "sigmoid" else MOST):
             return False
         if 4 * rows * columns > panel_bytes(4 * MOST) or not tile.plain_cosines:
             return False

@@ -6,7 +6,8 @@ import torch
 import fastsim
 from fastsim.backends import backends
 from tests.cases import CASES, call, inputs
-from tests.measure import assert_close
+from tests.measure import assert_close, conditioning
+from tests.waiting import no_waiting
 
 if (reason := backends()["cuda"]) is not None:
     pytest.skip(f"cuda: {reason}", allow_module_level=True)
@@ -41,13 +42,19 @@ def test_equals_the_formula(case, dtype, shape):
     # Truth and formula from the CPU: cosent_matrix has no dense formula of that size.
     exact = [t if t is None else t.double() for t in tensors]
     formula = [t if t is None else t.float() for t in tensors]
-    truth, wanted = call(case.loss, exact, others, options | {"backend": "cpu"})
+
+    def results(tensors):
+        value, grads = call(case.loss, tensors, others, options | {"backend": "cpu"})
+        return [value, *grads]
+
+    truth, *wanted = results(exact)
     dense, theirs = call(case.loss, formula, others, options | {"backend": "cpu"})
     value, grads = run(case, tensors, others, options, backend="cuda")
     rounding = torch.float32 if dtype == torch.float32 else torch.float16
-    assert_close("value", value, truth, dense, rounding)
-    for grad, exact_grad, dense_grad in zip(grads, wanted, theirs, strict=True):
-        assert_close("gradient", grad, exact_grad, dense_grad, dtype)
+    moved = [torch.finfo(rounding).eps * most for most in conditioning(results, exact)]
+    assert_close("value", value, truth, dense, rounding, moved=moved[0])
+    for grad, *found, most in zip(grads, wanted, theirs, moved[1:], strict=True):
+        assert_close("gradient", grad, *found, dtype, moved=most)
 
 
 @pytest.mark.parametrize("case", TILES, ids=repr)
@@ -64,12 +71,8 @@ def test_no_wait_for_the_device(case):
     run(case, tensors, others, options, backend="cuda")
     leaves = [t if t is None else t.cuda().requires_grad_() for t in tensors]
     others, options = [*map(on_gpu, others)], {k: on_gpu(v) for k, v in options.items()}
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         case.loss(*leaves, *others, **options, backend="cuda").backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])

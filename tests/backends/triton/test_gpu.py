@@ -7,6 +7,7 @@ from bench import gpu_checks
 from bench.gpu_checks import OPERANDS, RAGGED, outputs, problem_of
 from fastsim.benchmark.baselines import ours
 from fastsim.benchmark.cases import CASES
+from tests.waiting import no_waiting
 
 if not torch.cuda.is_available():
     pytest.skip("no GPU is visible", allow_module_level=True)
@@ -44,8 +45,5 @@ def test_no_wait_for_the_device(loss):
     problem = problem_of(loss, (512, 512, 96), "bfloat16", "cuda")
     call = ours("triton").call(problem)
     outputs(call, problem)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         outputs(call, problem)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -20,7 +20,7 @@ from fastsim.backends.triton.kernels.whole import whole_columns_kernel, whole_ke
 
 TINY = torch.finfo(torch.float32).tiny
 SCORES = 1024  # of a program: few enough that a small batch has programs for all multiprocessors
-OF_WARP = 1024  # scores, 32 of a thread: what there are registers for
+OF_WARP = 256  # scores, 8 of a thread: few enough that its registers leave room for 32 warps
 TALL, BAND = 128, 32  # rows and columns of a tile of what looks at columns
 SMALLEST = 16  # columns of a tile
 LOSSES = {

@@ -97,6 +97,13 @@ def test_the_largest_that_is_served():
     tile = Tile("softmax", Pairs(torch.arange(3)))
     assert serves(tile, 8192, 8192, 64, False)
     assert not serves(tile, 8193, 8192, 64, False)
+    distinct = Pairs(torch.arange(3), distinct=True)
+    for heavy in (
+        Tile("sigmoid", distinct),
+        Tile("softmax", distinct, symmetric=True),
+    ):
+        assert serves(heavy, 4096, 4096, 64, False)
+        assert not serves(heavy, 4097, 4096, 64, False)
     assert serves(tile, 3, 8192, 64, False)
     assert not serves(tile, 3, 8193, 64, False)
     assert not serves(replace(tile, symmetric=True), 3, 3, 64, False)
