@@ -14,7 +14,7 @@ import click
 import torch
 
 TOOLS = ("memcheck", "racecheck")
-SHAPES = ((67, 75, 34), (300, 260, 96))
+SHAPES = ((67, 75, 34), (260, 300, 96))
 
 
 def sanitizer():

@@ -19,7 +19,7 @@ def moves(problem, outputs, truth, dtype, device):
 
     outputs: (problem, backend, device, dtype) -> tensors; truth: those of the problem in float64.
     """
-    size = _relative(dtype, problem.leaves[0].shape[1])
+    size = relative(dtype, problem.leaves[0].shape[1])
     squares = [0.0] * len(truth)
     for draw in range(DRAWS):
         changed = outputs(_rounded(problem, size, draw), problem.exact, device, torch.float64)
@@ -28,8 +28,8 @@ def moves(problem, outputs, truth, dtype, device):
     return [math.sqrt(square / DRAWS) for square in squares]
 
 
-def _relative(dtype, width):
-    """By how much of itself a number of a row may be off.
+def relative(dtype, width):
+    """By how much of itself a number of rows of that width may be off.
 
     Operands of 16-bit inputs are float16, those of TF32 have as many digits. Products of float32
     numbers are sums of as many terms as the rows are wide, whose roundings grow with the root of

@@ -12,7 +12,7 @@ import torch
 from fastsim.backends.cuda import backend as cuda
 from fastsim.backends.cuda import passes as cuda_passes
 from tests.backends.cuda.emulator.build import MISSING
-from tests.backends.cuda.refusals import skip_expected
+from tests.backends.refusals import skip_expected
 
 if library := os.environ.get("FASTSIM_EMULATED"):
     torch.ops.load_library(library)
@@ -32,4 +32,4 @@ def pytest_pyfunc_call(pyfuncitem):
     try:
         return (yield)
     except RuntimeError as error:
-        skip_expected(error)
+        skip_expected(error, "cuda")

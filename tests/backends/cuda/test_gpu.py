@@ -7,6 +7,7 @@ import fastsim
 from fastsim.backends import backends
 from tests.cases import CASES, call, inputs
 from tests.measure import assert_close, conditioning
+from tests.test_no_waiting import LEVELS
 from tests.waiting import no_waiting
 
 if (reason := backends()["cuda"]) is not None:
@@ -68,6 +69,8 @@ def test_repeats(case):
 @pytest.mark.parametrize("case", TILES, ids=repr)
 def test_no_wait_for_the_device(case):
     tensors, others, options = inputs(case, (67, 75, 34), torch.float16, seed=1)
+    if case.name in LEVELS:  # else they are looked for, and waited for
+        options["levels"] = torch.tensor(LEVELS[case.name])
     run(case, tensors, others, options, backend="cuda")
     leaves = [t if t is None else t.cuda().requires_grad_() for t in tensors]
     others, options = [*map(on_gpu, others)], {k: on_gpu(v) for k, v in options.items()}

@@ -26,6 +26,8 @@ def test_repeats(loss):
     assert gpu_checks.repeats(loss, "triton", "cuda")["passed"]
 
 
+# Of a leaf that an earlier call has seen, on another stream.
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")
 @pytest.mark.parametrize("loss", CASES)
 def test_captures(loss):
     assert gpu_checks.captures(loss, "triton", "cuda")["passed"]
@@ -37,7 +39,10 @@ def test_compiles_whole(loss):
     call = ours("triton").call(problem)
     plain = outputs(call, problem)
     whole = outputs(torch.compile(call, fullgraph=True), problem)
-    assert all(map(torch.equal, plain, whole))
+    for mine, other in zip(whole, plain, strict=True):
+        # Where a row has several gradients, each is rounded, or their sum.
+        rounding = torch.finfo(mine.dtype).eps * other.abs().max()
+        assert (mine - other).abs().max() <= 4 * rounding
 
 
 @pytest.mark.parametrize("loss", CASES)
