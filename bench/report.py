@@ -11,7 +11,16 @@ from pathlib import Path
 
 import click
 
-from bench import amx, errors, late_interaction, matryoshka, over_products, tables
+from bench import (
+    amx,
+    errors,
+    gpu_kernels,
+    gpu_table,
+    late_interaction,
+    matryoshka,
+    over_products,
+    tables,
+)
 from bench.examples.table import table as examples
 from bench.figures import draw
 from bench.peer_suites.table import table as peer_suites
@@ -36,6 +45,8 @@ TABLES = {
     "repeated": tables.repeated,
     "scaling": tables.of_device(tables.scaling),
     "pictures": tables.pictures,
+    "gpu": gpu_table.table,
+    "kernels": gpu_kernels.table,
     "estimates": tables.estimates,
     "ranks": tables.ranks,
     "parity": tables.parity,

@@ -13,6 +13,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fastsim.benchmark.calls import reason
+from fastsim.environment import variables
+
+THREADS = ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
 
 
 class Task(NamedTuple):
@@ -97,8 +100,15 @@ def _device_error():
 def run(tasks, note, *, workers, deadline, seconds):
     """note(rows) of every task, from as many processes; in order where there is one.
 
-    deadline: of time.monotonic(), after which none begins. seconds: that a task may take.
+    deadline: of time.monotonic(), after which none begins. seconds: that a task may take. Each of
+    several processes compiles and computes in one thread of its own.
     """
+    alone = contextlib.nullcontext() if workers == 1 else variables(dict.fromkeys(THREADS, "1"))
+    with alone:
+        _run(tasks, note, workers, deadline, seconds)
+
+
+def _run(tasks, note, workers, deadline, seconds):
     waiting, lock = collections.deque(tasks), threading.Lock()
     threads = [
         threading.Thread(target=_work, args=(waiting, lock, note, deadline, seconds))

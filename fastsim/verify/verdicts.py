@@ -23,6 +23,7 @@ from fastsim.backends.triton import installed
 from fastsim.files import write_whole
 from fastsim.operators import constant_result
 from fastsim.precision import float32_products
+from fastsim.verify import driver
 
 PACKAGE = Path(__file__).parents[1]
 CACHE, ASK = "FASTSIM_CACHE", "FASTSIM_VERIFY"
@@ -84,11 +85,10 @@ def _of_device(device):
     if device.type != "cuda":
         return {"device": device.type, "capability": "", "driver": "", **versions}
     properties = torch.cuda.get_device_properties(device)
-    driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: 0)()
     return {
         "device": properties.name,
         "capability": f"{properties.major}.{properties.minor}",
-        "driver": f"{torch.version.hip or torch.version.cuda} {driver}",
+        "driver": f"{torch.version.hip or torch.version.cuda} {driver.version()}",
         **versions,
     }
 

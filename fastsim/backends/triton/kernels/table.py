@@ -1,7 +1,7 @@
 """Block sizes by architecture, operand and depth: a static table, so that no call tunes.
 
-The entries are the ones that compile without spills and fill the tensor cores by arithmetic;
-`python -m bench.compile_report` shows what each takes, `python -m bench.tune_triton` times others.
+The entries compile without spills: `python -m bench.compile_report` shows what each takes,
+`python -m bench.tune_triton` times others.
 """
 
 import functools

@@ -1,0 +1,95 @@
+"""python -m bench.gpu_kernels: a step on a GPU beside its kernels, in one call and over panels.
+
+What is between the two is the host's: torch calls, launches and Python, which a training step may
+hide under what the GPU still has to do. Forward and backward of bfloat16 rows of 768 features, the
+median of several steps, each waited for; the kernels by torch's profiler. Writes kernels.jsonl in
+bench/results/<device>.
+"""
+
+import contextlib
+import statistics
+import time
+
+import click
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from bench.gpu import HEADLINES
+from bench.results import read, write
+from bench.tables import NOTHING, markdown, milliseconds
+from fastsim.benchmark.baselines import ours
+from fastsim.benchmark.calls import step
+from fastsim.benchmark.cases import CASES
+from fastsim.benchmark.options import Integers
+from fastsim.engine.one_call import in_panels
+
+NAME = "kernels"
+STEPS, PROFILED = 15, 3
+WIDTH = 768
+WAYS = {
+    "triton": ("triton", contextlib.nullcontext),
+    "triton, panels": ("triton", in_panels),
+    "cuda, panels": ("cuda", in_panels),
+}
+
+
+def row_of(loss, rows, by):
+    """Milliseconds of a step and of its kernels."""
+    backend, way = WAYS[by]
+    problem = CASES[loss].problem(rows, WIDTH, device="cuda", dtype=torch.bfloat16)
+    call, times = ours(backend).call(problem), []
+
+    def once():
+        with way():
+            step(call, problem)
+        torch.cuda.synchronize()
+
+    for _ in range(STEPS + 2):
+        begin = time.perf_counter()
+        once()
+        times.append(time.perf_counter() - begin)
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(PROFILED):
+            once()
+    microseconds = sum(event.self_device_time_total for event in found.key_averages())
+    return {
+        **{"loss": loss, "rows": rows, "width": WIDTH, "by": by},
+        **{
+            "ms": round(1e3 * statistics.median(times[2:]), 3),
+            "kernels ms": round(1e-3 * microseconds / PROFILED, 3),
+        },
+    }
+
+
+def table(folder):
+    """Each loss and size: the step, and the kernels alone."""
+    run = read(NAME, folder)
+    if run is None:
+        return NOTHING
+    found = {}
+    for row in run[1]:
+        cell = f"{milliseconds(row['ms'])}, {milliseconds(row['kernels ms'])}"
+        found.setdefault((row["loss"], row["rows"]), {})[row["by"]] = cell
+    lines = [
+        [loss, f"{rows:,}", *(cells.get(by, "") for by in WAYS)]
+        for (loss, rows), cells in found.items()
+    ]
+    return markdown(["loss", "N", *WAYS], lines, left=2)
+
+
+@click.command(help=__doc__)
+@click.option("--sizes", type=Integers(), default=(1024, 4096, 8192, 32768), show_default=True)
+def main(sizes):
+    if not torch.cuda.is_available():
+        raise click.ClickException("no GPU is visible; nothing was measured")
+    found = []
+    for rows in sizes:
+        for loss in HEADLINES:
+            for by in WAYS:
+                found.append(row_of(loss, rows, by))
+                click.echo(found[-1])
+    click.echo(f"wrote {write(NAME, found)}")
+
+
+if __name__ == "__main__":
+    main()
