@@ -1,5 +1,6 @@
 """The losses of each kind, with the options and inputs that kernels go wrong on."""
 
+import functools
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -18,6 +19,8 @@ from fastsim.tile import Tile
 class Problem:
     """loss(*leaves, *given, **options, backend=...); `learnt` options want a gradient too.
 
+    given: tensors, tuples of them, and functions that make one: as large as all scores, and wanted
+    of few problems.
     extras: what of fastsim/backends/extras.py a backend needs to serve it. exact: the backend whose
     float64 is the truth, "torch" where the dense formula takes too long or does not know the loss.
     """
@@ -42,14 +45,31 @@ def _ids(generator, rows, columns):
     return ids[:rows], ids[rows:]
 
 
+def _targets(rows, columns, seed):
+    """Functions that make targets (N, M) of two types, once each."""
+
+    def drawn(low, high, *shape):
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(low, high, shape, generator=generator, dtype=torch.int8)
+
+    @functools.cache
+    def int8():
+        return drawn(-1, 2, rows, columns)
+
+    @functools.cache
+    def strided():
+        return drawn(0, 5, columns, rows).to(torch.bfloat16).div_(2).sub_(1).T
+
+    return int8, strided
+
+
 def problems(kind, shape, dtype, seed=0):
     """The problems of a kind at one shape (rows, columns, width), on the CPU."""
     rows, columns, width = shape
     g = torch.Generator().manual_seed(seed)
     x, y = _rows(g, rows, width, dtype), _rows(g, max(rows, columns), width, dtype)
     groups = torch.randint(0, max(2, rows // 3), (rows,), generator=g)
-    int8 = torch.randint(-1, 2, (rows, len(y)), generator=g).to(torch.int8)
-    strided = (torch.randint(0, 5, (len(y), rows), generator=g) / 2 - 1).to(torch.bfloat16).T
+    int8, strided = _targets(rows, len(y), seed + 1)
     ids = _ids(g, rows, len(y))
     zero, nan, tied = x.clone(), x.clone(), y.clone()
     zero[rows // 2], nan[0, 0] = 0, torch.nan

@@ -7,6 +7,7 @@ same precision, and a rounding of the largest entry; or what rounding the rows' 
 import contextlib
 import statistics
 import time
+from dataclasses import replace
 
 import torch
 
@@ -72,6 +73,7 @@ def served(backend, kind, shape, dtype):
 
 
 def _fault(backend, problem, dtype, device):
+    problem = on_device(problem, device)
     got = outputs(problem, backend, device)
     if not problem.finite:
         return None if not got[0].isfinite().all() else "a NaN did not reach the loss"
@@ -101,7 +103,7 @@ def _fault(backend, problem, dtype, device):
 
 def _faults_of_calls(backend, made, device):
     """What shows in how often, where and into what a call is made."""
-    problem = made[0]
+    problem = on_device(made[0], device)
     first = outputs(problem, backend, device)
     for _ in range(REPEATS if device.type != "cpu" else 3):
         if not _equal(first, outputs(problem, backend, device)):
@@ -142,23 +144,35 @@ def _equal(one, other):
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def outputs(problem, backend, device, dtype=None):
-    """[value, gradients of the leaves, gradients of the learnt options]."""
+def on_device(problem, device, dtype=None):
+    """The problem with its tensors on a device, those of floating point in that dtype."""
 
     def there(value):
+        if callable(value):
+            value = value()
         if isinstance(value, torch.Tensor):
             wide = dtype is not None and value.is_floating_point()
             return value.to(device, dtype if wide else value.dtype)
         return tuple(map(there, value)) if isinstance(value, tuple) else value
 
-    leaves = [there(leaf).detach().clone().requires_grad_() for leaf in problem.leaves]
+    return replace(
+        problem,
+        leaves=[there(leaf) for leaf in problem.leaves],
+        given=tuple(map(there, problem.given)),
+        options={name: there(value) for name, value in problem.options.items()},
+    )
+
+
+def outputs(problem, backend, device, dtype=None):
+    """[value, gradients of the leaves, gradients of the learnt options]."""
+    problem = on_device(problem, device, dtype)
+    leaves = [leaf.detach().clone().requires_grad_() for leaf in problem.leaves]
     compute = torch.promote_types(leaves[0].dtype, torch.float32)
     learnt = {
         name: torch.full((), value, dtype=compute, device=device, requires_grad=True)
         for name, value in problem.learnt.items()
     }
-    given, options = map(there, problem.given), {k: there(v) for k, v in problem.options.items()}
-    value = problem.loss(*leaves, *given, **options, **learnt, backend=backend)
+    value = problem.loss(*leaves, *problem.given, **problem.options, **learnt, backend=backend)
     weights = torch.linspace(0.5, 1.5, value.numel(), dtype=value.dtype, device=device)
     (value * weights.view(value.shape)).sum().backward()
     return [value.detach(), *(t.grad for t in (*leaves, *learnt.values()))]
@@ -180,7 +194,7 @@ def _timed(kind, dtype):
 
 
 def _time(problem, backend, device, rounds=7):
-    times = []
+    problem, times = on_device(problem, device), []
     for _ in range(rounds + 2):
         torch.cuda.synchronize(device)
         begin = time.perf_counter()

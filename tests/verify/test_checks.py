@@ -1,6 +1,7 @@
 """What a backend is checked at, and what counts as wrong."""
 
 import inspect
+import operator
 import os
 
 import pytest
@@ -101,6 +102,44 @@ def test_what_is_timed_is_compiled_before(monkeypatch):
     made.clear()
     assert checks.refusal(*place, CPU) is None
     assert not made  # where nothing is timed
+
+
+@pytest.mark.parametrize("kind", cases.KINDS)
+def test_what_is_on_the_device_is_not_copied_again(kind):
+    """Else a time would be that of copies from the host."""
+    for problem in cases.problems(kind, (5, 7, 4), torch.float16):
+        there = checks.on_device(problem, CPU)
+        again = checks.on_device(there, CPU)
+        assert all(map(operator.is_, _tensors(there), _tensors(again)))
+
+
+def _tensors(problem):
+    """All that a problem is given, one after the other."""
+
+    def flat(value):
+        return (
+            [part for one in value for part in flat(one)] if isinstance(value, tuple) else [value]
+        )
+
+    return flat((*problem.leaves, *problem.given, *problem.options.values()))
+
+
+def test_targets_are_made_where_they_are_wanted(monkeypatch):
+    """Those of the largest size that is timed would take gigabytes."""
+    drawn = []
+    randint = torch.randint
+    monkeypatch.setattr(
+        torch,
+        "randint",
+        lambda *given, **options: drawn.append(given) or randint(*given, **options),
+    )
+    made = {one.name: one for one in cases.problems("softmax", (5, 7, 4), torch.float32)}
+    before = len(drawn)
+    assert not any((5, 7) in given or (7, 5) in given for given in drawn)
+    for name in ("int8", "strided", "int8"):
+        (targets,) = checks.on_device(made[name], CPU).given
+        assert targets.shape == (5, 7)
+    assert len(drawn) == before + 2
 
 
 def test_the_ratio_is_the_mean_of_all_sizes(monkeypatch):
