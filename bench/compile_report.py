@@ -25,6 +25,7 @@ import torch
 
 from bench.multiprocessors import resident
 from fastsim.backends.triton.backend import TritonBackend
+from fastsim.backends.triton.small_batch import WIDEST
 from fastsim.pairs import Guide, Pairs
 from fastsim.tile import Tile
 
@@ -258,9 +259,10 @@ def run_small(dtype, depth=768):
     excluding = Pairs(torch.arange(ROWS), _integers(ROWS), _integers(COLUMNS), distinct=True)
     groups = Pairs(row_groups=_integers(ROWS), column_groups=_integers(COLUMNS))
     others = Pairs(row_groups=_integers(ROWS), column_groups=_integers(ROWS), negative_target=0.0)
-    number = torch.tensor(20.0)
+    number, plain = torch.tensor(20.0), Pairs(torch.arange(ROWS))
     for tile, right, scale in (
         (Tile("softmax", excluding), y, 20.0),
+        (Tile("softmax", plain), torch.randn(WIDEST, depth, dtype=dtype), 20.0),
         (Tile("softmax", excluding, margin=0.1, symmetric=True), y, number),
         (Tile("softmax", replace(others, skip="diagonal"), normalise=True), None, 20.0),
         (Tile("sigmoid", groups), y, 20.0),

@@ -21,6 +21,7 @@ from fastsim.backends.triton.kernels.whole import whole_columns_kernel, whole_ke
 TINY = torch.finfo(torch.float32).tiny
 SCORES = 1024  # of a program: few enough that a small batch has programs for all multiprocessors
 OF_WARP = 256  # scores, 8 of a thread: few enough that its registers leave room for 32 warps
+MOST_WARPS, OF_AMD = 32, 16  # of a program: 1,024 threads, 64 a warp on AMD
 TALL, BAND = 128, 32  # rows and columns of a tile of what looks at columns
 SMALLEST = 16  # columns of a tile
 LOSSES = {
@@ -138,9 +139,13 @@ def losses(tile, operands, products, panel, of_rows, numbers, gain):
         GAIN=gain,
         ROWS=band,
         COLUMNS=max(SMALLEST, wide),
-        num_warps=max(4, wide // OF_WARP),
+        num_warps=max(4, min(wide // OF_WARP, _most_warps(device))),
         **shared,
     )
+
+
+def _most_warps(device):
+    return OF_AMD if launches.architecture(device).startswith("gfx") else MOST_WARPS
 
 
 def rows_backward(grad, unit_grads, operands, x, y, scale, weight, gain, wants, dtype):
