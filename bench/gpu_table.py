@@ -9,11 +9,14 @@ PLAIN = ("eager torch", "torch.compile")
 
 
 def table(folder):
-    """Time and memory of each loss and size, by commit; of other packages the fastest."""
-    lines = []
+    """Time and memory of each loss and size, by commit; of other packages the fastest. Below it
+    the rate of the library's best square product.
+    """
+    lines, rates = [], []
     for path in sorted((FOLDER / folder).glob("gpu*.jsonl")):
         about, rows = results.read(path)
         times, memory = _of(rows, "time"), _of(rows, "memory")
+        rates += [row["GFLOP/s"] for row in rows if row.get("name") == "square product"]
         for (loss, size), found in times.items():
             kept = memory.get((loss, size), {})
             cells = [_cell(found, kept, name) for name in (*OURS, *PLAIN)]
@@ -24,7 +27,12 @@ def table(folder):
             lines.append((order, [loss, f"{size:,}", about["commit"], *cells, other]))
     head = ["loss", "N", "commit", *(name.removeprefix("fastsim ") for name in OURS), *PLAIN]
     body = [cells for _, cells in sorted(lines)]
-    return markdown([*head, "the fastest of other packages"], body, 3) if body else NOTHING
+    if not body:
+        return NOTHING
+    made = markdown([*head, "the fastest of other packages"], body, 3)
+    if not rates:
+        return made
+    return f"{made}\n\nThe library's best square product: {max(rates) / 1000:.0f} TFLOP/s."
 
 
 def _of(rows, measure):

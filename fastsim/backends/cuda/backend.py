@@ -68,9 +68,10 @@ class CudaBackend(TritonBackend):
     def kinds(self):
         return cuda_passes.KINDS
 
-    def serves_whole(self, *sizes):
+    def serves_whole(self, tile, rows, columns, width, together, dtype):
         """By the Triton backend's kernels for small batches, where there is Triton."""
-        return _small_batches() and super().serves_whole(*sizes)
+        sizes = rows, columns, width, together, dtype
+        return _small_batches() and super().serves_whole(tile, *sizes)
 
     def unit_rows(self, x, dtype=None):
         return cuda_passes.unit_rows(x, dtype)
