@@ -18,9 +18,9 @@ LEFT_OUT = pairs.LEFT_OUT.value
 
 def tile_launch(tile, unit_x, unit_y, *, score_grads, keep=False):
     """The launches of a tile loss."""
-    light = tile.kind in ("softmax", "squared_error") and tile.pairs.one_positive
-    more = tile.pairs.row_ids is not None or tile.kind == "multi_positive"
-    heavy = 1 + more if score_grads else int(not light)
+    ids = tile.pairs.row_ids is not None
+    light = tile.kind in ("softmax", "squared_error") and tile.pairs.one_positive and not ids
+    heavy = 1 + (ids or tile.kind == "multi_positive") if score_grads else int(not light)
     return Launch(tile.pairs, unit_x, unit_y, tile=tile, heavy=heavy, keep=keep)
 
 

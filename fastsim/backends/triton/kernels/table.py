@@ -1,8 +1,8 @@
 """Block sizes by architecture, operand and depth: a static table, so that no call tunes.
 
-The entries compile without spills, but for 8 bytes of the score gradient of a symmetric softmax on
-sm_90: `python -m bench.compile_report` shows what each takes, `python -m bench.tune_triton` times
-others.
+The entries compile without spills, but for a few registers of some kernels on sm_90, where wide
+parts were faster on an H200 all the same: `python -m bench.compile_report` shows what each takes,
+`python -m bench.tune_triton` times others.
 """
 
 import functools
