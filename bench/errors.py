@@ -12,8 +12,8 @@ No speed is measured, so FASTSIM_AMX=emulated serves as well as a processor with
 import click
 import torch
 
-from bench.results import read, write
-from bench.tables import NOTHING, markdown
+from bench.results import write
+from bench.tables import markdown, of_rows
 from fastsim.backends import get
 from fastsim.backends.cpu import amx
 from fastsim.benchmark import results
@@ -59,15 +59,13 @@ def measured(case, dtype, precision, rows, width):
         torch.set_float32_matmul_precision(before)
 
 
-def table(folder):
+@of_rows(NAME)
+def table(rows):
     """The errors of the gradients in a table; below it those of the losses, the largest of each."""
-    run = read(NAME, folder)
-    if run is None:
-        return NOTHING
     found = {}
-    for row in run[1]:
+    for row in rows:
         found.setdefault((row["loss"], row["rows"]), {})[_column(row), row["by"]] = row
-    columns = list(dict.fromkeys(_column(row) for row in run[1]))
+    columns = list(dict.fromkeys(_column(row) for row in rows))
     gradients = [
         [loss, f"{rows:,}", *(_pair([of], column, "gradient error") for column in columns)]
         for (loss, rows), of in found.items()

@@ -8,19 +8,20 @@ bench/results/<device>.
 
 import contextlib
 import statistics
-import time
 
 import click
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from bench.gpu import HEADLINES
-from bench.results import read, write
-from bench.tables import NOTHING, markdown, milliseconds
+from bench.results import write
+from bench.tables import markdown, milliseconds, of_rows
 from fastsim.benchmark.baselines import ours
 from fastsim.benchmark.calls import step
 from fastsim.benchmark.cases import CASES
 from fastsim.benchmark.options import Integers
+from fastsim.benchmark.timing import in_turns
 from fastsim.engine.one_call import in_panels
 
 NAME = "kernels"
@@ -37,37 +38,36 @@ def row_of(loss, rows, by):
     """Milliseconds of a step and of its kernels."""
     backend, way = WAYS[by]
     problem = CASES[loss].problem(rows, WIDTH, device="cuda", dtype=torch.bfloat16)
-    call, times = ours(backend).call(problem), []
+    call = ours(backend).call(problem)
 
     def once():
         with way():
             step(call, problem)
         torch.cuda.synchronize()
 
-    for _ in range(STEPS + 2):
-        begin = time.perf_counter()
-        once()
-        times.append(time.perf_counter() - begin)
+    times = in_turns({by: once}, seconds=0, fewest=STEPS)[by]
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         for _ in range(PROFILED):
             once()
-    microseconds = sum(event.self_device_time_total for event in found.key_averages())
+    microseconds = sum(
+        event.self_device_time_total
+        for event in found.key_averages()
+        if event.device_type == DeviceType.CUDA
+    )
     return {
         **{"loss": loss, "rows": rows, "width": WIDTH, "by": by},
         **{
-            "ms": round(1e3 * statistics.median(times[2:]), 3),
+            "ms": round(1e3 * statistics.median(times), 3),
             "kernels ms": round(1e-3 * microseconds / PROFILED, 3),
         },
     }
 
 
-def table(folder):
+@of_rows(NAME)
+def table(rows):
     """Each loss and size: the step, and the kernels alone."""
-    run = read(NAME, folder)
-    if run is None:
-        return NOTHING
     found = {}
-    for row in run[1]:
+    for row in rows:
         cell = f"{milliseconds(row['ms'])}, {milliseconds(row['kernels ms'])}"
         found.setdefault((row["loss"], row["rows"]), {})[row["by"]] = cell
     lines = [

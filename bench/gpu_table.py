@@ -3,6 +3,7 @@
 from bench.results import FOLDER
 from bench.tables import NOTHING, markdown, milliseconds
 from fastsim.benchmark import results
+from fastsim.benchmark.found import Found
 
 OURS = ("fastsim cuda", "fastsim triton", "fastsim torch")
 PLAIN = ("eager torch", "torch.compile")
@@ -15,16 +16,19 @@ def table(folder):
     lines, rates = [], []
     for path in sorted((FOLDER / folder).glob("gpu*.jsonl")):
         about, rows = results.read(path)
-        times, memory = _of(rows, "time"), _of(rows, "memory")
+        found = Found(about, rows)
         rates += [row["GFLOP/s"] for row in rows if row.get("name") == "square product"]
-        for (loss, size), found in times.items():
-            kept = memory.get((loss, size), {})
-            cells = [_cell(found, kept, name) for name in (*OURS, *PLAIN)]
-            others = [name for name in found if name not in (*OURS, *PLAIN)]
-            best = min(others, key=found.get, default=None)
-            other = f"{best} {_cell(found, kept, best)}" if best else ""
-            order = size, about["commit"], list(times).index((loss, size))
-            lines.append((order, [loss, f"{size:,}", about["commit"], *cells, other]))
+        places = {}  # (loss, N, width) -> implementations that were timed
+        for loss, name, size, width, _ in found.times:
+            places.setdefault((loss, size, width), []).append(name)
+        for order, ((loss, size, width), names) in enumerate(places.items()):
+            best = {name: found.best(loss, name, size, width) for name in names}
+            cells = {name: _cell(found, loss, name, size, width) for name in names}
+            other = min(best.keys() - {*OURS, *PLAIN}, key=best.get, default=None)
+            line = [loss, f"{size:,}", about["commit"]]
+            line += [cells.get(name, "") for name in (*OURS, *PLAIN)]
+            line.append(f"{other} {cells[other]}" if other else "")
+            lines.append(((size, about["commit"], order), line))
     head = ["loss", "N", "commit", *(name.removeprefix("fastsim ") for name in OURS), *PLAIN]
     body = [cells for _, cells in sorted(lines)]
     if not body:
@@ -35,17 +39,7 @@ def table(folder):
     return f"{made}\n\nThe library's best square product: {max(rates) / 1000:.0f} TFLOP/s."
 
 
-def _of(rows, measure):
-    """{(loss, N): {implementation: milliseconds or MB}} of the rows that have a figure."""
-    found = {}
-    for row in rows:
-        if row.get("measure") == measure and "not measured" not in row:
-            value = row["rise MB"] if measure == "memory" else min(row["repeats ms"])
-            found.setdefault((row["loss"], row["rows"]), {})[row["implementation"]] = value
-    return found
-
-
-def _cell(times, memory, name):
-    if name not in times:
-        return ""
-    return milliseconds(times[name]) + (f", {memory[name]:,.0f} MB" if name in memory else "")
+def _cell(found, *place):
+    """The time, and the memory where it is known."""
+    memory = f", {found.memory[place]:,.0f} MB" if place in found.memory else ""
+    return milliseconds(found.best(*place)) + memory

@@ -9,7 +9,8 @@ bench/results/<device>.
 import click
 import torch
 
-from bench.results import read, write
+from bench.results import write
+from bench.tables import of_rows
 from fastsim import late_interaction
 from fastsim.benchmark import memory, results, timing
 from fastsim.benchmark.calls import runnable
@@ -76,16 +77,14 @@ def measured(what, dtype, seconds):
         yield row | ({"memory": above} if isinstance(above, str) else {"MB": above})
 
 
-def table(folder):
+@of_rows(NAME)
+def table(rows):
     """The table of a device in bench/README.md."""
-    run = read(NAME, folder)
-    if run is None:
-        return "Not yet measured."
     lines = [
         "| size | dtype | by | time | memory |",
         "| --- | --- | --- | ---: | ---: |",
     ]
-    for row in run[1]:
+    for row in rows:
         batch, query_tokens, document_tokens, width = row["size"]
         size = f"{row['what']}: {batch} x {query_tokens}, {batch} x {document_tokens}, {width}"
         best = f"{min(row['repeats ms']):,.0f} ms" if "repeats ms" in row else row["not measured"]

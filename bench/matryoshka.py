@@ -14,7 +14,7 @@ import click
 import torch
 
 from bench.results import read, write
-from bench.tables import NOTHING, markdown, milliseconds
+from bench.tables import markdown, milliseconds, of_rows
 from fastsim import losses
 from fastsim.benchmark import results, timing
 from fastsim.benchmark.baselines import sentence_transformers as peer
@@ -85,12 +85,10 @@ def ratios(rows):
     }
 
 
-def table(folder):
+@of_rows(NAME)
+def table(rows):
     """The table of a device in bench/README.md."""
-    run = read(NAME, folder)
-    if run is None:
-        return NOTHING
-    found = ratios(run[1])
+    found = ratios(rows)
     names = [by for by in dict.fromkeys(by for of in found.values() for by in of) if by != FULL]
     lines = [
         [

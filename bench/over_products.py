@@ -15,8 +15,8 @@ import time
 import click
 import torch
 
-from bench.results import FOLDER, read, write
-from bench.tables import NOTHING, markdown
+from bench.results import FOLDER, write
+from bench.tables import markdown, of_rows
 from fastsim.backends import get
 from fastsim.benchmark import results
 from fastsim.benchmark.baselines import baseline_named
@@ -62,13 +62,11 @@ def measured(loss, rows, width, seconds):
             yield row | summary(found) | {"of products": round(min(found) / floor, 3)}
 
 
-def table(folder):
+@of_rows(NAME)
+def table(rows):
     """The table of a device in bench/README.md."""
-    run = read(NAME, folder)
-    if run is None:
-        return NOTHING
     found = {}
-    for row in run[1]:
+    for row in rows:
         if "repeats ms" in row and row["threads"] > 1:
             place = row["loss"], row["kernels"]
             found.setdefault(place, {})[row["by"], row["rows"]] = min(row["repeats ms"])

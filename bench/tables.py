@@ -1,5 +1,6 @@
 """The tables of the losses in bench/README.md, made from result files and nothing else."""
 
+import functools
 import statistics
 
 from bench.figures import FIGURES, HEADLINES, LINK, PROCESSES, WIDTH
@@ -24,6 +25,20 @@ def of_device(table):
         return table(Found(*run)) if run else NOTHING
 
     return make
+
+
+def of_rows(name):
+    """Makes of a table of rows that of a device's result file of that name, by folder."""
+
+    def decorated(table):
+        @functools.wraps(table)
+        def make(folder):
+            run = read(name, folder)
+            return table(run[1]) if run else NOTHING
+
+        return make
+
+    return decorated
 
 
 def of_kind(table, name="losses*"):

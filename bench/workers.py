@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from fastsim.benchmark.calls import reason
 from fastsim.environment import variables
-
-THREADS = ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
+from fastsim.verify.process import THREADS
 
 
 class Task(NamedTuple):

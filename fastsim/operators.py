@@ -192,3 +192,15 @@ def constant_result(function):
     """
     function._dynamo_marked_constant = True
     return function
+
+
+def constant_once(function):
+    """A `constant_result` that is found once for the same arguments."""
+    found = functools.cache(function)
+
+    # torch.compile warns of a cache that it looks into.
+    @functools.wraps(function)
+    def result(*arguments):
+        return found(*arguments)
+
+    return constant_result(result)

@@ -15,6 +15,11 @@ import torch
 
 from fastsim.verify.verdicts import ASK, PRECISIONS
 
+THREADS = (
+    "OMP_NUM_THREADS",
+    "TORCHINDUCTOR_COMPILE_THREADS",
+)  # what a process takes of a processor
+
 
 class Check(NamedTuple):
     """Of one backend, kind and dtype on a device; precision: of float32 products, "" for others."""
@@ -105,7 +110,7 @@ def _environment(together):
     """Of each of so many processes: it asks for no verdict, and has its share of the cores."""
     environment = {k: v for k, v in os.environ.items() if k not in ("FASTSIM_BACKEND", ASK)}
     if together > 1:
-        for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
+        for name in THREADS:
             environment.setdefault(name, str(max(1, cores() // together)))
     return environment
 

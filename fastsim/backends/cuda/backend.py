@@ -14,19 +14,14 @@ import torch
 from fastsim.backends import lists
 from fastsim.backends.cuda import passes as cuda_passes
 from fastsim.backends.triton.backend import TritonBackend, _panel, interpreting
-from fastsim.operators import constant_result
+from fastsim.operators import constant_once
 
 LIBRARY = Path(__file__).parents[2] / "_lib" / "cuda.so"
 
 
-@constant_result
+@constant_once
 def load():
     """None once the library is loaded, else why it cannot be."""
-    return _loaded()
-
-
-@functools.cache
-def _loaded():
     if not LIBRARY.exists():
         return (
             "the CUDA extension was not built; install the CUDA toolkit (nvcc) and reinstall"

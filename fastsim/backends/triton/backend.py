@@ -35,7 +35,7 @@ from fastsim.backends.triton.kernels.table import (
 )
 from fastsim.backends.triton.scaled_rows import values_and_rest
 from fastsim.backends.triton.small_batch import SmallBatch
-from fastsim.operators import constant_result
+from fastsim.operators import constant_once
 from fastsim.pairs import Pairs
 
 # Bytes of float16 score gradients alive, twice that of float32: a share of the device's memory, at
@@ -58,14 +58,9 @@ def interpreting():
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
 
 
-@constant_result
+@constant_once
 def _unsupported_device(device):
     """None if the kernels serve this GPU with the Triton and torch at hand, else a sentence."""
-    return _tried(device)
-
-
-@functools.cache
-def _tried(device):
     version = installed.version()
     if not version or tuple(map(int, version.split(".")[:2])) < OLDEST_TRITON:
         oldest = ".".join(map(str, OLDEST_TRITON))

@@ -81,7 +81,7 @@ def test_unsupported_devices(version, capability, says, monkeypatch):
     monkeypatch.setattr(torch, "ones", lambda *shape, device, **options: torch.empty(*shape))
     monkeypatch.setattr(triton, "_wide_product", failing_product)
     monkeypatch.setattr(torch.version, "hip", None)
-    assert triton._tried.__wrapped__(0).startswith(says)
+    assert triton._unsupported_device.__wrapped__(0).startswith(says)
 
 
 @pytest.mark.parametrize("package", ["triton", "pytorch-triton-rocm", None])

@@ -189,7 +189,8 @@ class Launch:
         kind = operand_kind(unit_x.dtype)
         self.precision = "tf32" if kind == "tf32" else "ieee"
         place = architecture(self.device), kind, self.unit_x.stride(0)
-        sizes, kept = block_sizes(*place), kept_sizes(*place)
+        sizes = block_sizes(*place)
+        kept = kept_sizes(*place) if keep else sizes
         self.spares = self.unit_x.stride(0) >= sizes.spare
         self.keeps = keep and kind == "float16" and self.unit_x.stride(0) >= kept.spare
         self.guide = (pairs.thresholds, None, None, 0)
