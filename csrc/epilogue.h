@@ -143,9 +143,12 @@ struct Sigmoid {
   FASTSIM_INLINE T without_logarithm(T s, T t, T& e, T& score_grad) const {
     const T z = fused(scale, s, bias);
     e = exponential(-magnitude(z));
-    const T wanted = fused(T(0.5), t, T(0.5));
+    const T wanted = fused(T(0.5), t, T(0.5)), unwanted = T(1) - wanted;
     const T positive = T(0.5) * (z + magnitude(z));
-    score_grad = (z < T(0) ? e : T(1)) / (T(1) + e) - wanted;
+    // sigma(z) - wanted without its cancellation: the larger of sigma(z) and sigma(-z) is
+    // 1 / (1 + e), the other e / (1 + e).
+    const T up = z < T(0) ? unwanted * e : unwanted, down = z < T(0) ? wanted : wanted * e;
+    score_grad = (up - down) / (T(1) + e);
     return fused(-wanted, z, positive);
   }
 };

@@ -46,7 +46,7 @@ from fastsim.pairs import (
     parse_targets,
     positive_counts,
 )
-from fastsim.reduce import as_float, reduce
+from fastsim.reduce import as_float, reduce, softplus
 from fastsim.scores import compute_dtype, dense_scores
 from fastsim.tile import Tile
 
@@ -244,7 +244,8 @@ def siglip_from_scores(
 def _losses(logits, pairs, weights):
     """(N,) sums of rows; weights: (N,) what a positive of each row counts, or None."""
     wanted = (dense_targets(pairs, *logits.shape, logits.dtype, logits.device) + 1) / 2
-    losses = torch.nn.functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
+    # Not binary_cross_entropy_with_logits: its gradient sigma(z) - wanted cancels for large z.
+    losses = (1 - wanted) * softplus(logits) + wanted * softplus(-logits)
     if weights is not None:
         losses = losses * torch.where(wanted > 0, weights[:, None], 1.0)
     return losses.sum(1)

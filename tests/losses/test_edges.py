@@ -306,16 +306,21 @@ def test_rows_at_the_ends_of_the_range(usable):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_sigmoid_loss_near_zero_keeps_its_digits(backend, usable):
-    """Logits of 15 without rounding, of pairs that are wanted: log(1 + e^-15) each."""
+    """Logits of 15 without rounding, of pairs that are wanted: log(1 + e^-15) each, and by the
+    logit -1 / (1 + e^15).
+    """
     usable(backend)
-    x = torch.eye(4)[:1].repeat(3, 1)
-    options = {"scale": 10.0, "bias": 5.0, "reduction": "none", "backend": backend}
-    wanted = 3 * torch.tensor(-15.0, dtype=torch.float64).exp().log1p()
+    x, bias = torch.eye(4)[:1].repeat(3, 1), torch.tensor(5.0, requires_grad=True)
+    options = {"scale": 10.0, "bias": bias, "reduction": "none", "backend": backend}
+    logit = torch.tensor(15.0, dtype=torch.float64)
+    wanted, of_bias = 3 * (-logit).exp().log1p(), -9 / (1 + logit.exp())
     # What the exponent rounds, and a rounding each of exponential, logarithm, sum and result.
     rounding = torch.finfo(torch.float32).eps * (15 + 4)
     for targets in (torch.ones(3, 3), (torch.zeros(3).long(),) * 2):
         losses = fastsim.siglip(x, x, targets, **options).double()
         torch.testing.assert_close(losses, wanted.expand(3), rtol=rounding, atol=0)
+        (grad,) = torch.autograd.grad(losses.sum(), bias)
+        torch.testing.assert_close(grad.double(), of_bias, rtol=rounding, atol=0)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

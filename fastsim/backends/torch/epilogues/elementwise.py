@@ -41,7 +41,11 @@ class Sigmoid(Epilogue):
 
     @staticmethod
     def _score_grads(block, logits, wanted):
-        score_grads = logits.sigmoid_().sub_(wanted)
+        """sigma(z) - wanted, by (1 - wanted) sigma(z) - wanted sigma(-z), which does not cancel."""
+        complements = logits.neg().sigmoid_()
+        score_grads = logits.sigmoid_()
+        score_grads.addcmul_(score_grads, wanted, value=-1)
+        score_grads.addcmul_(complements, wanted, value=-1)
         return block_zero(block, _weighed(block, score_grads, wanted))
 
 

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from fastsim.backends.triton.kernels.epilogues.terms import (
-    share_and_exponential,
+    shares_and_exponential,
     sum_exponentials,
     sum_logs_one_plus,
     taking_part,
@@ -66,7 +66,7 @@ def _positive_terms(falling, scale, top, log_sum):
     x is the log-sum-exp of the negatives less z, a positive's; its loss is softplus(x).
     """
     x = tl.fma(top + falling, scale, log_sum)
-    share, e = share_and_exponential(x)
+    share, _, e = shares_and_exponential(x)
     rest = taking_part(falling, tl.where(x < 0, 0.0, x))
     return taking_part(falling, share), taking_part(falling, e), rest
 

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from fastsim.backends.triton.kernels.epilogues.terms import (
-    share_and_exponential,
+    shares_and_exponential,
     sum_logs_one_plus,
     taking_part,
 )
@@ -39,10 +39,12 @@ def sigmoid_terms(scores, target, scale, bias):
     # A pair that takes no part: a logit of minus infinity and no target, so that all is 0.
     logit = tl.where(scores <= LEFT_OUT, LEFT_OUT, tl.fma(scores, scale, bias))
     wanted = taking_part(scores, tl.fma(target, 0.5, 0.5))
-    share, e = share_and_exponential(logit)
+    share, complement, e = shares_and_exponential(logit)
     # softplus(z) - wanted z, of which log(1 + e^-|z|) is summed by a product.
     rest = tl.where(logit < 0, 0.0, logit) - wanted * logit
-    return tl.sum(rest, 1) + sum_logs_one_plus(e), share - wanted
+    # sigma(z) - wanted, in which a positive's share would cancel.
+    excess = (1.0 - wanted) * share - wanted * complement
+    return tl.sum(rest, 1) + sum_logs_one_plus(e), excess
 
 
 @triton.jit

@@ -66,10 +66,11 @@ def sum_logs_one_plus(e):
 
 
 @triton.jit
-def share_and_exponential(logit):
-    """sigma(z), and e^-|z|."""
+def shares_and_exponential(logit):
+    """sigma(z), sigma(-z), and e^-|z|."""
     e = tl.exp2(tl.abs(logit) * -LOG2_E)
     # A division looks after the ends of the range, six instructions; 1 + e is in [1, 2].
     root = tl.rsqrt(1.0 + e)
-    share = root * root
-    return tl.where(logit < 0, e * share, share), e
+    large = root * root
+    small = e * large
+    return tl.where(logit < 0, small, large), tl.where(logit < 0, large, small), e
