@@ -19,7 +19,9 @@ from fastsim.batch_metrics import nothing_seen
 from fastsim.precision import inverse_norms, wide_dtype
 from fastsim.reduce import softplus
 
-MOST = 1 << 20  # scores; more and the operations outweigh the calls
+# Scores; more and the operations on them outweigh the calls. Up to compiled.WORTHWHILE a GPU is not
+# worth a compilation either.
+MOST = {"cpu": 1 << 18, "elsewhere": compiled.WORTHWHILE}
 TOP = 2.0**14  # of float16 score gradients, whose factor it is over the largest of their kind
 
 
@@ -46,8 +48,8 @@ class SmallBatch:
         if tile.kind not in _LOSSES or not tile.plain_cosines or columns < 2:
             return False
         device = next(tensor for tensor in pairs.tensors() if tensor is not None).device
-        scores = rows * columns
-        if scores > min(MOST, panels.panel_scores(device)) or compiled.wanted(device, scores):
+        scores, most = rows * columns, MOST.get(device.type, MOST["elsewhere"])
+        if scores > min(most, panels.panel_scores(device)) or compiled.wanted(device, scores):
             return False
         if tile.kind == "softmax" and pairs.one_positive:
             return pairs.distinct or not tile.symmetric

@@ -184,7 +184,7 @@ def test_another_value_is_refused(monkeypatch):
 def test_by_default_on_gpus_with_triton(monkeypatch):
     monkeypatch.delenv(compiled.VARIABLE)
     monkeypatch.setattr(installed, "FOUND", True)
-    gpu, large = torch.device("cuda"), compiled.WORTHWHILE
+    gpu, large = torch.device("cuda"), compiled.WORTHWHILE + 1
     assert compiled.wanted(gpu, large)
     assert not compiled.wanted(gpu, large - 1)
     assert not compiled.wanted(torch.device("cpu"), large)

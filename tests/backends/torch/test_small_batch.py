@@ -3,6 +3,8 @@
 Against the oracles it is in tests/losses.
 """
 
+import functools
+
 import pytest
 import torch
 
@@ -10,6 +12,8 @@ from bench.host_time import calls_of
 from fastsim import losses
 from fastsim.backends.torch.backend import TorchBackend
 from fastsim.engine.one_call import in_panels
+from fastsim.pairs import Pairs
+from fastsim.tile import Tile
 
 N, M, D = 13, 29, 8
 IDS = torch.arange(N) % 4, torch.arange(M) % 4
@@ -113,6 +117,16 @@ def test_where_it_is_not_served(served, monkeypatch):
     monkeypatch.setenv("FASTSIM_PANEL_MB", "0.001")
     losses.info_nce(x, y, backend="torch")
     assert not served
+
+
+@pytest.mark.parametrize(("device", "most"), [("cpu", 512), ("meta", 2048)])
+def test_the_largest_that_is_served(device, most):
+    tile = Tile("softmax", Pairs(torch.arange(3, device=device), distinct=True))
+    serves = functools.partial(
+        TorchBackend().serves_whole, tile, together=False, dtype=torch.float32
+    )
+    assert serves(most, most, 64)
+    assert not serves(most + 1, most, 64)
 
 
 def test_what_it_lacks_goes_through_panels(served):
