@@ -27,15 +27,15 @@ def on_meta(value):
     return tuple(map(on_meta, value)) if isinstance(value, tuple) else value
 
 
-def prepared(case, dtype):
+def prepared(case, dtype, shape=(13, 29, 18)):
     """(embeddings, other arguments, options) on the meta device."""
-    tensors, others, options = inputs(case, (13, 29, 18), dtype, seed=3)
+    tensors, others, options = inputs(case, shape, dtype, seed=3)
     tensors = [None if t is None else t.to("meta").requires_grad_() for t in tensors]
     options = {name: on_meta(value) for name, value in options.items()}
     if case.name in LEVELS:
         options["levels"] = torch.tensor(LEVELS[case.name], device="meta")
     if "largest_group" in case.loss.__kwdefaults__:
-        options["largest_group"] = 13
+        options["largest_group"] = shape[0]
     return tensors, [on_meta(other) for other in others], options
 
 

@@ -5,6 +5,7 @@ A row's chosen rows are the few columns chosen for it: columns (K, N), negative 
 
 import torch
 
+from fastsim.backends.bands import bands
 from fastsim.precision import wide_dtype, widened
 
 
@@ -44,7 +45,7 @@ def chosen_rows_backward(grad, values, x, y, columns, distances, wants):
     grads = [torch.zeros_like(s) if want else None for s, want in zip((x, y), wants, strict=True)]
     to_rows, to_columns = grads if y is not None else grads[:1] * 2
     for some, score_grad in zip(columns, score_grads, strict=True):
-        for rows in _bands(x):
+        for rows in bands(x):
             if distances:
                 pull = x[rows] - other.index_select(0, some[rows])
                 pull *= score_grad[rows, None]
@@ -78,13 +79,13 @@ def row_terms_backward(grad_pairs, grad_sums, x, y, columns, first, wants):
     if wants[0]:
         grad_x = y[positives] * positive[:, None]
         grad_x.addr_(grad_sums, y.sum(0))
-        for rows in _bands(x):
+        for rows in bands(x):
             found = y.index_select(0, columns[rows])
             grad_x[rows].addcmul_(found, closest[rows, None])
     if wants[1]:
         grad_y = torch.mv(x.T, grad_sums).repeat(len(y), 1)
         grad_y[positives].addcmul_(x, positive[:, None])
-        for rows in _bands(x):
+        for rows in bands(x):
             add_rows(grad_y, columns[rows], x[rows] * closest[rows, None])
     return grad_x, grad_y
 
@@ -149,7 +150,7 @@ def _pairs(x, y, columns, distances):
     if not len(x):  # one rank of a group may have no rows
         return x.new_empty(0)
     parts = []
-    for rows in _bands(x):
+    for rows in bands(x):
         # Not y[columns[rows]], which takes four times as long on a CPU.
         other = y[rows] if columns is None else y.index_select(0, columns[rows])
         if distances:
@@ -167,13 +168,6 @@ def norms(gaps):
     squares = widened(gaps).square().sum(-1)
     zero = squares == 0  # which a NaN is not
     return squares.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0).to(gaps.dtype)
-
-
-def _bands(x):
-    """Slices of rows whose temporaries stay small: they fit a CPU's cache, and fill a GPU."""
-    count, width = x.shape
-    tall = max(1, (1 << 23 if x.is_cuda else 1 << 20) // width)
-    return [slice(top, min(count, top + tall)) for top in range(0, count, tall)]
 
 
 def multiplied(parts, grad, wants, *, spent=False):

@@ -7,11 +7,12 @@ time. Each row's result is that of all rows at once.
 
 import torch
 
+from fastsim.backends.bands import bands
 from fastsim.backends.rows import take_rows
 from fastsim.operators import differentiable_again, traced, transforming
 from fastsim.precision import widened
 
-BAND = 1 << 16  # numbers of a band of x: with all that is made of them they stay in a cache
+BAND = 1 << 16  # numbers of x, on a CPU: with all that is made of them they stay in a cache
 
 
 def by_bands(function, x, y=None, shared=None, *, index=None, summed=False):
@@ -28,11 +29,6 @@ def by_bands(function, x, y=None, shared=None, *, index=None, summed=False):
 
 def _taken(y, index):
     return y if index is None else take_rows(y, index)
-
-
-def _bands(x):
-    tall = max(1, BAND * len(x) // max(1, x.numel()))
-    return [slice(top, min(len(x), top + tall)) for top in range(0, len(x), tall)]
 
 
 def _band(x, y, index, rows):
@@ -52,7 +48,7 @@ class _ByBands(torch.autograd.Function):
         ctx.save_for_backward(x, y, shared, index)
         ctx.function, ctx.summed = function, summed
         whole = None
-        for rows in _bands(x):
+        for rows in bands(x, BAND):
             result = function(*_band(x, y, index, rows), shared)
             if summed:
                 whole = result if whole is None else whole.add_(result)
@@ -72,7 +68,7 @@ class _ByBands(torch.autograd.Function):
             _memory(y, index) if wants[1] else None,
             torch.zeros_like(widened(shared)) if wants[2] else None,
         ]
-        for rows in _bands(x):
+        for rows in bands(x, BAND):
             given = *_band(x, y, index, rows), shared
             above = grad if ctx.summed else grad[rows]
             found = iter(_gradients(ctx.function, given, wants, above))

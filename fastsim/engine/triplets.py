@@ -9,12 +9,13 @@ while it is there.
 import torch
 
 from fastsim.backends import get
+from fastsim.backends.bands import numbers_of_a_band
 from fastsim.engine.distances import add_products, all_distances, distances_by_products
 from fastsim.operators import define, differentiable_again
 from fastsim.precision import wide_dtype, widened
 from fastsim.scores import without_autocast
 
-BAND = 1 << 20  # distances of a band; about ten arrays of that size are alive
+BAND = 1 << 20  # distances of a band on a CPU; about ten arrays of that size are alive
 
 
 def triplet_sum(x, groups, anchors, margin, distance, triplets, largest, formula, backend):
@@ -66,7 +67,7 @@ def _forward(x, groups, start, stop, margin, distance, triplets, largest, want_g
     members, terms = _Members(groups, largest), _TERMS[triplets]
     grad = torch.zeros_like(x) if want_grad else x.new_empty(0)
     total, number = members.unlisted(), groups.new_zeros(())
-    tall = max(1, BAND // len(x))
+    tall = max(1, numbers_of_a_band(x.device, BAND) // len(x))
     # The mean of large numbers would round what it is to make small.
     wide = wide_dtype(x.device)
     centred = None if distance == "cosine" else x - x.mean(0, dtype=wide).to(x.dtype)

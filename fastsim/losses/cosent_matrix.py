@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fastsim.annotations import Group, Scalar, Similarity, Targets
 from fastsim.backends import pick
+from fastsim.backends.bands import numbers_of_a_band
 from fastsim.backends.extras import extras_of
 from fastsim.checks import (
     FLOATING,
@@ -43,7 +44,7 @@ from fastsim.reduce import as_float
 from fastsim.scores import compute_dtype, dense_scores
 from fastsim.tile import Tile
 
-BAND = 1 << 20  # targets that are looked at at once
+BAND = 1 << 20  # targets that are looked at at once on a CPU
 
 
 @batchwise
@@ -198,7 +199,7 @@ def _entries(matrix, pairs):
 
 def _bands(dense):
     """The matrix in bands of rows: what is made of one stays small."""
-    return dense.split(max(1, BAND // dense.shape[1]))
+    return dense.split(max(1, numbers_of_a_band(dense.device, BAND) // dense.shape[1]))
 
 
 def _unknown(dense, levels):

@@ -24,7 +24,8 @@ from fastsim.backends.triton.backend import TritonBackend
 from fastsim.kinds import LATE_INTERACTION, SELECTIONS
 from fastsim.pairs import part_of
 
-SQUARE = 128  # rows and columns of the products that paired scores are the diagonals of
+# Rows and columns of the products that paired scores are the diagonals of: on a GPU few products.
+SQUARE = {"cpu": 128, "elsewhere": 1024}
 
 
 class TorchBackend(SmallBatch, Backend):
@@ -151,7 +152,8 @@ class TorchBackend(SmallBatch, Backend):
 
     def paired_scores(self, unit_x, unit_y):
         workspace, parts = panels.Workspace(), []
-        for x, y in zip(unit_x.split(SQUARE), unit_y.split(SQUARE), strict=True):
+        square = SQUARE.get(unit_x.device.type, SQUARE["elsewhere"])
+        for x, y in zip(unit_x.split(square), unit_y.split(square), strict=True):
             panel = workspace.panel(x, y)
             panels.multiply(x, y.t(), panel)
             parts.append(panel.diagonal().clone())

@@ -15,6 +15,7 @@ import warnings
 
 import torch
 
+from fastsim.backends.bands import FILLING
 from fastsim.backends.torch.block import FusibleBlock
 from fastsim.backends.torch.epilogues import FEW
 from fastsim.backends.triton import installed
@@ -22,9 +23,7 @@ from fastsim.operators import traced
 from fastsim.tile import Tile
 
 VARIABLE = "FASTSIM_COMPILE"
-# Scores of a panel. A fast GPU is done with an operation on fewer about when the next is launched:
-# at 4.8 TB/s, 32 MB of them are read and written in 7 us.
-WORTHWHILE = 1 << 22
+WORTHWHILE = FILLING  # scores of a panel; an operation on fewer takes no longer than its launch
 DEVICES = ("cuda", "xpu")
 COMPILER = "inductor"
 

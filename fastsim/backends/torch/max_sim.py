@@ -2,11 +2,12 @@
 
 import torch
 
+from fastsim.backends.bands import numbers_of_a_band
 from fastsim.backends.rows import add_rows
 from fastsim.backends.torch import panels
 from fastsim.tokens import Tokens, chosen
 
-GATHERED = 1 << 21  # numbers of the rows that the backward pass gathers at a time
+GATHERED = 1 << 19  # numbers of the rows that the backward pass gathers at a time on a CPU
 
 
 def max_sim(backend, x, y, cosine, own, scores, places):
@@ -43,20 +44,28 @@ def max_sim_backward(backend, grad, places, x, y, cosine, own, wants):
     ]
     numbers, starts = x.numbers(), y.starts()
     each, width = grad.shape[1], left.shape[1]
-    tall = max(1, GATHERED // width)
-    for document in range(each):
-        for top in range(0, left.shape[0], tall):
-            rows = slice(top, min(left.shape[0], top + tall))
-            place, query = places[document, rows].long(), numbers[rows]
-            first = starts[query * each + document] if own else starts[document]
-            columns = (first + place.clamp(min=0)).clamp(max=right.shape[0] - 1)
-            factor = torch.where(place >= 0, grad[query, document], 0.0)[:, None]
-            if sums[0] is not None:
-                sums[0][rows].addcmul_(right.index_select(0, columns), factor)
-            if sums[1] is not None:
-                add_rows(sums[1], columns, left[rows] * factor)
+    every = torch.arange(each, device=grad.device)[:, None]
+    for documents, rows in _pieces(each, left, numbers_of_a_band(left.device, GATHERED) // width):
+        place, query, document = places[documents, rows].long(), numbers[rows], every[documents]
+        first = starts[query * each + document] if own else starts[document]
+        columns = (first + place.clamp(min=0)).clamp(max=right.shape[0] - 1).flatten()
+        factor = torch.where(place >= 0, grad[query, document], 0.0)[:, :, None]
+        if sums[0] is not None:
+            chosen_rows = right.index_select(0, columns).view(*place.shape, width)
+            sums[0][rows] += chosen_rows.mul_(factor).sum(0)
+        if sums[1] is not None:
+            add_rows(sums[1], columns, (left[rows] * factor).view(-1, width))
     pairs = zip(sums, (rows_x, rows_y), (inverse_x, inverse_y), strict=True)
     return [_through(backend, *parts) for parts in pairs]
+
+
+def _pieces(documents, rows, pairs):
+    """(documents, rows), both slices, of pieces of at most so many pairs; of one at least."""
+    tall = max(1, min(len(rows), pairs))
+    wide = max(1, pairs // tall)
+    for first in range(0, documents, wide):
+        for top in range(0, len(rows), tall):
+            yield slice(first, min(documents, first + wide)), slice(top, min(len(rows), top + tall))
 
 
 def _through(backend, grad, rows, inverse):

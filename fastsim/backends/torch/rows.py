@@ -2,16 +2,8 @@
 
 import torch
 
+from fastsim.backends.bands import bands
 from fastsim.precision import inverse_norms, wide_dtype
-
-BAND = 1 << 21  # numbers of a band: its temporaries in double precision stay small
-
-
-def bands(x):
-    """Slices of rows of x (N, D)."""
-    count, width = x.shape
-    tall = max(1, BAND // width)
-    return [slice(top, min(count, top + tall)) for top in range(0, count, tall)]
 
 
 def unit_rows(x, dtype):

@@ -1,0 +1,34 @@
+"""A large batch on a GPU takes hardly more operations than a small one.
+
+There an operation on few numbers takes no longer than its launch. Counted on tensors of the `meta`
+device, whose panels are those of a small GPU.
+"""
+
+import pytest
+import torch
+
+import fastsim
+from bench.host_time import calls_of
+from tests import cases
+from tests.cases import CASES, on_backend
+from tests.test_no_waiting import prepared, run
+
+SMALL, LARGE = (24, 27, 768), (1100, 1300, 768)
+# Every token of a query has a row of D numbers for each document, N M times as many as a batch has.
+MANY_TOKENS = (110, 130, 48)
+
+
+def calls(case, shape):
+    tensors, others, options = prepared(case, torch.bfloat16, shape)
+    options |= on_backend(case, "torch")
+    run(case.loss, tensors, others, options)
+    return calls_of(lambda: run(case.loss, tensors, others, options))
+
+
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # of torch 2.10
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_of_every_loss(case, monkeypatch):
+    monkeypatch.setattr(cases, "are_clear", lambda *_: True)  # values are lost on this device
+    large = MANY_TOKENS if case.loss is fastsim.late_interaction else LARGE
+    few, many = calls(case, SMALL), calls(case, large)
+    assert many <= 1.5 * few
