@@ -9,6 +9,8 @@ import torch
 
 import fastsim
 from bench.host_time import calls_of
+from fastsim.engine.one_call import in_panels
+from fastsim.losses.further_candidates import DIRECTIONS
 from tests import cases
 from tests.cases import CASES, on_backend
 from tests.test_no_waiting import prepared, run
@@ -32,3 +34,26 @@ def test_of_every_loss(case, monkeypatch):
     large = MANY_TOKENS if case.loss is fastsim.late_interaction else LARGE
     few, many = calls(case, SMALL), calls(case, large)
     assert many <= 1.5 * few
+
+
+FURTHER = {
+    "smoothed": {"label_smoothing": 0.1},
+    "directions": {"directions": DIRECTIONS},
+    "references": {"references": torch.empty(8, 6, device="meta")},
+}
+
+
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # of torch 2.10
+@pytest.mark.parametrize("name", FURTHER)
+def test_further_candidates_of_a_small_batch(name):
+    """Plain torch over all scores takes at most three fifths of the operations of the passes."""
+    x, y = (torch.empty(7, 6, device="meta", requires_grad=True) for _ in range(2))
+
+    def step():
+        fastsim.info_nce(x, y, **FURTHER[name], backend="torch").backward()
+
+    step()
+    few = calls_of(step)
+    with in_panels():
+        step()
+        assert 5 * few <= 3 * calls_of(step)

@@ -1,9 +1,9 @@
 """InfoNCE of a small batch with a guide, a bias, further candidates or label smoothing: one call.
 
 A guide's cosines of all pairs are made beside the scores. Further candidates, or label smoothing:
-one softmax over the scores of all parts (further_candidates.py), which lie side by side. Of a large
-batch each part is a log-sum-exp of the engine, and what lies between these takes longer than a
-small batch's scores.
+one softmax over the scores of all parts (further_candidates.py), which lie side by side; by the
+torch backend on a GPU, the specification. Of a large batch each part is a log-sum-exp of the engine,
+and what lies between these takes longer than a small batch's scores.
 """
 
 from collections.abc import Callable
@@ -25,6 +25,8 @@ from fastsim.pairs import Guide, Pairs, as_bias, parse_bias
 from fastsim.records import replaced
 from fastsim.scores import dense_scores
 from fastsim.tile import Tile
+
+FEW = 1 << 20  # scores of all parts, of which plain torch keeps several matrices
 
 
 def small_info_nce(
@@ -159,19 +161,37 @@ class FurtherLoss(NamedTuple):
         return anchors, candidates, own, more[-1].detach() if self.has_references else None
 
     def serves(self, *tensors):
-        """Whether one call makes it, where sizes and settings are these."""
+        """Whether one call or the formula makes it, where sizes and settings are these."""
+        if traced() or panels_alone():
+            return False
+        return self._is_formula(*tensors) or self._has_kernel(*tensors)
+
+    def _has_kernel(self, *tensors):
+        anchors, width = tensors[0], tensors[0].shape[1]
+        return self.backend.serves_further(*self._scores(*tensors), width, anchors.dtype)
+
+    def _is_formula(self, *tensors):
+        """Whether there are so few scores that the torch backend's passes over each part would take
+        longer on a GPU than plain torch over all.
+        """
+        if self.backend.name != "torch" or tensors[0].device.type == "cpu" or watched():
+            return False
+        rows, columns = self._scores(*tensors)
+        return rows * columns <= FEW
+
+    def _scores(self, *tensors):
+        """(rows, columns) of those of all parts."""
         anchors, candidates, own, references = self.sides(*tensors)
         rows, columns = len(anchors), len(candidates)
         widths = {"query_to_query": rows, "doc_to_query": rows, "doc_to_doc": columns}
         columns += sum(widths.get(direction, 0) for direction in self.directions)
         columns += 0 if own is None else own.shape[1]
-        columns += 0 if references is None else len(references)
-        if traced() or panels_alone():
-            return False
-        return self.backend.serves_further(rows, columns, anchors.shape[1], anchors.dtype)
+        return rows, columns + (0 if references is None else len(references))
 
     def __call__(self, *tensors):
         sides = self.sides(*tensors)
+        if self._is_formula(*tensors):
+            return self.in_plain_torch(*sides)
         if torch.is_grad_enabled() and any(s is not None and s.requires_grad for s in sides[:3]):
             return _Further.apply(*sides, self)
         return self.value(sides, self.weight, (False,) * 3)[0]
