@@ -1,9 +1,9 @@
 """InfoNCE of a small batch with a guide, a bias, further candidates or label smoothing: one call.
 
 A guide's cosines of all pairs are made beside the scores. Further candidates, or label smoothing:
-one softmax over the scores of all parts (further_candidates.py), which lie side by side; by the
-torch backend on a GPU, the specification. Of a large batch each part is a log-sum-exp of the engine,
-and what lies between these takes longer than a small batch's scores.
+one softmax over the scores of all parts (further_candidates.py), which lie side by side. On a GPU
+the torch backend leaves that to the specification. Of a large batch each part is a log-sum-exp of
+the engine, and what lies between these takes longer than a small batch's scores.
 """
 
 from collections.abc import Callable
