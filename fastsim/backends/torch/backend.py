@@ -24,9 +24,6 @@ from fastsim.backends.triton.backend import TritonBackend
 from fastsim.kinds import LATE_INTERACTION, SELECTIONS
 from fastsim.pairs import part_of
 
-# Rows and columns of the products that paired scores are the diagonals of: on a GPU few products.
-SQUARE = {"cpu": 128, "elsewhere": 1024}
-
 
 class TorchBackend(SmallBatch, Backend):
     """Every floating-point tensor on every device."""
@@ -152,7 +149,7 @@ class TorchBackend(SmallBatch, Backend):
 
     def paired_scores(self, unit_x, unit_y):
         workspace, parts = panels.Workspace(), []
-        square = SQUARE.get(unit_x.device.type, SQUARE["elsewhere"])
+        square = 128 if unit_x.device.type == "cpu" else 1024  # of a GPU, so that products are few
         for x, y in zip(unit_x.split(square), unit_y.split(square), strict=True):
             panel = workspace.panel(x, y)
             panels.multiply(x, y.t(), panel)

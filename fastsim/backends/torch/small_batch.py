@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
+from fastsim.backends.bands import FILLING
 from fastsim.backends.torch import compiled, panels
 from fastsim.backends.torch.block import LEFT_OUT, Block
 from fastsim.backends.torch.observe import observe
@@ -19,9 +20,6 @@ from fastsim.batch_metrics import nothing_seen
 from fastsim.precision import inverse_norms, wide_dtype
 from fastsim.reduce import softplus
 
-# Scores; more and the operations on them outweigh the calls. Up to compiled.WORTHWHILE a GPU is not
-# worth a compilation either.
-MOST = {"cpu": 1 << 18, "elsewhere": compiled.WORTHWHILE}
 TOP = 2.0**14  # of float16 score gradients, whose factor it is over the largest of their kind
 
 
@@ -48,8 +46,10 @@ class SmallBatch:
         if tile.kind not in _LOSSES or not tile.plain_cosines or columns < 2:
             return False
         device = next(tensor for tensor in pairs.tensors() if tensor is not None).device
-        scores, most = rows * columns, MOST.get(device.type, MOST["elsewhere"])
-        if scores > min(most, panels.panel_scores(device)) or compiled.wanted(device, scores):
+        scores = rows * columns
+        if scores > min(_most(device), panels.panel_scores(device)):
+            return False
+        if compiled.wanted(device, scores):
             return False
         if tile.kind == "softmax" and pairs.one_positive:
             return pairs.distinct or not tile.symmetric
@@ -99,6 +99,11 @@ class SmallBatch:
             # What an operator returns may not share its memory.
             sides = [side if side is None else side.clone() for side in sides]
         return *sides, of_numbers
+
+
+def _most(device):
+    """Scores, of more of which the operations outweigh the calls."""
+    return 1 << 18 if device.type == "cpu" else FILLING
 
 
 # ---- rows ----
