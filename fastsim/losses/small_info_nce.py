@@ -26,8 +26,6 @@ from fastsim.records import replaced
 from fastsim.scores import dense_scores
 from fastsim.tile import Tile
 
-FEW = 1 << 20  # scores of all parts, of which plain torch keeps several matrices
-
 
 def small_info_nce(
     anchors,
@@ -89,6 +87,9 @@ def small_info_nce(
         partial(formula, **rest),
     )
     sides = [side for side in (anchors, candidates, own, references) if side is not None]
+    # The formula has no metrics. What it depends on is part of a signature (engine/prepared.py).
+    left = backend.leaves_further(*small.scores(*sides), anchors.device) and not watched()
+    small = small._replace(by_formula=left)
     return (small, sides) if small.serves(*sides) else None
 
 
@@ -142,7 +143,7 @@ class FurtherLoss(NamedTuple):
     """The loss of anchors and candidates, own negatives and references where it has them.
 
     numbers: scale, margin, label smoothing. weight: that of every row's loss, or None. formula:
-    (scores (N, M), more=(N, R) logits) -> the loss in plain torch.
+    (scores (N, M), more=(N, R) logits) -> the loss in plain torch; by_formula: it makes the loss.
     """
 
     directions: tuple
@@ -154,6 +155,7 @@ class FurtherLoss(NamedTuple):
     batch: object
     backend: Backend
     formula: object
+    by_formula: bool = False
 
     def sides(self, anchors, candidates, *more):
         """(anchors, candidates, own negatives or None, references or None)."""
@@ -164,22 +166,11 @@ class FurtherLoss(NamedTuple):
         """Whether one call or the formula makes it, where sizes and settings are these."""
         if traced() or panels_alone():
             return False
-        return self._is_formula(*tensors) or self._has_kernel(*tensors)
+        anchors = tensors[0]
+        sizes = *self.scores(*tensors), anchors.shape[1], anchors.dtype
+        return self.by_formula or self.backend.serves_further(*sizes)
 
-    def _has_kernel(self, *tensors):
-        anchors, width = tensors[0], tensors[0].shape[1]
-        return self.backend.serves_further(*self._scores(*tensors), width, anchors.dtype)
-
-    def _is_formula(self, *tensors):
-        """Whether there are so few scores that the torch backend's passes over each part would take
-        longer on a GPU than plain torch over all.
-        """
-        if self.backend.name != "torch" or tensors[0].device.type == "cpu" or watched():
-            return False
-        rows, columns = self._scores(*tensors)
-        return rows * columns <= FEW
-
-    def _scores(self, *tensors):
+    def scores(self, *tensors):
         """(rows, columns) of those of all parts."""
         anchors, candidates, own, references = self.sides(*tensors)
         rows, columns = len(anchors), len(candidates)
@@ -190,7 +181,7 @@ class FurtherLoss(NamedTuple):
 
     def __call__(self, *tensors):
         sides = self.sides(*tensors)
-        if self._is_formula(*tensors):
+        if self.by_formula:
             return self.in_plain_torch(*sides)
         if torch.is_grad_enabled() and any(s is not None and s.requires_grad for s in sides[:3]):
             return _Further.apply(*sides, self)

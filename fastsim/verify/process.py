@@ -15,10 +15,8 @@ import torch
 
 from fastsim.verify.verdicts import ASK, PRECISIONS
 
-THREADS = (
-    "OMP_NUM_THREADS",
-    "TORCHINDUCTOR_COMPILE_THREADS",
-)  # what a process takes of a processor
+# What a process takes of a processor.
+THREADS = ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
 
 
 class Check(NamedTuple):

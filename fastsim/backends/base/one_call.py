@@ -47,6 +47,12 @@ class InOneCall:
         """Whether `further` serves so many scores, those of all parts, and pays."""
         return False
 
+    def leaves_further(self, rows, columns, device):
+        """Whether so many scores are left to the specification, which takes plain torch less time
+        than a pass over the scores of each part.
+        """
+        return False
+
     def further(self, sides, directions, numbers, cosine, weights, wants, totals):
         """InfoNCE with further candidates or label smoothing, and its gradient, all in one call.
 

@@ -20,6 +20,7 @@ from fastsim.batch_metrics import nothing_seen
 from fastsim.precision import inverse_norms, wide_dtype
 from fastsim.reduce import softplus
 
+FEW = 1 << 20  # scores of all parts of a softmax, of which plain torch keeps several matrices
 TOP = 2.0**14  # of float16 score gradients, whose factor it is over the largest of their kind
 
 
@@ -56,6 +57,9 @@ class SmallBatch:
         if tile.kind == "softmax":
             return tile.normalise and pairs.negative_target == 0
         return tile.kind != "sigmoid" or pairs.negative_target == -1
+
+    def leaves_further(self, rows, columns, device):
+        return device.type != "cpu" and rows * columns <= FEW
 
     def whole(self, tile, x, y, scale, bias, weights, wants, totals=None, prefixes=None):
         unit, inverse, half = _rows(self, x, y)
