@@ -20,7 +20,9 @@ from pathlib import Path
 import click
 
 from bench.results import write
+from bench.tables import markdown, milliseconds, of_rows
 
+NAME = "drop_ins"
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {
     "fastsim": "fastsim.integrations.sentence_transformers",
@@ -205,6 +207,47 @@ def _data():
     return Path(os.environ.get("FASTSIM_DATA", ROOT / "../shared/data"))
 
 
+# ---- the tables of bench/README.md ----
+
+
+@of_rows(NAME)
+def table(rows):
+    """Time and memory of each loss, ours and theirs."""
+    found = {}
+    for row in rows:
+        place = row["name"], f"{row['rows']:,} x {row['width']}"
+        found.setdefault(place, {})[row["by"]] = _cost(row)
+    lines = [[*place, *map(costs.get, PACKAGES)] for place, costs in found.items()]
+    return markdown(["loss", "N x D", *PACKAGES], lines, 2)
+
+
+def _cost(row):
+    if row["best s"] is None:
+        return f"more than {row['stopped at MB']:,} MB"
+    return f"{milliseconds(1000 * row['best s'])}, {row['rise MB']:,.0f} MB"
+
+
+@of_rows(f"{NAME}_training")
+def training_table(rows):
+    """What each training came to, and how far the losses of its steps are from theirs."""
+    theirs = {row["name"]: row["losses"] for row in rows if row["by"] != "fastsim"}
+    lines = [
+        [
+            *(row["name"], row["by"], f"{len(row['losses'])}", f"{row['spearman']:.2f}"),
+            *(f"{row['seconds']:.0f} s", f"{row['peak MB']:,.0f} MB"),
+            f"{_apart(row['losses'], theirs[row['name']]):.0e}" if row["by"] == "fastsim" else "",
+        ]
+        for row in rows
+    ]
+    head = ["training", "losses of", "steps", "Spearman after", "time", "peak memory"]
+    return markdown([*head, "a step's loss differs by"], lines, 2)
+
+
+def _apart(ours, theirs):
+    """The largest difference of the losses of a step, relative."""
+    return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
+
+
 # ---- all of them ----
 
 
@@ -229,7 +272,7 @@ def _fresh(function, *arguments):
 @click.option("--rounds", default=2, show_default=True)
 @click.option("--limit", default=12288, show_default=True, help="MB that a loss may take")
 @click.option("--steps", default=0, help="of a training; 0: as many as TRAININGS says")
-@click.option("--out", default="drop_ins", show_default=True, help="name of the result files")
+@click.option("--out", default=NAME, show_default=True, help="name of the result files")
 def main(part, gist_rows, rows, width, rounds, limit, steps, out):
     """Measure, print, and write bench/results/<device>/<out>.jsonl, <out>_training.jsonl."""
     if part != "training":

@@ -155,28 +155,6 @@ def error(found):
     return figure
 
 
-def ceiling(found):
-    widths = sorted({wide for _, wide in found.rates})
-    figure, axes = _axes(len(widths))
-    for axis, width in zip(axes, widths, strict=True):
-        for loss, colour in zip(HEADLINES, (*OURS, *OTHERS), strict=False):
-            points = {
-                rows: found.share(CASES[loss], found.ours(loss, rows, width), rows, width)
-                for rows, wide in sorted(found.rates)
-                if wide == width and found.ours(loss, rows, width)
-            }
-            axis.plot(*zip(*points.items(), strict=True), "o-", ms=3, color=colour, label=loss)
-        axis.axhline(1, color="k", lw=1, ls=":")
-        axis.set_xscale("log", base=2)
-        axis.set_ylim(0, None)
-        axis.grid(alpha=0.25)
-        axis.legend(fontsize=7)
-        axis.set_xlabel("N")
-        axis.set_ylabel("share of the bare products' rate")
-        axis.set_title(f"fastsim, D = {width}", fontsize=10)
-    return figure
-
-
 def scaling(found):
     try:
         rates = model.rates_of(found.about, found.rows, link=LINK)
@@ -204,7 +182,6 @@ def scaling(found):
 FIGURES = {
     "time_and_memory": (time_and_memory, "Time and peak memory against N"),
     "losses": (losses, "Time against N of symmetric InfoNCE, SigLIP and the full triplet"),
-    "ceiling": (ceiling, "Share of the measured ceiling"),
     "error": (error, "Error of the gradient against temperature"),
     "scaling": (scaling, "The scaling model beside the measurements"),
 }

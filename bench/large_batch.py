@@ -24,10 +24,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastsim
 from bench.results import write
+from bench.tables import markdown, of_rows
 from fastsim.encoders.encoder import EMBEDDED
 from fastsim.grad_cache import GradCache, MicroBatches
 
+NAME = "large_batch"
 LENGTH = 16  # tokens, which most sentences of the data have at most
+ROUNDS = 3
 
 TRAIN = """
 import json, sys
@@ -62,6 +65,13 @@ class Count(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         self.operations += 1
         return function(*args, **(kwargs or {}))
+
+
+def operations(function):
+    """How many operations a call dispatches."""
+    with Count() as count:
+        function()
+    return count.operations
 
 
 def seconds(function):
@@ -99,7 +109,7 @@ def their_loss(loss, x, y, size):
 
 
 def step(batch_size, size, share, pairs):
-    """Rows of results: the stages of both."""
+    """Rows of results: the stages of both, which take turns; of each stage the best time."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 
@@ -108,28 +118,19 @@ def step(batch_size, size, share, pairs):
     folder = str(model_folder(EMBEDDED))
     texts = [[pairs[i % len(pairs)][side] for i in range(batch_size)] for side in (0, 1)]
     used = max(1, round(batch_size / size * share)) * size
-    common = {"batch": batch_size, "micro batch": size, "texts encoded": 2 * used}
     x, y = torch.randn(batch_size, 384), torch.randn(batch_size, 384)
-    found = []
 
     encoder = fastsim.Encoder.from_pretrained(folder, max_length=LENGTH).train()
     columns = [
         MicroBatches(encoder.tokenize(part) for part in MicroBatches.of(column[:used], size))
         for column in texts
     ]
-    encode, again = our_encoding(encoder, columns, size)
-    whole = min(seconds(lambda: our_loss(x, y)) for _ in range(3))
-    with Count() as count:
-        our_loss(x[:, :8], y[:, :8])
-    found.append(stages("fastsim", common, encode, whole, again, count.operations))
     model = SentenceTransformer(folder, device="cpu").train()
     model.max_seq_length = LENGTH
     loss = CachedMultipleNegativesRankingLoss(model, mini_batch_size=size)
     features = []
     for column in texts:
-        padded = (
-            model.preprocess(column) if hasattr(model, "preprocess") else model.tokenize(column)
-        )
+        padded = model.preprocess(column)
         features.append(
             {k: v[:used] if isinstance(v, torch.Tensor) else v for k, v in padded.items()}
         )
@@ -143,12 +144,28 @@ def step(batch_size, size, share, pairs):
                 if with_grad:
                     (vectors * torch.ones_like(vectors)).sum().backward()
 
-    encode, again = seconds(lambda: embed(False)), seconds(lambda: embed(True))
-    whole = seconds(lambda: their_loss(loss, x, y, size))
-    with Count() as count:
-        their_loss(loss, x[:, :8], y[:, :8], size)
-    found.append(stages("sentence-transformers", common, encode, whole, again, count.operations))
-    return found
+    def ours():
+        encode, again = our_encoding(encoder, columns, size)
+        return encode, seconds(lambda: our_loss(x, y)), again
+
+    def theirs():
+        encode = seconds(lambda: embed(False))
+        return encode, seconds(lambda: their_loss(loss, x, y, size)), seconds(lambda: embed(True))
+
+    times = {"fastsim": [], "sentence-transformers": []}
+    for _ in range(ROUNDS):
+        for name, measured in zip(times, (ours, theirs), strict=True):
+            times[name].append(measured())
+    narrow = x[:, :8], y[:, :8]
+    counts = [
+        operations(lambda: our_loss(*narrow)),
+        operations(lambda: their_loss(loss, *narrow, size)),
+    ]
+    common = {"batch": batch_size, "micro batch": size, "texts encoded": 2 * used}
+    return [
+        stages(name, common, *map(min, zip(*found, strict=True)), count)
+        for (name, found), count in zip(times.items(), counts, strict=True)
+    ]
 
 
 def stages(name, common, encode, loss, again, operations):
@@ -183,6 +200,28 @@ def training(negatives, size, steps, pairs):
     return row
 
 
+@of_rows(NAME)
+def table(rows):
+    """The stages of a step by either library, and the training run; for bench/README.md."""
+    steps = [row for row in rows if row["part"] == "step"]
+    lines = [
+        [
+            *(row["name"], f"{row['batch']:,}", f"{row['micro batch']}"),
+            *(f"{row[stage]:,.1f} s" for stage in ("encode s", "loss s", "encode again s")),
+            f"{row['loss operations']:,}",
+        ]
+        for row in steps
+    ]
+    head = ["by", "batch", "micro-batch", "encode", "loss", "encode again"]
+    trained = [
+        f"`fastsim train` with {row['batch']:,} pairs a batch, {row['micro batch']} a micro-batch:"
+        f" {row['seconds'] / row['steps']:,.0f} s a step, {row['peak GB']:.1f} GB at its peak."
+        for row in rows
+        if row["part"] == "training"
+    ]
+    return "\n\n".join([markdown([*head, "operations of the loss"], lines), *trained])
+
+
 @click.command()
 @click.option("--batch-size", default=16384, show_default=True)
 @click.option("--micro-batch-size", default=32, show_default=True)
@@ -190,7 +229,7 @@ def training(negatives, size, steps, pairs):
 @click.option("--negatives", default=4096, show_default=True, help="batch of the training")
 @click.option("--steps", default=2, show_default=True, help="of the training")
 @click.option("--data", type=Path, required=True, help="folder with sick/ and stsb/")
-@click.option("--out", default="large_batch", show_default=True, help="name of the result file")
+@click.option("--out", default=NAME, show_default=True, help="name of the result file")
 def main(batch_size, micro_batch_size, share, negatives, steps, data, out):
     """Measure, print, and write bench/results/<device>/<out>.jsonl."""
     pairs = sentence_pairs(data)

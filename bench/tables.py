@@ -15,6 +15,7 @@ PREDICTED = (100_000, 1_000_000)
 SLOWEST = 6  # places that are named
 GAINS = {"info_nce": "sentence-transformers", "siglip": "open_clip"}  # whose loss people train with
 GAIN_ROWS = 8192
+MEMORY_ROWS = 16_384
 
 
 def of_device(table):
@@ -94,20 +95,14 @@ def time(found):
     for loss, rows, width in sorted(places, key=lambda p: (p[2], p[1], HEADLINES.index(p[0]))):
         if width != WIDTH and rows != largest[width]:
             continue
-        ours = found.ours(loss, rows, width)
-        share = found.share(CASES[loss], ours, rows, width)
-        best = milliseconds(found.best(loss, ours, rows, width))
-        cells = [loss, f"{rows:,} x {width}", best, f"{share:.0%}" if share else ""]
+        best = milliseconds(found.best(loss, found.ours(loss, rows, width), rows, width))
+        cells = [loss, f"{rows:,} x {width}", best]
         lines.append(cells + [_beside(found, loss, name, rows, width) for name in baselines])
-    return markdown(["loss", "N x D", "fastsim", "of ceiling", *baselines], lines, 2)
+    return markdown(["loss", "N x D", "fastsim", *baselines], lines, 2)
 
 
 def gains(kind):
-    """What a user gains, for README.md: time and memory of one size on each device.
-
-    An older folder, whose name lacks the instructions in use, gives way to those of its processor
-    that have them.
-    """
+    """What a user gains, for README.md: time and memory of one size on each device."""
     lines = []
     for folder in folders(kind):
         found = Found(*read_losses(folder))
@@ -116,8 +111,6 @@ def gains(kind):
             cells = [_cost(found, loss, name) for name in (ours, "eager torch", library)]
             if ours and all(cells):
                 lines.append([folder, loss, *cells[:2], f"{library} {cells[2]}"])
-    named = {folder.rsplit("-", 1)[0] for folder, *_ in lines}
-    lines = [line for line in lines if line[0] not in named]
     head = ["measured on", f"{GAIN_ROWS:,} x {WIDTH}", "fastsim", "eager torch", "others"]
     return markdown(head, lines, 2) if lines else NOTHING
 
@@ -144,18 +137,35 @@ def cosent(found):
 
 
 def memory(found):
-    """The rise of the peak of every tile loss at the two largest sizes that all have."""
-    tile = [name for name, case in CASES.items() if case.products[1]]
-    places = [p for p in (*found.memory, *_out_of_memory(found)) if p[0] in tile]
+    """The rise of the peak of the headline losses at the three largest sizes."""
+    places = [p for p in (*found.memory, *_out_of_memory(found)) if p[0] in HEADLINES]
     names = dict.fromkeys(name for _, name, _, _ in places)
     sizes = sorted({rows for _, _, rows, _ in places})[-3:]
     lines = []
-    for loss in (name for name in tile if any(p[0] == name for p in places)):
+    for loss in HEADLINES:
         for name in names:
             cells = [_rise(found, (loss, name, rows, WIDTH)) for rows in sizes]
             if any(cells):
                 lines.append([loss, name, *cells])
     return markdown(["loss", "by", *(f"N = {rows:,}" for rows in sizes)], lines, 2)
+
+
+def memories(kind):
+    """The rise of fastsim's peak of every loss over pairs at one size, a column for each device."""
+    runs = {folder: Found(*read_losses(folder)).memory for folder in folders(kind)}
+    rises = {
+        (loss, folder): rise
+        for folder, memory in runs.items()
+        for (loss, name, rows, width), rise in memory.items()
+        if name.startswith("fastsim ") and (rows, width) == (MEMORY_ROWS, WIDTH)
+    }
+    devices = [folder for folder in runs if any(of == folder for _, of in rises)]
+    lines = [
+        [loss, *(_megabytes(rises.get((loss, folder))) for folder in devices)]
+        for loss, case in CASES.items()
+        if case.products[1] and any(of == loss for of, _ in rises)
+    ]
+    return markdown([f"N = {MEMORY_ROWS:,}", *devices], lines) if lines else NOTHING
 
 
 def _out_of_memory(found):
@@ -168,9 +178,13 @@ def _fails(measure, why):
 
 def _rise(found, place):
     if place in found.memory:
-        return f"{max(found.memory[place], 0):,.0f} MB"
+        return _megabytes(found.memory[place])
     why = found.reason("memory", *place)
     return "out of memory" if _fails("memory", why) else ""
+
+
+def _megabytes(rise):
+    return "" if rise is None else f"{max(rise, 0):,.0f} MB"
 
 
 def spread(found):
@@ -207,19 +221,6 @@ def slower(found):
             where = f"{first}: {named}" if lowest else ""
             lines.append(f"* {title}: {len(lowest)} of {len(ratios)} ratios{where}.")
     return "\n".join(lines) or NOTHING
-
-
-def repeated(folder):
-    """Whether a later run of the same code agrees, in a sentence."""
-    run = read("repeated", folder)
-    if run is None:
-        return NOTHING
-    (row,) = run[1]
-    return (
-        f"Of {row['ratios']} ratios to fastsim's time a later run puts {row['beyond their spread']}"
-        " beyond the spread of the repeats; it differs by"
-        f" {row['median difference']:.1%} in the median."
-    )
 
 
 def scaling(found):

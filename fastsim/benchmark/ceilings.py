@@ -48,7 +48,7 @@ def product_rows(rows, width, *, device="cpu", dtype=torch.float32, seconds=1.0)
     function = bare_products(rows, width, device=device, dtype=dtype)
     found = summary(in_turns({"": function}, seconds=seconds)[""])
     rate = 6 * rows * rows * width / (1e6 * min(found["repeats ms"]))
-    return {"name": "products", "rows": rows, "width": width, **found, "GFLOP/s": round(rate, 2)}
+    return {"name": "products", "rows": rows, "width": width, **found, "GFLOP/s": float(f"{rate:.5g}")}
 
 
 def machine_rows(*, device="cpu", seconds=1.0):

@@ -1,6 +1,5 @@
 """The scaling model, the parity report, the tables and figures: from rows and nothing else."""
 
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 
 pytest.importorskip("matplotlib", reason="the figures need matplotlib")
 
-from bench import figures, matryoshka, parity, repeated, report
+from bench import drop_ins, figures, large_batch, matryoshka, parity, report
 from bench import results as kept
 from bench import tables as markdown
 from fastsim.backends.cpu import sizes
@@ -177,7 +176,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "here"
 
 
-def test_figures_and_tables(folder, monkeypatch):
+def test_figures_and_tables(folder):
     from PIL import Image
 
     drawn = figures.draw("here", kept.read_losses("here"))
@@ -196,11 +195,6 @@ def test_figures_and_tables(folder, monkeypatch):
     assert "| info_nce | eager torch | out of memory |" in text
     assert "| info_nce | fastsim cpu | 17 MB |" in text
     assert "apart in the median" in text
-    later = shutil.copy(folder / "losses.jsonl", folder / "later.jsonl")
-    monkeypatch.setattr(repeated, "FOLDER", folder.parent)
-    repeated.main.callback(folder.name, later)
-    same = "a later run puts 0 beyond the spread of the repeats; it differs by 0.0% in the median."
-    assert report.TABLES["repeated"]("here").endswith(same)
     assert report.TABLES["times"]("cpu").startswith("here:\n\n| loss |")
 
 
@@ -245,4 +239,43 @@ def test_what_was_not_measured_says_so(folder):
     assert report.TABLES["times"]("cuda") == markdown.NOTHING
     assert report.TABLES["time"]("elsewhere") == markdown.NOTHING
     assert report.TABLES["parity"]("here") == markdown.NOTHING
-    assert report.TABLES["repeated"]("here") == markdown.NOTHING
+    assert report.TABLES["memories"]("cuda") == markdown.NOTHING
+    assert report.TABLES["drop_ins"]("here") == markdown.NOTHING
+
+
+def test_memory_of_all_devices_side_by_side(folder, monkeypatch):
+    monkeypatch.setattr(markdown, "MEMORY_ROWS", 16)
+    environment, rows = kept.read("losses_memory", "here")
+    results.write(
+        folder.parent / "there" / "losses.jsonl", environment, [rows[0] | {"rise MB": 20.0}]
+    )
+    table = report.TABLES["memories"]("cpu")
+    assert table.splitlines()[0] == "| N = 16 | here | there |"
+    assert table.splitlines()[2:] == ["| info_nce | 17 MB | 20 MB |"]
+
+
+def test_tables_of_drop_ins(folder):
+    place = {"name": "GIST", "rows": 2048, "width": 384}
+    ours = place | {"by": "fastsim", "best s": 0.25, "rise MB": 48.6}
+    theirs = place | {"by": "sentence-transformers", "best s": None, "stopped at MB": 12288}
+    kept.write(drop_ins.NAME, [ours, theirs], {"device": "here", "settings": {}})
+    last = drop_ins.table("here").splitlines()[-1]
+    assert last == "| GIST | 2,048 x 384 | 250 ms, 49 MB | more than 12,288 MB |"
+    run = {"name": "CoSENT", "losses": [1.0, 2.0], "spearman": 81.234, "seconds": 9.6}
+    run |= {"peak MB": 1500.2, "by": "fastsim"}
+    other = run | {"by": "sentence-transformers", "losses": [1.0, 2.5]}
+    kept.write(f"{drop_ins.NAME}_training", [run, other], {"device": "here", "settings": {}})
+    *_, first, second = drop_ins.training_table("here").splitlines()
+    assert first == "| CoSENT | fastsim | 2 | 81.23 | 10 s | 1,500 MB | 2e-01 |"
+    assert second == "| CoSENT | sentence-transformers | 2 | 81.23 | 10 s | 1,500 MB |  |"
+
+
+def test_a_table_of_a_large_batch(folder):
+    step = {"part": "step", "name": "fastsim", "batch": 16384, "micro batch": 32}
+    step |= {"encode s": 100.0, "loss s": 3.21, "encode again s": 300.0, "loss operations": 14}
+    trained = {"part": "training", "batch": 4096, "micro batch": 32, "steps": 2}
+    trained |= {"seconds": 240.4, "peak GB": 1.02}
+    kept.write(large_batch.NAME, [trained, step], {"device": "here", "settings": {}})
+    lines = large_batch.table("here").splitlines()
+    assert lines[2] == "| fastsim | 16,384 | 32 | 100.0 s | 3.2 s | 300.0 s | 14 |"
+    assert lines[-1].endswith("32 a micro-batch: 120 s a step, 1.0 GB at its peak.")
