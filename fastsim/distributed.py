@@ -56,7 +56,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 # Options that may want a gradient, in the order in which every rank averages them.
-LEARNT = ("temperature", "scale", "bias")
+LEARNT = ("temperature", "scale", "bias", "margin")
 
 
 @dataclass

@@ -203,9 +203,21 @@ class GradCache:
         with torch.enable_grad():
             value = self.loss(*leaves)
             scaled = value if scale is None else scale(value)
+        for name, number in (("loss", value), ("scale", scaled)):
+            _check_number(name, number)
         found = torch.autograd.grad(scaled, [*leaves, *own], materialize_grads=True)
         count = len(leaves)
         return value.detach(), list(found[:count]), (own, list(found[count:]))
+
+
+def _check_number(name, value):
+    """Refuse what no gradient can begin at."""
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name}: wanted one number of a tensor, got {type(value).__name__}")
+    if value.numel() != 1:
+        raise ValueError(f"{name}: wanted one number, got shape {tuple(value.shape)}")
+    if not value.requires_grad:
+        raise ValueError(f"{name}: wanted a number with a gradient, got one without")
 
 
 def _most(parts, group, device):

@@ -50,7 +50,9 @@ def mine_hard_negatives(
             0.05 is NV-Retriever's 95 %.
         score_range: a negative's cosine lies in it, ends included.
         query_ids, corpus_ids: (N,) and (M,) integers; a corpus row with the id of a query, or the
-            id of its positive, is no negative of it. Equal texts have equal ids.
+            id of its positive, is no negative of it. Equal texts have equal ids. Of a query to
+            which more than 1,000 rows are none for their ids, no nearer ones than that are looked
+            at.
         sample: draw from the ranks at random, by `seed`, instead of the hardest.
         seed: an int.
         backend: its name; None chooses.
@@ -72,7 +74,7 @@ def mine_hard_negatives(
     """
     check_sides("corpus", corpus, "queries", queries)
     rows, columns = queries.shape[0], corpus.shape[0]
-    first, last = _check(count, ranks, margin, relative_margin, score_range)
+    first, last = _check(count, ranks, margin, relative_margin, score_range, seed)
     if positives is None:
         if columns < rows:
             raise ValueError(f"corpus: wanted at least {rows} rows, or positives, got {columns}")
@@ -168,12 +170,14 @@ def _choose(allowed, values, near, count, sample, generator):
     return pad(rows, missing, value=-1), pad(scores, missing, value=-torch.inf)
 
 
-def _check(count, ranks, margin, relative_margin, score_range):
+def _check(count, ranks, margin, relative_margin, score_range, seed):
     try:
         count = operator.index(count)
         first, last = (operator.index(rank) for rank in ranks)
     except (TypeError, ValueError):
         raise TypeError(f"count, ranks: wanted ints, (first, last), got {count}, {ranks}") from None
+    if not isinstance(seed, int):
+        raise TypeError(f"seed: wanted an int, got {type(seed).__name__}")
     if count < 1:
         raise ValueError(f"count: wanted at least 1, got {count}")
     if not 1 <= first <= last or last - first + 1 < count:
@@ -183,6 +187,10 @@ def _check(count, ranks, margin, relative_margin, score_range):
     for name, value in (("margin", margin), ("relative_margin", relative_margin)):
         if value is not None:
             check_number(name, value, tensor=False)
-    if not score_range[0] <= score_range[1]:
+    try:
+        low, high = map(float, score_range)
+    except (TypeError, ValueError):
+        raise TypeError(f"score_range: wanted (low, high), got {score_range!r}") from None
+    if not low <= high:
         raise ValueError(f"score_range: wanted (low, high) with low <= high, got {score_range}")
     return first, last

@@ -193,6 +193,12 @@ CASES = (
     ),
     _case("debiased_contrastive", fastsim.debiased_contrastive, kind="debiased"),
     _case(
+        "debiased_contrastive-priors",
+        fastsim.debiased_contrastive,
+        tau_plus=draw.priors,
+        kind="debiased",
+    ),
+    _case(
         "debiased_contrastive-hard",
         fastsim.debiased_contrastive,
         positives=draw.columns,

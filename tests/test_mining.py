@@ -174,6 +174,9 @@ def test_mining_checks_at_the_door():
             fastsim.mine_hard_negatives(x, x, **{name: value})
     with pytest.raises(TypeError, match=r"^relative_margin: wanted"):
         fastsim.mine_hard_negatives(x, x, relative_margin=torch.tensor(0.1))
+    for name, value in (("score_range", 0.5), ("score_range", (0, 1, 2)), ("seed", "a")):
+        with pytest.raises(TypeError, match=f"^{name}: wanted"):
+            fastsim.mine_hard_negatives(x, x, **{name: value})
     ids = torch.arange(5)
     for few in ({"query_ids": ids[:4]}, {"corpus_ids": ids[:4]}):
         with pytest.raises(ValueError, match=rf"^{next(iter(few))}: wanted .*5.* got .*4"):

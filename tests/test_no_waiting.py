@@ -117,8 +117,21 @@ def test_levels_that_are_given(backend, usable, monkeypatch):
     wanted = fastsim.cosent_matrix(x, y, targets, **options)
     got = fastsim.cosent_matrix(x, y, targets, levels=given, **options)
     torch.testing.assert_close(got, wanted)
+    strided = torch.stack([given, given], 1)[:, 0]
+    assert torch.equal(fastsim.cosent_matrix(x, y, targets, levels=strided, **options), got)
     targets[0, 0] = 0.5
     assert fastsim.cosent_matrix(x, y, targets, levels=given, **options).isnan()
+
+
+@pytest.mark.parametrize("levels", [[0.0, 0.0, 1.0], [1.0, 0.0], [0.0, 1.0, torch.nan]])
+def test_levels_that_do_not_ascend(levels, monkeypatch):
+    """Where they are not read they make the loss NaN, whatever the targets."""
+    levels, x, targets = torch.tensor(levels), torch.randn(4, 6), torch.eye(4)
+    module = sys.modules[fastsim.cosent_matrix.__module__]
+    with pytest.raises(ValueError, match="levels: wanted distinct values in ascending order"):
+        fastsim.cosent_matrix(x, x.clone(), targets, levels=levels)
+    monkeypatch.setattr(module, "can_be_read", lambda tensor: False)
+    assert fastsim.cosent_matrix(x, x.clone(), targets, levels=levels).isnan()
 
 
 @pytest.mark.parametrize("loss", [losses.batch_semi_hard_triplet, losses.batch_all_triplet])

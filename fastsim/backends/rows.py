@@ -140,7 +140,10 @@ def add_rows(out, rows, values):
 
 
 def take_rows(values, rows):
-    """values[rows], whose gradient adds duplicates as `add_rows` does."""
+    """values[rows], whose gradient adds duplicates as `add_rows` does, those of 16 bits in 32."""
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    if values.requires_grad and dtype != values.dtype:
+        return take_rows(values.to(dtype), rows).to(values.dtype)
     # On a CPU that of the brackets is added up by all threads at once, in any order.
     return values[rows] if values.is_cuda else values.index_select(0, rows)
 

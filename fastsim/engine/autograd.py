@@ -132,7 +132,8 @@ def _loss(tile, x, y, scale, bias, weights, batch, formula, backend):
         y = batch.gather_columns(y)
         if not len(x) and tile.rows_alone and weights is not None:
             # This rank has no row: it adds nothing, and its columns get their share all the same.
-            return 0.0 * (x.sum() + y.sum() + scale + bias).to(compute_dtype(x))
+            dtype = compute_dtype(x)
+            return 0.0 * (x.sum(dtype=dtype) + y.sum(dtype=dtype) + scale + bias).to(dtype)
         y = None if y is x else y
     sides = (x, y, scale, bias)
     wants = wants_of(*sides)

@@ -8,11 +8,11 @@ time. Each row's result is that of all rows at once.
 import torch
 
 from fastsim.backends.bands import bands
-from fastsim.backends.rows import take_rows
+from fastsim.backends.rows import add_rows, take_rows
 from fastsim.operators import differentiable_again, traced, transforming
 from fastsim.precision import widened
 
-BAND = 1 << 16  # numbers of x, on a CPU: with all that is made of them they stay in a cache
+BAND = 1 << 16  # numbers of a side, on a CPU: with all that is made of them they stay in a cache
 
 
 def by_bands(function, x, y=None, shared=None, *, index=None, summed=False):
@@ -29,6 +29,12 @@ def by_bands(function, x, y=None, shared=None, *, index=None, summed=False):
 
 def _taken(y, index):
     return y if index is None else take_rows(y, index)
+
+
+def _bands(x, y, index):
+    """The bands of rows, by the larger of two sides that are cut alike."""
+    larger = y is not None and index is None and y.numel() > x.numel()
+    return bands(y if larger else x, BAND)
 
 
 def _band(x, y, index, rows):
@@ -48,7 +54,7 @@ class _ByBands(torch.autograd.Function):
         ctx.save_for_backward(x, y, shared, index)
         ctx.function, ctx.summed = function, summed
         whole = None
-        for rows in bands(x, BAND):
+        for rows in _bands(x, y, index):
             result = function(*_band(x, y, index, rows), shared)
             if summed:
                 whole = result if whole is None else whole.add_(result)
@@ -68,7 +74,7 @@ class _ByBands(torch.autograd.Function):
             _memory(y, index) if wants[1] else None,
             torch.zeros_like(widened(shared)) if wants[2] else None,
         ]
-        for rows in bands(x, BAND):
+        for rows in _bands(x, y, index):
             given = *_band(x, y, index, rows), shared
             above = grad if ctx.summed else grad[rows]
             found = iter(_gradients(ctx.function, given, wants, above))
@@ -77,16 +83,21 @@ class _ByBands(torch.autograd.Function):
             if wants[1] and index is None:
                 grads[1][rows] = next(found)
             elif wants[1]:
-                grads[1].index_add_(0, index[rows], next(found))
+                add_rows(grads[1], index[rows], next(found).to(grads[1].dtype))
             if wants[2]:
                 grads[2] += next(found)
+        if wants[1]:
+            grads[1] = grads[1].to(y.dtype)
         if wants[2]:
             grads[2] = grads[2].to(shared.dtype)
         return *grads, None, None, None
 
 
 def _memory(y, index):
-    return torch.empty_like(y) if index is None else torch.zeros_like(y)
+    """Of the gradient of y: many rows of x may add to one of y, which 16 bits would not hold."""
+    if index is None:
+        return torch.empty_like(y)
+    return torch.zeros_like(y, dtype=torch.promote_types(y.dtype, torch.float32))
 
 
 def _gradients(function, given, wants, above):

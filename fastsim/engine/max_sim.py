@@ -24,7 +24,10 @@ def max_sim_scores(x, y, cosine, own, backend):
     """
     if backend.name == "eager":
         return formula(x, y, cosine, own)
-    sides = x.rows, y.rows, x.mask, y.mask, x.offsets, y.offsets
+    rows = x.rows, y.rows
+    if not torch.is_grad_enabled():  # nothing is kept for a gradient then
+        rows = x.rows.detach(), y.rows.detach()
+    sides = *rows, x.mask, y.mask, x.offsets, y.offsets
     return _MaxSim.apply(*sides, x.count, y.count, cosine, own, backend.name)
 
 

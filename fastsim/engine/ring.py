@@ -131,19 +131,22 @@ class _RingTile(torch.autograd.Function):
         wants = ctx.needs_input_grad
         grads = [None] * len(wants)
         with without_autocast(x.device.type):
-            unit_grads = _score_grads(tile, x, y, coefficients, wants[1], batch, backend)
+            # The scale's gradient is sum_i unit_x . dunit_x / scale.
+            of_sides = wants[0] or wants[2], wants[1]
+            unit_grads = _score_grads(tile, x, y, coefficients, of_sides, batch, backend)
             found = [
-                rows_backward(
+                None
+                if along is None
+                else rows_backward(
                     along,
                     values,
                     backend.operand_rows(values, tile.cosine)[1],
                     1 / loss_scale,
                     values.dtype,
                 )
-                for along, values in zip(unit_grads, (x, y), strict=False)
+                for along, values in zip(unit_grads, (x, y), strict=True)
             ]
-        for side, (grad_side, _) in enumerate(found):
-            grads[side] = grad_side
+        grads[:2] = (None if of_side is None else of_side[0] for of_side in found)
         if wants[2]:
             grads[2] = found[0][1].sum() / (loss_scale * scale)
             grads[2] = grads[2] + own.record.scale_gradient(own, state, losses)
@@ -204,11 +207,12 @@ def _terms(tile, unit_x, y, state, batch, backend):
     return [*sums, *terms]
 
 
-def _score_grads(tile, x, y, coefficients, want_y, batch, backend):
-    """dL/dunit_x of the rank's rows, and with want_y dL/dunit_y of its columns."""
+def _score_grads(tile, x, y, coefficients, wants, batch, backend):
+    """[dL/dunit_x of the rank's rows, dL/dunit_y of its columns], None where not wanted."""
+    want_x, want_y = wants
     unit_x, inverse = backend.operand_rows(x, tile.cosine)
     tile = _guided(tile, unit_x, y, batch, backend)
-    grad_x = torch.zeros_like(unit_x, dtype=inverse.dtype)
+    grad_x = torch.zeros_like(unit_x, dtype=inverse.dtype) if want_x else None
     home = Home([y.new_zeros(y.shape, dtype=inverse.dtype)] if want_y else [])
     of_columns = tile.column_coefficients(coefficients)
     for columns, (visiting, *visiting_columns) in travel(batch, [y, *of_columns], home):
@@ -216,17 +220,18 @@ def _score_grads(tile, x, y, coefficients, want_y, batch, backend):
         unit_y = backend.operand_rows(visiting, tile.cosine)[0]
         coefficients = tile.with_column_coefficients(coefficients, visiting_columns)
         # The share of this rank, while those of the ranks before are on their way.
-        share = grad_x.new_zeros(unit_y.shape) if want_y else None
+        share = inverse.new_zeros(unit_y.shape) if want_y else None
         workspace = backend.workspace(unit_x, unit_y)
         for block in blocks_of(unit_x, unit_y, backend):
             panel = backend.score_grad(part, unit_x, unit_y, block, coefficients, workspace)
             of_rows, within = block
-            backend.multiply(panel, unit_y[within], grad_x[of_rows], accumulate=True)
+            if want_x:
+                backend.multiply(panel, unit_y[within], grad_x[of_rows], accumulate=True)
             if want_y:
                 backend.multiply(panel.t(), unit_x[of_rows], share[within], accumulate=True)
         if want_y:
             home.tensors = [home.arrive()[0].add_(share)]
-    return grad_x, *home.tensors
+    return [grad_x, home.tensors[0] if want_y else None]
 
 
 # ---- selection, and the few scores that are then needed ----

@@ -29,6 +29,7 @@ def triplet_sum(x, groups, anchors, margin, distance, triplets, largest, formula
     backend: its name.
     """
     options = margin, distance, triplets, largest, formula, backend
+    x = x if torch.is_grad_enabled() else x.detach()  # no gradient is made then
     return _TripletSum.apply(x, groups, anchors, *options)
 
 

@@ -61,7 +61,7 @@ def cosent(
     chosen = pick(backend, scores, labels, scale)
     check_labels("labels", labels, scores.shape[0], scores.device)
     check_number("scale", scale, positive=True)
-    batch = join(group, "cosent", scores, labels, scale=scale, backend=chosen.name)
+    batch = join(group, "cosent", scores, labels, labels=labels, scale=scale, backend=chosen.name)
     return cosent_of(*batch.gather_both(scores, labels), scale, chosen)
 
 

@@ -21,6 +21,7 @@ from fastsim.backends.bands import numbers_of_a_band
 from fastsim.backends.extras import extras_of
 from fastsim.checks import (
     FLOATING,
+    can_be_read,
     check_alike,
     check_device,
     check_embeddings,
@@ -34,7 +35,6 @@ from fastsim.engine.autograd import tile_loss
 from fastsim.losses.cosent import cosent
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
-    check_own_targets,
     dense_targets,
     gather_targets,
     global_targets,
@@ -75,7 +75,7 @@ def cosent_matrix(
         similarity: what a score is: "cosine", or "dot" for the product of the rows as they are.
         levels: (K,) the distinct values of a target matrix in ascending order, as floating-point
             numbers; None: they are looked for, for which a GPU is waited for. A target that is none
-            of them makes the loss NaN.
+            of them makes the loss NaN, and so do levels on a GPU that do not ascend.
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
         backend: its name; None chooses.
@@ -103,7 +103,18 @@ def cosent_matrix(
     check_number("scale", scale, positive=True)
     check_similarity(similarity)
     skip = "lower" if y is None else "nothing"
-    check_own_targets(targets, x, x if y is None else y, group)
+    columns = len(x if y is None else y)
+    if group is not None and isinstance(targets, Tensor) and targets.dim() == 2:
+        columns = targets.shape[1]  # those of all ranks: `join` checks how many these are
+    pairs = parse_targets(targets, x.shape[0], columns, x.device, skip=skip)
+    named = unknown = None
+    if levels is not None:
+        levels = _checked_levels(levels, x)
+        named = len(levels)
+    if levels is None or pairs.dense is None:
+        levels = _levels(pairs, compute_dtype(x), x.device)
+    else:
+        unknown = _unknown(pairs.dense, levels)
     batch = join(
         group,
         "cosent_matrix",
@@ -112,20 +123,14 @@ def cosent_matrix(
         scale=scale,
         targets=targets,
         each_pair_once=y is None,
+        levels=named,
         similarity=similarity,
         backend=chosen.name,
     )
-    targets = global_targets(targets, batch, x.device)
-    pairs = parse_targets(targets, x.shape[0], batch.columns, x.device, skip=skip)
-    dtype, unknown = compute_dtype(x), None
-    if levels is not None and pairs.dense is not None:
-        check_tensor("levels", levels, ndim=1, dtypes=FLOATING, what="floating-point values (K,)")
-        check_device("levels", levels, "x", x)
-        levels = levels.to(dtype)
-        unknown = _unknown(pairs.dense, levels)
-    else:
-        levels = _levels(pairs, dtype, x.device)
-        if pairs.dense is not None:
+    if group is not None:
+        targets = global_targets(targets, batch, x.device)
+        pairs = parse_targets(targets, x.shape[0], batch.columns, x.device, skip=skip)
+        if unknown is None and pairs.dense is not None:
             levels = batch.gather_values(levels).unique()
     if chosen.name != "eager" and levels.numel() <= chosen.most_levels:
         pairs = replace(pairs, offset=batch.first_column)
@@ -202,9 +207,25 @@ def _bands(dense):
     return dense.split(max(1, numbers_of_a_band(dense.device, BAND) // dense.shape[1]))
 
 
+def _checked_levels(levels, x):
+    """The levels in the compute type; ValueError where they are read and do not ascend."""
+    check_tensor("levels", levels, ndim=1, dtypes=FLOATING, what="floating-point values (K,)")
+    check_device("levels", levels, "x", x)
+    levels = levels.to(compute_dtype(x)).contiguous()
+    if can_be_read(levels) and not (levels.diff() > 0).all():
+        raise ValueError(
+            "levels: wanted distinct values in ascending order, got"
+            f" {', '.join(f'{value:g}' for value in levels[:8].tolist())}"
+            + (", ..." if len(levels) > 8 else "")
+        )
+    return levels
+
+
 def _unknown(dense, levels):
-    """() int64: how many targets are none of the levels; nothing is waited for."""
-    count = 0
+    """() int64: how many targets are none of the levels, and how many levels are not above the one
+    before; nothing is waited for.
+    """
+    count = (~(levels.diff() > 0)).sum()
     for band in _bands(dense):
         targets = band.to(levels.dtype)
         place = torch.searchsorted(levels, targets.contiguous()).clamp(max=len(levels) - 1)

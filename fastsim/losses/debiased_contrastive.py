@@ -122,7 +122,7 @@ def debiased_contrastive(
         return batch.reduce(_losses(scores, pairs, temperature, tau_plus, beta), reduction)
     columns = torch.arange(batch.columns, device=anchors.device)
     counts = negative_counts(pairs, batch.columns, chosen).to(compute_dtype(anchors))
-    prior = torch.stack([torch.zeros_like(counts) + tau_plus, counts], 1)
+    prior = torch.stack([torch.zeros_like(counts) + tau_plus, counts], 1).to(counts.dtype)
 
     def formula(scores, scale, _):
         return _losses(scores, pairs, 1 / scale, tau_plus, beta)

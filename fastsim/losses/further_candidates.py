@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from fastsim.backends.rows import take_rows
-from fastsim.checks import FLOATING, check_alike, check_choice, check_embeddings, check_tensor
+from fastsim.checks import (
+    FLOATING,
+    check_alike,
+    check_choice,
+    check_device,
+    check_embeddings,
+    check_tensor,
+)
 from fastsim.engine.autograd import tile_loss
 from fastsim.engine.bands import by_bands
 from fastsim.engine.log_sum_exp import as_guide, guide_cosines, safe_log_sum_exp
@@ -244,6 +251,7 @@ def check_guide(guide, anchors, candidates):
         check_embeddings(f"guide[{place}]", side, empty=not len(other))
         if len(side) != len(other):
             raise ValueError(f"guide[{place}]: wanted {len(other)} rows, got {len(side)}")
+    check_device("guide[0]", guide[0], "anchors", anchors)
     check_alike("guide[1]", guide[1], "guide[0]", guide[0])
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fastsim.annotations import Group
 from fastsim.backends import pick
+from fastsim.backends.rows import take_rows
 from fastsim.checks import check_choice
 from fastsim.distributed import batchwise, join
 from fastsim.engine.chosen_rows import partner_distances, partner_products
@@ -145,7 +146,7 @@ def _ring_hardest(x, y, dtype, measure, pairs, batch, backend):
         for index in indices:
             within = index - columns.start
             here = (within >= 0) & (within < len(y))
-            distances = measure.distances(x, y[within.clamp(0, len(y) - 1)])
+            distances = measure.distances(x, take_rows(y, within.clamp(0, len(y) - 1)))
             parts.append(torch.where(here, distances, 0.0))
         return parts
 

@@ -21,13 +21,15 @@ from torch.nn.functional import pad
 from fastsim.annotations import Exclude, Group, Reduction, Scalar, Similarity
 from fastsim.backends import pick
 from fastsim.checks import (
+    FLOATING,
+    INTEGRAL,
     check_alike,
     check_choice,
     check_device,
     check_number,
     check_reduction,
-    check_scores,
     check_similarity,
+    check_tensor,
 )
 from fastsim.distributed import batchwise, join, learnt_number
 from fastsim.losses.info_nce import info_nce_from_scores
@@ -244,7 +246,8 @@ def late_interaction_distillation(
     check_number("temperature", temperature, positive=True)
     if teacher_temperature is not None:
         check_number("teacher_temperature", teacher_temperature, positive=True, tensor=False)
-    check_scores("teacher_scores", teacher_scores)
+    dtypes, what = (*FLOATING, *INTEGRAL), "real numbers"
+    check_tensor("teacher_scores", teacher_scores, ndim=2, dtypes=dtypes, what=what)
     check_device("teacher_scores", teacher_scores, "queries", queries)
     wanted = queries.shape[0], documents.shape[1 if own else 0]
     if teacher_scores.shape != wanted or wanted[1] < 2:

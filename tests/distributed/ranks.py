@@ -383,6 +383,12 @@ def refusals(group):
         "ring of triplets": lambda: fastsim.losses.batch_semi_hard_triplet(
             y, ids(), group=Ring(group)
         ),
+        "labels": lambda: fastsim.cosent(
+            x[:, 0], ids().to([torch.int64, torch.float32][rank % 2]), group=group
+        ),
+        "levels": lambda: fastsim.cosent_matrix(
+            y, y, (ids(), ids()), levels=torch.tensor([-1.0, 1.0]) if rank else None, group=group
+        ),
         "gradient": lambda: fastsim.info_nce(y.requires_grad_(rank == 0), y, group=group),
         "gradient of columns": lambda: fastsim.info_nce(
             x[:, :6], x[:, :6].clone().requires_grad_(rank == 0), group=group

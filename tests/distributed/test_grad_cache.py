@@ -224,6 +224,7 @@ def test_memory_grows_with_the_micro_batch_and_not_the_batch():
     assert wide > 2 * small
 
 
+ROWS = torch.ones(4, WIDTH, dtype=torch.float64)
 UNEVEN = {"a": torch.ones(4, WIDTH), "b": torch.ones(5, WIDTH)}
 
 
@@ -279,6 +280,30 @@ UNEVEN = {"a": torch.ones(4, WIDTH), "b": torch.ones(5, WIDTH)}
             lambda e, f: GradCache(torch.clone, f, micro_batch_size=2).backward(ids(4)),
             TypeError,
             "encode: wanted floating-point embeddings, got torch.int64",
+        ),
+        (
+            lambda e, f: GradCache(e, lambda x: x.sum(1), micro_batch_size=2).backward(ROWS),
+            ValueError,
+            r"loss: wanted one number, got shape \(4,\)",
+        ),
+        (
+            lambda e, f: GradCache(e, lambda x: 1.0, micro_batch_size=2).backward(ROWS),
+            TypeError,
+            "loss: wanted one number of a tensor, got float",
+        ),
+        (
+            lambda e, f: GradCache(e, lambda x: x.detach().sum(), micro_batch_size=2).backward(
+                ROWS
+            ),
+            ValueError,
+            "loss: wanted a number with a gradient, got one without",
+        ),
+        (
+            lambda e, f: GradCache(e, torch.sum, micro_batch_size=2).backward(
+                ROWS, scale=lambda loss: loss.repeat(2)
+            ),
+            ValueError,
+            r"scale: wanted one number, got shape \(2,\)",
         ),
     ],
 )

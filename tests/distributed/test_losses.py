@@ -96,6 +96,8 @@ def test_every_loss_with_a_group_is_there():
         ("references", "references: .* got None on rank 0 and a tensor .* on rank 1"),
         ("own first", "own_first: .* got True on rank 0 and False on rank 1"),
         ("largest_group", "largest_group: .* got 5 on rank 0 and 6 on rank 1"),
+        ("labels", "labels: .* torch.int64 on rank 0 and a tensor of torch.float32 on rank 1"),
+        ("levels", "levels: .* got None on rank 0 and 2 on rank 1"),
         ("ring of texts", "group: wanted a process group, .* got a Ring"),
         ("ring of triplets", "group: wanted a process group, .* got a Ring"),
     ],

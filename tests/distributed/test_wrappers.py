@@ -28,6 +28,7 @@ def test_gradients_are_reduced_once_a_step(wrapper, found):
 
 def test_a_rank_without_rows_takes_part(found):
     assert all(rank["no rows"] <= ALLOWED for rank in found)
+    assert [rank["half without rows"] == 0 for rank in found] == [n == 1 for n in range(len(found))]
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,8 @@ def test_a_rank_without_rows_takes_part(found):
         ("matrix", "targets: wanted"),
         ("embeddings", "embeddings: wanted"),
         ("labels", "labels: wanted"),
+        ("order", "targets: wanted targets that can be ordered"),
+        ("levels", "levels: wanted distinct values in ascending order, got 0, 0"),
         ("encoder", "no such token"),
         ("columns", "columns\\[1\\]: wanted a tensor"),
         ("loss", "positives: wanted"),

@@ -3,6 +3,7 @@
 import copy
 import importlib
 import io
+import itertools
 import time
 
 import torch
@@ -194,6 +195,12 @@ def verified(call):
         backends._verified = kept
 
 
+def half_without_rows(group):
+    """The loss of float16 columns whose sum is no float16, on a rank without rows too."""
+    x = torch.randn(0 if dist.get_rank(group) == 1 else 2, 64).half()
+    return fastsim.info_nce(x, torch.full((40, 64), 100.0).half(), group=group).item()
+
+
 def refusals(group, seed):
     """What each rank says of a call that rank 1 alone refuses, and after how many seconds."""
     rank = dist.get_rank(group)
@@ -213,6 +220,19 @@ def refusals(group, seed):
         ),
         "embeddings": lambda: fastsim.sup_con(x[0] if rank == 1 else x, ids, group=group),
         "labels": lambda: fastsim.cosent(x[:, 0], ids[rank == 1 :], group=group),
+        "order": lambda: fastsim.cosent_matrix(
+            x,
+            x,
+            torch.ones(4, 4 * dist.get_world_size(group)) * [1.0, torch.nan][rank == 1],
+            group=group,
+        ),
+        "levels": lambda: fastsim.cosent_matrix(
+            x,
+            x,
+            torch.ones(4, 4 * dist.get_world_size(group)),
+            levels=torch.tensor([0.0, 1.0])[:: 1 if rank != 1 else 2].repeat(1 + (rank == 1)),
+            group=group,
+        ),
         "encoder": lambda: failing_encoder(group, seed),
         "columns": lambda: GradCache(
             wrapped, losses.SigLIP(group=group), micro_batch_size=SIZE
@@ -237,18 +257,19 @@ def refusals(group, seed):
 
 
 def learnt(group, seed):
-    """The gradients of a learnt temperature on this rank and in one process with everything."""
+    """The gradients of a learnt number on this rank and in one process with everything."""
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     parts = batches(ranks, seed)
     found = []
-    for backend in ("cpu", "eager"):
-        temperature = torch.tensor(0.3, requires_grad=True)
-        options = {"temperature": temperature, "backend": backend}
-        fastsim.info_nce(*parts[rank], group=group, **options).backward()
-        own = temperature.grad.clone()
-        temperature.grad = None
-        fastsim.info_nce(*torch.cat(parts, 1), **options).backward()
-        found.append((own.item(), temperature.grad.item()))
+    learning = (fastsim.info_nce, "temperature"), (fastsim.full_triplet, "margin")
+    for (loss, name), backend in itertools.product(learning, ("cpu", "eager")):
+        number = torch.tensor(0.3, requires_grad=True)
+        options = {name: number, "backend": backend}
+        loss(*parts[rank], group=group, **options).backward()
+        own = number.grad.clone()
+        number.grad = None
+        loss(*torch.cat(parts, 1), **options).backward()
+        found.append((own.item(), number.grad.item()))
     return found
 
 
@@ -383,6 +404,7 @@ def everything(group, seed):
         for at in (2, 12)
     }
     found["no rows"] = step_of(ddp, group, seed, rows=(16, 0, 9))[0]
+    found["half without rows"] = half_without_rows(group)
     found["refusals"] = refusals(group, seed)
     found["learnt"] = learnt(group, seed)
     found["groups"] = groups(group)

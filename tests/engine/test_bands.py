@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fastsim.backends.rows import take_rows
 from fastsim.engine import bands
 from fastsim.engine.bands import by_bands
 from tests.seeds import fresh
@@ -96,3 +97,27 @@ def test_gradients_of_what_is_shared_add_up_in_a_wider_type():
     by_bands(lambda x, _, shared: (x * shared).sum(1), x, None, shared).sum().backward()
     truth = x.double().sum()
     assert (shared.grad - truth).abs() <= torch.finfo(torch.bfloat16).eps * truth
+
+
+@pytest.mark.parametrize("taken", [False, True], ids=["bands", "rows"])
+def test_gradients_of_one_row_add_up_in_a_wider_type(taken):
+    """As above, of a row that a thousand others are held against."""
+    x = (torch.rand(1000, 1, generator=fresh(6)) + 1).bfloat16()
+    y = torch.ones(3, 1, dtype=torch.bfloat16, requires_grad=True)
+    index = torch.ones(1000, dtype=torch.int64)
+    if taken:
+        result = (x * take_rows(y, index)).sum(1)
+    else:
+        result = by_bands(lambda x, y, _: (x * y).sum(1), x, y, index=index)
+    result.sum().backward()
+    truth = torch.tensor([[0.0], [1.0], [0.0]]) * x.double().sum()
+    assert y.grad.dtype == y.dtype
+    assert ((y.grad - truth).abs() <= torch.finfo(torch.bfloat16).eps * truth).all()
+
+
+def test_bands_are_cut_by_the_larger_side():
+    x, y = torch.zeros(ROWS, WIDTH), torch.zeros(ROWS, 3, WIDTH)
+    own, other = (len(bands._bands(*sides, None)) for sides in ((x, None), (x, y)))
+    assert own <= other
+    assert other == len(bands._bands(y, None, None))
+    assert len(bands._bands(x, y, torch.zeros(ROWS, dtype=torch.int64))) == own

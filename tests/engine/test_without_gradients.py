@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import fastsim
+from fastsim.engine import max_sim, triplets
 from tests.cases import BY_NAME, CASES, inputs
 from tests.losses.rounding import dense_options, moves
 from tests.losses.test_losses import truth_of
@@ -64,3 +65,24 @@ def test_numbers_are_looked_at_in_every_call(usable):
             fastsim.info_nce(x, y, candidate_bias=wrong, backend="cpu")
     with pytest.raises(ValueError, match="labels: wanted labels that can be ordered, got NaN"):
         fastsim.cosine_regression(x, y, wrong, backend="cpu")
+
+
+def test_no_gradient_is_made_without_one_to_keep(monkeypatch):
+    """Of rows that want one, too: what makes it is told so."""
+    told = []
+    for module, name in ((triplets, "_triplets"), (max_sim, "_max_sim")):
+        made = getattr(module, name)
+
+        def spied(*arguments, made=made):
+            told.append(arguments[-2])  # whether a gradient is wanted
+            return made(*arguments)
+
+        monkeypatch.setattr(module, name, spied)
+    x = torch.randn(4, 3, 5, requires_grad=True)
+    with torch.no_grad():
+        fastsim.losses.batch_all_triplet(x.flatten(0, 1), torch.arange(12) // 3)
+        fastsim.max_sim(x, x)
+    assert told == [False, False]
+    fastsim.losses.batch_all_triplet(x.flatten(0, 1), torch.arange(12) // 3)
+    fastsim.max_sim(x, x)
+    assert told[2:] == [True, True]

@@ -30,6 +30,8 @@ def wrong(name, kind, pattern, call):
               lambda: fastsim.info_nce(X, Y, torch.tensor([0, 1]))),
         wrong("positives dtype", TypeError, "positives: wanted integers, got torch.float32",
               lambda: fastsim.info_nce(X, Y, torch.rand(4))),
+        wrong("guide device", ValueError, r"guide\[0\]: wanted device cpu, .* got meta",
+              lambda: fastsim.info_nce(X, Y, guide=(X.to("meta"), Y.to("meta")))),
         wrong("temperature 0", ValueError, "temperature: wanted a positive .* got 0",
               lambda: fastsim.info_nce(X, Y, temperature=0)),
         wrong("temperature tiny", ValueError, "temperature: .* number from .* got 1e-39",
