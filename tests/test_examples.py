@@ -9,6 +9,7 @@ import statistics
 import sys
 
 import pytest
+import torch
 
 import fastsim.examples
 
@@ -19,7 +20,8 @@ from tests import models
 from tests.training.processes import run_together
 
 NAMES = [module.name for module in pkgutil.iter_modules(fastsim.examples.__path__)]
-STEPS = {"two_towers": 60}
+# Hard negatives become harder meanwhile, and all but two_towers train with dropout.
+STEPS = {"two_towers": 60, "mine_and_retrain": 60, "late_interaction": 24}
 PEERS = {"lightning_module": "pytorch_lightning", "open_clip_loop": "open_clip"}
 
 
@@ -42,6 +44,21 @@ def test_the_loss_falls(name):
     losses = script.main(**{k: str(v) for k, v in model.items()}, steps=STEPS.get(name, 12))
     assert len(losses) >= 12
     assert statistics.mean(losses[-4:]) < statistics.mean(losses[:4])
+
+
+@pytest.mark.parametrize("name", ["grad_cache", "late_interaction", "mine_and_retrain"])
+def test_a_loop_of_our_own_trains_with_dropout(name, monkeypatch):
+    """A model that is loaded is in evaluation mode."""
+    seen, dropout = [], torch.nn.functional.dropout
+
+    def spied(values, p=0.5, training=True, inplace=False):
+        seen.append(training and torch.is_grad_enabled())
+        return dropout(values, p, training, inplace)
+
+    monkeypatch.setattr(torch.nn.functional, "dropout", spied)
+    script = importlib.import_module(f"fastsim.examples.{name}")
+    script.main(model=str(models.tiny_bert()), steps=2)
+    assert any(seen)
 
 
 def run_as_main(module, *arguments):

@@ -12,9 +12,12 @@ from fastsim.benchmark.parts import Parts
 from fastsim.benchmark.processes import run_in_processes
 from fastsim.benchmark.run import run
 from fastsim.benchmark.settings import MEASURES, PROCESSES, Settings
+from fastsim.files import OutputError
 
 
-def bench(*, source=None, against=None, out=None, resume=False, progress=True, **options):
+def bench(
+    *, source=None, against=None, out=None, resume=False, overwrite=False, progress=True, **options
+):
     """Measure or read a run, show it, keep it, compare it; exit code 1 where ratios changed."""
     earlier = results.read(against) if against else None
     if out and Path(out).is_dir():
@@ -22,6 +25,8 @@ def bench(*, source=None, against=None, out=None, resume=False, progress=True, *
     if resume and not out:
         raise ValueError("resume: wanted the --out of the run that was broken off, got none")
     parts = Parts(out, resume=resume)
+    if out and Path(out).exists() and not (resume or overwrite):
+        raise OutputError(f"out: {str(out)!r} is there already; --overwrite writes over it")
     runs = [results.read(source)] if source else _measured(options, progress, parts)
     for about, rows in runs:
         if out:  # what there is so far, should the rest be broken off

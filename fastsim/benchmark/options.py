@@ -59,6 +59,7 @@ _OPTIONS = (
     click.option("--quick", is_flag=True, help="Two small sizes, under a minute."),
     click.option("--out", metavar="FILE", help="JSON lines; a folder gets DEVICE/losses.jsonl."),
     click.option("--resume", is_flag=True, help="Go on with the --out that was broken off."),
+    click.option("--overwrite", is_flag=True, help="Write over an --out that is there already."),
     click.option("--from", "source", metavar="FILE", help="Show an earlier run, measure nothing."),
     click.option("--against", metavar="FILE", help="Say which ratios left their spread there."),
     click.option("--progress/--no-progress", default=True),

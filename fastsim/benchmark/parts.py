@@ -38,7 +38,7 @@ class Parts:
     def remove(self):
         """Remove the files, once the whole is written."""
         if self.folder is not None and self.folder.is_dir():
-            for path in self._files():
+            for path in (*self._files(), *self.folder.glob(".*.part")):  # cut off while written
                 path.unlink()
             self.folder.rmdir()
 

@@ -15,6 +15,7 @@ import torch
 
 from fastsim.backends import get
 from fastsim.backends.cpu import amx
+from fastsim.files import write_whole
 
 PACKAGES = (
     *("torch", "fastsim", "triton", "sentence-transformers", "open_clip_torch"),
@@ -82,10 +83,10 @@ def commit():
 
 
 def write(path, about, rows):
-    """One result file of the environment `about` and the rows (dicts)."""
+    """One result file of the environment `about` and the rows (dicts), whole or not at all."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(line) + "\n" for line in (about, *rows)))
+    write_whole(path, "".join(json.dumps(line) + "\n" for line in (about, *rows)))
 
 
 def read(path):

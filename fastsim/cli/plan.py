@@ -217,7 +217,7 @@ def encoder_shape(name):
 
     folder = model_folder(name)
     if (folder / "modules.json").is_file():
-        folder = read_parts(folder)["transformer"]
+        folder = read_parts(folder, wanted=("transformer",))["transformer"]
     config = transformers.AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
         model = transformers.AutoModel.from_config(config)

@@ -5,7 +5,7 @@ def longest(model, tokenizer, max_length=None, *, pair=False):
     """Tokens that a text, or a pair of them, may have: max_length, else what model and tokenizer
     allow, or None where neither says. ValueError for fewer than one of each text.
     """
-    most = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", 10**9))
+    most = _most(model, tokenizer)
     if max_length is None:
         return most if most < 10**6 else None
     # Told to cut below its special tokens, a tokenizer cuts nothing.
@@ -13,6 +13,28 @@ def longest(model, tokenizer, max_length=None, *, pair=False):
     if not isinstance(max_length, int) or not least <= max_length <= most:
         raise ValueError(f"max_length: wanted {least} to {most} tokens, got {max_length}")
     return max_length
+
+
+def fitting_length(model, tokenizer, saved):
+    """The length that a folder says, at most what model and tokenizer allow; None where it says
+    none.
+    """
+    return None if saved is None else min(saved, _most(model, tokenizer))
+
+
+def _most(model, tokenizer):
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is None or positions < 1:  # XLNet says -1: it has no limit
+        return tokenizer.model_max_length
+    return min(tokenizer.model_max_length, positions)
+
+
+def pad_with_end(tokenizer):
+    """A tokenizer without a padding token pads with its end token; ValueError without either."""
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise ValueError("tokenizer: wanted a padding or an end token, got neither")
+        tokenizer.pad_token = tokenizer.eos_token
 
 
 def checked_texts(name, texts):

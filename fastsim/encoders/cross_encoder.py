@@ -7,8 +7,20 @@ import torch
 from torch import nn
 
 from fastsim.distributed import join
-from fastsim.encoders.arguments import check_batch_size, checked_texts, longest
-from fastsim.encoders.model_files import load_transformer, model_folder, read_json, read_parts
+from fastsim.encoders.arguments import (
+    check_batch_size,
+    checked_texts,
+    fitting_length,
+    longest,
+    pad_with_end,
+)
+from fastsim.encoders.model_files import (
+    load_transformer,
+    model_folder,
+    read_about,
+    read_json,
+    read_parts,
+)
 from fastsim.encoders.names import ModelError
 from fastsim.encoders.tokenized import tokenized
 from fastsim.losses import cosent
@@ -32,6 +44,7 @@ CROSS_LOSSES = {
     "regression": _mean(nn.functional.mse_loss),
 }
 CROSS_FORMATS = ("scored pairs", "labelled pairs")
+_LOUD = "THE QUICK BROWN FOX"
 
 
 class CrossEncoder(nn.Module):
@@ -39,8 +52,14 @@ class CrossEncoder(nn.Module):
 
     def __init__(self, model, tokenizer, *, max_length=None):
         super().__init__()
+        pad_with_end(tokenizer)
+        if getattr(model.config, "pad_token_id", None) is None:
+            # A decoder's score is that of the last token before the padding.
+            model.config.pad_token_id = tokenizer.pad_token_id
         self.model, self.tokenizer = model, tokenizer
         self.max_length = longest(model, tokenizer, max_length, pair=True)
+        # transformers hands models over in evaluation mode: the whole is in one mode.
+        self.train(model.training)
 
     @property
     def device(self):
@@ -87,14 +106,21 @@ class CrossEncoder(nn.Module):
     def from_pretrained(cls, name, *, max_length=None, trust_remote_code=False, allow_pickle=False):
         """A cross-encoder from its folder, or a new one on the transformer of an encoder's folder.
 
-        A new one starts with a random classification layer. Arguments and errors as
-        `Encoder.from_pretrained`.
+        A new one starts with a random classification layer. A folder of sentence-transformers'
+        CrossEncoder is read too, if all of it is a transformer. Arguments and errors as
+        `Encoder.from_pretrained`; `ModelError` too where the folder wants texts lower-cased and
+        its tokenizer does not do it, since a cross-encoder's folder cannot say so.
         """
         folder = model_folder(name, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
-        saved = None
+        parts = {}
         if (folder / "modules.json").is_file():
-            parts = read_parts(folder)
-            folder, saved = parts["transformer"], parts.get("max_length")
+            parts = read_parts(folder, wanted=("transformer",))
+            if is_cross_encoder(folder) and (parts["head"] or "pooling" in parts):
+                raise ModelError(
+                    f"model: {str(name)!r} has parts that score after its transformer, wanted a"
+                    " cross-encoder without"
+                )
+            folder = parts["transformer"]
         elif not (folder / "config.json").is_file():
             raise ModelError(f"model: {str(name)!r} holds neither modules.json nor config.json")
         model, tokenizer = load_transformer(
@@ -104,7 +130,24 @@ class CrossEncoder(nn.Module):
             allow_pickle=allow_pickle,
             num_labels=1,
         )
-        return cls(model, tokenizer, max_length=max_length or saved)
+        loud = tokenizer.tokenize(_LOUD) != tokenizer.tokenize(_LOUD.lower())
+        if parts.get("lower_case") and loud:
+            raise ModelError(
+                f"model: {str(name)!r} wants lower-cased texts, which a cross-encoder's folder"
+                " cannot say; begin with a model whose tokenizer lower-cases them"
+            )
+        if max_length is None:
+            max_length = fitting_length(model, tokenizer, parts.get("max_length"))
+        return cls(model, tokenizer, max_length=max_length)
+
+    def say_scores_are_logits(self):
+        """Let the folder say that the logits are the scores: of a loss that trains them so.
+
+        sentence-transformers' `CrossEncoder.predict` takes their sigmoid where it says nothing.
+        """
+        self.model.config.sentence_transformers = {
+            "activation_fn": "torch.nn.modules.linear.Identity"
+        }
 
     def save_pretrained(self, path):
         """Write a folder that transformers and `sentence_transformers.CrossEncoder` load.
@@ -122,9 +165,13 @@ class CrossEncoder(nn.Module):
 
 
 def is_cross_encoder(name):
-    """Whether a folder holds a cross-encoder rather than an encoder."""
+    """Whether a folder holds a cross-encoder rather than an encoder: ours, transformers' or that
+    of sentence-transformers.
+    """
     folder = Path(name)
-    if (folder / "modules.json").is_file() or not (folder / "config.json").is_file():
+    if (folder / "modules.json").is_file():
+        return read_about(folder).get("model_type") == "CrossEncoder"
+    if not (folder / "config.json").is_file():
         return False
     kinds = read_json(folder / "config.json").get("architectures") or []
     return any(kind.endswith("ForSequenceClassification") for kind in kinds)

@@ -12,7 +12,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fastsim.encoders.arguments import check_batch_size, checked_texts, longest
+from fastsim.encoders.arguments import (
+    check_batch_size,
+    checked_texts,
+    fitting_length,
+    longest,
+    pad_with_end,
+)
 from fastsim.encoders.batches import encode_batches, encode_in_processes
 from fastsim.encoders.model_files import (
     is_decoder,
@@ -21,7 +27,7 @@ from fastsim.encoders.model_files import (
     read_parts,
     write_parts,
 )
-from fastsim.encoders.names import EMBEDDED, POOLINGS, ModelError
+from fastsim.encoders.names import EMBEDDED, POOLINGS, SIMILARITIES, ModelError
 from fastsim.encoders.tokenized import tokenized
 from fastsim.training.folders import replaced_folder
 from fastsim.training.parts import Dense, Normalize, pool
@@ -37,7 +43,10 @@ class Encoder(nn.Module):
     in order. max_length: tokens per text, longer texts are cut; by default what model and
     tokenizer allow. lower_case: texts are lower-cased before the tokenizer. prompts: name -> text
     put before a text; default_prompt: the name that `encode` takes when none is given.
-    include_prompt: whether the tokens of a prompt take part in the pooling.
+    include_prompt: whether the tokens of a prompt take part in the pooling. similarity: one of
+    `SIMILARITIES`, by which the folder says embeddings are compared; nothing here goes by it.
+    truncate_dim: how many numbers of an embedding `encode` keeps; `forward`, and by default
+    `encode`, give all.
 
     Example:
         >>> from fastsim.encoders.model_files import EMBEDDED
@@ -58,6 +67,8 @@ class Encoder(nn.Module):
         prompts=None,
         default_prompt=None,
         include_prompt=True,
+        similarity="cosine",
+        truncate_dim=None,
     ):
         super().__init__()
         if pooling not in POOLINGS:
@@ -68,16 +79,20 @@ class Encoder(nn.Module):
         limit = longest(model, tokenizer, max_length)
         if default_prompt is not None and default_prompt not in (prompts or {}):
             raise ValueError(f"default_prompt: wanted a name in prompts, got {default_prompt!r}")
-        if tokenizer.pad_token is None:
-            if tokenizer.eos_token is None:
-                raise ValueError("tokenizer: wanted a padding or an end token, got neither")
-            tokenizer.pad_token = tokenizer.eos_token
+        if similarity not in SIMILARITIES:
+            wanted = ", ".join(SIMILARITIES)
+            raise ValueError(f"similarity: wanted one of {wanted}, got {similarity!r}")
+        _check_width(truncate_dim)
+        pad_with_end(tokenizer)
         self.model, self.tokenizer, self.pooling = model, tokenizer, pooling
         self.head = nn.Sequential(*head)
         self.max_length = limit
         self.lower_case = lower_case
         self.prompts, self.default_prompt = dict(prompts or {}), default_prompt
         self.include_prompt = include_prompt
+        self.similarity, self.truncate_dim = similarity, truncate_dim
+        # transformers hands models over in evaluation mode: the whole is in one mode.
+        self.train(model.training)
 
     @property
     def dim(self):
@@ -90,6 +105,11 @@ class Encoder(nn.Module):
         """Width of the token states."""
         config = self.model.config
         return getattr(config, "hidden_size", None) or config.d_model
+
+    @property
+    def encoded_dim(self):
+        """Width of what `encode` returns: `dim`, or `truncate_dim` where that is less."""
+        return min(self.dim, self.truncate_dim or self.dim)
 
     @property
     def device(self):
@@ -200,8 +220,9 @@ class Encoder(nn.Module):
         dtype=torch.float32,
         to_numpy=False,
         devices=None,
+        truncate_dim=None,
     ):
-        """Embeddings of a list of texts, without a gradient: (N, dim) on the CPU.
+        """Embeddings of a list of texts, without a gradient: (N, encoded_dim) on the CPU.
 
         Texts are encoded in order of length, so that batches hold little padding, and returned in
         the order given. To encode in half precision, convert the encoder: `encoder.bfloat16()`.
@@ -220,9 +241,12 @@ class Encoder(nn.Module):
                 which share the threads. A script that asks for it wants the line
                 `if __name__ == "__main__":`, as processes are started afresh. None: in this
                 process, on the encoder's device.
+            truncate_dim: how many numbers of each embedding are kept, before `normalize`; by
+                default the encoder's `truncate_dim`.
 
         Returns:
-            (N, dim), the same batches and so the same values for any devices of one kind.
+            (N, encoded_dim), or as wide as truncate_dim says; the same batches and so the same
+            values for any devices of one kind.
 
         Raises:
             TypeError, ValueError: arguments that do not fit.
@@ -233,8 +257,10 @@ class Encoder(nn.Module):
             raise ValueError("dtype: wanted one that numpy has, such as float16, got bfloat16")
         if devices is not None and (isinstance(devices, str) or not list(devices)):
             raise ValueError(f"devices: wanted a list of names of devices, got {devices!r}")
+        _check_width(truncate_dim)
         from tqdm.auto import tqdm
 
+        width = min(self.dim, truncate_dim or self.encoded_dim)
         prompt = self.default_prompt if prompt is None else prompt
         prefix = "" if prompt is None else self.prompts.get(prompt, prompt)
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
@@ -248,8 +274,9 @@ class Encoder(nn.Module):
         hidden = True if len(places) < 2 and progress is None else None
         hidden = not progress if progress is not None else hidden
         bar = tqdm(places, desc="encode", unit="batch", disable=hidden)
-        result = torch.empty(len(texts), self.dim, dtype=dtype)
+        result = torch.empty(len(texts), width, dtype=dtype)
         for rows, vectors in zip(bar, found, strict=True):
+            vectors = vectors[:, :width]
             if normalize:
                 vectors = nn.functional.normalize(vectors, dim=1)
             result[rows] = vectors.to(dtype).cpu()
@@ -294,8 +321,8 @@ class Encoder(nn.Module):
             parts["pooling"] = pooling
         elif is_decoder(model.config):
             parts.setdefault("pooling", "last")
-        if max_length is not None:
-            parts["max_length"] = max_length
+        saved = fitting_length(model, tokenizer, parts.pop("max_length", None))
+        parts["max_length"] = saved if max_length is None else max_length
         encoder = cls(model, tokenizer, head=head, **parts)
         if dense is not None:
             encoder.head.append(Dense(encoder.dim, dense))
@@ -304,9 +331,9 @@ class Encoder(nn.Module):
     def save_pretrained(self, path):
         """Write a folder that `SentenceTransformer(path)` and `from_pretrained` load.
 
-        The folder is written beside `path` and takes its place when complete, so that a full disk
-        leaves what was there; files of other kinds in an old folder are kept. OSError where it
-        cannot be written.
+        The files are written to a folder inside `path` and take their places when all are
+        complete, so that a full disk leaves what was there; files of other kinds in an old folder
+        are kept. OSError where it cannot be written.
         """
         with replaced_folder(path) as folder:
             self.write_to(folder)
@@ -319,3 +346,8 @@ class Encoder(nn.Module):
         model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         write_parts(self, Path(folder))
+
+
+def _check_width(truncate_dim):
+    if truncate_dim is not None and (not isinstance(truncate_dim, int) or truncate_dim < 1):
+        raise ValueError(f"truncate_dim: wanted a number of at least 1, got {truncate_dim!r}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from fastsim.encoders.names import EMBEDDED, POOLINGS, ModelError
+from fastsim.encoders.names import EMBEDDED, POOLINGS, SIMILARITIES, ModelError
 from fastsim.training.folders import cut_off
 from fastsim.training.parts import Dense, Normalize
 
@@ -19,6 +19,12 @@ _FLAGS = {  # the spelling in folders that every version of sentence-transformer
     "weighted_mean": "pooling_mode_weightedmean_tokens",
 }
 _PARTS = ("Transformer", "Pooling", "Dense", "Normalize")
+_ABOUT = "config_sentence_transformers.json"
+# Where sentence-transformers looks for the length of texts, in this order; the first is written.
+_LIMITS = [
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+]
 
 
 def model_folder(name, *, trust_remote_code=False, allow_pickle=False):
@@ -109,8 +115,11 @@ def is_decoder(config):
     return causal and not both and not getattr(config, "use_bidirectional_attention", False)
 
 
-def read_parts(folder):
-    """The arguments of Encoder in a sentence-transformers folder, the transformer's as a path."""
+def read_parts(folder, *, wanted=("transformer", "pooling")):
+    """The arguments of Encoder in a sentence-transformers folder, the transformer's as a path.
+
+    wanted: what has to be among them; a cross-encoder's folder has no pooling.
+    """
     parts = {"head": []}
     for row in read_json(folder / "modules.json"):
         kind, path = str(row.get("type", "")).rsplit(".", 1)[-1], str(row.get("path", ""))
@@ -123,8 +132,9 @@ def read_parts(folder):
             )
         if kind == "Transformer":
             parts["transformer"] = place
-            if (place / "sentence_bert_config.json").is_file():
-                limits = read_json(place / "sentence_bert_config.json")
+            limits = next((place / name for name in _LIMITS if (place / name).is_file()), None)
+            if limits is not None:
+                limits = read_json(limits)
                 parts["max_length"] = limits.get("max_seq_length")
                 parts["lower_case"] = bool(limits.get("do_lower_case"))
         elif kind == "Pooling":
@@ -133,14 +143,21 @@ def read_parts(folder):
             parts["head"].append(_read_dense(place))
         else:
             parts["head"].append(Normalize())
-    for wanted in ("transformer", "pooling"):
-        if wanted not in parts:
-            raise ModelError(f"model: modules.json of {str(folder)!r} names no {wanted}")
-    if (folder / "config_sentence_transformers.json").is_file():
-        config = read_json(folder / "config_sentence_transformers.json")
-        parts["prompts"] = config.get("prompts")
-        parts["default_prompt"] = config.get("default_prompt_name")
+    for name in wanted:
+        if name not in parts:
+            raise ModelError(f"model: modules.json of {str(folder)!r} names no {name}")
+    config = read_about(folder)
+    parts["prompts"] = config.get("prompts")
+    parts["default_prompt"] = config.get("default_prompt_name")
+    parts["truncate_dim"] = config.get("truncate_dim")
+    if config.get("similarity_fn_name") in SIMILARITIES:
+        parts["similarity"] = config["similarity_fn_name"]
     return parts
+
+
+def read_about(folder):
+    """What a sentence-transformers folder says of the whole model: {} for an old one."""
+    return read_json(folder / _ABOUT) if (folder / _ABOUT).is_file() else {}
 
 
 def _read_pooling(place):
@@ -203,12 +220,16 @@ def write_parts(encoder, folder):
         else:
             _write_json(folder / modules[-1][1] / "config.json", {})
     limits = {"max_seq_length": encoder.max_length, "do_lower_case": encoder.lower_case}
-    _write_json(folder / "sentence_bert_config.json", limits)
-    prompts = {"prompts": encoder.prompts, "default_prompt_name": encoder.default_prompt}
-    _write_json(
-        folder / "config_sentence_transformers.json",
-        {"__version__": _versions(), **prompts, "similarity_fn_name": "cosine"},
-    )
+    _write_json(folder / _LIMITS[0], limits)
+    about = {
+        "__version__": _versions(),
+        "prompts": encoder.prompts,
+        "default_prompt_name": encoder.default_prompt,
+        "similarity_fn_name": encoder.similarity,
+    }
+    if encoder.truncate_dim is not None:
+        about["truncate_dim"] = encoder.truncate_dim
+    _write_json(folder / _ABOUT, about)
     # Last, and in the names that every version of sentence-transformers reads.
     rows = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}

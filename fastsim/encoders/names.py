@@ -11,6 +11,9 @@ POOLINGS = {
     "weighted_mean": "weightedmean",
 }
 
+# What sentence-transformers can compare embeddings by.
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+
 
 class ModelError(ValueError):
     """A folder or name that cannot be read as a model; the message says why, in one line."""

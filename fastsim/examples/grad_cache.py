@@ -35,6 +35,7 @@ def main(model="sentence-transformers/all-MiniLM-L6-v2", steps=30):
     cache = GradCache(encode, loss, micro_batch_size=8, module=wrapped if several else None)
     optimizer = torch.optim.AdamW(encoder.parameters(), lr=1e-4)
     rows, _ = situations()  # your own pairs of texts here
+    encoder.train()  # with dropout: a model that is loaded has none
     mine, seen = rows[rank::ranks], []
     for step in range(steps):
         batch = [mine[(32 * step + i) % len(mine)] for i in range(32)]

@@ -28,6 +28,7 @@ def main(model="sentence-transformers/all-MiniLM-L6-v2", steps=30):
     encoder, loss = TokenVectors(model), LateInteraction(temperature=0.05, average=True)
     optimizer = torch.optim.AdamW(encoder.parameters(), lr=1e-4)
     rows, _ = situations()  # your own queries and documents here
+    encoder.train()  # with dropout: a model that is loaded has none
     seen = []
     for _ in range(steps):
         batch = [rows[i] for i in torch.randperm(len(rows))[:32]]

@@ -32,7 +32,7 @@ class Contrastive(pytorch_lightning.LightningModule):
 
 def main(model="sentence-transformers/all-MiniLM-L6-v2", steps=30):
     """The losses of the steps."""
-    encoder = Encoder.from_pretrained(model)
+    encoder = Encoder.from_pretrained(model).train()  # Lightning leaves the mode as it is
     rows, _ = situations()  # your own pairs of texts here
     pairs = [(row[0], row[1]) for row in rows]
 

@@ -18,6 +18,7 @@ def main(model="sentence-transformers/all-MiniLM-L6-v2", steps=30, rounds=2):
         [text for row in zip(*rows, strict=True) for text in row],
     )
     corpus = corpus[len(rows) :]  # the positives of all queries first, then all other texts
+    encoder.train()  # with dropout, which `encode` leaves out
     seen = []
     for _ in range(rounds):
         negatives, _ = fastsim.mine_hard_negatives(

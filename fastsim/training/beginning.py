@@ -9,14 +9,15 @@ from fastsim.training import hub
 from fastsim.training.options import FREE, GROWING
 
 
-def begin(options, task, checkpoints, main, say):
+def begin(options, task, checkpoints, process, say):
     """(what is known of the untrained model, the checkpoint to go on from or None).
 
-    main: whether this is the process that writes; the others read what it wrote.
+    process: accelerate's `PartialState`. Its main process writes, the others read what it wrote.
     """
+    main = process.is_main_process
     if not main and not options.resume:
         return saved.read_run(checkpoints), None
-    asked, checkpoint, passed = check(options, checkpoints)
+    asked, checkpoint, passed = check(options, checkpoints, process.num_processes)
     if checkpoint is None:
         # What an earlier run left goes once nothing of this one can be refused any more.
         state = {"asked": asked, "before": _before(task), **task.sample()}
@@ -34,7 +35,7 @@ def begin(options, task, checkpoints, main, say):
     return saved.read_run(checkpoints), checkpoint
 
 
-def check(options, checkpoints):
+def check(options, checkpoints, processes):
     """(what the run is asked, the checkpoint to go on from or None, why a newer one is not used).
 
     Refuses what cannot begin; nothing is written. The file of a run that ended before its first
@@ -44,6 +45,7 @@ def check(options, checkpoints):
     asked = json.loads(json.dumps(asked)) | {
         "data": _fingerprints(options.train),
         "eval_data": None if options.eval is None else _fingerprints(options.eval),
+        "processes": processes,  # each has its share of a batch, and its random numbers
     }
     if not options.resume:
         if saved.written(checkpoints) and not options.overwrite:
@@ -57,6 +59,7 @@ def check(options, checkpoints):
         reason = f": {passed[0]}" if passed else ""
         raise OutputError(f"resume: no complete checkpoint in {str(checkpoints)!r}{reason}")
     state = saved.read_run(checkpoints)
+    state["asked"].setdefault("processes", processes)  # earlier versions did not write it
     for key, value in asked.items():
         was = state["asked"].get(key)
         longer = key in GROWING and was is not None and value is not None and value > was

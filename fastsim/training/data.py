@@ -59,8 +59,27 @@ def read_data(
     """
     say = say or tell
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-    bad, last = [], None
-    store = None
+    how = (columns, kind, delimiter, header)
+    bad, store = [], Store(say)
+    try:
+        layout = _read_into(store, paths, how, bad if skip_bad_rows else None, say)
+        if bad:
+            more = "" if len(bad) <= _SHOWN else f" and {len(bad) - _SHOWN} more"
+            say(f"left out {len(bad)} rows: {'; '.join(bad[:_SHOWN])}{more}")
+        return store.dataset(), layout
+    except BaseException:  # Ctrl-C too
+        store.discard()
+        raise
+
+
+def _read_into(store, paths, how, bad, say):
+    """Put the rows of files with the same columns into a `Store`; their `Format`.
+
+    how: columns, kind, delimiter, header of `read_data`. bad: the list of the rows left out, or
+    None where there may be none.
+    """
+    columns, kind, delimiter, header = how
+    last = None
     for one in paths:
         file, kind_here = (one, "hub") if is_hub(one) else (check_file(one), None)
         kind_here = kind_here or kind_of(file, kind)
@@ -82,16 +101,13 @@ def read_data(
         if last is not None and layout != last:
             raise DataError(f"{file}: wanted the columns of {paths[0]}, {last.columns}")
         last = layout
-        store = store or Store(layout, say)
+        store.begin(layout)
         count = store.rows
-        for part in parts(file, layout, bad if skip_bad_rows else None):
+        for part in parts(file, layout, bad):
             store.add(part)
         if store.rows == count:
             raise DataError(f"{file}: no rows")
-    if bad:
-        more = "" if len(bad) <= _SHOWN else f" and {len(bad) - _SHOWN} more"
-        say(f"left out {len(bad)} rows: {'; '.join(bad[:_SHOWN])}{more}")
-    return store.dataset(), last
+    return last
 
 
 def _named_fields(path, kind):

@@ -96,21 +96,28 @@ def check_vectors(vectors):
     return vectors
 
 
-def evaluate_encoder(encoder, dataset, layout, *, classifier=None, batch_size=32, progress=False):
+def evaluate_encoder(
+    encoder, dataset, layout, *, classifier=None, batch_size=32, progress=False, width=None
+):
     """Metrics of an `Encoder` on a data set: a dictionary of numbers.
 
     Scored pairs: Pearson and Spearman under cosine, dot, Euclidean, Manhattan. Labelled pairs: with
     `classifier` (module, class names) accuracy and macro F1, else for labels 0 and 1 accuracy and
     F1 at the best threshold and average precision. Tuples: triplet accuracy where there are
     negatives, and retrieval of the positives among all positives and negatives. Labelled texts:
-    retrieval of the texts of the same label. ValueError for data without a metric.
+    retrieval of the texts of the same label. width: how many numbers of each embedding count; by
+    default all that `encode` gives, and for a classifier, which takes whole embeddings, all there
+    are. ValueError for data without a metric.
     """
     check_evaluation(dataset, layout, classes=classifier and classifier[1])
     columns = [dataset[name][:] for name in layout.texts]
     prompts = [encoder.prompt_of_column(name) for name in layout.texts]
     pairs = zip(prompts, columns, strict=True)
     unique = list(dict.fromkeys((prompt, text) for prompt, column in pairs for text in column))
-    vectors = check_vectors(_encode(encoder, unique, batch_size, progress))
+    options = {"batch_size": batch_size, "progress": progress}
+    if classifier is not None:
+        options["truncate_dim"] = encoder.dim
+    vectors = check_vectors(_encode(encoder, unique, **options)[:, :width])
     place = {key: row for row, key in enumerate(unique)}
     rows = [
         [place[prompt, text] for text in column]
@@ -133,13 +140,15 @@ def evaluate_encoder(encoder, dataset, layout, *, classifier=None, batch_size=32
     return _labelled_texts(vectors, rows[0], dataset[layout.label][:])
 
 
-def _encode(encoder, unique, batch_size, progress):
+def _encode(encoder, unique, **options):
     """Embeddings of (prompt, text), each prompt in batches of its own."""
-    found = torch.empty(len(unique), encoder.dim)
+    found = None
     for prompt in dict.fromkeys(prompt for prompt, _ in unique):
         rows = [row for row, (own, _) in enumerate(unique) if own == prompt]
-        texts = [unique[row][1] for row in rows]
-        found[rows] = encoder.encode(texts, batch_size=batch_size, prompt=prompt, progress=progress)
+        vectors = encoder.encode([unique[row][1] for row in rows], prompt=prompt, **options)
+        if found is None:
+            found = torch.empty(len(unique), vectors.shape[1])
+        found[rows] = vectors
     return found
 
 

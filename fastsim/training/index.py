@@ -10,7 +10,7 @@ _KIND = "fastsim-index-1"
 
 
 def indexed(encoder, texts, path, *, batch_size=32):
-    """Embeddings (N, dim) of the texts: those of the file, or new ones that it holds then.
+    """Embeddings (N, encoded_dim) of the texts: those of the file, or new ones that it holds then.
 
     path: a .safetensors file. ValueError where the path holds something else.
     """
@@ -38,7 +38,8 @@ def indexed(encoder, texts, path, *, batch_size=32):
 def index_key(encoder, texts):
     """A hash of the texts and of all that decides their embeddings."""
     digest = hashlib.sha256()
-    for part in (encoder.pooling, encoder.max_length, encoder.lower_case, encoder.include_prompt):
+    parts = (encoder.pooling, encoder.max_length, encoder.lower_case, encoder.include_prompt)
+    for part in (*parts, encoder.truncate_dim):
         digest.update(repr(part).encode() + b"\0")
     digest.update(repr(encoder.head).encode())  # activations have no weights
     digest.update(repr((sorted(encoder.prompts.items()), encoder.default_prompt)).encode())

@@ -5,6 +5,7 @@ import torch
 from fastsim.encoders.cross_encoder import CrossEncoder, is_cross_encoder
 from fastsim.encoders.encoder import Encoder
 from fastsim.encoders.model_files import model_folder
+from fastsim.encoders.names import ModelError
 from fastsim.scores import top_k
 from fastsim.training import evaluation
 from fastsim.training.objectives import read_classifier
@@ -20,7 +21,13 @@ def load_encoder(
     gets. parts: columns, or by default those of a search.
     """
     check_prompts(prompts)
-    encoder = Encoder.from_pretrained(name, max_length=max_length, **trust)
+    folder = model_folder(name, **trust)
+    if is_cross_encoder(folder):
+        raise ModelError(
+            f"model: wanted an encoder, {str(name)!r} is a cross-encoder: it gives a score for a"
+            " pair of texts, no embedding of one"
+        )
+    encoder = Encoder.from_pretrained(folder, max_length=max_length, **trust)
     encoder.prompts |= prompts or {}
     check_used(prompts, encoder, parts)
     return _place(encoder, cpu)

@@ -31,7 +31,7 @@ def model_card(result, encoder, name, *, cross=False):
     else:
         lines += ["from fastsim import Encoder", "", f'encoder = Encoder.from_pretrained("{name}")']
         call = "encode_query" if "query" in encoder.prompts else "encode"
-        lines += [f'vectors = encoder.{call}(["a text"])  # (1, {encoder.dim})']
+        lines += [f'vectors = encoder.{call}(["a text"])  # (1, {encoder.encoded_dim})']
     lines += [
         "```",
         "",

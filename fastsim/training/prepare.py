@@ -14,7 +14,7 @@ from fastsim.training.data import DataError, read_data
 from fastsim.training.learnable import check_learnable
 from fastsim.training.models import BiEncoderModel, CrossEncoderModel
 from fastsim.training.objectives import Objective, check_loss
-from fastsim.training.prompts import check_prompts, check_used
+from fastsim.training.prompts import check_prompts, check_used, name_parts
 
 SHOWN = 16  # texts a side in the picture of cosines
 SCATTERED = 500  # pairs in the picture of similarities
@@ -47,7 +47,13 @@ class Task:
             self.eval_layout,
             classifier=_classifier(self.model.objective),
             batch_size=self.batch_size,
+            width=self.width,
         )
+
+    @property
+    def width(self):
+        """How many numbers of an embedding are trained: the widest of Matryoshka, None for all."""
+        return max(self.model.objective.widths, default=None)
 
     def sample(self):
         """Scores of a few rows for the pictures: the model as it is now."""
@@ -57,17 +63,22 @@ class Task:
         found = {}
         if not self.cross:
             rows = data.select(range(min(SHOWN, len(data))))
-            vectors = [self.encoder.encode(rows[name][:]) for name in layout.texts[:2]]
+            vectors = [self._encode(rows, name) for name in layout.texts[:2]]
             found["heat"] = cosine_similarity(vectors[0], vectors[-1]).tolist()
         if layout.label == "score":
             rows = data.select(range(min(SCATTERED, len(data))))
-            texts = [rows[name][:] for name in layout.texts]
             if self.cross:
-                scores = self.encoder.score(*texts)
+                scores = self.encoder.score(*(rows[name][:] for name in layout.texts))
             else:
-                scores = paired_cosine_similarity(*(self.encoder.encode(part) for part in texts))
+                parts = (self._encode(rows, name) for name in layout.texts)
+                scores = paired_cosine_similarity(*parts)
             found |= {"gold": rows["score"][:], "scores": scores.tolist()}
         return found
+
+    def _encode(self, rows, name):
+        """Embeddings of a column, as they are trained."""
+        prompt = self.encoder.prompt_of_column(name)
+        return self.encoder.encode(rows[name][:], prompt=prompt)[:, : self.width]
 
     def features(self):
         """An input of the encoder: the first row's texts."""
@@ -189,7 +200,9 @@ def _bi_encoder(options, layout, classes, group):
         trust_remote_code=options.trust_remote_code,
         allow_pickle=options.allow_pickle,
     )
-    encoder.prompts |= options.prompts or {}
+    given = options.prompts or {}
+    encoder.prompts |= given
+    name_parts(encoder, given)
     if options.lora:
         encoder.add_lora(options.lora)
     if options.gradient_checkpointing:
@@ -223,6 +236,7 @@ def _bi_encoder(options, layout, classes, group):
             f"loss_learning_rate: wanted with parameters of the loss (--learn), {options.loss} has"
             f" none here, got {options.loss_learning_rate:g}"
         )
+    encoder.similarity = objective.options.get("similarity", encoder.similarity)
     return BiEncoderModel(encoder, objective), encoder
 
 
@@ -235,6 +249,8 @@ def _cross_encoder(options, layout, classes, group):
         trust_remote_code=options.trust_remote_code,
         allow_pickle=options.allow_pickle,
     )
+    if options.loss == "regression":
+        encoder.say_scores_are_logits()
     return CrossEncoderModel(encoder, CROSS_LOSSES[options.loss], group), encoder
 
 

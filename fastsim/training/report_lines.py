@@ -5,6 +5,8 @@ import time
 import torch
 import transformers
 
+from fastsim.training.prompts import unsearched_prompts
+
 _LOOKED_AT = 1000  # rows whose texts are measured for the header
 
 
@@ -21,9 +23,12 @@ def header(options, task, processes):
     loss = ", ".join(f"{name}={_shown(value)}" for name, value in task.loss_values().items())
     micro = f", {options.micro_batch_size} encoded at once" if options.micro_batch_size else ""
     many = f" x {options.accumulate} accumulated" if options.accumulate > 1 else ""
+    idle = idle_gpus(device, processes)
+    unsearched = None if task.cross else unsearched_prompts(task.encoder)
     return [
         f"device   {where}{threads}, {options.precision}, {processes} process"
         + ("es" if processes > 1 else ""),
+        *([idle] if idle else []),
         f"model    {options.model}: {every / 1e6:.1f} M parameters, {trained / 1e6:.1f} M trained"
         + ("" if task.cross else f", {task.encoder.dim} wide, {task.encoder.pooling} pooling"),
         f"data     {len(task.train):,} rows, {task.layout.name} ({', '.join(task.layout.columns)});"
@@ -32,7 +37,17 @@ def header(options, task, processes):
         f"loss     {options.loss}"
         + (f" ({loss})" if loss else "")
         + f", backend {_backend(device)}",
+        *([f"prompts  {unsearched}"] if unsearched else []),
     ]
+
+
+def idle_gpus(device, processes):
+    """A sentence where one process trains on one of several GPUs, or None."""
+    count = torch.cuda.device_count() if device.type == "cuda" and processes == 1 else 1
+    if count < 2:
+        return None
+    start = f"torchrun --nproc-per-node {count} -m fastsim train"
+    return f"{count} GPUs are here, one is used: {start}"
 
 
 def _shown(value):

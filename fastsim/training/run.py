@@ -62,7 +62,7 @@ def train(options, say=None, *, dry_run=False):
     _check_reporting(arguments)
     if dry_run:
         if process.is_main_process:
-            beginning.check(options, checkpoints)
+            beginning.check(options, checkpoints, process.num_processes)
         return None
     claim = saved.claimed(checkpoints) if process.is_main_process else contextlib.nullcontext()
     with claim:
@@ -80,9 +80,7 @@ def _trained(options, task, arguments, output, checkpoints, process, say):
 
     several = process.num_processes > 1
     with process.main_process_first():
-        state, checkpoint = beginning.begin(
-            options, task, checkpoints, process.is_main_process, say
-        )
+        state, checkpoint = beginning.begin(options, task, checkpoints, process, say)
     if state["before"]:
         say(f"before   {task.metric} {state['before'][task.metric]:.4f}")
     layout, metric, cross = task.layout, task.metric, task.cross
@@ -204,7 +202,7 @@ def _arguments(options, task, checkpoints, processes):
         steps["save"] = options.eval_steps  # the best model is among the saved
     if evaluates and options.checkpoint_steps and not options.eval_steps:
         steps["eval"] = options.checkpoint_steps
-    return transformers.TrainingArguments(
+    arguments = transformers.TrainingArguments(
         output_dir=str(checkpoints),
         per_device_train_batch_size=max(1, options.batch_size // processes),
         ddp_find_unused_parameters=False,  # there are none: `freeze_idle`
@@ -236,6 +234,10 @@ def _arguments(options, task, checkpoints, processes):
         dataloader_pin_memory=torch.cuda.is_available() and not options.cpu,
         disable_tqdm=True,
     )
+    if arguments.n_gpu > 1:
+        # transformers would cut each batch, and with it the negatives, into a part for each GPU.
+        arguments._n_gpu = 1
+    return arguments
 
 
 def _check_reporting(arguments):

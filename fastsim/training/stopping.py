@@ -59,8 +59,15 @@ class Watch(transformers.TrainerCallback):
         if stop:
             self.signal = stop
             control.should_training_stop = True
-        if stop or save:
+        # At an epoch's end transformers saves what it evaluated before: once, with the metrics.
+        saved_later = args.save_strategy == "epoch" and _ends_epoch(state)
+        if (stop or save) and not saved_later:
             control.should_save = True
+
+    def on_epoch_end(self, args, state, control, **more):
+        if self.signal and not _ends_epoch(state):
+            # transformers takes a stop for the end of the epoch. It was saved after its step.
+            control.should_evaluate = control.should_save = False
 
     def on_save(self, args, state, control, **more):
         self._saved = time.monotonic()
@@ -73,3 +80,8 @@ class Watch(transformers.TrainerCallback):
             told = told.cuda()
         torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MAX)
         return told.tolist()
+
+
+def _ends_epoch(state):
+    """Whether a step is the last of its epoch, or of the training, which ends the epoch too."""
+    return state.global_step >= state.max_steps or float(state.epoch).is_integer()

@@ -4,6 +4,7 @@ In memory while they are few, else in a file of Arrow that is mapped into memory
 the process.
 """
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -14,14 +15,17 @@ _IN_MEMORY = 50_000  # rows; more are mapped from a file
 class Store:
     """Columns that grow by parts: in memory, or from `_IN_MEMORY` rows on in a mapped file."""
 
-    def __init__(self, layout, say):
+    def __init__(self, say):
+        self.rows, self._parts, self._writer, self._say = 0, [], None, say
+        self._named, self._path = 0, None
+
+    def begin(self, layout):
+        """Name the columns, those of a `Format`, before their first rows."""
         import pyarrow
 
         kinds = {"score": pyarrow.float64()}
         fields = [(name, kinds.get(name, pyarrow.string())) for name in layout.columns]
         self.schema = pyarrow.schema(fields)
-        self.rows, self._parts, self._writer, self._say = 0, [], None, say
-        self._named = 0
 
     def add(self, columns):
         import pyarrow
@@ -69,3 +73,11 @@ class Store:
         if os.name == "posix":
             os.unlink(self._path)  # the map keeps it until the process ends
         return found
+
+    def discard(self):
+        """Remove the file of rows whose reading came to nothing."""
+        if self._writer is not None:
+            with contextlib.suppress(OSError):  # a full disk, which the reading has told of
+                self._file.close()
+        if self._path is not None:
+            Path(self._path).unlink(missing_ok=True)

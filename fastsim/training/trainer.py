@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 import transformers
 from accelerate.data_loader import SeedableRandomSampler
+from accelerate.utils import broadcast_object_list
 from transformers.trainer_utils import TrainOutput
 
 from fastsim.files import full_disk_named
@@ -118,6 +119,9 @@ class Trainer(transformers.Trainer):
         if self.is_sharded:
             self._whole.fill(self.model_wrapped)
         found = (self._whole or self.task).evaluate()
+        if self.accelerator.num_processes > 1:
+            # Rounded otherwise, metrics of their own could end the training of some alone.
+            (found,) = broadcast_object_list([found])
         found = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self.log(found)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
@@ -200,6 +204,14 @@ class Trainer(transformers.Trainer):
                     f"the weights {name} became NaN or infinite by step {step}: {hint}"
                 )
 
+    def _save(self, output_dir=None, state_dict=None):
+        """As in transformers, tied weights under each of their names.
+
+        safetensors refuses memory that several names share.
+        """
+        given = self.model.state_dict() if state_dict is None else state_dict
+        super()._save(output_dir, state_dict=_unshared(given))
+
     def _save_checkpoint(self, model, trial):
         """As in transformers, but only what is finite, and sealed with sizes and hashes.
 
@@ -248,3 +260,13 @@ class Trainer(transformers.Trainer):
                         {**kept, "params": ours, "lr": self.loss_learning_rate}
                     )
         return optimizer
+
+
+def _unshared(state):
+    """A state whose tensors have memory of their own: copies where an earlier name has it."""
+    found, seen = {}, set()
+    for name, value in state.items():
+        place = value.untyped_storage().data_ptr()
+        found[name] = value.clone() if place in seen else value
+        seen.add(place)
+    return found

@@ -1,5 +1,6 @@
 """A run that was broken off goes on where it was; one that begins says how long it will take."""
 
+import errno
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 pytest.importorskip("click.testing")
 from click.testing import CliRunner
 
+from fastsim import files
 from fastsim.benchmark import duration, processes, results
 from fastsim.benchmark.duration import minutes
 from fastsim.benchmark.parts import Parts
@@ -46,12 +48,40 @@ def test_a_run_goes_on_where_it_was_broken_off(measured, tmp_path):
     assert other.exit_code == 2
     assert "has other settings than this run" in other.output
     assert len(measured) == 2
+    (tmp_path / "run.jsonl.parts/.2.jsonl-0.part").touch()  # cut off while it was written
     done = bench("--out", str(out), "--resume")
     assert done.exit_code == 0, done.output
     assert len(measured) == 4  # the second and the third
     assert [path.name for path in tmp_path.iterdir()] == ["run.jsonl"]
     assert results.read(out)[0]["settings"]["processes"] == 3
     assert "resume: wanted the --out" in bench("--resume").output
+
+
+def test_a_file_that_is_there_stays_unless_one_says_otherwise(measured, tmp_path):
+    out = tmp_path / "run.jsonl"
+    out.write_text("mine")
+    refused = bench("--out", str(out))
+    assert refused.exit_code == 5
+    assert f"out: '{out}' is there already; --overwrite writes over it" in refused.output
+    assert (measured, out.read_text()) == ([], "mine")
+    measured += [None, None]
+    done = bench("--out", str(out), "--overwrite")
+    assert done.exit_code == 0, done.output
+    assert results.read(out)[0]["settings"]["processes"] == 3
+
+
+def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    about = {"settings": {}}
+    results.write(tmp_path / "run.jsonl", about, [{"row": 1}])
+
+    def full(file):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "flush", full)
+    with pytest.raises(OSError, match="disk full: cannot write"):
+        results.write(tmp_path / "run.jsonl", about, [{"row": 2}])
+    assert results.read(tmp_path / "run.jsonl") == (about, [{"row": 1}])
+    assert [path.name for path in tmp_path.iterdir()] == ["run.jsonl"]
 
 
 def test_the_time_is_said_beforehand(measured, tmp_path):

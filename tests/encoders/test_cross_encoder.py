@@ -1,10 +1,13 @@
 """The cross-encoder."""
 
+import json
+
 import pytest
 import torch
 
-from fastsim.encoders.cross_encoder import CrossEncoder
+from fastsim.encoders.cross_encoder import CrossEncoder, is_cross_encoder
 from fastsim.encoders.encoder import Encoder
+from fastsim.encoders.names import ModelError
 from tests import models
 
 pytest.importorskip("transformers")
@@ -65,3 +68,52 @@ def test_logits_of_a_model_in_half_precision_are_float32():
     encoder = CrossEncoder.from_pretrained(models.tiny_bert()).bfloat16()
     assert encoder(encoder.tokenize(TEXTS[:2], TEXTS[2:4])).dtype == torch.float32
     assert encoder.double()(encoder.tokenize(TEXTS[:2], TEXTS[2:4])).dtype == torch.float64
+
+
+def test_a_cross_encoder_of_sentence_transformers_is_one(tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    CrossEncoder.from_pretrained(models.tiny_bert(), max_length=9).save_pretrained(
+        tmp_path / "ours"
+    )
+    theirs = sentence_transformers.CrossEncoder(str(tmp_path / "ours"), device="cpu")
+    theirs.save_pretrained(str(tmp_path / "theirs"))
+    assert (tmp_path / "theirs/modules.json").is_file()
+    Encoder.from_pretrained(models.tiny_bert()).save_pretrained(tmp_path / "encoder")
+    found = {name: is_cross_encoder(tmp_path / name) for name in ("ours", "theirs", "encoder")}
+    assert found == {"ours": True, "theirs": True, "encoder": False}
+    again = CrossEncoder.from_pretrained(tmp_path / "theirs")
+    assert again.max_length == 9
+    pairs = list(zip(TEXTS[:6], TEXTS[6:12], strict=True))
+    expected = torch.tensor(theirs.predict(pairs, activation_fn=torch.nn.Identity()))
+    torch.testing.assert_close(again.score(TEXTS[:6], TEXTS[6:12]), expected, rtol=0, atol=1e-5)
+
+
+def test_a_cross_encoder_of_further_parts_is_refused(tmp_path):
+    """Its scores are not those of its transformer."""
+    Encoder.from_pretrained(models.tiny_bert(), dense=1).save_pretrained(tmp_path)
+    about = tmp_path / "config_sentence_transformers.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"model_type": "CrossEncoder"}))
+    with pytest.raises(ModelError, match="has parts that score after its transformer"):
+        CrossEncoder.from_pretrained(tmp_path)
+
+
+def test_texts_that_only_the_encoders_folder_lower_cases_are_refused(tmp_path):
+    """A tokenizer that does it itself takes that along."""
+    for name, folder in (("kept", models.tiny_decoder()), ("lower", models.tiny_bert())):
+        plain = Encoder.from_pretrained(folder)
+        encoder = Encoder(plain.model, plain.tokenizer, lower_case=True)
+        encoder.save_pretrained(tmp_path / name)
+    CrossEncoder.from_pretrained(tmp_path / "lower")
+    with pytest.raises(ModelError, match="kept' wants lower-cased texts"):
+        CrossEncoder.from_pretrained(tmp_path / "kept")
+
+
+def test_a_decoder_without_padding_pads_with_its_end():
+    encoder = CrossEncoder.from_pretrained(models.tiny_decoder())
+    assert encoder.model.config.pad_token_id == encoder.tokenizer.eos_token_id
+    together = encoder.score(TEXTS[:6], TEXTS[6:12])
+    alone = [encoder.score([one], [two]) for one, two in zip(TEXTS[:6], TEXTS[6:12], strict=True)]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-5)
+    encoder.tokenizer.pad_token = encoder.tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="tokenizer: wanted a padding or an end token"):
+        CrossEncoder(encoder.model, encoder.tokenizer)

@@ -36,6 +36,19 @@ def test_encode_leaves_the_mode_and_has_no_gradient(mode):
     torch.testing.assert_close(norms, torch.ones(3))
 
 
+def test_a_model_that_is_loaded_is_in_one_mode():
+    """That of evaluation, before and after it is used: without dropout."""
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    cross = CrossEncoder.from_pretrained(models.tiny_bert())
+    for model, use in ((encoder, encoder.encode), (cross, lambda texts: cross.score(texts, texts))):
+        assert {module.training for module in model.modules()} == {False}
+        use(TEXTS[:2])
+        assert {module.training for module in model.modules()} == {False}
+    encoder.model.train()
+    again = Encoder(encoder.model, encoder.tokenizer, head=encoder.head)
+    assert {module.training for module in again.modules()} == {True}
+
+
 def test_encode_checks_at_the_door():
     encoder = Encoder.from_pretrained(models.tiny_bert())
     with pytest.raises(TypeError, match="texts: wanted a list of str"):
@@ -92,6 +105,8 @@ def test_encode_in_several_processes_is_encode_in_one():
     for wrong in ("cpu", []):
         with pytest.raises(ValueError, match="devices: wanted a list of names of devices, got"):
             encoder.encode(TEXTS, devices=wrong)
+    with pytest.raises(ValueError, match="truncate_dim: wanted a number of at least 1, got -1"):
+        encoder.encode(TEXTS, truncate_dim=-1)
 
 
 def test_encode_to_numpy_and_in_half_precision():
@@ -230,11 +245,13 @@ def test_a_text_has_room_beside_the_special_tokens():
         CrossEncoder.from_pretrained(models.tiny_bert(), max_length=4)
 
 
-def test_a_model_that_says_no_length_has_none():
-    """As one with relative positions, whose tokenizer was saved without a length."""
+@pytest.mark.parametrize("said", [{}, {"max_position_embeddings": -1},
+                                  {"max_position_embeddings": None}])  # fmt: skip
+def test_a_model_that_says_no_length_has_none(said):
+    """As one with relative positions, whose tokenizer was saved without a length; XLNet's -1."""
     encoder = Encoder.from_pretrained(models.tiny_bert())
     encoder.tokenizer.model_max_length = 10**30
-    encoder.model.config = SimpleNamespace(hidden_size=32)
+    encoder.model.config = SimpleNamespace(hidden_size=32, **said)
     encoder = Encoder(encoder.model, encoder.tokenizer)
     assert encoder.max_length is None
     assert encoder.tokenize(["the " * 99])["input_ids"].shape == (1, 101)

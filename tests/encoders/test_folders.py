@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fastsim
+from fastsim.encoders.cross_encoder import CrossEncoder
 from fastsim.encoders.encoder import POOLINGS, Dense, Encoder, ModelError, Normalize
 from fastsim.encoders.model_files import is_decoder
 from tests import models
@@ -26,6 +27,57 @@ def test_sentence_transformers_loads_what_we_save(pooling, tmp_path):
     assert theirs.similarity_fn_name == "cosine"
     expected = torch.tensor(theirs.encode(TEXTS))
     torch.testing.assert_close(encoder.encode(TEXTS), expected, rtol=0, atol=1e-5)
+
+
+def test_similarity_and_width_go_both_ways(tmp_path):
+    """Embeddings are cut before they are made unit vectors; what is trained is whole."""
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    plain = Encoder.from_pretrained(models.tiny_bert())
+    encoder = Encoder(plain.model, plain.tokenizer, similarity="dot", truncate_dim=8)
+    encoder.save_pretrained(tmp_path / "ours")
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "ours"), device="cpu")
+    assert (theirs.similarity_fn_name, theirs.truncate_dim) == ("dot", 8)
+    theirs.save_pretrained(str(tmp_path / "theirs"))
+    whole = plain.encode(TEXTS)
+    for folder in ("ours", "theirs"):
+        again = Encoder.from_pretrained(tmp_path / folder)
+        assert (again.similarity, again.truncate_dim) == ("dot", 8)
+        assert (again.dim, again.encoded_dim) == (32, 8)
+        assert torch.equal(again.encode(TEXTS), whole[:, :8])
+        assert torch.equal(again.encode(TEXTS, truncate_dim=99), whole)
+        assert again(again.tokenize(TEXTS[:2])).shape == (2, 32)
+        for unit in (False, True):
+            expected = torch.tensor(theirs.encode(TEXTS, normalize_embeddings=unit))
+            found = again.encode(TEXTS, normalize=unit)
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match=r"similarity: wanted one of cosine, dot, .* got 'l2'"):
+        Encoder(plain.model, plain.tokenizer, similarity="l2")
+    with pytest.raises(ValueError, match="truncate_dim: wanted a number of at least 1, got 0"):
+        Encoder(plain.model, plain.tokenizer, truncate_dim=0)
+
+
+def test_a_similarity_of_other_models_is_none_of_ours(tmp_path):
+    Encoder.from_pretrained(models.tiny_bert()).save_pretrained(tmp_path / "model")
+    edit(tmp_path / "model/config_sentence_transformers.json", similarity_fn_name="maxsim")
+    assert Encoder.from_pretrained(tmp_path / "model").similarity == "cosine"
+
+
+@pytest.mark.parametrize("kind", ["roberta", "distilbert", "camembert", "albert", "xlm-roberta",
+                                  "xlnet"])  # fmt: skip
+def test_the_length_is_read_from_files_of_other_names(kind, tmp_path):
+    Encoder.from_pretrained(models.tiny_bert(), max_length=9).save_pretrained(tmp_path)
+    (tmp_path / "sentence_bert_config.json").rename(tmp_path / f"sentence_{kind}_config.json")
+    assert Encoder.from_pretrained(tmp_path).max_length == 9
+
+
+def test_a_folders_length_is_cut_to_what_there_is(tmp_path):
+    """sentence-transformers opens such folders; what the user asks for is refused."""
+    Encoder.from_pretrained(models.tiny_bert()).save_pretrained(tmp_path)
+    edit(tmp_path / "sentence_bert_config.json", max_seq_length=512)
+    for kind in (Encoder, CrossEncoder):
+        assert kind.from_pretrained(tmp_path).max_length == 64
+        with pytest.raises(ValueError, match=r"max_length: wanted . to 64 tokens, got 512"):
+            kind.from_pretrained(tmp_path, max_length=512)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -88,9 +140,8 @@ def test_the_embedded_model_is_that_of_sentence_transformers():
     torch.testing.assert_close(encoder.encode(TEXTS), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["T5", "Bart"])
-def test_encoders_of_encoder_decoders_load_as_theirs(kind, tmp_path):
-    sentence_transformers = pytest.importorskip("sentence_transformers")
+def encoder_of_two(kind, folder):
+    """Write the plain folder of a tiny model that has an encoder beside a decoder."""
     import transformers
 
     tokenizer = Encoder.from_pretrained(models.tiny_bert()).tokenizer
@@ -105,8 +156,14 @@ def test_encoders_of_encoder_decoders_load_as_theirs(kind, tmp_path):
             **sizes, **layers, decoder_ffn_dim=32, pad_token_id=0, eos_token_id=2
         )
         model = transformers.BartModel(config)
-    model.save_pretrained(tmp_path / "plain")
-    tokenizer.save_pretrained(tmp_path / "plain")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("kind", ["T5", "Bart"])
+def test_encoders_of_encoder_decoders_load_as_theirs(kind, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    encoder_of_two(kind, tmp_path / "plain")
     theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "plain"), device="cpu")
     expected = torch.tensor(theirs.encode(TEXTS[:6], batch_size=1))
     ours = Encoder.from_pretrained(tmp_path / "plain")

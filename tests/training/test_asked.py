@@ -12,9 +12,14 @@ pytest.importorskip("transformers")
 pytest.importorskip("datasets")
 from safetensors.torch import load_file
 
+from fastsim.encoders.encoder import Encoder
+from fastsim.scores import cosine_similarity, paired_cosine_similarity
 from fastsim.training.collator import Collator
 from fastsim.training.data import read_data
-from fastsim.training.load import evaluate_model
+from fastsim.training.evaluation import evaluate_encoder
+from fastsim.training.load import evaluate_model, load_encoder
+from fastsim.training.prepare import SHOWN, prepare
+from fastsim.training.prompts import name_parts
 from fastsim.training.run import train
 from tests import models
 from tests.training.runs import losses, options, stopped, write
@@ -82,6 +87,82 @@ def test_a_prompt_of_the_evaluation_alone_is_taken(files, tmp_path):
     pairs = write(tmp_path / "pairs.jsonl", [{"anchor": "a", "positive": "b"}] * 2)
     asked = options(tmp_path, file, eval=pairs, prompts={"query": "q: "})
     train(asked, dry_run=True)
+
+
+def test_prompts_of_columns_are_those_of_a_search(files, tmp_path):
+    """Queries are what anchors are, documents what positives are."""
+    file, _ = files("tuples")
+    prompts = {"anchor": "the question : ", "positive": "is the "}
+    train(options(tmp_path, file, loss="info_nce", prompts=prompts, max_steps=1))
+    encoder, texts = load_encoder(tmp_path / "out", cpu=True), models.texts(5)
+    for encode, prompt in (
+        (encoder.encode_query, prompts["anchor"]),
+        (encoder.encode_document, prompts["positive"]),
+    ):
+        assert torch.equal(encode(texts), encoder.encode([prompt + text for text in texts]))
+
+
+@pytest.mark.parametrize(
+    ("known", "given", "wanted"),
+    [
+        ({}, {"positive": "p"}, {"document": "p"}),
+        (
+            {"query": "", "passage": ""},
+            {"anchor": "a", "positive": "p"},
+            {"query": "a", "passage": "p"},
+        ),
+        (
+            {"query": "q", "corpus": "c"},
+            {"anchor": "a", "positive": "p"},
+            {"query": "q", "corpus": "c"},
+        ),
+        ({}, {"positive": "p", "document": ""}, {"document": ""}),
+        ({"anchor": "a"}, {}, {"query": "a"}),
+        ({}, {"text": "t"}, {}),
+    ],
+)
+def test_a_part_of_a_search_keeps_its_own_prompt(known, given, wanted):
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    encoder.prompts = known | given
+    name_parts(encoder, given)
+    assert encoder.prompts == known | given | wanted
+
+
+def test_pictures_are_drawn_with_the_prompts_of_columns(files, tmp_path):
+    file, _ = files("scored pairs")
+    prompts = {"sentence1": "the question : ", "sentence2": "is the "}
+    task = prepare(options(tmp_path, file, prompts=prompts))
+    found = task.sample()
+    rows = task.train[:SHOWN]
+    first, second = (
+        task.encoder.encode([prompts[name] + text for text in rows[name]]) for name in prompts
+    )
+    assert found["heat"] == cosine_similarity(first, second).tolist()
+    assert found["scores"][:SHOWN] == pytest.approx(
+        paired_cosine_similarity(first, second).tolist(), abs=1e-5
+    )
+
+
+def test_metrics_are_of_the_widest_width_that_is_trained(files, tmp_path):
+    """What lies beyond is not trained; the model keeps it."""
+    file, held = files("tuples")
+    asked = options(tmp_path, file, loss="info_nce", eval=held, matryoshka=(2, 4), max_steps=2)
+    result = train(asked)
+    data, layout = read_data(held)
+    encoder = Encoder.from_pretrained(asked.output, max_length=32)
+    assert encoder.truncate_dim is None
+    found = evaluate_encoder(encoder, data, layout, width=4)
+    assert result["after"] == pytest.approx(found, abs=1e-6)
+    assert result["after"] != pytest.approx(evaluate_encoder(encoder, data, layout), abs=1e-3)
+
+
+@pytest.mark.parametrize("similarity", ["dot", "cosine"])
+def test_the_folder_names_the_similarity_of_the_loss(similarity, files, tmp_path):
+    file, _ = files("tuples")
+    asked = options(tmp_path, file, loss="info_nce", max_steps=1)
+    asked.loss_options = {"similarity": similarity} if similarity == "dot" else None
+    train(asked)
+    assert Encoder.from_pretrained(asked.output).similarity == similarity
 
 
 def test_scores_are_mapped_from_their_range(files, tmp_path):

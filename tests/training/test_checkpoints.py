@@ -1,20 +1,24 @@
 """Checkpoints: what is the user's beside them stays, and they are those of one run."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("transformers")
 pytest.importorskip("datasets")
+from safetensors.torch import load_file
+
 from fastsim.training import demo
 from fastsim.training.checkpoints import checkpoint_folder, claimed
 from fastsim.training.run import OutputError, train
 from fastsim.training.stopping import Watch
 from fastsim.training.trainer import Trainer
 from tests import models
-from tests.training.runs import options, stopped
+from tests.training.runs import losses, options, stopped
 
 
 @pytest.mark.parametrize("name", ["checkpoint-500", "checkpoint-2-mine", "checkpoint-best"])
@@ -215,6 +219,44 @@ def test_a_dry_run_refuses_checkpoints_that_are_there(files, tmp_path):
     asked.resume, asked.max_steps = True, 1
     with pytest.raises(ValueError, match="max_steps: wanted 2 or more"):
         train(asked, dry_run=True)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_run_goes_on_with_as_many_processes(dry_run, files, tmp_path):
+    """One that was written without their number, with any."""
+    file, _ = files("tuples")
+    asked = options(tmp_path, file, loss="info_nce", max_steps=2, keep_checkpoints=True)
+    train(asked)
+    asked.resume = True
+    about = tmp_path / "out-checkpoints/fastsim_run.json"
+    state = json.loads(about.read_text())
+    state["asked"]["processes"] = 2
+    about.write_text(json.dumps(state))
+    with pytest.raises(ValueError, match="resume: processes: wanted 2, as in this run, got 1"):
+        train(asked, dry_run=dry_run)
+    del state["asked"]["processes"]
+    about.write_text(json.dumps(state))
+    train(asked, dry_run=dry_run)
+
+
+@pytest.mark.parametrize("kind", ["T5", "Bart"])
+def test_tied_weights_are_in_checkpoints(kind, files, tmp_path):
+    """Under each of their names, and a run goes on with them."""
+    from tests.encoders.test_folders import encoder_of_two
+
+    encoder_of_two(kind, tmp_path / "model")
+    file, _ = files("tuples")
+    more = {"model": str(tmp_path / "model"), "loss": "info_nce", "max_steps": 4}
+    more |= {"checkpoint_steps": 2, "keep_checkpoints": True}
+    whole = train(options(tmp_path, file, output=str(tmp_path / "whole"), **more))
+    asked = options(tmp_path, file, **more)
+    stopped(asked, 3)
+    saved = load_file(tmp_path / "out-checkpoints/checkpoint-3/model.safetensors")
+    one, two = (
+        saved[f"encoder.model.{name}.weight"] for name in ("shared", "encoder.embed_tokens")
+    )
+    assert torch.equal(one, two)
+    assert losses(train(asked)) == losses(whole)
 
 
 def test_what_is_refused_in_a_run_removes_no_checkpoint(files, tmp_path):

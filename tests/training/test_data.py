@@ -204,3 +204,30 @@ def test_many_rows_are_mapped_from_a_file(tmp_path, monkeypatch):
     dataset, _ = read_data(path)
     assert dataset.cache_files
     assert dataset.to_list() == [{"anchor": f"a{i}", "positive": f"b{i}"} for i in range(50)]
+
+
+@pytest.mark.parametrize("fault", ["a bad row", "Ctrl-C"])
+def test_a_reading_that_fails_leaves_no_file(fault, tmp_path, monkeypatch):
+    import datasets
+
+    from fastsim.training import opened, store
+
+    monkeypatch.setattr(store, "_IN_MEMORY", 20)
+    monkeypatch.setattr(opened, "_PART", 7)
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+    path = tmp_path / "data.jsonl"
+    rows = [f'{{"anchor": "a{i}", "positive": "b{i}"}}\n' for i in range(50)]
+    path.write_text("".join(rows) + ('{"anchor": ""}\n' if fault == "a bad row" else ""))
+    add = store.Store.add
+
+    def interrupted(self, columns):
+        add(self, columns)
+        assert bool(list(cache.glob("*.arrow"))) == (self.rows > 20)
+        if fault == "Ctrl-C" and self.rows > 40:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(store.Store, "add", interrupted)
+    with pytest.raises(DataError if fault == "a bad row" else KeyboardInterrupt):
+        read_data(path)
+    assert not list(cache.iterdir())

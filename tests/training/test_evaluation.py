@@ -136,6 +136,28 @@ def test_a_text_that_is_its_own_answer():
     assert found["recall@1"] == 1
 
 
+def test_metrics_are_of_the_numbers_that_count():
+    """Those that `encode` gives or fewer; a classifier has them all, which it was made for."""
+    pytest.importorskip("transformers")
+    from fastsim.encoders.encoder import Encoder
+    from tests import models
+
+    plain = Encoder.from_pretrained(models.tiny_bert())
+    texts = models.texts(24)
+    columns = {"sentence1": texts[:12], "sentence2": texts[12:], "label": [0, 1] * 6}
+    data, layout = Dataset.from_dict(columns), format_of(list(columns))
+    cut = Encoder(plain.model, plain.tokenizer, truncate_dim=3)
+    found = [
+        evaluate_encoder(encoder, data, layout, **more)
+        for encoder, more in ((plain, {"width": 3}), (cut, {}), (cut, {"width": 9}), (plain, {}))
+    ]
+    assert found[0] == found[1] == found[2] != found[3]
+    more = {"classifier": (SoftmaxClassification(32, 2), [0, 1])}
+    assert evaluate_encoder(cut, data, layout, **more) == evaluate_encoder(
+        plain, data, layout, **more
+    )
+
+
 @pytest.mark.parametrize("no", [0, "0", False, "false", "False"])
 def test_labels_are_binary_where_both_are_there(no):
     yes = not no if isinstance(no, bool) else {0: 1, "0": "1"}.get(no, "true")

@@ -38,6 +38,7 @@ CHANGES = {
     "a prompt": lambda encoder: encoder.prompts.update(document="the "),
     "a default": lambda encoder: setattr(encoder, "default_prompt", "query"),
     "what is pooled": lambda encoder: setattr(encoder, "include_prompt", False),
+    "a width": lambda encoder: setattr(encoder, "truncate_dim", 3),
 }
 
 

@@ -1,5 +1,7 @@
 """Models from their folders: the type of their weights, prompts, lengths; searches."""
 
+import json
+
 import pytest
 import torch
 
@@ -10,11 +12,15 @@ from datasets import Dataset
 
 from fastsim.encoders.cross_encoder import CrossEncoder
 from fastsim.encoders.encoder import Encoder
+from fastsim.encoders.names import ModelError
 from fastsim.training import demo
+from fastsim.training.data import read_data
 from fastsim.training.evaluation import evaluate_encoder
 from fastsim.training.formats import format_of
 from fastsim.training.load import evaluate_model, load_encoder, search_texts
+from fastsim.training.run import train
 from tests import models
+from tests.training.runs import options
 from tests.training.test_evaluation import Angles
 
 KEPT, _ = demo.situations()
@@ -72,3 +78,33 @@ def test_a_search_asks_with_the_prompt_of_queries():
     known = encoder.encode_document(["90", "10", "0"])
     (found,) = search_texts(encoder, ["0"], ["90", "10", "0"], 9, corpus=known)
     assert [hit["row"] for hit in found["hits"]] == [0, 1, 2]
+
+
+@pytest.fixture
+def crosses(tmp_path):
+    """Folders of one cross-encoder: ours and sentence-transformers'."""
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    CrossEncoder.from_pretrained(models.tiny_bert()).save_pretrained(tmp_path / "ours")
+    theirs = sentence_transformers.CrossEncoder(str(tmp_path / "ours"), device="cpu")
+    theirs.save_pretrained(str(tmp_path / "theirs"))
+    return [tmp_path / "ours", tmp_path / "theirs"]
+
+
+def test_a_cross_encoder_gives_no_embeddings(crosses):
+    for folder in crosses:
+        with pytest.raises(ModelError, match=f"wanted an encoder, '{folder}' is a cross-encoder"):
+            load_encoder(folder, cpu=True)
+
+
+def test_cross_encoders_of_either_kind_are_evaluated_and_trained(crosses, tmp_path):
+    rows = [{"sentence1": a, "sentence2": b, "score": 0.5} for a, b, *_ in KEPT[:8]]
+    rows[0]["score"] = 1.0
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data, layout = read_data(file)
+    one, two = (evaluate_model(folder, data, layout, cpu=True) for folder in crosses)
+    assert one == two
+    asked = options(tmp_path, str(file), model=str(crosses[1]), max_steps=1)
+    asked.architecture = "cross-encoder"
+    train(asked)
+    assert evaluate_model(asked.output, data, layout, cpu=True).keys() == one.keys()

@@ -110,16 +110,19 @@ def test_cross_encoder(kind, loss, files, tmp_path):
         evaluate_model(asked.output, dataset, layout, cpu=True, prompts={"query": "q: "})
 
 
-def test_sentence_transformers_loads_the_cross_encoder(files, tmp_path):
+@pytest.mark.parametrize("loss", ["cosent", "regression"])
+def test_sentence_transformers_loads_the_cross_encoder(loss, files, tmp_path):
+    """Its scores are the logits by themselves where these were trained to be the scores."""
     sentence_transformers = pytest.importorskip("sentence_transformers")
     from fastsim.encoders.cross_encoder import CrossEncoder
 
     file, _ = files("scored pairs")
-    asked = options(tmp_path, file, architecture="cross-encoder", max_steps=2)
+    asked = options(tmp_path, file, loss=loss, architecture="cross-encoder", max_steps=2)
     train(asked)
     pairs = [(row[0], row[2]) for row in HELD]
     theirs = sentence_transformers.CrossEncoder(asked.output, device="cpu")
-    expected = torch.tensor(theirs.predict(pairs, activation_fn=torch.nn.Identity()))
+    asked_for = {} if loss == "regression" else {"activation_fn": torch.nn.Identity()}
+    expected = torch.tensor(theirs.predict(pairs, **asked_for))
     found = CrossEncoder.from_pretrained(asked.output).score(*map(list, zip(*pairs, strict=True)))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 

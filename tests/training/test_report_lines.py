@@ -1,0 +1,69 @@
+"""What a run says of itself beforehand, and that it does what it says."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("datasets")
+import transformers
+
+from fastsim.training.report_lines import idle_gpus
+from fastsim.training.run import train
+from fastsim.training.trainer import Trainer
+from tests.training.runs import options
+
+
+def test_one_gpu_of_several_is_used(files, tmp_path, monkeypatch):
+    """transformers would cut each batch, and with it the negatives, into parts."""
+    made = transformers.TrainingArguments.__post_init__
+
+    def with_two(self):
+        made(self)
+        assert self.device.type == "cpu"  # which decides their number, until it is said here
+        self._n_gpu = 2
+
+    monkeypatch.setattr(transformers.TrainingArguments, "__post_init__", with_two)
+    seen, step = [], Trainer.training_step
+
+    def spied(self, model, *arguments):
+        seen.append((self.args.n_gpu, type(model)))
+        return step(self, model, *arguments)
+
+    monkeypatch.setattr(Trainer, "training_step", spied)
+    file, _ = files("tuples")
+    train(options(tmp_path, file, loss="info_nce", max_steps=1))
+    ((count, kind),) = seen
+    assert count == 1
+    assert not issubclass(kind, torch.nn.DataParallel)
+
+
+def test_gpus_that_are_not_used_are_told(monkeypatch):
+    gpu = torch.device("cuda", 0)
+    for count, device, processes, idle in (
+        (1, gpu, 1, False),
+        (4, gpu, 4, False),
+        (4, torch.device("cpu"), 1, False),
+        (4, gpu, 1, True),
+    ):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        found = idle_gpus(device, processes)
+        said = "4 GPUs are here, one is used: torchrun --nproc-per-node 4 -m fastsim train"
+        assert found == (said if idle else None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss", "prompts", "told"),
+    [
+        ("labelled texts", "sup_con", {"text": "t: "}, "text"),
+        ("scored pairs", "cosent", {"sentence1": "a: ", "sentence2": "b: "}, "sentence1 and sent"),
+        ("tuples", "info_nce", {"anchor": "a: "}, None),
+        ("scored pairs", "cosent", {}, None),
+    ],
+)
+def test_prompts_that_a_search_will_not_use_are_told(kind, loss, prompts, told, files, tmp_path):
+    file, _ = files(kind)
+    said = []
+    train(options(tmp_path, file, loss=loss, prompts=prompts), said.append, dry_run=True)
+    lines = [line for line in said if line.startswith("prompts")]
+    assert len(lines) == (told is not None)
+    assert not lines or f"a search will not use that of {told}" in lines[0]
