@@ -10,6 +10,7 @@ as PTX too, for later GPUs.
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -53,45 +54,55 @@ def compile_all(units, scratch):
         return list(pool.map(build, units, [f"{scratch}/{i}.o" for i in range(len(units))]))
 
 
+def compiler_of(variable, programs, wanting):
+    """The words of a compiler's command: those of a variable, `ccache g++`, or a program found."""
+    if command := os.environ.get(variable):
+        return shlex.split(command)
+    for found in filter(None, map(shutil.which, programs)):
+        return [found]
+    raise RuntimeError(wanting)
+
+
 def torch_flags():
-    """(the host compiler with what every source needs, what links torch)."""
+    """(the host compiler, what it needs for every source, what links torch)."""
     import torch  # only a build needs it here
 
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        raise RuntimeError("no C++ compiler found; set CXX or install g++")
+    wanting = "no C++ compiler found; set CXX or install g++"
+    compiler = compiler_of("CXX", ("g++", "clang++"), wanting)
     root = Path(torch.__file__).parent
-    command = [compiler, *FLAGS.split(), f"-I{ROOT}/csrc", "-isystem", f"{root}/include"]
-    return command, [f"-L{root}/lib", "-ltorch_cpu", "-lc10"]
+    flags = [*FLAGS.split(), f"-I{ROOT}/csrc", "-isystem", f"{root}/include"]
+    return compiler, flags, [f"-L{root}/lib", "-ltorch_cpu", "-lc10"]
 
 
 def build_cpu(target, scratch):
-    command, link = torch_flags()
+    compiler, flags, link = torch_flags()
+    command = [*compiler, *flags]
     units = [
-        ([*command, f"-DFASTSIM_ISA={name}", *flags.split()], f"cpu/{source}.cpp")
+        ([*command, f"-DFASTSIM_ISA={name}", *more.split()], f"cpu/{source}.cpp")
         for source, sets in (("kernels", INSTRUCTION_SETS), ("amx", AMX))
-        for name, flags in sets.items()
+        for name, more in sets.items()
     ]
     units += [(command, f"cpu/{stem}.cpp") for stem in CPU_STEMS.split()]
     objects = compile_all(units, scratch)
-    subprocess.run([command[0], "-shared", *objects, "-o", target, *link], check=True)
+    subprocess.run([*compiler, "-shared", *objects, "-o", target, *link], check=True)
 
 
 def build_cuda(target, scratch):
-    command, link = torch_flags()
-    nvcc = os.environ.get("NVCC") or shutil.which("nvcc")
-    if nvcc is None:
-        raise RuntimeError("no nvcc found; set NVCC or install the CUDA toolkit")
+    compiler, flags, link = torch_flags()
+    wanting = "no nvcc found; set NVCC or install the CUDA toolkit"
+    nvcc = compiler_of("NVCC", ("nvcc",), wanting)
     archs = os.environ.get("FASTSIM_CUDA_ARCHS", CUDA_ARCHS).split(",")
     code = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs]
     code += [f"-gencode=arch=compute_{a},code=compute_{a}" for a in archs if a.isdigit()]
     code += ["-DFASTSIM_HOPPER"] if "90a" in archs else []
-    device = [nvcc, *CUDA_FLAGS.split(), f"-I{ROOT}/csrc", "-ccbin", command[0], *code]
+    host = compiler[-1]  # nvcc runs a program, without what caches its output
+    device = [*nvcc, *CUDA_FLAGS.split(), f"-I{ROOT}/csrc", "-ccbin", host, *code]
     # The slow ones first.
     stems = ("levels", "softmax", "sigmoid", "closest", "scan", "rows", "device")
     units = [(device, f"cuda/{stem}.cu") for stem in stems]
-    objects = compile_all([*units, (command, "cuda/ops.cpp")], scratch)
-    subprocess.run([nvcc, "-shared", "-cudart=static", *objects, "-o", target, *link], check=True)
+    units.append(([*compiler, *flags], "cuda/ops.cpp"))
+    objects = compile_all(units, scratch)
+    subprocess.run([*nvcc, "-shared", "-cudart=static", *objects, "-o", target, *link], check=True)
 
 
 BUILDERS = {"cpu": build_cpu, "cuda": build_cuda}
@@ -151,7 +162,7 @@ class Build(build_py):
                 if name == "cuda" and name not in wanted:
                     check_for_a_gpu()
                 build_once(name, folder)
-            except (ImportError, RuntimeError, subprocess.CalledProcessError) as error:
+            except (ImportError, OSError, RuntimeError, subprocess.CalledProcessError) as error:
                 if name in wanted:
                     raise SystemExit(f"FASTSIM_BUILD={name}: {error}") from error
                 print(f"fastsim: leaving out {name}: {error}")

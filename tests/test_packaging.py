@@ -86,3 +86,36 @@ def test_missing_sources_are_an_error(tree, tmp_path):
     code, said = run(sys.executable, "setup.py", "-q", "build_py", cwd=bare)
     assert code != 0
     assert "csrc: wanted the sources" in said
+
+
+def built(tree, folder, **variables):
+    """(exit status, what is said, the folder of libraries) of a build by these variables."""
+    variables = {"FASTSIM_BUILD": "auto"} | variables
+    command = sys.executable, "setup.py", "build_py", "--build-lib", folder
+    code, said = run(*command, cwd=tree, env=os.environ | variables)
+    return code, said, folder / "fastsim/_lib"
+
+
+def test_a_compiler_that_is_not_there(tree, tmp_path):
+    """A sentence where nobody asked for the library by name."""
+    wanting = {"CXX": str(tmp_path / "missing"), "NVCC": str(tmp_path / "none")}
+    code, said, libraries = built(tree, tmp_path / "build", **wanting)
+    assert code == 0, said
+    assert "fastsim: leaving out cpu: [Errno 2]" in said
+    assert not [*libraries.glob("*.so")]
+    code, said, _ = built(tree, tmp_path / "build", FASTSIM_BUILD="cpu", **wanting)
+    assert code != 0
+    assert "FASTSIM_BUILD=cpu: [Errno 2]" in said
+
+
+def test_a_compiler_of_several_words(tree, tmp_path):
+    """Of `ccache g++` all are run."""
+    wrapper = tmp_path / "wrapper"  # makes what is named after -o, of what it was told
+    wrapper.write_text(
+        '#!/bin/sh\nfirst=$1\nwhile [ "$1" != -o ]; do shift; done\necho "$first" > "$2"\n'
+    )
+    wrapper.chmod(0o755)
+    compiler = {"FASTSIM_BUILD": "cpu", "CXX": f"{wrapper} compiler"}
+    code, said, libraries = built(tree, tmp_path / "build", **compiler)
+    assert code == 0, said
+    assert (libraries / "cpu.so").read_text() == "compiler\n"

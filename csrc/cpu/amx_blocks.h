@@ -21,10 +21,14 @@ constexpr int64_t kFewRows = 256, kManyRows = 512;
 constexpr int64_t kWhole = 1 << 21;   // scores of many whole rows in memory: 8 MB
 constexpr int64_t kWorthKeeping = 8;  // to keep less than one band in so many saves too little
 
-// columns: whose scores of a band are in memory at once.
-inline int64_t band_rows(int64_t width, int64_t parts, int64_t columns) {
+// Rows of a band of `rows`; columns: whose scores of a band are in memory at once. Bands are of one
+// height, and several are an even number: threads, mostly an even number too, are done at about the
+// same time. By sizes alone, since the bits of sums depend on bands.
+inline int64_t band_rows(int64_t rows, int64_t width, int64_t parts, int64_t columns) {
   const bool many = parts > 1 && kManyRows * columns <= kWhole;
-  return (many ? kManyRows : kFewRows) / (width > 512 ? 2 : 1);
+  const int64_t most = (many ? kManyRows : kFewRows) / (width > 512 ? 2 : 1);
+  const int64_t bands = rows > most ? tiles(tiles(rows, most), 2) * 2 : 1;
+  return even_part(rows, tiles(rows, bands), kTileGroup);
 }
 
 // Whose turn it is at each block of columns: what bands of rows add to it they add in their order,
@@ -174,7 +178,7 @@ class BandScores {
              const ScoreGrads& score_grads, bool products, bool whole, int64_t stripe, int64_t kept)
       : x_(x), y_(y), all_(all), score_grads_(score_grads), stripe_(stripe),
         wide_(whole ? y.count : kBlockColumns),
-        tall_(std::min(band_rows(x.width, x.parts, wide_), x.count)),
+        tall_(band_rows(x.count, x.width, x.parts, wide_)),
         kept_bands_(bands_to_keep(kept)), kept_(kept_bands_ * kept_size()) {
     STD_TORCH_CHECK(stripe > 0 && stripe % kBlockColumns == 0, "fastsim: wanted whole blocks");
     STD_TORCH_CHECK(!whole || y.count <= stripe, "fastsim: wanted whole rows");

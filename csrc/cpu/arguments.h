@@ -91,6 +91,26 @@ T* output(const Optional& t, const char* name, int64_t count) {
   return t ? output<T>(*t, name, count) : nullptr;
 }
 
+// Where a gradient is written, in a dtype of its own.
+struct Gradient {
+  void* data = nullptr;
+  Dtype dtype = Dtype::float32;
+};
+
+// That of `count` numbers, null for None. Of a dtype that kernels write (`store` in dtypes.h): the
+// compute type, or 16 bits.
+template <class T>
+Gradient gradient(const Optional& grad, const char* name, int64_t count) {
+  if (!grad) return {};
+  if (has_type<T>(*grad)) return {output<T>(*grad, name, count), kDtypeOf<T>};
+  const ScalarType type = grad->scalar_type();
+  if (type != ScalarType::Half && type != ScalarType::BFloat16) {
+    refuse(name, *grad, torch::headeronly::toString(kTypeOf<T>), ", Half or BFloat16");
+  }
+  check(*grad, name, type, count);
+  return {grad->mutable_data_ptr(), dtype_of(*grad)};
+}
+
 // At least so many.
 template <class T>
 const T* input_of_most(const Tensor& t, const char* name, int64_t count) {
@@ -162,8 +182,8 @@ void check_positives(const Block<T>& b) {
 // An error unless a kernel has of the pairs what it cannot do without.
 template <class T>
 void check_needs(const Block<T>& b, Needs needs, const char* kernel) {
-  if (b.rows == 0 || b.columns == 0) return;  // an empty tensor may have no address
-  const bool targets = b.dense.data || b.row_groups;
+  if (b.rows == 0) return;  // an empty tensor may have no address
+  const bool targets = b.dense.data || b.row_groups || b.columns == 0;
   STD_TORCH_CHECK(!needs.groups || b.row_groups, "fastsim: ", kernel, ": wanted row_groups");
   STD_TORCH_CHECK(!needs.targets || targets, "fastsim: ", kernel, ": wanted row_groups or dense");
   if (!needs.positives) return;

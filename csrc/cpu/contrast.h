@@ -20,15 +20,27 @@ struct SplitChunk {
   void split(const Block<T>& b, int64_t row, int64_t at, int64_t n) {
     const T* s = b.scores + row * b.stride + at;
     const int64_t group = b.row_groups[row], *groups = b.column_groups + at;
-#pragma omp simd
-    for (int64_t j = 0; j < n; ++j) negatives[j] = groups[j] == group ? kLeftOut<T> : s[j];
     count = 0;
-    for (int64_t j = 0; j < n; ++j) {
-      positives[count] = s[j];
-      places[count] = static_cast<int32_t>(j);
-      count += groups[j] == group && !(s[j] <= kLeftOut<T>);
+    for (int64_t first = 0; first < n; first += kFew) {
+      const int64_t end = smaller(first + kFew, n);
+      T own = 0;
+#pragma omp simd reduction(+ : own)
+      for (int64_t j = first; j < end; ++j) {
+        const bool alike = groups[j] == group;
+        negatives[j] = alike ? kLeftOut<T> : s[j];
+        own += alike ? T(1) : T(0);
+      }
+      if (own == 0) continue;
+      for (int64_t j = first; j < end; ++j) {
+        positives[count] = s[j];
+        places[count] = static_cast<int32_t>(j);
+        count += groups[j] == group && !(s[j] <= kLeftOut<T>);
+      }
     }
   }
+
+ private:
+  static constexpr int64_t kFew = 64;  // columns that mostly have no positive among them
 };
 
 // Forward reduction the maximum of a chunk and its sum of exponentials into the running state.

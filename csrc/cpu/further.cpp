@@ -53,13 +53,8 @@ void leave_out_diagonal(const Block<T>& b) {
 template <class T>
 void transpose_square(const Block<T>& from, const Block<T>& to, bool add) {
   over(to.rows, to.rows, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      T* out = to.scores + i * to.stride;
-      for (int64_t j = 0; j < to.rows; ++j) {
-        const T value = from.scores[j * from.stride + i];
-        out[j] = add ? out[j] + value : value;
-      }
-    }
+    kernels().of<T>().transpose(from.scores, from.stride, to.scores, to.stride, to.rows, add, begin,
+                                end);
   });
 }
 
@@ -146,6 +141,10 @@ void further(Tensor x, Tensor y, Optional own, Optional references, bool query_t
     const Section<T> documents = section(doc_to_doc, columns.count);
     const Section<T> of_queue = section(bool(queue), queue ? queue->count : 0);
     const Section<T> of_own = section(bool(negatives), of_each);
+
+    STD_TORCH_CHECK(label_smoothing == 0 || end == columns.count,
+                    "fastsim: label_smoothing: wanted 0 beside further candidates, got ",
+                    label_smoothing);
 
     Block<T> b{};
     b.rows = count;

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "amx.h"
@@ -65,6 +66,8 @@ Sequences sequences(const Tensor& rows, const Tensor& starts, const char* name,
                     "fastsim: ", name, ": wanted ascending tokens of ", tokens, ", got ", first[i],
                     " at ", i);
   }
+  STD_TORCH_CHECK(first[0] == 0 && first[count] == tokens, "fastsim: ", name,
+                  ": wanted them from 0 to ", tokens, ", got ", first[0], " to ", first[count]);
   return {matrix(rows), count, tokens, first, input<bool>(mask, name_of_mask, tokens)};
 }
 
@@ -305,11 +308,49 @@ int64_t documents_of(const Tensor& scores, const char* name, const Sequences& x,
   return each;
 }
 
-// Whether winners (K, P) are of int32, or else of int16.
-bool check_winners(const Tensor& winners, int64_t documents, int64_t tokens) {
+// Whether winners (K, P) are of int32, or else of int16, if that has a number for every token of a
+// document.
+bool check_winners(const Tensor& winners, int64_t documents, int64_t tokens, const Sequences& y) {
   const bool wide = winners.scalar_type() == ScalarType::Int;
   check(winners, "winners", wide ? ScalarType::Int : ScalarType::Short, documents * tokens);
+  const int64_t longest = longest_of(y), most = 1 + std::numeric_limits<int16_t>::max();
+  if (!wide && longest > most) {
+    refuse("winners", winners, "Int for a document of ", longest, " tokens");
+  }
   return wide;
+}
+
+// An error unless every winner is a token of its document, or -1: gradients are added where it
+// says.
+template <class Place>
+void check_places(const Place* places, const Sequences& x, const Sequences& y, int64_t documents,
+                  bool own) {
+  const auto last_of = [&](int64_t at) { return y.starts[at + 1] - y.starts[at] - 1; };
+  const auto extremes = [&](int64_t at) {
+    const int64_t query = own ? at / documents : 0, end = x.starts[own ? query + 1 : x.count];
+    const Place* of_document = places + (own ? at % documents : at) * x.tokens;
+    Place least = 0, most = -1;
+#pragma omp simd reduction(min : least) reduction(max : most)
+    for (int64_t token = x.starts[query]; token < end; ++token) {
+      const Place place = of_document[token];
+      least = place < least ? place : least;
+      most = place > most ? place : most;
+    }
+    return std::pair<int64_t, int64_t>(least, most);
+  };
+  std::atomic<int64_t> wrong{-1};  // a thread's error would come without its sentence
+  over(y.count, own ? tiles(x.tokens, std::max<int64_t>(1, x.count)) : x.tokens,
+       [&](int64_t begin, int64_t end) {
+         for (int64_t at = begin; at < end; ++at) {
+           const auto [least, most] = extremes(at);
+           if (least < -1 || most > last_of(at)) wrong = at;
+         }
+       });
+  const int64_t at = wrong;
+  if (at < 0) return;
+  const auto [least, most] = extremes(at);
+  STD_TORCH_CHECK(false, "fastsim: winners: wanted tokens of document ", at, " from -1 to ",
+                  last_of(at), ", got ", least, " to ", most);
 }
 
 // scores (B, K) of queries x (P, D) and documents y (T, D), whose sequences begin at `starts` with
@@ -328,7 +369,7 @@ bool max_sim(Tensor x, Tensor y, Tensor x_starts, Tensor y_starts, Optional x_ma
     STD_TORCH_CHECK(parts == 0 || (parts > 0 && parts <= 3 && amx_kernels()),
                     "fastsim: parts: wanted 0, or up to 3 on a matrix unit, got ", parts);
     T* out = output<T>(scores, "scores", a.count * documents);
-    const bool wide = winners && check_winners(*winners, documents, a.tokens);
+    const bool wide = winners && check_winners(*winners, documents, a.tokens, b);
     void* places = winners ? winners->mutable_data_ptr() : nullptr;
     held = wide ? scores_of<T>(a, b, width, cosine, own, parts, out, documents,
                                static_cast<int32_t*>(places))
@@ -361,9 +402,12 @@ void max_sim_backward(Tensor grad, Tensor winners, Tensor x, Tensor y, Tensor x_
     const Sequences b = sequences(y, y_starts, "y_starts", y_mask, "y_mask");
     const int64_t width = x.size(1), documents = documents_of(grad, "grad", a, b, own);
     check_matrix(y, "y", b.tokens, width);
-    const bool wide = check_winners(winners, documents, a.tokens);
-    if (grad_x) check(*grad_x, "grad_x", grad_x->scalar_type(), a.tokens * width);
-    if (grad_y) check(*grad_y, "grad_y", grad_y->scalar_type(), b.tokens * width);
+    const bool wide = check_winners(winners, documents, a.tokens, b);
+    const void* const places = winners.const_data_ptr();
+    wide ? check_places(static_cast<const int32_t*>(places), a, b, documents, own)
+         : check_places(static_cast<const int16_t*>(places), a, b, documents, own);
+    const Gradient of_x = gradient<T>(grad_x, "grad_x", a.tokens * width);
+    const Gradient of_y = gradient<T>(grad_y, "grad_y", b.tokens * width);
     std::vector<int64_t> query_of(a.tokens);
     for (int64_t query = 0; query < a.count; ++query) {
       std::fill(query_of.begin() + a.starts[query], query_of.begin() + a.starts[query + 1], query);
@@ -373,24 +417,22 @@ void max_sim_backward(Tensor grad, Tensor winners, Tensor x, Tensor y, Tensor x_
       inverse_x = inverse_norms<T>(a.rows, a.tokens, width);
       inverse_y = inverse_norms<T>(b.rows, b.tokens, width);
     }
-    const Winners<T> w{winners.const_data_ptr(), wide, own, documents, a.tokens, width,
+    const Winners<T> w{places, wide, own, documents, a.tokens, width,
                        query_of.data(), a.starts, b.starts,
                        input<T>(grad, "grad", a.count * documents), a.rows, b.rows, a.mask, b.mask,
                        cosine ? inverse_x.data() : nullptr, cosine ? inverse_y.data() : nullptr};
     const auto& k = kernels().of<T>();
-    if (grad_x) {
-      void* out = grad_x->mutable_data_ptr();
+    if (of_x.data) {
       over(a.tokens, w.documents * width, [&](int64_t begin, int64_t end) {
         Memory<T> memory(2 * width);
-        k.max_sim_queries(w, out, dtype_of(*grad_x), memory.data(), begin, end);
+        k.max_sim_queries(w, of_x.data, of_x.dtype, memory.data(), begin, end);
       });
     }
-    if (grad_y) {
-      void* out = grad_y->mutable_data_ptr();
+    if (of_y.data) {
       const int64_t longest = longest_of(b);
       over(b.count, a.tokens * width, [&](int64_t begin, int64_t end) {
         Memory<T> memory((longest + 1) * width);
-        k.max_sim_documents(w, out, dtype_of(*grad_y), memory.data(), begin, end);
+        k.max_sim_documents(w, of_y.data, of_y.dtype, memory.data(), begin, end);
       });
     }
   });

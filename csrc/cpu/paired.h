@@ -113,8 +113,9 @@ void triplet_distances(const Matrix& anchors, const Matrix& positives, const Mat
 template <class T>
 void triplet_distances_backward(const T* grad, const Matrix& anchors, const Matrix& positives,
                                 const Matrix& negatives, int64_t width, const T* near,
-                                const T* far, void* grad_anchors, void* grad_positives,
-                                void* grad_negatives, Dtype dtype, int64_t begin, int64_t end) {
+                                const T* far, void* grad_anchors, Dtype dtype_anchors,
+                                void* grad_positives, Dtype dtype_positives, void* grad_negatives,
+                                Dtype dtype_negatives, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     // In double: one over a subnormal distance is no float32.
     const double pull = near[row] == 0 ? 0 : double(grad[row]) / double(near[row]);
@@ -133,9 +134,9 @@ void triplet_distances_backward(const T* grad, const Matrix& anchors, const Matr
         a[k] = T(-(u + v));
       }
       const int64_t to = row * width + at;
-      if (grad_anchors) store(a, count, grad_anchors, dtype, to);
-      if (grad_positives) store(p, count, grad_positives, dtype, to);
-      if (grad_negatives) store(n, count, grad_negatives, dtype, to);
+      if (grad_anchors) store(a, count, grad_anchors, dtype_anchors, to);
+      if (grad_positives) store(p, count, grad_positives, dtype_positives, to);
+      if (grad_negatives) store(n, count, grad_negatives, dtype_negatives, to);
     });
   }
 }

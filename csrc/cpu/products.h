@@ -73,6 +73,7 @@ void pack_block(const T* b, int64_t b_step, int64_t columns, int64_t wide, int64
 template <class T>
 void column_of_tiles(const Left<T>& a, int64_t rows, const T* b, int64_t b_step, int64_t columns,
                      int64_t depth, T* c, int64_t c_row, bool add, T* block, Later<T> later = {}) {
+  if (rows == 0) return;
   const int64_t vectors = vectors_of<T>(columns), wide = vectors * kLanes<T>;
   const bool whole = columns == wide;
   if (b_step != kTileColumns<T> && (!whole || packing_pays(rows))) {

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <limits>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "arguments.h"
@@ -18,13 +17,6 @@
 namespace fastsim {
 
 namespace {
-
-// The memory of a gradient of `count` numbers that is wanted, and its dtype.
-std::pair<void*, Dtype> gradient(const Optional& grad, const char* name, int64_t count) {
-  if (!grad) return {nullptr, Dtype::float32};
-  check(*grad, name, grad->scalar_type(), count);
-  return {grad->mutable_data_ptr(), dtype_of(*grad)};
-}
 
 template <class T>
 Partners<T> take_chosen_rows(const Tensor& x, const Optional& y, const Tensor& columns,
@@ -74,9 +66,9 @@ void unit_rows_backward(Tensor grad_unit, Tensor x, Tensor inverse, double facto
   with_type(grad_unit, "grad_unit", [&](auto type) {
     using T = decltype(type);
     const int64_t rows = x.size(0), width = x.size(1);
-    const auto [out, dtype] = gradient(grad, "grad", rows * width);
+    const Gradient out = gradient<T>(grad, "grad", rows * width);
     through_unit_rows(input<T>(grad_unit, "grad_unit", rows * width), matrix(x), rows, width,
-                      input<T>(inverse, "inverse", rows), T(factor), out, dtype,
+                      input<T>(inverse, "inverse", rows), T(factor), out.data, out.dtype,
                       output<T>(dots, "dots", rows));
   });
 }
@@ -126,12 +118,11 @@ void paired_cosines_backward(Tensor grad, Tensor x, Tensor y, Tensor cosines, Te
     const T* score_grads = input<T>(grad, "grad", rows);
     const T* c = input<T>(cosines, "cosines", rows);
     const T* norms = input<T>(inverse, "inverse", 2 * rows);
-    // Named as a whole: not every clang lets a lambda have the parts.
-    const auto of_x = gradient(grad_x, "grad_x", rows * width);
-    const auto of_y = gradient(grad_y, "grad_y", rows * width);
+    const Gradient of_x = gradient<T>(grad_x, "grad_x", rows * width);
+    const Gradient of_y = gradient<T>(grad_y, "grad_y", rows * width);
     over(rows, 2 * width, [=](int64_t begin, int64_t end) {
       kernels().of<T>().paired_cosines_backward(score_grads, a, b, width, c, norms, norms + rows,
-                                                of_x.first, of_x.second, of_y.first, of_y.second,
+                                                of_x.data, of_x.dtype, of_y.data, of_y.dtype,
                                                 begin, end);
     });
   });
@@ -273,18 +264,13 @@ void triplet_distances_backward(Tensor grad, Tensor anchors, Tensor positives, T
       const bool none = margin && triplet_loss(to_positive[i], to_negative[i], *margin) == 0;
       above[i] = none ? T(0) : T(factor * given[grad.dim() ? i : 0]);
     }
-    const auto out = [&](const Optional& wanted, const char* name) -> void* {
-      if (!wanted) return nullptr;
-      check(*wanted, name, anchors.scalar_type(), rows * width);
-      return wanted->mutable_data_ptr();
-    };
-    void* const out_a = out(grad_anchors, "grad_anchors");
-    void* const out_p = out(grad_positives, "grad_positives");
-    void* const out_n = out(grad_negatives, "grad_negatives");
+    const Gradient of_a = gradient<T>(grad_anchors, "grad_anchors", rows * width);
+    const Gradient of_p = gradient<T>(grad_positives, "grad_positives", rows * width);
+    const Gradient of_n = gradient<T>(grad_negatives, "grad_negatives", rows * width);
     over(rows, 3 * width, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().triplet_distances_backward(above.data(), a, p, n, width, to_positive,
-                                                   to_negative, out_a, out_p, out_n, a.dtype, begin,
-                                                   end);
+      kernels().of<T>().triplet_distances_backward(
+          above.data(), a, p, n, width, to_positive, to_negative, of_a.data, of_a.dtype, of_p.data,
+          of_p.dtype, of_n.data, of_n.dtype, begin, end);
     });
   });
 }

@@ -1,4 +1,4 @@
-// One side of the scores of a small batch: its rows as they are multiplied, and the way back.
+// One side of a matrix of scores: all of its rows as they are multiplied, and the way back.
 #pragma once
 
 #include <cmath>
@@ -32,55 +32,69 @@ class Sum {
 template <class T>
 class Side {
  public:
-  // memory: null, or where the rows are to lie. width: how many first numbers of the rows are meant.
+  // memory: null, or what the unit rows may lie in. width: how many first numbers of the rows are
+  // meant.
   Side(const Tensor& x, bool cosine, T* memory = nullptr) : Side(x, x.size(1), cosine, memory) {}
   Side(const Tensor& x, int64_t width, bool cosine, T* memory)
-      : count(x.size(0)), width(width), from_(matrix(x)), own_(memory ? 0 : count * width),
-        rows_(memory ? memory : own_), inverse_(cosine ? count : 0), cosine_(cosine) {
+      : count(x.size(0)), width(width), from_(matrix(x)), cosine_(cosine),
+        as_given_(!cosine && width == x.size(1) && has_type<T>(x) && x.is_contiguous()),
+        own_(as_given_ || memory ? 0 : count * width), inverse_(cosine ? count : 0),
+        rows_(as_given_ ? static_cast<const T*>(from_.data) : memory ? memory : own_) {
+    T* const made = memory ? memory : own_;
     if (cosine) {
-      make_unit_rows<T>(from_, count, width, rows_, inverse_);
-      return;
+      make_unit_rows<T>(from_, count, width, made, inverse_);
+    } else if (!as_given_) {
+      copy_rows(made);
     }
-    std::vector<int64_t> all(count);
-    std::iota(all.begin(), all.end(), 0);
-    kernels().of<T>().token_rows(from_, all.data(), count, width, false, rows_);
   }
 
   operator const T*() const { return rows_; }
 
-  // dL/dx in the place of dL/drows, which may be where the unit rows were; returns sum_i row_i . drow_i.
-  double finish(T* grad) const {
-    Sum sum;
+  // dL/dx in the place of dL/drows, which may be where the unit rows were; returns
+  // sum_i row_i . drow_i where that is wanted, else 0.
+  double finish(T* grad, bool wants_sum = false) const {
     if (cosine_) {
-      Scratch<T> dots(count);
+      const Scratch<T> dots(count);
       through_unit_rows<T>(grad, from_, count, width, inverse_, T(1), grad, kDtypeOf<T>, dots);
-      for (int64_t i = 0; i < count; ++i) sum += dots[i];
-      return sum;
+      return wants_sum ? sum_of(dots) : 0;
     }
-    const T* row = rows_;
-    for (int64_t i = 0; i < count; ++i, row += width, grad += width) {
-      double dot = 0;
+    if (!wants_sum) return 0;
+    const Scratch<double> dots(count);
+    over(count, width, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const T *row = rows_ + i * width, *of_row = grad + i * width;
+        double dot = 0;
 #pragma omp simd reduction(+ : dot)
-      for (int64_t k = 0; k < width; ++k) dot += double(row[k]) * double(grad[k]);
-      sum += dot;
-    }
-    return sum;
-  }
-
-  // The same of the rows [begin, end) of a side of cosines; dots: row_i . drow_i.
-  void finish(T* grad, T* dots, int64_t begin, int64_t end) const {
-    kernels().of<T>().unit_rows_backward(grad, from_, width, inverse_, T(1), grad, kDtypeOf<T>, dots,
-                                         begin, end);
+        for (int64_t k = 0; k < width; ++k) dot += double(row[k]) * double(of_row[k]);
+        dots[i] = dot;
+      }
+    });
+    return sum_of(dots);
   }
 
   const int64_t count, width;
 
  private:
+  void copy_rows(T* to) const {
+    std::vector<int64_t> all(count);
+    std::iota(all.begin(), all.end(), 0);
+    over(count, width, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().token_rows(from_, all.data() + begin, end - begin, width, false,
+                                   to + begin * width);
+    });
+  }
+
+  template <class Number>
+  double sum_of(const Scratch<Number>& dots) const {
+    Sum sum;
+    for (int64_t i = 0; i < count; ++i) sum += dots[i];
+    return sum;
+  }
+
   const Matrix from_;
-  const Scratch<T> own_;
-  T* const rows_;
-  const Scratch<T> inverse_;
-  const bool cosine_;
+  const bool cosine_, as_given_;  // as_given: they are multiplied where they lie
+  const Scratch<T> own_, inverse_;
+  const T* const rows_;
 };
 
 }  // namespace fastsim

@@ -2,12 +2,14 @@
 // blocks and come again for their gradients.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "finish.h"
 #include "loss.h"
 #include "passes.h"
+#include "scratch.h"
 
 namespace fastsim {
 namespace {
@@ -46,18 +48,25 @@ class SoftmaxSums {
   }
 
   // Adds the scores of a block of a band, which begins at this row and column of the matrix, with a
-  // common top. Takes the margin from them.
+  // common top. Takes the margin from them. Columns are added up a group of rows at a time, as in
+  // column_sums.h: what one sum in T has of a positive would round all that comes after it.
   void add_both(const Block<T>& b, int64_t row, int64_t column, int64_t band) {
     const auto& k = kernels().of<T>();
     if (b.seen) k.observe(b, {}, 0, b.rows);
-    k.softmax_both_forward(b,
-                           {.scale = T(loss_.scale),
-                            .margin = T(loss_.margin),
-                            .top = T(0),
-                            .sum = sum_.data() + row,
-                            .positive_logits = logits_.data() + row,
-                            .column_sums = of_bands_.data() + band * all_.columns + column},
-                           0, b.rows);
+    const Scratch<T> of_group(b.columns);
+    double* const of_band = of_bands_.data() + band * all_.columns + column;
+    for (int64_t first = 0; first < b.rows; first += kSumRows) {
+      std::fill_n(static_cast<T*>(of_group), b.columns, T(0));
+      k.softmax_both_forward(b,
+                             {.scale = T(loss_.scale),
+                              .margin = T(loss_.margin),
+                              .top = T(0),
+                              .sum = sum_.data() + row,
+                              .positive_logits = logits_.data() + row,
+                              .column_sums = of_group},
+                             first, std::min(first + kSumRows, b.rows));
+      for (int64_t j = 0; j < b.columns; ++j) of_band[j] += double(of_group[j]);
+    }
   }
 
   // Adds the scores of rows of a block; its first row is row `first` of the matrix. Takes the
@@ -84,8 +93,8 @@ class SoftmaxSums {
 
   // The loss, once all is added; what the score gradients are made of.
   Result finish(const T* weights) {
-    for (size_t at = 0; at < of_bands_.size(); ++at) {
-      column_sum_[at % all_.columns] += of_bands_[at];
+    for (size_t band = 0; band < of_bands_.size(); band += all_.columns) {
+      for (int64_t j = 0; j < all_.columns; ++j) column_sum_[j] += of_bands_[band + j];
     }
     tops_.assign(top_.begin(), top_.end());
     shares_.resize(all_.rows);
@@ -176,7 +185,7 @@ class SoftmaxSums {
   const Loss loss_;
   const bool common_;
   std::vector<double> top_, sum_, logits_, targets_, column_top_, column_sum_;
-  std::vector<T> of_bands_;  // (bands, columns): sums of columns
+  std::vector<double> of_bands_;  // (bands, columns): sums of columns
   std::vector<double> weights_, column_weights_;
   std::vector<T> tops_, shares_, target_weights_, column_tops_, column_shares_;
 };

@@ -1,6 +1,7 @@
 // A loss of the scores of two sides, with its gradient, in one operator. A small batch's time is
 // operator calls; here there is one.
 
+#include <algorithm>
 #include <cmath>
 #include <iterator>
 #include <optional>
@@ -108,6 +109,7 @@ void move_scores(const Block<T>& b, const T* column_bias, T scale, const T* row_
 // The numbers and flags of a loss, by the names of fastsim/tile.py and fastsim/pairs. They come as one
 // list in this order, which takes a fifth of the time that an argument for each does.
 // exclude_above: infinity for none. factor_cosine: whether targets are the cosines of the factors.
+// scale_grad: whether the derivative by scale is wanted; without, it is 0.
 // prefixes: what follows, of each a width and a factor; none for the rows as they are.
 struct Numbers {
   struct Prefix {
@@ -117,13 +119,14 @@ struct Numbers {
   std::vector<Prefix> prefixes;
   double negative_target, scale, bias, margin, positive_scale, base, exclude_above, guide_margin,
       weight;
-  bool normalise, symmetric, cosine, guide_relative, factor_cosine;
+  bool normalise, symmetric, cosine, guide_relative, factor_cosine, scale_grad;
 
   explicit Numbers(const std::vector<double>& from) {
     double* const numbers[] = {&negative_target, &scale, &bias,          &margin,
                                &positive_scale,  &base,  &exclude_above, &guide_margin,
                                &weight};
-    bool* const flags[] = {&normalise, &symmetric, &cosine, &guide_relative, &factor_cosine};
+    bool* const flags[] = {&normalise,      &symmetric,     &cosine,
+                           &guide_relative, &factor_cosine, &scale_grad};
     const size_t fixed = std::size(numbers) + std::size(flags);
     STD_TORCH_CHECK(from.size() >= fixed && (from.size() - fixed) % 2 == 0,
                     "fastsim: whole: wanted ", fixed, " numbers and two for each prefix");
@@ -189,6 +192,7 @@ Result loss_of_width(const Given& given, int64_t width, double factor, T* to_x, 
   const T* bias_of_columns = input<T>(column_bias, "column_bias", wide);
   const T* shift_of_rows = input<T>(row_shift, "row_shift", count);
   Result result;
+  if (to_y && count == 0) std::fill_n(to_y, wide * width, T(0));  // which the first band writes
   for (int64_t first = 0; first < count; first += tall) {
     Block<T> b = panel.band(first, all);
     if (targets) b.dense = targets->band(first);
@@ -211,9 +215,9 @@ Result loss_of_width(const Given& given, int64_t width, double factor, T* to_x, 
     if (to_x && !y) multiply_panel<T>(b, band, width, to_x, true, first > 0);
     if (to_x) multiply_panel<T>(b, columns, width, to_x + first * width, false, !y);
   }
-  double along = 0;
-  if (to_x) along = rows.finish(to_x) / (y ? 1 : 2);
-  if (to_y) along = columns.finish(to_y);
+  double along = 0;  // of one side; without y, to_x is of both
+  if (to_x) along = rows.finish(to_x, of.scale_grad && !to_y) / (y ? 1 : 2);
+  if (to_y) along = columns.finish(to_y, of.scale_grad);
   watching.write();
   result.scale_score_grad += along / of.scale;
   return result;
@@ -296,7 +300,7 @@ void whole(Tensor x, Optional y, Optional positives, Optional row_ids, Optional 
     }
     *loss = T(result.loss);
     if (!score_grads) return;
-    score_grads[0] = double(result.scale_score_grad);
+    score_grads[0] = of.scale_grad ? double(result.scale_score_grad) : 0;
     score_grads[1] = double(result.bias_score_grad);
   });
 }

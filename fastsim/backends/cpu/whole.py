@@ -75,6 +75,7 @@ class InOneCall:
         guide, factors, above = pairs.guide, pairs.factors, pairs.exclude_above
         alike = not (isinstance(weights, torch.Tensor) and weights.ndim)
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        learns_scale = isinstance(scale, torch.Tensor)  # a number has no gradient
         scale, bias, weight = _numbers(dtype, scale, bias, weights if alike else 0.0)
         loss = x.new_empty((), dtype=dtype)
         grad_x = _like(x, want_x, dtype) if wants else None
@@ -110,6 +111,7 @@ class InOneCall:
             tile.cosine,
             guide_relative,
             factor_cosine,
+            learns_scale,
         ]
         if prefixes is not None:
             numbers.extend(chain.from_iterable(zip(*prefixes, strict=True)))

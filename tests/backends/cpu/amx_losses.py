@@ -140,6 +140,20 @@ def test_dot_products(name, shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_columns_of_many_rows_near_the_end_of_training(dtype):
+    """What one sum in float32 would lose of a column's other shares beside that of its positive."""
+    x = torch.randn(900, 96)
+    sides = [side.to(dtype) for side in (x, x + 0.3 * torch.randn(x.shape))]
+    numbers = {"temperature": 0.05, "symmetric": True}
+    function = functools.partial(fastsim.info_nce, **numbers)
+    oracle = functools.partial(function, backend="eager")
+    compare(function, sides, oracle, numbers)
+    # No more than one rounding of 1, the share that a positive has of its sum.
+    error = function(*sides, backend="cpu") - oracle(*(side.double() for side in sides))
+    assert abs(error) <= torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ["info_nce", "siglip-soft", "matrix_mse-soft"])
 def test_against_loops(name, dtype):
     case = BY_NAME[name]

@@ -113,7 +113,7 @@ def of_sweep(kernel):
 
 
 def whole():
-    numbers = [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, float("inf"), 0.0, 1.0, 0, 0, 1, 0, 0]
+    numbers = [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, float("inf"), 0.0, 1.0, 0, 0, 1, 0, 0, 1]
     names = ["column_bias", "row_shift", "positive_weights", "weights"]
     sizes = COLUMNS, ROWS, ROWS, ROWS
     given = pairs() | {name: floats(size) for name, size in zip(names, sizes, strict=True)}

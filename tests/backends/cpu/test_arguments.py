@@ -33,10 +33,6 @@ FREE = {
 }
 # What an error names in the place of another.
 NAMED = {
-    ("max_sim", "x_starts"): "scores",
-    ("max_sim", "y_starts"): "scores",
-    ("max_sim_backward", "x_starts"): "grad",
-    ("max_sim_backward", "y_starts"): "grad",
     ("chosen_rows", "columns"): "values",
     ("chosen_rows_backward", "columns"): "values",
     ("prefix_rows_backward", "grad"): "x",
@@ -78,24 +74,55 @@ def test_a_tensor_of_another_dtype(name, argument):
         run(name, **{argument: value})
 
 
+def winners(document, place, shape=(3, N)):
+    """Winners of late interaction, one of which is another token."""
+    places = torch.zeros(shape, dtype=torch.int16)
+    places[document, 1] = place
+    return {"winners": places}
+
+
+# Two documents for each query in the place of three for all.
+OWN = {"own": True, "y_starts": torch.tensor([0, 3, 5, 6, M]), "grad": floats(2, 2)}
+# One document of more tokens than int16 has numbers for.
+LONG = {
+    **{"x": floats(N, 1), "y": floats(32769, 1), "y_starts": torch.tensor([0, 32769])},
+    **{"y_mask": None, "winners": torch.zeros(1, N, dtype=torch.int16)},
+}
+NO_GROUPS = {"row_groups": None, "column_groups": None}
+NO_COLUMNS = {
+    "panel": floats(N, 0),
+    **dict.fromkeys(("column_ids", "column_groups"), torch.zeros(0).long()),
+}
+
 VALUES = [
     ("whole", {"tall": 0}, "tall: wanted rows of a band, got 0"),
     ("whole", {"positives": torch.full((N,), M)}, f"positives: wanted columns from 0 to {M - 1}"),
     ("whole", {"positives": torch.full((N,), -1)}, f"positives: wanted .* to {M - 1}, got -1"),
-    ("whole", {"kind": "circle", "row_groups": None, "column_groups": None}, "wanted row_groups"),
+    ("whole", {"kind": "circle"} | NO_GROUPS, "wanted row_groups"),
     ("whole", {"column_ids": None}, "row_ids, column_ids: wanted both or neither"),
     ("whole", {"y": None, "totals": None}, "wanted"),
     ("full_triplet", {"positives": torch.full((N,), 10**6)}, "positives: wanted .* got 1000000"),
     ("margins", {"positives": None}, "margins: wanted positives"),
+    ("margins", NO_COLUMNS, "positives: wanted columns from 0 to -1, got 0"),
+    ("triplet", NO_COLUMNS, "positives: wanted columns from 0 to -1, got 0"),
+    ("hardest", NO_COLUMNS | NO_GROUPS | {"offsets": floats(0)}, "hardest: wanted row_groups"),
     ("margins", {"positives": torch.full((N,), M)}, "positives: wanted columns from 0"),
     ("triplet", {"positives": torch.full((N,), -1)}, "positives: wanted columns from 0"),
-    ("sigmoid", {"row_groups": None, "column_groups": None}, "sigmoid: wanted row_groups or dense"),
-    ("circle_forward", {"row_groups": None, "column_groups": None}, "wanted row_groups"),
+    ("sigmoid", NO_GROUPS, "sigmoid: wanted row_groups or dense"),
+    ("circle_forward", NO_GROUPS, "wanted row_groups"),
     ("top_k", {"k": 3}, "values: wanted"),
     ("softmax_forward", {"dense": floats(N, M - 1)}, "dense: wanted"),
     ("max_sim", {"x_starts": torch.tensor([0, 2, 640])}, "x_starts: wanted ascending .* got 640"),
     ("max_sim", {"y_starts": torch.tensor([0, 5, 3, M])}, "y_starts: wanted ascending .* got 3"),
+    ("max_sim", {"x_starts": torch.tensor([1, 2, N])}, "x_starts: wanted .* 0 to 6, got 1 to 6"),
+    ("max_sim", {"y_starts": torch.tensor([0, 3, 5, 7])}, "y_starts: wanted .* to 8, got 0 to 7"),
     ("max_sim", {"parts": 4}, "parts: wanted 0, or up to 3"),
+    ("max_sim", LONG | {"parts": 0, "scores": floats(2, 1)}, "winners: wanted Int for .* 32769"),
+    ("max_sim_backward", LONG | {"grad": floats(2, 1)}, "winners: wanted Int for .* 32769"),
+    ("max_sim_backward", winners(1, 2), "winners: wanted .* 1 from -1 to 1, got 0 to 2"),
+    ("max_sim_backward", winners(2, -2), "winners: wanted .* 2 from -1 to 2, got -2 to 0"),
+    ("max_sim_backward", OWN | winners(1, 2, (2, N)), "winners: wanted .* 1 .* 1, got 0 to 2"),
+    ("further", {"label_smoothing": 0.1}, "label_smoothing: wanted 0 beside .*, got 0.1"),
     ("chosen_rows", {"columns": torch.full((K, N), M)}, "columns: wanted rows of y"),
     ("cosent", {"scores": floats(N).half()}, "scores: wanted float32 or float64, got .* Half"),
     ("cosent", {"score_grad": doubles(N)}, "score_grad: wanted .* Float, got .* Double"),
@@ -115,6 +142,72 @@ if "amx_loss" in CALLS:
 def test_a_value_that_is_none(name, changed, message):
     with pytest.raises(RuntimeError, match=f"fastsim: .*{message}|fastsim: {message}"):
         run(name, **changed)
+
+
+def test_a_derivative_by_scale_that_nobody_asks_for_is_zero():
+    """The others are as ever."""
+    given, outputs = CALLS["whole"](), ("grad_x", "grad_y", "total", "parameters")
+    found = []
+    for asked in (1, 0):
+        written = {name: torch.full_like(given[name], torch.nan) for name in outputs}
+        run("whole", **given | written | {"numbers": [*given["numbers"][:-1], asked]})
+        found.append(written)
+    wanted, unwanted = found
+    assert wanted["parameters"][0] != 0
+    assert unwanted["parameters"][0] == 0
+    unwanted["parameters"][0] = wanted["parameters"][0]
+    assert all(torch.equal(wanted[name], unwanted[name]) for name in outputs)
+
+
+# Gradients that come in a dtype of their own.
+GRADIENTS = [
+    (name, argument)
+    for name in ("unit_rows_backward", "paired_cosines_backward", "max_sim_backward")
+    for argument in CALLS[name]()
+    if argument in ("grad_x", "grad_y") or (name, argument) == ("unit_rows_backward", "grad")
+]
+GRADIENTS += [
+    ("triplet_distances_backward", f"grad_{side}") for side in ("anchors", "positives", "negatives")
+]
+
+
+def computed_in(compute, name):
+    """The arguments of an operator, of which those of float32 are of another dtype."""
+    return {
+        argument: value.to(compute)
+        for argument, value in CALLS[name]().items()
+        if isinstance(value, torch.Tensor) and value.dtype == torch.float32
+    }
+
+
+@pytest.mark.parametrize(
+    ("compute", "dtype"),
+    [
+        (torch.float32, torch.int8),
+        (torch.float32, torch.float64),
+        (torch.float64, torch.float32),
+        (torch.float64, torch.int64),
+    ],
+)
+@pytest.mark.parametrize(("name", "argument"), GRADIENTS)
+def test_a_gradient_of_a_dtype_that_no_kernel_writes(name, argument, compute, dtype):
+    given = computed_in(compute, name)
+    given[argument] = given[argument].to(dtype)
+    message = f"fastsim: {argument}: wanted (Float|Double), Half or BFloat16, got"
+    with pytest.raises(RuntimeError, match=message):
+        run(name, **given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("compute", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("name", "argument"), GRADIENTS)
+def test_a_gradient_of_16_bits_is_that_of_the_compute_type_rounded(name, argument, compute, dtype):
+    given = computed_in(compute, name)
+    run(name, **given)
+    exact, rounded = given[argument], torch.full_like(given[argument], torch.nan, dtype=dtype)
+    run(name, **given | {argument: rounded})
+    kind = torch.finfo(dtype)
+    assert ((rounded - exact).abs() <= kind.eps * (exact.abs() + kind.tiny)).all()
 
 
 def none(*shape):
@@ -169,6 +262,16 @@ EMPTY = [
             **{"loss": none(), "totals": None},
         },
         "loss",
+    ),
+    (
+        "whole",
+        {
+            **dict.fromkeys((*COMMON, "seen", "row_shift", "positive_weights", "weights")),
+            **dict.fromkeys(("guide_rows", "guide_columns", "factor_rows", "factor_columns")),
+            **dict.fromkeys(("prior", "totals")),
+            **{"x": none(0, D), "grad_x": none(0, D), "grad_y": none(M, D)},
+        },
+        "grad_y",
     ),
     ("top_k", {"k": 0, "values": none(N, 0), "indices": torch.zeros(N, 0).long()}, "values"),
     (

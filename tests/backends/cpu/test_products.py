@@ -6,6 +6,7 @@ At the edges of a matrix a tile has fewer rows and fewer vectors, and a last vec
 import pytest
 import torch
 
+from tests.backends.cpu.instruction_sets import SETS, said
 from tests.seeds import fresh
 
 ROWS, COLUMNS = range(1, 14), range(1, 131)  # a tile has at most 6 rows and 64 columns
@@ -74,3 +75,18 @@ def test_gradient_products_of_every_width(dtype, transposed):
         assert torch.equal(out[:-1], 2 * first[:-1])
         assert out[-1].isnan().all()
         assert (beside(panel, memory) == 7).all()
+
+
+NO_ROWS = """
+import torch, fastsim
+panel, columns = torch.empty(0, 300), torch.randn(300, 8)
+torch.ops.fastsim_cpu.scores(torch.empty(0, 8), columns, None, panel, False)
+torch.ops.fastsim_cpu.multiply(panel, columns, torch.empty(0, 8), False, False)
+print("served")
+"""
+
+
+@pytest.mark.parametrize("instructions", SETS)
+def test_no_rows_of_many_columns(instructions):
+    """So many that threads share out the columns."""
+    assert said(NO_ROWS, instructions) == "served\n"

@@ -52,3 +52,19 @@ def test_a_gradient_of_many_rows_is_added_up_in_one_order(loss, few, options, us
         return [value.detach(), *torch.autograd.grad(value, sides)]
 
     assert_same_bits(results, (1, 2, 7))
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_the_gradient_of_the_temperature_is_added_up_in_one_order(similarity, usable):
+    """In one call, where it is a sum over the rows of one side."""
+    usable("cpu")
+    generator = fresh(93)
+    x, y = (torch.randn(600, 257, generator=generator) for _ in range(2))
+
+    def results():
+        given = [value.clone().requires_grad_() for value in (x, y, torch.tensor(0.3))]
+        options = {"temperature": given[2], "similarity": similarity, "backend": "cpu"}
+        value = fastsim.info_nce(*given[:2], **options)
+        return [value.detach(), *torch.autograd.grad(value, given)]
+
+    assert_same_bits(results, (1, 2, 7))
