@@ -44,12 +44,14 @@ def rounded_off(one, other, total):
 
 
 def inverse_norms(x):
-    """1 / |x| of rows (..., D) of the compute type, 0 where the norm is no normal number."""
-    tiny = torch.finfo(x.dtype).tiny
+    """1 / |x| of rows (..., D), 0 where the norm is no normal number of the compute type."""
+    compute = torch.float32 if x.dtype.itemsize == 2 else x.dtype
+    tiny = torch.finfo(compute).tiny
     if wide_dtype(x.device) == torch.float64:
         norm = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
         return norm.reciprocal().masked_fill_(norm < tiny, 0.0)
     # The squares of float32 numbers pass its range: the largest is taken out first.
+    x = x.to(compute)
     largest = x.abs().amax(-1)
     size = torch.where(largest == 0, 1.0, largest)
     norm = torch.linalg.vector_norm(x / size[..., None], dim=-1)

@@ -18,6 +18,7 @@ from tests.test_no_waiting import prepared, run
 SMALL, LARGE = (24, 27, 768), (1100, 1300, 768)
 # Every token of a query has a row of D numbers for each document, N M times as many as a batch has.
 MANY_TOKENS = (110, 130, 48)
+TOKENS = (5,), (4, 7)  # of a query; of its documents
 
 
 def calls(case, shape):
@@ -34,6 +35,34 @@ def test_of_every_loss(case, monkeypatch):
     large = MANY_TOKENS if case.loss is fastsim.late_interaction else LARGE
     few, many = calls(case, SMALL), calls(case, large)
     assert many <= 1.5 * few
+
+
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # of torch 2.10
+@pytest.mark.parametrize("name", ["info_nce", "symmetric", "siglip", "full_triplet"])
+def test_of_one_matrix(name, monkeypatch):
+    """With the panels of a GPU of 16 GB the same number for 4,096 rows as for few."""
+    monkeypatch.setenv("FASTSIM_PANEL_MB", "256")
+    loss = fastsim.info_nce if name == "symmetric" else getattr(fastsim, name)
+    options = {"symmetric": True} if name == "symmetric" else {}
+
+    def step(rows):
+        x, y = (torch.empty(rows, 8, device="meta", requires_grad=True) for _ in "xy")
+        loss(x, y, **options, backend="torch").backward()
+
+    for rows in (64, 4096):
+        step(rows)
+    assert calls_of(lambda: step(4096)) == calls_of(lambda: step(64))
+
+
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # of torch 2.10
+def test_of_documents_of_each_query():
+    def step(queries):
+        tokens = (torch.empty(queries, *n, 8, device="meta", requires_grad=True) for n in TOKENS)
+        scores = torch.empty(queries, TOKENS[1][0], device="meta")
+        fastsim.late_interaction_distillation(*tokens, scores, backend="torch").backward()
+
+    step(2)
+    assert calls_of(lambda: step(200)) == calls_of(lambda: step(2))
 
 
 FURTHER = {

@@ -47,8 +47,8 @@ def product_rows(rows, width, *, device="cpu", dtype=torch.float32, seconds=1.0)
     """The result row of the library's product at one size."""
     function = bare_products(rows, width, device=device, dtype=dtype)
     found = summary(in_turns({"": function}, seconds=seconds)[""])
-    rate = 6 * rows * rows * width / (1e6 * min(found["repeats ms"]))
-    return {"name": "products", "rows": rows, "width": width, **found, "GFLOP/s": float(f"{rate:.5g}")}
+    rate = float(f"{6 * rows * rows * width / (1e6 * min(found['repeats ms'])):.5g}")
+    return {"name": "products", "rows": rows, "width": width, **found, "GFLOP/s": rate}
 
 
 def machine_rows(*, device="cpu", seconds=1.0):

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from fastsim.backends import get
 from fastsim.batch_metrics import nothing_seen
-from fastsim.engine.scoring import common_loss_scale
+from fastsim.engine.scoring import common_loss_scale, scaled_coefficients
 from fastsim.pairs import part_of, with_thresholds, with_unit_rows
+from fastsim.precision import widened
 from fastsim.scores import compute_dtype
 
 
@@ -45,8 +46,21 @@ class Call:
             self.tile, weights, self.x.dtype, self.y.shape[0], self.backend, self.tile.group
         )
         if loss_scale is None:
-            return weights, self.x.new_ones((), dtype=compute_dtype(self.x))
+            return weights, self._no_factor()
         return loss_scale if weights is None else weights * loss_scale, 1 / loss_scale
+
+    def coefficients(self, state, weights, dtype):
+        """(the coefficients in `dtype` for losses so weighted, with a loss scale; the factor that
+        takes it back out).
+        """
+        weights = 1.0 if weights is None else widened(weights)
+        given = self.tile, state, weights, self.x.dtype, self.y.shape[0], self.backend
+        found, loss_scale = scaled_coefficients(*given, self.tile.group)
+        found = [c if c is None else c.to(dtype) for c in found]
+        return found, self._no_factor() if loss_scale is None else 1 / loss_scale
+
+    def _no_factor(self):
+        return self.x.new_ones((), dtype=compute_dtype(self.x))
 
     def units(self):
         """Unit rows and inverse norms of both sides; y's norms are empty where y is x.

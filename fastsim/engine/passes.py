@@ -42,13 +42,12 @@ def forward(*arguments):
         call.weigh_rows()
         unit_x, unit_y, inverse_x, inverse_y = call.units()
         if call.arguments.finds_gradients():
-            weights, factor = call.with_loss_scale(call.weights)
             mirrored = _mirrored(call, unit_x, keep=True)
             if mirrored is not None:
-                state, grads = _mirrored_panels(call, mirrored, weights, inverse_x.dtype)
+                state, grads, factor = _mirrored_panels(call, mirrored, inverse_x.dtype)
             else:
                 fused_pass = _fused_panels if at_once(call) else _forward_and_score_grad
-                state, grads = fused_pass(call, unit_x, unit_y, weights, inverse_x.dtype)
+                state, grads, factor = fused_pass(call, unit_x, unit_y, inverse_x.dtype)
             del unit_x, unit_y, mirrored  # before the results are made of their gradients
             saved = _input_gradients(
                 call, state, call.weights, grads, (inverse_x, inverse_y), factor, inverse_x.dtype
@@ -101,7 +100,8 @@ def _whole_rows(call):
     return call.backend.blocks(rows, columns, call.x.device, whole_rows=True)
 
 
-def _fused_panels(call, unit_x, unit_y, weights, dtype):
+def _fused_panels(call, unit_x, unit_y, dtype):
+    weights, factor = call.with_loss_scale(call.weights)
     products = Products(call, unit_x, unit_y, dtype, spent=True)
     workspace = call.backend.workspace(unit_x, unit_y, whole_rows=True)
     states = []
@@ -111,18 +111,19 @@ def _fused_panels(call, unit_x, unit_y, weights, dtype):
         )
         states.append(state)
         products.add(panel, block)
-    return joined(states), products.result()
+    return joined(states), products.result(), factor
 
 
-def _forward_and_score_grad(call, unit_x, unit_y, weights, dtype):
+def _forward_and_score_grad(call, unit_x, unit_y, dtype):
     backend, workspace = call.backend, None
     if backend.keeps_scores and backend.whole_rows_fit(unit_y.shape[0], unit_y.device):
         workspace = backend.workspace(unit_x, unit_y, keep=True)
     state = backend.forward(call.first_look, unit_x, unit_y, workspace=workspace)
-    coefficients = _weighted_coefficients(call, state, weights, dtype)
+    coefficients, factor = call.coefficients(state, call.weights, dtype)
     if workspace is None:
         workspace = backend.workspace(unit_x, unit_y)
-    return state, _score_grad_panels(call, unit_x, unit_y, coefficients, dtype, workspace)
+    grads = _score_grad_panels(call, unit_x, unit_y, coefficients, dtype, workspace)
+    return state, grads, factor
 
 
 def _mirrored(call, unit, *, keep=False):
@@ -133,19 +134,11 @@ def _mirrored(call, unit, *, keep=False):
     return call.backend.mirrored(call.tile, unit, keep=keep)
 
 
-def _mirrored_panels(call, mirrored, weights, dtype):
+def _mirrored_panels(call, mirrored, dtype):
     state = mirrored.forward()
-    grad = mirrored.gradient(_weighted_coefficients(call, state, weights, dtype), dtype)
-    return state, (grad, grad.new_empty(0))
-
-
-def _weighted_coefficients(call, state, weights, dtype):
-    weights = 1.0 if weights is None else widened(weights)
-    return coefficients_of(call.tile, state, weights, dtype)
-
-
-def coefficients_of(tile, state, weights, dtype):
-    return [c if c is None else c.to(dtype) for c in tile.coefficients(state, weights)]
+    coefficients, factor = call.coefficients(state, call.weights, dtype)
+    grad = mirrored.gradient(coefficients, dtype)
+    return state, (grad, grad.new_empty(0)), factor
 
 
 def _score_grad_panels(call, unit_x, unit_y, coefficients, dtype, workspace):
@@ -198,9 +191,8 @@ def backward(grad, state, *arguments):
         grad_losses = grad if call.weights is None else grad * call.weights
         grad_losses = call.tile.own_gradient(grad_losses)
         unit_x, unit_y, *inverses = call.units()
-        weights, factor = call.with_loss_scale(widened(grad_losses))
         dtype = inverses[0].dtype
-        coefficients = coefficients_of(call.tile, state, weights, dtype)
+        coefficients, factor = call.coefficients(state, grad_losses, dtype)
         # In the order of the forward reduction before it, so that the allocator finds its places
         # again.
         panels = _mirrored(call, unit_x)

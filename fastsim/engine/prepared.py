@@ -79,7 +79,7 @@ def once_per_signature(function: Callable[P, R]) -> Callable[P, R]:
         if traced() or panels_alone():
             return function(*args, **options)
         tensors, signature = _signature(args, options)
-        if signature is None:
+        if signature is None or _capturing(tensors):
             return function(*args, **options)
         whole = known.get(signature)
         if whole is not None and whole.serves(*tensors):
@@ -100,6 +100,16 @@ def once_per_signature(function: Callable[P, R]) -> Callable[P, R]:
 
     call.__kwdefaults__ = function.__kwdefaults__
     return call
+
+
+def _capturing(tensors):
+    """Whether a CUDA graph is being recorded of them.
+
+    A replay reads memory that the call has made. What is kept here may be forgotten before it, and
+    what is made while recording belongs to the graph.
+    """
+    on_gpu = any(tensor.is_cuda for tensor in tensors)
+    return on_gpu and torch.cuda.is_current_stream_capturing()
 
 
 def _same(one, other):

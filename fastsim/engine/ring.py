@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from fastsim.engine.scoring import blocks_of, common_loss_scale, state_of
+from fastsim.engine.scoring import blocks_of, scaled_coefficients, state_of
 from fastsim.engine.selection import hardest_columns
 from fastsim.kinds.kind import COLUMNS, MATRIX
 from fastsim.operators import once_differentiable
@@ -120,13 +120,11 @@ class _RingTile(torch.autograd.Function):
         tile, batch, backend = ctx.call
         own = _own(tile, batch)
         losses = widened(tile.own_gradient(grad if weights is None else grad * weights))
-        # One for all ranks: each adds to gradients that travel.
-        loss_scale = common_loss_scale(own, losses, x.dtype, batch.columns, backend, batch.name)
+        # One scale for all ranks: each adds to gradients that travel.
+        given = own, state, losses, x.dtype, batch.columns, backend, batch.name
+        coefficients, loss_scale = scaled_coefficients(*given)
+        coefficients = [c if c is None else c.to(scale.dtype) for c in coefficients]
         loss_scale = scale.new_ones(()) if loss_scale is None else loss_scale
-        coefficients = [
-            c if c is None else c.to(scale.dtype)
-            for c in own.coefficients(state, losses * loss_scale)
-        ]
         rows_backward = backend.unit_rows_backward if tile.cosine else backend.plain_rows_backward
         wants = ctx.needs_input_grad
         grads = [None] * len(wants)

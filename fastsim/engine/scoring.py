@@ -35,3 +35,18 @@ def common_loss_scale(tile, weights, dtype, columns, backend, group):
     if loss_scale is None or not group:
         return loss_scale
     return all_reduce_min(loss_scale if some else torch.full_like(loss_scale, torch.inf), group)
+
+
+def scaled_coefficients(tile, state, weights, dtype, columns, backend, group):
+    """(the coefficients for losses so weighted, times a loss scale; that scale () or None).
+
+    The scale follows from the coefficients: what the state does not show is far off where there are
+    many scores, and small score gradients would be lost. It is the least of all ranks of a group.
+    """
+    found = tile.coefficients(state, weights)
+    loss_scale = backend.loss_scale(tile, None, dtype, columns, found)
+    if loss_scale is None:
+        return found, None
+    if group:  # gradients of all its ranks meet
+        loss_scale = all_reduce_min(loss_scale, group)
+    return tile.record.scaled(found, loss_scale), loss_scale

@@ -22,6 +22,7 @@ class MultiSimilarity(Kind):
     parameters = ("scale", "positive_scale")
     learns = ()
     coefficient_axes = (ROWS, ROWS, ROWS, ROWS)
+    weights_at = (1, 3)
 
     def finish(self, tile, state):
         return sum(
@@ -59,6 +60,7 @@ class MultiPositive(Kind):
     name = "multi_positive"
     state = Exponentials(), Total(needs_row=True), Total(needs_row=True)
     coefficient_axes = (ROWS, ROWS, ROWS, ROWS)
+    weights_at = (1, 3)
 
     def finish(self, tile, state):
         return state[2]
@@ -75,8 +77,8 @@ class MultiPositive(Kind):
         )
 
     def largest_score_grad(self, tile, weights, columns):
-        # Of a negative: a share of the score gradients of as many positives as there are columns.
-        return weights.amax() * tile.scale.abs() * columns
+        # Of a negative: a share of the score gradients of the row's positives.
+        return weights.amax() * tile.scale.abs() * _most_positives(tile.pairs, columns)
 
 
 class Circle(Kind):
@@ -91,6 +93,7 @@ class Circle(Kind):
     parameters = ("scale", "margin")
     learns = ()
     coefficient_axes = (ROWS, ROWS, ROWS, ROWS)
+    weights_at = (1, 3)
 
     def finish(self, tile, state):
         return softplus(self._sum(tile, state))
@@ -102,8 +105,16 @@ class Circle(Kind):
         return top, over(weight, total), positive_top, over(weight, positive_total)
 
     def largest_score_grad(self, tile, weights, columns):
-        # A share of scale times one of the relus, which for a cosine is at most 2 + margin.
-        return weights.amax() * abs(tile.scale) * (2 + abs(tile.margin))
+        # A share of scale times one of the relus.
+        return weights.amax() * abs(tile.scale) * self._steepest(tile)
+
+    def largest_of(self, tile, coefficients, columns):
+        return super().largest_of(tile, coefficients, columns) * self._steepest(tile)
+
+    @staticmethod
+    def _steepest(tile):
+        """What both relus are at most, for a cosine."""
+        return 2 + abs(tile.margin)
 
     def _sum(self, tile, state):
         """The sum of both log-sum-exps, -inf where one of them has no terms."""
@@ -120,6 +131,7 @@ class Decoupled(Kind):
     name = "decoupled"
     state = Exponentials(), OfPositive()
     coefficient_axes = (ROWS, ROWS, ROWS)
+    weights_at = (1, 2)
 
     def finish(self, tile, state):
         top, total, positive = state
@@ -166,6 +178,7 @@ class Debiased(Kind):
     state_of_weights = (Exponentials(scale="weight_scale"),)
     parameters = ("scale", "hardness")
     coefficient_axes = (ROWS,) * 6
+    weights_at = (1, 3, 5)
 
     def parts(self, tile):
         return self.state + self.state_of_weights if tile.hardness else self.state
@@ -227,6 +240,15 @@ class Debiased(Kind):
         else:  # a NaN is not below, so that it reaches the loss
             low = both < torch.logaddexp(least + torch.log1p(-prior), expected.log())
         return DebiasedRow(total == 0, low, both, least, prior, share)
+
+
+def _most_positives(pairs, columns):
+    """A bound on how many columns of its group a row has: the size of the largest group."""
+    if pairs.sliced:  # the groups of some of the columns
+        return columns
+    groups = pairs.column_groups.sort().values
+    ends = torch.searchsorted(groups, groups, right=True)
+    return (ends - torch.searchsorted(groups, groups)).amax()
 
 
 KINDS = (MultiSimilarity(), MultiPositive(), Circle(), Decoupled(), Debiased())

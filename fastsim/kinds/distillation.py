@@ -48,6 +48,7 @@ class Distillation(Kind):
     parameters = ("scale", "positive_scale")
     learns = ()
     coefficient_axes = (ROWS, ROWS, ROWS, ROWS)
+    weights_at = (1, 3)
 
     def finish(self, tile, state):
         top, total, teacher_top, teacher_total, own_logits, teacher_logits = state

@@ -1,9 +1,21 @@
 """Losses that are sums of a term for each pair: SigLIP, and the squared error."""
 
-from fastsim.kinds.kind import Kind, Total, largest_target
+from fastsim.kinds.kind import Kind, Total, largest, largest_target
 
 
-class Sigmoid(Kind):
+class Elementwise(Kind):
+    """The first tensor of the state is sum_j loss of each row."""
+
+    elementwise = True
+
+    def finish(self, tile, state):
+        return state[0]
+
+    def largest_of(self, tile, coefficients, columns):
+        return self.largest_score_grad(tile, largest(coefficients[0]), columns)
+
+
+class Sigmoid(Elementwise):
     """Binary cross entropy of z = scale s + bias against (t + 1) / 2.
 
     State: sum_j loss, sum_j dloss/dz of each row.
@@ -12,29 +24,24 @@ class Sigmoid(Kind):
     name = "sigmoid"
     state = Total(), Total()
     parameters = learns = ("scale", "bias")
-    elementwise = True
-
-    def finish(self, tile, state):
-        return state[0]
 
     def largest_score_grad(self, tile, weights, columns):
-        # sigma(z) - (t + 1) / 2
-        return weights.amax() * tile.scale.abs() * (1 + largest_target(tile.pairs)) / 2
+        # sigma(z) - (t + 1) / 2, of a positive times its weight
+        found = weights.amax() * tile.scale.abs() * (1 + largest_target(tile.pairs)) / 2
+        if tile.positive_weights is None:
+            return found
+        return found * largest(tile.positive_weights).clamp(min=1)
 
     def bias_gradient(self, tile, state, grad):
         return (grad * state[1]).sum()
 
 
-class SquaredError(Kind):
+class SquaredError(Elementwise):
     """(s - t)^2, with `Pairs.row_shift` taken from the scores. State: sum_j loss of each row."""
 
     name = "squared_error"
     state = (Total(),)
     parameters = learns = ()
-    elementwise = True
-
-    def finish(self, tile, state):
-        return state[0]
 
     def largest_score_grad(self, tile, weights, columns):
         shift = tile.pairs.row_shift

@@ -122,6 +122,7 @@ class Kind:
     parameters: the fields of `Tile` that an epilogue takes beside the pairs, all of them numbers.
     learns: those that may want a gradient, of "scale" and "bias".
     coefficient_axes: of what each of the coefficients is: ROWS, COLUMNS or MATRIX.
+    weights_at: the places of those that are proportional to dL/dloss.
     elementwise: whether the score gradient of a pair needs its score and its row's weight alone.
     whole_matrix: whether there is one loss of all scores rather than one of each row.
     in_panels: whether it has a state and score gradients, so that panel after panel will do.
@@ -132,6 +133,7 @@ class Kind:
     parameters: tuple[str, ...] = ("scale",)
     learns: tuple[str, ...] = ("scale",)
     coefficient_axes: tuple[str, ...] = (ROWS,)
+    weights_at: tuple[int, ...] = (0,)
     elementwise = False
     whole_matrix = False
     in_panels = True
@@ -157,6 +159,22 @@ class Kind:
         From it follows the loss scale of 16-bit score gradients; nothing waits for the device.
         """
         raise NotImplementedError
+
+    def largest_of(self, tile, coefficients, columns):
+        """As `largest_score_grad`, of the losses that the coefficients are for.
+
+        Closer, since the state is in them: of many scores each has a small share. Here of kinds
+        whose exponentials, relative to their tops, have these weights.
+        """
+        weights = (coefficients[place] for place in self.weights_at)
+        return sum(largest(weight) for weight in weights if weight is not None)
+
+    def scaled(self, coefficients, factor):
+        """The coefficients for dL/dloss times a factor ()."""
+        found = list(coefficients)
+        for place in self.weights_at:
+            found[place] = None if found[place] is None else found[place] * factor
+        return found
 
     def loss_shape(self, tile, rows, columns):
         """The shape of what `finish` returns."""
@@ -187,6 +205,13 @@ def largest_target(pairs):
         return 1.0
     low, high = torch.aminmax(pairs.dense)
     return torch.maximum(-low.float(), high.float())
+
+
+def largest(values):
+    """max |v| (), 0 of none."""
+    if not values.numel():  # one rank of a group may have no rows
+        return values.new_zeros(())
+    return torch.linalg.vector_norm(values, ord=torch.inf)
 
 
 def over(weight, total):

@@ -16,6 +16,7 @@ class Levels(Kind):
     name = "levels"
     state = (Exponentials(MATRIX),)
     coefficient_axes = (MATRIX, MATRIX, MATRIX, MATRIX)
+    weights_at = (1, 3)
     whole_matrix = True
 
     def finish(self, tile, state):
@@ -35,7 +36,8 @@ class Levels(Kind):
         return high, factors[0], low, factors[1]
 
     def largest_score_grad(self, tile, weights, columns):
-        # An entry's share of all pairs as the lower, less that as the higher.
+        # An entry's share of all pairs as the lower, less that as the higher: 1 where one pair is
+        # all of the loss, and far less of a large matrix, as `largest_of` knows.
         return weights.amax() * tile.scale.abs()
 
 

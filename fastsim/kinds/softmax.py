@@ -11,8 +11,19 @@ softmax and the column softmax of the positives. Without targets the log-sum-exp
 import torch
 
 from fastsim.collectives import all_reduce_sum
-from fastsim.kinds.kind import COLUMNS, ROWS, Exponentials, Kind, OfPositive, Total, largest_target
+from fastsim.kinds.kind import (
+    COLUMNS,
+    ROWS,
+    Exponentials,
+    Kind,
+    OfPositive,
+    Total,
+    largest,
+    largest_target,
+)
 from fastsim.kinds.kind import over as _over
+
+PIECE = 1 << 25  # targets that are summed at a time, as float32
 
 
 class Softmax(Kind):
@@ -26,6 +37,7 @@ class Softmax(Kind):
     state_of_columns = (Exponentials(COLUMNS),)
     parameters = ("scale", "margin")
     coefficient_axes = (ROWS, ROWS, ROWS, COLUMNS, COLUMNS)
+    weights_at = (1, 2, 4)
 
     def parts(self, tile):
         rows = self.state_of_positives if tile.pairs.one_positive else self.state
@@ -74,18 +86,28 @@ class Softmax(Kind):
         return top, _over(0.5 * weight, total), weight, *of_columns
 
     def largest_score_grad(self, tile, weights, columns):
-        pairs, scale = tile.pairs, tile.scale.abs()
-        largest = weights.amax() * scale
+        pairs = tile.pairs
+        of_row = weights.amax() * tile.scale.abs()
         if pairs.untargeted:
-            return largest * (1 + tile.symmetric)
-        if tile.symmetric:
-            shared = weights.new_zeros(columns)
-            shared.index_put_((pairs.positives,), weights, accumulate=True)
-            return largest + shared.amax() * scale
+            return of_row * (1 + tile.symmetric)
+        if tile.symmetric and not pairs.distinct:
+            of_column = _of_positives(tile, weights, columns).amax() * tile.scale.abs()
+            return 0.5 * (of_row + of_column)
         if tile.normalise or pairs.one_positive:
-            return largest
-        # Of a pair it is T p - t, and the targets of a row may add up to T = columns max |t|.
-        return largest * (columns + 1) * largest_target(pairs)
+            return of_row
+        # Of a pair it is T p - t, T the sum of the row's targets.
+        if pairs.dense is None or pairs.sliced:
+            return of_row * (columns + 1) * largest_target(pairs)
+        return of_row * (_largest_sum(pairs.dense) + largest_target(pairs))
+
+    def largest_of(self, tile, coefficients, columns):
+        _, of_row, of_target, _, of_column = coefficients
+        of_row, of_target = largest(of_row), largest(of_target)
+        if tile.normalise or tile.pairs.one_positive:
+            found = torch.maximum(of_row, of_target)  # of one sign
+        else:
+            found = of_row + of_target * largest_target(tile.pairs)
+        return found if of_column is None else found + largest(of_column)
 
     def scale_gradient(self, tile, state, grad):
         """That of the margin: -margin * sum_i dL/dz at the positives."""
@@ -103,10 +125,27 @@ class Softmax(Kind):
 
 def column_weights(tile, state, grad):
     """Per column, half the weights of the rows whose positive it is."""
-    # Not index_add_, which adds duplicates in any order on a GPU.
-    weight = torch.zeros_like(state[4])
-    weight.index_put_((tile.pairs.positives,), 0.5 * grad, accumulate=True)
+    weight = _of_positives(tile, 0.5 * grad, state[4].shape[0])
     return all_reduce_sum(weight, tile.group) if tile.group else weight
+
+
+def _of_positives(tile, values, columns):
+    """(M,) per column, the values (N,) or () of the rows whose positive it is, added up."""
+    found = values.new_zeros(columns)
+    # Not index_add_, which adds duplicates in any order on a GPU. Where there are none nothing is
+    # to be sorted.
+    accumulate = not tile.pairs.distinct
+    return found.index_put_((tile.pairs.positives,), values, accumulate=accumulate)
+
+
+def _largest_sum(targets):
+    """max_i sum_j |t_ij| () of targets (N, M), float32 or wider."""
+    tall = max(1, PIECE // max(1, targets.shape[1]))
+    sums = []
+    for piece in targets.split(tall):
+        piece = piece.to(torch.promote_types(piece.dtype, torch.float32))
+        sums.append(torch.linalg.vector_norm(piece, ord=1, dim=1))
+    return torch.cat(sums).amax()
 
 
 KINDS = (Softmax(),)

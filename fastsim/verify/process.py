@@ -15,6 +15,7 @@ import torch
 
 from fastsim.verify.verdicts import ASK, PRECISIONS
 
+UNFINISHED = "did not finish"  # of a step that took longer than it may
 # What a process takes of a processor.
 THREADS = ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
 
@@ -77,7 +78,7 @@ class _Process:
                 said = line.strip() or said
             self._process.wait(limit)
         except (queue.Empty, subprocess.TimeoutExpired):
-            return f"a step did not finish within {limit:g} s{_at(said)}", None
+            return f"a step {UNFINISHED} within {limit:g} s{_at(said)}", None
         if self._process.returncode:
             self._errors.seek(0)
             return _ending(self._process.returncode, self._errors.read()) + _at(said), None

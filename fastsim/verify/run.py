@@ -7,12 +7,15 @@ import torch
 from fastsim.backends import get
 from fastsim.verify import verdicts
 from fastsim.verify.cases import KINDS
-from fastsim.verify.process import Check, cores, results
+from fastsim.verify.process import UNFINISHED, Check, cores, results
 
 # Seconds of a step of a check, which may compile kernels: those of a whole check, up to 150, take
 # minutes, so no limit of a check tells a slow processor from a kernel that hangs.
 LIMIT = 300.0
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+# In a reason in which another program on the device may have had a part: tomorrow the kernel may be
+# right, so such a verdict is not for good.
+PASSING = (UNFINISHED, "out of memory")
 # Bytes of a GPU that one check may take: what belongs to a process, matrices of 2,200 x 2,200 in
 # float64, and the largest size that is timed.
 MEMORY = 3 << 30
@@ -21,6 +24,7 @@ MEMORY = 3 << 30
 def verify(backend, kind, dtype, device, *, precision=None, limit=LIMIT, module=None):
     """Checks one backend, kind and dtype on a device, and keeps and returns the verdict.
 
+    In this process alone where the reason is one of `PASSING`.
     precision: of float32 products, as for `verdicts.key`. limit: seconds, after which a step counts
     as hanging. module: imported by the process first.
     """
@@ -77,7 +81,8 @@ def _verdict(check, reason, limit=LIMIT, module=None):
         ((reason, ratio),) = results("ratio", [check], limit, module)
     of = verdicts.key(backend, kind, dtype, device, precision)
     verdict = verdicts.now(reason is None, reason, ratio, of)
-    verdicts.write(verdict)
+    passing = reason is not None and any(words in reason.lower() for words in PASSING)
+    verdicts.write(verdict, lasting=not passing)
     if reason is not None:
         warnings.warn(f"{backend} is not used for {kind} on {device}: {reason}", stacklevel=3)
     return verdict

@@ -2,8 +2,8 @@
 
 A verdict is a JSON file in the user's cache, under the digest of all that it depends on: device and
 driver, versions, the sources and libraries that numbers come from, backend, kind, dtype, precision.
-Change one of them and there is no verdict. Where the cache cannot be written a verdict lasts as
-long as the process.
+Change one of them and there is no verdict. Where the cache cannot be written, or the reason is one
+that may pass (run.py), a verdict lasts as long as the process.
 """
 
 import dataclasses
@@ -112,7 +112,7 @@ def _kernels(backend):
 # ---- files ----
 
 
-_unwritten = {}  # file name -> verdict, of those that the cache did not take
+_unwritten = {}  # file name -> verdict, of those that no file has
 
 
 def folder():
@@ -133,15 +133,19 @@ def _name(of):
     return f"{digest.hexdigest()}.json"
 
 
-def write(verdict):
-    """Keeps a verdict, in this process alone where the cache cannot be written, which is said once.
+def write(verdict, *, lasting=True):
+    """Keeps a verdict, in this process alone where it is not `lasting`, or the cache cannot be
+    written, which is said once.
 
     What ranks have agreed on stays: one that asked anew would wait for the others in vain.
     """
     name = _name(verdict.key)
     _unwritten.pop(name, None)
     try:
-        _write(verdict, name)
+        if lasting:
+            _write(verdict, name)
+        else:
+            _unwritten[name] = verdict
     except OSError as error:
         _unwritten[name] = verdict
         text = f"the verdicts on kernels are lost with this process: {error}; {CACHE}=folder"
@@ -164,12 +168,12 @@ def _write(verdict, name):
 def read(of):
     """The verdict of a key, or None; a file that is none counts as none."""
     home, name = folder(), _name(of)
-    if home is None:
+    if home is None or name in _unwritten:  # which is later than any file
         return _unwritten.get(name)
     try:
         found = Verdict(**json.loads((home / name).read_text()))
     except (OSError, ValueError, TypeError):
-        return _unwritten.get(name)
+        return None
     return found if found.key == of else None
 
 
@@ -266,12 +270,17 @@ def agreed(names, kind, dtype, device, group):
         table = agree(group, said, [_millionths(v) for v in found], last=False)
         slowest = dict(zip(names, map(max, zip(*table, strict=True)), strict=True))
         best = min(slowest, key=slowest.get)
-        agreed_on[place] = best if slowest[best] <= 10**6 else None
+        agreed_on[place] = best if slowest[best] < _NEVER else None
     return agreed_on[place]
 
 
+def _may_be_taken(found):
+    """Whether by a verdict a kernel is right, and faster than the torch backend or not timed."""
+    return bool(found and found.served and (found.ratio is None or found.ratio < 1))
+
+
 def _millionths(found):
-    if not found or not found.served:
+    if not _may_be_taken(found):
         return _NEVER
     return int(1e6 * (1.0 if found.ratio is None else found.ratio))
 
@@ -284,7 +293,7 @@ def fastest(names, kind, dtype, device):
     for.
     """
     found = {name: verdict(name, kind, dtype, device) for name in names}
-    good = {n: v for n, v in found.items() if v and v.served and (v.ratio is None or v.ratio < 1)}
+    good = {name: v for name, v in found.items() if _may_be_taken(v)}
     if good:
         return min(good, key=lambda name: good[name].ratio or 1.0)
     for name, of in found.items():

@@ -350,7 +350,8 @@ def test_ranks_of_a_ring_have_one_loss_scale(group, monkeypatch):
     """The least of theirs: gradients of columns are added on their way."""
     calls, asked = [], []
 
-    def loss_scale(self, tile, weights, dtype, columns):
+    def loss_scale(self, tile, weights, dtype, columns, coefficients=None):
+        assert coefficients is not None
         asked.append(columns)
         return torch.tensor(2.0**6)
 

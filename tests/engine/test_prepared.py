@@ -2,12 +2,15 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import fastsim
 from fastsim.backends.cpu.backend import CpuBackend
+from fastsim.backends.torch.backend import TorchBackend
+from fastsim.engine import prepared
 from fastsim.verify import verdicts
 from tests.seeds import fresh
 
@@ -163,6 +166,38 @@ def test_the_backend_is_chosen_anew(changed, usable, monkeypatch, precision):
     assert len(looked) == 1
     fastsim.info_nce(*tensors)
     assert len(looked) == 1
+
+
+def test_a_recorded_call_takes_and_leaves_nothing(monkeypatch):
+    """While a CUDA graph is recorded: its replays outlive what is kept here."""
+    looked, recording = [], [True]
+    monkeypatch.setattr(TorchBackend, "unsupported_reason", lambda *_, **__: looked.append(1))
+    monkeypatch.setattr(prepared, "_capturing", lambda tensors: recording[0])
+    tensors = sides(3)
+    options = {"temperature": 0.321, "backend": "torch"}  # of no other test
+
+    def call():
+        looked.clear()
+        fastsim.info_nce(*tensors, **options)
+        return len(looked)
+
+    assert call()
+    assert call()
+    recording[0] = False
+    assert call()  # nothing was left
+    assert not call()
+    recording[0] = True
+    assert call()  # nothing is taken
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_who_is_asked_whether_a_graph_is_recorded(on_gpu, monkeypatch):
+    """CUDA, of tensors on a GPU alone: without one there is nobody to ask."""
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: asked.append(1) or True)
+    tensors = [SimpleNamespace(is_cuda=False), SimpleNamespace(is_cuda=on_gpu)]
+    assert prepared._capturing(tensors) == on_gpu
+    assert len(asked) == on_gpu
 
 
 def test_a_tensor_of_another_meaning_is_no_side(usable):

@@ -74,6 +74,35 @@ def test_what_is_wrong_is_refused(name, request):
     assert WRONG[name] in verdict.sentence
 
 
+PASSING = {
+    "memory": "OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB (info_nce)",
+    "driver": "RuntimeError: Triton Error [CUDA]: Out Of Memory",
+    "time": "a step did not finish within 300 s (calls)",
+}
+
+
+@pytest.mark.parametrize("part", ["refusal", "ratio"])
+@pytest.mark.parametrize("reason", PASSING)
+def test_what_may_pass_is_of_this_process_alone(reason, part, two_kernels, monkeypatch):
+    """Another program took the memory, or the time. A file of before stays, and is not taken."""
+    place = "fake", "sigmoid", torch.float16, META
+    before = verdicts.now(True, None, 0.5, verdicts.key(*place))
+    verdicts.write(before)
+
+    def results(asked, checks, limit, module=None):
+        return [(PASSING[reason] if asked == part else None, None) for _ in checks]
+
+    monkeypatch.setattr(run, "results", results)
+    with pytest.warns(UserWarning, match="fake is not used for sigmoid"):
+        verdict = run.verify(*place)
+    assert not verdict.served
+    assert verdicts.verdict(*place) == verdict
+    assert verdicts.everything() == [before]
+    monkeypatch.setattr(verdicts, "_unwritten", {})  # as of another process
+    verdicts.forget()
+    assert verdicts.verdict(*place) == before
+
+
 def test_what_is_right_is_served(here):
     verdict = here("fake")
     assert verdict.served, verdict.reason

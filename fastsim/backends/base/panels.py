@@ -30,11 +30,12 @@ class Panels:
         """A function of rows (R, D) -> rows @ columns.T (R, M), for columns (M, D)."""
         return lambda rows: rows @ columns.t()
 
-    def loss_scale(self, tile, weights, dtype, columns):
+    def loss_scale(self, tile, weights, dtype, columns, coefficients=None):
         """A power of two () by which to multiply the weights of the losses, or None.
 
         It brings the score gradients into the range of the panel's type, for inputs of `dtype`
-        (`Kind.largest_score_grad` bounds them).
+        (`Kind.largest_score_grad` bounds them). coefficients: those of the tile where they are
+        known, which bound them closer (`Kind.largest_of`); weights are then not looked at.
         """
         return None
 

@@ -47,9 +47,10 @@ class TorchBackend(SmallBatch, Backend):
     def multiply(self, left, right, out, *, accumulate):
         panels.multiply(left, right, out, accumulate=accumulate)
 
-    def loss_scale(self, tile, weights, dtype, columns):
+    def loss_scale(self, tile, weights, dtype, columns, coefficients=None):
         half = isinstance(tile.scale, torch.Tensor) and self._half(tile.scale.device, dtype)
-        return TritonBackend.loss_scale(self, tile, weights, dtype, columns) if half else None
+        given = tile, weights, dtype, columns, coefficients
+        return TritonBackend.loss_scale(self, *given) if half else None
 
     @staticmethod
     def _half(where, dtype):

@@ -15,15 +15,13 @@ import warnings
 
 import torch
 
-from fastsim.backends.bands import FILLING
+from fastsim.backends.torch import panels
 from fastsim.backends.torch.block import FusibleBlock
-from fastsim.backends.torch.epilogues import FEW
 from fastsim.backends.triton import installed
 from fastsim.operators import traced
 from fastsim.tile import Tile
 
 VARIABLE = "FASTSIM_COMPILE"
-WORTHWHILE = FILLING  # scores of a panel; an operation on fewer takes no longer than its launch
 DEVICES = ("cuda", "xpu")
 COMPILER = "inductor"
 
@@ -44,7 +42,7 @@ def attempt(step, tile, block, given=(), out=None):
 
     The panel keeps its scores. out: where what the step makes of them goes, which may be the panel.
     """
-    if not _wanted(tile, block):
+    if not _wanted(block):
         return None
     key = _key(step, tile, block, given, out)
     first = key not in _functions
@@ -115,16 +113,14 @@ def wanted(device, scores):
         raise ValueError(f"{VARIABLE}: wanted 0, 1 or auto, got {asked!r}")
     if asked == "1":
         return device.type in ("cpu", *DEVICES)
-    return asked == "auto" and device.type in DEVICES and scores > WORTHWHILE and installed.FOUND
+    large = device.type in DEVICES and scores > panels.small_scores(device)
+    return asked == "auto" and large and installed.FOUND
 
 
-def _wanted(tile, block):
+def _wanted(block):
     panel = block.panel
     # A size of 1 would be compiled as that very size.
     if min(panel.shape) < 2 or not wanted(panel.device, panel.numel()):
-        return False
-    # Many levels are scattered, which a compiler would do in any order.
-    if tile.levels is not None and len(tile.levels) > FEW:
         return False
     return not (_capturing(panel) or traced())
 
@@ -210,4 +206,18 @@ def _compile(step, tile, block, out):
     # torch.compile counts what it has compiled by code object, and gives up after a few.
     own = function.__code__.replace(co_name=f"{step.__name__.strip('_')}_of_{kind}")
     made = types.FunctionType(own, globals(), None, None, function.__closure__)
-    return torch.compile(made, dynamic=True, fullgraph=True, backend=COMPILER)
+    return torch.compile(
+        made, dynamic=True, fullgraph=True, backend=COMPILER, options=_options(COMPILER)
+    )
+
+
+def _options(compiler):
+    """Those by which another process writes the same code; None where there are none.
+
+    Else the compiler takes the fastest of several ways to add up, as it has timed them.
+    """
+    if compiler != "inductor":
+        return None
+    import torch._inductor.config as config
+
+    return {"deterministic": True} if hasattr(config, "deterministic") else None

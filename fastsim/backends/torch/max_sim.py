@@ -14,22 +14,54 @@ def max_sim(backend, x, y, cosine, own, scores, places):
     """`Backend.max_sim`."""
     left, right = (_operand(backend, side.cleared(), cosine) for side in (x, y))
     values = x.rows.new_empty(x.rows.shape[0], scores.shape[1], dtype=scores.dtype)
+    for rows, documents, best, found in (_of_own if own else _of_all)(x, y, left, right):
+        values[rows, documents] = best
+        if places is not None:
+            places[documents, rows] = found.t().to(places.dtype)
+    if x.mask is not None:
+        values.masked_fill_(~x.mask[:, None], 0.0)
+        if places is not None:
+            places.masked_fill_(~x.mask, -1)
+    scores.copy_(x.sums(values))
+
+
+def _of_all(x, y, left, right):
+    """(rows, documents, the scores (R, K) of the tokens chosen of these documents, their places) of
+    each panel, where every query meets all.
+    """
     workspace = panels.Workspace()
-    for rows, columns, documents, meets in _blocks(x, y, own):
+    for rows, columns, documents in _blocks(x, y):
         panel = workspace.panel(left[rows], right[columns])
         panels.multiply(left[rows], right[columns].t(), panel)
         mask = None if y.mask is None else y.mask[columns]
         count = documents.stop - documents.start
         block = Tokens(right[columns], count, y.length, y.offsets, mask)
         found = block.largest(panel)
-        values[rows, meets] = chosen(panel, found, block.starts()[:-1])
-        if places is not None:
-            places[meets, rows] = found.t().to(places.dtype)
-    if x.mask is not None:
-        values.masked_fill_(~x.mask[:, None], 0.0)
-        if places is not None:
-            places.masked_fill_(~x.mask, -1)
-    scores.copy_(x.sums(values))
+        yield rows, documents, chosen(panel, found, block.starts()[:-1]), found
+
+
+def _of_own(x, y, left, right):
+    """As `_of_all`, where each query has documents of its own: as many queries as fill a panel."""
+    each, long = y.count // x.count, x.length
+    wide = each * y.length
+    workspace = panels.Workspace()
+    together = max(1, panels.panel_scores(left.device) // max(1, long * wide))
+    for first in range(0, x.count, together):
+        last = min(x.count, first + together)
+        rows, columns = slice(first * long, last * long), slice(first * wide, last * wide)
+        ours, theirs = (
+            part.reshape(last - first, -1, part.shape[1]) for part in (left[rows], right[columns])
+        )
+        panel = workspace.panel(left[rows], right[:wide])
+        panels.multiply_each(ours, theirs.mT, panel.view(-1, long, wide))
+        panel = panel.view(-1, long, each, y.length)
+        mask = None if y.mask is None else y.mask[columns].view(-1, 1, each, y.length)
+        if mask is not None:
+            panel.masked_fill_(~mask, -torch.inf)
+        best, found = panel.max(3)
+        if mask is not None:
+            found.masked_fill_(~mask.any(3), -1)
+        yield rows, slice(0, each), best.view(-1, each), found.view(-1, each)
 
 
 def max_sim_backward(backend, grad, places, x, y, cosine, own, wants):
@@ -83,20 +115,12 @@ def _operand(backend, rows, cosine):
     return rows if half else rows.to(torch.promote_types(rows.dtype, torch.float32))
 
 
-def _blocks(x, y, own):
-    """(rows, columns, documents, which of a query's scores), all slices, of each panel.
+def _blocks(x, y):
+    """(rows, columns, documents), all slices, of each panel.
 
     Where offsets on the device say how long documents are, a panel has all of them.
     """
     device, total = x.rows.device, x.rows.shape[0]
-    if own:
-        each = y.count // x.count
-        for query in range(x.count):
-            documents = slice(query * each, (query + 1) * each)
-            columns = slice(documents.start * y.length, documents.stop * y.length)
-            rows = slice(query * x.length, (query + 1) * x.length)
-            yield rows, columns, documents, slice(0, each)
-        return
     wide = y.count
     if y.offsets is None:
         wide = min(y.count, max(1, panels.widest(device) // y.length))
@@ -108,4 +132,4 @@ def _blocks(x, y, own):
         if y.offsets is None:
             columns = slice(documents.start * y.length, documents.stop * y.length)
         for top in range(0, total, tall):
-            yield slice(top, min(total, top + tall)), columns, documents, documents
+            yield slice(top, min(total, top + tall)), columns, documents

@@ -4,6 +4,7 @@ import functools
 
 import torch
 
+from fastsim.backends.bands import FILLING
 from fastsim.backends.panel import memory_of, panel_bytes
 from fastsim.operators import constant_result
 
@@ -12,8 +13,12 @@ from fastsim.operators import constant_result
 # memory, not of what happens to be free: the size of the panels decides in which order numbers
 # are added, and the same input is to give the same bits.
 CPU_PANEL = 16 << 20
-SMALLEST_PANEL, LARGEST_PANEL, SHARE = 64 << 20, 256 << 20, 64
+# The gradient of the columns is read and written once for each.
+SMALLEST_PANEL, LARGEST_PANEL, SHARE = 64 << 20, 512 << 20, 64
 FEWEST_ROWS = 64  # of a block of whole rows: fewer would starve the products
+# Scores of a matrix whose single operations take no longer than the calls of the passes: on a CPU;
+# elsewhere, where four matrices of them fit a panel's memory.
+CPU_SMALL, SMALL = 1 << 18, 1 << 24
 
 
 @functools.cache
@@ -44,6 +49,16 @@ def multiply(left, right, out, *, accumulate=False):
         torch.ops.aten.mm.dtype_out(left, right, out.dtype, out=out)
 
 
+def multiply_each(left, right, out):
+    """`multiply` in stacks of matrices: out (K, R, C) = left (K, R, D) @ right (K, D, C)."""
+    if left.dtype == out.dtype:
+        torch.bmm(left, right, out=out)
+    elif out.device.type == "cpu":
+        multiply_each(left.to(out.dtype), right.to(out.dtype), out)
+    else:
+        torch.ops.aten.bmm.dtype_out(left, right, out.dtype, out=out)
+
+
 # ---- the size of panels ----
 
 
@@ -58,6 +73,13 @@ def matrix_scores(device):
     A loss that looks at columns too saves a product of all scores by it.
     """
     return panel_scores(device) * (4 if device.type == "cpu" else 1)
+
+
+def small_scores(device):
+    """How many scores are worked on as one matrix, by single operations."""
+    if device.type == "cpu":
+        return CPU_SMALL
+    return max(FILLING, min(SMALL, panel_scores(device) // 4))
 
 
 def widest(device):

@@ -14,7 +14,7 @@ def unit_rows(x, dtype):
     compute = torch.promote_types(x.dtype, torch.float32)
     unit, inverse = x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape[0], dtype=compute)
     for rows in parts:
-        unit[rows], inverse[rows] = _unit(x[rows], dtype)
+        _, inverse[rows] = _unit(x[rows], dtype, unit[rows])
     return unit, inverse
 
 
@@ -25,19 +25,23 @@ def unit_rows_backward(grad_unit, x, inverse, factor, dtype):
         return _backward(grad_unit, x, inverse, factor, dtype)
     grad, dots = x.new_empty(x.shape, dtype=dtype), torch.empty_like(inverse)
     for rows in parts:
-        found = _backward(grad_unit[rows], x[rows], inverse[rows], factor, dtype)
-        grad[rows], dots[rows] = found
+        given = grad_unit[rows], x[rows], inverse[rows]
+        _, dots[rows] = _backward(*given, factor, dtype, grad[rows])
     return grad, dots
 
 
-def _unit(x, dtype):
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
-    inverse = inverse_norms(x).to(x.dtype)
-    return (x * inverse[:, None]).to(dtype), inverse
+def _unit(x, dtype, out=None):
+    compute = torch.promote_types(x.dtype, torch.float32)
+    inverse = inverse_norms(x).to(compute)
+    if out is None and dtype != compute:
+        out = x.new_empty(x.shape, dtype=dtype)
+    return torch.mul(x, inverse[:, None], out=out), inverse
 
 
-def _backward(grad_unit, x, inverse, factor, dtype):
+def _backward(grad_unit, x, inverse, factor, dtype, out=None):
     unit = x * inverse[:, None]
     dots = (unit * grad_unit).sum(1, dtype=wide_dtype(x.device)).to(inverse.dtype)
     pull = torch.addcmul(grad_unit, unit, dots[:, None], value=-1, out=unit)
-    return pull.mul_((factor * inverse)[:, None]).to(dtype), dots
+    if out is None:
+        out = pull if pull.dtype == dtype else pull.new_empty(pull.shape, dtype=dtype)
+    return torch.mul(pull, (factor * inverse)[:, None], out=out), dots

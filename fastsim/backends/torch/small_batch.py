@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from fastsim.backends.bands import FILLING
 from fastsim.backends.torch import compiled, panels
 from fastsim.backends.torch.block import LEFT_OUT, Block
 from fastsim.backends.torch.observe import observe
@@ -48,7 +47,7 @@ class SmallBatch:
             return False
         device = next(tensor for tensor in pairs.tensors() if tensor is not None).device
         scores = rows * columns
-        if scores > min(_most(device), panels.panel_scores(device)):
+        if scores > min(panels.small_scores(device), panels.panel_scores(device)):
             return False
         if compiled.wanted(device, scores):
             return False
@@ -103,11 +102,6 @@ class SmallBatch:
             # What an operator returns may not share its memory.
             sides = [side if side is None else side.clone() for side in sides]
         return *sides, of_numbers
-
-
-def _most(device):
-    """Scores, of more of which the operations outweigh the calls."""
-    return 1 << 18 if device.type == "cpu" else FILLING
 
 
 # ---- rows ----

@@ -5,14 +5,14 @@ or compiled into one or two (compiled.py).
 """
 
 from fastsim.backends.torch import compiled
-from fastsim.backends.torch.epilogues import EPILOGUES, narrowed
+from fastsim.backends.torch.epilogues import EPILOGUES, FEW, narrowed
 
 
 def forward(tile, block, sums):
     """The state of the panel, whose scores may be lost; sums: the first two parts over all columns,
     or None.
     """
-    state = compiled.attempt(_forward, tile, block, sums or ())
+    state = _compiled_forward(tile, block, sums or ())
     return _forward(tile, block, sums) if state is None else state
 
 
@@ -30,7 +30,7 @@ def fused(tile, block, weights, out):
     else:
         # Two steps, with the coefficients between them as they are: where two rows have one
         # positive, a compiler would add up their weights in any order.
-        state = compiled.attempt(_forward, tile, block)
+        state = _compiled_forward(tile, block)
         if state is not None:
             weights = 1.0 if weights is None else weights.to(state[0].dtype)
             coefficients = narrowed(tile.coefficients(state, weights), block.panel)
@@ -39,6 +39,14 @@ def fused(tile, block, weights, out):
         state = _fused(tile, block, (weights,))
         _hand_over(block, out)
     return state
+
+
+def _compiled_forward(tile, block, sums=()):
+    """`_forward` as `compiled.attempt` does it."""
+    # Many levels are scattered, which a compiler would do in any order.
+    if tile.levels is not None and len(tile.levels) > FEW:
+        return None
+    return compiled.attempt(_forward, tile, block, sums)
 
 
 def _hand_over(block, out):

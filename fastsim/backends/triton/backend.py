@@ -163,11 +163,14 @@ class TritonBackend(SmallBatch, Backend):
         else:
             _wide_product(left, right, out, accumulate=accumulate)
 
-    def loss_scale(self, tile, weights, dtype, columns):
+    def loss_scale(self, tile, weights, dtype, columns, coefficients=None):
         if dtype.itemsize != 2:
             return None
-        size = tile.scale.new_ones(()) if weights is None else weights.abs().float()
-        largest = tile.record.largest_score_grad(tile, size, columns)
+        if coefficients is not None:
+            largest = tile.record.largest_of(tile, coefficients, columns)
+        else:
+            size = tile.scale.new_ones(()) if weights is None else weights.abs().float()
+            largest = tile.record.largest_score_grad(tile, size, columns)
         # Infinity and NaN pass as they are, and so does nothing, by any number.
         largest = largest.float().nan_to_num(nan=TOP / 2, posinf=TOP / 2).clamp_(min=SMALLEST)
         # Its exponent alone: the power of two that is not above it.

@@ -13,7 +13,7 @@ import fastsim
 from fastsim.backends.base import Backend
 from fastsim.backends.torch import compiled, panels
 from fastsim.backends.torch.backend import TorchBackend
-from fastsim.backends.torch.epilogues import EPILOGUES
+from fastsim.backends.torch.epilogues import EPILOGUES, FEW
 from fastsim.backends.triton import installed
 from tests.cases import BY_NAME, CASES
 from tests.losses.test_losses import compare
@@ -184,13 +184,44 @@ def test_another_value_is_refused(monkeypatch):
 def test_by_default_on_gpus_with_triton(monkeypatch):
     monkeypatch.delenv(compiled.VARIABLE)
     monkeypatch.setattr(installed, "FOUND", True)
-    gpu, large = torch.device("cuda"), compiled.WORTHWHILE + 1
+    monkeypatch.setattr(panels, "_share", lambda device: 512 << 20)
+    gpu, large = torch.device("cuda"), 4096**2 + 1  # more than is worked on as one matrix
     assert compiled.wanted(gpu, large)
     assert not compiled.wanted(gpu, large - 1)
     assert not compiled.wanted(torch.device("cpu"), large)
     assert not compiled.wanted(torch.device("mps"), large)
     monkeypatch.setattr(installed, "FOUND", False)
     assert not compiled.wanted(gpu, large)
+
+
+def test_another_process_writes_the_same_code(monkeypatch):
+    """By an option that the compiler has; another compiler is given none."""
+    given = []
+
+    def noted(function, **options):
+        given.append(options)
+        return function
+
+    monkeypatch.setattr(torch, "compile", noted)
+    x, y = rows()
+    fastsim.siglip(x, y, backend="torch")
+    assert hasattr(torch._inductor.config, "deterministic")
+    assert given[0]["options"] == {"deterministic": True}
+    assert given[0]["dynamic"]
+    monkeypatch.setattr(compiled, "COMPILER", "eager")
+    assert compiled._options("eager") is None
+
+
+def test_many_levels_are_compiled_where_nothing_is_scattered(uncompiled, monkeypatch):
+    """The score gradients of two passes."""
+    monkeypatch.setattr(TorchBackend, "whole_matrix_fits", lambda *_: False)
+    x, y = rows()
+    targets = torch.arange(99.0).view(9, 11).remainder(FEW + 3)
+    value = fastsim.cosent_matrix(x, y, targets, scale=2.0, backend="torch")
+    found = torch.autograd.grad(value, (x, y))
+    truth = fastsim.cosent_matrix(x, y, targets, scale=2.0, backend="eager")
+    torch.testing.assert_close(found, torch.autograd.grad(truth, (x, y)))
+    assert [key[0].__name__ for key in compiled._functions] == ["_score_grad"]
 
 
 def test_inside_another_compilation(monkeypatch):

@@ -10,6 +10,7 @@ import torch
 
 from bench.host_time import calls_of
 from fastsim import losses
+from fastsim.backends.torch import panels
 from fastsim.backends.torch.backend import TorchBackend
 from fastsim.engine.one_call import in_panels
 from fastsim.pairs import Pairs
@@ -119,8 +120,11 @@ def test_where_it_is_not_served(served, monkeypatch):
     assert not served
 
 
-@pytest.mark.parametrize(("device", "most"), [("cpu", 512), ("meta", 2048)])
-def test_the_largest_that_is_served(device, most):
+@pytest.mark.parametrize(
+    ("device", "gigabytes", "most"), [("cpu", 1, 512), ("meta", 4, 2048), ("meta", 16, 4096)]
+)
+def test_the_largest_that_is_served(device, gigabytes, most, monkeypatch):
+    monkeypatch.setattr(panels, "memory_of", lambda device: gigabytes << 30)
     tile = Tile("softmax", Pairs(torch.arange(3, device=device), distinct=True))
     serves = functools.partial(
         TorchBackend().serves_whole, tile, together=False, dtype=torch.float32

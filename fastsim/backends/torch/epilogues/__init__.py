@@ -1,8 +1,9 @@
 """What each kind of loss does with a panel of scores, in plain torch (csrc/epilogue.h).
 
-`forward` leaves the panel as it is and returns the state of its rows and columns (fastsim/tile.py);
-`score_grad` turns the scores into score gradients, in place. Both take a `Block`, whose left-out
-scores are at LEFT_OUT, and hold one or two matrices of the panel's size beside it.
+`forward` returns the state of a panel's rows and columns (fastsim/tile.py) and leaves the scores as
+it was given them; `score_grad` turns them into score gradients, in place. Both take a `Block` that
+`prepare` has changed, whose left-out scores are at LEFT_OUT, so that the product's scores are lost;
+and they hold one or two matrices of the panel's size beside it.
 """
 
 from fastsim.backends.torch.epilogues.base import narrowed
