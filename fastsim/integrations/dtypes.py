@@ -1,14 +1,26 @@
 """The dtype in which a peer returns its loss, asked of the peer itself on a few rows.
 
 Ours are computed in float32 and more; what a trainer gets back has the dtype that it had before.
-Which that is depends on the peer's operations, on autocast's lists and on the torch at hand.
+Which that is depends on the peer's operations, on autocast's lists and on the torch at hand. So it
+does whether a peer takes columns of several dtypes; ours takes them always.
 """
+
+import functools
 
 import torch
 from torch import Tensor
 
 _known = {}
-_WIDE = (torch.float32, torch.float64)
+_WIDE = {torch.float32, torch.float64}
+
+
+def in_one_dtype(*columns):
+    """The columns in the floating dtype that all of them promote to."""
+    dtypes = {column.dtype for column in columns}
+    if len(dtypes) == 1 or not all(dtype.is_floating_point for dtype in dtypes):
+        return list(columns)
+    wide = functools.reduce(torch.promote_types, dtypes)
+    return [column.to(wide) for column in columns]
 
 
 def as_theirs(loss, owner, call, *given):
@@ -20,7 +32,8 @@ def as_theirs(loss, owner, call, *given):
     tensors = [value for value in given if isinstance(value, Tensor)]
     device = loss.device.type
     autocast = torch.is_autocast_enabled(device)
-    if not autocast and all(t.dtype in _WIDE for t in tensors if t.is_floating_point()):
+    dtypes = {t.dtype for t in tensors if t.is_floating_point()}
+    if not autocast and len(dtypes) < 2 and dtypes <= _WIDE:
         return loss
     key = owner, device, autocast and torch.get_autocast_dtype(device)
     key += tuple((t.dtype, t.dim()) for t in tensors)

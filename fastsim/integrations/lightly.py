@@ -2,17 +2,22 @@
 
     from fastsim.integrations.lightly import DCLLoss, DCLWLoss, NTXentLoss
 
-Each is a subclass of lightly's class of that name, 1.5 or later, with its arguments, defaults and
-results; every other name is that of lightly.loss. With a memory bank, or gathered over processes,
-the answer is theirs, by their code, and so it is where a method or module of theirs was replaced;
-a warning says so once.
+Each is a subclass of lightly's class of that name, 1.5.21 or later (DCLLoss of earlier ones is
+another sum), with its arguments, defaults and results; every other name is that of lightly.loss.
+With a memory bank, or gathered over processes, the answer is theirs, by their code, and so it is
+where a method or module of theirs was replaced; a warning says so once.
 
     NTXentLoss  over both views: log sum_{j != i} exp(z_ij) - z_{i, other view},
                 z = cos / temperature
     DCLLoss     the same without the other view in the sum, that term weighted by weight_fn
 """
+# ruff: noqa: E402
 
 import importlib
+
+from fastsim.integrations import names
+
+names.check_version("lightly", 1, 5, 21)
 
 import torch
 from lightly.loss.dcl_loss import DCLLoss as _TheirDCLLoss
@@ -20,8 +25,7 @@ from lightly.loss.dcl_loss import DCLWLoss as _TheirDCLWLoss
 from lightly.loss.ntx_ent_loss import NTXentLoss as _TheirNTXentLoss
 
 from fastsim.engine.log_sum_exp import log_sum_exp
-from fastsim.integrations import names
-from fastsim.integrations.dtypes import as_theirs
+from fastsim.integrations.dtypes import as_theirs, in_one_dtype
 from fastsim.integrations.overrides import Hooked, is_plain, say_once
 from fastsim.losses import nt_xent
 from fastsim.precision import widened
@@ -41,7 +45,8 @@ class _TwoViews(Hooked):
         if option is not None or len(out0) < 2:
             return super().forward(out0, out1)
         rows = torch.arange(len(out0), device=out0.device).repeat(2)
-        loss = self.fused(torch.cat([out0, out1]), rows, out0, out1)
+        sides = in_one_dtype(out0, out1)
+        loss = self.fused(torch.cat(sides), rows, *sides)
         theirs = super().forward
         return as_theirs(
             loss, type(self), lambda: theirs(out0.detach()[:2], out1.detach()[:2]), out0, out1

@@ -1,16 +1,28 @@
 """A module in the place of a peer's: every name that it does not have is the peer's."""
 
 import contextlib
+import re
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
 
-def check_version(package, major):
-    """ImportError where the package that is installed is of an earlier major version."""
-    found = version(package)
-    if int(found.partition(".")[0]) < major:
-        raise ImportError(f"{package}: wanted version {major} or later, got {found}")
+def check_version(package, *least):
+    """ImportError where the package that is installed is earlier than `least`: 1, 5, 21 for 1.5.21.
+
+    What follows the numbers, as of a release candidate, does not count. A checkout that is on the
+    path without being installed has no version, and passes.
+    """
+    try:
+        found = version(package)
+    except PackageNotFoundError:
+        return
+    parts = re.match(r"\d+(\.\d+)*", found)
+    numbers = [int(part) for part in parts[0].split(".")] if parts else []
+    numbers += [0] * (len(least) - len(numbers))
+    if tuple(numbers) < least:
+        wanted = ".".join(map(str, least))
+        raise ImportError(f"{package}: wanted version {wanted} or later, got {found}")
 
 
 def served(name, *theirs):

@@ -30,13 +30,15 @@ class Hooked:
     """Mixed in before a class of a peer; `hooks` names what of it the fused form does not call.
 
     The class of ours says them once, `class Ours(Hooked, Theirs, hooks=("method",))`; subclasses
-    inherit them. Every function that the peer's module defines beside its class is a hook too.
+    inherit them. Every function that the peer's module defines beside its class is a hook too, and
+    so is, in the peer's class, every method that ours has one in the place of.
     """
 
-    _originals, _functions, _beside = {}, {}, {}
+    _originals, _functions, _beside, _covered = {}, {}, {}, {}
 
     def __init_subclass__(cls, hooks=None, **options):
         super().__init_subclass__(**options)
+        cls._covered = cls._covered | _covered(cls)
         if hooks is not None:
             cls._originals = {hook: _as_shipped(cls, hook) for hook in hooks if hasattr(cls, hook)}
             cls._beside = _module_of_theirs(cls)
@@ -56,13 +58,43 @@ class Hooked:
         for name, original in self._functions.items():
             if self._beside.get(name) is not original:
                 return name
+        for (theirs, name), original in self._covered.items():
+            if getattr(theirs, name, None) is not original:
+                return name
         return None
 
 
+def _theirs(cls):
+    """The class that `cls` stands for, which has its name, or None."""
+    # The last one: before it there may be ours, of which somebody has made another of that name.
+    kinds = [kind for kind in cls.__mro__[1:] if kind.__name__ == cls.__name__]
+    return kinds[-1] if kinds else None
+
+
 def _module_of_theirs(cls):
-    """What the module has of the class that `cls` stands for, which has its name."""
-    theirs = (kind.__module__ for kind in cls.__mro__[1:] if kind.__name__ == cls.__name__)
-    return next((vars(sys.modules[module]) for module in theirs), {})
+    """What the module has of the class that `cls` stands for."""
+    theirs = _theirs(cls)
+    return {} if theirs is None else vars(sys.modules[theirs.__module__])
+
+
+def _covered(cls):
+    """{(their class, name): their method} of those that a class before theirs overrides."""
+    theirs = _theirs(cls)
+    if theirs is None:
+        return {}
+    before = cls.__mro__[: cls.__mro__.index(theirs)]
+    names = sorted({name for kind in before for name in vars(kind)})
+    return {(theirs, name): _as_shipped(theirs, name) for name in names if _is_hook(theirs, name)}
+
+
+def _is_hook(theirs, name):
+    """Whether that is a method of the package of `theirs`, by which the loss may be computed."""
+    special = name.startswith("__") and name != "__call__"
+    owner = next((kind for kind in theirs.__mro__ if name in vars(kind)), None)
+    if special or name == "get_config_dict" or owner is None:
+        return False
+    packages = {kind.__module__.partition(".")[0] for kind in (owner, theirs)}
+    return len(packages) == 1 and isinstance(vars(owner)[name], types.FunctionType)
 
 
 def _as_shipped(cls, hook):

@@ -8,14 +8,22 @@ Of version 1.6: `Contrastive`, `CachedContrastive` and `Distillation` are subcla
 of those names in pylate.losses, with their arguments; their ColBERT scores, the default, become
 those here. A score of another kind (XTR) stays what it is, and so does every other name of theirs.
 
-A token that a document's mask leaves out is a zero vector there, which takes part in the maximum:
-it is the same here.
+A token that a document's mask leaves out takes part in the maximum as a zero, as in their `torch`
+backend; their `lik` and `flash` leave it out. Those are asked for as there, by `backend` or by
+PYLATE_SCORES_BACKEND: whatever is not "auto" is scored by their code.
 """
+# ruff: noqa: E402
 
+import os
+
+from fastsim.integrations import names
+
+names.check_version("pylate", 1, 6)
+
+import torch
 from pylate import losses as theirs
 from pylate import scores as their_scores
 
-from fastsim.integrations import names
 from fastsim.token_scores import max_sim
 
 
@@ -24,10 +32,10 @@ def colbert_scores(
 ):
     """MaxSim of queries (Q, Lq, D) with documents (C, Ld, D): (Q, C).
 
-    backend: None; another asks for one of theirs, by their code.
+    backend: None or "auto"; another asks for one of theirs, by their code.
     """
     given = queries_embeddings, documents_embeddings, queries_mask, documents_mask
-    if backend is not None or not _are_tensors(*given):
+    if not _is_ours(backend) or not _are_tensors(*given):
         return their_scores.colbert_scores(*given, backend=backend)
     return _scored(*given)
 
@@ -37,7 +45,7 @@ def colbert_kd_scores(
 ):
     """MaxSim of each query with its own documents (Q, N, Ld, D): (Q, N); backend as above."""
     given = queries_embeddings, documents_embeddings, queries_mask, documents_mask
-    if backend is not None or not _are_tensors(*given):
+    if not _is_ours(backend) or not _are_tensors(*given):
         return their_scores.colbert_kd_scores(*given, backend=backend)
     return _scored(*given)
 
@@ -54,11 +62,11 @@ class ColBERTScores(their_scores.ColBERTScores):
         backend=None,
     ):
         given = queries_embeddings, documents_embeddings, queries_mask, documents_mask
-        if backend is not None or not _are_tensors(*given):
+        if not _is_ours(backend) or not _are_tensors(*given):
             return super().__call__(*given, backend=backend)
         documents = documents_embeddings.flatten(0, 1)
         mask = None if documents_mask is None else documents_mask.flatten(0, 1)
-        return colbert_scores(queries_embeddings, documents, queries_mask, mask)
+        return _scored(queries_embeddings, documents, queries_mask, mask)
 
 
 class _Scored:
@@ -88,10 +96,16 @@ class Distillation(_Scored, theirs.Distillation):
     """KL divergence from a teacher's scores of each query's documents; arguments as theirs."""
 
 
+def _is_ours(backend):
+    """Whether nobody asks for a backend of theirs; the variable is read at every call, as there."""
+    asked = backend or os.environ.get("PYLATE_SCORES_BACKEND") or "auto"
+    return asked.lower() == "auto"
+
+
 def _are_tensors(queries, documents, queries_mask, documents_mask):
     """Whether these are tensors of one floating dtype, with masks whose weights are 0 and 1."""
     masks = [mask for mask in (queries_mask, documents_mask) if mask is not None]
-    if not all(hasattr(value, "device") for value in (queries, documents, *masks)):
+    if not all(isinstance(value, torch.Tensor) for value in (queries, documents, *masks)):
         return False
     whole = all(not mask.is_floating_point() for mask in masks)
     return whole and queries.is_floating_point() and queries.dtype == documents.dtype

@@ -2,9 +2,11 @@
 
     from fastsim.integrations.tevatron import SimpleContrastiveLoss, DistributedContrastiveLoss
 
-Subclasses of tevatron.loss's classes, of version 0.1, with their arguments and results: the cross
-entropy of each query's products with all passages, its own being every n_target-th. Targets
-that are probabilities are theirs, by their code; a warning says so once.
+Subclasses of tevatron.loss's classes, of version 0.1 or of its repository, with their arguments and
+results: the cross entropy of each query's products with all passages, its own being every
+n_target-th, or where there is no such option, at even steps. Targets that are probabilities are
+theirs, by their code, and so is a loss with further attributes, such as a temperature, or of which
+a method was replaced; a warning says so once.
 """
 
 import torch
@@ -13,33 +15,38 @@ from tevatron import loss as theirs
 from fastsim.checks import INTEGRAL, can_be_read
 from fastsim.integrations import names
 from fastsim.integrations.dtypes import as_theirs
-from fastsim.integrations.overrides import say_once
+from fastsim.integrations.overrides import Hooked, say_once
 from fastsim.integrations.products import cross_entropy
 from fastsim.pairs import as_ids
 from fastsim.scores import compute_dtype
 
 IGNORED = -100  # a target that torch's cross entropy leaves out
 
+# What theirs have; another attribute is an option that the fused form does not know.
+ATTRIBUTES = {"target_per_qry", "word_size", "world_size", "rank", "scale_loss"}
+
 _TheirLoss = theirs.SimpleContrastiveLoss
 _their_call = _TheirLoss.__call__
 
 
-class SimpleContrastiveLoss(theirs.SimpleContrastiveLoss):
+class SimpleContrastiveLoss(Hooked, theirs.SimpleContrastiveLoss, hooks=()):
     """Of queries x (N, D) and passages y (M, D); target (N,): the place of each query's own."""
 
     def __call__(self, x, y, target=None, reduction="mean"):
-        reason = _unfused(x, y, target)
+        reason = _unfused(self, x, y, target)
         if reason is not None:
             say_once(self, f"{reason} no fused form", "tevatron", stacklevel=3)
         if reason is not None or len(x) == 0:
             return super().__call__(x, y, target=target, reduction=reduction)
         if target is None:
-            if len(x) * self.target_per_qry != len(y):
+            step = getattr(self, "target_per_qry", None)
+            if step is None:  # not of version 0.1
+                step = len(y) // len(x)
+            elif len(x) * step != len(y):
                 raise ValueError(
-                    f"y: wanted {len(x) * self.target_per_qry} passages, {self.target_per_qry}"
-                    f" of each query, got {len(y)}"
+                    f"y: wanted {len(x) * step} passages, {step} of each query, got {len(y)}"
                 )
-            target, ignored = torch.arange(0, len(y), self.target_per_qry, device=x.device), None
+            target, ignored = torch.arange(0, len(x) * step, step, device=x.device), None
         else:
             target, ignored = _split(as_ids(target))
         given = {"reduction": reduction, "names": ("x", "y", "target")}
@@ -56,8 +63,11 @@ class SimpleContrastiveLoss(theirs.SimpleContrastiveLoss):
         return as_theirs(loss, _TheirLoss, few, x, y)
 
 
-def _unfused(x, y, target):
+def _unfused(loss, x, y, target):
     """What has no fused form, with its verb, or None."""
+    changed = loss.replaced_hook() or min(vars(loss).keys() - ATTRIBUTES, default=None)
+    if changed is not None:
+        return f"{changed} has"
     if target is not None and target.dtype not in INTEGRAL:
         return f"a target of {target.dtype} has"
     return None if x.dtype == y.dtype else f"x of {x.dtype} against y of {y.dtype} has"

@@ -32,6 +32,7 @@ PAIR_LOSSES = {
     "NTXentLoss": [{}, {"temperature": 0.5}],
     "SupConLoss": [{}, {"temperature": 0.5}],
     "MultiSimilarityLoss": [{}, {"alpha": 5, "beta": 20.0, "base": 0.1}],
+    "CircleLoss": [{}, {"m": 0.25, "gamma": 20}],
 }
 
 

@@ -14,6 +14,7 @@ from tests.models import tiny_bert
 
 pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
 
+from sentence_transformers import util
 from sentence_transformers.sentence_transformer import losses as theirs
 
 from fastsim.integrations import sentence_transformers as ours
@@ -111,6 +112,8 @@ def same(name, options, columns, labels=None, features=features):
     scaled_ = name.endswith("RankingLoss") or name in ("CoSENTLoss", "AnglELoss")
     if scaled_:
         size = options.get("scale", 20.0) + options.get("hardness_strength", 0.0)
+        if options.get("similarity_fct") is util.dot_score:
+            size *= max(column.norm(dim=1).max().item() for column in columns) ** 2
         shortest = min(column.norm(dim=1).min().item() for column in columns)
         term = 1 / (len(columns[0]) * shortest)  # a row's share of the mean, along a unit row
     else:  # the largest distance

@@ -12,6 +12,7 @@ from tests.integrations.metric_learning_peer import (
     ROWS,
     batch,
     compare,
+    distances,
     losses,
     reducers,
     regularizers,
@@ -55,7 +56,7 @@ def pair_call(kind, name, options, reducer, references):
 
 @pytest.mark.parametrize(("name", "options", "reducer", "references"), PAIRED)
 def test_all_pairs(name, options, reducer, references):
-    if (name, reducer) == ("MultiSimilarityLoss", "classes"):
+    if name in ("MultiSimilarityLoss", "CircleLoss") and reducer == "classes":
         pytest.skip("theirs is wrong: test_class_weights_of_rows")
     if reducer == "anchors" and references == "others" and name == "NTXentLoss":
         pytest.skip("theirs has no place for more references than rows")
@@ -66,6 +67,21 @@ def test_all_pairs(name, options, reducer, references):
     if references != "none":
         tensors.append(batch(ROWS if references == "the same labels" else REFERENCES, 4)[0])
     case = name, options, reducer, references
+    compare(pair_call(losses, *case), pair_call(their_losses, *case), tensors)
+
+
+PRODUCTS = {"distance": distances.DotProductSimilarity(normalize_embeddings=False)}
+
+
+@pytest.mark.parametrize("references", ["none", "others", "the same labels"])
+@pytest.mark.parametrize("name", ["NTXentLoss", "SupConLoss", "MultiSimilarityLoss"])
+def test_products(name, references):
+    """Of rows as they are, fused: a warning that it is not would be an error."""
+    options = {"MultiSimilarityLoss": {"alpha": 0.5, "beta": 0.7}}.get(name, {"temperature": 3.0})
+    tensors = [batch()[0]]
+    if references != "none":
+        tensors.append(batch(ROWS if references == "the same labels" else REFERENCES, 4)[0])
+    case = name, options | PRODUCTS, "default", references
     compare(pair_call(losses, *case), pair_call(their_losses, *case), tensors)
 
 
@@ -86,7 +102,7 @@ def test_without_positives_or_negatives(name):
         torch.testing.assert_close(ours, theirs)
         grads = [torch.autograd.grad(value, x)[0] for value in (ours, theirs)]
         torch.testing.assert_close(*grads)
-        if name != "MultiSimilarityLoss":
+        if name != "MultiSimilarityLoss":  # of which each term stands alone
             assert ours == 0
             assert (grads[0] == 0).all()
 
@@ -118,16 +134,29 @@ def test_few_pairs(name, others):
     compare(call(losses), call(their_losses), [x, y])
 
 
+SUMMED = {
+    "default": lambda: None,
+    "sum": reducers.SumReducer,
+    "several": lambda: reducers.MultipleReducers({"loss": reducers.MeanReducer()}),
+}
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("reducer", SUMMED)
 @pytest.mark.parametrize("name", PAIR_LOSSES)
-def test_dtype_of_the_loss(name, dtype, autocast):
+def test_dtype_of_the_loss(name, reducer, dtype, autocast):
+    """It may depend on the reducer: several are summed in the dtype of the embeddings."""
     x, labels = batch()
     x = x.to(dtype)
     low = torch.float16 if dtype == torch.float16 else torch.bfloat16
+
+    def call(kind, x):
+        return getattr(kind, name)(reducer=SUMMED[reducer]())(x, labels)
+
     with torch.autocast("cpu", low, enabled=autocast):
-        ours, theirs = (getattr(kind, name)()(x, labels) for kind in (losses, their_losses))
-    truth = getattr(their_losses, name)()(x.double(), labels)
+        ours, theirs = (call(kind, x) for kind in (losses, their_losses))
+    truth = call(their_losses, x.double())
     assert ours.dtype == theirs.dtype
     eps = max(torch.finfo(ours.dtype).eps, 1e-6)
     assert abs(ours - truth) <= 2 * eps * abs(truth)

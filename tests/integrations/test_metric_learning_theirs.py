@@ -17,8 +17,9 @@ UNFUSED = {
     "listed pairs": ({}, lambda labels: {"indices_tuple": their_miners.BatchHardMiner()}),
     "float labels": ({}, lambda labels: {"labels": labels.double()}),
     "Lp distance": ({"distance": distances.LpDistance()}, lambda labels: {}),
-    "plain products": (
-        {"distance": distances.DotProductSimilarity(normalize_embeddings=False)},
+    "rows of another norm": ({"distance": distances.DotProductSimilarity(p=1)}, lambda labels: {}),
+    "a power of products": (
+        {"distance": distances.DotProductSimilarity(normalize_embeddings=False, power=2)},
         lambda labels: {},
     ),
     "a power": ({"distance": distances.CosineSimilarity(power=2)}, lambda labels: {}),
@@ -27,12 +28,18 @@ UNFUSED = {
 }
 
 
+OTHERS = distances.LpDistance, distances.DotProductSimilarity
+
+
 @pytest.mark.parametrize("case", UNFUSED)
 @pytest.mark.parametrize("name", PAIR_LOSSES)
 def test_unfused_is_theirs_and_says_so_once(name, case, recwarn):
     options, given = UNFUSED[case]
     if case == "below 0":
-        options = {"alpha": -1} if name == "MultiSimilarityLoss" else {"temperature": -0.5}
+        below = {"MultiSimilarityLoss": {"alpha": -1}, "CircleLoss": {"gamma": -1}}
+        options = below.get(name, {"temperature": -0.5})
+    if name == "CircleLoss" and type(options.get("distance")) in OTHERS:
+        pytest.skip("its distance is the cosine")
     x, labels = batch()
     arguments = {"labels": labels} | given(labels)
     if "indices_tuple" in arguments:
@@ -121,6 +128,57 @@ def test_what_was_replaced_runs(name, change):
     assert torch.equal(value, theirs(x, labels))
     if change is not own_method:
         assert abs(value - getattr(losses, name)()(x, labels)) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["op", "on", "delta_p", "delta_n"])
+def test_a_circle_of_another_optimum(name):
+    x, labels = batch()
+    ours, theirs = (kind.CircleLoss() for kind in (losses, their_losses))
+    for loss in (ours, theirs):
+        setattr(loss, name, getattr(loss, name) + 0.05)
+    with pytest.warns(UserWarning, match=f"{name} has been replaced"):
+        value = ours(x, labels)
+    assert torch.equal(value, theirs(x, labels))
+
+
+def test_a_circle_without_its_numbers():
+    x, labels = batch()
+    ours, theirs = (kind.CircleLoss(gamma=torch.tensor(20.0)) for kind in (losses, their_losses))
+    with pytest.warns(UserWarning, match="parameters that are not numbers"):
+        assert torch.equal(ours(x, labels), theirs(x, labels))
+    ours, theirs = (kind.CircleLoss() for kind in (losses, their_losses))
+    for loss in (ours, theirs):
+        loss.soft_plus = torch.nn.Softplus(beta=2)
+    with pytest.warns(UserWarning, match="soft_plus has been replaced"):
+        assert torch.equal(ours(x, labels), theirs(x, labels))
+
+
+@pytest.mark.parametrize("name", [*PAIR_LOSSES, "TripletMarginLoss"])
+def test_a_patch_of_a_method_that_ours_overrides(name, monkeypatch):
+    (x, labels), kind = batch(), getattr(their_losses, name)
+    mined = [their_miners.BatchHardMiner()(x, labels)] if name == "TripletMarginLoss" else []
+    shipped = kind.compute_loss
+
+    def doubled(self, *given):
+        found = shipped(self, *given)
+        found["loss"]["losses"] = 2 * found["loss"]["losses"]
+        return found
+
+    owner = next(base for base in kind.__mro__ if "compute_loss" in vars(base))
+    monkeypatch.setattr(owner, "compute_loss", doubled)
+    with pytest.warns(UserWarning, match="compute_loss has been replaced"):
+        value = getattr(losses, name)()(x, labels, *mined)
+    assert torch.equal(value, kind()(x, labels, *mined))
+
+
+def test_a_patch_of_the_memory_or_the_miner(monkeypatch):
+    x, labels = batch(8)
+    monkeypatch.setattr(their_losses.CrossBatchMemory, "create_indices_tuple", lambda *given: None)
+    kept = losses.CrossBatchMemory(losses.SupConLoss(), x.shape[1], memory_size=32)
+    assert kept.create_indices_tuple(x, labels, x, labels, None, True) is None
+    monkeypatch.setattr(their_miners.BatchHardMiner, "mine", lambda *given: "patched")
+    with pytest.warns(UserWarning, match="mine has been replaced"):
+        assert miners.BatchHardMiner().mine(x, labels, x, labels) == "patched"
 
 
 def test_a_patch_of_their_distance(monkeypatch):

@@ -53,6 +53,18 @@ def of(*shape, seed):
     return 1.5 * torch.randn(*shape, generator=fresh(seed))
 
 
+def mixed(sides):
+    """The same in two dtypes, and twice in float32: (given, plain)."""
+    given = sides[0].bfloat16(), sides[1]
+    return given, [side.float() for side in given]
+
+
+def doubling(monkeypatch, owner, name):
+    """A patch of a method, whose result is doubled."""
+    shipped = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *given, **options: 2 * shipped(*given, **options))
+
+
 def compare(ours, theirs, tensors):
     """ours, theirs: functions of the tensors; value and gradients."""
     found = []
@@ -127,7 +139,103 @@ def test_lightly_without_a_fused_form(lightly):
     assert value.isfinite()
 
 
+@pytest.mark.parametrize("name", ["NTXentLoss", "DCLLoss"])
+def test_lightly_of_two_dtypes(lightly, name):
+    given, plain = mixed([of(ROWS, WIDTH, seed=seed) for seed in (1, 2)])
+    ours, theirs = (getattr(package, name)() for package in lightly)
+    torch.testing.assert_close(ours(*given), ours(*plain))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ours(*given).dtype == theirs(*given).dtype
+
+
+@pytest.mark.parametrize(
+    ("name", "owner"),
+    [("NTXentLoss", "NTXentLoss"), ("DCLLoss", "DCLLoss"), ("DCLWLoss", "DCLLoss")],
+)
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+def test_a_patch_of_lightly(lightly, name, owner, monkeypatch):
+    ours, theirs = (getattr(package, name)() for package in lightly)
+    views = [of(ROWS, WIDTH, seed=seed) for seed in (1, 2)]
+    plain = ours(*views)
+    doubling(monkeypatch, getattr(lightly[1], owner), "forward")
+    with pytest.warns(UserWarning, match=f"{name}: forward has no fused form"):
+        value = ours(*views)
+    assert torch.equal(value, theirs(*views))
+    torch.testing.assert_close(value, 2 * plain)
+
+
 # ---- Tevatron ----
+
+# What its repository has; the package has an __init__ with n_target.
+REPOSITORY = """
+import torch
+from torch.nn import functional as F
+
+class SimpleContrastiveLoss:
+    def __call__(self, x, y, target=None, reduction='mean'):
+        if target is None:
+            target_per_qry = y.size(0) // x.size(0)
+            target = torch.arange(0, x.size(0) * target_per_qry, target_per_qry)
+        logits = torch.matmul(x, y.transpose(0, 1))
+        return F.cross_entropy(logits, target, reduction=reduction)
+
+class DistributedContrastiveLoss(SimpleContrastiveLoss): pass
+"""
+
+
+@pytest.fixture
+def repository(tevatron, monkeypatch):
+    theirs = types.ModuleType("tevatron.loss")
+    exec(REPOSITORY, vars(theirs))
+    monkeypatch.setitem(sys.modules, "tevatron.loss", theirs)
+    monkeypatch.setattr(sys.modules["tevatron"], "loss", theirs)
+    spec = importlib.util.spec_from_file_location("of_the_repository", tevatron[0].__file__)
+    ours = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(ours)
+    return ours, theirs
+
+
+@pytest.mark.parametrize("passages", [ROWS, 3 * ROWS, 3 * ROWS + 2])
+def test_tevatron_of_the_repository(repository, passages):
+    ours, theirs = (package.SimpleContrastiveLoss() for package in repository)
+    sides = of(ROWS, WIDTH, seed=1), of(passages, WIDTH, seed=2)
+    compare(ours, theirs, sides)
+    target = torch.arange(ROWS).flip(0)
+    compare(*(functools.partial(loss, target=target) for loss in (ours, theirs)), sides)
+    half = [side.bfloat16() for side in sides]
+    assert ours(*half).dtype == theirs(*half).dtype
+
+
+def scored(kind):
+    class Scored(kind):
+        temperature = 0.5
+
+        def __call__(self, x, y, **options):
+            return super().__call__(x / self.temperature, y, **options)
+
+    loss = Scored()
+    loss.temperature = 0.1
+    return loss
+
+
+def test_tevatron_with_further_attributes(tevatron):
+    ours, theirs = (scored(package.SimpleContrastiveLoss) for package in tevatron)
+    sides = of(ROWS, WIDTH, seed=1), of(ROWS, WIDTH, seed=2)
+    with pytest.warns(UserWarning, match="Scored: temperature has no fused form; tevatron's"):
+        value = ours(*sides)
+    assert torch.equal(value, theirs(*sides))
+    ours(*sides)  # a second note would be an error
+
+
+def test_a_patch_of_tevatron(tevatron, monkeypatch):
+    ours, theirs = (package.SimpleContrastiveLoss() for package in tevatron)
+    sides = of(ROWS, WIDTH, seed=1), of(ROWS, WIDTH, seed=2)
+    plain = ours(*sides)
+    doubling(monkeypatch, tevatron[1].SimpleContrastiveLoss, "__call__")
+    with pytest.warns(UserWarning, match="SimpleContrastiveLoss: __call__ has no fused form"):
+        value = ours(*sides)
+    assert torch.equal(value, theirs(*sides))
+    torch.testing.assert_close(value, 2 * plain)
 
 
 @pytest.fixture
@@ -245,6 +353,7 @@ def patched(flag):
 
     class Changed(model):
         _compute_in_batch_neg_loss = ours.in_batch_loss
+        _compute_cross_device_neg_loss = ours.cross_device_loss
 
     return Changed, model
 
@@ -263,6 +372,53 @@ def test_flag_embedding(flag, passages, temperature):
     torch.testing.assert_close(*values)
     half = [side.bfloat16() for side in sides]
     assert len({loss(*half).loss.dtype for loss in losses}) == 1
+
+
+def across(kind, **options):
+    """A model that gathers from two devices, this one the second."""
+
+    class Across(kind):
+        process_rank = 1
+
+        def _dist_gather_tensor(self, t):
+            return torch.cat([-t.detach(), t])
+
+    loss = Across(None, **options).train()
+    loss.negatives_cross_device = True
+    return loss
+
+
+@pytest.mark.parametrize("passages", [1, 3])
+def test_flag_embedding_across_devices(flag, passages, monkeypatch):
+    sides = pairs(passages)
+    losses = [across(kind, temperature=0.1) for kind in patched(flag)]
+    compare(*(lambda q, p, loss=loss: loss(q, p).loss for loss in losses), sides)
+    teacher = torch.rand(ROWS * passages).tolist()
+    values = [loss(*sides, teacher_scores=teacher).loss for loss in losses]
+    assert torch.equal(*values)
+    for loss in losses:
+        loss.cross_entropy = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    with pytest.warns(UserWarning, match="cross_entropy has no fused form; FlagEmbedding's"):
+        value = losses[0](*sides).loss
+    assert torch.equal(value, losses[1](*sides).loss)
+    monkeypatch.setattr(flag[1], "_theirs", None)  # which the loss of one device would call
+    scores = functools.partial(torch.cdist)
+    own = losses[0]._compute_cross_device_neg_loss(*sides, compute_score_func=scores)
+    assert torch.equal(own[1], losses[1]._compute_cross_device_neg_loss(*sides, None, scores)[1])
+
+
+def test_flag_embedding_across_devices_is_fused(flag, monkeypatch):
+    losses = [across(kind) for kind in patched(flag)]
+    monkeypatch.setattr(flag[1], "cross_entropy", lambda *given, **named: torch.tensor(7.0))
+    assert losses[0](*pairs(2)).loss == 7
+
+
+def test_flag_embedding_of_two_dtypes(flag):
+    given, plain = mixed(pairs(2))
+    ours, theirs = (kind(None, temperature=0.1).train() for kind in patched(flag))
+    torch.testing.assert_close(ours(*given).loss, ours(*plain).loss)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ours(*given).loss.dtype == theirs(*given).loss.dtype
 
 
 def test_flag_embedding_of_another_width(flag):

@@ -1,6 +1,8 @@
 """sentence-transformers' multi-vector losses and PyLate's against ours in their place."""
 
+import copy
 import importlib
+import pickle
 
 import pytest
 import torch
@@ -113,10 +115,31 @@ def test_losses_of_sentence_transformers(name, sentences):
         return value, loss
 
     theirs, ours = (call(module) for module in sentences)
-    assert type(ours[1]).__mro__[2] is type(theirs[1])
+    assert issubclass(type(ours[1]), type(theirs[1]))
     assert ours[1].get_config_dict() == theirs[1].get_config_dict()
     assert ours[1].similarity_fct is not theirs[1].similarity_fct
     compare(ours[0], theirs[0], *sides)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_can_be_pickled(name, sentences):
+    """The card links a class that is of the package; ours is found again by pickle."""
+    from sentence_transformers.util import fullname
+
+    theirs, ours = (getattr(module, name) for module in sentences)
+    assert fullname(ours) == fullname(theirs)
+    loss = ours(Given(), **LOSSES[name])
+    for again in (pickle.loads(pickle.dumps(loss)), copy.deepcopy(loss)):
+        assert type(again) is ours
+        assert again.similarity_fct is loss.similarity_fct
+        assert again.get_config_dict() == loss.get_config_dict()
+
+
+@pytest.mark.parametrize("prefix", ["", "mean_"])
+@pytest.mark.parametrize("form", ["colbert_scores", "colbert_kd_scores", "colbert_scores_pairwise"])
+def test_scores_can_be_pickled(form, prefix, sentences):
+    scores = getattr(sentences[1], prefix + form)
+    assert pickle.loads(pickle.dumps(scores)) is scores
 
 
 def test_another_score_stays(sentences):
@@ -127,15 +150,54 @@ def test_another_score_stays(sentences):
     assert loss.similarity_fct is score
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("form", ["colbert_scores", "colbert_kd_scores", "ColBERTScores"])
-def test_scores_of_pylate(form, masked, pylate):
+FORMS = ["colbert_scores", "colbert_kd_scores", "ColBERTScores"]
+
+
+def of_pylate(form, pylate):
+    """(their scores, ours, queries and documents, their masks)."""
     theirs, ours = (getattr(module, form) for module in pylate)
     if form == "ColBERTScores":
         theirs, ours = theirs(), ours()
     many = (DOCUMENTS,) if form == "colbert_scores" else (QUERIES, DOCUMENTS)
     (q, q_mask), (d, d_mask) = texts(QUERIES, TOKENS[0]), texts(*many, TOKENS[1])
-    masks = (q_mask, d_mask) if masked else ()
+    return theirs, ours, (q, d), (q_mask, d_mask)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_arrays_of_pylate(form, pylate):
+    theirs, ours, sides, masks = of_pylate(form, pylate)
+    arrays = [side.numpy() for side in sides]
+    assert torch.equal(ours(*arrays), theirs(*arrays))
+    assert torch.equal(ours(*arrays, *masks), theirs(*arrays, *masks))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_backend_of_pylate_that_is_asked_for(form, pylate, monkeypatch):
+    """By the argument or by the variable, at every call; theirs need a GPU, one of them."""
+
+    def refused(*given, **options):
+        raise AssertionError("ours was called")
+
+    theirs, ours, sides, _ = of_pylate(form, pylate)
+    monkeypatch.setattr(pylate[1], "max_sim", refused)
+    for asked in (None, "auto"):
+        with pytest.raises(AssertionError, match="ours was called"):
+            ours(*sides, backend=asked)
+    assert torch.equal(ours(*sides, backend="torch"), theirs(*sides))
+    monkeypatch.setenv("PYLATE_SCORES_BACKEND", "Torch")
+    assert torch.equal(ours(*sides), theirs(*sides))
+    monkeypatch.setenv("PYLATE_SCORES_BACKEND", "flash")
+    with pytest.raises(RuntimeError, match="flash"):
+        ours(*sides)
+    with pytest.raises(AssertionError, match="ours was called"):
+        ours(*sides, backend="auto")
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_scores_of_pylate(form, masked, pylate):
+    theirs, ours, (q, d), masks = of_pylate(form, pylate)
+    masks = masks if masked else ()
     compare(lambda q, d: ours(q, d, *masks), lambda q, d: theirs(q, d, *masks), q, d)
 
 

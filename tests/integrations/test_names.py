@@ -1,6 +1,8 @@
 """Modules in the place of a peer's: every name of theirs, and none that tells Python otherwise."""
 
 import importlib
+import importlib.util
+import re
 import subprocess
 import sys
 
@@ -99,8 +101,53 @@ def test_options_of_our_own_losses():
         assert getattr(ours, name) is getattr(theirs, name)
 
 
-def test_an_earlier_version_of_theirs_is_refused_by_name(monkeypatch):
-    monkeypatch.setattr(names, "version", lambda package: "5.7.0")
-    with pytest.raises(ImportError, match=r"their-package: wanted version 6 or later, got 5\.7\.0"):
-        names.check_version("their-package", 6)
-    names.check_version("their-package", 5)
+EARLIER = [("5.7.0", "6"), ("1.5.20", "1.5.21"), ("1.5", "1.5.21"), ("3.2.1rc1", "3.3")]
+LATER = [
+    ("6.2", "6"),
+    ("1.5.21", "1.5.21"),
+    ("1.6", "1.5.21"),
+    ("1.10", "1.9"),
+    ("3.3rc1", "3.3.0"),
+]
+
+
+def check(least):
+    names.check_version("their-package", *map(int, least.split(".")))
+
+
+@pytest.mark.parametrize(("found", "least"), EARLIER)
+def test_an_earlier_version_of_theirs_is_refused_by_name(found, least, monkeypatch):
+    monkeypatch.setattr(names, "version", lambda package: found)
+    said = re.escape(f"their-package: wanted version {least} or later, got {found}")
+    with pytest.raises(ImportError, match=said):
+        check(least)
+
+
+@pytest.mark.parametrize(("found", "least"), LATER)
+def test_a_later_version_of_theirs_is_not(found, least, monkeypatch):
+    monkeypatch.setattr(names, "version", lambda package: found)
+    check(least)
+
+
+def test_a_checkout_that_is_not_installed_has_no_version():
+    check("99")
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "found"),
+    [
+        ("lightly", "lightly", "1.5.20"),
+        ("pylate", "pylate", "1.5.9"),
+        ("open_clip", "open_clip_torch", "3.2.0"),
+    ],
+)
+def test_the_least_version_of(module, package, found):
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
+    code = (
+        "from fastsim.integrations import names\n"
+        f"names.version = lambda package: {found!r}\n"
+        f"import fastsim.integrations.{module}"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert f"{package}: wanted version" in done.stderr.splitlines()[-1]

@@ -165,6 +165,20 @@ def test_16_bit_features(name, dtype, autocast):
         assert ours_off < theirs_off
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("name", PAIRS)
+def test_features_of_two_dtypes(name, autocast):
+    """The dtype of theirs, which takes them under autocast alone, and the value of the wider."""
+    image, text, scale, bias = arguments(name, True, (), True)
+    image = image.bfloat16()
+    wanted = PAIRS[name]()(image.float(), text, scale, bias)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        value = PAIRS[name]()(image, text, scale, bias)
+        dtype = getattr(peer, name)()(image, text, scale, bias).dtype if autocast else wanted.dtype
+    assert value.dtype == dtype
+    torch.testing.assert_close(value, wanted.to(dtype))
+
+
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("read", [True, False], ids=["read", "as on a GPU"])
 @pytest.mark.parametrize("scale", [-3.0, 0.0, 14.3])
@@ -223,6 +237,21 @@ def test_logits_that_are_replaced(name, how):
     assert torch.equal(value, theirs(image, text, scale, bias))
     assert abs(value - plain) > 0.1
     ours(image, text, scale, bias)  # a second note would be an error
+
+
+def test_a_patch_of_a_method_that_ours_overrides(monkeypatch):
+    given = arguments("both", True, (), True)
+    for name in PAIRS:
+        plain, shipped = PAIRS[name]()(*given), getattr(peer, name).forward
+
+        def halved(*given, shipped=shipped, **options):
+            return shipped(*given, **options) / 2
+
+        monkeypatch.setattr(getattr(peer, name), "forward", halved)
+        with pytest.warns(UserWarning, match=f"{name}: forward has no fused form"):
+            value = PAIRS[name]()(*given)
+        assert torch.equal(value, getattr(peer, name)()(*given))
+        torch.testing.assert_close(value, plain / 2)
 
 
 def test_a_patch_of_their_class(monkeypatch):

@@ -57,6 +57,57 @@ def test_a_patch_before_ours_was_made():
     assert Late().replaced_hook() == "hook"
 
 
+PEER = """
+class Base:
+    def step(self): pass
+
+class Loss(Base):
+    def __call__(self): pass
+    def __repr__(self): pass
+    def other(self): pass
+    def get_config_dict(self): pass
+"""
+PATCHES = [("Base", "step"), ("Loss", "step"), ("Loss", "__call__")]
+OF_OURS = dict.fromkeys(("step", "__call__", "__repr__", "get_config_dict"), lambda self: "ours")
+
+
+@pytest.fixture
+def peer(monkeypatch):
+    """A module with a loss."""
+    module = types.ModuleType("a_peer")
+    exec(PEER, vars(module))
+    monkeypatch.setitem(sys.modules, "a_peer", module)
+    return module
+
+
+@pytest.mark.parametrize(("owner", "name"), PATCHES)
+def test_methods_of_theirs_that_ours_overrides(owner, name, peer, monkeypatch):
+    ours = type("Loss", (Hooked, peer.Loss), OF_OURS)
+    kinds = ours, type("Loss", (ours,), {"step": len}), type("Another", (ours,), {"step": len})
+    for uncalled in ("other", "get_config_dict", "__repr__"):
+        monkeypatch.setattr(peer.Loss, uncalled, lambda self: "patched")
+    assert [kind().replaced_hook() for kind in kinds] == [None] * 3
+    monkeypatch.setattr(getattr(peer, owner), name, lambda self: "patched", raising=False)
+    assert [kind().replaced_hook() for kind in kinds] == [name] * 3
+
+
+@pytest.mark.parametrize(("owner", "name"), PATCHES)
+def test_methods_that_were_patched_before_ours_was_made(owner, name, peer, monkeypatch):
+    monkeypatch.setattr(getattr(peer, owner), name, inspect.cleandoc, raising=False)
+    ours = type("Loss", (Hooked, peer.Loss), OF_OURS)
+    assert ours().replaced_hook() == name
+
+
+def test_methods_of_theirs_below_another_loss_of_ours(peer, monkeypatch):
+    """As their loss of angles is one of cosines."""
+    exec("class Further(Loss): pass", vars(peer))
+    ours = type("Loss", (Hooked, peer.Loss), OF_OURS)
+    further = type("Further", (peer.Further, ours), {})
+    assert further().replaced_hook() is None
+    monkeypatch.setattr(peer.Base, "step", len)
+    assert further().replaced_hook() == "step"
+
+
 def test_modules():
     layer = torch.nn.CosineSimilarity(dim=-1)
     assert is_plain(copy.deepcopy(layer).eval(), layer)

@@ -3,6 +3,7 @@
 Value and gradient over the grid of their arguments; truth: sentence_transformers_peer.py beside it.
 """
 
+import contextlib
 import inspect
 import itertools
 
@@ -85,9 +86,42 @@ def test_zero_rows_and_large_scales_stay_finite(regime):
         assert not parts[1][3].any()
 
 
+PER_DIRECTION = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
+PRODUCTS = {"similarity_fct": util.dot_score, "scale": 0.3}
+
+
+@pytest.mark.parametrize("options", [{}, PER_DIRECTION, {"hardness_mode": "all_negatives"}])
+@pytest.mark.parametrize("kind", ["", "Cached"])
+def test_products(kind, options):
+    """One softmax of a row, or one of each side; a hardness of strength 0 is none."""
+    name = f"{kind}MultipleNegativesRankingLoss"
+    assert getattr(ours, name)(Given(), **PRODUCTS, **options).unfused_option() is None
+    for negatives in (0, 2):
+        same(name, PRODUCTS | options, vectors(2 + negatives), features=padded)
+
+
+BEYOND = [
+    {"directions": ("query_to_doc", "query_to_query")},
+    {"directions": ("query_to_doc", "doc_to_query")},
+    PER_DIRECTION | {"gather_across_devices": True},
+    {"hardness_mode": "hard_negatives", "hardness_strength": 5.0},
+]
+
+
+@pytest.mark.parametrize("options", BEYOND)
+def test_products_that_are_theirs(options):
+    columns, values = vectors(3), []
+    for package in (ours, theirs):
+        loss = package.MultipleNegativesRankingLoss(Given(), **PRODUCTS, **options)
+        said = pytest.warns(UserWarning, match="similarity_fct has no fused form")
+        with said if package is ours else contextlib.nullcontext():
+            values.append(loss(features(columns), None))
+    assert torch.equal(*values)
+
+
 def test_other_similarities_are_theirs_and_say_so_once():
     columns = vectors(3)
-    options = {"similarity_fct": util.dot_score, "scale": 1.0}
+    options = {"similarity_fct": util.euclidean_sim, "scale": 1.0}
     for name in ("MultipleNegativesRankingLoss", "CachedMultipleNegativesRankingLoss"):
         with pytest.warns(UserWarning, match="similarity_fct has no fused form"):
             loss = getattr(ours, name)(Given(), **options)(features(columns), None)

@@ -1,9 +1,12 @@
 """Drop-in losses of sentence-transformers as their users see them: signatures, names, dtypes."""
 
 import copy
+import gc
 import inspect
+import itertools
 import pickle
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -76,6 +79,14 @@ def any_loss(package, name, model=None):
     return getattr(package, name)(model or Given(), *arguments.get(name, ()))
 
 
+def with_guides(columns, guides):
+    """Features of columns at hand, which can be cut into mini-batches."""
+    return [
+        {"embeddings": column, "guide": guide, "input_ids": torch.zeros(len(column), 2)}
+        for column, guide in zip(columns, guides, strict=False)
+    ]
+
+
 def any_batch(name, columns):
     """(columns, labels) that the loss takes."""
     classes = torch.randint(0, 3, (len(columns[0]),))
@@ -102,19 +113,110 @@ def test_dtype_of_the_loss(name, dtype, autocast):
     columns, labels = any_batch(name, columns)
     found = []
     for package, kind in ((ours, dtype), (theirs, dtype), (theirs, torch.float64)):
-        batch = [
-            {"embeddings": c.to(kind), "guide": g, "input_ids": torch.zeros(len(c), 2)}
-            for c, g in zip(columns, guides, strict=False)
-        ]
-        loss = any_loss(package, name)
+        batch = with_guides([column.to(kind) for column in columns], guides)
+        loss = any_loss(package, name).to(dtype)  # by which its own weights are rounded
         low = torch.float16 if dtype == torch.float16 else torch.bfloat16
         with torch.autocast("cpu", low, enabled=autocast and kind == dtype):
             found.append(loss.to(kind)(batch, labels))
     mine, theirs_, truth = found
     assert mine.dtype == theirs_.dtype
-    if name != "SoftmaxLoss" or not autocast:  # its layer is autocast's
-        eps = max(torch.finfo(mine.dtype).eps, 1e-5)
-        assert abs(mine - truth) <= 2 * eps * max(1, abs(truth)) + abs(theirs_ - truth)
+    eps = max(torch.finfo(mine.dtype).eps, 1e-5)
+    assert abs(mine - truth) <= 2 * eps * max(1, abs(truth)) + abs(theirs_ - truth)
+
+
+SEVERAL = [name for name in SHARED if not name.startswith("Batch")]
+
+
+@pytest.mark.filterwarnings("ignore:The .* is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("dtypes", [("bfloat16", "float32"), ("float32", "float64")])
+@pytest.mark.parametrize("name", SEVERAL)
+def test_columns_of_two_dtypes(name, dtypes, autocast):
+    """The dtype of theirs, where theirs takes them; where it does not, the one they promote to."""
+    kinds = [getattr(torch, dtype) for dtype in dtypes]
+    columns, labels = any_batch(name, vectors(3))
+    columns = [column.to(kind) for column, kind in zip(columns, itertools.cycle(kinds))]
+    guides = [
+        guide.to(kind) for guide, kind in zip(vectors(3, width=7), itertools.cycle(kinds[::-1]))
+    ]
+
+    def value(package, leaves, guides):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            return any_loss(package, name)(with_guides(leaves, guides), labels)
+
+    leaves = [column.clone().requires_grad_() for column in columns]
+    mine = value(ours, leaves, guides)
+    mine.backward()
+    assert all(leaf.grad.isfinite().all() for leaf in leaves)
+    wide = [[side.double() for side in sides] for sides in (columns, guides)]
+    truth = any_loss(theirs, name).double()(with_guides(*wide), labels)
+    try:
+        peers = value(theirs, columns, guides)
+    except RuntimeError:
+        assert not autocast or torch.float64 in kinds  # which autocast leaves alone
+        peers = truth.to(kinds[1])
+    assert mine.dtype == peers.dtype
+    eps = max(torch.finfo(mine.dtype).eps, 1e-5)
+    assert abs(mine - truth) <= 2 * eps * max(1, abs(truth)) + abs(peers - truth)
+
+
+class Scorer:
+    """A similarity that cannot be hashed, which something large may hang on."""
+
+    __hash__ = None
+
+    def __eq__(self, other):
+        return self is other
+
+    def __call__(self, x, y):
+        return (x * y).sum(1)
+
+    def method(self, x, y):
+        return self(x, y)
+
+
+@pytest.mark.parametrize("way", ["object", "method"])
+def test_a_similarity_is_not_kept(way):
+    scorer = Scorer()
+    similarity = scorer if way == "object" else scorer.method
+    columns, labels = any_batch("CoSENTLoss", [c.bfloat16() for c in vectors(2)])
+    loss = ours.CoSENTLoss(Given(), similarity_fct=similarity)
+    assert loss(with_guides(columns, columns), labels).isfinite()
+    seen = weakref.ref(scorer)
+    del loss, scorer, similarity
+    gc.collect()
+    assert seen() is None
+
+
+PATCHED = [
+    ("MultipleNegativesRankingLoss", "MultipleNegativesRankingLoss.compute_loss_from_embeddings"),
+    ("CachedMultipleNegativesRankingLoss", "CachedMultipleNegativesRankingLoss.calculate_loss"),
+    ("MegaBatchMarginLoss", "MegaBatchMarginLoss.calculate_loss"),
+    ("GISTEmbedLoss", "GISTEmbedLoss.forward"),
+    ("CoSENTLoss", "CoSENTLoss.compute_loss_from_embeddings"),
+    ("AnglELoss", "CoSENTLoss.compute_loss_from_embeddings"),
+    ("SoftmaxLoss", "SoftmaxLoss.forward"),
+    ("TripletLoss", "TripletLoss.compute_loss_from_embeddings"),
+    ("BatchHardTripletLoss", "BatchHardTripletLoss.forward"),
+    ("BatchHardSoftMarginTripletLoss", "BatchHardSoftMarginTripletLoss.forward"),
+    ("BatchAllTripletLoss", "BatchAllTripletLoss.compute_loss_from_embeddings"),
+]
+
+
+@pytest.mark.parametrize(("name", "method"), PATCHED)
+def test_a_patch_of_a_method_that_ours_overrides(name, method, monkeypatch):
+    columns, labels = any_batch(name, vectors(3))
+    batch = with_guides(columns, vectors(3, width=7))
+    owner, _, method = method.partition(".")
+    shipped = getattr(getattr(theirs, owner), method)
+    monkeypatch.setattr(
+        getattr(theirs, owner), method, lambda *given, **options: 2 * shipped(*given, **options)
+    )
+    with pytest.warns(UserWarning, match=f"{name}: {method} has no fused form"):
+        value = any_loss(ours, name)(batch, labels)
+    assert torch.equal(value, any_loss(theirs, name)(batch, labels))
+    monkeypatch.undo()
+    torch.testing.assert_close(value, 2 * any_loss(ours, name)(batch, labels))
 
 
 @pytest.mark.filterwarnings("ignore:The .* is deprecated:DeprecationWarning")

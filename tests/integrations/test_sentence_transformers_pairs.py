@@ -4,6 +4,7 @@ Value and gradient over the grid of their arguments; truth: sentence_transformer
 """
 
 import contextlib
+import copy
 import itertools
 
 import pytest
@@ -80,6 +81,73 @@ def test_a_transformation_with_parameters(dtype):
     # A cosine of at most 1 is rounded to the dtype, once by us, and the transformed one again;
     # the derivative of the mean of squares is at most 2 (1 + 1).
     assert abs(mine - truth) <= 2 * 4 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_labels_of_a_transformation_of_16_bits(dtype):
+    """They stay what they are: of cosines that are 1 the loss is exact."""
+    column, label = torch.eye(4, dtype=dtype), torch.full((4,), 1 / 3)
+    options = {"cos_score_transformation": torch.nn.PReLU(1), "loss_fct": torch.nn.L1Loss()}
+    loss, wanted = (
+        package.CosineSimilarityLoss(Given(), **options).to(dtype)(features([column] * 2), label)
+        for package in (ours, theirs)
+    )
+    assert loss.dtype == wanted.dtype
+    torch.testing.assert_close(loss, 1 - label[0], rtol=2 * torch.finfo(torch.float32).eps, atol=0)
+
+
+def classified(package, columns, labels, dtype, weights, autocast=False, **options):
+    """(what SoftmaxLoss gives, the gradient of its classifier)."""
+    torch.manual_seed(5)
+    loss = package.SoftmaxLoss(Given(), WIDTH, 3, concatenation_sent_multiplication=True, **options)
+    loss = loss.to(weights)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        value = loss(features([column.to(dtype) for column in columns]), labels)
+    if labels is None:
+        return value[1], None
+    value.backward()
+    return value.detach(), loss.classifier.weight.grad
+
+
+LOW = [
+    (torch.bfloat16, torch.float32, False),
+    (torch.bfloat16, torch.bfloat16, False),
+    (torch.float16, torch.float16, False),
+    (torch.float32, torch.float32, True),
+    (torch.bfloat16, torch.float32, True),
+]
+
+
+@pytest.mark.parametrize(("dtype", "weights", "autocast"), LOW)
+def test_softmax_in_16_bits(dtype, weights, autocast):
+    """Logits of float32, rounded once where theirs are of 16 bits; a weighted loss takes them."""
+    columns = [(3 * column).to(dtype) for column in vectors(2, width=WIDTH)]
+    labels = torch.randint(0, 3, (ROWS,))
+    torch.manual_seed(5)
+    layer = torch.nn.Linear(4 * WIDTH, 3).to(weights)
+    u, v = (column.double() for column in columns)
+    parts = torch.cat([u, v, (u - v).abs(), u * v], 1)
+    exact = parts @ layer.weight.double().T + layer.bias.double()
+    given = columns, None, dtype, weights, autocast
+    logits, peers = (classified(package, *given)[0] for package in (ours, theirs))
+    assert logits.dtype == peers.dtype
+    # Half a unit of the dtype that is returned, and the sums of 4 WIDTH products in float32.
+    terms = (parts.abs() @ layer.weight.double().abs().T).max()
+    summed = WIDTH * torch.finfo(torch.float32).eps * terms
+    assert (
+        (logits - exact).abs() <= torch.finfo(logits.dtype).eps / 2 * exact.abs() + summed
+    ).all()
+    given = columns, labels, dtype, weights, autocast
+    (loss, grad), (wanted, other) = (classified(package, *given) for package in (ours, theirs))
+    truth = torch.nn.functional.cross_entropy(exact, labels)
+    assert (loss.dtype, grad.dtype) == (wanted.dtype, other.dtype)
+    assert abs(loss - truth) <= torch.finfo(loss.dtype).eps * truth + 2 * summed
+    weighted = torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+    values = [
+        classified(package, *given, loss_fct=copy.deepcopy(weighted))[0]
+        for package in (ours, theirs)
+    ]
+    torch.testing.assert_close(*values, rtol=4 * torch.finfo(torch.bfloat16).eps, atol=0)
 
 
 def test_softmax():

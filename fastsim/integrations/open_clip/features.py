@@ -5,6 +5,7 @@ from torch import Tensor
 
 from fastsim.checks import INTEGRAL, check_alike, check_embeddings, check_number
 from fastsim.engine.autograd import tile_loss
+from fastsim.integrations.dtypes import in_one_dtype
 from fastsim.reduce import as_float, row_weights
 from fastsim.scores import compute_dtype
 
@@ -17,6 +18,7 @@ def checked(image_features, text_features, logit_scale):
     """
     check_embeddings("image_features", image_features)
     check_embeddings("text_features", text_features)
+    image_features, text_features = in_one_dtype(image_features, text_features)
     check_alike("text_features", text_features, "image_features", image_features, rows=True)
     scale = scalar("logit_scale", logit_scale)
     check_number("logit_scale", scale)

@@ -5,6 +5,8 @@ import importlib
 import importlib.util
 import sys
 
+from fastsim.integrations import names
+
 _LONE = "_open_clip_loss"
 
 
@@ -22,6 +24,7 @@ def losses():
             "fastsim.integrations.open_clip stands in for classes of open_clip, which is not"
             " installed: pip install open_clip_torch"
         )
+    names.check_version("open_clip_torch", 3, 3)
     try:
         return importlib.import_module("open_clip.loss")
     except ModuleNotFoundError as error:

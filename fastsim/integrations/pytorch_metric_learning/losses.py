@@ -17,6 +17,7 @@ from fastsim.scores import paired, unit_rows
 
 HOOKS = ("_compute_loss", "mat_based_loss", "pair_based_loss", "_assert_either_pos_or_neg")
 _PACKAGE = "pytorch_metric_learning."
+_SOFT_PLUS = torch.nn.Softplus(beta=1)
 FEW = 1 << 20  # numbers that are few enough to be gathered whatever the size of the matrix
 
 
@@ -43,13 +44,18 @@ class _TheirDtype:
         def call():
             few = embeddings.detach().new_ones(4, embeddings.shape[1])
             classes = torch.arange(4, device=few.device) // 2
-            return kind(distance=copy.copy(self.distance))(few, classes)
+            options = {"distance": copy.copy(self.distance), "reducer": copy.deepcopy(self.reducer)}
+            return kind(**options)(few, classes)
 
-        return as_theirs(loss, (kind, type(self.distance)), call, embeddings)
+        # Of several reducers the sum has the dtype of the embeddings.
+        owner = kind, type(self.distance), *map(type, self.reducer.modules())
+        return as_theirs(loss, owner, call, embeddings)
 
 
 class _PairLoss(_TheirDtype, overrides.Hooked):
     """compute_loss from embeddings and labels, without a list of pairs."""
+
+    similarities = ("cosine", "dot")  # that the fused form has
 
     def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
         memory = isinstance(indices_tuple, _Memory)
@@ -76,7 +82,7 @@ class _PairLoss(_TheirDtype, overrides.Hooked):
         """Why these have no fused form, or None."""
         return (
             unsupported_reasons.of_hooks(self)
-            or unsupported_reasons.of_cosine(self.distance)
+            or unsupported_reasons.of_scores(self.distance, self.similarities)
             or unsupported_reasons.of_inputs(embeddings, labels, ref_emb, ref_labels)
         )
 
@@ -105,6 +111,7 @@ class NTXentLoss(_PairLoss, theirs.NTXentLoss, hooks=HOOKS):
     def fused(self, embeddings, labels, references):
         options = {
             "temperature": self.temperature,
+            "similarity": unsupported_reasons.similarity(self.distance),
             "reduction": unsupported_reasons.reduction(self),
         }
         return unsupported_reasons.reduced(
@@ -123,6 +130,7 @@ class SupConLoss(_PairLoss, theirs.SupConLoss, hooks=HOOKS):
 
     def fused(self, embeddings, labels, references):
         options = {"temperature": self.temperature, "reduction": "none"}
+        options["similarity"] = unsupported_reasons.similarity(self.distance)
         losses = fastsim.sup_con(embeddings, labels, **references, **options)
         columns = references.get("reference_groups", labels)
         negatives = (labels != columns[0]).any() | (columns != columns[0]).any()
@@ -143,6 +151,7 @@ class MultiSimilarityLoss(_PairLoss, theirs.MultiSimilarityLoss, hooks=HOOKS):
     def fused(self, embeddings, labels, references):
         reduction = unsupported_reasons.reduction(self)
         options = {"alpha": self.alpha, "beta": self.beta, "base": self.base}
+        options["similarity"] = unsupported_reasons.similarity(self.distance)
         options["reduction"] = reduction or "none"
         losses = fastsim.multi_similarity(embeddings, labels, **references, **options)
         return (
@@ -152,7 +161,32 @@ class MultiSimilarityLoss(_PairLoss, theirs.MultiSimilarityLoss, hooks=HOOKS):
         )
 
 
-class TripletMarginLoss(_TheirDtype, theirs.TripletMarginLoss):
+class CircleLoss(_PairLoss, theirs.CircleLoss, hooks=HOOKS):
+    """`fastsim.circle`; fused with every reducer, where its parameters are numbers."""
+
+    way = "mat_based_loss"
+    similarities = ("cosine",)
+
+    def unsupported_reason(self, *given):
+        if not all(isinstance(value, (int, float)) for value in (self.m, self.gamma)):
+            return "no fused form of parameters that are not numbers"
+        of_m = {"op": 1 + self.m, "on": -self.m, "delta_p": 1 - self.m, "delta_n": self.m}
+        changed = [name for name, value in of_m.items() if getattr(self, name) != value]
+        if not overrides.is_plain(self.soft_plus, _SOFT_PLUS):
+            changed.append("soft_plus")
+        if changed:
+            return f"{changed[0]} has been replaced"
+        positive = unsupported_reasons.of_positive(self, "gamma")
+        return positive or super().unsupported_reason(*given)
+
+    def fused(self, embeddings, labels, references):
+        options = {"margin": self.m, "gamma": self.gamma, "reduction": "none"}
+        return unsupported_reasons.by_row(
+            fastsim.circle(embeddings, labels, **references, **options)
+        )
+
+
+class TripletMarginLoss(_TheirDtype, overrides.Hooked, theirs.TripletMarginLoss, hooks=()):
     """Distances of the triplets' own pairs; fused with every reducer.
 
     For batch-hard mining give it the triplets of `miners.BatchHardMiner`. All triplets of a batch,
@@ -185,7 +219,8 @@ class TripletMarginLoss(_TheirDtype, theirs.TripletMarginLoss):
                 return "neither labels nor triplets"
         if ref_emb.dtype != embeddings.dtype:
             return f"embeddings of {embeddings.dtype} against references of {ref_emb.dtype}"
-        return unsupported_reasons.of_distance(self.distance)
+        hooks = unsupported_reasons.of_hooks(self)
+        return hooks or unsupported_reasons.of_distance(self.distance)
 
     def fused(self, embeddings, ref_emb, triplets):
         """The losses of the triplets."""
@@ -220,7 +255,7 @@ def _distances(distance, x, y):
     return values if distance.power == 1 else values**distance.power
 
 
-class CrossBatchMemory(theirs.CrossBatchMemory):
+class CrossBatchMemory(overrides.Hooked, theirs.CrossBatchMemory, hooks=()):
     """A memory of past embeddings, its pairs with the batch decided by labels instead of listed."""
 
     def create_indices_tuple(
@@ -233,7 +268,7 @@ class CrossBatchMemory(theirs.CrossBatchMemory):
         do_remove_self_comparisons,
     ):
         """Which pairs of batch and memory count: described if the loss is fused, else listed."""
-        listed = self.miner or input_indices_tuple is not None
+        listed = self.miner or input_indices_tuple is not None or self.replaced_hook()
         listed = listed or unsupported_reasons.are_few(embeddings, E_mem)
         if isinstance(self.loss, _PairLoss) and not listed:
             reason = self.loss.unsupported_reason(embeddings, labels, E_mem, L_mem)

@@ -7,7 +7,8 @@ from pytorch_metric_learning.reducers import MeanReducer, MultipleReducers, SumR
 from fastsim.checks import FLOATING, INTEGRAL, can_be_read
 from fastsim.integrations import overrides
 
-_DISTANCES = CosineSimilarity, DotProductSimilarity, LpDistance
+_PRODUCTS = CosineSimilarity, DotProductSimilarity
+_DISTANCES = *_PRODUCTS, LpDistance
 _METHODS = ("forward", "compute_mat", "pairwise_distance", "normalize", "maybe_normalize")
 _METHODS += ("margin", "smallest_dist", "largest_dist")
 _SHIPPED = {(kind, name): getattr(kind, name) for kind in _DISTANCES for name in _METHODS}
@@ -24,14 +25,29 @@ def of_hooks(module):
     return hook and f"{hook} has been replaced"
 
 
+def similarity(distance):
+    """ "cosine" or "dot", as fastsim's losses call what a score is, or None for anything else."""
+    if type(distance) not in _PRODUCTS:
+        return None
+    if not distance.normalize_embeddings:
+        return "dot"
+    return "cosine" if distance.p == 2 else None
+
+
 def is_cosine(distance):
     """Whether larger is nearer, of unit rows."""
-    kinds = CosineSimilarity, DotProductSimilarity
-    return type(distance) in kinds and distance.normalize_embeddings and distance.p == 2
+    return similarity(distance) == "cosine"
 
 
 def of_distance(distance):
     """Against a distance that is neither cosine nor Euclidean, or that keeps statistics."""
+    if is_cosine(distance) or (type(distance) is LpDistance and distance.p == 2):
+        return of_changes(distance)
+    return of_changes(distance) or f"no fused form of {distance}"
+
+
+def of_changes(distance):
+    """Against a distance that keeps statistics, or of which a method was replaced."""
     if distance.collect_stats:
         return "the statistics of a distance are taken of its matrix"
     changed = overrides.patched_attribute(distance)
@@ -43,16 +59,16 @@ def of_distance(distance):
         )
     if changed is not None:
         return f"{changed} of the distance has been replaced"
-    if is_cosine(distance) or (type(distance) is LpDistance and distance.p == 2):
-        return None
-    return f"no fused form of {distance}"
+    return None
 
 
-def of_cosine(distance):
-    """Against anything but cosines to the power of one."""
-    if is_cosine(distance) and distance.power == 1:
-        return of_distance(distance)
-    return f"no fused form of {distance} in a softmax; cosines have one"
+def of_scores(distance, similarities):
+    """Against anything but these similarities to the power of one."""
+    if similarity(distance) in similarities and distance.power == 1:
+        return of_changes(distance)
+    named = {"cosine": "cosines", "dot": "products"}
+    served = " and ".join(named[kind] for kind in similarities)
+    return f"no fused form of {distance} in this loss; {served} have one"
 
 
 def of_order(distance):

@@ -10,8 +10,10 @@ an option has no fused form, or a method of theirs was replaced, the answer is t
 code, and a warning says so once. Every other name of theirs is theirs.
 
 `scale` and `temperature` may be a torch.nn.Parameter, which the trainer then learns (with a rate
-of its own by `learning_rate_mapping`); `FullTripletLoss`, `SigLIPLoss` and `CoSENTMatrixLoss` have
-no counterpart there.
+of its own by `learning_rate_mapping`). In several processes the trainer wraps the model alone, so
+each process learns a number of its own, as it does the classifier of SoftmaxLoss; nor is the number
+in the trainer's checkpoints. `FullTripletLoss`, `SigLIPLoss` and `CoSENTMatrixLoss` have no
+counterpart there.
 """
 # ruff: noqa: E402
 

@@ -6,7 +6,7 @@ Of rows without a positive, and batches of one class, the value is theirs.
 import torch
 from sentence_transformers.sentence_transformer import losses as theirs
 
-from fastsim.integrations.sentence_transformers.fused import Fused, class_labels
+from fastsim.integrations.sentence_transformers.fused import Fused, class_labels, of_theirs
 from fastsim.losses import batch_all_triplet, batch_semi_hard_triplet, hardest_pairs
 from fastsim.reduce import softplus
 
@@ -44,12 +44,11 @@ class _OneColumn(Fused):
 
     def forward(self, sentence_features, labels):
         """The loss of the first tokenized column, with class labels."""
-        first = next(iter(sentence_features))
-        return self.compute_loss_from_embeddings([self.model(first)["sentence_embedding"]], labels)
+        return super().forward(list(sentence_features), labels)
 
     def unfused_option(self):
-        unknown = None if self.distance_metric in DISTANCES else "distance_metric"
-        return unknown or super().unfused_option()
+        known = of_theirs(DISTANCES, self.distance_metric)
+        return super().unfused_option() if known else "distance_metric"
 
     def fused(self, embeddings, labels):
         column = embeddings[0]

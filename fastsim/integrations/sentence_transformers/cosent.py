@@ -4,7 +4,12 @@ from sentence_transformers.sentence_transformer import losses as theirs
 from sentence_transformers.util import pairwise_angle_sim, pairwise_cos_sim
 from torch.nn.functional import pad
 
-from fastsim.integrations.sentence_transformers.fused import Fused, check_columns, check_labels
+from fastsim.integrations.sentence_transformers.fused import (
+    Fused,
+    check_columns,
+    check_labels,
+    of_theirs,
+)
 from fastsim.losses import angle_similarity, cosent
 from fastsim.scores import paired_cosine_similarity
 
@@ -27,7 +32,7 @@ class CoSENTLoss(Fused, theirs.CoSENTLoss, their_module=theirs.CoSENTLoss.__modu
         embeddings = embeddings[:2]
         check_columns(embeddings)
         labels = check_labels(self, labels, len(embeddings[0]))
-        scores = FUSED.get(self.similarity_fct, self.similarity_fct)(*embeddings)
+        scores = of_theirs(FUSED, self.similarity_fct, self.similarity_fct)(*embeddings)
         if labels.shape != scores.shape:
             raise ValueError(
                 "Labels and scores must have the same shape,"

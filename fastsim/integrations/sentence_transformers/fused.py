@@ -1,44 +1,28 @@
 """What the drop-in losses share: whose code computes, checks, numbers that are learnt."""
 
-import importlib
 import sys
+from collections.abc import Hashable
 
 import torch
 from sentence_transformers.sentence_transformer.losses.matryoshka import CachedLossDecorator
 
-from fastsim.integrations.dtypes import as_theirs
+from fastsim.integrations.dtypes import as_theirs, in_one_dtype
 from fastsim.integrations.overrides import Hooked, say_once
+from fastsim.integrations.sentence_transformers.their_module import InTheirModule
 
-_homes = {}  # class of ours -> the module that it is in
 
-
-class Fused(Hooked):
+class Fused(InTheirModule, Hooked):
     """Mixed in before a loss of sentence-transformers; `fused(embeddings, labels)` computes it.
 
-    `their_module`: where the loss is that it stands for. Model cards take its documentation from
-    there, so the class says that it is from there too.
+    The columns that `fused` is given have one dtype.
     """
-
-    def __init_subclass__(cls, their_module=None, **options):
-        super().__init_subclass__(**options)
-        if their_module is not None:
-            _homes[cls] = cls.__module__
-            cls.__module__ = their_module
-
-    def __reduce_ex__(self, protocol):
-        """Ours is found again where it is, not where its class says."""
-        home = _homes.get(type(self))
-        if home is None:
-            return super().__reduce_ex__(protocol)
-        _, _, *state = super().__reduce_ex__(max(protocol, 2))
-        return _blank, (home, type(self).__name__), *state
 
     def compute_loss_from_embeddings(self, embeddings, labels=None):
         """The loss of the columns, each (N, D), with the labels that it takes -> scalar."""
         theirs = super().compute_loss_from_embeddings
         if self.is_theirs(embeddings):
             return theirs(embeddings, labels)
-        loss = self.fused(embeddings, labels)
+        loss = self.fused(in_one_dtype(*embeddings), labels)
 
         def few(*rows):
             return theirs(list(rows), None if labels is None else labels[:2])
@@ -63,8 +47,8 @@ class Fused(Hooked):
 
     def in_their_dtype(self, loss, theirs, embeddings):
         """The loss in the dtype of theirs(*columns), of two rows of each column."""
-        kinds = (getattr(self, name, None) for name in ("distance_metric", "similarity_fct"))
-        owner = type(self), *kinds, type(getattr(self, "loss_fct", None))
+        called = ("distance_metric", "similarity_fct", "loss_fct")
+        owner = type(self), *(code_of(getattr(self, name, None)) for name in called)
 
         def call():
             return theirs(*(column.detach()[:2] for column in embeddings))
@@ -75,6 +59,18 @@ class Fused(Hooked):
         """The options, a learnt number as its value."""
         config = super().get_config_dict()
         return {k: v.item() if isinstance(v, torch.Tensor) else v for k, v in config.items()}
+
+
+def code_of(called):
+    """What tells a callable from others and can be kept: it may hold a model, as a method does."""
+    function = getattr(called, "__func__", called)
+    code = getattr(function, "__code__", None) or getattr(function, "__qualname__", None)
+    return code or type(called)
+
+
+def of_theirs(table, called, default=None):
+    """table[called]; of what is not there, or cannot be hashed, `default`."""
+    return table.get(called, default) if isinstance(called, Hashable) else default
 
 
 def gathering(loss):
@@ -89,11 +85,6 @@ def gathering(loss):
         return [home.all_gather_with_grad(column) for column in columns], home.get_rank()
 
     return gathered
-
-
-def _blank(home, name):
-    kind = getattr(importlib.import_module(home), name)
-    return kind.__new__(kind)
 
 
 class LearntInCache:

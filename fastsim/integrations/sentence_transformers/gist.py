@@ -19,6 +19,7 @@ from sentence_transformers.sentence_transformer import losses as theirs
 from sentence_transformers.util import batch_to_device
 
 from fastsim.engine.log_sum_exp import guide_cosines, log_sum_exp
+from fastsim.integrations.dtypes import in_one_dtype
 from fastsim.integrations.overrides import is_plain
 from fastsim.integrations.sentence_transformers.fused import (
     Fused,
@@ -143,6 +144,7 @@ class CachedGISTEmbedLoss(
 
 def _gist(options, embeddings, guides, temperature):
     check_columns(guides, fewest=len(embeddings), most=len(embeddings))
+    embeddings, guides = in_one_dtype(*embeddings), in_one_dtype(*guides)
     (anchors, positives, *_), (anchor_guides, positive_guides, *_) = embeddings, guides
     candidates, candidate_guides, offset = embeddings[1:], guides[1:], 0
     if options.gather_across_devices:

@@ -7,6 +7,7 @@ import torch
 from sentence_transformers.sentence_transformer import losses as theirs
 
 from fastsim.backends import pick
+from fastsim.integrations.dtypes import in_one_dtype
 from fastsim.integrations.sentence_transformers.fused import Fused, check_columns
 from fastsim.losses import closest_negative
 from fastsim.scores import dense_cosines, paired_cosine_similarity
@@ -44,7 +45,7 @@ class MegaBatchMarginLoss(
         embeddings = [torch.cat(column) for column in reps]
         if self.is_theirs(embeddings):
             return theirs(reps, labels, with_backward=with_backward)
-        loss = self.fused(embeddings, labels)
+        loss = self.fused(in_one_dtype(*embeddings), labels)
         if with_backward:
             loss.backward()
             loss = loss.detach()

@@ -18,6 +18,8 @@ from sentence_transformers.multi_vector_encoder import losses as theirs
 from sentence_transformers.multi_vector_encoder import scoring
 
 from fastsim.integrations import names
+from fastsim.integrations.sentence_transformers.fused import of_theirs
+from fastsim.integrations.sentence_transformers.their_module import InTheirModule
 from fastsim.reduce import as_float
 from fastsim.token_scores import max_sim
 
@@ -49,6 +51,8 @@ def _fused(their_scores, form):
         masks = [(side != 0).any(-1) if m is None else m.bool() for side, m in pairs]
         return as_float(form(*sides, *masks, bool(length_normalize)))
 
+    # By these it is pickled.
+    scores.__module__, scores.__qualname__ = __name__, scores.__name__
     return scores
 
 
@@ -99,32 +103,44 @@ mean_colbert_kd_scores = _OURS[scoring.mean_colbert_kd_scores]
 mean_colbert_scores_pairwise = _OURS[scoring.mean_colbert_scores_pairwise]
 
 
-class _Scored:
+class _Scored(InTheirModule):
     """Mixed in before a loss of theirs: its ColBERT scores are ours."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
         scores = self.similarity_fct
-        self.similarity_fct = _OURS.get(scores, scores) if callable(scores) else scores
+        self.similarity_fct = of_theirs(_OURS, scores, scores)
 
 
 class MultiVectorMultipleNegativesRankingLoss(
-    _Scored, theirs.MultiVectorMultipleNegativesRankingLoss
+    _Scored,
+    theirs.MultiVectorMultipleNegativesRankingLoss,
+    their_module=theirs.MultiVectorMultipleNegativesRankingLoss.__module__,
 ):
     """InfoNCE over MaxSim scores with in-batch and hard negatives; arguments as theirs."""
 
 
 class CachedMultiVectorMultipleNegativesRankingLoss(
-    _Scored, theirs.CachedMultiVectorMultipleNegativesRankingLoss
+    _Scored,
+    theirs.CachedMultiVectorMultipleNegativesRankingLoss,
+    their_module=theirs.CachedMultiVectorMultipleNegativesRankingLoss.__module__,
 ):
     """The same with embeddings made in mini-batches (GradCache); arguments as theirs."""
 
 
-class MultiVectorDistillKLDivLoss(_Scored, theirs.MultiVectorDistillKLDivLoss):
+class MultiVectorDistillKLDivLoss(
+    _Scored,
+    theirs.MultiVectorDistillKLDivLoss,
+    their_module=theirs.MultiVectorDistillKLDivLoss.__module__,
+):
     """KL divergence from a teacher's scores of each query's documents; arguments as theirs."""
 
 
-class MultiVectorMarginMSELoss(_Scored, theirs.MultiVectorMarginMSELoss):
+class MultiVectorMarginMSELoss(
+    _Scored,
+    theirs.MultiVectorMarginMSELoss,
+    their_module=theirs.MultiVectorMarginMSELoss.__module__,
+):
     """Squared error of the margins between positive and negatives; arguments as theirs."""
 
 

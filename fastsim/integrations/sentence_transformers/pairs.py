@@ -1,15 +1,26 @@
 """Sentence-BERT's losses of paired rows: CosineSimilarityLoss, SoftmaxLoss, TripletLoss."""
 
+import itertools
+import types
+
 import torch
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.sentence_transformer import losses as theirs
 
+from fastsim.integrations.dtypes import as_theirs, in_one_dtype
 from fastsim.integrations.overrides import patched_attribute
-from fastsim.integrations.sentence_transformers.fused import Fused, check_columns, check_labels
+from fastsim.integrations.sentence_transformers.fused import (
+    Fused,
+    check_columns,
+    check_labels,
+    code_of,
+)
 from fastsim.losses import triplet_margin
 from fastsim.reduce import as_float
-from fastsim.scores import paired_cosine_similarity
+from fastsim.scores import paired_cosine_similarity, without_autocast
 
+_their_softmax = theirs.SoftmaxLoss.forward
+_FLAGS = tuple(f"concatenation_sent_{part}" for part in ("rep", "difference", "multiplication"))
 _Metric = theirs.TripletDistanceMetric
 
 
@@ -25,19 +36,18 @@ class CosineSimilarityLoss(
         embeddings = embeddings[:2]
         check_columns(embeddings)
         labels = check_labels(self, labels, len(embeddings[0]))
-        cosines = paired_cosine_similarity(*embeddings)
-        weight = next(self.cos_score_transformation.parameters(), None)
-        if weight is not None and weight.dtype.itemsize == 2:
-            cosines = cosines.to(weight.dtype)  # what it meets there
+        cosines = _as_it_meets(self.cos_score_transformation, paired_cosine_similarity(*embeddings))
         cosines = self.cos_score_transformation(cosines)
-        return self.loss_fct(cosines, labels.to(cosines.dtype))
+        labels = labels.to(torch.promote_types(cosines.dtype, torch.float32))
+        return self.loss_fct(cosines, labels)
 
 
 class SoftmaxLoss(Fused, theirs.SoftmaxLoss, their_module=theirs.SoftmaxLoss.__module__):
     """A classifier on (u; v; |u - v|; u v); arguments as sentence-transformers' loss.
 
-    Each part meets its share of the weight: the concatenation of them is never made. A `classifier`
-    other than a Linear with a bias has no fused form.
+    Each part meets its share of the weight: the concatenation of them is never made. The logits are
+    made in float32 or more, under autocast too. A `classifier` other than a Linear with a bias has
+    no fused form.
     """
 
     def forward(self, sentence_features, labels):
@@ -53,17 +63,23 @@ class SoftmaxLoss(Fused, theirs.SoftmaxLoss, their_module=theirs.SoftmaxLoss.__m
     def unfused_option(self):
         layer = self.classifier
         plain = type(layer) is torch.nn.Linear and patched_attribute(layer) is None
-        return None if plain and layer.bias is not None else "classifier"
+        known = plain and layer.bias is not None
+        return super().unfused_option() if known else "classifier"
 
     def compute_loss_from_embeddings(self, embeddings, labels=None):
         """The loss of the columns [u, v], each (N, D); labels of N classes or (N, classes)."""
         check_columns(embeddings, most=2)
-        logits = self._logits(*embeddings)
+        with without_autocast(embeddings[0].device.type):
+            logits = self._logits(*map(as_float, in_one_dtype(*embeddings)))
+        given = *embeddings, self.classifier.weight, labels
         if labels is None:
-            return embeddings, logits
+            owner = type(self), "logits"
+            return embeddings, as_theirs(logits, owner, lambda: self._few(*given)[1], *given)
         if self.num_labels == 1 or labels.shape != logits.shape:
             labels = labels.view(-1)
-        return self.loss_fct(logits, labels)
+        loss = self.loss_fct(_as_it_meets(self.loss_fct, logits), labels)
+        owner = type(self), code_of(self.loss_fct)
+        return as_theirs(loss, owner, lambda: self._few(*given), *given)
 
     def _logits(self, u, v):
         parts = [u, v] if self.concatenation_sent_rep else []
@@ -71,10 +87,19 @@ class SoftmaxLoss(Fused, theirs.SoftmaxLoss, their_module=theirs.SoftmaxLoss.__m
             parts.append((u - v).abs())
         if self.concatenation_sent_multiplication:
             parts.append(u * v)
-        weight, logits = self.classifier.weight, 0
+        weight, logits = as_float(self.classifier.weight), as_float(self.classifier.bias)
         for part, share in zip(parts, weight.split(u.shape[1], 1), strict=True):
             logits = logits + torch.nn.functional.linear(part.to(weight.dtype), share)
-        return logits + self.classifier.bias.to(logits.dtype)
+        return logits
+
+    def _few(self, u, v, _, labels):
+        """Theirs of two rows: the loss, without labels (embeddings, logits)."""
+        options = {name: getattr(self, name) for name in ("num_labels", "loss_fct", *_FLAGS)}
+        given = types.SimpleNamespace(
+            **options, classifier=self.classifier, model=lambda feature: feature
+        )
+        columns = [{"sentence_embedding": column.detach()[:2]} for column in (u, v)]
+        return _their_softmax(given, columns, None if labels is None else labels[:2])
 
 
 class TripletLoss(Fused, theirs.TripletLoss, their_module=theirs.TripletLoss.__module__):
@@ -84,8 +109,8 @@ class TripletLoss(Fused, theirs.TripletLoss, their_module=theirs.TripletLoss.__m
     """
 
     def unfused_option(self):
-        known = _Metric.COSINE, _Metric.EUCLIDEAN, _Metric.MANHATTAN
-        return None if self.distance_metric in known else "distance_metric"
+        known = self.distance_metric in (_Metric.COSINE, _Metric.EUCLIDEAN, _Metric.MANHATTAN)
+        return super().unfused_option() if known else "distance_metric"
 
     def fused(self, embeddings, labels):
         check_columns(embeddings, fewest=3, most=3)
@@ -96,6 +121,15 @@ class TripletLoss(Fused, theirs.TripletLoss, their_module=theirs.TripletLoss.__m
         distance = _cosine_distance if cosine else _manhattan_distance
         gap = distance(anchors, positives) - distance(anchors, negatives)
         return torch.relu(gap + self.triplet_margin).mean()
+
+
+def _as_it_meets(module, values):
+    """The values in the dtype that a module with numbers of 16 bits meets there."""
+    if not isinstance(module, torch.nn.Module):
+        return values
+    own = itertools.chain(module.parameters(), module.buffers())
+    dtype = next((t.dtype for t in own if t.is_floating_point()), values.dtype)
+    return values.to(dtype) if dtype.itemsize == 2 else values
 
 
 def _cosine_distance(x, y):

@@ -15,11 +15,12 @@ import warnings
 
 import torch
 from sentence_transformers.sentence_transformer import losses as theirs
-from sentence_transformers.util import cos_sim, pytorch_cos_sim
+from sentence_transformers.util import cos_sim, dot_score, pytorch_cos_sim
 from typing_extensions import deprecated
 
 from fastsim.backends import pick
 from fastsim.engine.log_sum_exp import log_sum_exp
+from fastsim.integrations.dtypes import in_one_dtype
 from fastsim.integrations.sentence_transformers.fused import (
     Fused,
     LearntInCache,
@@ -37,23 +38,33 @@ from fastsim.scores import (
 )
 
 COSINES = (cos_sim, pytorch_cos_sim)
+BOTH = {"query_to_doc", "doc_to_query"}
 SMALL = 1 << 16  # scores: of fewer, a matrix costs less than the calls that avoid it
 
 
+class _Ranking(Fused):
+    """The two of them; products have a fused form where `info_nce` is the whole loss."""
+
+    def unfused_option(self):
+        served = self.similarity_fct in COSINES
+        if not served and (self.similarity_fct is not dot_score or not _is_info_nce(self)):
+            return "similarity_fct"
+        return super().unfused_option()
+
+
 class MultipleNegativesRankingLoss(
-    Fused,
+    _Ranking,
     theirs.MultipleNegativesRankingLoss,
     their_module=theirs.MultipleNegativesRankingLoss.__module__,
 ):
     """InfoNCE with in-batch and hard negatives; arguments as sentence-transformers' loss.
 
-    scale may be a Parameter. A `similarity_fct` other than the cosine has no fused form.
+    scale may be a Parameter. `similarity_fct`: the cosine has a fused form, and `dot_score` without
+    hardness, for queries among documents or with documents among queries as a softmax of its own,
+    these of one device.
     """
 
     gathered = gathering(theirs.MultipleNegativesRankingLoss)
-
-    def unfused_option(self):
-        return None if self.similarity_fct in COSINES else "similarity_fct"
 
     def fused(self, embeddings, labels):
         check_columns(embeddings)
@@ -62,7 +73,7 @@ class MultipleNegativesRankingLoss(
 
 class CachedMultipleNegativesRankingLoss(
     LearntInCache,
-    Fused,
+    _Ranking,
     theirs.CachedMultipleNegativesRankingLoss,
     their_module=theirs.CachedMultipleNegativesRankingLoss.__module__,
 ):
@@ -73,7 +84,6 @@ class CachedMultipleNegativesRankingLoss(
 
     learnt = "scale"
     gathered = gathering(theirs.CachedMultipleNegativesRankingLoss)
-    unfused_option = MultipleNegativesRankingLoss.unfused_option
 
     def calculate_loss(self, reps, labels=None, *, with_backward=False):
         """The loss of columns given as lists of mini-batches; detached after its own backward."""
@@ -82,7 +92,8 @@ class CachedMultipleNegativesRankingLoss(
         if self.is_theirs(embeddings):
             return theirs(reps, labels, with_backward=with_backward)
         check_columns(embeddings)
-        loss = self.loss_stage(with_backward, lambda scale: _ranking(self, embeddings, scale))
+        columns = in_one_dtype(*embeddings)
+        loss = self.loss_stage(with_backward, lambda scale: _ranking(self, columns, scale))
         return self.in_their_dtype(loss, lambda *rows: theirs([[row] for row in rows]), embeddings)
 
 
@@ -106,6 +117,15 @@ with warnings.catch_warnings():
         """CachedMultipleNegativesRankingLoss in both directions; arguments as there."""
 
 
+def _is_info_nce(options):
+    """Whether the loss is `info_nce`, of one side or of both, whatever the columns are."""
+    if options.hardness_mode is not None and options.hardness_strength > 0:
+        return False
+    if set(options.directions) == BOTH:
+        return options.partition_mode != "joint" and not options.gather_across_devices
+    return set(options.directions) == {"query_to_doc"}
+
+
 def _ranking(options, embeddings, scale):
     queries, *docs = embeddings
     batch = len(queries)
@@ -118,7 +138,7 @@ def _ranking(options, embeddings, scale):
     joint = options.partition_mode == "joint"
     alone = len(gathered[0]) == batch
     if not any(alpha):
-        both = directions == {"query_to_doc", "doc_to_query"} and not joint and alone
+        both = directions == BOTH and not joint and alone
         if both or directions == {"query_to_doc"}:
             places = torch.arange(offset, offset + batch, device=queries.device)
             return info_nce(
@@ -127,6 +147,7 @@ def _ranking(options, embeddings, scale):
                 places,
                 temperature=inverse(scale, queries),
                 symmetric=both,
+                similarity="cosine" if options.similarity_fct in COSINES else "dot",
             )
     if alone and 2 * batch * batch * len(embeddings) <= SMALL:
         positive, parts = _at_once(embeddings, scale, alpha, directions)
