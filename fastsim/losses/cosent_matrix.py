@@ -103,14 +103,14 @@ def cosent_matrix(
     check_number("scale", scale, positive=True)
     check_similarity(similarity)
     skip = "lower" if y is None else "nothing"
-    columns = len(x if y is None else y)
+    columns = (x if y is None else y).shape[0]
     if group is not None and isinstance(targets, Tensor) and targets.dim() == 2:
         columns = targets.shape[1]  # those of all ranks: `join` checks how many these are
     pairs = parse_targets(targets, x.shape[0], columns, x.device, skip=skip)
     named = unknown = None
     if levels is not None:
         levels = _checked_levels(levels, x)
-        named = len(levels)
+        named = levels.shape[0]
     if levels is None or pairs.dense is None:
         levels = _levels(pairs, compute_dtype(x), x.device)
     else:
