@@ -204,13 +204,13 @@ class GradCache:
             value = self.loss(*leaves)
             scaled = value if scale is None else scale(value)
         for name, number in (("loss", value), ("scale", scaled)):
-            _check_number(name, number)
+            _check_differentiable(name, number)
         found = torch.autograd.grad(scaled, [*leaves, *own], materialize_grads=True)
         count = len(leaves)
         return value.detach(), list(found[:count]), (own, list(found[count:]))
 
 
-def _check_number(name, value):
+def _check_differentiable(name, value):
     """Refuse what no gradient can begin at."""
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{name}: wanted one number of a tensor, got {type(value).__name__}")

@@ -50,9 +50,8 @@ def mine_hard_negatives(
             0.05 is NV-Retriever's 95 %.
         score_range: a negative's cosine lies in it, ends included.
         query_ids, corpus_ids: (N,) and (M,) integers; a corpus row with the id of a query, or the
-            id of its positive, is no negative of it. Equal texts have equal ids. Of a query to
-            which more than 1,000 rows are none for their ids, no nearer ones than that are looked
-            at.
+            id of its positive, is no negative of it. Equal texts have equal ids. At most 1,000 rows
+            are passed over for their ids, so a query with more may get fewer negatives.
         sample: draw from the ranks at random, by `seed`, instead of the hardest.
         seed: an int.
         backend: its name; None chooses.

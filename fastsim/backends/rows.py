@@ -90,13 +90,6 @@ def row_terms_backward(grad_pairs, grad_sums, x, y, columns, first, wants):
     return grad_x, grad_y
 
 
-def equal_counts(values, among):
-    """`Backend.equal_counts`."""
-    among = among.sort().values
-    first = torch.searchsorted(among, values)
-    return torch.searchsorted(among, values, right=True) - first
-
-
 def triplet_distances(anchors, positives, negatives):
     """`Backend.triplet_distances`."""
     gaps = (_gaps(anchors, side) for side in (positives, negatives))

@@ -64,7 +64,7 @@ class Hooked:
         return None
 
 
-def _theirs(cls):
+def stands_for(cls):
     """The class that `cls` stands for, which has its name, or None."""
     # The last one: before it there may be ours, of which somebody has made another of that name.
     kinds = [kind for kind in cls.__mro__[1:] if kind.__name__ == cls.__name__]
@@ -73,13 +73,13 @@ def _theirs(cls):
 
 def _module_of_theirs(cls):
     """What the module has of the class that `cls` stands for."""
-    theirs = _theirs(cls)
+    theirs = stands_for(cls)
     return {} if theirs is None else vars(sys.modules[theirs.__module__])
 
 
 def _covered(cls):
     """{(their class, name): their method} of those that a class before theirs overrides."""
-    theirs = _theirs(cls)
+    theirs = stands_for(cls)
     if theirs is None:
         return {}
     before = cls.__mro__[: cls.__mro__.index(theirs)]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from fastsim.kinds.kind import ROWS, Exponentials, Kind, OfPositive, Total, over
+from fastsim.pairs import equal_counts
 from fastsim.reduce import softplus
 
 
@@ -246,9 +247,7 @@ def _most_positives(pairs, columns):
     """A bound on how many columns of its group a row has: the size of the largest group."""
     if pairs.sliced:  # the groups of some of the columns
         return columns
-    groups = pairs.column_groups.sort().values
-    ends = torch.searchsorted(groups, groups, right=True)
-    return (ends - torch.searchsorted(groups, groups)).amax()
+    return equal_counts(pairs.column_groups, pairs.column_groups).amax()
 
 
 KINDS = (MultiSimilarity(), MultiPositive(), Circle(), Decoupled(), Debiased())

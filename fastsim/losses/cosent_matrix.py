@@ -38,6 +38,7 @@ from fastsim.pairs import (
     dense_targets,
     gather_targets,
     global_targets,
+    parse_own_targets,
     parse_targets,
 )
 from fastsim.reduce import as_float
@@ -103,10 +104,7 @@ def cosent_matrix(
     check_number("scale", scale, positive=True)
     check_similarity(similarity)
     skip = "lower" if y is None else "nothing"
-    columns = (x if y is None else y).shape[0]
-    if group is not None and isinstance(targets, Tensor) and targets.dim() == 2:
-        columns = targets.shape[1]  # those of all ranks: `join` checks how many these are
-    pairs = parse_targets(targets, x.shape[0], columns, x.device, skip=skip)
+    pairs = parse_own_targets(targets, x, x if y is None else y, group, skip=skip)
     named = unknown = None
     if levels is not None:
         levels = _checked_levels(levels, x)

@@ -15,7 +15,7 @@ from fastsim.pairs.arguments import (
     parse_positives,
     parse_targets,
 )
-from fastsim.pairs.counts import negative_counts, positive_counts
+from fastsim.pairs.counts import equal_counts, negative_counts, positive_counts
 from fastsim.pairs.dense import dense_targets, not_above, pair_mask
 from fastsim.pairs.guide import Guide, with_thresholds, with_unit_rows
 from fastsim.pairs.ranks import (
@@ -25,6 +25,7 @@ from fastsim.pairs.ranks import (
     global_groups,
     global_positives,
     global_targets,
+    parse_own_targets,
 )
 from fastsim.pairs.record import Factors, Pairs, part_of
 
@@ -36,6 +37,7 @@ __all__ = [
     "as_ids",
     "check_own_targets",
     "dense_targets",
+    "equal_counts",
     "gather_targets",
     "global_exclude",
     "global_groups",
@@ -49,6 +51,7 @@ __all__ = [
     "parse_bias",
     "parse_exclude",
     "parse_groups",
+    "parse_own_targets",
     "parse_positives",
     "parse_targets",
     "part_of",

@@ -3,6 +3,13 @@
 import torch
 
 
+def equal_counts(values, among):
+    """`Backend.equal_counts` in plain torch."""
+    among = among.sort().values
+    first = torch.searchsorted(among, values)
+    return torch.searchsorted(among, values, right=True) - first
+
+
 def positive_counts(pairs, backend):
     """(N,) int64: how many columns of its own group each row has, itself left out where skipped."""
     counts = backend.equal_counts(pairs.row_groups, pairs.column_groups)

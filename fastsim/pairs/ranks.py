@@ -7,12 +7,21 @@ import torch
 from fastsim.pairs.arguments import parse_targets
 
 
+def parse_own_targets(targets, x, y, group, *, skip="nothing"):
+    """`parse_targets` of a rank's rows, before the ranks have met.
+
+    A matrix has the columns of all ranks, whose number `fastsim.distributed.join` checks.
+    """
+    columns = y.shape[0]
+    if group is not None and isinstance(targets, torch.Tensor) and targets.dim() == 2:
+        columns = targets.shape[1]
+    return parse_targets(targets, x.shape[0], columns, x.device, skip=skip)
+
+
 def check_own_targets(targets, x, y, group):
     """A rank's targets, as far as they can be checked before the ranks have met."""
-    if group is None or targets is None:
-        return
-    dense = isinstance(targets, torch.Tensor) and targets.dim() == 2
-    parse_targets(targets, len(x), targets.shape[1] if dense else len(y), x.device)
+    if group is not None and targets is not None:
+        parse_own_targets(targets, x, y, group)
 
 
 def global_positives(positives, batch):

@@ -1,6 +1,6 @@
 """What is left: losses over a list of scores, token vectors, counts."""
 
-from fastsim.backends import rows as formulas
+from fastsim.pairs import counts
 
 
 class Lists:
@@ -9,7 +9,7 @@ class Lists:
 
     def equal_counts(self, values, among):
         """How many of the integers among (M,) each of the integers values (N,) is: (N,) int64."""
-        return formulas.equal_counts(values, among)
+        return counts.equal_counts(values, among)
 
     def max_sim(self, x, y, cosine, own, scores, places):
         """Writes MaxSim scores (B, K) of queries x and documents y (`fastsim.tokens.Tokens`).

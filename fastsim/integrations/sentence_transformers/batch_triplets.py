@@ -79,10 +79,7 @@ def _hardest_gap(embeddings, labels, distance):
 
 
 class BatchHardTripletLoss(
-    _OneColumn,
-    theirs.BatchHardTripletLoss,
-    hooks=("batch_hard_triplet_loss",),
-    their_module=theirs.BatchHardTripletLoss.__module__,
+    _OneColumn, theirs.BatchHardTripletLoss, hooks=("batch_hard_triplet_loss",)
 ):
     """Farthest positive, nearest negative; arguments as sentence-transformers' loss."""
 
@@ -95,7 +92,6 @@ class BatchHardSoftMarginTripletLoss(
     _OneColumn,
     theirs.BatchHardSoftMarginTripletLoss,
     hooks=("batch_hard_triplet_soft_margin_loss",),
-    their_module=theirs.BatchHardSoftMarginTripletLoss.__module__,
 ):
     """The same with a soft margin; arguments as sentence-transformers' loss."""
 
@@ -119,10 +115,7 @@ class _WithMargin(_OneColumn):
 
 
 class BatchSemiHardTripletLoss(
-    _WithMargin,
-    theirs.BatchSemiHardTripletLoss,
-    hooks=("batch_semi_hard_triplet_loss",),
-    their_module=theirs.BatchSemiHardTripletLoss.__module__,
+    _WithMargin, theirs.BatchSemiHardTripletLoss, hooks=("batch_semi_hard_triplet_loss",)
 ):
     """Semi-hard negatives; arguments as sentence-transformers' loss.
 
@@ -139,10 +132,7 @@ class BatchSemiHardTripletLoss(
 
 
 class BatchAllTripletLoss(
-    _WithMargin,
-    theirs.BatchAllTripletLoss,
-    hooks=("batch_all_triplet_loss",),
-    their_module=theirs.BatchAllTripletLoss.__module__,
+    _WithMargin, theirs.BatchAllTripletLoss, hooks=("batch_all_triplet_loss",)
 ):
     """All triplets; arguments as sentence-transformers' loss."""
 

@@ -22,7 +22,7 @@ def _angles(u, v):
 FUSED = {pairwise_cos_sim: paired_cosine_similarity, pairwise_angle_sim: _angles}
 
 
-class CoSENTLoss(Fused, theirs.CoSENTLoss, their_module=theirs.CoSENTLoss.__module__):
+class CoSENTLoss(Fused, theirs.CoSENTLoss):
     """CoSENT; arguments as sentence-transformers' loss, scale may be a Parameter.
 
     Any `similarity_fct` will do: the loss is one of its N scores. Columns after two are ignored.
@@ -41,7 +41,7 @@ class CoSENTLoss(Fused, theirs.CoSENTLoss, their_module=theirs.CoSENTLoss.__modu
         return cosent(scores, labels, scale=self.scale)
 
 
-class AnglELoss(theirs.AnglELoss, CoSENTLoss, their_module=theirs.AnglELoss.__module__):
+class AnglELoss(theirs.AnglELoss, CoSENTLoss):
     """CoSENT on angle scores; arguments as sentence-transformers' loss.
 
     Its treatment of tuples is theirs; the pairs made of them go to CoSENTLoss above.

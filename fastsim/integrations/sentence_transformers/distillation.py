@@ -47,16 +47,14 @@ class _Paired(Fused):
         return self.in_their_dtype(loss, few, embeddings)
 
 
-class DistillKLDivLoss(
-    _Paired, theirs.DistillKLDivLoss, their_module=theirs.DistillKLDivLoss.__module__
-):
+class DistillKLDivLoss(_Paired, theirs.DistillKLDivLoss):
     """KL divergence of a query's documents from a teacher's; arguments as sentence-transformers'.
 
     With `similarity_fct=util.pairwise_cos_sim` the cosines are fused.
     """
 
 
-class MarginMSELoss(_Paired, theirs.MarginMSELoss, their_module=theirs.MarginMSELoss.__module__):
+class MarginMSELoss(_Paired, theirs.MarginMSELoss):
     """Squared error of margins against a teacher's; arguments as sentence-transformers'.
 
     With `similarity_fct=util.pairwise_cos_sim` the cosines are fused.

@@ -46,12 +46,7 @@ class _Guided(Fused):
         return super().unfused_option()
 
 
-class GISTEmbedLoss(
-    _Guided,
-    theirs.GISTEmbedLoss,
-    hooks=("sim_matrix",),
-    their_module=theirs.GISTEmbedLoss.__module__,
-):
+class GISTEmbedLoss(_Guided, theirs.GISTEmbedLoss, hooks=("sim_matrix",)):
     """Guided InfoNCE; arguments as sentence-transformers' loss, temperature may be a Parameter."""
 
     gathered = gathering(theirs.GISTEmbedLoss)
@@ -108,11 +103,7 @@ class GISTEmbedLoss(
 
 
 class CachedGISTEmbedLoss(
-    LearntInCache,
-    _Guided,
-    theirs.CachedGISTEmbedLoss,
-    hooks=("sim_matrix",),
-    their_module=theirs.CachedGISTEmbedLoss.__module__,
+    LearntInCache, _Guided, theirs.CachedGISTEmbedLoss, hooks=("sim_matrix",)
 ):
     """The same with embeddings made in mini-batches (GradCache) and any number of negatives.
 

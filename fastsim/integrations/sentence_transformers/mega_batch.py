@@ -15,9 +15,7 @@ from fastsim.scores import dense_cosines, paired_cosine_similarity
 SMALL = 1 << 14  # scores: of fewer, a matrix costs less than the calls that avoid it
 
 
-class MegaBatchMarginLoss(
-    Fused, theirs.MegaBatchMarginLoss, their_module=theirs.MegaBatchMarginLoss.__module__
-):
+class MegaBatchMarginLoss(Fused, theirs.MegaBatchMarginLoss):
     """Hardest-negative margin loss; arguments as sentence-transformers' loss."""
 
     def compute_loss_from_embeddings(self, embeddings, labels=None):

@@ -113,34 +113,22 @@ class _Scored(InTheirModule):
 
 
 class MultiVectorMultipleNegativesRankingLoss(
-    _Scored,
-    theirs.MultiVectorMultipleNegativesRankingLoss,
-    their_module=theirs.MultiVectorMultipleNegativesRankingLoss.__module__,
+    _Scored, theirs.MultiVectorMultipleNegativesRankingLoss
 ):
     """InfoNCE over MaxSim scores with in-batch and hard negatives; arguments as theirs."""
 
 
 class CachedMultiVectorMultipleNegativesRankingLoss(
-    _Scored,
-    theirs.CachedMultiVectorMultipleNegativesRankingLoss,
-    their_module=theirs.CachedMultiVectorMultipleNegativesRankingLoss.__module__,
+    _Scored, theirs.CachedMultiVectorMultipleNegativesRankingLoss
 ):
     """The same with embeddings made in mini-batches (GradCache); arguments as theirs."""
 
 
-class MultiVectorDistillKLDivLoss(
-    _Scored,
-    theirs.MultiVectorDistillKLDivLoss,
-    their_module=theirs.MultiVectorDistillKLDivLoss.__module__,
-):
+class MultiVectorDistillKLDivLoss(_Scored, theirs.MultiVectorDistillKLDivLoss):
     """KL divergence from a teacher's scores of each query's documents; arguments as theirs."""
 
 
-class MultiVectorMarginMSELoss(
-    _Scored,
-    theirs.MultiVectorMarginMSELoss,
-    their_module=theirs.MultiVectorMarginMSELoss.__module__,
-):
+class MultiVectorMarginMSELoss(_Scored, theirs.MultiVectorMarginMSELoss):
     """Squared error of the margins between positive and negatives; arguments as theirs."""
 
 

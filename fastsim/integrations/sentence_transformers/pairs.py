@@ -24,9 +24,7 @@ _FLAGS = tuple(f"concatenation_sent_{part}" for part in ("rep", "difference", "m
 _Metric = theirs.TripletDistanceMetric
 
 
-class CosineSimilarityLoss(
-    Fused, theirs.CosineSimilarityLoss, their_module=theirs.CosineSimilarityLoss.__module__
-):
+class CosineSimilarityLoss(Fused, theirs.CosineSimilarityLoss):
     """Any loss function on the cosines of pairs; arguments as sentence-transformers' loss.
 
     Columns after two are ignored.
@@ -42,7 +40,7 @@ class CosineSimilarityLoss(
         return self.loss_fct(cosines, labels)
 
 
-class SoftmaxLoss(Fused, theirs.SoftmaxLoss, their_module=theirs.SoftmaxLoss.__module__):
+class SoftmaxLoss(Fused, theirs.SoftmaxLoss):
     """A classifier on (u; v; |u - v|; u v); arguments as sentence-transformers' loss.
 
     Each part meets its share of the weight: the concatenation of them is never made. The logits are
@@ -102,7 +100,7 @@ class SoftmaxLoss(Fused, theirs.SoftmaxLoss, their_module=theirs.SoftmaxLoss.__m
         return _their_softmax(given, columns, None if labels is None else labels[:2])
 
 
-class TripletLoss(Fused, theirs.TripletLoss, their_module=theirs.TripletLoss.__module__):
+class TripletLoss(Fused, theirs.TripletLoss):
     """Triplet loss of paired rows; arguments as sentence-transformers' loss.
 
     At Euclidean distance 0 the gradient of that distance is 0, where theirs is NaN.

@@ -52,11 +52,7 @@ class _Ranking(Fused):
         return super().unfused_option()
 
 
-class MultipleNegativesRankingLoss(
-    _Ranking,
-    theirs.MultipleNegativesRankingLoss,
-    their_module=theirs.MultipleNegativesRankingLoss.__module__,
-):
+class MultipleNegativesRankingLoss(_Ranking, theirs.MultipleNegativesRankingLoss):
     """InfoNCE with in-batch and hard negatives; arguments as sentence-transformers' loss.
 
     scale may be a Parameter. `similarity_fct`: the cosine has a fused form, and `dot_score` without
@@ -72,10 +68,7 @@ class MultipleNegativesRankingLoss(
 
 
 class CachedMultipleNegativesRankingLoss(
-    LearntInCache,
-    _Ranking,
-    theirs.CachedMultipleNegativesRankingLoss,
-    their_module=theirs.CachedMultipleNegativesRankingLoss.__module__,
+    LearntInCache, _Ranking, theirs.CachedMultipleNegativesRankingLoss
 ):
     """The same with embeddings made in mini-batches (GradCache), the loss stage in one call.
 
@@ -102,17 +95,13 @@ with warnings.catch_warnings():
 
     @deprecated(theirs.MultipleNegativesSymmetricRankingLoss.__deprecated__)
     class MultipleNegativesSymmetricRankingLoss(
-        theirs.MultipleNegativesSymmetricRankingLoss,
-        MultipleNegativesRankingLoss,
-        their_module=theirs.MultipleNegativesSymmetricRankingLoss.__module__,
+        theirs.MultipleNegativesSymmetricRankingLoss, MultipleNegativesRankingLoss
     ):
         """MultipleNegativesRankingLoss in both directions; arguments as there."""
 
     @deprecated(theirs.CachedMultipleNegativesSymmetricRankingLoss.__deprecated__)
     class CachedMultipleNegativesSymmetricRankingLoss(
-        theirs.CachedMultipleNegativesSymmetricRankingLoss,
-        CachedMultipleNegativesRankingLoss,
-        their_module=theirs.CachedMultipleNegativesSymmetricRankingLoss.__module__,
+        theirs.CachedMultipleNegativesSymmetricRankingLoss, CachedMultipleNegativesRankingLoss
     ):
         """CachedMultipleNegativesRankingLoss in both directions; arguments as there."""
 

@@ -2,21 +2,24 @@
 
 import importlib
 
+from fastsim.integrations.overrides import stands_for
+
 _homes = {}  # class of ours -> the module that it is in
 
 
 class InTheirModule:
     """Mixed in before a class of sentence-transformers.
 
-    `their_module`: where the class is that it stands for. Model cards take its documentation from
-    there, so the class says that it is from there too.
+    Model cards take the documentation of a loss from the module of its class, so a class of ours
+    says that it is from where the one is that it stands for. Somebody's subclass stays where it is.
     """
 
-    def __init_subclass__(cls, their_module=None, **options):
+    def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
-        if their_module is not None:
+        theirs = stands_for(cls)
+        if theirs is not None and cls.__module__.startswith(__package__):
             _homes[cls] = cls.__module__
-            cls.__module__ = their_module
+            cls.__module__ = theirs.__module__
 
     def __reduce_ex__(self, protocol):
         """Ours is found again where it is, not where its class says."""
