@@ -1,19 +1,19 @@
-// MaxSim (late interaction) as operators: scores of queries and documents that are sets of tokens,
-// and gradients along the tokens that were chosen. A document's products with a share of the query
-// tokens live in a panel of one thread; tokens that a mask leaves out are not multiplied. Every sum
-// has one order, whatever the number of threads.
+// MaxSim (late interaction) as an operator: scores of queries and documents that are sets of
+// tokens. A document's products with a share of the query tokens live in a panel of one thread;
+// tokens that a mask leaves out are not multiplied. Every sum has one order, whatever the number of
+// threads.
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "amx.h"
 #include "arguments.h"
 #include "operators.h"
 #include "passes.h"
+#include "sequences.h"
 
 namespace fastsim {
 
@@ -38,38 +38,6 @@ class Memory {
  private:
   std::unique_ptr<T, void (*)(void*)> memory_;
 };
-
-// Sequences of tokens: the rows [starts[i], starts[i + 1]) of `rows`, those that `mask` keeps.
-struct Sequences {
-  Matrix rows;
-  int64_t count, tokens;
-  const int64_t* starts;
-  const bool* mask;
-
-  // Appends the numbers of the rows of sequence i.
-  void append(int64_t i, std::vector<int64_t>& to) const {
-    for (int64_t row = starts[i]; row < starts[i + 1]; ++row) {
-      if (!mask || mask[row]) to.push_back(row);
-    }
-  }
-};
-
-// name: of the starts; name_of_mask: of the mask.
-Sequences sequences(const Tensor& rows, const Tensor& starts, const char* name,
-                    const Optional& mask, const char* name_of_mask) {
-  STD_TORCH_CHECK(rows.stride(1) == 1 || rows.size(1) == 1,
-                  "fastsim: x, y: wanted the numbers of a row side by side");
-  const int64_t tokens = rows.size(0), count = starts.numel() - 1;
-  const int64_t* first = input_of_most<int64_t>(starts, name, 1);
-  for (int64_t i = 0; i <= count; ++i) {
-    STD_TORCH_CHECK(first[i] >= (i ? first[i - 1] : 0) && first[i] <= tokens,
-                    "fastsim: ", name, ": wanted ascending tokens of ", tokens, ", got ", first[i],
-                    " at ", i);
-  }
-  STD_TORCH_CHECK(first[0] == 0 && first[count] == tokens, "fastsim: ", name,
-                  ": wanted them from 0 to ", tokens, ", got ", first[0], " to ", first[count]);
-  return {matrix(rows), count, tokens, first, input<bool>(mask, name_of_mask, tokens)};
-}
 
 // Rows `rows` of x as they are, side by side in `memory` unless they are so already.
 Matrix gathered(const Matrix& x, const std::vector<int64_t>& rows, int64_t width,
@@ -237,12 +205,6 @@ bool largest_products(const Queries<T>& q, const Matrix& documents, DocumentPane
   return true;
 }
 
-int64_t longest_of(const Sequences& s) {
-  int64_t longest = 1;
-  for (int64_t i = 0; i < s.count; ++i) longest = std::max(longest, s.starts[i + 1] - s.starts[i]);
-  return longest;
-}
-
 template <class T, class Place>
 bool scores_of(const Sequences& x, const Sequences& y, int64_t width, bool cosine, bool own,
                int64_t parts, T* scores, int64_t documents, Place* winners) {
@@ -297,62 +259,6 @@ bool scores_of(const Sequences& x, const Sequences& y, int64_t width, bool cosin
   return finite;
 }
 
-// Of how many documents (B, K) has the scores of each query, or what is of their shape.
-int64_t documents_of(const Tensor& scores, const char* name, const Sequences& x,
-                     const Sequences& y, bool own) {
-  const int64_t each = scores.dim() == 2 ? scores.size(1) : -1;
-  if (each < 0 || scores.size(0) != x.count || (own ? x.count * each : each) != y.count) {
-    refuse(name, scores, "a row for each of ", x.count, " queries, of ", y.count,
-           own ? " documents in all" : " documents");
-  }
-  return each;
-}
-
-// Whether winners (K, P) are of int32, or else of int16, if that has a number for every token of a
-// document.
-bool check_winners(const Tensor& winners, int64_t documents, int64_t tokens, const Sequences& y) {
-  const bool wide = winners.scalar_type() == ScalarType::Int;
-  check(winners, "winners", wide ? ScalarType::Int : ScalarType::Short, documents * tokens);
-  const int64_t longest = longest_of(y), most = 1 + std::numeric_limits<int16_t>::max();
-  if (!wide && longest > most) {
-    refuse("winners", winners, "Int for a document of ", longest, " tokens");
-  }
-  return wide;
-}
-
-// An error unless every winner is a token of its document, or -1: gradients are added where it
-// says.
-template <class Place>
-void check_places(const Place* places, const Sequences& x, const Sequences& y, int64_t documents,
-                  bool own) {
-  const auto last_of = [&](int64_t at) { return y.starts[at + 1] - y.starts[at] - 1; };
-  const auto extremes = [&](int64_t at) {
-    const int64_t query = own ? at / documents : 0, end = x.starts[own ? query + 1 : x.count];
-    const Place* of_document = places + (own ? at % documents : at) * x.tokens;
-    Place least = 0, most = -1;
-#pragma omp simd reduction(min : least) reduction(max : most)
-    for (int64_t token = x.starts[query]; token < end; ++token) {
-      const Place place = of_document[token];
-      least = place < least ? place : least;
-      most = place > most ? place : most;
-    }
-    return std::pair<int64_t, int64_t>(least, most);
-  };
-  std::atomic<int64_t> wrong{-1};  // a thread's error would come without its sentence
-  over(y.count, own ? tiles(x.tokens, std::max<int64_t>(1, x.count)) : x.tokens,
-       [&](int64_t begin, int64_t end) {
-         for (int64_t at = begin; at < end; ++at) {
-           const auto [least, most] = extremes(at);
-           if (least < -1 || most > last_of(at)) wrong = at;
-         }
-       });
-  const int64_t at = wrong;
-  if (at < 0) return;
-  const auto [least, most] = extremes(at);
-  STD_TORCH_CHECK(false, "fastsim: winners: wanted tokens of document ", at, " from -1 to ",
-                  last_of(at), ", got ", least, " to ", most);
-}
-
 // scores (B, K) of queries x (P, D) and documents y (T, D), whose sequences begin at `starts` with
 // their end behind; K: all documents, or with `own` those of each query. winners (K, P), if given:
 // the token of the document, -1 for none. parts: of bfloat16 on a matrix unit, 0 without one; false,
@@ -379,76 +285,11 @@ bool max_sim(Tensor x, Tensor y, Tensor x_starts, Tensor y_starts, Optional x_ma
   return held;
 }
 
-template <class T>
-std::vector<T> inverse_norms(const Matrix& x, int64_t rows, int64_t width) {
-  std::vector<T> inverse(rows);
-  over(rows, width, [&](int64_t begin, int64_t end) {
-    std::vector<T> unit(width), none(1);
-    for (int64_t row = begin; row < end; ++row) {
-      kernels().of<T>().unit_rows(x.from_row(row), width, unit.data(), none.data(), 0, 1);
-      inverse[row] = none[0];
-    }
-  });
-  return inverse;
-}
-
-// dL/dx and dL/dy in the dtypes of their tensors from dL/dscores (B, K).
-void max_sim_backward(Tensor grad, Tensor winners, Tensor x, Tensor y, Tensor x_starts,
-                      Tensor y_starts, Optional x_mask, Optional y_mask, bool cosine, bool own,
-                      Optional grad_x, Optional grad_y) {
-  with_type(grad, "grad", [&](auto type) {
-    using T = decltype(type);
-    const Sequences a = sequences(x, x_starts, "x_starts", x_mask, "x_mask");
-    const Sequences b = sequences(y, y_starts, "y_starts", y_mask, "y_mask");
-    const int64_t width = x.size(1), documents = documents_of(grad, "grad", a, b, own);
-    check_matrix(y, "y", b.tokens, width);
-    const bool wide = check_winners(winners, documents, a.tokens, b);
-    const void* const places = winners.const_data_ptr();
-    wide ? check_places(static_cast<const int32_t*>(places), a, b, documents, own)
-         : check_places(static_cast<const int16_t*>(places), a, b, documents, own);
-    const Gradient of_x = gradient<T>(grad_x, "grad_x", a.tokens * width);
-    const Gradient of_y = gradient<T>(grad_y, "grad_y", b.tokens * width);
-    std::vector<int64_t> query_of(a.tokens);
-    for (int64_t query = 0; query < a.count; ++query) {
-      std::fill(query_of.begin() + a.starts[query], query_of.begin() + a.starts[query + 1], query);
-    }
-    std::vector<T> inverse_x, inverse_y;
-    if (cosine) {
-      inverse_x = inverse_norms<T>(a.rows, a.tokens, width);
-      inverse_y = inverse_norms<T>(b.rows, b.tokens, width);
-    }
-    const Winners<T> w{places, wide, own, documents, a.tokens, width,
-                       query_of.data(), a.starts, b.starts,
-                       input<T>(grad, "grad", a.count * documents), a.rows, b.rows, a.mask, b.mask,
-                       cosine ? inverse_x.data() : nullptr, cosine ? inverse_y.data() : nullptr};
-    const auto& k = kernels().of<T>();
-    if (of_x.data) {
-      over(a.tokens, w.documents * width, [&](int64_t begin, int64_t end) {
-        Memory<T> memory(2 * width);
-        k.max_sim_queries(w, of_x.data, of_x.dtype, memory.data(), begin, end);
-      });
-    }
-    if (of_y.data) {
-      const int64_t longest = longest_of(b);
-      over(b.count, a.tokens * width, [&](int64_t begin, int64_t end) {
-        Memory<T> memory((longest + 1) * width);
-        k.max_sim_documents(w, of_y.data, of_y.dtype, memory.data(), begin, end);
-      });
-    }
-  });
-}
-
 std::vector<Operator> operators() {
-  return {
-      OPERATOR(max_sim,
-               "(Tensor x, Tensor y, Tensor x_starts, Tensor y_starts, Tensor? x_mask, "
-               "Tensor? y_mask, bool cosine, bool own, int parts, Tensor(scores!) scores, "
-               "Tensor(winners!)? winners) -> bool"),
-      OPERATOR(max_sim_backward,
-               "(Tensor grad, Tensor winners, Tensor x, Tensor y, Tensor x_starts, "
-               "Tensor y_starts, Tensor? x_mask, Tensor? y_mask, bool cosine, bool own, "
-               "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y) -> ()"),
-  };
+  return {OPERATOR(max_sim,
+                   "(Tensor x, Tensor y, Tensor x_starts, Tensor y_starts, Tensor? x_mask, "
+                   "Tensor? y_mask, bool cosine, bool own, int parts, Tensor(scores!) scores, "
+                   "Tensor(winners!)? winners) -> bool")};
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // MaxSim: the largest product of each query token with the tokens of a document, and gradients
-// along the pairs that it chose. Shared out by max_sim.cpp.
+// along the pairs that it chose. Shared out by max_sim.cpp and max_sim_backward.cpp.
 #pragma once
 
 #include <limits>
