@@ -1,11 +1,11 @@
 """Unit rows and the scores made of them: cosines of all pairs, of paired rows, the best k."""
 
-import contextlib
 import operator
 
 import torch
 from torch import Tensor
 
+from fastsim.autocast import without_autocast
 from fastsim.backends import get, pick
 from fastsim.checks import check_alike, check_embeddings, check_sides
 from fastsim.operators import define, differentiable_again, transforming
@@ -15,17 +15,6 @@ from fastsim.precision import widened
 def compute_dtype(x):
     """The type of logits, states and losses: float64 for float64, else float32."""
     return torch.promote_types(x.dtype, torch.float32)
-
-
-_AS_IT_IS = contextlib.nullcontext()
-
-
-def without_autocast(device_type):
-    """A context in which matrix products keep the precision of their operands."""
-    there = device_type == "cpu" or torch.amp.is_autocast_available(device_type)
-    if there and torch.is_autocast_enabled(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return _AS_IT_IS
 
 
 def unit_rows(x, backend):

@@ -10,12 +10,14 @@ Efficient Document Retrieval with Vision Language Models".
 from torch import Tensor
 
 from fastsim.annotations import Similarity
+from fastsim.autocast import embeddings_in_autocast
 from fastsim.backends import pick
 from fastsim.checks import check_alike, check_choice, check_similarity
 from fastsim.engine.max_sim import max_sim_scores
 from fastsim.tokens import Tokens, check_mask, check_offsets, check_tokens
 
 
+@embeddings_in_autocast("queries", "documents")
 def max_sim(
     queries: Tensor,
     documents: Tensor,

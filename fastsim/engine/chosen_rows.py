@@ -2,10 +2,10 @@
 
 import torch
 
+from fastsim.autocast import without_autocast
 from fastsim.backends import get
 from fastsim.backends import rows as formulas
 from fastsim.operators import define, differentiable_again
-from fastsim.scores import without_autocast
 
 
 def partner_distances(x, y, columns, missing, backend, known=None):

@@ -9,6 +9,7 @@ N x M is kept, whatever is concatenated.
 
 import torch
 
+from fastsim.autocast import without_autocast
 from fastsim.backends import get, pick
 from fastsim.backends.extras import GUIDE, UNTARGETED
 from fastsim.checks import check_alike, check_embeddings, check_number
@@ -17,7 +18,7 @@ from fastsim.operators import define
 from fastsim.pairs import Guide, Pairs, pair_mask, parse_exclude
 from fastsim.precision import widened
 from fastsim.reduce import as_float
-from fastsim.scores import compute_dtype, dense_cosines, without_autocast
+from fastsim.scores import compute_dtype, dense_cosines
 from fastsim.tile import Tile
 
 

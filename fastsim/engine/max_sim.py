@@ -8,9 +8,10 @@ gathers and adds along these pairs, in one order. No tensor of all pairs of toke
 
 import torch
 
+from fastsim.autocast import without_autocast
 from fastsim.backends import get
 from fastsim.operators import define, differentiable_again
-from fastsim.scores import _unit_formula, compute_dtype, without_autocast
+from fastsim.scores import _unit_formula, compute_dtype
 from fastsim.tokens import Tokens, chosen
 
 SHORT = 1 << 15  # tokens of a document whose places fit 16 bits

@@ -4,9 +4,9 @@ import contextlib
 
 import torch
 
+from fastsim.autocast import without_autocast
 from fastsim.engine.call import products_wanted
 from fastsim.operators import traced
-from fastsim.scores import without_autocast
 
 
 def takes_whole(tile, rows, columns, width, together, dtype, weights, backend, *, observed=False):

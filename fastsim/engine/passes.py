@@ -13,13 +13,14 @@ two passes: first the state, of all blocks; then the score gradients, of all blo
     that the backend has kept or computes again.
 """
 
+from fastsim.autocast import without_autocast
 from fastsim.engine.arguments import TileArguments
 from fastsim.engine.call import Call, Products
 from fastsim.engine.one_call import takes_whole
 from fastsim.engine.scoring import blocks_of, state_of
 from fastsim.kinds.kind import joined
 from fastsim.precision import wide_dtype, widened
-from fastsim.scores import compute_dtype, without_autocast
+from fastsim.scores import compute_dtype
 
 
 def forward(*arguments):

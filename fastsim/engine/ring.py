@@ -11,13 +11,13 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
+from fastsim.autocast import without_autocast
 from fastsim.engine.scoring import blocks_of, scaled_coefficients, state_of
 from fastsim.engine.selection import hardest_columns
 from fastsim.kinds.kind import COLUMNS, MATRIX
 from fastsim.operators import once_differentiable
 from fastsim.pairs import with_thresholds, with_unit_rows
 from fastsim.precision import widened
-from fastsim.scores import without_autocast
 
 
 def travel(batch, lent, home=()):

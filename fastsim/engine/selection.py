@@ -2,10 +2,10 @@
 
 import torch
 
+from fastsim.autocast import without_autocast
 from fastsim.backends import get
 from fastsim.operators import define, traced
 from fastsim.pairs import Pairs
-from fastsim.scores import without_autocast
 
 
 def closest_column(unit_x, unit_y, dtype, semi_hard, pairs, backend, seen=None):

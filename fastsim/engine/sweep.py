@@ -41,6 +41,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fastsim.autocast import without_autocast
 from fastsim.engine.arguments import SCHEMA, TENSORS, TileArguments, tile_arguments
 from fastsim.engine.call import Call, Products
 from fastsim.engine.gradients import (
@@ -57,7 +58,7 @@ from fastsim.engine.passes import at_once
 from fastsim.engine.prefixes import Prefixes
 from fastsim.operators import define, differentiable_again
 from fastsim.precision import wide_dtype, widened
-from fastsim.scores import compute_dtype, without_autocast
+from fastsim.scores import compute_dtype
 
 # ---- what is asked for ----
 

@@ -8,12 +8,12 @@ while it is there.
 
 import torch
 
+from fastsim.autocast import without_autocast
 from fastsim.backends import get
 from fastsim.backends.bands import numbers_of_a_band
 from fastsim.engine.distances import add_products, all_distances, distances_by_products
 from fastsim.operators import define, differentiable_again
 from fastsim.precision import wide_dtype, widened
-from fastsim.scores import without_autocast
 
 BAND = 1 << 20  # distances of a band on a CPU; about ten arrays of that size are alive
 

@@ -24,6 +24,7 @@ from lightly.loss.dcl_loss import DCLLoss as _TheirDCLLoss
 from lightly.loss.dcl_loss import DCLWLoss as _TheirDCLWLoss
 from lightly.loss.ntx_ent_loss import NTXentLoss as _TheirNTXentLoss
 
+from fastsim.autocast import in_autocast
 from fastsim.engine.log_sum_exp import log_sum_exp
 from fastsim.integrations.dtypes import as_theirs, in_one_dtype
 from fastsim.integrations.overrides import Hooked, is_plain, say_once
@@ -46,7 +47,7 @@ class _TwoViews(Hooked):
             return super().forward(out0, out1)
         rows = torch.arange(len(out0), device=out0.device).repeat(2)
         sides = in_one_dtype(out0, out1)
-        loss = self.fused(torch.cat(sides), rows, *sides)
+        loss = self.fused(torch.cat(in_autocast(*sides)), rows, *sides)
         theirs = super().forward
         return as_theirs(
             loss, type(self), lambda: theirs(out0.detach()[:2], out1.detach()[:2]), out0, out1

@@ -1,5 +1,6 @@
 """A softmax over plain products of rows, which several packages' in-batch losses are."""
 
+from fastsim.autocast import embeddings_in_autocast
 from fastsim.backends import pick
 from fastsim.backends.extras import DOT
 from fastsim.checks import check_integers, check_range, check_reduction, check_sides
@@ -11,6 +12,7 @@ from fastsim.scores import compute_dtype
 from fastsim.tile import Tile
 
 
+@embeddings_in_autocast("rows", "columns")
 def cross_entropy(
     rows,
     columns,

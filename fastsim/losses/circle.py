@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fastsim.annotations import Group, Reduction
+from fastsim.autocast import embeddings_in_autocast
 from fastsim.checks import check_number
 from fastsim.distributed import batchwise
 from fastsim.losses.grouped import grouped_from_scores, grouped_loss
@@ -24,6 +25,7 @@ from fastsim.pairs import dense_targets, pair_mask
 from fastsim.reduce import below_every_score, softplus
 
 
+@embeddings_in_autocast("embeddings", "references")
 @batchwise
 def circle(
     embeddings: Tensor,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fastsim.annotations import Group, Scalar, Similarity, Targets
+from fastsim.autocast import embeddings_in_autocast
 from fastsim.backends import pick
 from fastsim.backends.bands import numbers_of_a_band
 from fastsim.backends.extras import extras_of
@@ -48,6 +49,7 @@ from fastsim.tile import Tile
 BAND = 1 << 20  # targets that are looked at at once on a CPU
 
 
+@embeddings_in_autocast("x", "y")
 @batchwise
 def cosent_matrix(
     x: Tensor,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fastsim.annotations import Exclude, Group, Reduction, Scalar
+from fastsim.autocast import embeddings_in_autocast
 from fastsim.backends import pick
 from fastsim.checks import (
     FLOATING,
@@ -44,6 +45,7 @@ from fastsim.scores import compute_dtype, dense_cosines
 from fastsim.tile import Tile
 
 
+@embeddings_in_autocast("anchors", "candidates")
 @once_per_signature
 @batchwise
 def debiased_contrastive(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fastsim.annotations import Group, Reduction, Scalar, Similarity
+from fastsim.autocast import embeddings_in_autocast
 from fastsim.backends import pick
 from fastsim.backends.extras import extras_of
 from fastsim.checks import (
@@ -34,6 +35,7 @@ from fastsim.scores import dense_scores
 from fastsim.tile import Tile
 
 
+@embeddings_in_autocast("anchors", "candidates")
 @once_per_signature
 @batchwise
 def decoupled_contrastive(

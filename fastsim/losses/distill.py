@@ -23,6 +23,7 @@ from typing import Literal
 from torch import Tensor
 
 from fastsim.annotations import Group, Reduction
+from fastsim.autocast import embeddings_in_autocast, in_autocast
 from fastsim.backends import pick
 from fastsim.backends.extras import TEACHER
 from fastsim.checks import (
@@ -61,6 +62,7 @@ from fastsim.scores import dense_cosines
 TEMPERATURES = {"kl": 0.05, "margin_mse": 1.0}  # by default
 
 
+@embeddings_in_autocast("x", "y")
 @once_per_signature
 @batchwise
 def distill(
@@ -124,6 +126,8 @@ def distill(
     check_reduction(reduction)
     temperature, teacher_temperature = _temperatures(kind, temperature, teacher_temperature)
     _check_teacher(teacher_x, teacher_y, x, y, group)
+    if teacher_y is not None:  # else they are scores
+        teacher_x, teacher_y = in_autocast(teacher_x, teacher_y)
     margins = kind == "margin_mse"
     if positives is None and margins:
         check_enough("y", y, "x", x)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fastsim.annotations import Exclude, Group, Mining, Reduction
+from fastsim.autocast import embeddings_in_autocast
 from fastsim.batch_metrics import not_compiled, nothing_seen, record, watched
 from fastsim.checks import check_choice, check_number, check_reduction
 from fastsim.distributed import batchwise, join
@@ -29,6 +30,7 @@ from fastsim.scores import dense_cosines
 from fastsim.tile import Tile
 
 
+@embeddings_in_autocast("anchors", "positives")
 @once_per_signature
 @batchwise
 def full_triplet(

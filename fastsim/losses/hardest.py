@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fastsim.annotations import Group
+from fastsim.autocast import without_autocast
 from fastsim.backends import pick
 from fastsim.backends.rows import take_rows
 from fastsim.checks import check_choice
@@ -26,7 +27,7 @@ from fastsim.engine.selection import centred_rows, finds_hardest_pairs, hardest_
 from fastsim.engine.selection import hardest_pairs as found_pairs
 from fastsim.pairs import dense_targets, global_groups, pair_mask, parse_groups
 from fastsim.reduce import as_float
-from fastsim.scores import paired, unit_rows, without_autocast
+from fastsim.scores import paired, unit_rows
 
 DISTANCES = ("euclidean", "cosine")
 

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from fastsim.annotations import Exclude, Group, Reduction, Scalar, Similarity
+from fastsim.autocast import embeddings_in_autocast
 from fastsim.backends import pick
 from fastsim.backends.extras import extras_of
 from fastsim.checks import (
@@ -54,6 +55,7 @@ from fastsim.pairs import (
 from fastsim.reduce import as_float, below_every_score, inverse, over_temperature, reduce
 
 
+@embeddings_in_autocast("anchors", "candidates", "guide", "own_negatives", "references")
 @once_per_signature
 @batchwise
 def info_nce(

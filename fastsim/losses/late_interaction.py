@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fastsim.annotations import Exclude, Group, Reduction, Scalar, Similarity
+from fastsim.autocast import embeddings_in_autocast
 from fastsim.backends import pick
 from fastsim.checks import (
     FLOATING,
@@ -40,6 +41,7 @@ from fastsim.token_scores import max_sim
 from fastsim.tokens import check_mask, check_some_token, check_tokens
 
 
+@embeddings_in_autocast("queries", "documents")
 @batchwise
 def late_interaction(
     queries: Tensor,
@@ -192,6 +194,7 @@ def late_interaction_from_scores(
     return info_nce_from_scores(scores, positives, **options, reduction=reduction)
 
 
+@embeddings_in_autocast("queries", "documents")
 def late_interaction_distillation(
     queries: Tensor,
     documents: Tensor,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fastsim.annotations import Group, Reduction, Scalar, Similarity, Targets
+from fastsim.autocast import embeddings_in_autocast
 from fastsim.backends import pick
 from fastsim.backends.extras import extras_of
 from fastsim.checks import (
@@ -44,6 +45,7 @@ from fastsim.scores import dense_scores
 from fastsim.tile import Tile
 
 
+@embeddings_in_autocast("x", "y")
 @once_per_signature
 @batchwise
 def matrix_cross_entropy(

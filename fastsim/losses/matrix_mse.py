@@ -14,6 +14,7 @@ from functools import partial
 from torch import Tensor
 
 from fastsim.annotations import Group, Reduction, Targets
+from fastsim.autocast import embeddings_in_autocast
 from fastsim.backends import pick
 from fastsim.checks import check_reduction, check_scores, check_sides
 from fastsim.distributed import batchwise, join
@@ -33,6 +34,7 @@ from fastsim.scores import dense_cosines
 from fastsim.tile import Tile
 
 
+@embeddings_in_autocast("x", "y")
 @once_per_signature
 @batchwise
 def matrix_mse(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fastsim.annotations import Group, Reduction, Similarity
+from fastsim.autocast import embeddings_in_autocast
 from fastsim.checks import check_number
 from fastsim.distributed import batchwise
 from fastsim.losses.grouped import grouped_from_scores, grouped_loss
@@ -23,6 +24,7 @@ from fastsim.losses.module import LossModule
 from fastsim.pairs import dense_targets, pair_mask
 
 
+@embeddings_in_autocast("embeddings", "references")
 @batchwise
 def multi_similarity(
     embeddings: Tensor,

@@ -13,17 +13,19 @@ import torch
 from torch import Tensor
 
 from fastsim.annotations import Exclude, Mining
+from fastsim.autocast import embeddings_in_autocast, without_autocast
 from fastsim.backends import pick
 from fastsim.checks import check_choice, check_columns, check_enough, check_scores, check_sides
 from fastsim.engine.selection import closest_column
 from fastsim.losses.triplet_terms import terms_of_rows, units
 from fastsim.pairs import Pairs, pair_mask, parse_exclude
 from fastsim.reduce import as_float, below_every_score
-from fastsim.scores import dense_cosines, without_autocast
+from fastsim.scores import dense_cosines
 
 MININGS = ("semi-hard", "hard")
 
 
+@embeddings_in_autocast("anchors", "positives")
 def mean_negative(anchors: Tensor, positives: Tensor, *, backend: str | None = None) -> Tensor:
     """Mean cosine of each anchor with the other columns: column i is row i's positive.
 
@@ -55,6 +57,7 @@ def mean_negative(anchors: Tensor, positives: Tensor, *, backend: str | None = N
     return terms_of_rows(unit_x, unit_y, torch.full_like(pairs.positives, -1), pairs, chosen)[1]
 
 
+@embeddings_in_autocast("anchors", "positives")
 def closest_negative(
     anchors: Tensor, positives: Tensor, *, mining: Mining = "semi-hard", backend: str | None = None
 ) -> tuple[Tensor, Tensor]:

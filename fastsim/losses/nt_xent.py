@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fastsim.annotations import Group, Reduction, Scalar, Similarity
+from fastsim.autocast import embeddings_in_autocast
 from fastsim.checks import check_embeddings, check_number
 from fastsim.distributed import batchwise
 from fastsim.losses.grouped import grouped_from_scores, grouped_loss
@@ -25,6 +26,7 @@ from fastsim.pairs import dense_targets, pair_mask, positive_counts
 from fastsim.reduce import below_every_score, inverse, softplus
 
 
+@embeddings_in_autocast("embeddings", "references")
 @batchwise
 def nt_xent(
     embeddings: Tensor,

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from fastsim.annotations import Group, Reduction, Scalar, Similarity, Targets
+from fastsim.autocast import embeddings_in_autocast
 from fastsim.backends import get, pick
 from fastsim.backends.extras import extras_of
 from fastsim.checks import (
@@ -54,6 +55,7 @@ PositiveWeight = Literal["one", "row", "both"]
 CHOICES = get_args(PositiveWeight)
 
 
+@embeddings_in_autocast("x", "y")
 @once_per_signature
 @batchwise
 def siglip(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fastsim.annotations import Reduction
+from fastsim.autocast import without_autocast
 from fastsim.checks import (
     check_alike,
     check_count,
@@ -18,7 +19,6 @@ from fastsim.checks import (
     check_reduction,
 )
 from fastsim.reduce import as_float
-from fastsim.scores import without_autocast
 
 
 class SoftmaxClassification(torch.nn.Module):

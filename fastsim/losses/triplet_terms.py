@@ -2,10 +2,11 @@
 
 import torch
 
+from fastsim.autocast import without_autocast
 from fastsim.backends.rows import add_rows, take_rows
 from fastsim.engine.chosen_rows import row_terms
 from fastsim.engine.ring import ring_closest, ring_sum
-from fastsim.scores import paired, unit_rows, without_autocast
+from fastsim.scores import paired, unit_rows
 
 
 def units(anchors, positives, backend):

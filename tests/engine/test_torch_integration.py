@@ -192,19 +192,53 @@ def assert_changes_nothing(changed, case, *given):
     return value
 
 
+def is_of_a_matrix(case):
+    """Whether the loss is one of a matrix of scores, no list of them and no distances."""
+    others = (fastsim.cosent, fastsim.angle, fastsim.cosine_regression, fastsim.triplet_margin)
+    return case.loss not in others and not case.loss.__name__.startswith("batch_")
+
+
+def in_dtype(case, tensors, others, options, dtype):
+    """The same arguments, their embeddings in the dtype."""
+    tensors = [t if t is None else t.to(dtype) for t in tensors]
+    if case.loss is fastsim.distill and len(others) > 1:  # of the teacher, else its scores
+        others = [t.to(dtype) for t in others]
+    if "guide" in options:
+        options = options | {"guide": [t.to(dtype) for t in options["guide"]]}
+    return tensors, others, options
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", CASES, ids=repr)
-def test_autocast_changes_nothing(case, backend, usable):
+def test_autocast_is_the_loss_of_embeddings_in_its_dtype(case, backend, dtype, usable):
     usable(backend)
-    tensors, others, options = inputs(case, (9, 11, 6), torch.float32, seed=23)
-    options |= on_backend(case, backend)
+    given = in_dtype(case, *inputs(case, (9, 11, 6), torch.float32, seed=23), torch.float32)
+    given[2].update(on_backend(case, backend))
+
+    def under_autocast(*arguments, **keywords):
+        with torch.autocast("cpu", dtype=dtype):
+            return case.loss(*arguments, **keywords)
+
+    value, grads = call(under_autocast, *given)
+    rounded = in_dtype(case, *given, dtype) if is_of_a_matrix(case) else given
+    wanted, wanted_grads = call(case.loss, *rounded)
+    assert value.dtype == torch.float32
+    assert torch.equal(value, wanted)
+    for grad, other in zip(grads, wanted_grads, strict=True):
+        assert grad.dtype == torch.float32
+        assert torch.equal(grad, other.float())
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_autocast_leaves_float64_alone(case):
+    given = inputs(case, (9, 11, 6), torch.float64, seed=24)
 
     def under_autocast(*arguments, **keywords):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return case.loss(*arguments, **keywords)
 
-    value = assert_changes_nothing(under_autocast, case, tensors, others, options)
-    assert value.dtype == torch.float32
+    assert_changes_nothing(under_autocast, case, *given)
 
 
 def assert_refused_with_a_gradient_alone(backend):

@@ -146,7 +146,10 @@ SUMMED = {
 @pytest.mark.parametrize("reducer", SUMMED)
 @pytest.mark.parametrize("name", PAIR_LOSSES)
 def test_dtype_of_the_loss(name, reducer, dtype, autocast):
-    """It may depend on the reducer: several are summed in the dtype of the embeddings."""
+    """It may depend on the reducer: several are summed in the dtype of the embeddings.
+
+    The value is the truth of these embeddings, under autocast of those in its dtype.
+    """
     x, labels = batch()
     x = x.to(dtype)
     low = torch.float16 if dtype == torch.float16 else torch.bfloat16
@@ -156,7 +159,7 @@ def test_dtype_of_the_loss(name, reducer, dtype, autocast):
 
     with torch.autocast("cpu", low, enabled=autocast):
         ours, theirs = (call(kind, x) for kind in (losses, their_losses))
-    truth = call(their_losses, x.double())
+    truth = call(their_losses, (x.to(low) if autocast else x).double())
     assert ours.dtype == theirs.dtype
     eps = max(torch.finfo(ours.dtype).eps, 1e-6)
     assert abs(ours - truth) <= 2 * eps * abs(truth)

@@ -168,10 +168,13 @@ def test_16_bit_features(name, dtype, autocast):
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("name", PAIRS)
 def test_features_of_two_dtypes(name, autocast):
-    """The dtype of theirs, which takes them under autocast alone, and the value of the wider."""
+    """The dtype of theirs, which takes them under autocast alone, and the value of the wider, or
+    of that of autocast.
+    """
     image, text, scale, bias = arguments(name, True, (), True)
     image = image.bfloat16()
-    wanted = PAIRS[name]()(image.float(), text, scale, bias)
+    wider = text.bfloat16().float() if autocast else text
+    wanted = PAIRS[name]()(image.float(), wider, scale, bias)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         value = PAIRS[name]()(image, text, scale, bias)
         dtype = getattr(peer, name)()(image, text, scale, bias).dtype if autocast else wanted.dtype

@@ -4,6 +4,7 @@ import inspect
 
 import torch
 
+from fastsim.autocast import in_autocast
 from fastsim.backends import pick
 from fastsim.backends.extras import DOT
 from fastsim.checks import check_choice
@@ -68,6 +69,7 @@ class SigLipLoss(
             texts = gather(texts, self.rank)
             columns = torch.arange(texts.shape[0], device=texts.device)
             targets = columns[self.rank * rows : (self.rank + 1) * rows], columns
+        images, texts = in_autocast(images, texts)
         backend = pick(None, images, texts, scale, bias, kind="sigmoid", extras=(DOT,))
         if backend.name == "eager":
             return siglip_from_scores(images @ texts.T, targets, scale=scale, bias=bias)

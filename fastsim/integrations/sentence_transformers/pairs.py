@@ -7,6 +7,7 @@ import torch
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.sentence_transformer import losses as theirs
 
+from fastsim.autocast import without_autocast
 from fastsim.integrations.dtypes import as_theirs, in_one_dtype
 from fastsim.integrations.overrides import patched_attribute
 from fastsim.integrations.sentence_transformers.fused import (
@@ -17,7 +18,7 @@ from fastsim.integrations.sentence_transformers.fused import (
 )
 from fastsim.losses import triplet_margin
 from fastsim.reduce import as_float
-from fastsim.scores import paired_cosine_similarity, without_autocast
+from fastsim.scores import paired_cosine_similarity
 
 _their_softmax = theirs.SoftmaxLoss.forward
 _FLAGS = tuple(f"concatenation_sent_{part}" for part in ("rep", "difference", "multiplication"))

@@ -18,6 +18,7 @@ from sentence_transformers.sentence_transformer import losses as theirs
 from sentence_transformers.util import cos_sim, dot_score, pytorch_cos_sim
 from typing_extensions import deprecated
 
+from fastsim.autocast import in_autocast
 from fastsim.backends import pick
 from fastsim.engine.log_sum_exp import log_sum_exp
 from fastsim.integrations.dtypes import in_one_dtype
@@ -187,6 +188,8 @@ def _at_once(embeddings, scale, alpha, directions):
 
 def _by_direction(queries, docs, gathered, offset, scale, alpha, directions):
     """(logits (N,) of the positives, per direction its logits or log-sum-exps (terms, N))."""
+    queries, *rest = in_autocast(queries, *docs, *gathered)
+    docs, gathered = rest[: len(docs)], rest[len(docs) :]
     all_queries, all_docs = gathered[0], torch.cat(gathered[1:])
     alone = len(all_queries) == len(queries)
     everyone = torch.arange(len(all_queries), device=queries.device)

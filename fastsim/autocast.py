@@ -1,0 +1,79 @@
+"""What losses do under `torch.autocast`.
+
+A loss over a matrix of scores is products first of all. So it takes float32 embeddings in the dtype
+of the context, as `torch.mm` takes its operands. Products of these are exact, and the scores, what
+is made of them and the loss are float32 as ever. Where a loss is computed the context is left, so
+that no other product is rounded.
+"""
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_AS_IT_IS = contextlib.nullcontext()
+
+
+def without_autocast(device_type):
+    """A context in which matrix products keep the precision of their operands."""
+    return torch.autocast(device_type, enabled=False) if _is_on(device_type) else _AS_IT_IS
+
+
+def in_autocast(*values):
+    """The values, whose float32 tensors are in the dtype of the context that they are in.
+
+    Tensors may stand in tuples and lists. What is one tensor stays one.
+    """
+    done: list[tuple[Tensor, Tensor]] = []
+    return tuple(_cast(value, done) for value in values)
+
+
+def embeddings_in_autocast(*names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorates a loss whose arguments of these names are embeddings, or tuples of them."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        parameters = tuple(inspect.signature(function).parameters)
+
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            first = args[0] if args else options.get(names[0])
+            if not (isinstance(first, Tensor) and _is_on(first.device.type)):
+                return function(*args, **options)
+            given = dict(zip(parameters, args, strict=False)) | options
+            if len(given) < len(args) + len(options):
+                return function(*args, **options)  # which says what is wrong with them
+            embeddings = {name: given[name] for name in names if name in given}
+            cast = in_autocast(*embeddings.values())
+            return function(**given | dict(zip(embeddings, cast, strict=True)))
+
+        call.__kwdefaults__ = function.__kwdefaults__
+        return call
+
+    return decorate
+
+
+def _is_on(device_type):
+    there = device_type == "cpu" or torch.amp.is_autocast_available(device_type)
+    return there and torch.is_autocast_enabled(device_type)
+
+
+def _cast(value, done):
+    """done: (tensor, the same cast) of those before."""
+    if isinstance(value, (tuple, list)):
+        return tuple(_cast(part, done) for part in value)
+    if not (isinstance(value, Tensor) and value.dtype == torch.float32):
+        return value
+    if not _is_on(value.device.type):
+        return value
+    for before, after in done:
+        if before is value:
+            return after
+    done.append((value, value.to(torch.get_autocast_dtype(value.device.type))))
+    return done[-1][1]
