@@ -221,11 +221,11 @@ def run_forward(tile, dtype, columns=None, depth=2048):
     backend.forward(tile, unit, others)
 
 
-def run_tile(tile, dtype, depth=768):
-    """Every launch of a tile loss for inputs of that dtype."""
+def run_tile(tile, dtype, depth=768, rows="tile_rows"):
+    """Every launch of a tile loss for inputs of that dtype; rows: what makes operands of them."""
     backend = TritonBackend()
-    unit_x = backend.tile_rows(torch.randn(ROWS, depth, dtype=dtype))[0]
-    unit_y = backend.tile_rows(torch.randn(COLUMNS, depth, dtype=dtype))[0]
+    unit_x = getattr(backend, rows)(torch.randn(ROWS, depth, dtype=dtype))[0]
+    unit_y = getattr(backend, rows)(torch.randn(COLUMNS, depth, dtype=dtype))[0]
     block = slice(0, ROWS), slice(0, COLUMNS)
     workspace = backend.workspace(unit_x, unit_y, whole_rows=True)
     state = backend.forward(tile, unit_x, unit_y)
@@ -331,6 +331,7 @@ def calls():
     for kind in ALONE:
         tile = Tile(kind, square, *torch.tensor([20.0, -10.0]))
         made[f"{kind} alone"] = functools.partial(run_forward, tile)
+    made["positives, dot"] = functools.partial(made["positives"], rows="dot_rows")
     made["exclude, 128"] = functools.partial(made["exclude"], depth=128)
     # So deep that every architecture keeps scores.
     for name in ("exclude", "multi_positive"):

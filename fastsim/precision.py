@@ -7,6 +7,7 @@ matrices follow torch's setting.
 import torch
 
 WITHOUT_FLOAT64 = {"mps"}  # types of devices
+_EXPONENT = 0xFF << 23  # of the bits of a float32
 _NAMES = {"tf32": "high", "bf16": "medium"}  # fp32_precision -> as set_float32_matmul_precision
 
 
@@ -31,6 +32,14 @@ def float32_products(device_type):
     except RuntimeError:
         of_device = torch.backends.mkldnn if device_type == "cpu" else torch.backends.cuda
         return _NAMES.get(of_device.matmul.fp32_precision, "highest")
+
+
+def power_of_two(x):
+    """The largest power of two that is not above |x|, of float32 numbers; 0 of subnormal ones.
+
+    Infinity and NaN become infinity.
+    """
+    return x.view(torch.int32).bitwise_and(_EXPONENT).view(torch.float32)
 
 
 def rounded_off(one, other, total):

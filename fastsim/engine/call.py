@@ -65,16 +65,19 @@ class Call:
     def units(self):
         """Unit rows and inverse norms of both sides; y's norms are empty where y is x.
 
-        Where the scores are no cosines the rows are as they came, and the norms are not asked for.
+        Where the scores are no cosines the rows are as they came (`Backend.dot_rows`), and each
+        side has the size of the other, of which its gradient is made.
         A guide's and a teacher's embeddings are cosines' in any case, and `exclude_above` becomes
         thresholds.
         """
-        prepare = self.backend.tile_rows if self.tile.cosine else self.backend.plain_rows
+        prepare = self.backend.tile_rows if self.tile.cosine else self.backend.dot_rows
         unit_x, inverse_x = prepare(self.x)
         if self.together:
             unit_y, inverse_y = unit_x, inverse_x.new_empty(0)
         else:
             unit_y, inverse_y = prepare(self.y)
+            if not self.tile.cosine:
+                inverse_x, inverse_y = inverse_y, inverse_x
         pairs = with_unit_rows(self.tile.pairs, self.backend)
         if pairs.exclude_above is not None:
             pairs = with_thresholds(pairs, unit_x, unit_y, self.backend)

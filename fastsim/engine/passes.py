@@ -160,7 +160,7 @@ def _input_gradients(call, state, grad_losses, unit_grads, inverses, factor, dty
     """
     grads, along = [], None  # of unit rows, by row: their products with their gradients
     backend = call.backend
-    rows_backward = backend.tile_rows_backward if call.tile.cosine else backend.plain_rows_backward
+    rows_backward = backend.tile_rows_backward if call.tile.cosine else backend.dot_rows_backward
     sides = zip((call.x, call.y), unit_grads, inverses, call.wants[:2], strict=True)
     for values, unit_grad, inverse, want in sides:
         grad = values.new_empty(values.shape if want and not len(values) else 0, dtype=dtype)

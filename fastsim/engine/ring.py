@@ -125,7 +125,7 @@ class _RingTile(torch.autograd.Function):
         coefficients, loss_scale = scaled_coefficients(*given)
         coefficients = [c if c is None else c.to(scale.dtype) for c in coefficients]
         loss_scale = scale.new_ones(()) if loss_scale is None else loss_scale
-        rows_backward = backend.unit_rows_backward if tile.cosine else backend.plain_rows_backward
+        rows_backward = backend.unit_rows_backward if tile.cosine else backend.dot_rows_backward
         wants = ctx.needs_input_grad
         grads = [None] * len(wants)
         with without_autocast(x.device.type):

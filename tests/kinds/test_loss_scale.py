@@ -187,7 +187,7 @@ def half(monkeypatch, small_panels):
         found.append(score_grad(*given).clone())
         return found[-1]
 
-    monkeypatch.setattr(panels, "half_products", lambda device: True)
+    monkeypatch.setattr(panels, "half_products", lambda *_: True)
     monkeypatch.setattr(TorchBackend, "number", Backend.number)
     monkeypatch.setattr(TorchBackend, "score_grad", noted)
     monkeypatch.setattr(TorchBackend, "serves_whole", lambda *_: False)

@@ -47,8 +47,20 @@ class Rows:
         return self.unit_rows_backward(grad_rows, x, inverse, factor, dtype)
 
     def operand_rows(self, x, cosine):
-        """`unit_rows`, or `plain_rows` where the scores are no cosines."""
-        return self.unit_rows(x) if cosine else self.plain_rows(x)
+        """`unit_rows`; where the scores are no cosines `plain_rows`, and a one in the place of the
+        inverse norms.
+        """
+        if cosine:
+            return self.unit_rows(x)
+        rows, ones = self.plain_rows(x)
+        return rows, ones.new_ones(())
+
+    def dot_rows(self, x):
+        """(rows, size ()): `plain_rows` for the passes over panels alone, as `tile_rows` are.
+
+        What `multiply` makes of panels and these rows is yet to be multiplied by `size`.
+        """
+        return self.operand_rows(x, cosine=False)
 
     def plain_rows(self, x):
         """`unit_rows` for scores that are no cosines: a copy of x as operands, and ones."""
@@ -58,6 +70,8 @@ class Rows:
         kind = dtype if x.dtype == torch.bfloat16 else x.dtype
         return self.operand(rows.copy_(x), kind), rows.new_ones(x.shape[0])
 
-    def plain_rows_backward(self, grad_rows, x, inverse, factor, dtype):
-        """(factor * dL/dx in `dtype`, x . grad_rows (N,)), as `unit_rows_backward`."""
-        return (factor * grad_rows).to(dtype), (x * grad_rows).sum(1)
+    def dot_rows_backward(self, grad_rows, x, size, factor, dtype):
+        """(factor * dL/dx in `dtype`, x . dL/dx (N,)) from what `multiply` made of panels and the
+        rows on the other side, whose `size` () that is.
+        """
+        return ((factor * size) * grad_rows).to(dtype), size * (x * grad_rows).sum(1)

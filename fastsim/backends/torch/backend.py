@@ -11,8 +11,10 @@ from dataclasses import replace
 
 import torch
 
+from fastsim.backends import half_rows
 from fastsim.backends.base import Backend
 from fastsim.backends.extras import EXTRAS
+from fastsim.backends.half_rows import graded, scored
 from fastsim.backends.panel import blocks_within
 from fastsim.backends.torch import cosent, max_sim, panels, rows, selection, steps
 from fastsim.backends.torch.block import Block
@@ -45,7 +47,7 @@ class TorchBackend(SmallBatch, Backend):
         return scalar.item() if scalar.device.type == "cpu" else scalar
 
     def multiply(self, left, right, out, *, accumulate):
-        panels.multiply(left, right, out, accumulate=accumulate)
+        panels.multiply(left, graded(right), out, accumulate=accumulate)
 
     def loss_scale(self, tile, weights, dtype, columns, coefficients=None):
         half = isinstance(tile.scale, torch.Tensor) and self._half(tile.scale.device, dtype)
@@ -61,6 +63,12 @@ class TorchBackend(SmallBatch, Backend):
             half = self._half(x.device, x.dtype)
             dtype = torch.float16 if half else torch.promote_types(x.dtype, torch.float32)
         return rows.unit_rows(x, dtype)
+
+    def dot_rows(self, x):
+        half = panels.half_products
+        if x.dtype == torch.bfloat16 and half(x.device) and half(x.device, x.dtype):
+            return half_rows.dot_rows(x, lambda rows: rows)
+        return super().dot_rows(x)
 
     def operand(self, unit, dtype):
         return unit.to(torch.float16) if self._half(unit.device, dtype) else unit
@@ -85,8 +93,8 @@ class TorchBackend(SmallBatch, Backend):
 
     def scores(self, unit_x, unit_y, place, workspace):
         """The score panel of a block, in the workspace."""
-        rows, columns = place
-        left, right = part_of(unit_x, rows), part_of(unit_y, columns)
+        sides = zip((unit_x, unit_y), place, strict=True)
+        left, right = (scored(part_of(unit, part))[0] for unit, part in sides)
         panel = workspace.panel(left, right)
         panels.multiply(left, right.t(), panel)
         return panel
@@ -150,6 +158,7 @@ class TorchBackend(SmallBatch, Backend):
 
     def paired_scores(self, unit_x, unit_y):
         workspace, parts = panels.Workspace(), []
+        unit_x, unit_y = scored(unit_x)[0], scored(unit_y)[0]
         square = 128 if unit_x.device.type == "cpu" else 1024  # of a GPU, so that products are few
         for x, y in zip(unit_x.split(square), unit_y.split(square), strict=True):
             panel = workspace.panel(x, y)

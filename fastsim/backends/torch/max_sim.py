@@ -111,7 +111,7 @@ def _through(backend, grad, rows, inverse):
 def _operand(backend, rows, cosine):
     if cosine:
         return backend.unit_rows(rows)[0]
-    half = rows.dtype.itemsize == 2 and panels.half_products(rows.device)
+    half = rows.dtype.itemsize == 2 and panels.half_products(rows.device, rows.dtype)
     return rows if half else rows.to(torch.promote_types(rows.dtype, torch.float32))
 
 

@@ -22,12 +22,12 @@ CPU_SMALL, SMALL = 1 << 18, 1 << 24
 
 
 @functools.cache
-def half_products(device):
-    """Whether the device multiplies float16 rows into a float32 matrix."""
+def half_products(device, dtype=torch.float16):
+    """Whether the device multiplies rows of 16 bits into a float32 matrix."""
     if device.type in ("cpu", "mps"):
         return False
     try:
-        rows = torch.zeros(16, 16, dtype=torch.float16, device=device)
+        rows = torch.zeros(16, 16, dtype=dtype, device=device)
         out = torch.mm(rows, rows, out_dtype=torch.float32)
     except (RuntimeError, TypeError):
         return False

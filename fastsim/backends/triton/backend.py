@@ -23,6 +23,7 @@ import torch
 from fastsim.backends import lists
 from fastsim.backends.base import Backend
 from fastsim.backends.extras import ABOVE, DOT, GUIDE, PARTS, UNTARGETED
+from fastsim.backends.half_rows import graded
 from fastsim.backends.panel import blocks_within, memory_of, panel_bytes
 from fastsim.backends.triton import installed
 from fastsim.backends.triton.kernels.table import (
@@ -33,10 +34,10 @@ from fastsim.backends.triton.kernels.table import (
     kept_sizes,
     operand_kind,
 )
-from fastsim.backends.triton.scaled_rows import values_and_rest
 from fastsim.backends.triton.small_batch import SmallBatch
 from fastsim.operators import constant_once
 from fastsim.pairs import Pairs
+from fastsim.precision import power_of_two
 
 # Bytes of float16 score gradients alive, twice that of float32: a share of the device's memory, at
 # least the first number. FASTSIM_PANEL_MB sets another, and with 8,200 a matrix of 65,536 x 65,536
@@ -50,7 +51,6 @@ TALL = 128  # a block's height is a multiple, so that no tile but the last is ra
 OLDEST_TRITON = (3, 6)
 TOP = 2.0**15  # float16 score gradients stay below it, half its range
 SMALLEST = 2.0**-85  # of bounds on them: the loss scale and its inverse are then normal numbers
-EXPONENT = 0xFF << 23  # of the bits of a float32
 
 
 def interpreting():
@@ -155,7 +155,7 @@ class TritonBackend(SmallBatch, Backend):
         )
 
     def multiply(self, left, right, out, *, accumulate):
-        right, _ = values_and_rest(right)
+        right = graded(right)
         if left.dtype == out.dtype:
             super().multiply(left, right, out, accumulate=accumulate)
         elif out.device.type == "cpu":
@@ -173,15 +173,16 @@ class TritonBackend(SmallBatch, Backend):
             largest = tile.record.largest_score_grad(tile, size, columns)
         # Infinity and NaN pass as they are, and so does nothing, by any number.
         largest = largest.float().nan_to_num(nan=TOP / 2, posinf=TOP / 2).clamp_(min=SMALLEST)
-        # Its exponent alone: the power of two that is not above it.
-        power = largest.view(torch.int32).bitwise_and_(EXPONENT).view(torch.float32)
-        return power.reciprocal_().mul_(TOP / 2)
+        return power_of_two(largest).reciprocal_().mul_(TOP / 2)
 
     def unit_rows(self, x, dtype=None):
         return _launches().unit_rows(x, dtype)
 
     def tile_rows(self, x):
         return _launches().tile_rows(x)
+
+    def dot_rows(self, x):
+        return _launches().dot_rows(x) if x.dtype == torch.bfloat16 else super().dot_rows(x)
 
     def operand(self, unit, dtype):
         return _launches().operand(unit, dtype)

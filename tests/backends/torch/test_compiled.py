@@ -85,7 +85,7 @@ def test_every_kind_compiled_once(kind):
 @pytest.mark.parametrize("name", ["info_nce", "siglip"])
 def test_into_operands_of_16_bits(name, uncompiled, monkeypatch):
     """Score gradients go straight into the operands of their products, as they would by a copy."""
-    monkeypatch.setattr(panels, "half_products", lambda device: True)
+    monkeypatch.setattr(panels, "half_products", lambda *_: True)
     monkeypatch.setattr(TorchBackend, "number", Backend.number)
     found = []
     sides = [torch.randn(n, 18).bfloat16() for n in (13, 29)]

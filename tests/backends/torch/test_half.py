@@ -20,7 +20,7 @@ SPECIFICATIONS = {function.__name__: dense for function, dense in losses.SPECIFI
 def half(request, monkeypatch):
     if request.param == "panels":
         request.getfixturevalue("small_panels")
-    monkeypatch.setattr(panels, "half_products", lambda device: True)
+    monkeypatch.setattr(panels, "half_products", lambda *_: True)
     monkeypatch.setattr(TorchBackend, "number", Backend.number)
 
 
@@ -63,3 +63,46 @@ def test_against_the_formula(name, options, dtype, size):
         least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / size
         largest = right.abs().max().item()
         assert error <= 2 * (others + torch.finfo(dtype).eps * largest + least)
+
+
+DOT = {
+    "info_nce": (fastsim.info_nce, {"symmetric": True}, 2),
+    "above": (fastsim.info_nce, {"exclude_above": 40.0, "reduction": "sum"}, 2),
+    "siglip": (fastsim.siglip, {"bias": -1.0}, 2),
+    "matrix_cross_entropy": (fastsim.matrix_cross_entropy, {"targets": None}, 2),
+    "nt_xent": (fastsim.nt_xent, {"groups": torch.arange(23) % 5}, 1),
+}
+
+
+@pytest.mark.parametrize("sizes", [(1.0, 1.0), (1e-9, 1e-9), (1e12, 1e-12), (1e12, 1e3)], ids=str)
+@pytest.mark.parametrize("name", DOT)
+def test_dot_products_of_bfloat16_rows(name, sizes):
+    """The value of float32 rows; gradients off by no more than the last rounding, at any size.
+
+    A row is up to 2^20 times as large as another.
+    """
+    loss, options, count = DOT[name]
+    sizes = sizes if count == 2 else (sizes[0],) * 2
+    scale = 0.05 / (sizes[0] * sizes[1])
+    number = {"scale": scale} if name == "siglip" else {"temperature": 1 / scale}
+    if name == "above":
+        options = options | {"exclude_above": options["exclude_above"] / scale}
+    near = torch.logspace(-20, 0, 23, base=2)[:, None]
+    sides = [torch.randn(23, 40) * near * sizes[0], torch.randn(23, 40) * sizes[1]][:count]
+    sides = [side.bfloat16() for side in sides]
+
+    def found(dtype, backend):
+        leaves = [side.to(dtype).requires_grad_() for side in sides]
+        value = loss(*leaves, **number, **options, similarity="dot", backend=backend)
+        return [value.detach(), *torch.autograd.grad(value, leaves)]
+
+    value, *grads = found(torch.bfloat16, "torch")
+    right, *others = found(torch.float64, "eager")
+    plain, *_ = found(torch.float32, "eager")
+    eps = torch.finfo(torch.float32).eps
+    assert abs(value - right) <= 2 * (abs(plain - right) + eps * abs(right))
+    for grad, other in zip(grads, others, strict=True):
+        # A score gradient of float16, and the rounding of the result.
+        half = torch.finfo(torch.float16).eps * other.abs().amax()
+        assert grad.dtype == torch.bfloat16
+        assert ((grad - other).abs() <= torch.finfo(torch.bfloat16).eps * other.abs() + half).all()

@@ -58,7 +58,7 @@ def test_a_panel_for_as_many_as_fill_it(together, monkeypatch):
 
 def test_operands_of_16_bits(monkeypatch):
     """As on a device that multiplies them into float32 scores."""
-    monkeypatch.setattr(panels, "half_products", lambda device: True)
+    monkeypatch.setattr(panels, "half_products", lambda *_: True)
     sides, masks = tokens(torch.bfloat16)
     x, y = (Tokens.of(side.flatten(0, -3), None, None) for side in sides)
     left, right = (max_sim._operand(TorchBackend(), side.rows, True) for side in (x, y))

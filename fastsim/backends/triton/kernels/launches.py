@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from fastsim.backends import half_rows
+from fastsim.backends.half_rows import ScaledRows, scored
 from fastsim.backends.triton.kernels.kept import kept_score_grads_kernel
 from fastsim.backends.triton.kernels.launching import launch
 from fastsim.backends.triton.kernels.merge import merge_exponentials_kernel
@@ -19,7 +21,6 @@ from fastsim.backends.triton.kernels.table import (
     operand_kind,
 )
 from fastsim.backends.triton.kernels.tile import tile_kernel
-from fastsim.backends.triton.scaled_rows import ScaledRows, values_and_rest
 
 PARTIALS = 128 << 20  # bytes of partial results alive
 PARTS = 8  # of a tile, at most
@@ -64,6 +65,14 @@ def tile_rows(x):
     rest = x.new_empty(x.shape[0], dtype=torch.float32)
     values, inverse = unit_rows(x, None, rest)
     return ScaledRows(values, rest), inverse
+
+
+def dot_rows(x):
+    """`half_rows.dot_rows` of bfloat16 x, padded to whole lines."""
+    rows, size = half_rows.dot_rows(x, padded)
+    if architecture(x.device) == "interpreter":  # which multiplies the bits of bfloat16 numbers
+        rows.values = padded(x, torch.float32, LINE // x.itemsize)
+    return rows, size
 
 
 def unit_rows(x, dtype, rest=None):
@@ -129,12 +138,17 @@ def unit_rows_backward(grad_unit, x, inverse, factor, dtype, *, scaled=False):
 
 def operand(unit, dtype):
     """Unit rows of the compute type as operands for inputs of `dtype`, padded to whole lines."""
-    rows, depth = unit.shape
-    kind = operand_dtype(dtype)
-    step = LINE // kind.itemsize
-    padded = unit.new_zeros(rows, cdiv(depth, step) * step, dtype=kind)
-    padded[:, :depth] = to_tf32(unit) if operand_kind(dtype) == "tf32" else unit
-    return padded[:, :depth]
+    rows = to_tf32(unit) if operand_kind(dtype) == "tf32" else unit
+    return padded(rows, operand_dtype(dtype))
+
+
+def padded(rows, dtype=None, step=None):
+    """A copy of rows (N, D), in `dtype`, each of whole steps, or lines, with zeros behind it."""
+    dtype, depth = dtype or rows.dtype, rows.shape[1]
+    step = step or LINE // dtype.itemsize
+    out = rows.new_zeros(rows.shape[0], cdiv(depth, step) * step, dtype=dtype)
+    out[:, :depth] = rows
+    return out[:, :depth]
 
 
 def to_tf32(rows):
@@ -175,7 +189,7 @@ class Launch:
 
     def __init__(self, pairs, unit_x, unit_y, *, tile=None, heavy=0, keep=False):
         self.alone = unit_x is unit_y
-        (self.unit_x, x_rest), (self.unit_y, y_rest) = map(values_and_rest, (unit_x, unit_y))
+        (self.unit_x, x_rest), (self.unit_y, y_rest) = map(scored, (unit_x, unit_y))
         self.device, self.rests = unit_x.device, (x_rest, y_rest)
         self.pairs, self.skip = pair_arguments(pairs), pairs.skip
         self.negative = float(pairs.negative_target)

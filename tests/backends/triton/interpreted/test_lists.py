@@ -156,7 +156,7 @@ def test_cosent_without_pairs():
         assert scores.grad.eq(0).all()
 
 
-@pytest.mark.parametrize("dtype", [SINGLE, HALF], ids=str)
+@pytest.mark.parametrize("dtype", [SINGLE, HALF, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["ClipLoss", "SigLipLoss"])
 def test_products_of_rows_as_they_are(name, dtype):
     """Scores that are no cosines, as open_clip's losses have them."""
