@@ -24,7 +24,8 @@ from fastsim.benchmark.timing import in_turns, summary
 
 LOSSES = ("info_nce", "info_nce symmetric", "siglip")
 DTYPES = ("bfloat16", "float16", "float32")
-PRECISIONS = ("highest", "high", "medium")
+AUTOCAST = "autocast"  # float32 inputs in a context whose dtype is bfloat16
+PRECISIONS = ("highest", "high", "medium", AUTOCAST)
 BOTH = "forward + backward"
 NAMES = "amx_*"
 OURS, DENSE, BARE = "fastsim", "eager torch", "three products"
@@ -43,20 +44,32 @@ def products(problem):
     return run
 
 
-def measured(case, dtype, rows, width, seconds):
+def in_context(autocast, function):
+    """The function in a context of autocast, if that is asked for."""
+
+    def run(*given):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            return function(*given)
+
+    return run
+
+
+def measured(case, dtype, rows, width, seconds, autocast):
     """The result rows of one problem."""
     problem, small = (case.problem(n, width, dtype=dtype) for n in (rows, OF_ERRORS))
     makers = {OURS: ours("cpu"), DENSE: BASELINES[DENSE]}
-    calls = {name: maker.call(problem) for name, maker in makers.items()}
+    calls = {name: in_context(autocast, maker.call(problem)) for name, maker in makers.items()}
     functions = {name: runnable(call, problem, BOTH) for name, call in calls.items()}
     times = in_turns(
-        functions | {BARE: products(problem)}, seconds=seconds, clock=time.process_time
+        functions | {BARE: in_context(autocast, products(problem))},
+        seconds=seconds,
+        clock=time.process_time,
     )
     for name, found in times.items():
         row = {"loss": case.name, "dtype": str(dtype)[6:], "rows": rows, "dim": width, "name": name}
         row |= {"not measured": found} if isinstance(found, str) else summary(found)
         if name in makers:
-            row |= errors(makers[name].call(small), small)
+            row |= errors(in_context(autocast, makers[name].call(small)), small)
         yield row
 
 
@@ -91,11 +104,12 @@ def table(folder):
     type=click.Choice(PRECISIONS),
     default=PRECISIONS[0],
     show_default=True,
-    help="of float32 products, fastsim's and the others'",
+    help="of float32 products, fastsim's and the others'; `autocast` casts them to bfloat16",
 )
 @click.option("--seconds", default=6.0, show_default=True, help="of a loss and a dtype")
 def main(rows, dim, dtypes, precision, seconds):
-    torch.set_float32_matmul_precision(precision)
+    autocast = precision == AUTOCAST
+    torch.set_float32_matmul_precision(PRECISIONS[0] if autocast else precision)
     torch.set_num_threads(1)
     settings = {"rows": rows, "dim": dim, "seconds": seconds, "precision": precision}
     about = environment("cpu", settings | {"kernels": get("cpu").note()})
@@ -103,7 +117,7 @@ def main(rows, dim, dtypes, precision, seconds):
         found = []
         suffix = "" if precision == PRECISIONS[0] else f"_{precision}"
         for name in LOSSES:
-            for row in measured(CASES[name], getattr(torch, dtype), rows, dim, seconds):
+            for row in measured(CASES[name], getattr(torch, dtype), rows, dim, seconds, autocast):
                 found.append(row)
                 click.echo(row)
             write(f"amx_{dtype}{suffix}_{rows}", found, about)  # with each loss: kept if cut short
