@@ -18,14 +18,14 @@ from fastsim.backends import get
 from fastsim.benchmark.accuracy import errors
 from fastsim.benchmark.baselines import BASELINES, ours
 from fastsim.benchmark.calls import runnable
-from fastsim.benchmark.cases import CASES
+from fastsim.benchmark.cases import CASES, problem_in
+from fastsim.benchmark.dtypes import AUTOCAST
 from fastsim.benchmark.results import environment
 from fastsim.benchmark.timing import in_turns, summary
 
 LOSSES = ("info_nce", "info_nce symmetric", "siglip")
-DTYPES = ("bfloat16", "float16", "float32")
-AUTOCAST = "autocast"  # float32 inputs in a context whose dtype is bfloat16
-PRECISIONS = ("highest", "high", "medium", AUTOCAST)
+DTYPES = ("bfloat16", "float16", "float32", AUTOCAST)
+PRECISIONS = ("highest", "high", "medium")
 BOTH = "forward + backward"
 NAMES = "amx_*"
 OURS, DENSE, BARE = "fastsim", "eager torch", "three products"
@@ -34,7 +34,7 @@ OF_ERRORS = 1024  # rows: of few hundred, a loss is made in float32
 
 def products(problem):
     """The three products of the score matrix without a loss."""
-    x, y = (leaf.detach() for leaf in problem.leaves)
+    x, y = (leaf.detach().to(problem.autocast or leaf.dtype) for leaf in problem.leaves)
 
     def run():
         scores = x @ y.T
@@ -44,32 +44,22 @@ def products(problem):
     return run
 
 
-def in_context(autocast, function):
-    """The function in a context of autocast, if that is asked for."""
-
-    def run(*given):
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            return function(*given)
-
-    return run
-
-
-def measured(case, dtype, rows, width, seconds, autocast):
-    """The result rows of one problem."""
-    problem, small = (case.problem(n, width, dtype=dtype) for n in (rows, OF_ERRORS))
+def measured(case, dtype, rows, width, seconds):
+    """The result rows of one problem; dtype: a name in `DTYPES`."""
+    problem, small = (case.problem(n, width, **problem_in(dtype)) for n in (rows, OF_ERRORS))
     makers = {OURS: ours("cpu"), DENSE: BASELINES[DENSE]}
-    calls = {name: in_context(autocast, maker.call(problem)) for name, maker in makers.items()}
+    calls = {name: maker.call(problem) for name, maker in makers.items()}
     functions = {name: runnable(call, problem, BOTH) for name, call in calls.items()}
     times = in_turns(
-        functions | {BARE: in_context(autocast, products(problem))},
+        functions | {BARE: products(problem)},
         seconds=seconds,
         clock=time.process_time,
     )
     for name, found in times.items():
-        row = {"loss": case.name, "dtype": str(dtype)[6:], "rows": rows, "dim": width, "name": name}
+        row = {"loss": case.name, "dtype": dtype, "rows": rows, "dim": width, "name": name}
         row |= {"not measured": found} if isinstance(found, str) else summary(found)
         if name in makers:
-            row |= errors(in_context(autocast, makers[name].call(small)), small)
+            row |= errors(makers[name].call(small), small)
         yield row
 
 
@@ -104,12 +94,11 @@ def table(folder):
     type=click.Choice(PRECISIONS),
     default=PRECISIONS[0],
     show_default=True,
-    help="of float32 products, fastsim's and the others'; `autocast` casts them to bfloat16",
+    help="of float32 products, fastsim's and the others'",
 )
 @click.option("--seconds", default=6.0, show_default=True, help="of a loss and a dtype")
 def main(rows, dim, dtypes, precision, seconds):
-    autocast = precision == AUTOCAST
-    torch.set_float32_matmul_precision(PRECISIONS[0] if autocast else precision)
+    torch.set_float32_matmul_precision(precision)
     torch.set_num_threads(1)
     settings = {"rows": rows, "dim": dim, "seconds": seconds, "precision": precision}
     about = environment("cpu", settings | {"kernels": get("cpu").note()})
@@ -117,7 +106,7 @@ def main(rows, dim, dtypes, precision, seconds):
         found = []
         suffix = "" if precision == PRECISIONS[0] else f"_{precision}"
         for name in LOSSES:
-            for row in measured(CASES[name], getattr(torch, dtype), rows, dim, seconds, autocast):
+            for row in measured(CASES[name], dtype, rows, dim, seconds):
                 found.append(row)
                 click.echo(row)
             write(f"amx_{dtype}{suffix}_{rows}", found, about)  # with each loss: kept if cut short

@@ -31,6 +31,7 @@ from bench.results import FOLDER
 from bench.workers import Task, run
 from fastsim.backends import backends, get
 from fastsim.benchmark import results
+from fastsim.benchmark.dtypes import DTYPES
 from fastsim.benchmark.options import Integers
 from fastsim.benchmark.settings import Settings
 
@@ -147,6 +148,7 @@ class Record:
 )
 @click.option("--sizes", type=Integers(), default=(512, 4096, 32768, 65536), show_default=True)
 @click.option("--dim", default=768, show_default=True)
+@click.option("--dtype", type=click.Choice(DTYPES), help="Of the times; as `fastsim bench`.")
 @click.option("--checked", default=4096, show_default=True, help="N of the check of errors.")
 @click.option("--ragged", type=Integers(), default=RAGGED, show_default=True, help="N, M, D of it.")
 @click.option("--square", "squares", type=Integers(), default=gpu_times.SQUARES, show_default=True)
@@ -162,6 +164,7 @@ def main(
     baselines,
     sizes,
     dim,
+    dtype,
     checked,
     ragged,
     squares,
@@ -182,6 +185,7 @@ def main(
         dims=(dim,),
         passes=(gpu_times.BOTH,),
         device=device,
+        dtype=dtype or "",
         seconds=seconds,
         limit=LONGEST,
     )

@@ -54,10 +54,10 @@ def contest(settings, loss, rows, names=None):
     found = kept.time(case, rows, width, names)
     timed = [row["implementation"] for row in found if "repeats ms" in row]
     if settings.device == "cuda":
-        problem = case.problem(rows, width, device="cuda", dtype=settings.type)
+        problem = case.problem(rows, width, **settings.inputs)
         for name in timed:
             common = {"measure": "memory", "loss": loss, "implementation": name, "rows": rows}
-            common |= {"width": width, "dtype": str(settings.type).removeprefix("torch.")}
+            common |= {"width": width, "dtype": settings.numbers}
             try:
                 rise = gpu_rise(baseline_named(name).call(problem), problem)
                 found.append(common | {"rise MB": round(rise / MIB, 1)})
@@ -76,16 +76,18 @@ def largest(settings, name, rows):
     """Rows of time and memory of info_nce at a size that no matrix of scores would fit."""
     case, device = CASES["info_nce"], settings.device
     (width,) = settings.dims_of(case)
-    x, y = (torch.randn(rows, width, device=device, dtype=settings.type) for _ in "xy")
+    dtype, autocast = settings.inputs["dtype"], settings.inputs.get("autocast")
+    x, y = (torch.randn(rows, width, device=device, dtype=dtype) for _ in "xy")
     # In place: float32 copies of a million rows are gigabytes.
     y.mul_(1 / math.sqrt(width)).add_(normalize(x, dim=1), alpha=ALIKE)
-    problem = Problem(case, [x.requires_grad_(), y.requires_grad_()], (), dict(case.options))
+    leaves = [x.requires_grad_(), y.requires_grad_()]
+    problem = Problem(case, leaves, (), dict(case.options), autocast)
     call = baseline_named(name).call(problem)
     few = narrowed(problem, FEW)
     runnable(call, few, BOTH)()
     del few
     common = {"loss": case.name, "implementation": name, "rows": rows, "width": width}
-    common |= {"dtype": str(settings.type).removeprefix("torch.")}
+    common |= {"dtype": settings.numbers}
     times = in_turns({name: runnable(call, problem, BOTH)}, seconds=0, fewest=1, warm_up=False)
     times = times[name]
     if not isinstance(times, list):

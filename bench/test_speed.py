@@ -44,7 +44,7 @@ def ceiling(rows, width, device, dtype):
 @pytest.mark.filterwarnings("ignore")  # of baselines and what they import
 def test_speed(benchmark, settings, case, baseline, rows, width, which):
     benchmark.group = f"{case.name}, {rows:,} x {width}, {which}"
-    problem = case.problem(rows, width, device=settings.device, dtype=settings.type)
+    problem = case.problem(rows, width, **settings.inputs)
     try:
         function = runnable(baseline.call(problem), problem, which)
         with limited(settings.bytes_limit, settings.device):
@@ -57,5 +57,5 @@ def test_speed(benchmark, settings, case, baseline, rows, width, which):
     if benchmark.stats and case.products[0]:  # no stats with --benchmark-disable
         rate = case.flop(rows, width, backward=which != "forward") / 1e9 / benchmark.stats["min"]
         benchmark.extra_info["GFLOP/s"] = rate
-        top = ceiling(rows, width, settings.device, settings.type)
+        top = ceiling(rows, width, settings.device, settings.operands)
         benchmark.extra_info["share of ceiling"] = rate / top

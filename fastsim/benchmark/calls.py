@@ -9,11 +9,18 @@ PASSES = ("forward", "forward + backward")
 _NO_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "not enough memory")
 
 
+def value(call, problem):
+    """The loss, in the context that the problem is in."""
+    where, dtype = problem.leaves[0].device.type, problem.autocast
+    with torch.autocast(where, dtype, enabled=dtype is not None):
+        return call(*problem.leaves)
+
+
 def step(call, problem):
     """The loss and its gradients, in the `grad` of the leaves."""
     for leaf in problem.leaves:
         leaf.grad = None
-    loss = call(*problem.leaves)
+    loss = value(call, problem)
     loss.backward()
     return loss.detach()
 
@@ -24,7 +31,7 @@ def runnable(call, problem, which):
 
     def forward():
         with torch.no_grad():
-            call(*problem.leaves)
+            value(call, problem)
         wait()
 
     def both():

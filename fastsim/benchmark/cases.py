@@ -12,6 +12,7 @@ from functools import cache
 import torch
 
 import fastsim
+from fastsim.benchmark.dtypes import AUTOCAST
 
 # Cosine of an anchor with its positive, about that of its closest negative among a thousand: a
 # batch half learnt, in which no softmax is saturated.
@@ -26,19 +27,23 @@ UP_TO = 2048  # losses that are not among the headlines, unless sizes are asked 
 
 @dataclass(frozen=True)
 class Problem:
-    """One call: `leaves` want gradients, `given` are the loss's other positional arguments."""
+    """One call: `leaves` want gradients, `given` are the loss's other positional arguments.
+
+    autocast: the dtype of the context in which the loss is called, None outside of one.
+    """
 
     case: "Case"
     leaves: list[torch.Tensor]
     given: tuple = ()
     options: dict = field(default_factory=dict)
+    autocast: torch.dtype | None = None
 
     @property
     def rows(self):
         return self.leaves[0].shape[0]
 
     def to(self, dtype):
-        """The same problem with leaves of another type."""
+        """The same problem with leaves of another type, outside of a context."""
         leaves = [t.detach().to(dtype).requires_grad_() for t in self.leaves]
         return Problem(self.case, leaves, self.given, self.options)
 
@@ -63,16 +68,25 @@ class Case:
     exact: int = 512
     of_rows: tuple[int, ...] = ()
 
-    def problem(self, rows, width, *, device="cpu", dtype=torch.float32, seed=0, **options):
+    def problem(
+        self, rows, width, *, device="cpu", dtype=torch.float32, autocast=None, seed=0, **options
+    ):
         """Inputs of that size, the same for the same seed."""
         generator = torch.Generator().manual_seed(seed)
         leaves, given = self.make(rows, width, generator)
         leaves = [t.to(device, dtype).requires_grad_() for t in leaves]
-        return Problem(self, leaves, _on(device, given), self.options | options)
+        return Problem(self, leaves, _on(device, given), self.options | options, autocast)
 
     def flop(self, rows, width, *, backward=True):
         """The least floating-point operations in products of the score matrix."""
         return 2 * self.products[backward] * rows * rows * width
+
+
+def problem_in(numbers):
+    """The options of `Case.problem` for a name in `DTYPES`."""
+    if numbers == AUTOCAST:
+        return {"dtype": torch.float32, "autocast": torch.bfloat16}
+    return {"dtype": getattr(torch, numbers)}
 
 
 def _on(device, value):

@@ -76,9 +76,12 @@ def machine_rows(*, device="cpu", seconds=1.0):
     return rows
 
 
-def call_rows(loss, baselines, *, device="cpu", dtype=torch.float32, seconds=0.2):
-    """Result rows of a call that has nothing to do: two rows of the least width."""
-    problem = CASES[loss].problem(2, 2, device=device, dtype=dtype)
+def call_rows(loss, baselines, inputs, *, seconds=0.2):
+    """Result rows of a call that has nothing to do: two rows of the least width.
+
+    inputs: options of `Case.problem`.
+    """
+    problem = CASES[loss].problem(2, 2, **inputs)
     functions = {
         r.name: runnable(r.call(problem), problem, "forward + backward") for r in baselines
     }

@@ -45,7 +45,7 @@ def _timed(settings, rate):
 
 def _rate(settings):
     """Floating-point operations a second of a product of this device and dtype."""
-    square = torch.randn(SIDE, SIDE, device=settings.device).to(settings.type)
+    square = torch.randn(SIDE, SIDE, device=settings.device).to(settings.operands)
 
     def product():
         torch.mm(square, square)

@@ -24,7 +24,7 @@ import torch
 from fastsim.benchmark.baselines import BASELINES, baseline_named
 from fastsim.benchmark.baselines.baseline import anywhere
 from fastsim.benchmark.calls import reason, step
-from fastsim.benchmark.cases import CASES
+from fastsim.benchmark.cases import CASES, problem_in
 from fastsim.engine.one_call import in_panels
 
 MIB, GIB = 2**20, 2**30
@@ -101,16 +101,17 @@ def limited(limit, device="cpu"):
 def _rise(loss, name, rows, width, device, dtype, limit):
     if device == "cpu" and not _CLEAR.exists():
         return "the peak of a process is known on Linux alone"
-    case, baseline, dtype = CASES[loss], baseline_named(name), getattr(torch, dtype)
+    case, baseline = CASES[loss], baseline_named(name)
+    inputs = {"device": device, **problem_in(dtype)}
     measure = gpu_rise if device == "cuda" else resident_rise
     try:
-        small = case.problem(128, width, device=device, dtype=dtype)
+        small = case.problem(128, width, **inputs)
         # So that what is loaded on the first call is there, that of large batches too. These come
         # first: the other call keeps what small batches of this signature come to.
         for passes in (in_panels(), contextlib.nullcontext()):
             with passes:
                 step(baseline.call(small), small)
-        problem = case.problem(rows, width, device=device, dtype=dtype)
+        problem = case.problem(rows, width, **inputs)
         call = baseline.call(problem)
         with limited(limit, device):
             bytes_ = measure(call, problem)

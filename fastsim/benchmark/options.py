@@ -2,6 +2,8 @@
 
 import click
 
+from fastsim.benchmark.dtypes import DTYPES
+
 
 class Integers(click.ParamType):
     """Positive integers with commas between."""
@@ -41,8 +43,9 @@ _OPTIONS = (
     click.option("--device", default="cpu", help="cpu or cuda."),
     click.option(
         "--dtype",
-        type=click.Choice(["float32", "float16", "bfloat16", "float64"]),
-        help="Default: float32 on a CPU, bfloat16 on a GPU.",
+        type=click.Choice(DTYPES),
+        help="Of the embeddings; `autocast`: float32 within torch.autocast to bfloat16. Default:"
+        " float32 on a CPU, bfloat16 on a GPU.",
     ),
     click.option(
         "--processes",

@@ -51,7 +51,7 @@ class Session:
     def __init__(self, settings):
         self.settings = settings
         self.device = settings.device
-        self.dtype = str(settings.type).removeprefix("torch.")
+        self.dtype = settings.numbers
         self.taken = {}  # (loss, baseline, width) -> (N, seconds of both passes)
         self.failed = {}  # (loss, baseline) -> (N, reason) of the smallest N that did not work
         self.absent = set()  # (loss, baseline) that no size will change
@@ -106,16 +106,14 @@ class Session:
         rows = ceilings.machine_rows(device=self.device, seconds=seconds)
         for case in self.settings.cases:
             baselines = [r for r in self.settings.contestants(case) if self._serves(r, case)]
-            rows += ceilings.call_rows(
-                case.name, baselines, device=self.device, dtype=self.settings.type
-            )
+            rows += ceilings.call_rows(case.name, baselines, self.settings.inputs)
         return [{"measure": "ceiling", **row} for row in rows]
 
     def _serves(self, baseline, case):
         """Whether a baseline is here at all and computes this loss of tensors like these."""
         if self.settings.left_out(baseline, 2):
             return False
-        problem = case.problem(2, 2, device=self.device, dtype=self.settings.type)
+        problem = case.problem(2, 2, **self.settings.inputs)
         try:
             baseline.call(problem)
         except Exception:
@@ -124,7 +122,7 @@ class Session:
 
     def products(self, rows, width):
         seconds = self.settings.pass_seconds / 3
-        common = {"device": self.device, "dtype": self.settings.type}
+        common = {"device": self.device, "dtype": self.settings.operands}
         return [
             {"measure": "ceiling"} | ceilings.product_rows(rows, width, seconds=seconds, **common)
         ]
@@ -236,8 +234,7 @@ class Session:
     # ---- what is known before a call ----
 
     def _problem(self, case, rows, width, **options):
-        kind = {"device": self.device, "dtype": self.settings.type}
-        return case.problem(rows, width, **kind, **options)
+        return case.problem(rows, width, **self.settings.inputs, **options)
 
     def _foretold(self, case, name, rows, width):
         """Seconds of a call, by the square of N from the largest size so far; None: unknown."""

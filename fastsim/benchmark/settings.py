@@ -7,7 +7,8 @@ import torch
 from fastsim.backends import backends, pick
 from fastsim.benchmark.baselines import BASELINES, ours
 from fastsim.benchmark.calls import PASSES
-from fastsim.benchmark.cases import CASES, UP_TO
+from fastsim.benchmark.cases import CASES, UP_TO, problem_in
+from fastsim.benchmark.dtypes import DTYPES
 from fastsim.benchmark.memory import GIB, usual_limit
 
 MEASURES = ("time", "memory", "error")
@@ -57,6 +58,8 @@ class Settings:
             ("measure", self.measures, MEASURES),
             ("device", (self.device,), ("cpu", "cuda")),
         )
+        if self.dtype not in ("", *DTYPES):
+            raise ValueError(f"dtype: wanted one of {', '.join(DTYPES)}, got {self.dtype!r}")
         for name, values, choices in wanted:
             for value in values:
                 if value not in choices:
@@ -70,9 +73,19 @@ class Settings:
         return [CASES[name] for name in self.losses or CASES]
 
     @property
-    def type(self):
-        """The dtype of the embeddings: float32 on a CPU, bfloat16 on a GPU unless asked for."""
-        return getattr(torch, self.dtype or {"cpu": "float32", "cuda": "bfloat16"}[self.device])
+    def numbers(self):
+        """The name in `DTYPES`: float32 on a CPU, bfloat16 on a GPU unless asked for."""
+        return self.dtype or {"cpu": "float32", "cuda": "bfloat16"}[self.device]
+
+    @property
+    def inputs(self):
+        """The options of `Case.problem` on the device, in these numbers."""
+        return {"device": self.device, **problem_in(self.numbers)}
+
+    @property
+    def operands(self):
+        """The dtype in which a library multiplies the embeddings."""
+        return self.inputs.get("autocast") or self.inputs["dtype"]
 
     @property
     def pass_seconds(self):

@@ -27,6 +27,7 @@ WHOLE = (
     "margins",
 )
 SMALL = 1 << 27  # multiply-adds of a product up to which one call in float32 is faster
+SMALL_OF_ONE_PART = 3 << 24  # the same where the other products are of one bfloat16 part
 _NO_GUIDE = None, None, 0.0, False
 _NO_FACTORS = None, None, False
 _guide = attrgetter("rows", "columns", "margin", "relative")
@@ -186,7 +187,8 @@ def _like(x, wanted, dtype):
 
 def _of_parts(rows, columns, width, dtype):
     """Whether products are those of bfloat16 parts, which outweighs the calls of panels."""
-    return rows * columns * width > SMALL and amx.parts(dtype)
+    parts = amx.parts(dtype)
+    return rows * columns * width > (SMALL_OF_ONE_PART if parts == 1 else SMALL) and parts
 
 
 def _by_blas(rows, columns, width, dtype):

@@ -58,7 +58,8 @@ def served(monkeypatch):
     """Small batches too, each by the operator: the number of calls so far."""
     calls = []
     one_call = amx_loss.loss
-    monkeypatch.setattr(whole, "SMALL", 0)
+    for name in ("SMALL", "SMALL_OF_ONE_PART"):
+        monkeypatch.setattr(whole, name, 0)
     monkeypatch.setattr(amx_loss, "loss", lambda *given: (calls.append(1), one_call(*given)))
     yield calls
     assert calls
