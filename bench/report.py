@@ -38,7 +38,7 @@ MARKED = re.compile(r"(<!-- table: (\w+) (\S+) -->\n).*?(<!-- end -->)", re.DOTA
 
 TABLES = {
     "time": tables.of_device(tables.time),
-    "times": tables.of_kind(tables.of_device(tables.time)),
+    "autocast": tables.of_kind(tables.of_file(tables.time, "autocast"), "autocast"),
     "gains": tables.gains,
     "cosent": tables.of_device(tables.cosent),
     "memory": tables.of_device(tables.memory),

@@ -28,6 +28,16 @@ def of_device(table):
     return make
 
 
+def of_file(table, name):
+    """The same of the run in another result file of the device."""
+
+    def make(folder):
+        run = read(name, folder)
+        return table(Found(*run)) if run else NOTHING
+
+    return make
+
+
 def of_rows(name):
     """Makes of a table of rows that of a device's result file of that name, by folder."""
 

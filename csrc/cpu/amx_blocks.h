@@ -18,6 +18,8 @@ namespace {
 // they do not fit, and the more rows a band has, the less passes through that cache.
 constexpr int64_t kBlockColumns = kBlockDepth;
 constexpr int64_t kFewRows = 256, kManyRows = 512;
+constexpr int64_t kFewestRows = 64;   // of a band, where its rows make fewer bands than kBands
+constexpr int64_t kBands = 4;         // the first two wait for each other before a block's sum
 constexpr int64_t kWhole = 1 << 21;   // scores of many whole rows in memory: 8 MB
 constexpr int64_t kWorthKeeping = 8;  // to keep less than one band in so many saves too little
 
@@ -26,7 +28,8 @@ constexpr int64_t kWorthKeeping = 8;  // to keep less than one band in so many s
 // same time. By sizes alone, since the bits of sums depend on bands.
 inline int64_t band_rows(int64_t rows, int64_t width, int64_t parts, int64_t columns) {
   const bool many = parts > 1 && kManyRows * columns <= kWhole;
-  const int64_t most = (many ? kManyRows : kFewRows) / (width > 512 ? 2 : 1);
+  const int64_t fit = (many ? kManyRows : kFewRows) / (width > 512 ? 2 : 1);
+  const int64_t most = many ? fit : std::min(fit, std::max(kFewestRows, tiles(rows, kBands)));
   const int64_t bands = rows > most ? tiles(tiles(rows, most), 2) * 2 : 1;
   return even_part(rows, tiles(rows, bands), kTileGroup);
 }
@@ -236,11 +239,11 @@ class BandScores {
     return kept_ + (band * kept_size() + column / kBlockColumns * block_size());
   }
 
-  // Those of bfloat16 are made again as soon as they are read back.
+  // A matrix unit makes those of bfloat16 again as soon as they are read back.
   int64_t bands_to_keep(int64_t bytes) const {
     const int64_t of_columns = 2 * sizeof(uint16_t) * y_.elements(std::min(stripe_, y_.count));
     const int64_t left = (bytes - of_columns) / int64_t(sizeof(float));
-    if (x_.parts == 1 || left <= 0) return 0;
+    if ((x_.parts == 1 && amx_in_use().most_parts > 1) || left <= 0) return 0;
     const int64_t most = std::min(bands(), left / kept_size());
     return most * kWorthKeeping >= bands() ? most : 0;
   }

@@ -27,7 +27,7 @@ WHOLE = (
     "margins",
 )
 SMALL = 1 << 27  # multiply-adds of a product up to which one call in float32 is faster
-SMALL_OF_ONE_PART = 3 << 24  # the same where the other products are of one bfloat16 part
+SMALL_OF_ONE_PART = 3 << 23  # the same where the other products are of one bfloat16 part
 _NO_GUIDE = None, None, 0.0, False
 _NO_FACTORS = None, None, False
 _guide = attrgetter("rows", "columns", "margin", "relative")
