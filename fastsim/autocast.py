@@ -39,14 +39,15 @@ def embeddings_in_autocast(*names: str) -> Callable[[Callable[P, R]], Callable[P
     """Decorates a loss whose arguments of these names are embeddings, or tuples of them."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        parameters = tuple(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters.values()
+        places = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
 
         @functools.wraps(function)
         def call(*args: Any, **options: Any) -> Any:
             first = args[0] if args else options.get(names[0])
             if not (isinstance(first, Tensor) and _is_on(first.device.type)):
                 return function(*args, **options)
-            given = dict(zip(parameters, args, strict=False)) | options
+            given = dict(zip(places, args, strict=False)) | options
             if len(given) < len(args) + len(options):
                 return function(*args, **options)  # which says what is wrong with them
             embeddings = {name: given[name] for name in names if name in given}

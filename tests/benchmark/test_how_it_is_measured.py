@@ -12,9 +12,28 @@ from fastsim.benchmark.accuracy import errors, relative
 from fastsim.benchmark.baselines import ours
 from fastsim.benchmark.baselines.baseline import UnavailableError
 from fastsim.benchmark.calls import reason, step
-from fastsim.benchmark.cases import CASES
+from fastsim.benchmark.cases import CASES, problem_in
+from fastsim.benchmark.settings import Settings
 
 ROWS, WIDTH = 24, 10
+
+
+def test_autocast_is_the_context_of_the_loss_alone():
+    """float32 embeddings and gradients; the loss in bfloat16's context, its gradient outside."""
+    seen = []
+
+    def call(x, y):
+        seen.append(torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"))
+        x.register_hook(lambda grad: seen.append(torch.is_autocast_enabled("cpu")))
+        return (x * y).sum()
+
+    problem = CASES["siglip"].problem(ROWS, WIDTH, **problem_in("autocast"))
+    step(call, problem)
+    assert seen == [torch.bfloat16, False]
+    assert all(leaf.dtype == leaf.grad.dtype == torch.float32 for leaf in problem.leaves)
+    assert errors(ours("cpu").call(problem), problem)["loss error"] > 1e-7  # the truth is outside
+    with pytest.raises(ValueError, match=r"dtype: wanted one of float32, .*, got 'int8'"):
+        Settings(dtype="int8")
 
 
 @pytest.fixture
