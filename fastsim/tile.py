@@ -79,13 +79,13 @@ class Tile:
         return replace(self, **cut) if cut else self
 
     @property
-    def plain_cosines(self):
-        """Whether it is a loss of cosines alone, whose pairs are told by indices: no matrix of
-        targets, nothing added to scores, no weights of positives, every pair of rows and columns.
+    def by_index(self):
+        """Whether its pairs are told by indices: no matrix of targets, nothing added to scores, no
+        weights of positives, every pair of rows and columns.
         """
         pairs = self.pairs
         indexed = pairs.plain and pairs.dense is None and not pairs.sliced
-        return self.cosine and indexed and pairs.skip != "lower" and self.positive_weights is None
+        return indexed and pairs.skip != "lower" and self.positive_weights is None
 
     @property
     def rows_alone(self):

@@ -64,9 +64,12 @@ class TorchBackend(SmallBatch, Backend):
             dtype = torch.float16 if half else torch.promote_types(x.dtype, torch.float32)
         return rows.unit_rows(x, dtype)
 
+    def dots_of_16_bits(self, x):
+        """Whether the products of rows that are no unit rows are of 16-bit operands."""
+        return self._half(x.device, x.dtype) and panels.half_products(x.device, x.dtype)
+
     def dot_rows(self, x):
-        half = panels.half_products
-        if x.dtype == torch.bfloat16 and half(x.device) and half(x.device, x.dtype):
+        if x.dtype == torch.bfloat16 and self.dots_of_16_bits(x):
             return half_rows.dot_rows(x, lambda rows: rows)
         return super().dot_rows(x)
 

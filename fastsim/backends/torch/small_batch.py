@@ -43,7 +43,7 @@ class SmallBatch:
 
     def serves_whole(self, tile, rows, columns, width, together, dtype):
         pairs = tile.pairs
-        if tile.kind not in _LOSSES or not tile.plain_cosines or columns < 2:
+        if tile.kind not in _LOSSES or not tile.by_index or columns < 2:
             return False
         device = next(tensor for tensor in pairs.tensors() if tensor is not None).device
         scores = rows * columns
@@ -61,12 +61,9 @@ class SmallBatch:
         return device.type != "cpu" and rows * columns <= FEW
 
     def whole(self, tile, x, y, scale, bias, weights, wants, totals=None, prefixes=None):
-        unit, inverse, half = _rows(self, x, y)
-        operands = unit.to(torch.float16) if half else unit
-        sides = (operands, operands)
-        if y is not None:
-            sides = operands.split((x.shape[0], y.shape[0]))
-        scores = _product(sides[0], sides[1].t(), unit.dtype)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        sides, graded, *kept = (_unit_rows if tile.cosine else _plain_rows)(self, x, y)
+        scores = _product(sides[0], sides[1].t(), dtype)
         place = slice(0, scores.shape[0]), slice(0, scores.shape[1])
         block = Block.of(tile.pairs, place, scores, scores.shape[1], None, None)
         seen = tile.seen if totals is None else nothing_seen(x.shape[0], x.device)
@@ -76,28 +73,31 @@ class SmallBatch:
             totals.copy_(self.batch_totals(seen, x, y))
         block.leave_out()
         found = _LOSSES[tile.kind](tile, block, scale, bias, wants is not None)
-        loss = (found.losses.sum(dtype=wide_dtype(x.device)) * weights).to(unit.dtype)
+        loss = (found.losses.sum(dtype=wide_dtype(x.device)) * weights).to(dtype)
         if wants is None:
             return (loss,)
         of_numbers = None
         if isinstance(scale, Tensor) or isinstance(bias, Tensor):
             of_numbers = _of_numbers(found, weights)
         grads = found.grads
-        if half:
-            grads = grads.mul_(TOP / found.largest).to(torch.float16)
-        grad_unit = _unit_grads(grads, sides, unit, y is None, wants)
-        return loss, *grad_unit, of_numbers, unit, inverse
+        if graded[0].dtype != dtype:
+            grads = grads.mul_(TOP / found.largest).to(graded[0].dtype)
+        of_rows = _row_grads(grads, graded, dtype, y is None, wants)
+        return loss, *of_rows, of_numbers, *kept
 
     def whole_gradients(self, tile, grad, found, given, wants, dtype, *, spent=False):
         x, _, scale, _, weights = given
-        *unit_grads, of_numbers, unit, inverse = found
-        half = self._half(x.device, x.dtype)
+        *row_grads, of_numbers, kept, other = found
+        half = self._half(x.device, x.dtype) if tile.cosine else self.dots_of_16_bits(x)
         factor = weights / (TOP / _LARGEST.get(tile.kind, 1.0)) if half else weights
         factor = factor * scale
         factor = factor if grad is None else grad * factor
         if wants[2] or wants[3]:
             of_numbers = of_numbers if grad is None else of_numbers * grad
-        sides = _input_gradients(unit_grads, unit, inverse, factor, x.shape[0], wants, dtype)
+        if tile.cosine:
+            sides = _input_gradients(row_grads, kept, other, factor, x.shape[0], wants, dtype)
+        else:
+            sides = _plain_gradients(row_grads, kept, other, factor, x.shape[0], wants, dtype)
         if grad is None:
             # What an operator returns may not share its memory.
             sides = [side if side is None else side.clone() for side in sides]
@@ -107,15 +107,37 @@ class SmallBatch:
 # ---- rows ----
 
 
-def _rows(backend, x, y):
-    """(unit rows of x and y, or of x for None, in the compute type, inverse norms, whether rows of
-    16 bits are multiplied).
+def _unit_rows(backend, x, y):
+    """(both sides as operands of scores, as those of products with score gradients, the unit rows
+    of x and y together, or of x for None, in the compute type, and their inverse norms).
     """
     rows = x if y is None else torch.cat((x, y))
     dtype = torch.promote_types(x.dtype, torch.float32)
     rows = rows if rows.dtype == dtype else rows.to(dtype)
     inverse = inverse_norms(rows).to(dtype)[:, None]
-    return rows * inverse, inverse, backend._half(x.device, x.dtype)
+    unit = rows * inverse
+    operands = unit.to(torch.float16) if backend._half(x.device, x.dtype) else unit
+    sides = (operands,) * 2 if y is None else operands.split((x.shape[0], y.shape[0]))
+    return sides, sides, unit, inverse
+
+
+def _plain_rows(backend, x, y):
+    """The same of scores that are no cosines; in the place of unit rows and norms the sizes of the
+    sides (`Backend.dot_rows`), None for 1.
+    """
+    found = [_plain(backend, side) for side in (x, y) if side is not None]
+    sides, graded, sizes = zip(*(found * 2 if y is None else found), strict=True)
+    return sides, graded, *sizes
+
+
+def _plain(backend, x):
+    if not backend.dots_of_16_bits(x):
+        rows = x.to(torch.promote_types(x.dtype, torch.float32))
+        return rows, rows, None
+    if x.dtype == torch.float16:
+        return x, x, None
+    rows, size = backend.dot_rows(x)
+    return rows.values, rows.graded, size
 
 
 def _product(left, right, dtype):
@@ -126,17 +148,17 @@ def _product(left, right, dtype):
     return out
 
 
-def _unit_grads(grads, sides, unit, together, wants):
+def _row_grads(grads, sides, dtype, together, wants):
     """Of the rows of both sides (N + M, D) and None, or of each, None where it is not wanted."""
-    dtype = unit.dtype
     if together:
         both = _product(grads, sides[1], dtype) if wants[0] else None
         if wants[0]:
             panels.multiply(grads.t(), sides[0], both, accumulate=True)
         return both, None
     if wants[0] and wants[1] and grads.dtype == dtype:
-        found = torch.empty_like(unit)
-        of_x, of_y = found.split((sides[0].shape[0], sides[1].shape[0]))
+        counts = sides[0].shape[0], sides[1].shape[0]
+        found = grads.new_empty((sum(counts), sides[0].shape[1]))
+        of_x, of_y = found.split(counts)
         torch.mm(grads, sides[1], out=of_x)
         torch.mm(grads.t(), sides[0], out=of_y)
         return found, None
@@ -160,6 +182,18 @@ def _input_gradients(unit_grads, unit, inverse, factor, rows, wants, dtype):
         None if grad is None else _backward(grad, unit[part], inverse[part], factor, dtype)
         for grad, part in sides
     )
+
+
+def _plain_gradients(row_grads, size, other, factor, rows, wants, dtype):
+    """(dL/dx, dL/dy) where the scores are no cosines: each is made of the rows of the other side,
+    whose size it lacks.
+    """
+    of_x, of_y = row_grads
+    if wants[0] and wants[1] and of_y is None:  # of float32 rows, whose sizes are 1
+        of_x, of_y = of_x.split((rows, of_x.shape[0] - rows))
+    factors = (factor if lacking is None else factor * lacking for lacking in (other, size))
+    pairs = zip((of_x, of_y), factors, strict=True)
+    return [None if grad is None else (grad * number).to(dtype) for grad, number in pairs]
 
 
 def _backward(grad_unit, unit, inverse, factor, dtype):

@@ -39,7 +39,7 @@ class SmallBatch:
             return False
         if rows * columns > (FEWER if tile.symmetric or tile.kind == "sigmoid" else MOST):
             return False
-        if 4 * rows * columns > panel_bytes(4 * MOST) or not tile.plain_cosines:
+        if 4 * rows * columns > panel_bytes(4 * MOST) or not (tile.cosine and tile.by_index):
             return False
         if tile.kind != "softmax" or pairs.one_positive:
             return pairs.distinct or not tile.symmetric

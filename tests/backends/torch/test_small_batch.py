@@ -25,6 +25,8 @@ CALLS = {
     "shared": (losses.info_nce, {"positives": torch.arange(N) % 5}),
     "siglip": (losses.siglip, {}),
     "siglip groups": (losses.siglip, {"targets": IDS}),
+    "dot": (losses.info_nce, {"symmetric": True, "similarity": "dot"}),
+    "siglip dot": (losses.siglip, {"similarity": "dot"}),
     "semi-hard": (losses.full_triplet, {}),
     "hard": (losses.full_triplet, {"mining": "hard", "exclude": IDS}),
 }
@@ -94,15 +96,17 @@ def test_fewer_operations(name):
         assert 2 * calls <= calls_of(call) + len(sides) * 4  # `step` itself takes some
 
 
-def test_rows_with_themselves(served):
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_rows_with_themselves(similarity, served):
     x, groups = torch.randn(N, D, dtype=torch.float64, requires_grad=True), torch.arange(N) % 4
+    options = {"reduction": "sum", "similarity": similarity, "backend": "torch"}
     found = []
     for way in (True, False):
         if way:
-            value = losses.sup_con(x, groups, reduction="sum", backend="torch")
+            value = losses.sup_con(x, groups, **options)
         else:
             with in_panels():
-                value = losses.sup_con(x, groups, reduction="sum", backend="torch")
+                value = losses.sup_con(x, groups, **options)
         found.append([value.detach(), *torch.autograd.grad(value, x)])
     assert len(served) == 1
     for mine, other in zip(*found, strict=True):
@@ -114,7 +118,6 @@ def test_where_it_is_not_served(served, monkeypatch):
     losses.info_nce(x, y, IDS[0], symmetric=True, backend="torch")  # rows share a positive
     losses.siglip(x, y, torch.ones(N, M), backend="torch")
     losses.info_nce(x, y, reduction="none", backend="torch")
-    losses.info_nce(x, y, similarity="dot", backend="torch")
     monkeypatch.setenv("FASTSIM_PANEL_MB", "0.001")
     losses.info_nce(x, y, backend="torch")
     assert not served
