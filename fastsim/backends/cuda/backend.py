@@ -13,6 +13,7 @@ import torch
 
 from fastsim.backends import lists
 from fastsim.backends.cuda import passes as cuda_passes
+from fastsim.backends.extras import DOT, EXTRAS
 from fastsim.backends.triton.backend import TritonBackend, _panel, interpreting
 from fastsim.operators import constant_once
 
@@ -79,6 +80,9 @@ class CudaBackend(TritonBackend):
 
     def tile_rows(self, x):
         return self.unit_rows(x)
+
+    def dot_rows(self, x):
+        cuda_passes.refuse(EXTRAS[DOT])
 
     def tile_rows_backward(self, grad_rows, x, inverse, factor, dtype):
         return self.unit_rows_backward(grad_rows, x, inverse, factor, dtype)
