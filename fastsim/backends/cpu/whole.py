@@ -187,8 +187,11 @@ def _like(x, wanted, dtype):
 
 def _of_parts(rows, columns, width, dtype):
     """Whether products are those of bfloat16 parts, which outweighs the calls of panels."""
+    size = rows * columns * width
+    if size <= SMALL_OF_ONE_PART:  # torch.compile cannot trace what comes next
+        return False
     parts = amx.parts(dtype)
-    return rows * columns * width > (SMALL_OF_ONE_PART if parts == 1 else SMALL) and parts
+    return parts == 1 or (parts > 0 and size > SMALL)
 
 
 def _by_blas(rows, columns, width, dtype):

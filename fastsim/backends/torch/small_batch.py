@@ -70,7 +70,7 @@ class SmallBatch:
         if seen is not None:
             observe(block, seen)
         if totals is not None:
-            totals.copy_(self.batch_totals(seen, x, y))
+            totals.copy_(self.batch_totals(seen, *((x, y) if tile.cosine else (None, None))))
         block.leave_out()
         found = _LOSSES[tile.kind](tile, block, scale, bias, wants is not None)
         loss = (found.losses.sum(dtype=wide_dtype(x.device)) * weights).to(dtype)
