@@ -51,9 +51,7 @@ def measured(case, dtype, rows, width, seconds):
     calls = {name: maker.call(problem) for name, maker in makers.items()}
     functions = {name: runnable(call, problem, BOTH) for name, call in calls.items()}
     times = in_turns(
-        functions | {BARE: products(problem)},
-        seconds=seconds,
-        clock=time.process_time,
+        functions | {BARE: products(problem)}, seconds=seconds, clock=time.process_time
     )
     for name, found in times.items():
         row = {"loss": case.name, "dtype": dtype, "rows": rows, "dim": width, "name": name}

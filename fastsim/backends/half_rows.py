@@ -13,7 +13,9 @@ LARGEST = 2.0**14
 
 
 class HalfRows:
-    """values: the operand (N, D) of scores."""
+    """values: the operand (N, D) of scores; rest: (N,) what these lack, or None."""
+
+    rest = None
 
     def __init__(self, values, dtype):
         self.values = values
@@ -72,9 +74,7 @@ def dot_rows(x, operand):
 
 def scored(rows):
     """(the operand of scores, the rest (N,) that they lack or None)."""
-    if isinstance(rows, HalfRows):
-        return rows.values, getattr(rows, "rest", None)
-    return rows, None
+    return (rows.values, rows.rest) if isinstance(rows, HalfRows) else (rows, None)
 
 
 def graded(rows):
