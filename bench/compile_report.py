@@ -90,24 +90,27 @@ def pretending(architecture):
     """Within the block Triton and the backend take the machine for one with such a GPU."""
     from triton.runtime import driver
 
-    from fastsim.backends.triton.kernels import launches, lists, small_batch
+    from fastsim.backends.triton.kernels import lists, operands, small_batch, table, tile_launches
 
+    modules = lists, operands, small_batch, tile_launches
+    asking = [module for module in modules if hasattr(module, "architecture")]
     kernels = [
         kernel
-        for module in (launches, lists, small_batch)
+        for module in modules
         for kernel in vars(module).values()
         if hasattr(kernel, "device_caches")
     ]
-    kept = launches.architecture
     real = driver._active  # not `active`, which without a GPU raises
     driver.set_active(_Driver(architecture))
-    launches.architecture = lambda device: architecture
+    for module in asking:
+        module.architecture = lambda device: architecture
     for kernel in kernels:
         kernel.device_caches.clear()
     try:
         yield
     finally:
-        launches.architecture = kept
+        for module in asking:
+            module.architecture = table.architecture
         driver.set_active(real)
         for kernel in kernels:
             kernel.device_caches.clear()

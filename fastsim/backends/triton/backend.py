@@ -96,10 +96,10 @@ def _passes():
 
 
 @functools.cache
-def _launches():
-    from fastsim.backends.triton.kernels import launches
+def _operands():
+    from fastsim.backends.triton.kernels import operands
 
-    return launches
+    return operands
 
 
 @functools.cache
@@ -176,23 +176,23 @@ class TritonBackend(SmallBatch, Backend):
         return power_of_two(largest).reciprocal_().mul_(TOP / 2)
 
     def unit_rows(self, x, dtype=None):
-        return _launches().unit_rows(x, dtype)
+        return _operands().unit_rows(x, dtype)
 
     def tile_rows(self, x):
-        return _launches().tile_rows(x)
+        return _operands().tile_rows(x)
 
     def dot_rows(self, x):
-        return _launches().dot_rows(x) if x.dtype == torch.bfloat16 else super().dot_rows(x)
+        return _operands().dot_rows(x) if x.dtype == torch.bfloat16 else super().dot_rows(x)
 
     def operand(self, unit, dtype):
-        return _launches().operand(unit, dtype)
+        return _operands().operand(unit, dtype)
 
     def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
-        return _launches().unit_rows_backward(grad_unit, x, inverse, factor, dtype)
+        return _operands().unit_rows_backward(grad_unit, x, inverse, factor, dtype)
 
     def tile_rows_backward(self, grad_rows, x, inverse, factor, dtype):
         scaled = x.dtype.itemsize == 2
-        return _launches().unit_rows_backward(grad_rows, x, inverse, factor, dtype, scaled=scaled)
+        return _operands().unit_rows_backward(grad_rows, x, inverse, factor, dtype, scaled=scaled)
 
     def whole_rows_fit(self, columns, device):
         return columns <= WIDEST

@@ -17,3 +17,8 @@ def launch(kernel, grid, device, *arguments, **constants):
             run(kernel, grid, arguments, constants)
     else:
         run(kernel, grid, arguments, constants)
+
+
+def cdiv(a, b):
+    """a / b rounded up."""
+    return -(-a // b)

@@ -1,7 +1,6 @@
 """The launches of CoSENT's scan."""
 
-from fastsim.backends.triton.kernels.launches import cdiv
-from fastsim.backends.triton.kernels.launching import launch
+from fastsim.backends.triton.kernels.launching import cdiv, launch
 from fastsim.backends.triton.kernels.scan import carries_kernel, scan_kernel, totals_kernel
 
 PART = 1024  # scores of a program

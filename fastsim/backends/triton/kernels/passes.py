@@ -10,7 +10,7 @@ from fastsim.backends.triton.kernels.epilogues import (
     selection,
     softmax,
 )
-from fastsim.backends.triton.kernels.launches import NOTHING, Given, Launch
+from fastsim.backends.triton.kernels.tile_launches import NOTHING, Given, Launch
 from fastsim.kinds.kind import COLUMNS, MATRIX, ROWS, joined, with_partials
 
 LEFT_OUT = pairs.LEFT_OUT.value

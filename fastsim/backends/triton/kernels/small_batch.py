@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import torch
 
-from fastsim.backends.triton.kernels import launches
 from fastsim.backends.triton.kernels.both_sides import (
     unit_rows_of_both_backward_kernel,
     unit_rows_of_both_kernel,
 )
 from fastsim.backends.triton.kernels.epilogues import whole as losses_of
-from fastsim.backends.triton.kernels.launching import launch
-from fastsim.backends.triton.kernels.table import LINE
+from fastsim.backends.triton.kernels.launching import cdiv, launch
+from fastsim.backends.triton.kernels.operands import operand_dtype, row_sizes
+from fastsim.backends.triton.kernels.table import LINE, architecture
 from fastsim.backends.triton.kernels.whole import whole_columns_kernel, whole_kernel
 
 TINY = torch.finfo(torch.float32).tiny
@@ -46,17 +46,17 @@ class Rows(NamedTuple):
 def rows_of(x, y):
     """The `Rows` of x (N, D) and y (M, D), or of x alone for None, padded to whole lines."""
     (rows, depth), columns = x.shape, 0 if y is None else y.shape[0]
-    dtype = launches.operand_dtype(x.dtype)
+    dtype = operand_dtype(x.dtype)
     step = LINE // dtype.itemsize
-    width = launches.cdiv(depth, step) * step
+    width = cdiv(depth, step) * step
     unit_x = x.new_empty((rows, width), dtype=dtype)
     unit_y = unit_x if y is None else x.new_empty((columns, width), dtype=dtype)
     inverse = x.new_empty(rows + columns, dtype=torch.float32)
-    band, chunk = launches.row_sizes(width)
+    band, chunk = row_sizes(width)
     of_y = (None, 0, 0) if y is None else (y, *y.stride())
     launch(
         unit_rows_of_both_kernel,
-        (launches.cdiv(rows, band) + launches.cdiv(columns, band),),
+        (cdiv(rows, band) + cdiv(columns, band),),
         x.device,
         x,
         *x.stride(),
@@ -98,7 +98,7 @@ def losses(tile, operands, products, panel, of_rows, numbers, gain):
         of_columns = products.new_empty((3, columns))
         launch(
             whole_columns_kernel,
-            (launches.cdiv(columns, BAND),),
+            (cdiv(columns, BAND),),
             device,
             products,
             operands.inverse,
@@ -117,7 +117,7 @@ def losses(tile, operands, products, panel, of_rows, numbers, gain):
     band = max(1, SCORES // wide)
     launch(
         whole_kernel,
-        (launches.cdiv(rows, band),),
+        (cdiv(rows, band),),
         device,
         products,
         operands.inverse,
@@ -145,7 +145,7 @@ def losses(tile, operands, products, panel, of_rows, numbers, gain):
 
 
 def _most_warps(device):
-    return OF_AMD if launches.architecture(device).startswith("gfx") else MOST_WARPS
+    return OF_AMD if architecture(device).startswith("gfx") else MOST_WARPS
 
 
 def rows_backward(grad, unit_grads, operands, x, y, scale, weight, gain, wants, dtype):
@@ -154,12 +154,12 @@ def rows_backward(grad, unit_grads, operands, x, y, scale, weight, gain, wants, 
     """
     (rows, depth), columns = x.shape, 0 if y is None else y.shape[0]
     # The interpreter cuts float32 to bfloat16 instead of rounding it.
-    if launches.architecture(x.device) == "interpreter":
+    if architecture(x.device) == "interpreter":
         dtype = torch.float32
     grad_x = x.new_empty(x.shape, dtype=dtype) if wants[0] else None
     grad_y = x.new_empty(y.shape, dtype=dtype) if wants[1] else None
-    band, chunk = launches.row_sizes(depth)
-    programs = launches.cdiv(rows, band) * wants[0] + launches.cdiv(columns, band) * wants[1]
+    band, chunk = row_sizes(depth)
+    programs = cdiv(rows, band) * wants[0] + cdiv(columns, band) * wants[1]
     of_y = (None, 0, 0) if y is None else (y, *y.stride())
     launch(
         unit_rows_of_both_backward_kernel,

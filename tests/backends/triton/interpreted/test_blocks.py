@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("in_panels")
 def test_several_blocks(dtype, monkeypatch):
     """Panels and bands of partials far smaller than the matrix; every other loss for each dtype."""
     from fastsim.backends.triton import backend
-    from fastsim.backends.triton.kernels import launches
+    from fastsim.backends.triton.kernels import tile_launches
 
     x, y = torch.randn(20, 24).to(dtype), torch.randn(40, 24).to(dtype)
 
@@ -33,7 +33,7 @@ def test_several_blocks(dtype, monkeypatch):
     monkeypatch.setattr(backend, "TALL", 16)
     monkeypatch.setattr(backend, "PANEL", 1)
     monkeypatch.setattr(backend, "WIDE", 32)
-    monkeypatch.setattr(launches, "PARTIALS", 1)
+    monkeypatch.setattr(tile_launches, "PARTIALS", 1)
     for once, parts in zip(whole, run(), strict=True):
         assert (once - parts).abs().max() <= 8 * torch.finfo(once.dtype).eps * once.abs().max()
     monkeypatch.setattr(backend, "WIDEST", 1)  # now the reduction first, then score gradients
@@ -46,7 +46,7 @@ def kept_launch(x, y, pairs):
     unit rows).
     """
     from fastsim.backends.triton.kernels.epilogues.softmax import softmax_forward
-    from fastsim.backends.triton.kernels.launches import Launch
+    from fastsim.backends.triton.kernels.tile_launches import Launch
 
     units = [get("triton").unit_rows(t)[0] for t in (x, y)]
     tile = Tile("softmax", pairs, torch.tensor(20.0), torch.tensor(0.0))
@@ -114,15 +114,15 @@ def test_one_product_where_scores_are_kept(monkeypatch):
 
 def test_half_the_tiles_of_rows_with_themselves(monkeypatch):
     """Folded for rows and columns at once, or, where the partial results are too many, in full."""
-    from fastsim.backends.triton.kernels import launches
+    from fastsim.backends.triton.kernels import tile_launches
 
     rows = 33  # three rows of tiles, two columns
     x, groups = torch.randn(rows, 40, dtype=HALF), torch.randint(0, rows // 3, (rows,))
     matrix = torch.rand(rows, rows)
     common = {"reduction": "none", "backend": "triton"}
-    found, mirror = [], launches.Launch.mirror
+    found, mirror = [], tile_launches.Launch.mirror
     monkeypatch.setattr(
-        launches.Launch, "mirror", lambda *arguments: found.append(mirror(*arguments))
+        tile_launches.Launch, "mirror", lambda *arguments: found.append(mirror(*arguments))
     )
 
     def values():
@@ -135,7 +135,7 @@ def test_half_the_tiles_of_rows_with_themselves(monkeypatch):
         ]
 
     half = values()
-    monkeypatch.setattr(launches, "PARTIALS", 1)
+    monkeypatch.setattr(tile_launches, "PARTIALS", 1)
     full = values()
     assert found == [True] * 4 + [False] * 4
     for a, b in zip(half, full, strict=True):

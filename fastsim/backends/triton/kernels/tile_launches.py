@@ -1,19 +1,16 @@
-"""What is allocated and launched: row kernels, and the tile kernel for one pair of unit rows."""
+"""The launches of one loss over one pair of unit rows, and what they allocate."""
 
 from typing import NamedTuple
 
 import torch
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fastsim.backends import half_rows
-from fastsim.backends.half_rows import ScaledRows, scored
+from fastsim.backends.half_rows import scored
 from fastsim.backends.triton.kernels.kept import kept_score_grads_kernel
-from fastsim.backends.triton.kernels.launching import launch
+from fastsim.backends.triton.kernels.launching import cdiv, launch
 from fastsim.backends.triton.kernels.merge import merge_exponentials_kernel
+from fastsim.backends.triton.kernels.operands import described
 from fastsim.backends.triton.kernels.positives import positives_kernel
-from fastsim.backends.triton.kernels.rows import unit_rows_backward_kernel, unit_rows_kernel
 from fastsim.backends.triton.kernels.table import (
-    LINE,
     PANEL_LINE,
     architecture,
     block_sizes,
@@ -53,126 +50,6 @@ class Given(NamedTuple):
 
 
 NOTHING = Given()
-
-
-# ---- rows ----
-
-
-def tile_rows(x):
-    """`unit_rows`, of 16-bit inputs as `ScaledRows`."""
-    if x.dtype.itemsize != 2:
-        return unit_rows(x, None)
-    rest = x.new_empty(x.shape[0], dtype=torch.float32)
-    values, inverse = unit_rows(x, None, rest)
-    return ScaledRows(values, rest), inverse
-
-
-def dot_rows(x):
-    """`half_rows.dot_rows` of bfloat16 x, padded to whole lines."""
-    rows, size = half_rows.dot_rows(x, padded)
-    if architecture(x.device) == "interpreter":  # which multiplies the bits of bfloat16 numbers
-        rows.values = padded(x, torch.float32, LINE // x.itemsize)
-    return rows, size
-
-
-def unit_rows(x, dtype, rest=None):
-    """(unit rows, inverse norms); rows of operands (dtype None) are padded to whole lines.
-
-    rest (N,): to be filled, of rows scaled by powers of two (`ScaledRows`).
-    """
-    rows, depth = x.shape
-    operand = dtype or operand_dtype(x.dtype)
-    step = LINE // operand.itemsize
-    width = depth if dtype else cdiv(depth, step) * step
-    unit = x.new_empty(rows, width, dtype=operand)
-    inverse = x.new_empty(rows, dtype=torch.float32)
-    band, chunk = row_sizes(width)
-    launch(
-        unit_rows_kernel,
-        (cdiv(rows, band),),
-        x.device,
-        x,
-        *x.stride(),
-        unit,
-        inverse,
-        rest,
-        rows,
-        depth,
-        width,
-        TF32=dtype is None and operand_kind(x.dtype) == "tf32",
-        TINY=torch.finfo(torch.float32).tiny,
-        ROWS=band,
-        BLOCK=chunk,
-        num_warps=4,
-    )
-    return unit[:, :depth], inverse
-
-
-def unit_rows_backward(grad_unit, x, inverse, factor, dtype, *, scaled=False):
-    """(factor * dL/dx in `dtype`, unit . grad_unit); scaled: from the gradient of `ScaledRows`."""
-    rows, depth = x.shape
-    # The interpreter cuts float32 to bfloat16 instead of rounding it.
-    written = torch.float32 if architecture(x.device) == "interpreter" else dtype
-    grad, dots = x.new_empty(x.shape, dtype=written), torch.empty_like(inverse)
-    band, chunk = row_sizes(depth)
-    launch(
-        unit_rows_backward_kernel,
-        (cdiv(rows, band),),
-        x.device,
-        grad_unit,
-        x,
-        *x.stride(),
-        inverse,
-        factor.to(inverse.dtype),
-        grad,
-        dots,
-        rows,
-        depth,
-        SCALED=scaled,
-        ROWS=band,
-        BLOCK=chunk,
-        num_warps=4,
-    )
-    return grad.to(dtype), dots
-
-
-def operand(unit, dtype):
-    """Unit rows of the compute type as operands for inputs of `dtype`, padded to whole lines."""
-    rows = to_tf32(unit) if operand_kind(dtype) == "tf32" else unit
-    return padded(rows, operand_dtype(dtype))
-
-
-def padded(rows, dtype=None, step=None):
-    """A copy of rows (N, D), in `dtype`, each of whole steps, or lines, with zeros behind it."""
-    dtype, depth = dtype or rows.dtype, rows.shape[1]
-    step = step or LINE // dtype.itemsize
-    out = rows.new_zeros(rows.shape[0], cdiv(depth, step) * step, dtype=dtype)
-    out[:, :depth] = rows
-    return out[:, :depth]
-
-
-def to_tf32(rows):
-    """float32 rows rounded to 11 significant bits, as `kernels.rows.to_tf32`."""
-    nearest = (rows.contiguous().view(torch.int32) + 0x1000).bitwise_and_(-0x2000)
-    return torch.where(rows.isnan(), rows, nearest.view(torch.float32))
-
-
-def operand_dtype(dtype):
-    """float16 for 16-bit inputs: unit rows never overflow, and bfloat16 would be less exact."""
-    return torch.float16 if dtype.itemsize == 2 else torch.float32
-
-
-def cdiv(a, b):
-    """a / b rounded up."""
-    return -(-a // b)
-
-
-def row_sizes(width):
-    chunk = min(1024, 1 << (width - 1).bit_length())
-    return max(1, 2048 // chunk), chunk
-
-
-# ---- tiles ----
 
 
 class Launch:
@@ -396,12 +273,6 @@ class Launch:
             BLOCK=block,
             num_warps=4,
         )
-
-
-def described(unit, rows, depth):
-    """A descriptor of padded unit rows by tiles of (rows, depth); past the last row it reads 0."""
-    shape = [unit.shape[0], unit.stride(0)]
-    return TensorDescriptor(unit, shape, [unit.stride(0), 1], [rows, depth])
 
 
 def pair_arguments(pairs):
