@@ -215,7 +215,7 @@ def tiles():
 
 
 def run_forward(tile, dtype, columns=None, depth=2048):
-    """The forward reduction of rows with so many columns, or with themselves."""
+    """The forward pass of rows with so many columns, or with themselves."""
     backend = TritonBackend()
     unit = backend.tile_rows(torch.randn(ROWS, depth, dtype=dtype))[0]
     others = unit

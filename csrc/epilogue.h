@@ -2,7 +2,7 @@
 // score gradient dL/ds. Plain scalar functions of values, for host and device, without torch headers; an
 // engine decides how scores arrive and in which order (csrc/cpu vectorises loops over them).
 //
-// Vocabulary: s score (cosine), z logit, t target, w the weight of a row in the loss.
+// Vocabulary: s score (cosine or dot product), z logit, t target, w weight of a row in the loss.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace fastsim {
 
-// A pair that takes no part: far below every cosine, finite so that 0 * s stays 0.
+// A pair that takes no part: far below every score, finite so that 0 * s stays 0.
 template <class T>
 constexpr T kLeftOut = T(-1e30);
 
@@ -170,7 +170,7 @@ struct SquaredError {
   }
 };
 
-// ---- positives against negatives: multi-similarity, NT-Xent ----
+// ---- positives against negatives: multi-similarity, circle, NT-Xent ----
 // Multi-similarity is two sums of exponentials by row (Softmax), of the negatives' scores and of
 // the negated positives'. NT-Xent has a term for each positive: softplus(lse of the negatives - z).
 

@@ -139,9 +139,10 @@ def metrics(seen: Metrics | None = None) -> Iterator[Metrics]:
     rows. With `GradCache` the block is around its `backward`, which calls the loss once; under
     DistributedDataParallel there is nothing to do.
 
-    Losses on distances, on a list of scores or on sets of tokens (`batch_hard_triplet`,
-    `triplet_margin`, `cosent`, `angle`, `cosine_regression`, `late_interaction`) are not seen, nor
-    is `cosent_matrix` where it sorts its entries (more than 256 levels).
+    Not seen are losses on distances, on lists of scores and on sets of tokens; `distill`;
+    `batch_semi_hard_triplet` and `batch_all_triplet`; `hardest_pairs`, `mean_negative` and
+    `closest_negative`; the further candidates of `info_nce`; and `cosent_matrix` where it sorts its
+    entries (more than 256 levels).
 
     Args:
         seen: what to go on adding to; None: a new `Metrics`.

@@ -11,7 +11,7 @@ FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGRAL = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 REDUCTIONS = ("mean", "sum", "none")
 SIMILARITIES = ("cosine", "dot")
-_LARGEST = torch.finfo(torch.float32).max  # in which losses are made of all but float64
+_LARGEST = torch.finfo(torch.float32).max  # losses of all dtypes but float64 are computed in it
 
 
 def check_tensor(name, value, *, ndim, dtypes, what, empty=False):
@@ -79,7 +79,7 @@ def check_enough(name, value, other_name, other):
 
 
 def check_sides(name, value, other_name, other, *, empty=False):
-    """Two sides of embeddings, `value` and (`other_name`) `other`, that are alike."""
+    """Both sides are embeddings of the same width, dtype and device."""
     check_embeddings(other_name, other, empty=empty)
     check_embeddings(name, value, empty=empty)
     check_alike(name, value, other_name, other)

@@ -61,9 +61,10 @@ LEARNT = ("temperature", "scale", "bias", "margin")
 
 @dataclass
 class Batch:
-    """Where this process's part lies in the whole batch; alone, it is the whole.
+    """Where this process's part lies in the whole batch. With one process the part is the whole.
 
-    row_counts, column_counts: of every rank. longest: texts of tokens, over all ranks.
+    row_counts, column_counts: the numbers of rows and of columns of each rank. longest: the number
+    of tokens of the longest text of any rank.
     """
 
     row_counts: list

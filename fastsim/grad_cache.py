@@ -22,12 +22,12 @@ from fastsim.dtensor import any_dtensor
 from fastsim.gradient_sync import (
     accumulating,
     device_of,
-    gather,
     process_group_of,
     reducing,
-    release,
+    reshard_after_error,
     run_backward,
     shards_parameters,
+    unshard,
     wrappers_of,
 )
 
@@ -108,7 +108,7 @@ class GradCache:
         work = _work(encoders, parts, _most(parts, group, device))
         try:
             vectors, states = self._encode(work, len(columns), wrappers, group)
-            gather(together)  # the loss may hold some of the parameters
+            unshard(together)  # the loss may hold some of the parameters
             with raised_together(group):
                 value, gradients, own = self._differentiate(vectors, scale)
             del vectors
@@ -117,7 +117,7 @@ class GradCache:
                 ends = dict(zip(map(id, together), ends, strict=True))
                 self._pull(work, states, gradients, own, wrappers, ends, group)
         except BaseException:
-            release(together)
+            reshard_after_error(together)
             raise
         _set_random_state(after)
         return value
@@ -129,7 +129,7 @@ class GradCache:
         with torch.no_grad():
             for encode, part, number, used in work:
                 sharded = shards_parameters(wrappers[id(encode)])
-                gather(wrappers[id(encode)])
+                unshard(wrappers[id(encode)])
                 states.append(_random_state())
                 with failures.caught():
                     if failures.error is None:
@@ -156,7 +156,7 @@ class GradCache:
             running = wrappers[id(encode)]
             now = [step == last[id(wrapper)] and ends[id(wrapper)] for wrapper in running]
             with reducing(running, now):
-                gather(running)
+                unshard(running)
                 _set_random_state(states[step])
                 with failures.caught():
                     if failures.error is None:

@@ -96,17 +96,17 @@ def device_of(wrappers):
 
 
 def shards_parameters(wrappers):
-    """Whether the processes hold shards of the parameters that `gather` makes whole."""
+    """Whether the processes hold shards of the parameters that `unshard` makes whole."""
     return any(_sharded(wrappers))
 
 
-def gather(wrappers):
+def unshard(wrappers):
     """Make the parameters of FSDP2's modules whole, on all processes at once."""
     for module in _sharded(wrappers):
         module.unshard()
 
 
-def release(wrappers):
+def reshard_after_error(wrappers):
     """After an error: nothing is gathered any more, and the modules can be called again."""
     for wrapper in wrappers:
         if hasattr(wrapper, "reset_iter_state"):  # of newer versions of torch

@@ -23,7 +23,7 @@ def factor_of_sum(reduction, rows):
     return 1 / rows if reduction == "mean" else 1.0
 
 
-def row_weights(reduction, rows, dtype, device):
+def equal_row_weights(reduction, rows, dtype, device):
     """The weights (N,) that make sum_i weights_i loss_i the reduction; None for "none"."""
     factor = factor_of_sum(reduction, rows)
     return None if factor is None else torch.full((rows,), factor, dtype=dtype, device=device)

@@ -20,13 +20,13 @@ def compute_dtype(x):
 def unit_rows(x, backend):
     """x / |x| by rows in the compute type, differentiable; a zero row stays zero, gradient 0."""
     if backend.name == "eager" or transforming(x):
-        return _unit_formula(x)
+        return unit_formula(x)
     if torch.is_grad_enabled() and x.requires_grad:
         return _UnitRows.apply(x, backend.name)
     return _unit_rows(x, backend.name)[0]
 
 
-def _unit_formula(x):
+def unit_formula(x):
     x = x.to(compute_dtype(x))
     norm = torch.linalg.vector_norm(widened(x), dim=-1, keepdim=True)
     zero = norm < torch.finfo(x.dtype).tiny
@@ -224,7 +224,7 @@ class _UnitRows(torch.autograd.Function):
         return unit
 
     @staticmethod
-    @differentiable_again(lambda ctx, _, x: _unit_formula(x), inputs=1)
+    @differentiable_again(lambda ctx, _, x: unit_formula(x), inputs=1)
     def backward(ctx, saved, grad_unit):
         return _unit_rows_backward(grad_unit, *saved, ctx.backend), None
 
@@ -277,7 +277,7 @@ class _PairedCosines(torch.autograd.Function):
         return cosines
 
     @staticmethod
-    @differentiable_again(lambda ctx, _, x, y: paired(_unit_formula(x), _unit_formula(y)), inputs=2)
+    @differentiable_again(lambda ctx, _, x, y: paired(unit_formula(x), unit_formula(y)), inputs=2)
     def backward(ctx, saved, grad):
         wants = list(ctx.needs_input_grad[:2])
         grads = _paired_cosines_backward(grad, *saved, wants, ctx.backend)

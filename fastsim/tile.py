@@ -97,7 +97,7 @@ class Tile:
 
     @property
     def whole_rows(self):
-        """Whether a forward reduction has to see a row at once: some terms need the sums of it."""
+        """Whether a forward pass has to see a row at once: some terms need the sums of it."""
         return any(part.needs_row for part in self.parts)
 
     # ---- the state ----

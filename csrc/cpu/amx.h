@@ -1,7 +1,7 @@
 // Products of bfloat16 operands with float32 sums, on the matrix unit of a processor (Intel AMX) or
-// by its dot products of pairs (AVX512_BF16). A float32 operand is the sum of up to three bfloat16
-// parts of 8 bits each, which hold all of its 24, so that a product of parts is as exact as it is
-// asked to be. Plain data: shared by the registrations (amx_ops.cpp) and the kernels (amx.cpp).
+// by its AVX512_BF16 instruction. A float32 operand is the sum of up to three bfloat16 parts of 8 bits
+// each, which hold all of its 24, so that a product of parts is as exact as it is asked to be. Plain
+// data: shared by the registrations (amx_ops.cpp) and the kernels (amx.cpp).
 #pragma once
 
 #include <cstdint>

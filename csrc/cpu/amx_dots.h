@@ -1,5 +1,6 @@
-// A block of products without a matrix unit: by dot products of pairs of bfloat16 (AVX512_BF16). An
-// AMD processor makes twice as many products a second of them as of float32 numbers.
+// A block of products without a matrix unit: by AVX512_BF16, whose instruction adds the products of
+// two pairs of bfloat16 numbers to each lane. An AMD processor makes twice as many products a second
+// with it as with float32 numbers.
 //
 // Included by amx.cpp, inside the namespace of one instruction set.
 

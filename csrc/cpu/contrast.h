@@ -1,5 +1,5 @@
-// Losses that set a row's positives against its negatives, each in sums of their own:
-// multi-similarity, and one term for each positive among the negatives.
+// Losses with one sum over a row's positives and one over its negatives: multi-similarity, circle,
+// and multi_positive, which has one term for each positive (fastsim/kinds/contrast.py).
 #pragma once
 
 #include "isa.h"
@@ -43,7 +43,7 @@ struct SplitChunk {
   static constexpr int64_t kFew = 64;  // columns that mostly have no positive among them
 };
 
-// Forward reduction the maximum of a chunk and its sum of exponentials into the running state.
+// Merges the maximum of a chunk and its sum of exponentials into the running state.
 template <class T>
 void forward_chunk(T* values, int64_t count, Softmax<T> softmax, const MaxSum& state, int64_t row) {
   const T top = maximum(values, count);

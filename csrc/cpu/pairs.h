@@ -79,7 +79,7 @@ bool any_pair(T top, double sum) {
   return top > kLeftOut<T> || sum != sum;
 }
 
-// Forward reduction (top, sum) into the running state at `at`; the exponents are in units of `scale`.
+// Merges (top, sum) into the running state at `at`; the exponents are in units of `scale`.
 inline void merge(const MaxSum& state, int64_t at, double top, double sum, double scale) {
   if (state.sum[at] == 0) {  // nothing yet
     state.max[at] = top;

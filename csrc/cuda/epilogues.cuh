@@ -1,5 +1,5 @@
 // What each loss does with a tile of scores: the functions of csrc/epilogue.h over the registers of
-// its threads. A forward reduction writes the partials of the tile, a score gradient replaces the
+// its threads. A forward pass writes the partials of the tile, a score gradient replaces the
 // scores by dL/ds.
 #pragma once
 

@@ -102,9 +102,9 @@ def pick(name, *tensors, kind=None, group=None, extras=()):
     A name given here, by `use_backend` or by FASTSIM_BACKEND is used or refused with every
     backend's own reason (RuntimeError), never replaced. None or "auto" takes, off the CPU, the
     fastest kernels that a verdict of the device calls right (fastsim/verify), else the first
-    that has no objection; inside torch.func or forward-mode AD, "eager", which is never taken
-    otherwise. group: a process group, or None, whose ranks agree on these kernels. extras: what of
-    `EXTRAS` the loss needs.
+    that gives no reason against the call; inside torch.func or forward-mode AD, "eager", which is
+    never taken otherwise. group: a process group, or None, whose ranks agree on these kernels.
+    extras: what of `EXTRAS` the loss needs.
     """
     name, argument = (name, "backend") if name else default_name()
     named = _find(name, argument)

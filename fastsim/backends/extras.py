@@ -1,7 +1,7 @@
-"""What not every backend does with a tile loss, beside its kind: a call that needs it says so.
+"""Optional features of a tile loss, beside its kind. A call names those that it needs.
 
-A backend names in `Backend.extras` those that it has. One without is left out of such a call alone;
-the kind it serves as before.
+A backend names in `Backend.extras` those that it has. A call that needs another goes to another
+backend.
 """
 
 from fastsim.groups import Ring

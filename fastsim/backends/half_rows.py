@@ -1,15 +1,18 @@
 """Rows of 16-bit inputs as a GPU multiplies them: exactly, at the rate of 16-bit operands.
 
-What the passes over panels are given in the place of a matrix of rows: they need slices, a shape,
-a dtype, a device and memory like it. `scored` and `graded` are what is multiplied.
+These objects stand for a matrix of rows in the passes over panels, which use slices, `shape`,
+`dtype`, `device`, `new_empty` and `new_zeros` alone. `scored` and `graded` are what is multiplied.
 """
 
 import torch
 
 from fastsim.precision import power_of_two
 
-# Of the largest number of float16 rows, half the range: what is 2^-29 of it is still normal.
+# What is written in float16 is scaled by a power of two: the largest number, or the bound on it,
+# comes into [2^14, 2^15), half the range. One that is 2^28 times smaller is still normal.
 LARGEST = 2.0**14
+# |dL_i/dlogit| at most, of the kinds of small batches.
+LARGEST_GRADIENT = {"softmax": 1, "sigmoid": 1, "hard_triplet": 2, "semi-hard_triplet": 2}
 
 
 class HalfRows:

@@ -1,7 +1,8 @@
 """How many scores a panel holds: one option and one environment variable for every backend.
 
 FASTSIM_PANEL_MB, a number of megabytes (2^20 bytes): more of it leaves fewer and larger products,
-less of it less memory. Temporary values of a panel's size come on top. It is read at every call.
+less of it less memory. Temporary values of a panel's size come on top. The variable is
+read at every call.
 """
 
 import contextlib

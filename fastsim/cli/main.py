@@ -37,16 +37,18 @@ def info(json_wanted):
 @main.command()
 @click.option("--device", default="cuda:0", help="As torch names it.")
 @click.option(
-    "--backend", multiple=True, type=click.Choice(["triton", "cuda"]), help="Both, if not given."
+    "--backend", multiple=True, type=click.Choice(["triton", "cuda"]), help="Default: both."
 )
 @click.option(
-    "--kind", multiple=True, help="Of loss, as `fastsim verify` lists them; all, if not given."
+    "--kind",
+    multiple=True,
+    help="Of loss, such as softmax (a wrong name lists all). Default: all.",
 )
 @click.option(
     "--dtype",
     multiple=True,
     type=click.Choice(["float32", "float16", "bfloat16"]),
-    help="Of the embeddings; all, if not given.",
+    help="Of the embeddings. Default: all.",
 )
 @click.option(
     "--jobs",

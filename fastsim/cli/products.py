@@ -1,8 +1,8 @@
 """What each loss multiplies, for `fastsim plan`."""
 
 # Products of N x M x D that a loss makes of the scores, forward and backward
-# (fastsim/engine/autograd.py): four where the score gradients look at columns, one of them less for
-# the scores that a backend keeps. Around a ring each forward reduction and the score gradients are
+# (fastsim/engine/passes.py): four where the score gradients look at columns, one of them less for
+# the scores that a backend keeps. Around a ring each forward pass and the score gradients are
 # a round of their own (fastsim/engine/ring.py).
 PRODUCTS = {
     "info_nce": (3, 4),

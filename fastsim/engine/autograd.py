@@ -1,4 +1,4 @@
-"""A tile loss as one differentiable operation (the engine's terms: fastsim/engine/__init__.py).
+"""A tile loss as one differentiable operation (the terms: fastsim/README.md, "The engine").
 
 What the forward pass returns beside the loss depends on what is asked for, never on sizes. So
 torch.compile and torch.export know the shapes where sizes are symbols.
@@ -60,15 +60,16 @@ def tile_loss(
     """The loss `tile` over the scores of x (N, D) and y (M, D); y=None: x with itself.
 
     scale and bias are numbers or 0-d tensors; `weights` (N,) asks for sum_i weights_i loss_i,
-    None for the losses (N,) themselves. `batch`: of which x and y are this process's part, the
-    pairs of the tile being those of x with the columns of all processes; None: they are all of it.
+    None for the losses (N,) themselves. batch: the `Batch` of which x and y are this process's
+    part; the tile's pairs are then those of x with the columns of all processes. None: x and y are
+    the whole batch.
     formula: (scores (N, M), scale, bias) -> losses (N,) in plain torch, for derivatives of the
     gradient.
     measured: whether `fastsim.metrics` sees the scores.
     summed: whether the caller returns what this returns, so that where a sum over prefixes of x and
         y is asked for (`fastsim.engine.sweep`) it may be that.
-    Returns the compute type: float64 for float64 inputs, else float32; log-sum-exps, which are to
-    be merged with others, are float64.
+    Returns the loss in the compute type, float64 for float64 inputs and else float32; log-sum-exps,
+    which are merged with others, in float64.
     """
     y = None if y is x else y
     asked, alone = asked_widths() if summed else None, batch is None or batch.group is None
@@ -144,8 +145,8 @@ def _loss(tile, x, y, scale, bias, weights, batch, formula, backend):
         loss, *seen = _tile(*arguments)
     else:
         # Where there is a group the formula has no scores of its own.
-        traced = torch.compiler.is_compiling() or not alone
-        loss, *seen = _TileLoss.apply(*arguments, None if traced else formula)
+        without = torch.compiler.is_compiling() or not alone
+        loss, *seen = _TileLoss.apply(*arguments, None if without else formula)
     if seen:
         tile.seen.copy_(seen[0])
     return loss

@@ -18,8 +18,9 @@ BAND = 1 << 16  # numbers of a side, on a CPU: with all that is made of them the
 def by_bands(function, x, y=None, shared=None, *, index=None, summed=False):
     """function(x, y, shared), or with `index` function(x, y[index], shared), differentiable.
 
-    function: of bands of x (N, ...) and y (N, ...), or None, and all of `shared` (a tensor or
-        None): one result a row, or with `summed` one that is added up over the bands.
+    function: (band of x, band of y or None, shared) -> one result a row, or with `summed` one that
+        is added up over the bands. x is (N, ...), y the same or with `index` (M, ...); `shared`, a
+        tensor or None, is given whole.
     index: (N,) rows of y, some of them or all, in any order.
     """
     if traced() or transforming(x, y, shared) or not len(x):
@@ -94,7 +95,7 @@ class _ByBands(torch.autograd.Function):
 
 
 def _memory(y, index):
-    """Of the gradient of y: many rows of x may add to one of y, which 16 bits would not hold."""
+    """Memory for the gradient of y. Many rows of x may add to one of y: too many for 16 bits."""
     if index is None:
         return torch.empty_like(y)
     return torch.zeros_like(y, dtype=torch.promote_types(y.dtype, torch.float32))

@@ -11,7 +11,7 @@ import torch
 from fastsim.autocast import without_autocast
 from fastsim.backends import get
 from fastsim.operators import define, differentiable_again
-from fastsim.scores import _unit_formula, compute_dtype
+from fastsim.scores import compute_dtype, unit_formula
 from fastsim.tokens import Tokens, chosen
 
 SHORT = 1 << 15  # tokens of a document whose places fit 16 bits
@@ -35,7 +35,7 @@ def max_sim_scores(x, y, cosine, own, backend):
 def formula(x, y, cosine, own):
     """The specification: every pair of tokens, the first of equals chosen."""
     rows, columns = (
-        _unit_formula(found) if cosine else found.to(compute_dtype(found))
+        unit_formula(found) if cosine else found.to(compute_dtype(found))
         for found in (x.cleared(), y.cleared())
     )
     with without_autocast(rows.device.type):

@@ -1,6 +1,6 @@
 """What one operator call does: scores in, one block at a time; loss and gradients out.
 
-The terms are those of fastsim/engine/__init__.py. To find loss and gradients in one call there are
+The terms: fastsim/README.md, "The engine". To find loss and gradients in one call there are
 four ways, chosen here, where the sizes are known:
 
 whole: the backend does everything in one call of its own: of a small batch, or band by band.
@@ -194,7 +194,7 @@ def backward(grad, state, *arguments):
         unit_x, unit_y, *inverses = call.units()
         dtype = inverses[0].dtype
         coefficients, factor = call.coefficients(state, grad_losses, dtype)
-        # In the order of the forward reduction before it, so that the allocator finds its places
+        # In the order of the forward pass before it, so that the allocator finds its places
         # again.
         panels = _mirrored(call, unit_x)
         if panels is not None:

@@ -1,7 +1,7 @@
-"""What of a peer's class somebody has replaced, so that it is not passed over, and saying so once.
+"""Finds methods of a peer's class that somebody has replaced.
 
-A class of ours in the place of a peer's computes the loss without calling every method that the
-peer's code calls. Whoever replaced such a method, a hook, means it to run: then theirs runs.
+A class of ours in the place of a peer's computes the loss without calling them. Whoever replaced
+such a method, a hook, means it to run: then the peer's own code runs, and a warning says so once.
 """
 
 import sys

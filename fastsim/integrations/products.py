@@ -7,7 +7,7 @@ from fastsim.checks import check_integers, check_range, check_reduction, check_s
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses import info_nce_from_scores
 from fastsim.pairs import Pairs, as_ids
-from fastsim.reduce import as_float, inverse, row_weights
+from fastsim.reduce import as_float, equal_row_weights, inverse
 from fastsim.scores import compute_dtype
 from fastsim.tile import Tile
 
@@ -49,7 +49,7 @@ def cross_entropy(
         return losses if weights is None else (weights * losses).sum()
     tile = Tile("softmax", Pairs(positives), symmetric=symmetric, cosine=False)
     if weights is None:
-        weights = row_weights(reduction, rows.shape[0], compute_dtype(rows), rows.device)
+        weights = equal_row_weights(reduction, rows.shape[0], compute_dtype(rows), rows.device)
 
     def formula(scores, scale, _):
         given = {"temperature": 1 / scale, "symmetric": symmetric, "reduction": "none"}

@@ -93,7 +93,10 @@ class CachedContrastive(_Scored, theirs.CachedContrastive):
 
 
 class Distillation(_Scored, theirs.Distillation):
-    """KL divergence from a teacher's scores of each query's documents; arguments as theirs."""
+    """KL divergence of a teacher's softmax over a query's documents from the model's.
+
+    Arguments as theirs.
+    """
 
 
 def _is_ours(backend):

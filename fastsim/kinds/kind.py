@@ -1,6 +1,6 @@
 """What the engine, the ring and the backends know of a kind of tile loss.
 
-A forward reduction looks at panel after panel of scores and keeps a state; `finish` makes the
+A forward pass looks at panel after panel of scores and keeps a state; `finish` makes the
 losses of it, and `coefficients` what the score gradient of a pair needs beside its score. A state
 is a list of tensors in the type of sums (fastsim/precision.py), described by the parts that
 `Kind.parts` names, in their order.

@@ -1,7 +1,7 @@
 """The losses: functions, thin modules of the same parameters, dense specifications.
 
-One file per loss; to add one, write its file, name it here, and the tests and benchmarks take it
-up from `SPECIFICATIONS`.
+One file per loss. `SPECIFICATIONS` has each one's dense formula, with which the tests compare it.
+To add a loss: fastsim/README.md, "Add a loss".
 """
 
 from fastsim.losses.angle import Angle, angle, angle_similarity

@@ -7,8 +7,8 @@
 d is the Euclidean distance or 1 - cosine. A row without a negative has no triplet: it adds nothing.
 
 Source: Schroff et al. 2015, "FaceNet", section 3.2 (semi-hard); Hermans et al. 2017, "In Defense
-of the Triplet Loss", section 2 (batch all). Each has a sum over as many triplets as there are
-positive pairs, and more; the eager backend holds every triple.
+of the Triplet Loss", section 2 (batch all). The first has one triplet for each positive pair, the
+second has all triplets. The eager backend holds every triplet in memory.
 """
 
 from typing import Literal

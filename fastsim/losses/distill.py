@@ -96,8 +96,9 @@ def distill(
         teacher_y: (M, E), the teacher's embeddings of the candidates.
         positives: (N,) integers, for "margin_mse" alone: the column whose score the others of a row
             are compared with; `arange(N)` by default.
-        kind: "kl", the divergence of a row's softmax from the teacher's; or "margin_mse", the
-            squared error of a row's margins, the score of the positive less that of another.
+        kind: "kl", the divergence KL(p || q) of the teacher's softmax p from a row's own, q; or
+            "margin_mse", the squared error of a row's margins, the score of the positive less that
+            of another.
         temperature: what the scores are divided by, a positive number; None: 0.05 for "kl", 1 for
             "margin_mse".
         teacher_temperature: what the teacher's scores are divided by, a positive number; None:

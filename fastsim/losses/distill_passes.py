@@ -160,6 +160,6 @@ def teacher_matrix(pairs, x):
 
 
 def divergence(logits, teacher_logits):
-    """(N,) of the softmax of the first from that of the second."""
+    """KL(p || q) (N,): p the softmax of teacher_logits, q that of logits."""
     own, taught = (torch.log_softmax(side, 1) for side in (logits, teacher_logits))
     return (taught.exp() * (taught - own)).sum(1)

@@ -22,7 +22,7 @@ from fastsim.engine.one_call import takes_whole
 from fastsim.engine.prepared import once_per_signature
 from fastsim.engine.selection import closest_column
 from fastsim.losses.module import LossModule
-from fastsim.losses.negatives import MININGS, check_rows, largest_of, mean_of, negatives_of
+from fastsim.losses.negatives import MININGS, checked_backend, largest_of, mean_of, negatives_of
 from fastsim.losses.triplet_terms import terms_of_ring, terms_of_rows, units
 from fastsim.pairs import Pairs, global_exclude, global_positives, parse_exclude, parse_positives
 from fastsim.reduce import reduce
@@ -75,7 +75,7 @@ def full_triplet(
         >>> fastsim.full_triplet(anchors, positives, margin=0.5, reduction="none")
         tensor([1., 1.])
     """
-    chosen = check_rows(
+    chosen = checked_backend(
         anchors, positives, mining, backend, exclude=exclude, margin=margin, group=group
     )
     check_reduction(reduction)
@@ -101,14 +101,14 @@ def full_triplet(
     weights = batch.row_weights(reduction, anchors)
     tile = Tile(f"{mining}_triplet", pairs, margin=margin)
     shape = anchors.shape[0], batch.columns, anchors.shape[1]
-    # A margin to learn, or sizes that are symbols of torch.export, go the way that takes any.
-    number = (
+    # A margin to learn, a ring, and sizes that torch.export holds as symbols take the general way.
+    plain = (
         not batch.ring
         and not isinstance(margin, torch.Tensor)
         and all(isinstance(n, int) for n in shape)
     )
-    rows = positives is anchors, anchors.dtype
-    if number and takes_whole(tile, *shape, *rows, weights, chosen, observed=watched()):
+    together, dtype = positives is anchors, anchors.dtype
+    if plain and takes_whole(tile, *shape, together, dtype, weights, chosen, observed=watched()):
 
         def formula(scores, *_):
             given = options | {"exclude": exclude, "reduction": "none"}

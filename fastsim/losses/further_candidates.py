@@ -30,7 +30,7 @@ from fastsim.tile import Tile
 
 FIRST = "query_to_doc"
 DIRECTIONS = (FIRST, "query_to_query", "doc_to_query", "doc_to_doc")
-MARGINS = ("absolute", "relative")
+GUIDE_STRATEGIES = ("absolute", "relative")
 
 
 def as_directions(names):

@@ -33,7 +33,7 @@ def grouped_loss(
     backend,
     **parameters,
 ):
-    """The loss of that name over groups; what the user calls the same is said in `sup_con`.
+    """The loss `loss` over groups. Arguments that `sup_con` has too mean the same.
 
     kind, scale, parameters: those of the `Tile`. formula: (scores (N, M), pairs) -> losses (N,) in
     plain torch. options: what has to be the same on every rank. count: of the pairs, with a

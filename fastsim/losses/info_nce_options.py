@@ -1,7 +1,7 @@
 """Which options InfoNCE takes, and which together."""
 
 from fastsim.checks import check_choice, check_number
-from fastsim.losses.further_candidates import MARGINS
+from fastsim.losses.further_candidates import GUIDE_STRATEGIES
 
 
 def check_options(
@@ -18,7 +18,7 @@ def check_options(
     check_choice("symmetric", symmetric, (False, True))
     check_number("margin", margin, tensor=False)
     check_number("guide_margin", guide_margin, tensor=False)
-    check_choice("guide_strategy", guide_strategy, MARGINS)
+    check_choice("guide_strategy", guide_strategy, GUIDE_STRATEGIES)
     check_number("label_smoothing", label_smoothing, tensor=False)
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"label_smoothing: wanted at least 0 and below 1, got {label_smoothing}")

@@ -209,7 +209,7 @@ def late_interaction_distillation(
     reduction: Reduction = "mean",
     backend: str | None = None,
 ) -> Tensor:
-    """KL divergence of the MaxSim scores from a teacher's scores of the same documents.
+    """KL(p || q): p the softmax of a teacher's scores, q that of the MaxSim scores, per query.
 
     For documents that a cross-encoder has scored. Where only the positive is known, take
     `late_interaction`. Rows are independent: on several processes the local mean is right.

@@ -62,8 +62,8 @@ def matrix_cross_entropy(
 ) -> Tensor:
     """Cross entropy of the scores' row softmax against a target matrix.
 
-    For graded targets of every pair, or a teacher's scores. With a single positive a row it is
-    `info_nce`; `matrix_mse` asks for the targets' values.
+    For graded targets of every pair, or a teacher's scores. With targets of 1 for a row's positive
+    and 0 elsewhere it is `info_nce`; `matrix_mse` asks for the targets' values.
 
     Formula and source: fastsim/losses/matrix_cross_entropy.py.
 

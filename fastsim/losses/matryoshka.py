@@ -5,9 +5,9 @@
 Source: Kusupati et al. 2022, "Matryoshka Representation Learning", equation 1. The encoder, which
 costs most, runs once. The products of a prefix are part of those of a longer one: InfoNCE, SigLIP
 and other losses of pairs, in one process, are computed in one sweep over the widths, whose products
-cost what those of the widest cost (fastsim/engine/sweep.py). On a CPU a small batch is one call of
-the backend, whose own cost would be most of it. Any other loss is computed width by width, at a
-cost of sum_w w / D times the full one.
+cost what those of the widest cost (fastsim/engine/sweep.py). On a CPU a small batch takes one call
+of the backend for all widths: calls would be most of its time. Any other loss is computed width by
+width, at a cost of sum_w w / D times the full one.
 """
 
 import inspect

@@ -49,7 +49,7 @@ def mean_negative(anchors: Tensor, positives: Tensor, *, backend: str | None = N
         >>> fastsim.mean_negative(torch.eye(2), torch.eye(2))
         tensor([0., 0.])
     """
-    chosen = check_rows(anchors, positives, "hard", backend)
+    chosen = checked_backend(anchors, positives, "hard", backend)
     if chosen.name == "eager":
         return mean_negative_from_scores(dense_cosines(anchors, positives, chosen))
     unit_x, unit_y = units(anchors, positives, chosen)
@@ -85,7 +85,7 @@ def closest_negative(
         >>> fastsim.closest_negative(torch.eye(2), torch.eye(2))
         (tensor([0., 0.]), tensor([1, 0]))
     """
-    chosen = check_rows(anchors, positives, mining, backend)
+    chosen = checked_backend(anchors, positives, mining, backend)
     if chosen.name == "eager":
         return closest_negative_from_scores(
             dense_cosines(anchors, positives, chosen), mining=mining
@@ -147,7 +147,7 @@ def pairs_on_diagonal(exclude, rows, columns, device):
     return Pairs(torch.arange(rows, device=device), row_ids, column_ids)
 
 
-def check_rows(anchors, positives, mining, backend, *, exclude=None, margin=None, group=None):
+def checked_backend(anchors, positives, mining, backend, *, exclude=None, margin=None, group=None):
     check_sides("positives", positives, "anchors", anchors, empty=group is not None)
     check_enough("positives", positives, "anchors", anchors)
     check_choice("mining", mining, MININGS)

@@ -42,9 +42,9 @@ def small_info_nce(
     options,
     formula,
 ):
-    """(the loss as a function of tensors, these tensors), or None where that is not for it.
+    """(function, tensors) where the loss is function(*tensors); None where one call cannot make it.
 
-    The tensors: anchors (N, D), candidates (M, D), then the bias (M,) and those of the guide, or
+    tensors: anchors (N, D), candidates (M, D), then the bias (M,) and those of the guide, or
     own negatives (N, K, D) and references (R, D) where `further` has them. options: the loss's own,
     as `formula` takes them, its specification.
     """

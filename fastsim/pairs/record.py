@@ -1,4 +1,4 @@
-"""The record of targets and pairs left out."""
+"""`Pairs`: the target of each pair, and which pairs are left out."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple

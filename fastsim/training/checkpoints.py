@@ -42,9 +42,9 @@ def _read_only(folder):
 def claimed(checkpoints):
     """While this lasts no other run can begin in a folder of checkpoints.
 
-    Two runs would resume from, choose as best and remove each other's. `OutputError` where another
-    run is there, or nothing can be written. The lock is one of the system: it ends with its
-    process, however that ends.
+    Two runs in one folder would resume from each other's checkpoints, choose them as best, and
+    remove them. `OutputError` where another run is there, or nothing can be written. The lock is
+    one of the system: it ends with its process, however that ends.
     """
     checkpoints = Path(checkpoints)
     written(checkpoints)  # nothing is put into a folder that is refused
@@ -75,7 +75,7 @@ def _lock(checkpoints):
             handle = open(checkpoints / _LOCK, "w")  # noqa: SIM115 - `claimed` closes it
         except FileNotFoundError:  # a run that ended has just removed the folder
             continue
-        if _is_locked(handle):
+        if _is_taken(handle):
             handle.close()
             raise OutputError(
                 f"checkpoints: another run is writing to {str(checkpoints)!r}; wait for its end, or"
@@ -89,8 +89,8 @@ def _lock(checkpoints):
         handle.close()  # the file of a run that has just ended
 
 
-def _is_locked(handle):
-    """Lock a file; True where another has it. A system without locks has no second run either."""
+def _is_taken(handle):
+    """Lock a file; True where another process holds it. Without file locks no other is noticed."""
     try:
         import fcntl
 

@@ -17,10 +17,6 @@ def _pairs(loss, vectors, labels):
     return loss(vectors[0], vectors[1], labels)
 
 
-def _cosent(loss, vectors, labels):
-    return loss(paired_cosine_similarity(vectors[0], vectors[1]), labels)
-
-
 def _candidates(loss, vectors, labels, **options):
     # All positives first, then the negatives column by column.
     return loss(vectors[0], torch.cat(vectors[1:]), **options)
@@ -45,6 +41,13 @@ def _groups(loss, vectors, labels):
     return loss(vectors[0], labels)
 
 
+class PairCoSENT(losses.CoSENT):
+    """CoSENT of the cosines of pairs of embeddings."""
+
+    def forward(self, x, y, labels):
+        return super().forward(paired_cosine_similarity(x, y), labels)
+
+
 @dataclass(frozen=True)
 class Loss:
     """A loss that can be trained: its module, how it is applied per format, what it can learn.
@@ -63,7 +66,7 @@ class Loss:
 
 
 LOSSES = {
-    "cosent": Loss(losses.CoSENT, {"scored pairs": _cosent}, ("scale",), minimum=2),
+    "cosent": Loss(PairCoSENT, {"scored pairs": _pairs}, ("scale",), minimum=2),
     "angle": Loss(losses.Angle, {"scored pairs": _pairs}, ("scale",), minimum=2),
     "cosine_regression": Loss(losses.CosineRegression, {"scored pairs": _pairs}),
     "info_nce": Loss(
@@ -127,8 +130,7 @@ class Objective(nn.Module):
     scale, margin, ...). learn: options that are parameters and start at their value; scale and
     temperature as logarithms. dim, classes: for "classification", the width of the embeddings and
     the names of the classes. group: a process group whose ranks each hold a share of the batch.
-    widths: the loss is the sum of those on the first so many numbers of each embedding
-    (`fastsim.losses.Matryoshka`). ValueError for what does not fit.
+    widths: those of `fastsim.losses.Matryoshka`. ValueError for what does not fit.
     """
 
     def __init__(
@@ -181,12 +183,8 @@ class Objective(nn.Module):
             # A Parameter itself would become one of the loss module too, saved twice.
             setattr(self.loss, option, value.exp() if option in _POSITIVE else value.clone())
         options = {} if exclude is None else {"exclude": exclude}
-        if self.widths:
-            cuts = [[vector[:, :width] for vector in vectors] for width in self.widths]
-            parts = [self._apply_loss(self.loss, cut, labels, **options) for cut in cuts]
-            loss = torch.stack(parts).sum()
-        else:
-            loss = self._apply_loss(self.loss, vectors, labels, **options)
+        loss = losses.Matryoshka(self.loss, self.widths) if self.widths else self.loss
+        loss = self._apply_loss(loss, vectors, labels, **options)
         if self.pairwise and self.group is not None:
             # The average over the ranks of these is the mean over all rows.
             loss = loss * join(self.group, self.name, vectors[0], vectors[0]).mean_share

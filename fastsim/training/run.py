@@ -30,7 +30,8 @@ def train(options, say=None, *, dry_run=False):
 
     Returns what `fastsim_training.json` holds: options, versions, metrics before and after, the
     history of losses and metrics, seconds of training. The folder is complete or as it was before;
-    checkpoints are beside it while the run lasts. say: a function that is told, a line at a time,
+    checkpoints are beside it while the run lasts, or within it where nothing can be written beside
+    it. say: a function that is told, a line at a time,
     what the run will do; by default the error stream. dry_run: say it and return None. ValueError
     (`DataError`, `ModelError` among them) for what does not fit, `OutputError` for the folder,
     FloatingPointError for a model that became NaN, `Stopped` after a signal, when a checkpoint is

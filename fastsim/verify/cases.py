@@ -19,8 +19,8 @@ from fastsim.tile import Tile
 class Problem:
     """loss(*leaves, *given, **options, backend=...); `learnt` options want a gradient too.
 
-    given: tensors, tuples of them, and functions that make one: as large as all scores, and wanted
-    of few problems.
+    given: the arguments after the leaves: tensors, tuples of tensors, or functions that make a
+    tensor as large as all scores, called only where the problem is solved.
     extras: what of fastsim/backends/extras.py a backend needs to serve it. exact: the backend whose
     float64 is the truth, "torch" where the dense formula takes too long or does not know the loss.
     """

@@ -43,7 +43,7 @@ def shapes(backend, dtype, device):
 
 
 def _nobody(step):
-    """Is told a step."""
+    """Ignores the name of the step."""
 
 
 def faults(backend, kind, dtype, device, told=_nobody):

@@ -24,7 +24,7 @@ MEMORY = 3 << 30
 def verify(backend, kind, dtype, device, *, precision=None, limit=LIMIT, module=None):
     """Checks one backend, kind and dtype on a device, and keeps and returns the verdict.
 
-    In this process alone where the reason is one of `PASSING`.
+    A verdict whose reason is one of `PASSING` is kept for this process only.
     precision: of float32 products, as for `verdicts.key`. limit: seconds, after which a step counts
     as hanging. module: imported by the process first.
     """

@@ -216,7 +216,7 @@ def test_shards_are_told_which_pass_is_the_last():
 
 def test_what_was_gathered_is_released_where_somebody_interrupts(monkeypatch):
     released, module = [], encoder()
-    monkeypatch.setattr(grad_cache, "release", released.append)
+    monkeypatch.setattr(grad_cache, "reshard_after_error", released.append)
 
     def interrupted(part):
         raise KeyboardInterrupt

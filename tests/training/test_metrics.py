@@ -160,14 +160,19 @@ LAYOUTS = [SCORED, LABELLED, PAIRS, TRIPLETS, TEXTS]
 CASES = [(loss, layout) for layout in LAYOUTS for loss in fitting(layout)]
 
 
-@pytest.mark.parametrize(("loss", "layout"), CASES)
-def test_every_loss_trains_on_its_columns(loss, layout):
-    vectors = [torch.randn(8, 6, requires_grad=True) for _ in layout.texts]
-    labels = {
+def labels_of(layout):
+    """Labels of eight rows."""
+    return {
         "scored pairs": torch.linspace(0, 1, 8),
         "labelled pairs": torch.arange(8) % 3,
         "labelled texts": torch.arange(8) // 2,
     }.get(layout.name)
+
+
+@pytest.mark.parametrize(("loss", "layout"), CASES)
+def test_every_loss_trains_on_its_columns(loss, layout):
+    vectors = [torch.randn(8, 6, requires_grad=True) for _ in layout.texts]
+    labels = labels_of(layout)
     learn = LOSSES[loss].learnable
     objective = Objective(loss, layout, learn=learn, dim=6, classes=("a", "b", "c"))
     value = objective(vectors, labels)
@@ -176,6 +181,22 @@ def test_every_loss_trains_on_its_columns(loss, layout):
     assert all(vector.grad.abs().sum() > 0 for vector in vectors)
     for name, parameter in objective.named_parameters():
         assert parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize(("loss", "layout"), [c for c in CASES if c[0] != "classification"])
+def test_widths_are_a_sum_over_prefixes(loss, layout):
+    vectors = [torch.randn(8, 6, dtype=torch.float64, requires_grad=True) for _ in layout.texts]
+    labels, widths = labels_of(layout), (2, 6, 4)
+    learn = LOSSES[loss].learnable
+    results = []
+    for given in (widths, ()):
+        objective = Objective(loss, layout, learn=learn, widths=given)
+        parts = [vectors] if given else [[v[:, :width] for v in vectors] for width in widths]
+        value = sum(objective(part, labels) for part in parts)
+        wanted = [*vectors, *objective.parameters()]
+        results.append((value, *torch.autograd.grad(value, wanted)))
+    for found, summed in zip(*results, strict=True):
+        torch.testing.assert_close(found, summed)
 
 
 def test_labelled_texts_are_the_target_matrix():
@@ -211,17 +232,6 @@ def test_hard_negatives_are_candidates():
     ]
     found = Objective("triplet_margin", TRIPLETS)(vectors)
     torch.testing.assert_close(found, sum(margins) / 2)
-
-
-@pytest.mark.parametrize("layout", [SCORED, TRIPLETS, TEXTS])
-def test_widths_are_added_up(layout):
-    name = {SCORED: "cosent", TRIPLETS: "info_nce", TEXTS: "sup_con"}[layout]
-    vectors = list(torch.randn(len(layout.texts), 6, 8))
-    labels = {SCORED: torch.rand(6), TEXTS: torch.arange(6) // 2}.get(layout)
-    whole = Objective(name, layout)
-    parts = [whole([vector[:, :width] for vector in vectors], labels) for width in (2, 5, 8)]
-    found = Objective(name, layout, widths=(2, 5, 8))(vectors, labels)
-    torch.testing.assert_close(found, sum(parts))
 
 
 def test_every_loss_of_the_table_has_a_case():

@@ -49,8 +49,8 @@ class Panels:
     def workspace(self, unit_x, unit_y, *, whole_rows=False, keep=False):
         """Whatever the blocks of one pass reuse, handed back to `fused_pass` and `score_grad`.
 
-        `keep`: of a forward reduction and of the score gradients of all blocks after it, of a
-        backend that keeps scores.
+        keep: the workspace serves a forward pass and then the score gradients of all its blocks;
+        for a backend with `keeps_scores`.
         """
         return None
 
@@ -67,18 +67,17 @@ class Panels:
     def forward(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
         """The state of `tile` over the whole matrix: the tensors of `tile.parts`, in their order.
 
-        workspace: made to keep scores, of a backend that does; for each block to be handed to
-        `score_grad` once. sums: where the terms of a row want the sum over all of it
-        (`tile.whole_rows`) and these columns are not all of it, the parts of the state before them
-        over all.
+        workspace: one made with `keep`, of which each block then goes to `score_grad` once. sums:
+        the sums of each row over all columns, where the terms of a row need them
+        (`tile.whole_rows`) and these columns are only some.
         """
         raise NotImplementedError
 
     def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
         """(state, score gradient panel) of a block of whole rows; `weights` (N,) weigh the losses.
 
-        A loss that looks at columns too comes with a block of the whole matrix only; one of the
-        whole matrix with weights None, or with its loss scale () alone.
+        A loss with a state of columns is called with the whole matrix as its block. A loss with a
+        state of the matrix has weights None, or () for its loss scale.
         """
         raise NotImplementedError
 

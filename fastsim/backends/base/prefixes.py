@@ -13,10 +13,10 @@ class Prefixes:
         return True
 
     def prefix_rows(self, x, before):
-        """Columns x (N, d) of rows whose norms without them are `before` (N,), float64.
+        """(rows, norms) of columns x (N, d), the next of embeddings of norms `before` without them.
 
-        (x over the rows' norms, an operand as `tile_rows` makes them; the norms, float64). A row
-        of norm 0, in the type of x, is zeros.
+        before, norms: (N,) float64, the norms without these columns and with them. rows: x over
+        `norms`, an operand as `tile_rows` makes them; zeros where the norm is 0 in the type of x.
         """
         raise NotImplementedError
 

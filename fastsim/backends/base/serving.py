@@ -7,7 +7,7 @@ class Serving:
     name: str
     automatic = True  # whether `auto` may choose it
     by_verdict = False  # whether `auto` may where a verdict calls it right (fastsim/verify)
-    extras = frozenset()  # what it does of what not every backend does with a tile loss (EXTRAS)
+    extras = frozenset()  # the optional features of a tile loss (EXTRAS) that it has
 
     def unsupported_reason(self, *tensors, kind=None):
         """None if these tensors can be served (no tensors: if the machine can), else a sentence.

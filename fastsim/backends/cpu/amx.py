@@ -1,12 +1,12 @@
 """Products of bfloat16 operands with float32 sums: on a processor's matrix unit (Intel AMX), or by
-its dot products of pairs (AVX512_BF16, on AMD).
+its AVX512_BF16 instruction (on AMD), which multiplies pairs of numbers.
 
 An operand is taken as the sum of bfloat16 parts of 8 bits each. 16-bit rows are multiplied as they
 are: one part holds a bfloat16, two a float16, so that their products are exact. Three parts hold
 all 24 bits of a float32; torch.get_float32_matmul_precision() says how many count: "highest" three
 (six products, more accurate than a sum of float32 products), "high" two (three products), "medium"
-one. Dot products of pairs are twice as fast as those of float32 numbers, so one part is all that
-pays: operands of more are multiplied in float32.
+one. AVX512_BF16 is twice as fast as products of float32 numbers, so one part is all that pays:
+operands of more are multiplied in float32.
 """
 
 import math
@@ -48,8 +48,8 @@ def parts(dtype):
 def parts_of(rows):
     """The parts of an operand: `Rows`, `UnitRows` or a tensor.
 
-    A tensor may hold rows that were float16, so dot products, whose one part would not hold these,
-    multiply `Rows` alone.
+    A tensor may hold rows that were float16, which one part does not hold: AVX512_BF16 multiplies
+    `Rows` alone.
     """
     return parts(rows.dtype) if is_matrix_unit() or isinstance(rows, Rows) else 0
 

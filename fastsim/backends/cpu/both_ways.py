@@ -28,7 +28,7 @@ def common_top(tile):
 
 
 class BothWays:
-    """The forward reduction of the panels of all widths, and their score gradients."""
+    """The forward pass of the panels of all widths, and their score gradients."""
 
     def __init__(self, tile, rows, columns, widths, top):
         self.tile, self.top = tile, top

@@ -49,7 +49,7 @@ class Mirrored:
     def __init__(self, backend, tile, unit, panel, kept):
         self.backend, self.tile, self.unit = backend, tile, unit
         rows = len(unit)
-        # The forward reduction leaves in a panel what it makes of its rows' pairs, which the pairs
+        # The forward pass leaves in a panel what it makes of its rows' pairs, which the pairs
         # turned round have nothing to do with. All scores are kept or none: memory for some would
         # come on top of what a large batch takes.
         marked = tile.margin or tile.pairs.row_ids is not None

@@ -35,8 +35,9 @@ class Panels:
         """The score panel of a block, in the workspace.
 
         tile: whose pairs' thresholds, guide, bias of columns and shift of rows are applied to it;
-        pairs that they decide against get a score below all others. What it asks to be seen is
-        where bias or shift would hide it; else by what reduces the panel.
+        pairs that they decide against get a score below all others. Where a bias or a shift is
+        applied, `fastsim.metrics` sees the scores here, before it is; else whatever reduces the
+        panel shows them.
         """
         rows, columns = block
         pairs = None if tile is None else tile.pairs
@@ -129,7 +130,7 @@ class Panels:
         if panel is None:
             panel = self.scores(unit_x, unit_y, block, workspace, tile)
         else:
-            tile = replace(tile, margin=0.0)  # the forward reduction took it from the positives
+            tile = replace(tile, margin=0.0)  # the forward pass took it from the positives
         pairs = self._pairs(tile.pairs, block, workspace)
         write_score_grad(tile, panel, pairs, block, coefficients)
         return panel

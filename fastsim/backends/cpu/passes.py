@@ -1,6 +1,6 @@
 """What the CPU operators keep of each kind of loss, and the score gradients they leave in a panel.
 
-A forward reduction takes panel after panel (`add`), or one of whole rows and leaves its score
+A forward pass takes panel after panel (`add`), or one of whole rows and leaves its score
 gradients too (`fused_pass`). In a sweep over prefixes it takes the panels of all widths at once:
 what it keeps, and what it is given of rows and columns, then has the widths before these.
 """

@@ -19,7 +19,7 @@ def _through_unit_rows(grad_unit, x, inverse, factor, grad):
 
 
 class Rows:
-    """The part of `CpuBackend` that looks at rows, and at all scores of few of them."""
+    """The part of `CpuBackend` that works on single rows, and on given pairs of rows."""
 
     def unit_rows(self, x, dtype=None):
         dtype = dtype or torch.promote_types(x.dtype, torch.float32)

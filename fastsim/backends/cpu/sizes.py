@@ -3,7 +3,7 @@
 from fastsim.backends.panel import panel_bytes
 
 PANEL = 4 << 20  # scores: 16 MB in float32, which a last-level cache holds
-# Scores that a forward reduction leaves for the score gradients: 32 MB in float32. To read them
+# Scores that a forward pass leaves for the score gradients: 32 MB in float32. To read them
 # back is cheaper than to make them again, in a cache or not. So memory alone bounds them: no more
 # than other losses take at 16,384 x 384, where gradients outweigh panels.
 KEPT = 8 << 20
@@ -56,7 +56,7 @@ def band_rows(rows, columns):
 
 
 def rows_kept(rows, shape, most=None):
-    """Of how many rows a forward reduction keeps the scores: all, or whole blocks of that shape.
+    """Of how many rows a forward pass keeps the scores: all, or whole blocks of that shape.
 
     most: scores, by default KEPT.
     """

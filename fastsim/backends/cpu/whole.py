@@ -1,4 +1,6 @@
-"""A tile loss in one call: of a small batch, whose scores are one block, or of rows alone."""
+"""A tile loss in one call: a small batch, whose scores are one block, or a loss whose state is of
+rows alone, band by band.
+"""
 
 import ctypes
 import functools
@@ -59,8 +61,8 @@ class InOneCall:
         if _of_parts(rows, columns, width, dtype):
             if not together and amx_loss.serves(tile, dtype):
                 return True
-            # Panels of products on a matrix unit are faster than one call in float32, those of dot
-            # products where the call would not make two sets of scores.
+            # With a matrix unit, panels are faster than one call in float32. With AVX512_BF16 they
+            # are too, unless the call makes two sets of scores (the other a teacher's).
             if amx.is_matrix_unit() or not pairs.factors:
                 return False
         return is_one_block(rows, columns) or (not together and _in_bands(tile, rows, columns))

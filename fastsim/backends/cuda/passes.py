@@ -217,7 +217,7 @@ class _SoftmaxForward:
 
 
 class _LossForward:
-    """Losses that are sums over the row: `parts` of them."""
+    """Kinds whose state is sums over each row, one for each of `parts`."""
 
     def __init__(self, tile, run):
         self.tile, self.run, self.rows = tile, run, []

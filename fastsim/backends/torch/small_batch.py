@@ -1,6 +1,6 @@
 """A small batch in few operations: both sides' rows at once, the matrix of scores as it is.
 
-Its time is calls, so nothing is kept between a forward reduction and the score gradients, both
+Its time is calls, so nothing is kept between a forward pass and the score gradients, both
 sides share the operations on rows, and the gradient from above comes in with the last of them. The
 arithmetic is that of the dense formulas in the compute type; where rows are multiplied in 16 bits,
 score gradients are at most 1 or 2, so that a constant factor fits them to float16.
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
+from fastsim.backends.half_rows import LARGEST, LARGEST_GRADIENT
 from fastsim.backends.torch import compiled, panels
 from fastsim.backends.torch.block import LEFT_OUT, Block
 from fastsim.backends.torch.observe import observe
@@ -20,20 +21,18 @@ from fastsim.precision import inverse_norms, wide_dtype
 from fastsim.reduce import softplus
 
 FEW = 1 << 20  # scores of all parts of a softmax, of which plain torch keeps several matrices
-TOP = 2.0**14  # of float16 score gradients, whose factor it is over the largest of their kind
 
 
 class Scored(NamedTuple):
     """What a loss makes of the scores of a block, each in the compute type.
 
-    losses: whose sum is the loss but for the weight; grads (N, M): dL/dlogit, at most `largest`;
+    losses: whose sum is the loss but for the weight; grads (N, M): dL/dlogit;
     scores (N, M): as the logits have them, less a margin.
     """
 
     losses: Tensor
     grads: Tensor | None
     scores: Tensor
-    largest: float = 1.0
 
 
 class SmallBatch:
@@ -81,7 +80,7 @@ class SmallBatch:
             of_numbers = _of_numbers(found, weights)
         grads = found.grads
         if graded[0].dtype != dtype:
-            grads = grads.mul_(TOP / found.largest).to(graded[0].dtype)
+            grads = grads.mul_(LARGEST / LARGEST_GRADIENT[tile.kind]).to(graded[0].dtype)
         of_rows = _row_grads(grads, graded, dtype, y is None, wants)
         return loss, *of_rows, of_numbers, *kept
 
@@ -89,7 +88,7 @@ class SmallBatch:
         x, _, scale, _, weights = given
         *row_grads, of_numbers, kept, other = found
         half = self._half(x.device, x.dtype) if tile.cosine else self.dots_of_16_bits(x)
-        factor = weights / (TOP / _LARGEST.get(tile.kind, 1.0)) if half else weights
+        factor = weights / (LARGEST / LARGEST_GRADIENT[tile.kind]) if half else weights
         factor = factor * scale
         factor = factor if grad is None else grad * factor
         if wants[2] or wants[3]:
@@ -302,7 +301,7 @@ def _triplet(tile, block, scale, bias, gradients):
         grads = grads.clone() if part is None else torch.where(part, grads, 0.0)
         grads.scatter_(1, index, -(of_mean + of_closest))
         grads.scatter_add_(1, first, of_closest)
-    return Scored(far + near, grads, scores, 2.0)
+    return Scored(far + near, grads, scores)
 
 
 _LOSSES = {
@@ -311,4 +310,3 @@ _LOSSES = {
     "hard_triplet": _triplet,
     "semi-hard_triplet": _triplet,
 }
-_LARGEST = {"hard_triplet": 2.0, "semi-hard_triplet": 2.0}

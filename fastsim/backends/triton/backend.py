@@ -1,6 +1,6 @@
 """The Triton backend: a product of unit rows with the loss as an epilogue, on NVIDIA and AMD GPUs.
 
-A forward reduction leaves partial results per tile, merged in a fixed order; a score gradient panel
+A forward pass leaves partial results per tile, merged in a fixed order; a score gradient panel
 goes to library products. Operands of 16-bit inputs are float16: their own rows,
 scaled by powers of two, whose products are exact (`ScaledRows`); their score gradients are kept in
 range by a power of two (`loss_scale`). float32 operands follow
@@ -23,7 +23,7 @@ import torch
 from fastsim.backends import lists
 from fastsim.backends.base import Backend
 from fastsim.backends.extras import ABOVE, DOT, GUIDE, PARTS, UNTARGETED
-from fastsim.backends.half_rows import graded
+from fastsim.backends.half_rows import LARGEST, graded
 from fastsim.backends.panel import blocks_within, memory_of, panel_bytes
 from fastsim.backends.triton import installed
 from fastsim.backends.triton.kernels.table import (
@@ -49,7 +49,6 @@ WIDEST = 1 << 17  # columns of a block of whole rows: more would leave the produ
 WIDE = 1 << 14  # columns of any other block: tall blocks read the sums over panels back less often
 TALL = 128  # a block's height is a multiple, so that no tile but the last is ragged
 OLDEST_TRITON = (3, 6)
-TOP = 2.0**15  # float16 score gradients stay below it, half its range
 SMALLEST = 2.0**-85  # of bounds on them: the loss scale and its inverse are then normal numbers
 
 
@@ -172,8 +171,8 @@ class TritonBackend(SmallBatch, Backend):
             size = tile.scale.new_ones(()) if weights is None else weights.abs().float()
             largest = tile.record.largest_score_grad(tile, size, columns)
         # Infinity and NaN pass as they are, and so does nothing, by any number.
-        largest = largest.float().nan_to_num(nan=TOP / 2, posinf=TOP / 2).clamp_(min=SMALLEST)
-        return power_of_two(largest).reciprocal_().mul_(TOP / 2)
+        largest = largest.float().nan_to_num(nan=LARGEST, posinf=LARGEST).clamp_(min=SMALLEST)
+        return power_of_two(largest).reciprocal_().mul_(LARGEST)
 
     def unit_rows(self, x, dtype=None):
         return _operands().unit_rows(x, dtype)

@@ -13,14 +13,12 @@ import functools
 
 import torch
 
+from fastsim.backends.half_rows import LARGEST, LARGEST_GRADIENT
 from fastsim.backends.panel import panel_bytes
 
 MOST = 1 << 26  # scores, whose products take 256 MB; more and these outweigh the calls
 FEWER = 1 << 24  # the same of a loss of more work on each: by sigmoids, or by columns too
 WIDEST = 1 << 13  # columns, which a program holds at a time
-# |dL_i/dlogit| of each kind; by this much less than half the range of float16.
-LARGEST = {"softmax": 1, "sigmoid": 1, "hard_triplet": 2, "semi-hard_triplet": 2}
-TOP = 2.0**15
 
 
 @functools.cache
@@ -35,7 +33,7 @@ class SmallBatch:
 
     def serves_whole(self, tile, rows, columns, width, together, dtype):
         pairs = tile.pairs
-        if tile.kind not in LARGEST or columns > WIDEST:
+        if tile.kind not in LARGEST_GRADIENT or columns > WIDEST:
             return False
         if rows * columns > (FEWER if tile.symmetric or tile.kind == "sigmoid" else MOST):
             return False
@@ -119,4 +117,4 @@ def _panel(unit, products):
 
 
 def _gain(tile, x):
-    return TOP / 2 / LARGEST[tile.kind] if x.dtype.itemsize == 2 else 1.0
+    return LARGEST / LARGEST_GRADIENT[tile.kind] if x.dtype.itemsize == 2 else 1.0

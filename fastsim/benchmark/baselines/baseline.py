@@ -12,12 +12,12 @@ class UnavailableError(Exception):
 
 
 def anywhere(problem):
-    """The objection of a baseline that serves every device."""
+    """`unsupported_reason` of a baseline that serves every device."""
     return None
 
 
 def gpu_only(problem):
-    """The objection of a baseline whose kernels are a GPU's."""
+    """`unsupported_reason` of a baseline whose kernels are a GPU's."""
     return None if problem.leaves[0].is_cuda else "it serves a GPU only"
 
 
@@ -27,7 +27,7 @@ def interpreted():
 
 
 def gpu_or_interpreted(problem):
-    """The objection of a baseline in Triton that its interpreter runs too."""
+    """`unsupported_reason` of a baseline in Triton that its interpreter runs too."""
     return None if interpreted() else gpu_only(problem)
 
 
@@ -36,7 +36,7 @@ class Baseline:
     """Losses by one implementation.
 
     losses: name of a case -> make(problem) -> call(*leaves) -> loss. make imports what it needs.
-    objection: problem -> None, or why it cannot be served.
+    unsupported_reason: problem -> None, or a sentence that says why it cannot be served.
     up_to: beyond this N it is left out of a run that does not ask for it, to keep that short.
     drop_in: the same with fastsim's module in place of the package's losses, where there is one.
     """

@@ -6,7 +6,7 @@ from torch import Tensor
 from fastsim.checks import INTEGRAL, check_alike, check_embeddings, check_number
 from fastsim.engine.autograd import tile_loss
 from fastsim.integrations.dtypes import in_one_dtype
-from fastsim.reduce import as_float, row_weights
+from fastsim.reduce import as_float, equal_row_weights
 from fastsim.scores import compute_dtype
 
 
@@ -54,6 +54,6 @@ def scalar(name, value):
 
 def mean(tile, rows, columns, scale, formula, backend, **rest):
     """The mean over the rows of a tile loss; `formula` as for `tile_loss`."""
-    weights = row_weights("mean", rows.shape[0], compute_dtype(rows), rows.device)
+    weights = equal_row_weights("mean", rows.shape[0], compute_dtype(rows), rows.device)
     given = {"weights": weights, "formula": formula, "backend": backend}
     return tile_loss(tile, rows, columns, scale=scale, **given, **rest)

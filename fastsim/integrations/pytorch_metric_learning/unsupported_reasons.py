@@ -1,4 +1,7 @@
-"""What of pytorch-metric-learning has no fused form, as sentences, and saying so once."""
+"""Why something of pytorch-metric-learning has no fused form.
+
+Each `of_...` returns a sentence that says why, or None.
+"""
 
 import torch
 from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimilarity, LpDistance
@@ -20,7 +23,7 @@ def say_once(module, reason):
 
 
 def of_hooks(module):
-    """Against a module of ours one of whose replaced methods theirs would call."""
+    """The reason where a method that their code would call has been replaced."""
     hook = module.replaced_hook()
     return hook and f"{hook} has been replaced"
 

@@ -48,9 +48,10 @@ class _Paired(Fused):
 
 
 class DistillKLDivLoss(_Paired, theirs.DistillKLDivLoss):
-    """KL divergence of a query's documents from a teacher's; arguments as sentence-transformers'.
+    """KL divergence of a teacher's softmax over a query's documents from the model's.
 
-    With `similarity_fct=util.pairwise_cos_sim` the cosines are fused.
+    Arguments as sentence-transformers'. With `similarity_fct=util.pairwise_cos_sim` the cosines are
+    fused.
     """
 
 

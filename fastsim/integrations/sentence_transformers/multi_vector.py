@@ -125,7 +125,10 @@ class CachedMultiVectorMultipleNegativesRankingLoss(
 
 
 class MultiVectorDistillKLDivLoss(_Scored, theirs.MultiVectorDistillKLDivLoss):
-    """KL divergence from a teacher's scores of each query's documents; arguments as theirs."""
+    """KL divergence of a teacher's softmax over a query's documents from the model's.
+
+    Arguments as theirs.
+    """
 
 
 class MultiVectorMarginMSELoss(_Scored, theirs.MultiVectorMarginMSELoss):

@@ -1,4 +1,4 @@
-"""What each kind of loss does with a panel of scores, in plain torch (csrc/epilogue.h).
+"""What each kind of loss does with a panel of scores: csrc/epilogue.h in plain torch.
 
 `forward` returns the state of a panel's rows and columns (fastsim/tile.py) and leaves the scores as
 it was given them; `score_grad` turns them into score gradients, in place. Both take a `Block` that

@@ -1,4 +1,4 @@
-"""Scores kept in 16 bits between a forward reduction and the score gradients, so that the product
+"""Scores kept in 16 bits between a forward pass and the score gradients, so that the product
 is done once.
 
 A row of a part of a tile keeps its maximum and a step, and each score as a whole number of steps
@@ -9,7 +9,7 @@ the few tenths that the scores of a row usually span. At a scale of 100 that mov
 2e-4, less than float16 rounds a score gradient by. An exponential in float16, the other thing that
 16 bits could hold, serves rows only: what is nothing to its row may be all that a column has.
 
-What it costs and saves, per score: 2 bytes written by the forward reduction and 2 read back by the
+What it costs and saves, per score: 2 bytes written by the forward pass and 2 read back by the
 score gradient pass, and either way 8 bytes of maximum and step for each part of a row (32 scores),
 4.5 bytes in all; the codes lie where the score gradients will. Against that stand 2 D FLOP. On an
 H200 (4.3 TB/s, 790 TFLOP/s of the library) that is 1.05 ps against 1.9 ps at D = 768, and even at

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from fastsim.kinds.kind import EMPTY
 
-# The score of a pair that takes no part: far below every cosine, finite so that 0 * s stays 0.
+# The score of a pair that takes no part: far below every score, finite so that 0 * s stays 0.
 LEFT_OUT = tl.constexpr(EMPTY)
 
 
@@ -20,7 +20,7 @@ def own_pairs(row_at, column, pairs):
     positives, _, _, _, _, _, _, _, _ = pairs
     if positives is None:
         return tl.zeros((row_at.shape[0], column.shape[0]), tl.int1)
-    else:  # which is compiled where there are some alone
+    else:  # compiled only where there are positives
         return column[None, :] == tl.load(positives + row_at)[:, None]
 
 

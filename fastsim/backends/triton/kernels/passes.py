@@ -42,7 +42,7 @@ def fused_pass(tile, unit_x, unit_y, block, weights, panel):
     block.
 
     One product of the scores: a score gradient that depends on its score and row alone is written
-    with the forward reduction, any other from the scores that the forward reduction keeps (see
+    with the forward pass, any other from the scores that the forward pass keeps (see
     kept.py). A panel of float32, or rows too short for it to pay, keep nothing, and the scores are
     multiplied again.
     """
@@ -128,7 +128,7 @@ class _SoftmaxForward:
 
 
 class _LossForward:
-    """Losses that are sums over the row: `parts` of them."""
+    """Kinds whose state is sums over each row, one for each of `parts`."""
 
     def __init__(self, tile, run, columns):
         self.columns, self.epilogue = slice(0, columns), _SCORE_GRADS[tile.kind]
@@ -146,7 +146,7 @@ class _LossForward:
 
 
 class _ContrastForward:
-    """Positives against negatives: multi-similarity, and the negatives of the other."""
+    """Sums over positives and over negatives; of multi_positive those over negatives alone."""
 
     def __init__(self, tile, run, columns):
         self.tile, self.columns = tile, slice(0, columns)

@@ -22,7 +22,7 @@ class BlockSizes(NamedTuple):
     width: of the parts in which a light epilogue takes the tile; a heavy one takes half of it, or a
     quarter.
     spare: features from which on a product is worth sparing: a fused pass keeps scores of 16 bits
-    instead of multiplying them again (that of `kept_sizes`), a forward reduction of rows with
+    instead of multiplying them again (that of `kept_sizes`), a forward pass of rows with
     themselves takes half the tiles.
     descriptors: whether the operands come by tensor descriptors (TMA), which sm_90 and later have.
     """

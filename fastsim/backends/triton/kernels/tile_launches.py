@@ -57,8 +57,8 @@ class Launch:
 
     heavy: how often the width of a tile's parts is halved, for more work on a score. keep: whether
     the scores are to be kept; `keeps`: whether they are, where that pays.
-    mirrored: a forward reduction over all rows with themselves takes the tiles that reach the
-    diagonal or lie above it, and reduces the latter both ways. For a forward reduction that
+    mirrored: a forward pass over all rows with themselves takes the tiles that reach the
+    diagonal or lie above it, and reduces the latter both ways. For a forward pass that
     keeps nothing of columns.
     """
 
@@ -207,7 +207,7 @@ class Launch:
         return self.unit_x.new_empty(shape, dtype=torch.float32)
 
     def kept_score_grads(self, rows, columns, epilogue, *, given, panel, ranges):
-        """Score gradients from the scores that a forward reduction over the same block has kept."""
+        """Score gradients from the scores that a forward pass over the same block has kept."""
         launch(
             kept_score_grads_kernel,
             (cdiv(rows.stop - rows.start, KEPT_ROWS) * self.tiles(rows, columns)[1],),

@@ -42,7 +42,7 @@ def test_several_blocks(dtype, monkeypatch):
 
 
 def kept_launch(x, y, pairs):
-    """A forward reduction over all of x and y that keeps the scores: (launch, codes, their ranges,
+    """A forward pass over all of x and y that keeps the scores: (launch, codes, their ranges,
     unit rows).
     """
     from fastsim.backends.triton.kernels.epilogues.softmax import softmax_forward

@@ -4,8 +4,8 @@ dL/ds.
 The twin of csrc/epilogue.h. Every epilogue takes the same and returns (values of rows, values of
 columns, score gradients), each a tuple, empty where it has none:
 
-scores (R, C): s, the cosines; LEFT_OUT of a pair that takes no part. No mask is kept beside them,
-    for a tile of scores fills the registers.
+scores (R, C): s, cosines or dot products; LEFT_OUT of a pair that takes no part. No mask is kept
+    beside them, for a tile of scores fills the registers.
 target (R, C), own (R, C): the targets, and whether the column is the row's positive.
 column (C,): their indices.
 numbers: scale, bias, margin and positive_scale of the loss, 0 where it has none.
