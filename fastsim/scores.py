@@ -102,7 +102,7 @@ def paired_cosine_similarity(x: Tensor, y: Tensor, *, backend: str | None = None
     """Cosine of row i of x with row i of y, without an N x N matrix.
 
     Args:
-        x, y: (N, D).
+        x, y: (N, D); N = 0 will do, as on one rank of a group.
         backend: its name; None chooses.
 
     Returns:
@@ -116,8 +116,8 @@ def paired_cosine_similarity(x: Tensor, y: Tensor, *, backend: str | None = None
         >>> fastsim.paired_cosine_similarity(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0]]))
         tensor([0.6000])
     """
-    check_embeddings("x", x)
-    check_embeddings("y", y)
+    check_embeddings("x", x, empty=True)
+    check_embeddings("y", y, empty=True)
     check_alike("y", y, "x", x, rows=True)
     return paired_cosines(x, y, pick(backend, x, y))
 

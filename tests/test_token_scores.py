@@ -360,6 +360,16 @@ Q, D = torch.randn(2, 3, 4), torch.randn(5, 6, 4)
             ValueError,
             r"teacher_scores: wanted shape \(2, 5\)",
         ),
+        (
+            lambda: fastsim.late_interaction_distillation(Q, D[:1], torch.randn(2, 1)),
+            ValueError,
+            "documents: wanted at least 2, got 1$",
+        ),
+        (
+            lambda: fastsim.late_interaction_distillation(Q, D[:2, None], torch.randn(2, 1)),
+            ValueError,
+            "documents: wanted at least 2 of each query, got 1$",
+        ),
     ],
 )
 def test_wrong_argument(call, kind, pattern):

@@ -119,7 +119,8 @@ void scores(const Operand& x, int64_t rows, const Operand& y, int64_t columns, b
   const MultiplyBlock multiply_block = block_of(x.parts, y.parts, exact);
   PendingSums pending(x.steps);
   const int64_t group_bytes = 2 * y.strip() * int64_t(sizeof(uint16_t));
-  const int64_t cached = kCachedBytes > group_bytes ? kCachedBytes / group_bytes : 1;
+  const bool several = group_bytes > 0 && kCachedBytes > group_bytes;  // rows of no numbers have 0
+  const int64_t cached = several ? kCachedBytes / group_bytes : 1;
   for (int64_t first = groups.begin; first < groups.end; first += cached) {
     const int64_t last = smaller(first + cached, groups.end);
     for (int64_t row = 0; row < rows; row += kTileGroup) {

@@ -108,7 +108,7 @@ const AmxKernels* amx_kernels();
 // A score gradient of bfloat16 rows does with one part where it is no larger a share of the largest
 // than this: the second is less than 2^-9 of it. What is left out of all that are so small is less
 // than what the rounding of a row's gradient leaves out, or the row has no larger ones; then it is as
-// much.
+// much. It is more where the terms of a gradient cancel: of rows that are all nearly parallel.
 constexpr float kSmallShare = 1.0f / 32;
 
 // Depth of a block of the gradient products: both operands' share of it stays in cache. What a sum

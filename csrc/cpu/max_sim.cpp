@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "amx.h"
+#include "amx_operands.h"
 #include "arguments.h"
 #include "operators.h"
 #include "passes.h"
@@ -274,6 +275,10 @@ bool max_sim(Tensor x, Tensor y, Tensor x_starts, Tensor y_starts, Optional x_ma
     check_matrix(y, "y", b.tokens, width);
     STD_TORCH_CHECK(parts == 0 || (parts > 0 && parts <= 3 && amx_kernels()),
                     "fastsim: parts: wanted 0, or up to 3 on a matrix unit, got ", parts);
+    if (parts) {  // refuses the dtypes that are not packed
+      packed_matrix(x);
+      packed_matrix(y);
+    }
     T* out = output<T>(scores, "scores", a.count * documents);
     const bool wide = winners && check_winners(*winners, documents, a.tokens, b);
     void* places = winners ? winners->mutable_data_ptr() : nullptr;

@@ -63,7 +63,8 @@ struct Extent {
   template <class T>
   Values<T> values(const Tensor& t, const char* name) const {
     const int64_t count = t.numel();
-    if (count > kMostLevels) refuse(name, t, "at most ", kMostLevels, " levels");
+    const bool none = count == 0 && rows > 0 && columns > 0;
+    if (none || count > kMostLevels) refuse(name, t, "1 to ", kMostLevels, " levels");
     return {input<T>(t, name, count), count};
   }
 };

@@ -81,11 +81,11 @@ void hardest(const Block<T>& b, HardestPairs<T> args, int64_t begin, int64_t end
       while (s[at] != value || (groups[at] == group) != own) ++at;
       return b.column0 + at;
     };
-    if (low < args.low[row]) {
+    if (low < -kLeftOut<T> && low < args.low[row]) {
       args.low[row] = low;
       args.low_index[row] = first(low, true);
     }
-    if (high > args.high[row]) {
+    if (high > kLeftOut<T> && high > args.high[row]) {
       args.high[row] = high;
       args.high_index[row] = first(high, false);
     }

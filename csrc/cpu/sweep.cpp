@@ -271,7 +271,8 @@ void run_over_parts(const SweepArguments& given, const Panels<T>& panels, int64_
                     const Block<T>& b, const std::vector<Fields>& fields,
                     const SumsOfColumns& sums) {
   const int64_t widths = panels.widths;
-  const bool has_products = !given.x.empty(), parts = has_products && !given.whole_rows;
+  const bool whole_rows = given.whole_rows || Kernel::needs.positives;
+  const bool has_products = !given.x.empty(), parts = has_products && !whole_rows;
   const Sweep<T> sweep(given, widths, b.rows, b.columns);
   STD_TORCH_CHECK(!has_sums<Fields> || !sweep.carries(),
                   "fastsim: ", Kernel::name, ": wanted column_sums or column_dots, got both");

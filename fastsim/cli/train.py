@@ -8,6 +8,7 @@ import click
 from fastsim.cli.command import Command, Prompt, Range, Setting, Widths, quiet, table
 from fastsim.cli.options import COLUMNS_HELP, CPU, MODEL_OPTION, PICKLE, PROMPT, TRUST, file_format
 from fastsim.encoders.names import POOLINGS
+from fastsim.training.options import CHOICES, LARGEST_SEED
 
 POSITIVE = click.FloatRange(0, min_open=True)
 COUNT = click.IntRange(1)
@@ -98,7 +99,7 @@ def _as_text(option, given):
 @click.option("--score-range", type=Range(), help="Scores in LOW..HIGH become 0..1.")
 @click.option(
     "--architecture",
-    type=click.Choice(["bi-encoder", "cross-encoder"]),
+    type=click.Choice(CHOICES["architecture"]),
     default="bi-encoder",
     help="A vector per text, or a score per pair of texts.",
 )
@@ -115,7 +116,7 @@ def _as_text(option, given):
     "--gradient-checkpointing", is_flag=True, help="Less memory, for one more forward pass a step."
 )
 @click.option(
-    "--weights", type=click.Choice(["fp32", "bf16"]), default="fp32", help="Dtype of the weights."
+    "--weights", type=click.Choice(CHOICES["weights"]), default="fp32", help="Dtype of the weights."
 )
 @click.option("--compile", is_flag=True, help="Compile the transformer with torch.compile.")
 @click.option(
@@ -153,16 +154,20 @@ def _as_text(option, given):
 @click.option("--max-length", type=COUNT, metavar="TOKENS", help="Cut texts to so many tokens.")
 @click.option(
     "--precision",
-    type=click.Choice(["fp32", "bf16", "fp16"]),
+    type=click.Choice(CHOICES["precision"]),
     default="fp32",
     help="Dtype of the computation (autocast).",
 )
-@click.option("--seed", type=click.IntRange(0), default=0)
+@click.option("--seed", type=click.IntRange(0, LARGEST_SEED), default=0)
 @click.option(
     "--eval-steps", type=COUNT, metavar="STEPS", help="Evaluate this often. Default: each epoch."
 )
 @click.option(
-    "--checkpoint-steps", type=COUNT, metavar="STEPS", help="Save this often. Default: each epoch."
+    "--checkpoint-steps",
+    type=COUNT,
+    metavar="STEPS",
+    help="Save this often, a multiple of --eval-steps; each new best model of --eval is saved too."
+    " Default: each epoch.",
 )
 @click.option(
     "--checkpoint-minutes",

@@ -26,7 +26,20 @@ def _most(model, tokenizer):
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is None or positions < 1:  # XLNet says -1: it has no limit
         return tokenizer.model_max_length
-    return min(tokenizer.model_max_length, positions)
+    return min(tokenizer.model_max_length, positions - _first_position(model))
+
+
+def _first_position(model):
+    """The position of a text's first token: of RoBERTa and its kin that after the padding's.
+
+    These have the number of the padding beside their table of positions, and in it.
+    """
+    for module in model.modules():
+        padding = getattr(module, "padding_idx", None)
+        positions = getattr(module, "position_embeddings", None)
+        if padding is not None and getattr(positions, "padding_idx", None) == padding:
+            return padding + 1
+    return 0
 
 
 def pad_with_end(tokenizer):

@@ -49,10 +49,10 @@ def encode_in_processes(encoder, batches, prefix, devices):
                 waiting.append(pool.submit(_encode, texts, prefix))
             try:
                 while waiting:
-                    values = waiting.popleft().result()
+                    values, dtype = waiting.popleft().result()
                     for texts in itertools.islice(rest, 1):
                         waiting.append(pool.submit(_encode, texts, prefix))
-                    yield torch.from_numpy(values)
+                    yield torch.from_numpy(values).view(dtype)
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
 
@@ -66,6 +66,7 @@ def _start(file, places, threads):
 
 
 def _encode(texts, prefix):
-    # As an array: tensors would travel in shared memory, which containers have little of.
+    # As an array: tensors would travel in shared memory, which containers have little of. Of bytes,
+    # as numpy has no bfloat16.
     (vectors,) = encode_batches(_encoder, [texts], prefix)
-    return vectors.float().cpu().numpy()
+    return vectors.cpu().contiguous().view(torch.uint8).numpy(), vectors.dtype

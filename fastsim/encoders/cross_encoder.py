@@ -23,15 +23,17 @@ from fastsim.encoders.model_files import (
 )
 from fastsim.encoders.names import ModelError
 from fastsim.encoders.tokenized import tokenized
+from fastsim.folders import replaced_folder
 from fastsim.losses import cosent
-from fastsim.training.folders import replaced_folder
 
 
 def _mean(loss):
     """A mean over rows as the share of this rank in the mean over all of them."""
 
     def shared(logits, gold, group=None):
-        return loss(logits, gold) * join(group, loss.__name__, logits, gold).mean_share
+        batch = join(group, loss.__name__, logits, gold)
+        # The sum, as a rank may have no rows.
+        return loss(logits, gold, reduction="sum") * batch.row_weights("mean", logits)
 
     return shared
 

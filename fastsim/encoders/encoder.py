@@ -28,9 +28,9 @@ from fastsim.encoders.model_files import (
     write_parts,
 )
 from fastsim.encoders.names import EMBEDDED, POOLINGS, SIMILARITIES, ModelError
+from fastsim.encoders.parts import Dense, Normalize, pool
 from fastsim.encoders.tokenized import tokenized
-from fastsim.training.folders import replaced_folder
-from fastsim.training.parts import Dense, Normalize, pool
+from fastsim.folders import replaced_folder
 
 __all__ = ["EMBEDDED", "POOLINGS", "Dense", "Encoder", "ModelError", "Normalize", "pool"]
 

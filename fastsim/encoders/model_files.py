@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from fastsim.encoders.names import EMBEDDED, POOLINGS, SIMILARITIES, ModelError
-from fastsim.training.folders import cut_off
-from fastsim.training.parts import Dense, Normalize
+from fastsim.encoders.parts import Dense, Normalize
+from fastsim.folders import cut_off
 
 _FLAGS = {  # the spelling in folders that every version of sentence-transformers reads
     "mean": "pooling_mode_mean_tokens",
@@ -30,10 +30,10 @@ _LIMITS = [
 def model_folder(name, *, trust_remote_code=False, allow_pickle=False):
     """The folder of a model: itself, the embedded one, or a copy fetched from the hub."""
     if os.path.isdir(name):
-        if cut_off(name) and not os.path.isfile(os.path.join(name, "modules.json")):
+        if cut_off(name):
             raise ModelError(
-                f"model: a crash cut off the exchange of the files in {str(name)!r}; the command"
-                " that wrote them finishes it, with --resume"
+                f"model: a crash cut off the exchange of the files in {str(name)!r}; writing to it"
+                " again finishes it: the same command with --resume, or `save_pretrained`"
             )
         return Path(name)
     if str(name) == EMBEDDED:

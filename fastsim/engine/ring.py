@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from fastsim.autocast import without_autocast
 from fastsim.engine.scoring import blocks_of, scaled_coefficients, state_of
-from fastsim.engine.selection import hardest_columns
+from fastsim.engine.selection import hardest_columns, selected_rows
 from fastsim.kinds.kind import COLUMNS, MATRIX
 from fastsim.operators import once_differentiable
 from fastsim.pairs import with_thresholds, with_unit_rows
@@ -235,26 +235,34 @@ def _score_grads(tile, x, y, coefficients, wants, batch, backend):
 # ---- selection, and the few scores that are then needed ----
 
 
-def ring_closest(unit_x, unit_y, dtype, semi_hard, pairs, batch, backend, seen=None):
-    """`fastsim.engine.selection.closest_column` where unit_y travels: columns among those of all
-    ranks.
+def ring_closest(x, y, unit_x, unit_y, semi_hard, pairs, batch, backend, seen=None):
+    """`fastsim.engine.selection.closest_column` where the columns travel: columns among those of
+    all ranks.
+
+    unit_x (N, D), unit_y (M_rank, D): unit rows of the embeddings x and y.
     """
-    unit_x, unit_y = unit_x.detach(), unit_y.detach()
-    rows = backend.operand(unit_x, dtype)
+    unit_x, unit_y, dtype = unit_x.detach(), unit_y.detach(), x.dtype
+    rows = backend.operand(selected_rows(x, unit_x, backend), dtype)
+    lent = _lent(unit_y, y, backend)
     # By the same products as the scores, so that a copy of a positive ties with it.
     ceilings = unit_x.new_empty(0)
     if len(unit_x):
-        ceilings = backend.paired_scores(rows, backend.operand(unit_y[: len(unit_x)], dtype))
+        ceilings = backend.paired_scores(rows, backend.operand(lent[-1][: len(unit_x)], dtype))
     best, found = torch.full_like(ceilings, -torch.inf), torch.full_like(pairs.positives, -1)
-    for columns, (visiting,) in travel(batch, [unit_y]):
+    for columns, (visiting, *embeddings) in travel(batch, lent):
         if not len(rows):
             continue
         part = pairs.of_columns(columns)
-        others = backend.operand(visiting, dtype)
+        others = backend.operand((embeddings or [visiting])[0], dtype)
         closest = backend.closest(part, semi_hard, rows, others, ceilings, seen)
         scores = torch.linalg.vecdot(unit_x, visiting[closest.clamp(min=0)])
         best, found = _larger(best, found, scores, closest, columns)
     return found
+
+
+def _lent(points, embeddings, backend):
+    """What travels: the columns, and where a selection takes embeddings themselves these too."""
+    return [points, embeddings] if backend.scales_rows(embeddings.dtype) else [points]
 
 
 def _larger(best, found, values, within, columns):
@@ -268,17 +276,19 @@ def _larger(best, found, values, within, columns):
     return torch.where(better, values, best), torch.where(better, place, found)
 
 
-def ring_hardest(x, y, dtype, measure, pairs, batch, backend):
+def ring_hardest(x, y, of, measure, pairs, batch, backend):
     """`fastsim.engine.selection.hardest_columns` where y travels: columns among those of all ranks.
 
-    measure: a distance of `fastsim.losses.hardest`, by which the hardest of one rank's
-    columns is set against that of another's.
+    of: the embeddings that x and y are the points of. measure: a distance of
+    `fastsim.losses.hardest`, by which the hardest of one rank's columns is set against that of
+    another's.
     """
     x, y = x.detach(), y.detach()
     best = [x.new_full((len(x),), -torch.inf) for _ in range(2)]
     found = [torch.full_like(pairs.row_groups, -1) for _ in range(2)]
-    for columns, (visiting,) in travel(batch, [y]):
-        rows, others, offsets, kind, _ = measure.operands(x, visiting, dtype, backend)
+    for columns, (visiting, *embeddings) in travel(batch, _lent(y, of[1], backend)):
+        sides = of[0], (embeddings or [visiting])[0]
+        rows, others, offsets, kind, _ = measure.operands(x, visiting, sides, backend)
         part = pairs.of_columns(columns)
         hardest = hardest_columns(rows, others, offsets, kind, part, backend)
         for side, (sign, within) in enumerate(zip((1, -1), hardest, strict=True)):

@@ -8,38 +8,47 @@ from fastsim.operators import define, traced
 from fastsim.pairs import Pairs
 
 
-def closest_column(unit_x, unit_y, dtype, semi_hard, pairs, backend, seen=None):
+def selected_rows(x, unit, backend):
+    """What a selection takes of embeddings x and their unit rows, without a gradient.
+
+    x itself, where the backend multiplies that exactly: rounding its unit rows to operands would
+    make another column the closest.
+    """
+    return (x if backend.scales_rows(x.dtype) else unit).detach()
+
+
+def closest_column(x, y, dtype, semi_hard, pairs, backend, seen=None):
     """Column (N,) int64 of each row's largest admitted cosine but its positive's; -1: none.
 
-    unit_x (N, D), unit_y (M, D): unit rows in the compute type, of embeddings in `dtype`. seen: as
-    `Tile.seen`, where nothing is traced.
+    x (N, D), y (M, D): `selected_rows` of embeddings in `dtype`. seen: as `Tile.seen`, where
+    nothing is traced.
     """
     ids = pairs.row_ids, pairs.column_ids
-    arguments = unit_x.detach(), unit_y.detach(), dtype, pairs.positives, *ids, semi_hard
+    arguments = x, y, dtype, pairs.positives, *ids, semi_hard
     if seen is not None:
         return _forward(*arguments, backend.name, seen)
     return _closest(*arguments, backend.name)
 
 
-def _forward(unit_x, unit_y, dtype, positives, row_ids, column_ids, semi_hard, backend, seen=None):
+def _forward(x, y, dtype, positives, row_ids, column_ids, semi_hard, backend, seen=None):
     chosen = get(backend)
-    if not len(unit_x):  # one rank of a group may have no rows
+    if not len(x):  # one rank of a group may have no rows
         return torch.empty_like(positives)
-    with without_autocast(unit_x.device.type):
+    with without_autocast(x.device.type):
         pairs = Pairs(positives, row_ids, column_ids)
-        operands = chosen.operand(unit_x, dtype), chosen.operand(unit_y, dtype)
+        operands = chosen.operand(x, dtype), chosen.operand(y, dtype)
         return chosen.closest(
             pairs, semi_hard, *operands, **({} if seen is None else {"seen": seen})
         )
 
 
-def _forward_fake(unit_x, unit_y, dtype, positives, row_ids, column_ids, semi_hard, backend):
+def _forward_fake(x, y, dtype, positives, row_ids, column_ids, semi_hard, backend):
     return torch.empty_like(positives)
 
 
 _closest = define(
     "closest",
-    "(Tensor unit_x, Tensor unit_y, ScalarType dtype, Tensor positives, Tensor? row_ids,"
+    "(Tensor x, Tensor y, ScalarType dtype, Tensor positives, Tensor? row_ids,"
     " Tensor? column_ids, bool semi_hard, str backend) -> Tensor",
     _forward,
     _forward_fake,
@@ -52,13 +61,13 @@ _closest = define(
 def hardest_columns(x, y, offsets, dtype, pairs, backend):
     """Columns ((N,), (N,)) int64 of each row's hardest positive and hardest negative; -1: none.
 
-    x (N, D), y (M, D) or None for x itself, in the compute type; the lowest x_i . y_j - offsets_j
-    of the row's group and the highest of any other. dtype: of the operands (`Backend.operand`).
+    x (N, D), y (M, D) or None for x itself, `selected_rows` of embeddings in `dtype` or others in
+    the compute type; the lowest x_i . y_j - offsets_j of the row's group and the highest of any
+    other.
     """
     column_groups = None if pairs.column_groups is pairs.row_groups else pairs.column_groups
-    y = None if y is None else y.detach()
     groups = pairs.row_groups, column_groups
-    return _hardest(x.detach(), y, offsets, dtype, *groups, pairs.skip, pairs.offset, backend.name)
+    return _hardest(x, y, offsets, dtype, *groups, pairs.skip, pairs.offset, backend.name)
 
 
 def _hardest_forward(x, y, offsets, dtype, row_groups, column_groups, skip, offset, backend):

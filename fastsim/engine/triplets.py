@@ -14,6 +14,7 @@ from fastsim.backends.bands import numbers_of_a_band
 from fastsim.engine.distances import add_products, all_distances, distances_by_products
 from fastsim.operators import define, differentiable_again
 from fastsim.precision import wide_dtype, widened
+from fastsim.ties import highest_equal
 
 BAND = 1 << 20  # distances of a band on a CPU; about ten arrays of that size are alive
 
@@ -24,8 +25,8 @@ def triplet_sum(x, groups, anchors, margin, distance, triplets, largest, formula
     anchors: the slice of the rows whose triplets these are, each with all rows.
     distance: "euclidean", or "cosine" of unit rows. triplets: "all" or "semi_hard".
     largest: rows that no group has more of, or None; if one has, the sum is NaN.
-    formula: (distances (A, N), groups, anchors, margin) -> the same in plain torch, for derivatives
-    of the gradient.
+    formula: (distances (A, N), groups, anchors, margin, distance) -> the same in plain torch, for
+    derivatives of the gradient.
     backend: its name.
     """
     options = margin, distance, triplets, largest, formula, backend
@@ -41,9 +42,17 @@ def distances_of(x, anchors, distance):
         return 1 - x[anchors] @ x.T
 
 
+def as_far(distances, distance):
+    """The highest distances that count as equal to these: those of copies are rounded otherwise.
+
+    Of a cosine's distance what is rounded is the cosine, whatever is left of 1.
+    """
+    return highest_equal(distances, 1.0 if distance == "cosine" else distances)
+
+
 def _formula(ctx, saved, x):
     groups, (anchors, margin, distance, formula) = saved[1], ctx.call
-    return formula(distances_of(x, anchors, distance), groups, anchors, margin)[0]
+    return formula(distances_of(x, anchors, distance), groups, anchors, margin, distance)[0]
 
 
 class _TripletSum(torch.autograd.Function):
@@ -81,7 +90,7 @@ def _forward(x, groups, start, stop, margin, distance, triplets, largest, want_g
             else:
                 found = distances_by_products(x, centred, rows, products)
                 distances = found.values
-            value, count, score_grad = terms(distances, *members.of(rows), margin)
+            value, count, score_grad = terms(distances, *members.of(rows), margin, distance)
             total += value
             number += count
             if not want_grad:
@@ -134,11 +143,11 @@ class _Members:
         return columns, positive, self.groups[rows, None] != self.groups
 
 
-def _semi_hard(distances, columns, positive, negative, margin):
+def _semi_hard(distances, columns, positive, negative, margin, distance):
     far = distances.gather(1, columns)
     ordered, order = distances.masked_fill(~negative, torch.inf).sort(dim=1, stable=True)
     count = negative.sum(1, keepdim=True)
-    place = torch.searchsorted(ordered, far, right=True)
+    place = torch.searchsorted(ordered, as_far(far, distance), right=True)
     place = torch.where(place < count, place, count - 1)
     chosen = order.gather(1, place.clamp(min=0))
     losses = far - distances.gather(1, chosen) + margin
@@ -151,7 +160,7 @@ def _semi_hard(distances, columns, positive, negative, margin):
     return total, positive.sum(), score_grad
 
 
-def _all(distances, columns, positive, negative, margin):
+def _all(distances, columns, positive, negative, margin, _):
     bounds = distances.gather(1, columns) + margin
     ordered = distances.masked_fill(~negative, torch.inf).sort(1).values
     # How many negatives each positive's bound exceeds, and their sum.

@@ -44,3 +44,12 @@ def as_theirs(loss, owner, call, *given):
             except RuntimeError:  # a mixture of dtypes that theirs does not take
                 _known[key] = loss.dtype
     return loss.to(_known[key])
+
+
+def code_of(called):
+    """What tells a callable from others and can be kept: it may hold a model, as a method does."""
+    while isinstance(called, functools.partial):
+        called = called.func
+    function = getattr(called, "__func__", called)
+    code = getattr(function, "__code__", None) or getattr(function, "__qualname__", None)
+    return code or type(called)

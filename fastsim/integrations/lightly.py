@@ -26,7 +26,7 @@ from lightly.loss.ntx_ent_loss import NTXentLoss as _TheirNTXentLoss
 
 from fastsim.autocast import in_autocast
 from fastsim.engine.log_sum_exp import log_sum_exp
-from fastsim.integrations.dtypes import as_theirs, in_one_dtype
+from fastsim.integrations.dtypes import as_theirs, code_of, in_one_dtype
 from fastsim.integrations.overrides import Hooked, is_plain, say_once
 from fastsim.losses import nt_xent
 from fastsim.precision import widened
@@ -49,8 +49,9 @@ class _TwoViews(Hooked):
         sides = in_one_dtype(out0, out1)
         loss = self.fused(torch.cat(in_autocast(*sides)), rows, *sides)
         theirs = super().forward
+        owner = type(self), code_of(getattr(self, "weight_fn", None))
         return as_theirs(
-            loss, type(self), lambda: theirs(out0.detach()[:2], out1.detach()[:2]), out0, out1
+            loss, owner, lambda: theirs(out0.detach()[:2], out1.detach()[:2]), out0, out1
         )
 
     def unfused_option(self):

@@ -72,16 +72,9 @@ class ColBERTScores(their_scores.ColBERTScores):
 class _Scored:
     """Mixed in before a loss of theirs: its ColBERT scores are ours."""
 
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        if type(self.score_metric) is their_scores.ColBERTScores and not vars(self.score_metric):
-            self.score_metric = ColBERTScores()
-        for theirs_, ours in (
-            (their_scores.colbert_scores, colbert_scores),
-            (their_scores.colbert_kd_scores, colbert_kd_scores),
-        ):
-            if self.score_metric is theirs_:
-                self.score_metric = ours
+    def __setattr__(self, name, value):
+        """Theirs become ours whenever they are set."""
+        super().__setattr__(name, _in_place_of(value) if name == "score_metric" else value)
 
 
 class Contrastive(_Scored, theirs.Contrastive):
@@ -99,6 +92,19 @@ class Distillation(_Scored, theirs.Distillation):
     """
 
 
+def _in_place_of(score):
+    """Our ColBERT score in the place of one of theirs; another stays what it is."""
+    if type(score) is their_scores.ColBERTScores and not vars(score):
+        return ColBERTScores()
+    for theirs_, ours in (
+        (their_scores.colbert_scores, colbert_scores),
+        (their_scores.colbert_kd_scores, colbert_kd_scores),
+    ):
+        if score is theirs_:
+            return ours
+    return score
+
+
 def _is_ours(backend):
     """Whether nobody asks for a backend of theirs; the variable is read at every call, as there."""
     asked = backend or os.environ.get("PYLATE_SCORES_BACKEND") or "auto"
@@ -106,11 +112,15 @@ def _is_ours(backend):
 
 
 def _are_tensors(queries, documents, queries_mask, documents_mask):
-    """Whether these are tensors of one floating dtype, with masks whose weights are 0 and 1."""
+    """Whether these are tensors of one floating dtype, with masks whose weights are 0 and 1.
+
+    Not those without an element, whose scores are none or 0.
+    """
     masks = [mask for mask in (queries_mask, documents_mask) if mask is not None]
     if not all(isinstance(value, torch.Tensor) for value in (queries, documents, *masks)):
         return False
     whole = all(not mask.is_floating_point() for mask in masks)
+    whole = whole and all(side.numel() for side in (queries, documents))
     return whole and queries.is_floating_point() and queries.dtype == documents.dtype
 
 

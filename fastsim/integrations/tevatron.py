@@ -53,8 +53,8 @@ class SimpleContrastiveLoss(Hooked, theirs.SimpleContrastiveLoss, hooks=()):
         if ignored is not None and reduction != "none":
             given["weights"] = _weights(ignored, reduction, compute_dtype(x))
         loss = cross_entropy(x, y, target, 1.0, **given)
-        if ignored is not None and reduction == "none":
-            loss = loss.masked_fill(ignored, 0.0)
+        if ignored is not None:
+            loss = _without(ignored, loss, reduction)
 
         def few():
             sides = x.detach()[:2], y.detach()[:2]
@@ -87,7 +87,14 @@ def _split(target):
 def _weights(ignored, reduction, dtype):
     """Of the queries' losses in the sum, or the mean over those that are not ignored."""
     kept = (~ignored).to(dtype)
-    return kept / kept.sum() if reduction == "mean" else kept
+    return kept / kept.sum().clamp(min=1) if reduction == "mean" else kept
+
+
+def _without(ignored, loss, reduction):
+    """The loss, 0 for each ignored query; the mean of none is NaN. Neither has a gradient."""
+    if reduction == "mean":
+        return loss.masked_fill(ignored.all(), torch.nan)
+    return loss.masked_fill(ignored, 0.0) if reduction == "none" else loss
 
 
 class DistributedContrastiveLoss(theirs.DistributedContrastiveLoss, SimpleContrastiveLoss):

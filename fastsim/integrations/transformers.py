@@ -16,7 +16,7 @@ from fastsim.backends import pick
 from fastsim.batch_metrics import Metrics, metrics
 
 
-def log_metrics(trainer: transformers.Trainer, prefix: str = "batch_") -> None:
+def log_metrics(trainer: transformers.Trainer, prefix: str = "batch_") -> Metrics:
     """Has a trainer log `fastsim.metrics` of its training batches wherever it logs the loss.
 
     trainer: a transformers.Trainer, or a subclass as sentence-transformers'. prefix: before the
@@ -25,7 +25,8 @@ def log_metrics(trainer: transformers.Trainer, prefix: str = "batch_") -> None:
     Each value is over the steps since the last one that was logged. Nothing is logged of losses
     that are not fastsim's, or that `fastsim.metrics` does not see; nor where the trainer compiles
     its model, or where the losses' backend does not look, which is not changed for it. In several
-    processes each counts its own rows unless the loss has a `group`; the first process logs.
+    processes each counts its own rows unless the loss has a `group`; the first process logs. A run
+    that is resumed begins to count anew; returned is what counts, which `fastsim train` restores.
     """
     seen, step = Metrics(), trainer.training_step
 
@@ -39,6 +40,7 @@ def log_metrics(trainer: transformers.Trainer, prefix: str = "batch_") -> None:
     trainer.training_step = training_step
     # Before the reporters, which log what they are told then.
     trainer.callback_handler.callbacks.insert(0, _Log(seen, prefix))
+    return seen
 
 
 def _looks(device):

@@ -20,7 +20,7 @@ from fastsim.annotations import Group
 from fastsim.backends import pick
 from fastsim.checks import check_choice, check_count, check_embeddings, check_integers, check_number
 from fastsim.distributed import batchwise, join
-from fastsim.engine.triplets import distances_of, triplet_sum
+from fastsim.engine.triplets import as_far, distances_of, triplet_sum
 from fastsim.losses.hardest import DISTANCES
 from fastsim.losses.module import LossModule
 from fastsim.pairs import as_ids
@@ -177,7 +177,8 @@ def _mean(triplets, formula, embeddings, groups, margin, distance, largest_group
     x = unit_rows(x, chosen) if distance == "cosine" else as_float(x)
     anchors = batch.own_rows
     if chosen.name == "eager":
-        total, number = formula(distances_of(x, anchors, distance), groups, anchors, margin)
+        distances = distances_of(x, anchors, distance)
+        total, number = formula(distances, groups, anchors, margin, distance)
     else:
         options = float(margin), distance, triplets, largest_group, formula
         total, number = triplet_sum(x, groups, anchors, *options, chosen.name)
@@ -189,11 +190,11 @@ def _mean(triplets, formula, embeddings, groups, margin, distance, largest_group
 # ---- the specifications on the distances (A, N) of the anchors: every triple at once ----
 
 
-def _semi_hard(distances, groups, anchors, margin):
+def _semi_hard(distances, groups, anchors, margin, distance):
     """(sum of the terms, number of positive pairs)."""
     positive, negative = _pairs(groups, anchors)
     far, near = distances[:, :, None], distances[:, None, :]
-    farther = negative[:, None, :] & (near > far)
+    farther = negative[:, None, :] & (near > as_far(far, distance))
     nearest = near.masked_fill(~farther, torch.inf).amin(2)
     farthest = distances.masked_fill(~negative, -torch.inf).amax(1, keepdim=True)
     chosen = torch.where(farther.any(2), nearest, farthest)
@@ -202,7 +203,7 @@ def _semi_hard(distances, groups, anchors, margin):
     return torch.relu(gaps).sum(), positive.sum()
 
 
-def _all(distances, groups, anchors, margin):
+def _all(distances, groups, anchors, margin, _):
     """(sum of the terms, number of triplets with a term)."""
     positive, negative = _pairs(groups, anchors)
     gaps = distances[:, :, None] - distances[:, None, :] + margin

@@ -1,8 +1,13 @@
 """What `distill` computes: of a small batch in one call, else in passes.
 
-With d_ij = s_ij - (temperature / teacher_temperature) t_ij a row of margin_mse is, but for its
-factor, sum_j (d_ij - c)^2 at c = d_{i, pos_i}: a squared error of scores less a number of their
-row. What c adds to the gradient is a sum over columns, so one of embeddings (`_of_positives`).
+With d_ij = s_ij - (temperature / teacher_temperature) t_ij and m_i their mean over the columns, a
+row of margin_mse is but for its factor
+
+    sum_j (d_ij - d_{i, pos_i})^2 = sum_j (d_ij - m_i)^2 + M (d_{i, pos_i} - m_i)^2
+
+The first is a squared error of scores less a number of their row, the second a product of two
+embeddings (`_of_rows`). The gradient of each is rounded to 16 bits where embeddings have these:
+what all columns have in common adds to neither, so that nothing large cancels where the two meet.
 """
 
 from dataclasses import replace
@@ -71,8 +76,8 @@ def margins_by_pass(
 ):
     others = batch.columns - 1
     pairs = _times(pairs, temperature / teacher_temperature, x, backend)
-    gap, above = _of_positives(x, y, pairs, batch, backend, within, positives)
-    pairs = replace(pairs, row_shift=gap.detach())
+    mean, above = _of_rows(x, y, pairs, batch, backend, within, positives)
+    pairs = replace(pairs, row_shift=mean.detach())
 
     def formula(scores, *_):
         taught = teacher_matrix(pairs, x)
@@ -91,25 +96,26 @@ def margins_by_pass(
         backend=backend,
         measured=False,
     )
-    # With b = c - c0 beyond the number c0 that was taken from the scores, and a = c - mean_j d_ij:
-    # sum_j (d_ij - c)^2 = sum_j (d_ij - c0)^2 + M (2 b a - b^2). b is 0, but not its gradient.
-    beyond = gap - gap.detach()
-    more = factor * batch.columns * (2 * beyond * above - beyond.square())
+    # The tile takes a number m0 for the mean m: sum_j (d_ij - m)^2 = sum_j (d_ij - m0)^2 - M b^2,
+    # b = m - m0. It is 0, and so is its share of the gradient, but not of derivatives of that.
+    beyond = mean - mean.detach()
+    more = factor * batch.columns * (above.square() - beyond.square())
     if weights is None:
         return factor * losses + more
     return losses + (weights * more).sum().to(losses.dtype)
 
 
-def _of_positives(x, y, pairs, batch, backend, within, positives):
-    """(N,) d at the positives, and by how much it is above its mean over the columns."""
+def _of_rows(x, y, pairs, batch, backend, within, positives):
+    """(N,) the mean of d over the columns, and by how much d at the positives is above it."""
     own = positive_logits(x, y, within, 1.0, "cosine", backend).to(compute_dtype(x))
     above = above_mean(x, y, within, "cosine", batch, backend)
+    mean = own - above
     if pairs.factors is not None:
-        taught = _of_factors(pairs.factors, positives, backend)
-        return tuple(side - theirs for side, theirs in zip((own, above), taught.T, strict=True))
+        taught, taught_above = _of_factors(pairs.factors, positives, backend).T
+        return mean - (taught - taught_above), above - taught_above
     taught = pairs.dense.gather(1, positives[:, None])[:, 0].to(own.dtype)
-    mean = pairs.dense.mean(1, dtype=wide_dtype(x.device)).to(own.dtype)
-    return own - taught, above - (taught - mean)
+    taught_mean = pairs.dense.mean(1, dtype=wide_dtype(x.device)).to(own.dtype)
+    return mean - taught_mean, above - (taught - taught_mean)
 
 
 def _of_factors(factors, positives, backend):

@@ -20,7 +20,7 @@ from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
 from fastsim.engine.one_call import takes_whole
 from fastsim.engine.prepared import once_per_signature
-from fastsim.engine.selection import closest_column
+from fastsim.engine.selection import closest_column, selected_rows
 from fastsim.losses.module import LossModule
 from fastsim.losses.negatives import MININGS, checked_backend, largest_of, mean_of, negatives_of
 from fastsim.losses.triplet_terms import terms_of_ring, terms_of_rows, units
@@ -131,9 +131,10 @@ def full_triplet(
     if batch.ring:
         terms = terms_of_ring(anchors, positives, mining, pairs, batch, chosen, seen)
     else:
-        unit_x, unit_y = units(anchors, batch.gather_columns(positives), chosen)
-        semi_hard = mining == "semi-hard"
-        indices = closest_column(unit_x, unit_y, anchors.dtype, semi_hard, pairs, chosen, seen)
+        columns = batch.gather_columns(positives)
+        unit_x, unit_y = units(anchors, columns, chosen)
+        sides = selected_rows(anchors, unit_x, chosen), selected_rows(columns, unit_y, chosen)
+        indices = closest_column(*sides, anchors.dtype, mining == "semi-hard", pairs, chosen, seen)
         terms = terms_of_rows(unit_x, unit_y, indices, pairs, chosen, batch.first_column)
     if seen is not None:
         other = None if positives is anchors else positives

@@ -23,7 +23,12 @@ from fastsim.distributed import batchwise, join
 from fastsim.engine.chosen_rows import partner_distances, partner_products
 from fastsim.engine.distances import all_distances
 from fastsim.engine.ring import ring_hardest, ring_sum
-from fastsim.engine.selection import centred_rows, finds_hardest_pairs, hardest_columns
+from fastsim.engine.selection import (
+    centred_rows,
+    finds_hardest_pairs,
+    hardest_columns,
+    selected_rows,
+)
 from fastsim.engine.selection import hardest_pairs as found_pairs
 from fastsim.pairs import dense_targets, global_groups, pair_mask, parse_groups
 from fastsim.reduce import as_float
@@ -117,9 +122,9 @@ def hardest_in_batch(embeddings, columns, pairs, distance, batch, backend):
     if backend.name == "eager":
         return hardest_of_distances(measure.all_distances(x, y), pairs)
     if batch.ring:
-        return _ring_hardest(x, y, embeddings.dtype, measure, pairs, batch, backend)
+        return _ring_hardest(x, y, (embeddings, columns), measure, pairs, batch, backend)
     y = None if y is x else y
-    *operands, everything = measure.operands(x, y, embeddings.dtype, backend)
+    *operands, everything = measure.operands(x, y, (embeddings, columns), backend)
     indices = hardest_columns(*operands, pairs, backend)
     distances = measure.chosen_rows(x, y, torch.stack(indices), (-torch.inf, torch.inf), backend)
     return _found(distances, indices, everything)
@@ -138,9 +143,9 @@ def hardest_at_once(x, groups, backend):
     return _found(distances, indices.unbind(0), everything)
 
 
-def _ring_hardest(x, y, dtype, measure, pairs, batch, backend):
+def _ring_hardest(x, y, of, measure, pairs, batch, backend):
     """The same where the rank's own columns travel."""
-    indices = ring_hardest(x, y, dtype, measure, pairs, batch, backend)
+    indices = ring_hardest(x, y, of, measure, pairs, batch, backend)
 
     def of_block(x, y, columns):
         parts = []
@@ -201,9 +206,9 @@ class _Euclidean:
     chosen_rows = staticmethod(partner_distances)
 
     @staticmethod
-    def operands(x, y, dtype, backend):
+    def operands(x, y, of, backend):
         """What `hardest_columns` takes, (rows, columns or None, offsets, dtype of the operands),
-        and a number () that is finite where all are.
+        and a number () that is finite where all are. of: the embeddings of the points x and y.
         """
         rows, columns, offsets, largest = centred_rows(x, y, backend)
         return rows, columns, offsets, torch.float32, largest
@@ -226,10 +231,12 @@ class _Cosine:
         return 1 - partner_products(x, y, columns, [1 - value for value in missing], backend)
 
     @staticmethod
-    def operands(x, y, dtype, backend):
+    def operands(x, y, of, backend):
         """As for Euclidean, nothing to be taken from the scores."""
-        x, y = x.detach(), None if y is None else y.detach()
-        return x, y, None, dtype, x.sum() if y is None else x.sum() + y.sum()
+        rows = selected_rows(of[0], x, backend)
+        columns = None if y is None else selected_rows(of[1], y, backend)
+        everything = x.detach().sum() if y is None else x.detach().sum() + y.detach().sum()
+        return rows, columns, None, of[0].dtype, everything
 
 
 _MEASURES = {"euclidean": _Euclidean, "cosine": _Cosine}

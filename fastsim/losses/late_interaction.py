@@ -252,11 +252,14 @@ def late_interaction_distillation(
     dtypes, what = (*FLOATING, *INTEGRAL), "real numbers"
     check_tensor("teacher_scores", teacher_scores, ndim=2, dtypes=dtypes, what=what)
     check_device("teacher_scores", teacher_scores, "queries", queries)
-    wanted = queries.shape[0], documents.shape[1 if own else 0]
-    if teacher_scores.shape != wanted or wanted[1] < 2:
+    count = documents.shape[1 if own else 0]
+    if count < 2:
+        raise ValueError(f"documents: wanted at least 2{' of each query' * own}, got {count}")
+    wanted = queries.shape[0], count
+    if teacher_scores.shape != wanted:
         raise ValueError(
-            f"teacher_scores: wanted shape {wanted}, a score of each document and at least two"
-            f" documents, got {tuple(teacher_scores.shape)}"
+            f"teacher_scores: wanted shape {wanted}, a score of each document, got"
+            f" {tuple(teacher_scores.shape)}"
         )
     check_some_token("document_mask", document_mask)
     tensors = queries, documents, query_mask, document_mask, teacher_scores, temperature

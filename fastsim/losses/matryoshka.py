@@ -32,9 +32,10 @@ class Matryoshka(torch.nn.Module):
 
     Args:
         loss: a loss module of fastsim, or any function of embeddings (N, D) and further arguments
-            that returns a scalar; its embeddings are the arguments, by place or by name, that are
-            floating-point of two to four dimensions, but for a target matrix (`targets`) and what
-            a teacher gives (`teacher_x`, `teacher_y`, `teacher_scores`).
+            that returns a scalar, or as with reduction "none" a number of each row; its embeddings
+            are the arguments, by place or by name, that are floating-point of two to four
+            dimensions, but for a target matrix (`targets`) and what a teacher gives (`teacher_x`,
+            `teacher_y`, `teacher_scores`).
         widths: distinct ints.
         weights: as many numbers or 0-d tensors c_w, 1 by default.
 
@@ -54,6 +55,8 @@ class Matryoshka(torch.nn.Module):
         weights: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
+        if not callable(loss):
+            raise TypeError(f"loss: wanted a loss module or a function, got {loss!r:.60}")
         widths = _several("widths", widths)
         for place, width in enumerate(widths):
             check_count(f"widths[{place}]", width)
@@ -73,7 +76,7 @@ class Matryoshka(torch.nn.Module):
         self._given = places | _GIVEN
 
     def forward(self, *arguments: Any, **options: Any) -> Tensor:
-        """The sum over the widths of the loss with these arguments."""
+        """The sum over the widths of the loss with these arguments, of the shape of the loss."""
         given = {**dict(enumerate(arguments)), **options}
         embeddings = {
             place: value
@@ -105,7 +108,7 @@ class Matryoshka(torch.nn.Module):
         terms = [found[width] if width in found else of(width) for width in self.widths]
         if any(type(weight) not in (int, float) or weight != 1 for weight in self.weights):
             terms = [weight * term for weight, term in zip(self.weights, terms, strict=True)]
-        return torch.stack(terms).sum()
+        return torch.stack(terms).sum(0)
 
     def extra_repr(self):
         return f"widths={self.widths}, weights={self.weights}"

@@ -16,11 +16,12 @@ from fastsim.annotations import Exclude, Mining
 from fastsim.autocast import embeddings_in_autocast, without_autocast
 from fastsim.backends import pick
 from fastsim.checks import check_choice, check_columns, check_enough, check_scores, check_sides
-from fastsim.engine.selection import closest_column
+from fastsim.engine.selection import closest_column, selected_rows
 from fastsim.losses.triplet_terms import terms_of_rows, units
 from fastsim.pairs import Pairs, pair_mask, parse_exclude
 from fastsim.reduce import as_float, below_every_score
 from fastsim.scores import dense_cosines
+from fastsim.ties import highest_equal, size_of_rows
 
 MININGS = ("semi-hard", "hard")
 
@@ -92,7 +93,8 @@ def closest_negative(
         )
     unit_x, unit_y = units(anchors, positives, chosen)
     pairs = pairs_on_diagonal(None, anchors.shape[0], positives.shape[0], anchors.device)
-    indices = closest_column(unit_x, unit_y, anchors.dtype, mining == "semi-hard", pairs, chosen)
+    sides = selected_rows(anchors, unit_x, chosen), selected_rows(positives, unit_y, chosen)
+    indices = closest_column(*sides, anchors.dtype, mining == "semi-hard", pairs, chosen)
     with without_autocast(unit_x.device.type):
         sums = torch.mv(unit_x.detach(), unit_y.detach().sum(0))
     return terms_of_rows(unit_x, unit_y, indices, pairs, chosen)[2] + 0 * sums, indices
@@ -133,7 +135,9 @@ def mean_of(scores, negative):
 
 def largest_of(scores, negative, mining):
     if mining == "semi-hard":
-        negative = negative & (scores <= scores.diagonal()[:, None])
+        held = scores.detach()
+        limits = highest_equal(held.diagonal()[:, None], size_of_rows(held))
+        negative = negative & (held <= limits)
     values, indices = scores.masked_fill(~negative, below_every_score(scores)).max(1)
     some = negative.any(1)
     return torch.where(some, values, -torch.inf), torch.where(some, indices, -1)

@@ -32,7 +32,8 @@ def terms_of_ring(anchors, positives, mining, pairs, batch, backend, seen):
     """The same where the rank's own columns travel."""
     unit_x, unit_y = units(anchors, positives, backend)
     semi_hard = mining == "semi-hard"
-    indices = ring_closest(unit_x, unit_y, anchors.dtype, semi_hard, pairs, batch, backend, seen)
+    given = anchors.detach(), positives.detach(), unit_x, unit_y
+    indices = ring_closest(*given, semi_hard, pairs, batch, backend, seen)
 
     def of_block(unit_x, unit_y, columns):
         within = indices - columns.start

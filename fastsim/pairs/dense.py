@@ -3,6 +3,7 @@
 import torch
 
 from fastsim.precision import widened
+from fastsim.ties import highest_equal, size_of_rows
 
 
 def dense_targets(pairs, rows, columns, dtype, device):
@@ -31,12 +32,12 @@ def pair_mask(pairs, rows, columns, device):
             same = same & (column != pairs.positives[:, None])
         part = part & ~same
     if pairs.guide is not None:
-        # In double precision, so that a copy of the pair behind a threshold ties with it.
+        # In double precision, as the thresholds, which are found by another sum.
         sides = (pairs.guide.rows, pairs.guide.columns)
         rows_, columns_ = (torch.nn.functional.normalize(widened(side), dim=1) for side in sides)
         guided = rows_ @ columns_.T
         thresholds = pairs.guide.thresholds[:, None]
-        above = guided.to(thresholds.dtype) > thresholds
+        above = guided.to(thresholds.dtype) > highest_equal(thresholds)
         if pairs.positives is not None:
             above = above & (column != pairs.positives[:, None])
         part = part & ~above
@@ -48,4 +49,6 @@ def not_above(scores, positives, margin):
 
     A NaN is not, so that it reaches the loss.
     """
-    return ~(scores > scores.gather(1, positives[:, None]) + margin)
+    scores = scores.detach()
+    limits = scores.gather(1, positives[:, None]) + margin
+    return ~(scores > highest_equal(limits, size_of_rows(scores)))

@@ -187,13 +187,15 @@ class SharedBatches:
     """One process's share of every batch, so that all of them together take the batch of one.
 
     batches: a batch sampler that is the same in all processes. A batch of fewer rows than
-    processes has rows that several take.
+    processes leaves some without a row: they get a `StandIn`, or with whole=True every process gets
+    the whole batch. That is for losses that look at no other row: the mean over the processes of
+    one mean is this mean.
     """
 
     drop_last = False
 
-    def __init__(self, batches, rank, ranks):
-        self.batches, self.rank, self.ranks = batches, rank, ranks
+    def __init__(self, batches, rank, ranks, *, whole=False):
+        self.batches, self.rank, self.ranks, self.whole = batches, rank, ranks, whole
         self.batch_size = max(1, batches.batch_size // ranks)
 
     def set_epoch(self, epoch):
@@ -207,4 +209,28 @@ class SharedBatches:
     def __iter__(self):
         for batch in self.batches:
             start, stop = (len(batch) * rank // self.ranks for rank in (self.rank, self.rank + 1))
-            yield batch[start:stop] or batch[start : start + 1]
+            if self.whole and len(batch) < self.ranks:
+                yield batch
+            else:
+                yield batch[start:stop] or StandIn(batch[:1])
+
+
+class StandIn(list):
+    """A row of another process in place of none, since an encoder takes at least one.
+
+    Its embedding is cut off before the loss, to which this process then gives no row.
+    """
+
+
+class SharedRows(torch.utils.data.Dataset):
+    """The rows of a data set asked for by `SharedBatches`; that of a `StandIn` says so."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitems__(self, places):
+        rows = self.dataset.__getitems__(places)
+        return [row | {"stands_in": True} for row in rows] if isinstance(places, StandIn) else rows

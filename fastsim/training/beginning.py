@@ -20,7 +20,7 @@ def begin(options, task, checkpoints, process, say):
     asked, checkpoint, passed = check(options, checkpoints, process.num_processes)
     if checkpoint is None:
         # What an earlier run left goes once nothing of this one can be refused any more.
-        state = {"asked": asked, "before": _before(task), **task.sample()}
+        state = {"asked": asked, **_untrained(task)}
         saved.remove_run(checkpoints)
         _write_run(checkpoints, state)
         return state, None
@@ -29,8 +29,8 @@ def begin(options, task, checkpoints, process, say):
     if main:
         saved.remove_unusable(checkpoints)
         state = saved.read_run(checkpoints) | {"asked": asked}
-        if state["before"] is None:
-            state["before"] = _before(task)
+        if state["before"] is None and task.eval is not None:
+            state |= _untrained(task)  # the checkpoint is not loaded yet
         _write_run(checkpoints, state)
     return saved.read_run(checkpoints), checkpoint
 
@@ -83,9 +83,12 @@ def _fingerprints(paths):
     return [hub.fingerprint(path) if hub.is_hub(path) else fingerprint(path) for path in paths]
 
 
-def _before(task):
-    """The metrics before the training, None without data to evaluate on."""
-    return None if task.eval is None else task.evaluate()
+def _untrained(task):
+    """What the metrics and the pictures at the end are compared with, of the same rows.
+
+    `before`: the metrics, None without data to evaluate on. The rest: `Task.sample`.
+    """
+    return {"before": None if task.eval is None else task.evaluate(), **task.sample()}
 
 
 def _write_run(checkpoints, state):

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from fastsim.files import OutputError, fingerprint, unused_name, write_whole
+from fastsim.locks import locked
 
 RUN = "fastsim_run.json"
 MANIFEST = "fastsim_checkpoint.json"
@@ -20,9 +21,11 @@ def checkpoint_folder(output, chosen=None):
     Where the output is a mount point, or nothing can be written beside it, they are in its folder
     `checkpoints`: what survives the machine is then the output alone.
     """
+    asked, output = output, Path(os.path.realpath(output))
+    if not output.name:
+        raise OutputError(f"output: wanted a folder other than the root, got {str(asked)!r}")
     if chosen is not None:
         return Path(os.path.abspath(chosen))
-    output = Path(os.path.realpath(output))
     beside, inside = output.with_name(f"{output.name}-checkpoints"), output / "checkpoints"
     if inside.is_dir() and not beside.exists():
         return inside if (inside / RUN).is_file() else beside
@@ -39,67 +42,35 @@ def _read_only(folder):
 
 
 @contextlib.contextmanager
-def claimed(checkpoints):
-    """While this lasts no other run can begin in a folder of checkpoints.
+def claimed(checkpoints, output):
+    """While this lasts no other run can begin in the folder of the checkpoints or of the output.
 
     Two runs in one folder would resume from each other's checkpoints, choose them as best, and
-    remove them. `OutputError` where another run is there, or nothing can be written. The lock is
-    one of the system: it ends with its process, however that ends.
+    remove them; into one output they would put one model in the place of the other. `OutputError`
+    where another run is there, or nothing can be written.
     """
-    checkpoints = Path(checkpoints)
+    checkpoints, output = (Path(os.path.realpath(folder)) for folder in (checkpoints, output))
     written(checkpoints)  # nothing is put into a folder that is refused
-    made = [folder for folder in (checkpoints, *checkpoints.parents) if not folder.exists()]
-    try:
-        if not made and any(checkpoints.iterdir()):  # of an earlier run; an empty one is the user's
-            made = [checkpoints]
-        handle = _lock(checkpoints)
-    except OutputError:
-        raise
-    except OSError as error:
-        raise OutputError(f"checkpoints: {str(checkpoints)!r}: {error.strerror}") from error
-    try:
-        yield
-    finally:
-        (checkpoints / _LOCK).unlink(missing_ok=True)  # before another can have it
-        handle.close()
-        for folder in made:  # of a run that left nothing there
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-
-
-def _lock(checkpoints):
-    """The open file that holds the lock."""
-    while True:
-        checkpoints.mkdir(parents=True, exist_ok=True)
-        try:
-            handle = open(checkpoints / _LOCK, "w")  # noqa: SIM115 - `claimed` closes it
-        except FileNotFoundError:  # a run that ended has just removed the folder
-            continue
-        if _is_taken(handle):
-            handle.close()
-            raise OutputError(
-                f"checkpoints: another run is writing to {str(checkpoints)!r}; wait for its end, or"
-                " choose another folder"
+    with contextlib.ExitStack() as locks:
+        if checkpoints.is_dir() and any(checkpoints.iterdir()):  # an empty one is the user's
+            locks.callback(_remove_empty, checkpoints)
+        for folder, name in {checkpoints: "checkpoints", output: "output"}.items():
+            refusal = (
+                f"{name}: another run is writing to {str(folder)!r}; wait for its end, or choose"
+                " another folder"
             )
-        try:
-            if os.path.samestat(os.fstat(handle.fileno()), os.stat(checkpoints / _LOCK)):
-                return handle
-        except FileNotFoundError:
-            pass
-        handle.close()  # the file of a run that has just ended
+            try:
+                locks.enter_context(locked(folder, _LOCK, refusal=refusal))
+            except OutputError:
+                raise
+            except OSError as error:
+                raise OutputError(f"{name}: {str(folder)!r}: {error.strerror}") from error
+        yield
 
 
-def _is_taken(handle):
-    """Lock a file; True where another process holds it. Without file locks no other is noticed."""
-    try:
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except (ImportError, OSError):
-        pass
-    return False
+def _remove_empty(folder):
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 # ---- one checkpoint ----

@@ -6,6 +6,7 @@ as a `datasets.Dataset` (fastsim/training/store.py).
 
 import os
 
+from fastsim.tell import tell
 from fastsim.training.columns import check_header, header_fault, parse_columns
 from fastsim.training.formats import format_of
 from fastsim.training.hub import is_hub
@@ -25,7 +26,6 @@ from fastsim.training.rows import (
     width_fault,
 )
 from fastsim.training.store import Store
-from fastsim.training.tell import tell
 from fastsim.training.values import checked_text
 
 __all__ = ["KINDS", "SUFFIXES", "DataError", "read_corpus", "read_data"]

@@ -12,14 +12,16 @@ class BiEncoderModel(nn.Module):
         self.encoder, self.objective = encoder, objective
         self._no_split_modules = _layers_of(encoder)
 
-    def forward(self, features, labels=None, exclude=None):
+    def forward(self, features, labels=None, exclude=None, rows=None):
         """features: one dictionary of tensors per text column; labels (N,) or None.
 
-        A dictionary alone: its embeddings, for the micro-batches of `GradCache`.
+        A dictionary alone: its embeddings, for the micro-batches of `GradCache`. rows: how many of
+        the embeddings the loss gets, by default all.
         """
         if isinstance(features, dict):
             return self.encoder(features)
-        return {"loss": self.objective([self.encoder(part) for part in features], labels, exclude)}
+        vectors = [self.encoder(part)[:rows] for part in features]
+        return {"loss": self.objective(vectors, labels, exclude)}
 
 
 class CrossEncoderModel(nn.Module):
@@ -30,9 +32,9 @@ class CrossEncoderModel(nn.Module):
         self.encoder, self.loss, self.group = encoder, loss, group
         self._no_split_modules = _layers_of(encoder)
 
-    def forward(self, features, labels=None):
-        """features: the tensors of the joint input; labels (N,) in [0, 1]."""
-        return {"loss": self.loss(self.encoder(features), labels, group=self.group)}
+    def forward(self, features, labels=None, rows=None):
+        """features: the tensors of the joint input; labels (N,) in [0, 1]; rows: of the loss."""
+        return {"loss": self.loss(self.encoder(features)[:rows], labels, group=self.group)}
 
 
 def _layers_of(encoder):
@@ -45,13 +47,13 @@ def _layers_of(encoder):
 class Bound(nn.Module):
     """An `Objective` with the further arguments of a batch: a loss of embeddings alone."""
 
-    def __init__(self, objective, **arguments):
+    def __init__(self, objective, rows=None, **arguments):
         super().__init__()
-        self.objective, self.arguments = objective, arguments
+        self.objective, self.rows, self.arguments = objective, rows, arguments
 
     def forward(self, *vectors):
         """vectors: one (N, D) tensor per text column."""
-        return self.objective(list(vectors), **self.arguments)
+        return self.objective([part[: self.rows] for part in vectors], **self.arguments)
 
 
 def freeze_idle(encoder, features):

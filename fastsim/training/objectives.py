@@ -102,6 +102,7 @@ LOSSES = {
         losses.BatchHardTriplet, {"labelled texts": _groups}, minimum=3, positives=True
     ),
 }
+_TRIED = 4  # rows of `Objective.try_out`: two labels, each with a positive
 _POSITIVE = ("scale", "temperature")  # learnt as logarithms, so that they stay above zero
 
 
@@ -189,6 +190,31 @@ class Objective(nn.Module):
             # The average over the ranks of these is the mean over all rows.
             loss = loss * join(self.group, self.name, vectors[0], vectors[0]).mean_share
         return loss
+
+    def try_out(self, layout, *, dim, dtype=torch.float32, device=None):
+        """Refuse what the loss would refuse in its first step: its options, widths, backend.
+
+        On made-up embeddings (4, dim), in this process alone. Learnt options are tried as they were
+        given: as logarithms they would become NaN and pass.
+        """
+        if self.name == "classification":  # it has no options
+            return
+        random = torch.Generator().manual_seed(0)  # the run's own numbers stay
+        vectors = torch.randn(len(layout.texts), _TRIED, dim, generator=random)
+        vectors = vectors.to(device, dtype).requires_grad_()  # a backend may refuse gradients
+        made_up = {"score": torch.linspace(0, 1, _TRIED), "label": torch.arange(_TRIED) // 2}
+        labels = None if layout.label is None else made_up[layout.label].to(device)
+        try:
+            loss = LOSSES[self.name].module(**self.options)
+            loss = losses.Matryoshka(loss, self.widths) if self.widths else loss
+            value = self._apply_loss(loss, vectors.unbind(), labels)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{self.name}: {error}") from error
+        if value.dim():
+            raise ValueError(
+                f"{self.name}: reduction: wanted one number for a batch ('mean' or 'sum'),"
+                f" got {self.options['reduction']!r}"
+            )
 
     def values(self):
         """The options as numbers, learnt ones at their present value."""

@@ -24,13 +24,19 @@ FREE = (
     "eval",
 )
 GROWING = ("epochs", "max_steps")  # may grow: training longer is what people resume for
+CHOICES = {
+    "architecture": ("bi-encoder", "cross-encoder"),
+    "precision": ("fp32", "bf16", "fp16"),
+    "weights": ("fp32", "bf16"),
+}
+LARGEST_SEED = 2**32 - 1  # NumPy takes no larger one
 
 
 @dataclass
 class Options:
     """What `fastsim train` can be told; the command line's help explains each.
 
-    ValueError for a number out of its range.
+    ValueError for a number out of its range or a word that is none of its choices.
     """
 
     train: str | list
@@ -101,13 +107,17 @@ class Options:
                 raise ValueError(f"{name}: wanted the name of a folder, got none")
         if self.resume and self.overwrite:
             raise ValueError("overwrite: wanted without resume, which goes on with what it removes")
-        if self.precision not in ("fp32", "bf16", "fp16"):
-            raise ValueError(f"precision: wanted fp32, bf16 or fp16, got {self.precision!r}")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                wanted = ", ".join(choices[:-1]) + f" or {choices[-1]}"
+                raise ValueError(f"{name}: wanted {wanted}, got {getattr(self, name)!r}")
+        if not 0 <= self.seed <= LARGEST_SEED:
+            raise ValueError(f"seed: wanted 0 to {LARGEST_SEED}, got {self.seed}")
         both = self.eval is not None and self.eval_steps and self.checkpoint_steps
         if both and self.checkpoint_steps % self.eval_steps:
             raise ValueError(
                 f"checkpoint_steps: wanted a multiple of eval_steps ({self.eval_steps}), so that"
-                f" the best model is among the saved, got {self.checkpoint_steps}"
+                f" what is saved is evaluated, got {self.checkpoint_steps}"
             )
 
     def _check_number(self, name, *, above=False):

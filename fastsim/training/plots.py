@@ -7,6 +7,16 @@ from matplotlib.figure import Figure
 WIDE = (8, 3.2)
 
 
+def draw(history, metric, before, after, folder):
+    """All pictures of a run into a folder; before and after: what `Task.sample` gave."""
+    folder = Path(folder)
+    curves(history, metric, folder / "curves.png")
+    if "heat" in after:
+        heat_maps(before["heat"], after["heat"], folder / "cosines.png")
+    if "scores" in after:
+        similarity(after["gold"], before["scores"], after["scores"], folder / "similarity.png")
+
+
 def curves(history, metric, path):
     """Loss and, unless it is None, one metric against steps, from the trainer's log history."""
     figure = Figure(figsize=WIDE, layout="constrained")

@@ -162,6 +162,7 @@ def prepare(options, group=None, say=None):
         model.to("cuda")
     batches = None
     if not cross:
+        _try_loss(options, model, layout)
         batches = batch_plan(train, layout, options.loss, options.batch_size, seed=options.seed)
     return Task(
         model, encoder, train, layout, held, held_layout, metric, cross, options.batch_size, batches
@@ -238,6 +239,15 @@ def _bi_encoder(options, layout, classes, group):
         )
     encoder.similarity = objective.options.get("similarity", encoder.similarity)
     return BiEncoderModel(encoder, objective), encoder
+
+
+def _try_loss(options, model, layout):
+    """Refuse what the loss would refuse in its first step, while nothing is written yet."""
+    encoder = model.encoder
+    like = next(encoder.parameters())
+    kind = torch.float16 if options.precision == "fp16" else torch.bfloat16
+    with torch.autocast(like.device.type, kind, enabled=options.precision != "fp32"):
+        model.objective.try_out(layout, dim=encoder.dim, dtype=like.dtype, device=like.device)
 
 
 def _cross_encoder(options, layout, classes, group):

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import torch
 import transformers
 
 _SUMMED = "fastsim_loss_sum.json"
@@ -12,8 +13,8 @@ class Resumed(transformers.TrainerCallback):
     """Sets what the training goes on with, so that its end is that of a run without a break.
 
     The best model is found in the folder of the checkpoints as it is named now. Early stopping has
-    waited as long as before. The next loss that is logged is the mean since the one logged last.
-    What is logged at the end is of all parts of the training.
+    waited as long as before. The next loss that is logged is the mean since the one logged last, as
+    are the metrics of the batches. What is logged at the end is of all parts of the training.
     say: is told of a best model that cannot be used; the best is then chosen from here on.
     """
 
@@ -58,15 +59,17 @@ class Resumed(transformers.TrainerCallback):
         if self.summed:
             self.trainer._tr_loss.fill_(self.summed["sum"])
             self.trainer._globalstep_last_logged = self.summed["logged"]
+        if self.summed.get("seen") is not None:
+            totals = torch.tensor(self.summed["seen"], dtype=torch.float64, device=args.device)
+            self.trainer.seen.add(totals)
 
     def complete(self, logs):
         """Make what is logged at the end of the training that of all its parts.
 
-        transformers has the loss, the time and the speed of the last part.
+        transformers has the time and the speed of the last part.
         """
         step, seconds = self.trainer.state.global_step, self.seconds + logs["train_runtime"]
         rows = self.trainer.batch_size * self.trainer.args.gradient_accumulation_steps
-        logs["train_loss"] = self.trainer._total_loss_scalar / step
         logs["train_runtime"] = round(seconds, 4)
         logs["train_steps_per_second"] = round(step / seconds, 3)
         logs["train_samples_per_second"] = round(step * rows / seconds, 3)
@@ -82,15 +85,18 @@ def _sum_of_logged(history):
     return total
 
 
-def write_loss_sum(trainer, folder):
+def write_sums(trainer, folder):
     """Write the sum of the losses since the last that was logged: of a mean over the processes.
 
-    Beside it the seconds that the training took so far.
+    Beside it what they saw of their batches since then, which a loss of a group adds up over the
+    processes itself; and the seconds that the training took so far.
     """
     total = trainer.accelerator.gather(trainer._tr_loss.detach()).mean().item()
     if trainer.args.should_save:
+        seen = trainer.seen._total
         summed = {
             "sum": total,
+            "seen": None if seen is None else seen.tolist(),
             "logged": trainer._globalstep_last_logged,
             "seconds": trainer.seconds(),
         }

@@ -1,6 +1,5 @@
 """One training run: from a data file and a model to a better model in a folder."""
 
-import contextlib
 import json
 import os
 import signal
@@ -9,18 +8,18 @@ from pathlib import Path
 
 from fastsim.environment import variables
 from fastsim.files import OutputError
+from fastsim.folders import check_writable, finish_exchanges, replaced_folder
+from fastsim.manifest import files_of
+from fastsim.tell import tell
 from fastsim.training import beginning
 from fastsim.training import checkpoints as saved
 from fastsim.training.batch_plan import small_batches
 from fastsim.training.collator import Collator
-from fastsim.training.folders import check_writable, replaced_folder
-from fastsim.training.manifest import files_of
 from fastsim.training.model_card import model_card
 from fastsim.training.models import freeze_idle
 from fastsim.training.options import Options
 from fastsim.training.prepare import prepare
 from fastsim.training.required import check_packages
-from fastsim.training.tell import tell
 
 __all__ = ["Options", "OutputError", "train"]
 
@@ -31,11 +30,11 @@ def train(options, say=None, *, dry_run=False):
     Returns what `fastsim_training.json` holds: options, versions, metrics before and after, the
     history of losses and metrics, seconds of training. The folder is complete or as it was before;
     checkpoints are beside it while the run lasts, or within it where nothing can be written beside
-    it. say: a function that is told, a line at a time,
-    what the run will do; by default the error stream. dry_run: say it and return None. ValueError
-    (`DataError`, `ModelError` among them) for what does not fit, `OutputError` for the folder,
-    FloatingPointError for a model that became NaN, `Stopped` after a signal, when a checkpoint is
-    written, ImportError for a package that is too old.
+    it. say: a function that is told, a line at a time, what the run will do; by default the error
+    stream. dry_run: say it and return None. ValueError (`DataError`, `ModelError` among them) for
+    what does not fit, `OutputError` for the folder, FloatingPointError for a model that became NaN,
+    `Stopped` after a signal, when a checkpoint is written, ImportError for a package that is too
+    old.
     """
     check_packages()
     import torch
@@ -65,8 +64,10 @@ def train(options, say=None, *, dry_run=False):
         if process.is_main_process:
             beginning.check(options, checkpoints, process.num_processes)
         return None
-    claim = saved.claimed(checkpoints) if process.is_main_process else contextlib.nullcontext()
-    with claim:
+    if not process.is_main_process:
+        return _trained(options, task, arguments, output, checkpoints, process, say)
+    with saved.claimed(checkpoints, output):
+        finish_exchanges(output, say)
         return _trained(options, task, arguments, output, checkpoints, process, say)
 
 
@@ -174,23 +175,23 @@ def _stop(number, step, steps, checkpoints):
 
 
 def _save(task, result, state, output, say, *, cross):
-    from fastsim.training import plots
-
     with replaced_folder(output, say) as folder:
         task.write_to(folder)
         text = json.dumps(result, indent=1)
         (folder / "fastsim_training.json").write_text(text, encoding="utf-8")
         card = model_card(result, task.encoder, output.name, cross=cross)
         (folder / "README.md").write_text(card, encoding="utf-8")
-        pictures = folder / "pictures"
-        plots.curves(result["history"], result["metric"], pictures / "curves.png")
-        now = task.sample()
-        if "heat" in now:
-            plots.heat_maps(state["heat"], now["heat"], pictures / "cosines.png")
-        if "scores" in now:
-            plots.similarity(
-                now["gold"], state["scores"], now["scores"], pictures / "similarity.png"
-            )
+        _draw(task, result, state, folder / "pictures", say)
+
+
+def _draw(task, result, state, folder, say):
+    """The pictures of a run; what fails is only told, for without them the model is no worse."""
+    try:
+        from fastsim.training import plots
+
+        plots.draw(result["history"], result["metric"], state, task.sample(), folder)
+    except Exception as error:
+        say(f"pictures: not all are drawn: {type(error).__name__}: {error}")
 
 
 def _arguments(options, task, checkpoints, processes):

@@ -7,17 +7,17 @@ from pathlib import Path
 import torch
 import transformers
 from accelerate.data_loader import SeedableRandomSampler
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from transformers.trainer_utils import TrainOutput
 
 from fastsim.files import full_disk_named
 from fastsim.grad_cache import GradCache
 from fastsim.integrations.transformers import log_metrics
-from fastsim.training.batches import SharedBatches
+from fastsim.training.batches import SharedBatches, SharedRows
 from fastsim.training.checkpoints import begin, check_ours, remove_older, seal
 from fastsim.training.links import LinkedBatches, LinkedRows
 from fastsim.training.models import Bound
-from fastsim.training.resumed import Resumed, write_loss_sum
+from fastsim.training.resumed import Resumed, write_sums
 from fastsim.training.sharding import WholeTask, any_process, local_part
 
 
@@ -61,7 +61,7 @@ class Trainer(transformers.Trainer):
         self.batch_size, self.micro_batch_size = batch_size, micro_batch_size
         self.loss_learning_rate = loss_learning_rate
         self._resumed, self._began = None, time.monotonic()
-        log_metrics(self)
+        self.seen = log_metrics(self)
 
     def get_train_dataloader(self):
         """The batches of this process: its share of those that one process would have."""
@@ -75,7 +75,9 @@ class Trainer(transformers.Trainer):
         elif isinstance(batches, LinkedBatches):
             rows = LinkedRows(rows)
         if ranks > 1:
-            batches = SharedBatches(batches, rank, ranks)
+            objective = getattr(self.model, "objective", None)
+            pairwise = getattr(objective, "pairwise", False)
+            batches, rows = SharedBatches(batches, rank, ranks, whole=pairwise), SharedRows(rows)
         loader = _Loader(
             rows,
             batch_sampler=batches,
@@ -130,11 +132,15 @@ class Trainer(transformers.Trainer):
     def log(self, logs, start_time=None):
         """As in transformers, but a loss that is not finite ends the training.
 
-        The last entry is of all parts of a training that was resumed.
+        The last entry is of all processes, and of all parts of a training that was resumed.
         """
         self.check_finite(weights=False)
-        if self._resumed is not None and "train_loss" in logs:
-            self._resumed.complete(logs)
+        if "train_loss" in logs:
+            # Each process has the losses since the last that was logged of its own share.
+            totals = gather_object([self._total_loss_scalar])
+            logs["train_loss"] = sum(totals) / len(totals) / max(1, self.state.global_step)
+            if self._resumed is not None:
+                self._resumed.complete(logs)
         super().log(logs, start_time)
 
     def resume(self, checkpoint=None, say=print):
@@ -173,6 +179,15 @@ class Trainer(transformers.Trainer):
         else:
             self._whole.read(self._best)
         return self._whole
+
+    def _determine_best_metric(self, metrics, trial):
+        """As in transformers; a new best model is saved, also between two checkpoints.
+
+        Its metric is what later ones are compared with, so it must be there at the end.
+        """
+        better = super()._determine_best_metric(metrics, trial)
+        self.control.should_save |= better
+        return better
 
     def _load_best_model(self):
         """As in transformers; of sharded models the copy reads the best weights."""
@@ -228,7 +243,7 @@ class Trainer(transformers.Trainer):
                 if self.accelerator.num_processes > 1:
                     torch.distributed.barrier()  # the others write into it
                 super()._save_checkpoint(model, trial)
-                write_loss_sum(self, folder)
+                write_sums(self, folder)
                 if self.accelerator.num_processes > 1:
                     torch.distributed.barrier()  # every process writes its random state
                 if self.args.should_save and folder.is_dir():

@@ -20,6 +20,10 @@ from tests.training.processes import run_together
 
 KEPT, HELD = demo.situations()
 TUPLES = [{"anchor": one, "positive": same, "negative": other} for one, same, other, _ in KEPT[:20]]
+SCORED = [
+    {"sentence1": one, "sentence2": same, "score": number / 9}
+    for number, (one, same, *_) in enumerate(KEPT[:10])
+]
 LABELLED = [
     {"text": text, "label": number}
     for number, (one, same, other, too) in enumerate(KEPT[:8])
@@ -36,6 +40,20 @@ RUNS = {
     "regression": (None, "cosine_regression", {"batch_size": 7}),
     "cosent": (None, "cosent", {"batch_size": 7, "accumulate": 2, "micro_batch_size": 2}),
     "cross": (None, "regression", {"batch_size": 7, "architecture": "cross-encoder"}),
+    # The second batch has one row, which is no negative of itself on the other process.
+    "a row over": (TUPLES, "siglip", {"learn": ("scale", "bias"), "batch_size": 19}),
+    "a row over, micro-batches": (
+        TUPLES,
+        "info_nce",
+        {"learn": ("temperature",), "batch_size": 19, "micro_batch_size": 4},
+    ),
+    "a row over, single rows": (SCORED, "cosine_regression", {"batch_size": 9}),
+    "a row over, scored": (SCORED, "cosent", {"learn": ("scale",), "batch_size": 9}),
+    "a row over, cross": (
+        SCORED,
+        "regression",
+        {"batch_size": 9, "architecture": "cross-encoder"},
+    ),
     **{
         loss: (LABELLED, loss, {"batch_size": 12, "micro_batch_size": 4, **more})
         for loss, more in {
@@ -83,7 +101,7 @@ def trained(calm, tmp_path_factory):
     """Folder of every run: by one process, by two, and by one without micro-batches."""
     folder = tmp_path_factory.mktemp("runs")
     files = {}
-    for number, rows in enumerate((TUPLES, LABELLED)):
+    for number, rows in enumerate((TUPLES, LABELLED, SCORED)):
         files[id(rows)] = folder / f"{number}.jsonl"
         files[id(rows)].write_text("".join(json.dumps(row) + "\n" for row in rows))
     scored = demo.write_pairs(KEPT[:12], folder / "scored.jsonl")
@@ -173,6 +191,8 @@ def test_two_processes_train_the_model_of_one(name, trained, calm):
     ]
     losses = [[e["loss"] for e in entries if "loss" in e] for entries in history]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4, abs=1e-5)
+    means = [entries[-1]["train_loss"] for entries in history]
+    assert means[0] == pytest.approx(means[1], rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", [n for n, run in RUNS.items() if "micro_batch_size" in run[2]])

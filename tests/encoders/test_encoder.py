@@ -109,6 +109,13 @@ def test_encode_in_several_processes_is_encode_in_one():
         encoder.encode(TEXTS, truncate_dim=-1)
 
 
+def test_processes_return_all_bits_of_what_they_found():
+    encoder = Encoder.from_pretrained(models.tiny_bert()).double()
+    alone = encoder.encode(TEXTS[:4], dtype=torch.float64)
+    several = encoder.encode(TEXTS[:4], dtype=torch.float64, devices=["cpu"])
+    torch.testing.assert_close(several, alone, rtol=0, atol=1e-12)  # other threads' rounding
+
+
 def test_encode_to_numpy_and_in_half_precision():
     encoder = Encoder.from_pretrained(models.tiny_bert())
     whole = encoder.encode(TEXTS)
@@ -198,6 +205,39 @@ def test_a_roberta_counts_its_own_positions():
     with torch.no_grad():
         alone = [encoder.model(**tokenizer(text, return_tensors="pt"))[0].mean(1) for text in TEXTS]
     torch.testing.assert_close(encoder.encode(TEXTS), torch.cat(alone), rtol=0, atol=1e-5)
+
+
+# Of RoBERTa and its kin the first position is after that of the padding; all have 34 positions.
+@pytest.mark.parametrize(
+    ("kind", "padding", "most"),
+    [
+        ("Roberta", 1, 32),
+        ("Roberta", 0, 33),
+        ("MPNet", 1, 32),
+        ("Camembert", 3, 30),
+        ("Bert", 1, 34),
+    ],
+)
+def test_a_text_is_no_longer_than_the_positions(kind, padding, most):
+    import transformers
+
+    tokenizer = Encoder.from_pretrained(models.tiny_bert()).tokenizer
+    tokenizer.model_max_length = 10**30
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=len(tokenizer),
+        pad_token_id=padding,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=34,
+    )
+    model = getattr(transformers, f"{kind}Model")(config)
+    encoder = Encoder(model, tokenizer)
+    assert encoder.max_length == most
+    assert encoder.encode(["the " * 99]).isfinite().all()
+    with pytest.raises(ValueError, match=f"max_length: wanted 3 to {most} tokens, got {most + 1}"):
+        Encoder(model, tokenizer, max_length=most + 1)
 
 
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out")

@@ -183,6 +183,30 @@ def test_nt_xent_does_not_saturate():
     torch.testing.assert_close(torch.autograd.grad(ours, x)[0], wanted, atol=allowed, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["MultiSimilarityLoss", "CircleLoss"])
+def test_losses_of_rows_as_a_reducer_sees_them(name):
+    """Theirs are a column, of which class weights make a matrix."""
+    ours, theirs = (
+        getattr(kind, name)(reducer=reducers.DoNothingReducer())(*batch())["loss"]
+        for kind in (losses, their_losses)
+    )
+    assert theirs["losses"].shape == (ROWS, 1)
+    torch.testing.assert_close(ours["losses"], theirs["losses"].squeeze(1))
+    assert ours["reduction_type"] == theirs["reduction_type"] == "element"
+    assert torch.equal(ours["indices"], theirs["indices"])
+
+
+def test_no_positive_as_a_reducer_sees_it():
+    """Theirs reads that there is none."""
+    ours, theirs = (
+        kind.SupConLoss(reducer=reducers.DoNothingReducer())(batch()[0], torch.arange(ROWS))["loss"]
+        for kind in (losses, their_losses)
+    )
+    assert (theirs["losses"], theirs["reduction_type"]) == (0, "already_reduced")
+    assert torch.equal(ours["losses"], torch.zeros(ROWS))
+    assert ours["reduction_type"] == "element"
+
+
 def test_class_weights_of_rows():
     """Theirs multiplies a column of losses by a row of weights: every loss by every weight."""
     x, labels = batch()

@@ -99,6 +99,22 @@ def test_swap_with_references():
     assert abs(theirs - ours) > 0.01
 
 
+@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize("power", [0.5, -1, 1, 2])
+def test_a_power_of_distance_0(power, normalized):
+    """Finite gradients, as theirs, of a positive like the anchor and of one as its own negative."""
+    x = batch(4)[0].double()
+    x[1] = x[0]
+    triplets = torch.tensor([0, 2, 3]), torch.tensor([1, 3, 2]), torch.tensor([2, 0, 3])
+    found = []
+    for kind in (losses, their_losses):
+        distance = distances.LpDistance(power=power, normalize_embeddings=normalized)
+        leaf = x.clone().requires_grad_()
+        value = kind.TripletMarginLoss(margin=5.0, distance=distance)(leaf, None, triplets)
+        found.append((value.detach(), *torch.autograd.grad(value, leaf)))
+    torch.testing.assert_close(*found)
+
+
 def test_a_miner_without_positives_or_negatives():
     x = batch()[0]
     for labels in (torch.zeros(ROWS, dtype=torch.long), torch.arange(ROWS)):

@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import inspect
 import pickle
 
 import pytest
@@ -122,6 +123,15 @@ def test_losses_of_sentence_transformers(name, sentences):
 
 
 @pytest.mark.parametrize("name", LOSSES)
+def test_interface_of_sentence_transformers(name, sentences):
+    theirs, ours = (getattr(module, name) for module in sentences)
+    assert inspect.signature(ours) == inspect.signature(theirs)
+    loss = ours(Given())
+    fused, loss.similarity_fct = loss.similarity_fct, theirs(Given()).similarity_fct
+    assert loss.similarity_fct is fused  # where it is set later, too
+
+
+@pytest.mark.parametrize("name", LOSSES)
 def test_losses_can_be_pickled(name, sentences):
     """The card links a class that is of the package; ours is found again by pickle."""
     from sentence_transformers.util import fullname
@@ -171,6 +181,33 @@ def test_arrays_of_pylate(form, pylate):
     assert torch.equal(ours(*arrays, *masks), theirs(*arrays, *masks))
 
 
+EMPTY = ["no queries", "no tokens of queries", "no documents", "no tokens of documents"]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("empty", EMPTY)
+@pytest.mark.parametrize("form", FORMS)
+def test_nothing_to_score_for_pylate(form, empty, masked, pylate):
+    """What theirs give, or the error that they raise."""
+    theirs, ours, sides, masks = of_pylate(form, pylate)
+    side = int("documents" in empty)
+
+    def cut(parts):
+        part = parts[side][:, :0] if "tokens" in empty and not side else parts[side][:0]
+        if "tokens" in empty and side:
+            part = parts[side][..., :0] if parts is masks else parts[side][..., :0, :]
+        return [part if place == side else value for place, value in enumerate(parts)]
+
+    given = [*cut(sides), *(cut(masks) if masked else [])]
+    found = []
+    for scores in (ours, theirs):
+        try:
+            found.append(scores(*given))
+        except Exception as error:
+            found.append((type(error), str(error)))
+    assert found[0] == found[1] if isinstance(found[1], tuple) else torch.equal(*found)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_a_backend_of_pylate_that_is_asked_for(form, pylate, monkeypatch):
     """By the argument or by the variable, at every call; theirs need a GPU, one of them."""
@@ -211,6 +248,7 @@ def test_losses_of_pylate(name, pylate):
 
     loss = getattr(pylate[1], name)(Given())
     assert isinstance(loss, getattr(theirs, name))
+    assert inspect.signature(type(loss)) == inspect.signature(getattr(theirs, name))
     scores = loss.score_metric
     assert type(scores) is pylate[1].ColBERTScores or scores is pylate[1].colbert_kd_scores
     other = getattr(pylate[1], name)(Given(), score_metric=len)

@@ -151,6 +151,18 @@ def test_learnt_scale(regime):
         assert loss.get_config_dict()["scale"] == 15.0
 
 
+@pytest.mark.parametrize("hardness", ["in_batch_negatives", "all_negatives"])
+def test_hardness_in_float64(hardness, regime):
+    """The gradients too, of a scale and a strength whose quotient float32 has not got."""
+    options = {"scale": 7.0, "hardness_mode": hardness, "hardness_strength": 3.0}
+    columns = vectors(3)
+    found, wanted = (
+        run(package.MultipleNegativesRankingLoss(Given(), **options), columns, None, torch.float64)
+        for package in (ours, theirs)
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-14)
+
+
 @pytest.mark.parametrize("tokens", [None, 30])
 def test_cached_ranking(tokens):
     """Mini-batches by rows or by tokens: the same loss and gradients as the peer's chunks."""

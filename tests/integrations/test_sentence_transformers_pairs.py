@@ -49,6 +49,46 @@ def test_angle_of_tuples_and_odd_width():
         ours.AnglELoss(Given())(features(vectors(2)), None)
 
 
+SCALES = [-20.0, 0.0, float("inf"), 2 * torch.ones(1), torch.tensor(-2.0)]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", ["CoSENTLoss", "AnglELoss"])
+def test_a_scale_that_is_no_positive_number_is_theirs(name, scale):
+    columns, labels = vectors(2), torch.rand(ROWS)
+    loss, peer = (getattr(package, name)(Given(), scale=scale) for package in (ours, theirs))
+    with pytest.warns(UserWarning, match=f"{name}: scale has no fused form"):
+        value = loss(features(columns), labels)
+    wanted = peer(features(columns), labels)
+    torch.testing.assert_close(value, wanted, rtol=0, atol=0, equal_nan=True)
+    loss(features(columns), labels)  # a second note would be an error
+
+
+def test_a_learnt_scale_that_crosses_0():
+    columns, labels = vectors(2), torch.rand(ROWS)
+    scale = torch.nn.Parameter(torch.tensor(0.5))
+    loss = ours.CoSENTLoss(Given(), scale=scale)
+    loss(features(columns), labels)
+    with torch.no_grad():
+        scale.fill_(-0.5)
+    with pytest.warns(UserWarning, match="scale has no fused form"):
+        value = loss(features(columns), labels)
+    assert torch.equal(value, theirs.CoSENTLoss(Given(), scale=-0.5)(features(columns), labels))
+    assert torch.autograd.grad(value, scale)[0].isfinite()
+
+
+@pytest.mark.parametrize("name", ["CoSENTLoss", "AnglELoss"])
+def test_labels_that_are_nan(name):
+    """A search among them there, by which pairs of numbers get lost; refused here."""
+    columns, labels = vectors(2), torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5, torch.nan, torch.nan])
+    columns = [column[: len(labels)] for column in columns]
+    place = torch.searchsorted(labels, labels, right=True)[3]
+    assert place > 4  # as if nothing were above 0.4
+    assert getattr(theirs, name)(Given())(features(columns), labels).isfinite()
+    with pytest.raises(ValueError, match="labels: wanted labels that can be ordered, got NaN"):
+        getattr(ours, name)(Given())(features(columns), labels)
+
+
 def test_wrong_labels_are_refused_in_their_words():
     columns, labels = vectors(2), torch.rand(ROWS - 1)
     for name in ("CoSENTLoss", "AnglELoss", "CosineSimilarityLoss"):
@@ -258,6 +298,39 @@ def test_batch_triplets(name, metric, monkeypatch):
 def test_a_batch_of_one_class(name, rows, metric):
     columns, labels = vectors(1, rows), torch.zeros(rows, dtype=torch.int64)
     same(name, {"distance_metric": metric}, columns, labels)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.__name__)
+@pytest.mark.parametrize("rows", [1, 2, ROWS])
+@pytest.mark.parametrize("name", BATCH)
+def test_a_zero_row_in_a_batch_of_one_class(name, rows, metric):
+    """Its cosine distance is 1, from itself too."""
+    columns, labels = vectors(1, rows), torch.zeros(rows, dtype=torch.int64)
+    columns[0][0] = 0.0
+    ours_, theirs_ = (
+        getattr(package, name)(Given(), distance_metric=metric)(features(columns), labels)
+        for package in (ours, theirs)
+    )
+    torch.testing.assert_close(ours_, theirs_)
+
+
+@pytest.mark.parametrize("name", BATCH)
+def test_the_gradient_of_a_zero_row(name):
+    """In the direction of its partners, divided by a norm of 1e-12, there; 0 here."""
+    columns, labels = vectors(1), torch.arange(ROWS) % 3
+    columns[0][0] = 0.0
+    found, wanted = (
+        run(
+            getattr(package, name)(Given(), distance_metric=METRIC.cosine_distance),
+            columns,
+            labels,
+            torch.float64,
+        )
+        for package in (ours, theirs)
+    )
+    torch.testing.assert_close([found[0], found[1][1:]], [wanted[0], wanted[1][1:]])
+    assert (found[1][0] == 0).all()
+    assert wanted[1][0].abs().max() > 1e9
 
 
 @pytest.mark.parametrize("name", BATCH)

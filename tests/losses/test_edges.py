@@ -244,6 +244,23 @@ def test_labels_that_only_differ_in_their_own_dtype(backend, usable):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_labels_that_want_a_gradient_get_none(backend, usable):
+    usable(backend)
+    u, v, labels = torch.randn(9, 4), torch.randn(9, 4), torch.rand(9)
+    scores = torch.randn(9, requires_grad=True)
+    for loss, sides in (
+        (fastsim.cosent, (scores,)),
+        (fastsim.angle, (u.requires_grad_(), v)),
+    ):
+        wanted = loss(*sides, labels, backend=backend)
+        learnt = labels.clone().requires_grad_()
+        got = loss(*sides, learnt, backend=backend)
+        assert torch.equal(got, wanted)
+        got.backward()
+        assert learnt.grad is None
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_cosent_without_pairs_is_zero(backend, usable):
     usable(backend)
     for count in (1, 6):

@@ -8,6 +8,7 @@ import torch
 import fastsim
 from fastsim import losses
 from tests.cases import BY_NAME, CASES, inputs, on_backend
+from tests.measure import assert_close
 from tests.seeds import fresh
 
 BACKENDS = tuple(fastsim.backends())
@@ -138,6 +139,42 @@ def test_where_the_positive_wins(name):
     # A share of 1, less 1, is rounded by half an eps; the mean and the temperature divide it.
     rounding = torch.finfo(torch.float32).eps / 2 / (64 * 0.02)
     assert error(FORMULAS[name]) <= 2 * max(error(cross_entropy), rounding)
+
+
+@pytest.mark.parametrize("taught", ["scores", "embeddings"])
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_margins_of_rows_that_lie_close_together(backend, dtype, reduction, taught, usable):
+    """All scores are alike then, and each margin is a small difference of them."""
+    usable(backend)
+    n, d = 65, 32
+    x, y = ((torch.randn(n, d) * 0.03 + torch.randn(d)).to(dtype) for _ in range(2))
+    teacher = (torch.rand(n, n),) if taught == "scores" else (torch.randn(n, 7), torch.randn(n, 7))
+
+    def unit(rows):
+        return rows / rows.norm(dim=1, keepdim=True)
+
+    def dense(x, y):
+        scores = unit(x) @ unit(y).T
+        of_teacher = teacher[0].to(x.dtype)
+        if taught == "embeddings":
+            of_teacher = unit(of_teacher) @ unit(teacher[1].to(x.dtype)).T
+        gaps = scores - of_teacher
+        return (gaps.diagonal()[:, None] - gaps).square().sum() / (n - 1)
+
+    def fused(x, y):
+        given = {"kind": "margin_mse", "reduction": reduction, "backend": backend}
+        return fastsim.distill(x, y, *teacher, **given).sum()
+
+    def gradients(loss, dtype):
+        leaves = [side.to(dtype).requires_grad_() for side in (x, y)]
+        return torch.autograd.grad(loss(*leaves), leaves)
+
+    got, truth = gradients(fused, dtype), gradients(dense, torch.float64)
+    plain = gradients(dense, torch.float32)
+    for name, *found in zip("xy", got, truth, plain, strict=True):
+        assert_close(name, *found, dtype)
 
 
 def test_classification():

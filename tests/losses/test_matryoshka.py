@@ -109,6 +109,31 @@ def test_a_teacher_keeps_its_width():
         torch.testing.assert_close(got, wanted)
 
 
+@pytest.mark.parametrize("weights", [None, [0.5, 2.0]])
+@pytest.mark.parametrize("backend", ["cpu", "torch", "eager"])
+def test_losses_of_rows_are_summed_by_row(backend, weights, usable):
+    usable(backend)
+    x, y = sides()
+    groups = torch.arange(9) // 2
+    for loss, rest in (
+        (losses.InfoNCE(reduction="none", backend=backend), (y,)),
+        (losses.SigLIP(reduction="none", backend=backend), (y,)),
+        (losses.SupCon(reduction="none", backend=backend), (groups,)),
+        (losses.FullTriplet(reduction="none", backend=backend), (y,)),
+    ):
+        got = losses.Matryoshka(loss, [8, 4], weights)(x, *rest)
+        short = [[t[:, :w] if t is y else t for t in (x[:, :w], *rest)] for w in (8, 4)]
+        terms = zip(weights or (1.0, 1.0), short, strict=True)
+        wanted = sum(weight * loss(*given) for weight, given in terms)
+        assert got.shape == (9,)
+        torch.testing.assert_close(got, wanted)
+
+
+def test_a_loss_that_cannot_be_called():
+    with pytest.raises(TypeError, match="loss: wanted a loss module or a function, got 5"):
+        losses.Matryoshka(5, widths=[4])
+
+
 def test_widths_that_are_no_sequence():
     with pytest.raises(TypeError, match="widths: wanted a sequence of numbers, got int"):
         losses.Matryoshka(losses.InfoNCE(), 5)

@@ -156,6 +156,30 @@ def test_metrics_are_of_the_widest_width_that_is_trained(files, tmp_path):
     assert result["after"] != pytest.approx(evaluate_encoder(encoder, data, layout), abs=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("kind", "loss", "more", "reason"),
+    [
+        ("labelled texts", "sup_con", {"loss_options": {"temperature": -1}},
+         "temperature: wanted a positive finite number, got -1"),
+        ("tuples", "info_nce", {"loss_options": {"temperature": -1}, "learn": ("temperature",)},
+         "temperature: wanted a positive finite number, got -1"),
+        ("tuples", "info_nce", {"loss_options": {"exclude_above": "a"}},
+         "exclude_above: wanted a number, got str"),
+        ("tuples", "full_triplet", {"loss_options": {"reduction": "none"}},
+         "reduction: wanted one number for a batch .*, got 'none'"),
+        ("scored pairs", "angle", {"matryoshka": (8, 7)}, "wanted an even width .*, got 7"),
+    ],
+)  # fmt: skip
+def test_what_the_loss_refuses_is_refused_before_anything_is_written(
+    kind, loss, more, reason, files, tmp_path
+):
+    file, _ = files(kind)
+    for dry_run in (True, False):
+        with pytest.raises(ValueError, match=f"{loss}: .*{reason}"):
+            train(options(tmp_path, file, loss=loss, **more), dry_run=dry_run)
+        assert not (tmp_path / "out-checkpoints").exists()
+
+
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
 def test_the_folder_names_the_similarity_of_the_loss(similarity, files, tmp_path):
     file, _ = files("tuples")

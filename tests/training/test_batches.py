@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,7 +11,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("datasets")
 from datasets import Dataset
 
-from fastsim.training.batches import SharedBatches, UniqueBatches
+from fastsim.encoders.encoder import Encoder
+from fastsim.training.batches import SharedBatches, SharedRows, StandIn, UniqueBatches
 from fastsim.training.collator import Collator
 from fastsim.training.data import read_data
 from fastsim.training.dealing import Table
@@ -229,10 +231,29 @@ def test_batches_are_shared_by_processes():
         for batch, *shares in zip(whole, *parts, strict=True):
             assert [row for share in shares for row in share] == batch
             assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    few = [SharedBatches(UniqueBatches(rows[:2], 16), rank, 3) for rank in range(3)]
-    taken = [row for part in few for batch in part for row in batch]
-    assert set(taken) == {0, 1}
-    assert len(taken) == 3
+
+
+def test_a_process_without_a_row_gets_one_for_its_encoder_alone():
+    columns = {"anchor": ["a", "a"], "positive": ["b", "c"]}
+    data = SharedRows(LinkedRows(Dataset.from_dict(columns)))
+    collate = Collator(Encoder.from_pretrained(models.tiny_bert()), format_of(columns))
+    texts, got = np.array([[0, 1], [0, 2]]), []
+    for rank in range(3):
+        whole = LinkedBatches(UniqueBatches(texts, 16), texts)
+        (share,) = SharedBatches(whole, rank, 3)
+        batch = collate(data.__getitems__(share))
+        assert [len(part["input_ids"]) for part in batch["features"]] == [1, 1]
+        got.append((isinstance(share, StandIn), batch.get("rows"), *map(len, batch["exclude"])))
+    assert got == [(True, 0, 0, 0), (False, None, 1, 1), (False, None, 1, 1)]
+
+
+def test_a_loss_of_single_rows_takes_a_small_batch_in_every_process():
+    texts = random_rows(2, rows=5)
+    for rank in range(3):
+        shares = SharedBatches(UniqueBatches(texts, 3), rank, 3, whole=True)
+        assert sorted(map(len, shares)) == [1, 2]
+        (small,) = (rows for rows in shares if len(rows) == 2)
+        assert small == next(rows for rows in UniqueBatches(texts, 3) if len(rows) == 2)
 
 
 def test_batches_refuse_what_does_not_fit():

@@ -1,5 +1,6 @@
 """Metrics of a run, its best model and how long it waits for a better one, also after a break."""
 
+import itertools
 import json
 import shutil
 
@@ -8,9 +9,12 @@ import torch
 
 pytest.importorskip("transformers")
 pytest.importorskip("datasets")
+from safetensors.torch import load_file
+
 from fastsim.encoders.encoder import Encoder
 from fastsim.training import demo
 from fastsim.training.evaluation import evaluate_encoder
+from fastsim.training.prepare import Task
 from fastsim.training.run import train
 from tests import models
 from tests.training.runs import KEPT, losses, options, stopped
@@ -46,6 +50,33 @@ def best_first(files, tmp_path):
 def evaluated(result):
     return [entry["eval_spearman_cosine"] for entry in result["history"] if "eval_loss" not in entry
             and "eval_spearman_cosine" in entry]  # fmt: skip
+
+
+@pytest.mark.parametrize("best", [3, 4])
+def test_a_best_model_between_two_checkpoints_is_kept(best, best_first, tmp_path, monkeypatch):
+    """Its metric is what later models are compared with: unsaved, no model would be the best."""
+    calls, measure = itertools.count(), Task.evaluate
+
+    def told(self):
+        return measure(self) | {"spearman_cosine": 0.9 if next(calls) == best else 0.1}
+
+    monkeypatch.setattr(Task, "evaluate", told)
+    asked = best_first
+    asked.checkpoint_steps, asked.max_steps = 2, 8
+    train(asked)
+    kept = tmp_path / "out-checkpoints"
+    assert {path.name for path in kept.glob("checkpoint-*")} == {
+        f"checkpoint-{best}",
+        "checkpoint-8",
+    }
+    saved, last, model = (
+        load_file(folder / "model.safetensors")
+        for folder in (kept / f"checkpoint-{best}", kept / "checkpoint-8", tmp_path / "out")
+    )
+    name = next(name for name in model if "word_embeddings" in name)
+    (own,) = [key for key in saved if key.endswith(name)]
+    assert torch.equal(model[name], saved[own])
+    assert not torch.equal(model[name], last[own])
 
 
 def test_checkpoints_that_are_moved_keep_the_best_model(best_first, tmp_path):

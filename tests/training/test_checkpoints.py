@@ -140,7 +140,7 @@ def test_checkpoints_are_those_of_one_run(files, tmp_path):
     end = Watch.on_step_end
 
     def told(self, args, state, control, **more):
-        with other, claimed(folder):
+        with other, claimed(folder, asked.output):
             pass
         held.append(state.global_step)
         end(self, args, state, control, **more)
@@ -150,13 +150,25 @@ def test_checkpoints_are_those_of_one_run(files, tmp_path):
         stopped(asked, 3)
     assert held == [1, 2, 3]
     before = sorted(folder.rglob("*"))
-    with claimed(folder):
+    with claimed(folder, asked.output):
         for overwrite, resume in ((False, False), (True, False), (False, True)):
             with other:
                 train(replace(asked, overwrite=overwrite, resume=resume))
     assert sorted(folder.rglob("*")) == before
     assert train(asked)["steps"] == 4
     assert not folder.exists()
+
+
+def test_an_output_is_that_of_one_run(files, tmp_path):
+    """Wherever its checkpoints are."""
+    file, _ = files("tuples")
+    asked = options(tmp_path, file, loss="info_nce", max_steps=1)
+    with (
+        claimed(tmp_path / "elsewhere", asked.output),
+        pytest.raises(OutputError, match=f"output: another run is writing to '{asked.output}'"),
+    ):
+        train(asked)
+    assert not any(path.is_dir() for path in tmp_path.iterdir())
 
 
 def test_a_refused_run_leaves_no_folder(files, tmp_path):
@@ -277,7 +289,7 @@ def test_an_empty_folder_stays_where_it_is_the_users(mine, tmp_path):
     folder = tmp_path / "below" / "checkpoints"
     if mine:
         folder.mkdir(parents=True)
-    with claimed(folder):
+    with claimed(folder, folder):
         assert folder.is_dir()
     assert folder.exists() == (tmp_path / "below").exists() == mine
 
@@ -301,3 +313,9 @@ def test_the_end_tells_of_all_parts(more, files, tmp_path, monkeypatch):
     assert last["train_samples_per_second"] == pytest.approx(7 * 8 / found["seconds"], abs=5.1e-4)
     again = train(asked)  # nothing is left to do
     assert 4000 < again["seconds"] < 4900
+
+
+@pytest.mark.parametrize("chosen", [None, "elsewhere"])
+def test_the_root_is_no_output(chosen):
+    with pytest.raises(OutputError, match=r"output: wanted a folder other than .*, got '/\.'"):
+        checkpoint_folder("/.", chosen)

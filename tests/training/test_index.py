@@ -1,6 +1,9 @@
 """The index of a corpus: all that decides its embeddings makes it another."""
 
 import copy
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ from fastsim.encoders.encoder import Dense, Encoder, Normalize
 from fastsim.training.index import index_key, indexed
 from tests import models
 
-TEXTS = models.texts(5)
+TEXTS = [text.capitalize() for text in models.texts(5)]
 
 
 def made():
@@ -28,6 +31,21 @@ def normalize(encoder):
     encoder.head.append(Normalize())
 
 
+def with_setting(encoder, name, value):
+    """Another setting of its transformer, whose weights stay."""
+    config = copy.deepcopy(encoder.model.config)
+    setattr(config, name, value)
+    model = type(encoder.model)(config).eval()
+    model.load_state_dict(encoder.model.state_dict())
+    encoder.model = model
+
+
+def lose_lower_case(encoder):
+    from tokenizers import normalizers
+
+    encoder.tokenizer.backend_tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
+
+
 CHANGES = {
     "a weight": add_to_a_weight,
     "an activation": lambda encoder: setattr(encoder.head[0], "activation", torch.nn.ReLU()),
@@ -39,6 +57,11 @@ CHANGES = {
     "a default": lambda encoder: setattr(encoder, "default_prompt", "query"),
     "what is pooled": lambda encoder: setattr(encoder, "include_prompt", False),
     "a width": lambda encoder: setattr(encoder, "truncate_dim", 3),
+    "a precision": lambda encoder: encoder.double(),
+    "the heads": lambda encoder: with_setting(encoder, "num_attention_heads", 4),
+    "the activation": lambda encoder: with_setting(encoder, "hidden_act", "relu"),
+    "the tokens": lose_lower_case,
+    "the end cut off": lambda encoder: setattr(encoder.tokenizer, "truncation_side", "left"),
 }
 
 
@@ -58,3 +81,36 @@ def test_other_texts_have_another_index():
     encoder = made()
     lists = (["ab", "c"], ["a", "bc"], ["c", "ab"], ["ab"], ["ab", "c", ""])
     assert len({index_key(encoder, texts) for texts in lists}) == len(lists)
+
+
+def test_the_same_encoder_elsewhere_has_the_same_index(tmp_path):
+    """After texts were tokenized, and in another process from the folder that it was written to."""
+    encoder = made()
+    key = index_key(encoder, TEXTS)
+    encoder.encode(TEXTS)
+    assert index_key(encoder, TEXTS) == key
+    encoder.save_pretrained(tmp_path)
+    code = (
+        "import sys, fastsim\n"
+        "from fastsim.training.index import index_key\n"
+        "encoder = fastsim.Encoder.from_pretrained(sys.argv[1])\n"
+        "print(index_key(encoder, sys.argv[2:]))\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path), *TEXTS]
+    environment = os.environ | {"PYTHONHASHSEED": "7"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split()[-1] == key
+
+
+def test_a_tokenizer_in_python_has_its_own_index(tmp_path):
+    """Its files say what it does, as those of the others do."""
+    legacy = pytest.importorskip("transformers.models.bert.tokenization_bert_legacy")
+    encoder, keys = made(), []
+    words = sorted(encoder.tokenizer.get_vocab().items(), key=lambda word: word[1])
+    for number, lower, left_out in ((0, True, 0), (1, True, 0), (2, False, 0), (3, True, 1)):
+        file = tmp_path / f"{number}.txt"
+        file.write_text("\n".join(word for word, _ in words[: len(words) - left_out]))
+        encoder.tokenizer = legacy.BertTokenizerLegacy(str(file), do_lower_case=lower)
+        keys.append(index_key(encoder, TEXTS))
+    assert keys[0] == keys[1]
+    assert len({*keys}) == 3

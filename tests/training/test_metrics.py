@@ -183,6 +183,22 @@ def test_every_loss_trains_on_its_columns(loss, layout):
         assert parameter.grad.abs().sum() > 0, name
 
 
+@pytest.mark.parametrize(("loss", "layout"), CASES)
+def test_every_number_of_a_loss_is_tried_out(loss, layout):
+    """As it was given: what is learnt as a logarithm too. The run's random numbers stay."""
+    learn, state = LOSSES[loss].learnable, torch.get_rng_state()
+    more = {"learn": learn, "dim": 6, "classes": ("a", "b")}
+    more["widths"] = () if loss == "classification" else (2, 4)
+    Objective(loss, layout, **more).try_out(layout, dim=6)
+    if loss != "classification":
+        assert torch.equal(torch.get_rng_state(), state)
+    for name, parameter in inspect.signature(LOSSES[loss].module).parameters.items():
+        if loss != "classification" and type(parameter.default) is float:
+            objective = Objective(loss, layout, options={name: math.nan}, **more)
+            with pytest.raises(ValueError, match=f"{loss}: {name}: wanted a .*, got nan"):
+                objective.try_out(layout, dim=6)
+
+
 @pytest.mark.parametrize(("loss", "layout"), [c for c in CASES if c[0] != "classification"])
 def test_widths_are_a_sum_over_prefixes(loss, layout):
     vectors = [torch.randn(8, 6, dtype=torch.float64, requires_grad=True) for _ in layout.texts]

@@ -18,10 +18,11 @@ pytest.importorskip("datasets")
 from fastsim.encoders.encoder import Encoder
 from fastsim.training import demo
 from fastsim.training.checkpoints import begin
+from fastsim.training.prepare import prepare
 from fastsim.training.run import Options, OutputError, train
 from tests import models
 from tests.training.processes import start
-from tests.training.runs import KEPT, losses, options, rows_of, write
+from tests.training.runs import KEPT, losses, options, rows_of, stopped, write
 
 
 def wait_for(path, process):
@@ -150,6 +151,42 @@ def test_damage_falls_back_and_a_finished_run_stays(files, tmp_path, capsys):
         train(asked)
 
 
+@pytest.mark.parametrize(("kind", "loss"), [("scored pairs", "cosent"), ("tuples", "info_nce")])
+def test_pictures_are_of_the_evaluation_data_that_come_later(
+    kind, loss, files, tmp_path, monkeypatch
+):
+    """Before and after are then of the same rows, before of the untrained model."""
+    drawn = []
+    monkeypatch.setattr("fastsim.training.plots.draw", lambda *given: drawn.append(given[2:4]))
+    file, held = files(kind)
+    asked = options(tmp_path, file, loss=loss, max_steps=2, keep_checkpoints=True)
+    train(asked)
+    asked.resume, asked.max_steps, asked.eval = True, 3, held
+    train(asked)
+    untrained = prepare(asked).sample()
+    (_, (before, after)) = drawn
+    assert {name: before[name] for name in untrained} == untrained
+    assert after["heat"] != before["heat"]
+    if kind == "scored pairs":
+        assert after["gold"] == before["gold"]
+        assert len(after["scores"]) == len(before["scores"])
+
+
+def test_metrics_of_the_batches_go_on_after_a_break(files, tmp_path):
+    """They are over the steps since the last that were logged, those before the break with them."""
+    file, _ = files("tuples")
+    more = {"loss": "info_nce", "logging_steps": 4, "max_steps": 4, "report_to": "none"}
+    whole = train(options(tmp_path, file, **more))
+    asked = options(tmp_path, file, output=str(tmp_path / "cut"), **more)
+    stopped(asked, 2)
+    histories = [
+        [{name: entry[name] for name in entry if name.startswith("batch_")} for entry in history]
+        for history in (whole["history"], train(asked)["history"])
+    ]
+    assert histories[0] == histories[1]
+    assert [bool(entry) for entry in histories[0]] == [True, True, False]  # the last: the run's
+
+
 def test_the_clock_writes_checkpoints(files, tmp_path):
     file, _ = files("tuples")
     asked = options(tmp_path, file, loss="info_nce", max_steps=3, keep_checkpoints=True)
@@ -198,7 +235,7 @@ sums()
 
 
 def test_a_full_disk_keeps_the_old_model(files, tmp_path):
-    from tests.training.test_folders import can_mount
+    from tests.test_folders import can_mount
 
     if not can_mount():
         pytest.skip("wants the right to mount file systems")
@@ -231,15 +268,18 @@ def test_options_out_of_range_are_refused(tmp_path):
         ("max_steps", 0),
         ("max_steps", -3),
         ("checkpoint_minutes", 0.0),
+        ("seed", -1),
+        ("seed", 2**32),
+        ("architecture", "crossencoder"),
+        ("precision", "float16"),
+        ("weights", "bfloat16"),
     ):
-        with pytest.raises(ValueError, match=f"{name}: wanted"):
+        with pytest.raises(ValueError, match=f"{name}: wanted .*, got {value!r}"):
             Options(train="a", output="b", loss="cosent", **{name: value})
     with pytest.raises(
         ValueError, match=r"checkpoint_steps: wanted a multiple of eval_steps \(2\)"
     ):
         Options(train="a", output="b", loss="cosent", eval="c", eval_steps=2, checkpoint_steps=3)
-    from fastsim.training.prepare import prepare
-
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="fp16 wants a GPU"):
             prepare(Options(train="a", output="b", loss="cosent", precision="fp16"))

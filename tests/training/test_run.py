@@ -37,6 +37,19 @@ def test_losses_are_logged_to_tensorboard(files, tmp_path):
     assert metric.value == pytest.approx(result["after"][result["metric"]])
 
 
+def test_a_picture_that_fails_is_told_and_the_model_is_written(files, tmp_path, monkeypatch):
+    def fail(*given):
+        raise ValueError("x and y must be the same size")
+
+    monkeypatch.setattr("fastsim.training.plots.similarity", fail)
+    file, _ = files("scored pairs")
+    said = []
+    train(options(tmp_path, file, max_steps=1), said.append)
+    assert "pictures: not all are drawn: ValueError: x and y must be the same size" in said
+    assert Encoder.from_pretrained(tmp_path / "out").dim
+    assert not (tmp_path / "out-checkpoints").exists()
+
+
 def test_rows_of_a_topic_are_trained_together(tmp_path, monkeypatch):
     rows = rows_of("labelled texts", KEPT[:20])
     write(tmp_path / "topics.jsonl", [row | {"scene": row["label"] // 4} for row in rows])

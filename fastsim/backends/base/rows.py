@@ -27,9 +27,15 @@ class Rows:
         """
         return self.unit_rows(x)
 
-    def operand(self, unit, dtype):
-        """Unit rows of the compute type in the operand precision for inputs of `dtype`."""
-        return unit
+    def scales_rows(self, dtype):
+        """Whether `tile_rows` of embeddings in `dtype` multiply these themselves, exactly."""
+        return False
+
+    def operand(self, rows, dtype):
+        """Operands of a selection over embeddings in `dtype`: of their unit rows in the compute
+        type, or of themselves where `scales_rows`.
+        """
+        return rows
 
     def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
         """(factor * dL/dx in `dtype`, unit . grad_unit (N,)) from dL/dunit; factor is 0-d."""

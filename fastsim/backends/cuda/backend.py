@@ -72,8 +72,11 @@ class CudaBackend(TritonBackend):
     def unit_rows(self, x, dtype=None):
         return cuda_passes.unit_rows(x, dtype)
 
-    def operand(self, unit, dtype):
-        return cuda_passes.operand(unit, dtype)
+    def scales_rows(self, dtype):
+        return False
+
+    def operand(self, rows, dtype):
+        return cuda_passes.operand(rows, dtype)
 
     def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
         return cuda_passes.unit_rows_backward(grad_unit, x, inverse, factor, dtype)

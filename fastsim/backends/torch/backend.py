@@ -73,8 +73,8 @@ class TorchBackend(SmallBatch, Backend):
             return half_rows.dot_rows(x, lambda rows: rows)
         return super().dot_rows(x)
 
-    def operand(self, unit, dtype):
-        return unit.to(torch.float16) if self._half(unit.device, dtype) else unit
+    def operand(self, rows, dtype):
+        return rows.to(torch.float16) if self._half(rows.device, dtype) else rows
 
     def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
         return rows.unit_rows_backward(grad_unit, x, inverse, factor, dtype)

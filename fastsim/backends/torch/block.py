@@ -6,13 +6,11 @@ import torch
 from torch import Tensor
 
 from fastsim.kinds.kind import EMPTY
+from fastsim.ties import highest_equal, size_of_rows
 
 # A pair that takes no part: far below every score, finite so that 0 * s stays 0. A maximum is
 # held above it, at LOWEST, so that its exponential is exactly 0 even where nothing takes part.
 LEFT_OUT, LOWEST = EMPTY, 0.1 * EMPTY
-# By what a score may be above its threshold and count as equal, in spacings of its type: products
-# of another shape add up in another order.
-SLACK = 8
 
 
 @dataclass
@@ -133,7 +131,8 @@ class Block:
         if self.thresholds is not None:
             masks.append(panel > self._thresholds())
         if self.guided is not None:
-            above = self.guided > _above(self.guide_thresholds[:, None])
+            limits = self.guide_thresholds[:, None]
+            above = self.guided > highest_equal(limits, dtype=limits.dtype)
             if self.positives is not None:
                 self.set_at_positives(above, False)
             masks.append(above)
@@ -150,10 +149,12 @@ class Block:
     def _thresholds(self):
         """(R, 1) the highest score that takes part."""
         # Of this very panel where they can be: a copy of the positive ties with it.
-        own = self.panel.gather(1, self.columns) + self.exclude_above
+        size = size_of_rows(self.panel)
+        own = highest_equal(self.panel.gather(1, self.columns) + self.exclude_above, size)
         if self.whole:
             return own
-        return torch.where(self.inside, own, _above(self.thresholds[:, None]))
+        others = highest_equal(self.thresholds[:, None], size, dtype=self.panel.dtype)
+        return torch.where(self.inside, own, others)
 
     def fill(self, matrix, value):
         """Sets a matrix of the panel's shape to a number where pairs take no part."""
@@ -210,8 +211,3 @@ class FusibleBlock(Block):
             return []
         own = torch.arange(self.panel.shape[0], device=self.panel.device)[:, None] + self.first
         return [self._column == own if self.skip == "diagonal" else self._column <= own]
-
-
-def _above(thresholds):
-    """Thresholds that were found by another product."""
-    return thresholds + SLACK * torch.finfo(thresholds.dtype).eps

@@ -3,9 +3,10 @@
 import torch
 
 from fastsim.backends import lists
-from fastsim.backends.torch.block import LEFT_OUT, LOWEST, SLACK
+from fastsim.backends.torch.block import LEFT_OUT, LOWEST
 from fastsim.backends.torch.observe import observe
 from fastsim.backends.torch.panels import Workspace
+from fastsim.ties import highest_equal
 
 
 class Best:
@@ -34,15 +35,15 @@ def closest(backend, pairs, semi_hard, unit_x, unit_y, ceilings, seen):
     if semi_hard and ceilings is None and not whole:
         ceilings = backend.positive_scores(pairs, unit_x, unit_y)
     if ceilings is not None:
-        # Found by another product: a copy of the positive is to tie with it.
-        ceilings = ceilings + SLACK * torch.finfo(ceilings.dtype).eps
+        ceilings = highest_equal(ceilings, dtype=ceilings.dtype)
     found, best, workspace = [], None, Workspace()
     for place in backend.blocks(rows, columns, unit_x.device):
         block = backend.block(pairs, unit_x, unit_y, place, workspace)
         if seen is not None:
             observe(block, seen[place[0]])
         if semi_hard:
-            limit = block.at_positives() if ceilings is None else ceilings[place[0], None]
+            own = ceilings is None
+            limit = highest_equal(block.at_positives()) if own else ceilings[place[0], None]
             block.panel.masked_fill_(block.panel > limit, LEFT_OUT)
         block.leave_out()
         block.set_at_positives(block.panel, LEFT_OUT)

@@ -19,6 +19,7 @@ from fastsim.backends.torch.observe import observe
 from fastsim.batch_metrics import nothing_seen
 from fastsim.precision import inverse_norms, wide_dtype
 from fastsim.reduce import softplus
+from fastsim.ties import highest_equal
 
 FEW = 1 << 20  # scores of all parts of a softmax, of which plain torch keeps several matrices
 
@@ -290,7 +291,7 @@ def _triplet(tile, block, scale, bias, gradients):
         mean = torch.where(part, scores, 0.0).sum(1, keepdim=True) / count
         mean = torch.where(count > 0, mean, LEFT_OUT)
     if tile.kind.startswith("semi"):
-        negatives.masked_fill_(negatives > positive, LEFT_OUT)
+        negatives.masked_fill_(negatives > highest_equal(positive), LEFT_OUT)
     closest, first = negatives.max(1, keepdim=True)
     short = positive - tile.margin
     far, near = (mean - short).relu_(), (closest - short).relu_()

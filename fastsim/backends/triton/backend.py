@@ -183,8 +183,13 @@ class TritonBackend(SmallBatch, Backend):
     def dot_rows(self, x):
         return _operands().dot_rows(x) if x.dtype == torch.bfloat16 else super().dot_rows(x)
 
-    def operand(self, unit, dtype):
-        return _operands().operand(unit, dtype)
+    def scales_rows(self, dtype):
+        return dtype.itemsize == 2
+
+    def operand(self, rows, dtype):
+        if rows.dtype.itemsize == 2:
+            return self.tile_rows(rows)[0]
+        return _operands().operand(rows, dtype)
 
     def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
         return _operands().unit_rows_backward(grad_unit, x, inverse, factor, dtype)

@@ -252,7 +252,12 @@ def _distances(distance, x, y):
         values = paired(x, y)
     else:
         values = torch.linalg.vector_norm(x - y, dim=1)
-    return values if distance.power == 1 else values**distance.power
+    return _to_power(values, distance.power)
+
+
+def _to_power(values, power):
+    """values**power, with the gradient 0 at 0, where that of a power below 1 is infinite."""
+    return values if power == 1 else torch.where(values == 0, 0.0, values) ** power
 
 
 class CrossBatchMemory(overrides.Hooked, theirs.CrossBatchMemory, hooks=()):

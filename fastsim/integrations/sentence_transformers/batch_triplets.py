@@ -70,12 +70,22 @@ def _rename(state, prefix, old, new):
 def _hardest_gap(embeddings, labels, distance):
     """How much farther each row's hardest positive is than its hardest negative (N,).
 
-    As theirs, a row without a positive has the distance 0 to it, and in a batch of one class both
-    are the farthest row, whose gradients cancel.
+    As theirs, a row without a positive has the distance 0 to it. In a batch of one class the
+    negative is as far as the farthest and the nearest row together, each row being one of its own:
+    the farthest is the positive too, and cancels.
     """
     hardest = hardest_pairs(embeddings, labels, distance=distance)
     positive = torch.where(hardest.positive_index >= 0, hardest.positive, 0.0)
-    return torch.where(hardest.negative_index >= 0, positive - hardest.negative, 0.0)
+    own = _own_distances(embeddings, distance).to(positive.dtype)
+    of_one_class = torch.maximum(positive, own) + own
+    return positive - torch.where(hardest.negative_index >= 0, hardest.negative, of_one_class)
+
+
+def _own_distances(embeddings, distance):
+    """Of the rows to themselves (N,): 0, but 1 of a zero row, whose cosine with any row is 0."""
+    if distance == "cosine":
+        return ~embeddings.any(1)
+    return torch.zeros_like(embeddings[:, 0])
 
 
 class BatchHardTripletLoss(

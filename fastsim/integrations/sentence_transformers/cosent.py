@@ -4,6 +4,7 @@ from sentence_transformers.sentence_transformer import losses as theirs
 from sentence_transformers.util import pairwise_angle_sim, pairwise_cos_sim
 from torch.nn.functional import pad
 
+from fastsim.checks import check_number
 from fastsim.integrations.sentence_transformers.fused import (
     Fused,
     check_columns,
@@ -26,7 +27,15 @@ class CoSENTLoss(Fused, theirs.CoSENTLoss):
     """CoSENT; arguments as sentence-transformers' loss, scale may be a Parameter.
 
     Any `similarity_fct` will do: the loss is one of its N scores. Columns after two are ignored.
+    A scale that is not a positive number has no fused form.
     """
+
+    def unfused_option(self):
+        try:
+            check_number("scale", self.scale, positive=True)
+        except (TypeError, ValueError):  # theirs multiplies by whatever it is
+            return "scale"
+        return super().unfused_option()
 
     def fused(self, embeddings, labels):
         embeddings = embeddings[:2]

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 import torch
 from sentence_transformers.sentence_transformer.losses.matryoshka import CachedLossDecorator
 
-from fastsim.integrations.dtypes import as_theirs, in_one_dtype
+from fastsim.integrations.dtypes import as_theirs, code_of, in_one_dtype
 from fastsim.integrations.overrides import Hooked, say_once
 from fastsim.integrations.sentence_transformers.their_module import InTheirModule
 
@@ -59,13 +59,6 @@ class Fused(InTheirModule, Hooked):
         """The options, a learnt number as its value."""
         config = super().get_config_dict()
         return {k: v.item() if isinstance(v, torch.Tensor) else v for k, v in config.items()}
-
-
-def code_of(called):
-    """What tells a callable from others and can be kept: it may hold a model, as a method does."""
-    function = getattr(called, "__func__", called)
-    code = getattr(function, "__code__", None) or getattr(function, "__qualname__", None)
-    return code or type(called)
 
 
 def of_theirs(table, called, default=None):

@@ -106,10 +106,10 @@ mean_colbert_scores_pairwise = _OURS[scoring.mean_colbert_scores_pairwise]
 class _Scored(InTheirModule):
     """Mixed in before a loss of theirs: its ColBERT scores are ours."""
 
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        scores = self.similarity_fct
-        self.similarity_fct = of_theirs(_OURS, scores, scores)
+    def __setattr__(self, name, value):
+        """Theirs become ours whenever they are set."""
+        ours = of_theirs(_OURS, value, value) if name == "similarity_fct" else value
+        super().__setattr__(name, ours)
 
 
 class MultiVectorMultipleNegativesRankingLoss(

@@ -8,13 +8,12 @@ from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.sentence_transformer import losses as theirs
 
 from fastsim.autocast import without_autocast
-from fastsim.integrations.dtypes import as_theirs, in_one_dtype
+from fastsim.integrations.dtypes import as_theirs, code_of, in_one_dtype
 from fastsim.integrations.overrides import patched_attribute
 from fastsim.integrations.sentence_transformers.fused import (
     Fused,
     check_columns,
     check_labels,
-    code_of,
 )
 from fastsim.losses import triplet_margin
 from fastsim.reduce import as_float

@@ -205,7 +205,8 @@ def _by_direction(queries, docs, gathered, offset, scale, alpha, directions):
     shared = "doc_to_query" in directions and alone and not others_alpha
     sides = queries, all_docs
     if others_alpha:
-        share = torch.as_tensor(scale / (scale + others_alpha)).detach()
+        smaller = torch.as_tensor(scale, dtype=compute_dtype(queries)).detach()
+        share = smaller / (smaller + others_alpha)
         sides = (_ScaledGradient.apply(side, share) for side in sides)
     others = log_sum_exp(*sides, scale=scale + others_alpha, exclude=(own, of_docs), columns=shared)
     others, columns = others if shared else (others, None)

@@ -5,12 +5,14 @@ and serve sizes of zero. Nothing else would: a kernel reads and writes where it 
 short, and with one of a dtype that no operator has.
 """
 
+import copy
 import resource
 
 import pytest
 import torch
 
 from fastsim.backends.cpu import amx
+from tests.backends.cpu import operator_calls
 from tests.backends.cpu.operator_calls import (
     CALLS,
     COMMON,
@@ -111,6 +113,7 @@ VALUES = [
     ("sigmoid", NO_GROUPS, "sigmoid: wanted row_groups or dense"),
     ("circle_forward", NO_GROUPS, "wanted row_groups"),
     ("top_k", {"k": 3}, "values: wanted"),
+    ("levels_score_grad", {"values": floats(0)}, "values: wanted 1 to .* levels"),
     ("softmax_forward", {"dense": floats(N, M - 1)}, "dense: wanted"),
     ("max_sim", {"x_starts": torch.tensor([0, 2, 640])}, "x_starts: wanted ascending .* got 640"),
     ("max_sim", {"y_starts": torch.tensor([0, 5, 3, M])}, "y_starts: wanted ascending .* got 3"),
@@ -135,6 +138,7 @@ if "amx_loss" in CALLS:
     VALUES += [
         ("amx_loss", {"kind": "circle"}, "kind: wanted softmax, sigmoid or squared_error"),
         ("amx_loss", {"positives": torch.full((N,), M)}, "positives: wanted columns from 0"),
+        ("max_sim", {"parts": 1, "x": torch.ones(N, D).to(torch.int8)}, "rows: wanted row-major"),
     ]
 
 
@@ -142,6 +146,35 @@ if "amx_loss" in CALLS:
 def test_a_value_that_is_none(name, changed, message):
     with pytest.raises(RuntimeError, match=f"fastsim: .*{message}|fastsim: {message}"):
         run(name, **changed)
+
+
+@pytest.mark.parametrize(("state", "groups"), [("low", torch.arange(N) + M), ("high", None)])
+def test_a_row_without_a_partner_has_none(state, groups):
+    """Whatever the state was: nothing is looked for that is in no column."""
+    given = CALLS["hardest"]()
+    given[state] = torch.full((N,), torch.inf if state == "low" else -torch.inf)
+    if groups is None:
+        given |= {"row_groups": torch.zeros(N).long(), "column_groups": torch.zeros(M).long()}
+    else:
+        given["row_groups"] = groups
+    run("hardest", **given)
+    assert (given[f"{state}_index"] == -1).all()
+
+
+@pytest.mark.parametrize("kernel", ["triplet", "margins"])
+def test_a_sweep_over_many_columns_finds_the_positive(kernel, monkeypatch):
+    """A kernel that looks at the positive of its row has whole rows, asked for or not."""
+    columns = 900
+    monkeypatch.setattr(operator_calls, "COLUMNS", columns)
+    given = operator_calls.of_sweep(kernel)
+    given |= {"positives": torch.full((N,), columns - 1), "row_dots": None, "column_dots": None}
+    runs = []
+    for whole_rows in (False, True):
+        arguments = copy.deepcopy(given) | {"whole_rows": whole_rows}
+        operator = getattr(operator_calls.OPERATORS, f"sweep_{kernel}").default
+        operator(*(arguments[a.name] for a in operator_calls.schema(f"sweep_{kernel}")))
+        runs.append([*arguments["grad_x"], *arguments["grad_y"]])
+    assert all(map(torch.equal, *runs))
 
 
 def test_a_derivative_by_scale_that_nobody_asks_for_is_zero():

@@ -6,11 +6,12 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 
 import pytest
 
-from fastsim.training.folders import OutputError, check_writable, replaced_folder
-from fastsim.training.manifest import MANIFEST
+from fastsim.folders import OutputError, check_writable, cut_off, finish_exchanges, replaced_folder
+from fastsim.manifest import MANIFEST
 
 NAMES = ("pictures/holiday.jpg", "1_raw_data/a.csv", "2_todo.txt", "tokenizer_corpus/a",
          "vocab.mine", "model-00001-of-00002.safetensors", "checkpoints/notes")  # fmt: skip
@@ -148,8 +149,43 @@ def test_a_crash_in_the_exchange_is_finished_by_the_next(moves, tmp_path):
         wanted = new if there["modules.json"] == "new" else old
         assert wanted.items() <= there.items()
     check_writable(out)
+    assert content(out) == there  # to ask changes nothing
+    finish_exchanges(out)
     assert content(out) == new | {"notes.old": "mine"}
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="wants fork")
+def test_one_process_exchanges_at_a_time(tmp_path, monkeypatch):
+    """Another that begins in the middle waits; it takes the exchange for no crash."""
+    out, rename, children = tmp_path / "out", os.rename, []
+    one, two, three = ({"modules.json": n, "weights": n, f"{n}/a": n} for n in ("1", "2", "3"))
+    write(out, one)
+
+    def begins_another(source, target):
+        rename(source, target)
+        if not children and ".fastsim-old-" in str(target):
+            children.append(os.fork())
+            if children[0] == 0:
+                monkeypatch.undo()
+                write(out, three)
+                os._exit(0)
+            time.sleep(0.3)
+
+    monkeypatch.setattr(os, "rename", begins_another)
+    write(out, two)
+    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
+    assert content(out) == three
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
+
+
+def test_a_model_whose_old_files_a_crash_left_is_whole(tmp_path):
+    """Whatever its last file is called: a cross-encoder has no modules.json."""
+    write(tmp_path, {"config.json": "{}"})
+    (tmp_path / ".fastsim-old-x").mkdir()
+    assert not cut_off(tmp_path)
+    (tmp_path / MANIFEST).unlink()
+    assert cut_off(tmp_path)
 
 
 def test_a_model_cut_off_in_the_exchange_is_named(tmp_path):
@@ -193,7 +229,7 @@ def can_mount():
 MOUNTED = """
 import json, os, sys
 from pathlib import Path
-from fastsim.training.folders import OutputError, check_writable, replaced_folder
+from fastsim.folders import OutputError, check_writable, replaced_folder
 from fastsim.training.checkpoints import checkpoint_folder
 root = Path(sys.argv[1])
 told = {}

@@ -12,11 +12,13 @@ import tempfile
 from pathlib import Path
 
 from fastsim.files import OutputError, flush, full_disk_named
-from fastsim.training.manifest import MANIFEST, files_of, is_edited, write_manifest
-from fastsim.training.tell import tell
+from fastsim.locks import locked
+from fastsim.manifest import MANIFEST, files_of, is_edited, write_manifest
+from fastsim.tell import tell
 
 _LAST = ("config.json", "modules.json", MANIFEST)  # without them a folder passes for no model
 _NEW, _OLD = ".fastsim-new-", ".fastsim-old-"  # folders of an exchange, of one further name
+_LOCK = ".fastsim-exchange.lock"
 
 
 @contextlib.contextmanager
@@ -28,16 +30,15 @@ def replaced_folder(path, say=tell):
     the disk before the first is exchanged. Removed are the files that the manifest of an earlier
     writing names, as they were written, and no others; a file that was edited since, or is in the
     way and in no manifest, is put aside under its name with `.old`. say: is told which, by default
-    on the error stream. After an error nothing has changed; what a crash cut off in the middle of
-    an exchange is finished first. OSError where the folder cannot be written; `OutputError` where
-    the disk is full.
+    on the error stream. After an error nothing has changed. One process exchanges files at a time,
+    and first finishes an exchange that a crash cut off. OSError where the folder cannot be written;
+    `OutputError` where the disk is full.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(f"path: wanted a folder, {str(path)!r} is a file")
     made = not path.exists()
     path.mkdir(parents=True, exist_ok=True)
-    finish_exchanges(path, say)
     stage = Path(tempfile.mkdtemp(prefix=_NEW, dir=path))
     done = False
     try:
@@ -48,7 +49,9 @@ def replaced_folder(path, say=tell):
                 if file.is_file():
                     file.chmod(0o666 & ~_umask())
                     flush(file)
-            _exchange(stage, path, say)
+            with locked(path, _LOCK):
+                _finish(path, say)
+                _exchange(stage, path, say)
         done = True
     finally:
         shutil.rmtree(stage, ignore_errors=True)
@@ -65,7 +68,8 @@ def check_writable(path):
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
-        finish_exchanges(path)
+        for aside in _put_aside_in(path):
+            _stage_of(aside, path)
         with tempfile.TemporaryDirectory(prefix=_NEW, dir=path) as stage:
             probe = Path(stage) / "probe"
             probe.write_text("")
@@ -83,23 +87,44 @@ def check_writable(path):
 
 
 def finish_exchanges(path, say=tell):
-    """Finish what a crash cut off: all new files were on the disk before the first was moved."""
-    for aside in sorted(Path(path).glob(f"{_OLD}*")):
-        stage = _partner(aside, _OLD, _NEW)
-        if (stage / MANIFEST).is_file():  # moved last
-            _exchange(stage, path, say)
-        elif not (path / MANIFEST).is_file():
-            raise OutputError(
-                f"output: {str(aside)!r} holds files of a model and nothing says where they belong;"
-                " move them to where you want them"
-            )
-        for folder in (stage, aside):
-            shutil.rmtree(folder, ignore_errors=True)
+    """Finish what a crash cut off: all new files were on the disk before the first was moved.
+
+    An exchange that another process is at is waited for.
+    """
+    if _put_aside_in(path):
+        with locked(path, _LOCK):
+            _finish(path, say)
 
 
 def cut_off(path):
     """Whether a crash in the middle of an exchange left a folder without a whole model."""
-    return any(Path(path).glob(f"{_OLD}*"))
+    return bool(_put_aside_in(path)) and not (Path(path) / MANIFEST).is_file()  # it comes last
+
+
+def _finish(path, say):
+    """`finish_exchanges` of a process that holds the lock."""
+    for aside in _put_aside_in(path):
+        stage = _stage_of(aside, path)
+        if (stage / MANIFEST).is_file():
+            _exchange(stage, path, say)
+        for folder in (stage, aside):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _put_aside_in(path):
+    """The folders of exchanges that have begun and not ended, with what they took out of `path`."""
+    return sorted(Path(path).glob(f"{_OLD}*"))
+
+
+def _stage_of(aside, path):
+    """The folder of the new files of an exchange; `OutputError` where it cannot be finished."""
+    stage = _partner(aside, _OLD, _NEW)
+    if not (stage / MANIFEST).is_file() and not (path / MANIFEST).is_file():
+        raise OutputError(
+            f"output: {str(aside)!r} holds files of a model and nothing says where they belong;"
+            " move them to where you want them"
+        )
+    return stage
 
 
 def _partner(folder, one, other):

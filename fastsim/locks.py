@@ -1,0 +1,78 @@
+"""Locks of folders, so that of several processes one at a time writes there."""
+
+import contextlib
+import os
+from pathlib import Path
+
+from fastsim.files import OutputError
+
+
+@contextlib.contextmanager
+def locked(folder, name, *, refusal=None):
+    """While this lasts no other process holds the lock `name` of a folder.
+
+    The folder is made if there is none, and removed if it stays empty. The lock is one of the
+    system: it ends with its process, however that ends. On a system without file locks no other
+    process is noticed.
+
+    Args:
+        folder: a path.
+        name: of the file that is locked; it is in the folder while this lasts.
+        refusal: what an `OutputError` says where another process holds the lock. None: it is
+            waited for.
+
+    Raises:
+        OSError: where nothing can be written.
+    """
+    folder = Path(folder)
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    handle = _taken(folder, name, refusal)
+    try:
+        yield
+    finally:
+        (folder / name).unlink(missing_ok=True)  # before another can have it
+        _unlock(handle)
+        handle.close()
+        for place in made:
+            with contextlib.suppress(OSError):
+                place.rmdir()
+
+
+def _taken(folder, name, refusal):
+    """The open file that holds the lock."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = open(folder / name, "w")  # noqa: SIM115 - `locked` closes it
+        except FileNotFoundError:  # a process that ended has just removed the folder
+            continue
+        if not _lock(handle, wait=refusal is None):
+            handle.close()
+            raise OutputError(refusal)
+        try:
+            if os.path.samestat(os.fstat(handle.fileno()), os.stat(folder / name)):
+                return handle
+        except FileNotFoundError:
+            pass
+        handle.close()  # the file of a process that has just ended
+
+
+def _lock(handle, *, wait):
+    """Lock a file. False where another process holds it, which is not waited for."""
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        pass
+    return True
+
+
+def _unlock(handle):
+    """For processes that were forked meanwhile too, which have the file open."""
+    with contextlib.suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_UN)
