@@ -73,6 +73,21 @@ def test_a_copy_is_not_above_its_positive(backend, dtype, similarity, panels, re
     torch.testing.assert_close(got.double(), wanted, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_copy_among_own_negatives_is_not_above_its_positive(backend, dtype, similarity, usable):
+    usable(backend)
+    scored = cosines if similarity == "cosine" else lambda x, y: x.double() @ y.double().T
+    x, y, scores, above = draw(D, dtype, scored)
+    options = {"temperature": D**0.5 if similarity == "dot" else 0.1, "similarity": similarity}
+    given = options | {"exclude_above": 0.0, "reduction": "none", "backend": backend}
+    got = fastsim.info_nce(x, y, own_negatives=y[:N, None].clone(), **given)
+    scale = 1 / options["temperature"]
+    others = of_softmax(scores, above, scale)  # the copy adds exp(0) to the quotient
+    torch.testing.assert_close(got.double(), others.exp().add(1).log(), rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_guide_keeps_copies(backend, dtype, usable):

@@ -35,6 +35,7 @@ from fastsim.pairs import (
 from fastsim.precision import widened
 from fastsim.reduce import inverse, over_temperature
 from fastsim.scores import dense_scores
+from fastsim.ties import highest_equal, size_of_rows
 from fastsim.tile import Tile
 
 
@@ -238,4 +239,7 @@ def _of_own_negatives(asked):
         return scores
     sides = asked.anchors, asked.candidates, asked.positives
     positive = positive_logits(*sides, 1.0, asked.similarity, asked.backend).to(scores.dtype)
-    return scores.masked_fill(scores > positive[:, None] + above, -torch.inf)
+    # Found by another sum: a copy of the positive ties with it.
+    known, limits = scores.detach(), (positive + above).detach()[:, None]
+    limits = highest_equal(limits, size_of_rows(known), dtype=scores.dtype)
+    return scores.masked_fill(known > limits, -torch.inf)
