@@ -21,19 +21,21 @@ def whole_file(path):
     """The path of a new file that takes the place of `path` when the block ends without an error.
 
     It is beside `path` under a name that no other file has; after an error it is gone and `path`
-    as it was. A link is followed. `OutputError` where nothing can be written, or the disk is full.
+    as it was. It has the rights of the file that was there, or of any new one. A link is followed.
+    `OutputError` where nothing can be written, or the disk is full.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
         raise OutputError(f"cannot write {str(path)!r}: it is there and is not a file")
-    part = path.with_name(unused_name(f".{path.name}-", ".part"))
+    part = path.with_name(unused_name(".", ".part"))  # as long for every name
     try:
         part.touch(exist_ok=False)
-        mode = part.stat().st_mode  # of any new file of this process
+        mode = (path if path.exists() else part).stat().st_mode
     except OSError as error:
         raise OutputError(f"cannot write {str(path)!r}: {error.strerror}") from error
     try:
         with full_disk_named(path):
+            part.chmod(mode)  # before anything is in it that not all may read
             yield part
             part.chmod(mode)  # some libraries make a file that only its owner can read
             flush(part)

@@ -14,6 +14,7 @@ from torch import Tensor
 from fastsim.checks import check_integers, check_number, check_sides
 from fastsim.pairs import as_ids
 from fastsim.scores import paired_cosine_similarity, top_k
+from fastsim.ties import highest_equal
 
 _QUERIES = 8192  # searched at once, so that what is held does not grow with N x depth
 
@@ -74,6 +75,8 @@ def mine_hard_negatives(
     check_sides("corpus", corpus, "queries", queries)
     rows, columns = queries.shape[0], corpus.shape[0]
     first, last = _check(count, ranks, margin, relative_margin, score_range, seed)
+    # Beyond the corpus all ranks are alike, and those below hold in an int64.
+    first, last = min(first, columns + 1), min(last, columns)
     if positives is None:
         if columns < rows:
             raise ValueError(f"corpus: wanted at least {rows} rows, or positives, got {columns}")
@@ -111,9 +114,9 @@ def mine_hard_negatives(
             positive = paired_cosine_similarity(queries[part], corpus[own])
         positive = positive.clamp(-1.0, 1.0)[:, None]
         if margin is not None:
-            allowed &= values <= positive - margin
+            allowed &= values <= highest_equal(positive - margin)
         if relative_margin is not None:
-            allowed &= values <= positive - relative_margin * positive.abs()
+            allowed &= values <= highest_equal(positive - relative_margin * positive.abs())
         found[part], scores[part] = _choose(allowed, values, near, count, sample, generator)
     return found, queries.new_empty(0, count) if scores is None else scores
 
@@ -177,6 +180,8 @@ def _check(count, ranks, margin, relative_margin, score_range, seed):
         raise TypeError(f"count, ranks: wanted ints, (first, last), got {count}, {ranks}") from None
     if not isinstance(seed, int):
         raise TypeError(f"seed: wanted an int, got {type(seed).__name__}")
+    if not -(2**63) <= seed < 2**64:  # what a generator of torch takes
+        raise ValueError(f"seed: wanted -2**63 to 2**64 - 1, got {seed}")
     if count < 1:
         raise ValueError(f"count: wanted at least 1, got {count}")
     if not 1 <= first <= last or last - first + 1 < count:

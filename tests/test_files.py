@@ -25,6 +25,18 @@ def test_a_new_file_has_the_rights_of_any(tmp_path):
     assert (tmp_path / "file").stat().st_mode == (tmp_path / "any").stat().st_mode
 
 
+def test_a_file_keeps_its_rights_and_any_name(tmp_path):
+    """Also while it is written, and under a name as long as names can be."""
+    file = tmp_path / ("n" * 255)
+    file.touch(mode=0o600)
+    with whole_file(file) as part:
+        assert part.stat().st_mode & 0o777 == 0o600
+        part.unlink()
+        part.write_text("new")  # as some libraries make it
+    assert file.read_text() == "new"
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_full_disk_is_known_by_its_number_and_by_what_came_before():
     for number in (errno.ENOSPC, errno.EDQUOT):
         assert is_full_disk(OSError(number, "of some system"))

@@ -159,6 +159,15 @@ def test_drawn_negatives_lie_in_the_ranks():
         assert places == sorted(set(places))  # the hardest first
 
 
+def test_ranks_may_lie_beyond_the_corpus():
+    """Beyond what an integer of torch holds too."""
+    x = torch.randn(6, 4)
+    near, _ = fastsim.mine_hard_negatives(x, x, count=5, ranks=(1, 5))
+    assert torch.equal(fastsim.mine_hard_negatives(x, x, count=5, ranks=(1, 10**20))[0], near)
+    beyond, _ = fastsim.mine_hard_negatives(x, x, ranks=(10**20, 10**21))
+    assert beyond.tolist() == [[-1]] * 6
+
+
 def test_mining_checks_at_the_door():
     x = torch.randn(5, 4)
     with pytest.raises(ValueError, match="ranks: wanted 1 <= first"):
@@ -169,7 +178,12 @@ def test_mining_checks_at_the_door():
         fastsim.mine_hard_negatives(x, x, query_ids=torch.arange(5))
     with pytest.raises(ValueError, match="positives: wanted rows of the corpus"):
         fastsim.mine_hard_negatives(x, x, torch.tensor([0, 1, 2, 3, 5]))
-    for name, value in (("count", 0), ("score_range", (0.5, 0.4)), ("margin", float("nan"))):
+    for name, value in (
+        ("count", 0),
+        ("score_range", (0.5, 0.4)),
+        ("margin", float("nan")),
+        ("seed", 2**64),
+    ):
         with pytest.raises(ValueError, match=f"^{name}: wanted"):
             fastsim.mine_hard_negatives(x, x, **{name: value})
     with pytest.raises(TypeError, match=r"^relative_margin: wanted"):

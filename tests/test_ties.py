@@ -1,6 +1,7 @@
 """Copies of a row tie, wherever they stand: against float64 formulas that are told of them.
 
-The copies are the last columns, which a library's products of float64 add up in another order.
+The copies are the last columns, which a library's products of float64, and those of float32 of few
+rows, add up in another order.
 """
 
 import itertools
@@ -145,3 +146,35 @@ def test_a_copy_is_no_farther_than_its_positive(backend, dtype, distance, usable
         terms.append(torch.relu(near - chosen + 5.0))
     wanted = torch.stack(terms).mean()
     torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(1, 33), (7, 7), (3, 17)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_copy_in_a_narrow_product_is_not_above_its_positive(backend, dtype, shape, usable):
+    """The last candidate is a copy of the first row's positive, which is close to the row."""
+    usable(backend)
+    rows, columns = shape
+    for _ in range(10):
+        x, y = torch.randn(rows, D, dtype=dtype), torch.randn(columns, D, dtype=dtype)
+        y[0] = x[0] + 0.3 * y[0]
+        y[-1] = y[0]
+        options = {"reduction": "none", "backend": backend}
+        loss = fastsim.info_nce(x, y, exclude_above=0.0, temperature=0.1, **options)[0]
+        assert loss >= 0.69  # log 2 at least: the copy is a candidate
+        assert fastsim.closest_negative(x, y, backend=backend)[1][0] == columns - 1
+
+
+@pytest.mark.parametrize("options", [{}, {"margin": 0.0}, {"relative_margin": 0.0}])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_copy_of_the_positive_is_mined(backend, dtype, options, usable):
+    usable(backend)
+    for _ in range(10):
+        queries, corpus = torch.randn(5, D, dtype=dtype), torch.randn(6, D, dtype=dtype)
+        corpus[0] = queries[0] + 0.3 * corpus[0]
+        corpus[5] = corpus[0]
+        found, _ = fastsim.mine_hard_negatives(
+            queries, corpus, ranks=(1, 2), backend=backend, **options
+        )
+        assert found[0][0] == 5

@@ -306,6 +306,17 @@ def test_distillation(backend, own):
     assert torch.autograd.gradcheck(loss, (queries, documents, temperature))
 
 
+def test_a_teacher_of_fewer_digits_costs_none():
+    queries, documents = (torch.randn(n, 3, 5, dtype=torch.float64) for n in (2, 4))
+    teacher, temperature = torch.randn(2, 4), torch.tensor(0.4)
+
+    def loss(teacher, temperature):
+        given = {"temperature": temperature, "teacher_temperature": 0.7}
+        return fastsim.late_interaction_distillation(queries, documents, teacher, **given)
+
+    assert loss(teacher, temperature) == loss(teacher.double(), temperature.double())
+
+
 Q, D = torch.randn(2, 3, 4), torch.randn(5, 6, 4)
 
 

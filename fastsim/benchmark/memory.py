@@ -25,6 +25,7 @@ from fastsim.benchmark.baselines import BASELINES, baseline_named
 from fastsim.benchmark.baselines.baseline import anywhere
 from fastsim.benchmark.calls import reason, step
 from fastsim.benchmark.cases import CASES, problem_in
+from fastsim.benchmark.parent import end_with_parent
 from fastsim.engine.one_call import in_panels
 
 MIB, GIB = 2**20, 2**30
@@ -47,7 +48,7 @@ def rise(loss, name, rows, width, *, device="cpu", dtype="float32", limit=None):
 def in_fresh_process(function, *arguments):
     """What a function returns there, or the sentence why the process was ended."""
     try:
-        with ProcessPoolExecutor(1, _context(), initializer=_set_allocator) as pool:
+        with ProcessPoolExecutor(1, _context(), initializer=_begin) as pool:
             return pool.submit(function, *arguments).result()
     except BrokenProcessPool:
         return "out of memory: the process was ended"
@@ -58,8 +59,14 @@ _DATA = 5  # the place in statm of what the process may write
 _CLEAR, _STATUS, _STATM = (Path("/proc/self") / name for name in ("clear_refs", "status", "statm"))
 
 
+def _begin():
+    """In the process that measures, before all."""
+    end_with_parent()
+    _set_allocator()
+
+
 def _set_allocator():
-    """In the process that measures: freed blocks of a megabyte and more go back at once.
+    """Freed blocks of a megabyte and more go back at once.
 
     An environment variable would do the same, but the server reads it, and another part of the
     program may have started that.

@@ -3,7 +3,10 @@
 import json
 from pathlib import Path
 
+import click
+
 from fastsim.benchmark import results
+from fastsim.files import OutputError
 
 
 class Parts:
@@ -15,24 +18,35 @@ class Parts:
 
     def __init__(self, out, *, resume=False):
         self.folder = None if out is None else Path(f"{out}.parts")
-        if self.folder is None or resume or not any(self._files()):
+        if resume or not self.begun:
             return
         raise ValueError(
             f"out: {str(self.folder)!r} holds parts of a run that was broken off; go on with"
             " --resume, or remove it"
         )
 
+    @property
+    def begun(self):
+        """Whether there are parts already."""
+        return self.folder is not None and any(self._files())
+
     def kept(self, name, about, measure):
-        """The rows of a part: read if they are there, else measured and written."""
+        """The rows of a part: read if they are there, else measured and written.
+
+        Where they cannot be written, that is said, and they are not lost.
+        """
         if self.folder is None:
             return measure()
+        for path in self._files():  # all: those of another run are not to be removed
+            self._check(path, results.read(path)[0], about)
         path = self.folder / f"{name}.jsonl"
         if path.is_file():
-            earlier, rows = results.read(path)
-            self._check(path, earlier, about)
-            return rows
+            return results.read(path)[1]
         rows = measure()
-        results.write(path, about, rows)
+        try:
+            results.write(path, about, rows)
+        except OutputError as error:
+            click.echo(f"not kept, should the run be broken off: {error}", err=True)
         return rows
 
     def remove(self):
@@ -50,8 +64,8 @@ class Parts:
         # As JSON has them: lists for tuples.
         now = json.loads(json.dumps(about))
         for name in ("device", "settings", "versions", "commit"):
-            if earlier[name] != now[name]:
+            if earlier.get(name) != now[name]:
                 raise ValueError(
-                    f"resume: {path} has other {name} than this run: {earlier[name]}, here"
+                    f"resume: {path} has other {name} than this run: {earlier.get(name)}, here"
                     f" {now[name]}"
                 )

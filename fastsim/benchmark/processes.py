@@ -17,6 +17,7 @@ from dataclasses import asdict, replace
 import click
 
 from fastsim.benchmark.cases import UP_TO
+from fastsim.benchmark.parent import end_with_parent
 from fastsim.benchmark.parts import Parts
 from fastsim.benchmark.results import environment
 from fastsim.benchmark.run import run
@@ -62,7 +63,7 @@ def run_in_processes(settings, *, progress=True, parts=None):
 def _fresh(settings, progress):
     """The rows of a run in a process of its own."""
     spawned = multiprocessing.get_context("spawn")
-    with variables(ALLOCATOR), ProcessPoolExecutor(1, spawned) as pool:
+    with variables(ALLOCATOR), ProcessPoolExecutor(1, spawned, end_with_parent) as pool:
         return pool.submit(run, settings, progress=progress).result()[1]
 
 

@@ -15,7 +15,7 @@ import torch
 
 from fastsim.backends import get
 from fastsim.backends.cpu import amx
-from fastsim.files import write_whole
+from fastsim.files import OutputError, check_new_file, write_whole
 
 PACKAGES = (
     *("torch", "fastsim", "triton", "sentence-transformers", "open_clip_torch"),
@@ -85,15 +85,32 @@ def commit():
 def write(path, about, rows):
     """One result file of the environment `about` and the rows (dicts), whole or not at all."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder("path", path.parent)
     write_whole(path, "".join(json.dumps(line) + "\n" for line in (about, *rows)))
+
+
+def check_new(name, path):
+    """`OutputError` where `write` could write nothing: found out before anything is measured.
+
+    name: of the argument.
+    """
+    _make_folder(name, Path(path).parent)
+    check_new_file(name, path)
+
+
+def _make_folder(name, folder):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = f"cannot make the folder {str(folder)!r}: {error.strerror}"
+        raise OutputError(f"{name}: {why}") from error
 
 
 def read(path):
     """(environment, rows) of a result file. ValueError for one that is none."""
     try:
         about, *rows = map(json.loads, Path(path).read_text().splitlines())
-        if "settings" in about:
+        if all(isinstance(line, dict) for line in (about, *rows)) and "settings" in about:
             return about, rows
     except ValueError:  # no text, no line or no JSON
         pass

@@ -16,6 +16,7 @@ QUICK_SIZES = (64, 512)
 # Compiling takes longer than all of a quick run, and again for other options.
 SLOW = ("torch.compile",)
 MEMORY_FROM = 2048  # below, a rise is no more than a few pages
+MOST = 1e6  # seconds, or GB: beyond is a slip of the pen
 PROCESSES = 6  # of a run of the command, unless it is quick
 LARGE_IN = 4  # processes that time more rows than UP_TO, where a call may take many seconds
 MEMORY_BEYOND = 65536  # one N x N matrix is more than the limit: tried with InfoNCE alone
@@ -60,6 +61,10 @@ class Settings:
         )
         if self.dtype not in ("", *DTYPES):
             raise ValueError(f"dtype: wanted one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        for name in ("seconds", "limit", "memory_limit"):
+            if not 0 <= getattr(self, name) <= MOST:
+                got = getattr(self, name)
+                raise ValueError(f"{name}: wanted a number from 0 to {MOST:,.0f}, got {got}")
         for name, values, choices in wanted:
             for value in values:
                 if value not in choices:

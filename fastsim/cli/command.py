@@ -27,6 +27,8 @@ class Command(click.Command):
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
+        except BrokenPipeError:  # `| head` has read enough: click ends without a word
+            raise
         except KeyboardInterrupt:
             raise click.Abort() from None
         except Exception as error:
@@ -69,6 +71,30 @@ class Setting(click.ParamType):
         return name, text
 
 
+class Text(click.ParamType):
+    """A text that is not empty."""
+
+    name = "TEXT"
+
+    def convert(self, value, param, ctx):
+        if not value.strip():
+            self.fail("wanted a text, got an empty one", param, ctx)
+        return _utf8(self, value, param, ctx)
+
+
+class Rate(click.FloatRange):
+    """A finite number above 0."""
+
+    def __init__(self):
+        super().__init__(0, min_open=True)
+
+    def convert(self, value, param, ctx):
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"wanted a finite number, got {value!r}", param, ctx)
+        return number
+
+
 class Prompt(click.ParamType):
     """NAME=TEXT; the text as it stands, with its spaces."""
 
@@ -78,7 +104,7 @@ class Prompt(click.ParamType):
         name, sign, text = value.partition("=")
         if not (name and sign):
             self.fail(f"wanted NAME=TEXT, got {value!r}", param, ctx)
-        return name, text
+        return name, _utf8(self, text, param, ctx)
 
 
 class Widths(click.ParamType):
@@ -96,6 +122,15 @@ class Widths(click.ParamType):
         if not widths or min(widths) < 1 or len(set(widths)) < len(widths):
             self.fail(f"wanted different whole numbers W,W,..., got {value!r}", param, ctx)
         return widths
+
+
+def _utf8(kind, text, param, ctx):
+    """A text of the command line, whose bytes need be none of UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        kind.fail(f"wanted a text in UTF-8, got {text!r}", param, ctx)
+    return text
 
 
 def table(columns):

@@ -6,11 +6,21 @@ import click
 
 from fastsim import __version__
 from fastsim.benchmark.options import options as bench_options
-from fastsim.cli.command import Command, finite, quiet, table
+from fastsim.cli.command import Command, Rate, Text, finite, quiet, table
 from fastsim.cli.mine import mine
-from fastsim.cli.options import COLUMNS_HELP, CPU, MODEL_OPTION, PICKLE, PROMPT, TRUST, file_format
+from fastsim.cli.options import (
+    COLUMNS_HELP,
+    CPU,
+    MODEL_OPTION,
+    PICKLE,
+    PROMPT,
+    SEARCH_PROMPT,
+    TRUST,
+    file_format,
+)
 from fastsim.cli.products import PRODUCTS
 from fastsim.cli.train import train
+from fastsim.training.options import LARGEST_SEED
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -176,24 +186,40 @@ def evaluate(
 @main.command()
 @MODEL_OPTION
 @click.option("--corpus", required=True, metavar="FILE", help="A text per line, or column text.")
-@click.option("--query", required=True, multiple=True, metavar="TEXT", help="May be repeated.")
+@click.option("--query", required=True, multiple=True, type=Text(), help="May be repeated.")
 @click.option("--top-k", type=click.IntRange(1), default=5)
 @click.option(
     "--index",
     metavar="FILE",
-    help="Keep the corpus's embeddings in this file and use them again, while the texts and the"
-    " model are the same.",
+    help="Keep the corpus's embeddings in this file and use them again, with the same texts and"
+    " model.",
+)
+@click.option(
+    "--overwrite", is_flag=True, help="Replace an index of other texts or by another model."
 )
 @click.option(
     "--batch-size", type=click.IntRange(1), default=32, metavar="TEXTS", help="Encoded at once."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the same as --format json.")
 @click.option("--format", "shown", type=click.Choice(["text", "json"]), default="text")
-@PROMPT
+@SEARCH_PROMPT
 @CPU
 @TRUST
 @PICKLE
-def search(model, corpus, query, top_k, index, batch_size, as_json, shown, prompts, cpu, **trust):
+def search(
+    model,
+    corpus,
+    query,
+    top_k,
+    index,
+    overwrite,
+    batch_size,
+    as_json,
+    shown,
+    prompts,
+    cpu,
+    **trust,
+):
     """Find the texts of a file that are most similar to a query.
 
     Example: fastsim search --corpus notes.txt --query "how do I reset it" --top-k 5
@@ -202,15 +228,15 @@ def search(model, corpus, query, top_k, index, batch_size, as_json, shown, promp
     from fastsim.training.data import read_corpus
     from fastsim.training.load import load_encoder, search_texts
 
-    if not all(map(str.strip, query)):
-        raise click.UsageError("--query: wanted a text, got an empty one")
+    if overwrite and index is None:
+        raise click.UsageError("--overwrite: wanted with --index, the file to replace")
     texts = read_corpus(corpus)
     encoder = load_encoder(model, cpu=cpu, prompts=dict(prompts), **trust)
     known = None
     if index is not None:
         from fastsim.training.index import indexed
 
-        known = indexed(encoder, texts, index, batch_size=batch_size)
+        known = indexed(encoder, texts, index, batch_size=batch_size, overwrite=overwrite)
     answers = search_texts(encoder, list(query), texts, top_k, batch_size=batch_size, corpus=known)
     if as_json or shown == "json":
         click.echo(json.dumps(answers))
@@ -224,7 +250,7 @@ def search(model, corpus, query, top_k, index, batch_size, as_json, shown, promp
 @main.command()
 @MODEL_OPTION
 @click.option("--output", default="fastsim-demo", metavar="DIR", help="The trained model's folder.")
-@click.option("--seed", type=click.IntRange(0), default=0)
+@click.option("--seed", type=click.IntRange(0, LARGEST_SEED), default=0)
 @click.option("--progress/--no-progress", default=True)
 @CPU
 def demo(model, output, seed, progress, cpu):
@@ -281,13 +307,13 @@ def demo(model, output, seed, progress, cpu):
 @click.option("--gpu", is_flag=True, help="Panels as the torch backend has them on a GPU.")
 @click.option(
     "--rate",
-    type=click.FloatRange(0, min_open=True),
+    type=Rate(),
     help="TFLOP/s of one process. Default: measured on this CPU.",
 )
-@click.option("--bandwidth", type=click.FloatRange(0, min_open=True), help="GB/s between ranks.")
+@click.option("--bandwidth", type=Rate(), help="GB/s between ranks.")
 @click.option(
     "--memory-rate",
-    type=click.FloatRange(0, min_open=True),
+    type=Rate(),
     help="TB/s of the device's memory, for an estimate of the loss by backend.",
 )
 @MODEL_OPTION
@@ -300,7 +326,8 @@ def plan(model, dim, bits, rate, bandwidth, memory_rate, **options):
     from fastsim.cli import plan as planning
 
     shape = planning.encoder_shape(model)
-    asked = planning.Plan(**options, dim=dim or shape["hidden"], bytes_each=int(bits) // 8, **shape)
+    shape["dim"] = dim or shape["dim"]
+    asked = planning.Plan(**options, bytes_each=int(bits) // 8, **shape)
     rate = rate * 1e12 if rate else planning.measured_rate("cpu")
     click.echo(
         planning.report(

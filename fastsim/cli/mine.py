@@ -3,7 +3,16 @@
 import click
 
 from fastsim.cli.command import Command, quiet
-from fastsim.cli.options import COLUMNS_HELP, CPU, MODEL_OPTION, PICKLE, PROMPT, TRUST, file_format
+from fastsim.cli.options import (
+    COLUMNS_HELP,
+    CPU,
+    MODEL_OPTION,
+    PICKLE,
+    SEARCH_PROMPT,
+    TRUST,
+    file_format,
+)
+from fastsim.training.options import LARGEST_SEED
 
 
 @click.command(cls=Command, context_settings={"show_default": True})
@@ -45,14 +54,14 @@ from fastsim.cli.options import COLUMNS_HELP, CPU, MODEL_OPTION, PICKLE, PROMPT,
     " NV-Retriever's 95 %.",
 )
 @click.option("--sample", is_flag=True, help="Draw from the ranks instead of taking the hardest.")
-@click.option("--seed", type=click.IntRange(0), default=0)
+@click.option("--seed", type=click.IntRange(0, LARGEST_SEED), default=0)
 @click.option(
     "--batch-size", type=click.IntRange(1), default=32, metavar="TEXTS", help="Encoded at once."
 )
 @click.option(
     "--max-length", type=click.IntRange(1), metavar="TOKENS", help="Cut texts to so many tokens."
 )
-@PROMPT
+@SEARCH_PROMPT
 @CPU
 @TRUST
 @PICKLE

@@ -35,14 +35,21 @@ def file_format(command):
     return _FORMAT(_DELIMITER(_HEADER(command)))
 
 
-PROMPT = click.option(
-    "--prompt",
-    "prompts",
-    type=Prompt(),
-    multiple=True,
-    help="A text put before each text of a column: query (anchors), document (positives and"
-    ' negatives) or a column\'s name. Example: --prompt query="query: ". May be repeated.',
+def _prompt(of):
+    """--prompt. of: the texts that it is put before."""
+    return click.option(
+        "--prompt",
+        "prompts",
+        type=Prompt(),
+        multiple=True,
+        help=f'A text put before each {of}. Example: --prompt query="query: ". May be repeated.',
+    )
+
+
+PROMPT = _prompt(
+    "text of a column: query (anchors), document (positives and negatives) or a column's name"
 )
+SEARCH_PROMPT = _prompt("query or document; the queries of pairs are their anchors")
 TRUST = click.option("--trust-remote-code", is_flag=True, help="Run code from the model's folder.")
 PICKLE = click.option(
     "--allow-pickle", is_flag=True, help="Read weights in pickle files, which can run code."

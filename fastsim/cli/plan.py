@@ -210,18 +210,25 @@ def measured_rate(device, seconds=0.3):
 
 
 def encoder_shape(name):
-    """The encoder's part of a `Plan` from a model's folder or name: no weights are loaded."""
+    """The encoder's part of a `Plan` from a model's folder or name, and the width `dim` it gives.
+
+    No weights are loaded, but for those of a head.
+    """
     import transformers
 
-    from fastsim.encoders.model_files import model_folder, read_parts
+    from fastsim.encoders.model_files import auto_class, model_folder, read_parts
+    from fastsim.encoders.parts import Dense
 
     folder = model_folder(name)
+    parts = {"transformer": folder, "head": []}
     if (folder / "modules.json").is_file():
-        folder = read_parts(folder, wanted=("transformer",))["transformer"]
-    config = transformers.AutoConfig.from_pretrained(folder)
+        parts = read_parts(folder, wanted=("transformer",))
+    config = transformers.AutoConfig.from_pretrained(parts["transformer"])
     with torch.device("meta"):
-        model = transformers.AutoModel.from_config(config)
+        model = auto_class("AutoModel", config).from_config(config)
+    widths = [part.linear.out_features for part in parts["head"] if isinstance(part, Dense)]
     return {
+        "dim": [config.hidden_size, *widths][-1],
         "parameters": sum(p.numel() for p in model.parameters()),
         "looked_up": model.get_input_embeddings().weight.numel(),
         "layers": config.num_hidden_layers,

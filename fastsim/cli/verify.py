@@ -1,5 +1,6 @@
 """`fastsim verify`: which kernels are right on a device, and how fast."""
 
+import click
 import torch
 
 from fastsim.backends import backends, get
@@ -23,12 +24,21 @@ def candidates(device, wanted):
     return names, reasons
 
 
+def _device(name):
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        wanted = "wanted a device as torch names it, such as cuda:0"
+        raise ValueError(f"--device: {wanted}, got {name!r}") from error
+
+
 def lines(device, wanted=(), kinds=(), dtypes=(), jobs=None):
     """What is said while kinds of loss and dtypes are checked; without names, all of them.
 
-    jobs: checks at once, by default as many as the machine has the means for.
+    jobs: checks at once, by default as many as the machine has the means for. ClickException where
+    nothing can be checked: a script is not to take that for kernels that are right.
     """
-    device = torch.device(device)
+    device = _device(device)
     for kind in kinds:
         if kind not in run.KINDS:
             raise ValueError(f"--kind: wanted one of {', '.join(run.KINDS)}, got {kind!r}")
@@ -37,7 +47,9 @@ def lines(device, wanted=(), kinds=(), dtypes=(), jobs=None):
     yield from (f"not checked: {reason}" for reason in reasons)
     checks = [*run.checks_of(device, names, *asked)]
     if not checks:
-        return
+        raise click.ClickException(
+            f"nothing was checked: no kernel that was asked for can run on {str(device)!r}"
+        )
     jobs = min(jobs or run.most_at_once(device), len(checks))
     yield f"{len(checks)} checks, {jobs} at once"
     for verdict in run.verdicts_of(checks, jobs):

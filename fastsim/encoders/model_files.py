@@ -63,18 +63,13 @@ def model_folder(name, *, trust_remote_code=False, allow_pickle=False):
 def load_transformer(kind, folder, *, trust_remote_code=False, allow_pickle=False, **options):
     """(model, tokenizer) of a folder by transformers' Auto class `kind`, or `ModelError`."""
     import transformers
-    from transformers.models.auto import modeling_auto
 
     trust = {"trust_remote_code": trust_remote_code}
     folder, adapter = _adapted(Path(folder), allow_pickle=allow_pickle, **trust)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trust)
-        if kind == "AutoModel":
-            config = transformers.AutoConfig.from_pretrained(folder, **trust)
-            known = modeling_auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
-            if known.get(config.model_type, "").endswith("EncoderModel"):
-                kind = "AutoModelForTextEncoding"  # T5 and its kin: the encoder alone
-        model = getattr(transformers, kind).from_pretrained(
+        config = transformers.AutoConfig.from_pretrained(folder, **trust)
+        model = auto_class(kind, config).from_pretrained(
             folder,
             use_safetensors=None if allow_pickle else True,
             dtype=torch.float32,
@@ -93,6 +88,17 @@ def load_transformer(kind, folder, *, trust_remote_code=False, allow_pickle=Fals
             f"model: {str(folder)!r} cannot be loaded: {type(error).__name__}: {reason}"
         ) from error
     return model, tokenizer
+
+
+def auto_class(kind, config):
+    """transformers' Auto class `kind` for a model; for "AutoModel" of T5 the encoder alone."""
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    known = modeling_auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
+    if kind == "AutoModel" and known.get(config.model_type, "").endswith("EncoderModel"):
+        kind = "AutoModelForTextEncoding"
+    return getattr(transformers, kind)
 
 
 def _adapted(folder, **flags):

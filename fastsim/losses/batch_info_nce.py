@@ -239,7 +239,5 @@ def _of_own_negatives(asked):
         return scores
     sides = asked.anchors, asked.candidates, asked.positives
     positive = positive_logits(*sides, 1.0, asked.similarity, asked.backend).to(scores.dtype)
-    # Found by another sum: a copy of the positive ties with it.
     known, limits = scores.detach(), (positive + above).detach()[:, None]
-    limits = highest_equal(limits, size_of_rows(known), dtype=scores.dtype)
-    return scores.masked_fill(known > limits, -torch.inf)
+    return scores.masked_fill(known > highest_equal(limits, size_of_rows(known)), -torch.inf)

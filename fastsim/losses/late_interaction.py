@@ -36,7 +36,7 @@ from fastsim.distributed import batchwise, join, learnt_number
 from fastsim.losses.info_nce import info_nce_from_scores
 from fastsim.losses.module import LossModule
 from fastsim.pairs import global_exclude, global_positives, parse_exclude, parse_positives
-from fastsim.reduce import as_float, reduce
+from fastsim.reduce import reduce
 from fastsim.token_scores import max_sim
 from fastsim.tokens import check_mask, check_some_token, check_tokens
 
@@ -266,8 +266,12 @@ def late_interaction_distillation(
     chosen = pick(backend, *tensors, kind="max_sim")
     options = {"similarity": similarity, "average": average, "backend": chosen.name}
     scores = max_sim(queries, documents, query_mask, document_mask, **options)
+    if isinstance(temperature, Tensor):
+        temperature = temperature.to(scores.dtype)
     above = temperature if teacher_temperature is None else teacher_temperature
-    teacher = torch.log_softmax(as_float(teacher_scores.detach()) / above, 1)
+    taught = teacher_scores.detach()
+    taught = taught.to(torch.promote_types(taught.dtype, scores.dtype))
+    teacher = torch.log_softmax(taught / above, 1)
     if isinstance(above, Tensor):
         teacher = teacher.detach()
     student = torch.log_softmax(scores / temperature, 1)

@@ -13,6 +13,7 @@ from fastsim.scores import top_k
 from fastsim.training.data import DataError
 from fastsim.training.evaluation import check_vectors
 from fastsim.training.rows import check_file, delimited_rows, named_rows, sound
+from fastsim.training.values import checked_text
 
 _QUERIES = 1024  # searched at once
 
@@ -30,7 +31,11 @@ def read_beir(folder, split="test"):
         try:
             query, document, grade = row[0], row[-2], int(row[-1])
         except (ValueError, IndexError) as error:
-            raise DataError(f"{file}, {where}: wanted query-id, corpus-id, score") from error
+            hint = "; a header ends in score" if where == "line 1" else ""
+            raise DataError(
+                f"{file}, {where}: wanted query-id, corpus-id and a whole number, the score, got"
+                f" {', '.join(row)!r:.80}{hint}"
+            ) from error
         for name, ids, key in (("queries", queries, query), ("corpus", corpus, document)):
             if key not in ids:
                 raise DataError(f"{file}, {where}: {key!r} is not in {name}.jsonl")
@@ -53,7 +58,7 @@ def _texts(path, fields):
             raise DataError(f"{path}, {where}: wanted _id and {fields[-1]}")
         if str(row["_id"]) in found:
             raise DataError(f"{path}, {where}: the _id {row['_id']!r} is there twice")
-        found[str(row["_id"])] = text
+        found[str(row["_id"])] = checked_text(text, fields[-1], path, where)
     return found
 
 

@@ -17,6 +17,7 @@ from fastsim.training.rows import (
     SUFFIXES,
     DataError,
     check_file,
+    corpus_kind,
     delimited_rows,
     kind_of,
     lines,
@@ -110,28 +111,34 @@ def _read_into(store, paths, how, bad, say):
     return last
 
 
-def _named_fields(path, kind):
-    """(where, {column: field}) of each row of a CSV or TSV file with a header."""
-    rows = sound(delimited_rows(path, kind))
-    header = [field.strip() for field in next(rows, (None, []))[1]]
-    check_header(header, ["text"], path)
+def _named_fields(path, kind, delimiter, header):
+    """(where, {column: field}) of each row of a CSV or TSV file; without a header all is `text`."""
+    rows = sound(delimited_rows(path, kind, delimiter if kind == "csv" else None))
+    names = ["text"]
+    if header is not False:
+        names = [field.strip() for field in next(rows, (None, []))[1]]
+    check_header(names, ["text"], path)
     for where, row in rows:
-        if fault := width_fault(row, len(header), path, where):
+        if fault := width_fault(row, len(names), path, where):
             raise fault
-        yield where, dict(zip(header, row, strict=True))
+        yield where, dict(zip(names, row, strict=True))
 
 
-def read_corpus(path):
-    """The texts of a file: each line of .txt, else the column `text` (`DataError` as above)."""
+def read_corpus(path, *, kind=None, delimiter=None, header=None):
+    """The texts of a file: each line of .txt, else the column `text` (`DataError` as above).
+
+    kind: of a file whose suffix does not say. delimiter: of a CSV file. header: False where a CSV
+    or TSV file has none, and texts alone.
+    """
     path = path if is_hub(path) else check_file(path)
     if not is_hub(path) and suffix_of(path) == ".txt":
         texts = [text.strip() for _, text in lines(path) if text.strip()]
     else:
-        kind = "hub" if is_hub(path) else kind_of(path, more=(".txt",))
+        kind = "hub" if is_hub(path) else corpus_kind(path, kind)
         if kind == "hub":
             rows = hub_rows(path)
         elif kind in ("csv", "tsv"):
-            rows = _named_fields(path, kind)
+            rows = _named_fields(path, kind, delimiter, header)
         else:
             rows = sound(named_rows(path, kind))
         texts = []

@@ -18,9 +18,10 @@ def mine(encoder, pairs, *, corpus=None, columns=None, kind=None, delimiter=None
     """(rows of anchor, positive, negative, ... as dictionaries, how many pairs were left out).
 
     pairs: a file of anchors and positives; corpus: a file of texts besides the positives.
-    columns, kind, delimiter, header: as of `read_data`. limits: those of `mine_hard_negatives`. A
-    text that is a positive of the anchor anywhere in the file, or the anchor itself, is no
-    negative of it. Pairs with fewer than count negatives within the limits are left out.
+    columns, kind, delimiter, header: as of `read_data`, the last three of the corpus too. limits:
+    those of `mine_hard_negatives`. A text that is a positive of the anchor anywhere in the file, or
+    the anchor itself, is no negative of it, whatever the spaces between its words. Pairs with fewer
+    than count negatives within the limits are left out.
     """
     dataset, layout = read_data(
         pairs, columns=columns, kind=kind, delimiter=delimiter, header=header
@@ -32,26 +33,27 @@ def mine(encoder, pairs, *, corpus=None, columns=None, kind=None, delimiter=None
             " --columns anchor,positive"
         )
     anchors, positives = dataset["anchor"][:], dataset["positive"][:]
-    texts = list(dict.fromkeys(positives))
-    if corpus is not None:
-        texts = list(dict.fromkeys([*texts, *read_corpus(corpus)]))
-    place = {text: row for row, text in enumerate(texts)}
-    unique = list(dict.fromkeys(anchors))
-    row_of = {text: row for row, text in enumerate(unique)}
+    further = (
+        [] if corpus is None else read_corpus(corpus, kind=kind, delimiter=delimiter, header=header)
+    )
+    texts, place = _distinct([*positives, *further])
+    unique, row_of = _distinct(anchors)
     queries = check_vectors(encoder.encode_query(unique, batch_size=batch_size))
     vectors = check_vectors(encoder.encode_document(texts, batch_size=batch_size))
-    known = defaultdict(dict)  # anchor -> the corpus rows that are no negatives, in order
-    for anchor, positive in zip(anchors, positives, strict=True):
-        known[anchor][place[positive]] = None
-    for anchor in unique:
-        if anchor in place:
-            known[anchor][place[anchor]] = None
+    asked = [row_of[_words(anchor)] for anchor in anchors]
+    answers = [place[_words(positive)] for positive in positives]
+    known = defaultdict(dict)  # row of an anchor -> the corpus rows that are no negatives, in order
+    for query, answer in zip(asked, answers, strict=True):
+        known[query][answer] = None
+    for words, query in row_of.items():
+        if words in place:
+            known[query][place[words]] = None
     table = torch.full((len(anchors), 1 + max(map(len, known.values()))), -1)
-    for row, (anchor, positive) in enumerate(zip(anchors, positives, strict=True)):
-        table[row, 0] = place[positive]
-        table[row, 1 : 1 + len(known[anchor])] = torch.tensor(list(known[anchor]))
+    for row, (query, answer) in enumerate(zip(asked, answers, strict=True)):
+        table[row, 0] = answer
+        table[row, 1 : 1 + len(known[query])] = torch.tensor(list(known[query]))
     rows, _ = mine_hard_negatives(
-        queries[torch.tensor([row_of[anchor] for anchor in anchors])],
+        queries[torch.tensor(asked)],
         vectors,
         table,
         count=count,
@@ -66,6 +68,19 @@ def mine(encoder, pairs, *, corpus=None, columns=None, kind=None, delimiter=None
     return found, len(anchors) - len(found)
 
 
+def _words(text):
+    """What a text is known by: one with other spaces is no other text."""
+    return " ".join(text.split())
+
+
+def _distinct(texts):
+    """(texts of different words, as each is written first; {words: their row})."""
+    first = {}
+    for text in texts:
+        first.setdefault(_words(text), text)
+    return list(first.values()), {words: row for row, words in enumerate(first)}
+
+
 def check_output(path, *read, overwrite=False):
     """`OutputError` where `write_rows` would fail, write over a file that is read, or over another.
 
@@ -78,16 +93,15 @@ def check_output(path, *read, overwrite=False):
             f"output: wanted a name that ends in .jsonl, since JSON lines are written, got"
             f" {str(path)!r}"
         )
-    if not path.exists():
-        check_new_file("output", path)
-        return
-    for name in read:
-        if name is not None and Path(name).exists() and path.samefile(name):
-            raise OutputError(f"output: wanted another file than those read, got {str(path)!r}")
-    if not overwrite:
-        raise OutputError(f"output: {str(path)!r} is there already; --overwrite writes over it")
-    if not path.is_file():
-        raise OutputError(f"output: wanted a file, {str(path)!r} is none")
+    if path.exists():
+        for name in read:
+            if name is not None and Path(name).exists() and path.samefile(name):
+                raise OutputError(f"output: wanted another file than those read, got {str(path)!r}")
+        if not overwrite:
+            raise OutputError(f"output: {str(path)!r} is there already; --overwrite writes over it")
+        if not path.is_file():
+            raise OutputError(f"output: wanted a file, {str(path)!r} is none")
+    check_new_file("output", path)
 
 
 def write_rows(rows, path):

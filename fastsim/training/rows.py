@@ -53,11 +53,22 @@ def suffix_of(path):
     return suffixes[-1] if suffixes else ""
 
 
-def kind_of(path, kind=None, more=()):
+def kind_of(path, kind=None):
     """The kind of a file by its suffix, or as given."""
     kind = kind or SUFFIXES.get(suffix_of(path))
     if kind not in KINDS:
-        raise DataError(f"{path}: wanted a suffix in {', '.join((*SUFFIXES, *more))}, or --format")
+        raise DataError(f"{path}: wanted a suffix in {', '.join(SUFFIXES)}, or --format")
+    return kind
+
+
+def corpus_kind(path, kind=None):
+    """That of a file of texts, where it is not .txt: as given where its suffix does not say.
+
+    What is given is of the pairs beside it first. No option is named: `search` has none for it.
+    """
+    kind = SUFFIXES.get(suffix_of(path), kind)
+    if kind not in KINDS:
+        raise DataError(f"{path}: wanted a suffix in {', '.join((*SUFFIXES, '.txt'))}")
     return kind
 
 

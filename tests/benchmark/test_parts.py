@@ -2,6 +2,7 @@
 
 import errno
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +69,64 @@ def test_a_file_that_is_there_stays_unless_one_says_otherwise(measured, tmp_path
     done = bench("--out", str(out), "--overwrite")
     assert done.exit_code == 0, done.output
     assert results.read(out)[0]["settings"]["processes"] == 3
+
+
+def test_going_on_writes_over_nothing_but_a_run_that_was_broken_off(measured, tmp_path):
+    out = tmp_path / "run.jsonl"
+
+    def refused(text, why):
+        out.write_text(text)
+        done = bench("--out", str(out), "--resume")
+        assert done.exit_code == 5
+        assert f"out: '{out}' {why}; --overwrite writes over it" in done.output
+        assert out.read_text() == text
+        assert len(measured) == before
+
+    before = 0
+    refused("my notes", "is no run that was broken off")
+    refused('{"settings": {}}', "is complete already")
+    out.unlink()
+    assert bench("--out", str(out)).exit_code != 0
+    before, begun = 2, out.read_text()
+    refused("my notes", "is no run that was broken off")
+    out.write_text(begun)
+    kept = tmp_path / "run.jsonl.parts/1.jsonl"
+    for other in (("--processes", "0"), ("--measure", "error"), ("--from", str(kept))):
+        assert bench("--out", str(out), "--resume", *other).exit_code == 2
+        assert (len(measured), kept.is_file(), out.read_text()) == (2, True, begun)
+    assert bench("--out", str(out), "--resume").exit_code == 0
+
+
+def test_where_nothing_can_be_written_nothing_is_measured(measured, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    done = bench("--out", str(file / "run.jsonl"))
+    assert done.exit_code == 5
+    assert f"out: cannot make the folder '{file}'" in done.output
+    if Path("/proc/self").exists():
+        done = bench("--out", "/proc/run.jsonl")
+        assert done.exit_code == 5
+        assert "out: cannot write '/proc/run.jsonl'" in done.output
+    assert measured == []
+
+
+def test_figures_that_cannot_be_kept_are_shown(measured, tmp_path, monkeypatch):
+    def full(file):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "flush", full)
+    done = bench("--out", str(tmp_path / "run.jsonl"))
+    assert done.exit_code == 5
+    assert f"{results.device_name()}, commit" in done.stdout
+    assert "not kept, should the run be broken off: " in done.stderr
+    assert len(measured) == 1
+
+
+def test_the_settings_are_looked_at_first(measured, tmp_path, monkeypatch):
+    monkeypatch.setattr(results.torch.cuda, "is_available", lambda: False)
+    done = bench("--out", str(tmp_path), "--device", "cuda")
+    assert done.exit_code == 2
+    assert "device: wanted one that is here, got 'cuda'" in done.output
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -1,6 +1,12 @@
 """Runs in several processes, one after the other, and the progress that they show."""
 
+import contextlib
 import os
+import signal
+import subprocess
+import sys
+
+import pytest
 
 from fastsim.benchmark import processes, progress
 from fastsim.benchmark.cases import CASES, SIZES
@@ -76,6 +82,32 @@ def test_later_processes_leave_out_the_largest(monkeypatch):
     (last,) = few
     assert last.sizes_of(CASES["info_nce"]) == (64, 512, 2048)
     assert last.sizes_of(CASES["cosent"]) == CASES["cosent"].sizes  # there is no matrix
+
+
+BEGUN = {
+    "of times": "processes.run = lasting; processes._fresh(None, False)",
+    "of memory": "memory.BASELINES = {}; memory.in_fresh_process(lasting)",
+}
+
+
+@pytest.mark.parametrize("kind", BEGUN)
+def test_a_process_ends_with_the_one_that_began_it(kind):
+    """Which SIGTERM ends without its knowing; the pipe ends when no process holds it."""
+    imports = "from fastsim.benchmark import memory, processes; from tests.benchmark.tiny import *"
+    began = subprocess.Popen(
+        [sys.executable, "-c", f"{imports}; {BEGUN[kind]}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    with began:
+        worker = int(began.stdout.readline())
+        try:
+            began.send_signal(signal.SIGTERM)
+            began.communicate(timeout=20)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+    assert began.returncode == -signal.SIGTERM
 
 
 def test_a_log_gets_lines(capsys, monkeypatch):

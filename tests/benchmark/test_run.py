@@ -245,5 +245,23 @@ def test_the_command(tmp_path):
     done = runner.invoke(cli.main, [*read, str(tmp_path / "slow.jsonl")])
     assert done.exit_code == 1
     assert "2 of 2 ratios changed" in done.stdout
-    for wrong in (["--loss", "nce"], ["--sizes", "0"], ["--from", __file__]):
+    for wrong in (["--loss", "nce"], ["--sizes", "0"], ["--memory-limit", "nan"]):
         assert runner.invoke(cli.main, ["bench", *wrong]).exit_code == 2
+
+
+@pytest.mark.parametrize("option", ["--from", "--against"])
+def test_a_file_that_holds_no_run_is_named(option, tmp_path):
+    runner = pytest.importorskip("click.testing").CliRunner()
+    cli = pytest.importorskip("fastsim.cli.main")
+    path, other = tmp_path / "run.jsonl", {"settings": {}, "device": "d", "versions": {}}
+    place = {"measure": "time", "loss": "siglip"}
+    about = json.dumps(other | {"commit": "c"})
+    texts = ["null", json.dumps(other), "[]", "a text", *(f"{about}\n{r}" for r in ("1", "{}"))]
+    for text in (*texts, f"{about}\n{json.dumps(place)}", None):
+        path.unlink(missing_ok=True)
+        if text is not None:
+            path.write_text(text)
+        done = runner.invoke(cli.main, ["bench", option, str(path)])
+        assert done.exit_code == 3, text
+        assert f"Error: {option[2:]}: " in done.stderr
+        assert str(path) in done.stderr

@@ -85,6 +85,10 @@ def test_settings_refuse_what_there_is_not():
         Settings(losses=("nce",))
     with pytest.raises(ValueError, match="baseline: wanted one of"):
         Settings(baselines=("open-clip",))
+    for name in ("seconds", "limit", "memory_limit"):
+        for wrong in (math.nan, math.inf, -1.0):
+            with pytest.raises(ValueError, match=f"^{name}: wanted a number from 0 .* got {wrong}"):
+                Settings(**{name: wrong})
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="no GPU is visible"):
             Settings(device="cuda")

@@ -77,7 +77,14 @@ def test_train_evaluate_search(data, tmp_path):
     assert query in result.output
     for nothing in ("", " "):  # a variable of a script that is not set
         result = run("search", "--model", output, "--corpus", corpus, "--query", nothing)
-        one_line(result, command.USAGE, "--query: wanted a text")
+        one_line(result, command.USAGE, "'--query': wanted a text, got an empty one")
+    for name, given in (("--query", "caf\udce9"), ("--prompt", "query=caf\udce9")):
+        result = run("search", "--corpus", corpus, "--query", query, name, given)
+        one_line(result, command.USAGE, f"'{name}': wanted a text in UTF-8, got 'caf\\udce9'")
+    (tmp_path / "notes.md").write_text("one\n")
+    result = run("search", "--corpus", tmp_path / "notes.md", "--query", query)
+    one_line(result, command.DATA, "notes.md: wanted a suffix in", ".parquet, .txt")
+    assert "--format" not in result.stderr  # which is of the answers
 
 
 def one_line(result, code, *parts):
@@ -137,6 +144,17 @@ def test_every_kind_of_error_has_its_code(error, code, said):
     assert result.exit_code == code
     (line,) = result.stderr.splitlines()
     assert line.startswith(said)
+
+
+@click.command(cls=command.Command)
+def stops_reading():
+    raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+def test_a_reader_that_has_enough_is_no_error():
+    """As with `| head`."""
+    result = CliRunner().invoke(stops_reading)
+    assert (result.exit_code, result.stderr) == (1, "")
 
 
 TAKEN = [
@@ -209,6 +227,12 @@ def test_a_read_only_folder(data, tmp_path):
 def test_debug_shows_the_traceback(data, tmp_path):
     result = train(data, tmp_path / "out", "--debug", loss="cosend")
     assert isinstance(result.exception, ValueError)
+
+
+def test_seeds_are_those_that_every_library_takes():
+    for name in ("demo", "mine", "train"):
+        result = run(name, "--seed", 2**32)
+        one_line(result, command.USAGE, "'--seed': 4294967296 is not in the range")
 
 
 def test_demo(tmp_path):

@@ -1,5 +1,6 @@
 """`fastsim mine`: pairs get the negatives that are hardest within limits."""
 
+import errno
 import inspect
 import json
 
@@ -130,3 +131,35 @@ def test_mine_writes_over_nothing_that_is_read_or_there(tuples, tmp_path, monkey
     there.write_text('{"anchor": "a", "positive": "b", "negative": "c"}\n')
     result = run("mine", "--pairs", there, "--output", tmp_path / "new", "--cpu")
     one_line(result, 3, "wanted the columns anchor and positive alone, got anchor, positive, nega")
+
+
+def test_mine_takes_ranks_beyond_the_corpus(tuples, tmp_path):
+    command = ("mine", "--model", models.tiny_bert(), "--pairs", tuples, "--cpu")
+    for first, code in ((1, 0), (10**20, 2)):
+        output = tmp_path / f"{first}.jsonl"
+        result = run(*command, "--output", output, "--first", first, "--last", 10**21)
+        assert result.exit_code == code, result.output
+    one_line(result, 2, "pairs: none of 24 has 1 negatives within the limits")
+
+
+def test_a_folder_that_takes_no_file_is_told_before_the_work(tmp_path, monkeypatch):
+    """Also where a file is written over, since the new one is made beside it."""
+    from fastsim.files import OutputError
+    from fastsim.training.mined import check_output
+
+    def refused(**options):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    (tmp_path / "there.jsonl").touch()
+    monkeypatch.setattr("tempfile.TemporaryFile", refused)
+    for name in ("there.jsonl", "new.jsonl"):
+        with pytest.raises(OutputError, match=r"output: cannot write .*Permission denied"):
+            check_output(tmp_path / name, overwrite=True)
+
+
+def test_the_prompts_are_of_queries_and_documents():
+    """The help of commands that search offers no others: a column's would be refused."""
+    for name in ("mine", "search"):
+        said = " ".join(run(name, "--help").output.split())
+        assert "A text put before each query or document;" in said
+        assert "column's name" not in said

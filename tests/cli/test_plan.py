@@ -199,9 +199,30 @@ def test_the_shape_of_an_encoder_is_in_its_folder(tmp_path):
     config.save_pretrained(tmp_path)
     count = sum(p.numel() for p in transformers.BertModel(config).parameters())
     assert encoder_shape(str(tmp_path)) == {
-        **{"parameters": count, "looked_up": 50 * 24},
+        **{"dim": 24, "parameters": count, "looked_up": 50 * 24},
         **{"layers": 3, "hidden": 24, "heads": 4},
     }
+
+
+def test_the_shape_is_of_what_is_trained(tmp_path):
+    """Of T5 the encoder alone, and the width that the last layer of the head gives."""
+    transformers = pytest.importorskip("transformers")
+    from fastsim.encoders.encoder import Dense, Encoder, Normalize
+    from tests import models
+
+    sizes = {"vocab_size": 50, "d_model": 24, "d_kv": 6, "num_layers": 3, "num_heads": 4}
+    config = transformers.T5Config(**sizes, d_ff=40)
+    config.save_pretrained(tmp_path / "t5")
+    encoder = transformers.T5EncoderModel(config)
+    assert encoder_shape(str(tmp_path / "t5")) == {
+        **{"dim": 24, "parameters": encoder.num_parameters(), "looked_up": 50 * 24},
+        **{"layers": 3, "hidden": 24, "heads": 4},
+    }
+    plain = Encoder.from_pretrained(models.tiny_bert())
+    head = [Dense(32, 16), Dense(16, 8), Normalize()]
+    Encoder(plain.model, plain.tokenizer, head=head).save_pretrained(tmp_path / "dense")
+    shape = encoder_shape(str(tmp_path / "dense"))
+    assert (shape["dim"], shape["hidden"]) == (8, 32)
 
 
 def test_the_command(monkeypatch):
@@ -226,3 +247,8 @@ def test_the_command(monkeypatch):
     assert rates == [100e12, 50e9, 3e12]
     assert (plan.batch_size, plan.ranks, plan.dim, plan.bytes_each) == (65536, 8, 8, 2)
     assert (plan.hidden, plan.gpu) == (32, True)
+    for name in ("--rate", "--bandwidth", "--memory-rate"):
+        for number in ("nan", "inf", "0"):
+            result = CliRunner().invoke(cli.main, [*arguments, name, number])
+            assert result.exit_code == 2, result.output
+            assert f"'{name}': " in result.stderr

@@ -148,14 +148,17 @@ def test_search_keeps_an_index(tmp_path, monkeypatch):
     assert first.stdout == second.stdout
     assert encoded == [12, 1, 1]
     corpus.write_text("\n".join(models.texts(13)))
-    run(*command)
+    before = index.read_bytes()
+    one_line(run(*command), 5, "is of other texts; --overwrite replaces it")
+    assert (encoded[3:], index.read_bytes()) == ([], before)
+    run(*command, "--overwrite")
     assert encoded[3:] == [13, 1]
     known = len(encoded)
     elsewhere = run(*command, "--index", tmp_path / "no/such.index")
     one_line(elsewhere, 5, "index: cannot write", "No such file")
     assert len(encoded) == known  # nothing was encoded in vain
     index.write_text("mine")
-    one_line(run(*command), 2, "is not a fastsim index")
+    one_line(run(*command, "--overwrite"), 2, "is not a fastsim index")
     assert index.read_text() == "mine"
 
 

@@ -277,3 +277,14 @@ def test_a_search_is_that_of_its_files(tmp_path):
         handle.write("q\ty\t2\nq\tz\t1\n")  # the first says what is known, the second does not
     with pytest.raises(DataError, match="line 7: 'z' is judged 0 and 1 for 'q'"):
         evaluate_retrieval(encoder, tmp_path)
+    for judged, said in (
+        ("x\ty\t1\nq\ty\t1.0\n", r"line 2: wanted .* a whole number, .*, got 'q, y, 1\.0'$"),
+        ("query\tdoc\trelevance\nx\ty\t1\n", "got 'query, doc, relevance'; a header ends in s"),
+        ("x\n", "line 1: wanted query-id, corpus-id and a whole number, the score, got 'x'"),
+    ):
+        (tmp_path / "qrels/test.tsv").write_text(judged)
+        with pytest.raises(DataError, match=said):
+            evaluate_retrieval(encoder, tmp_path)
+    write("corpus.jsonl", [{"_id": "x", "title": "half", "text": "\ud800"}])
+    with pytest.raises(DataError, match="line 1: text: the text holds half of a surrogate pair"):
+        evaluate_retrieval(encoder, tmp_path)

@@ -10,7 +10,8 @@ import torch
 
 pytest.importorskip("transformers")
 from fastsim.encoders.encoder import Dense, Encoder, Normalize
-from fastsim.training.index import index_key, indexed
+from fastsim.files import OutputError
+from fastsim.training.index import indexed, model_key, texts_key
 from tests import models
 
 TEXTS = [text.capitalize() for text in models.texts(5)]
@@ -71,32 +72,64 @@ def test_another_encoder_has_another_index(change, tmp_path):
     first = indexed(encoder, TEXTS, path)
     assert torch.equal(first, encoder.encode_document(TEXTS))
     assert torch.equal(indexed(copy.deepcopy(encoder), TEXTS, path), first)
-    before = index_key(encoder, TEXTS)
+    before = model_key(encoder), path.read_bytes()
     CHANGES[change](encoder)
-    assert index_key(encoder, TEXTS) != before
-    assert torch.equal(indexed(encoder, TEXTS, path), encoder.encode_document(TEXTS))
+    assert model_key(encoder) != before[0]
+    with pytest.raises(OutputError, match="' is by another model or prompt; --overwrite"):
+        indexed(encoder, TEXTS, path)
+    assert path.read_bytes() == before[1]
+    vectors = encoder.encode_document(TEXTS)
+    assert torch.equal(indexed(encoder, TEXTS, path, overwrite=True), vectors)
+    assert torch.equal(indexed(encoder, TEXTS, path), vectors)
 
 
-def test_other_texts_have_another_index():
-    encoder = made()
+def test_other_texts_have_another_index(tmp_path):
+    encoder, path = made(), tmp_path / "index"
     lists = (["ab", "c"], ["a", "bc"], ["c", "ab"], ["ab"], ["ab", "c", ""])
-    assert len({index_key(encoder, texts) for texts in lists}) == len(lists)
+    assert len({texts_key(texts) for texts in lists}) == len(lists)
+    indexed(encoder, TEXTS, path)
+    with pytest.raises(OutputError, match="' is of other texts; --overwrite"):
+        indexed(encoder, TEXTS[1:], path)
+    add_to_a_weight(encoder)
+    with pytest.raises(OutputError, match="' is of other texts and by another model or prompt; "):
+        indexed(encoder, TEXTS[1:], path)
+
+
+def test_the_prompt_of_queries_makes_no_other_index():
+    encoder = made()
+    key = model_key(encoder)
+    encoder.prompts["query"] = "what is "
+    assert model_key(encoder) == key
+
+
+def test_an_index_of_another_version_is_replaced_when_asked(tmp_path):
+    from safetensors.torch import save_file
+
+    encoder, path = made(), tmp_path / "index"
+    save_file({"vectors": torch.eye(2)}, path, metadata={"kind": "fastsim-index-1", "key": "a"})
+    with pytest.raises(OutputError, match="is of another version of fastsim; --overwrite"):
+        indexed(encoder, TEXTS, path)
+    vectors = indexed(encoder, TEXTS, path, overwrite=True)
+    assert torch.equal(vectors, encoder.encode_document(TEXTS))
+    save_file({"vectors": vectors}, path, metadata={"kind": "a model"})
+    with pytest.raises(ValueError, match="is not a fastsim index"):
+        indexed(encoder, TEXTS, path, overwrite=True)
 
 
 def test_the_same_encoder_elsewhere_has_the_same_index(tmp_path):
     """After texts were tokenized, and in another process from the folder that it was written to."""
     encoder = made()
-    key = index_key(encoder, TEXTS)
+    key = model_key(encoder)
     encoder.encode(TEXTS)
-    assert index_key(encoder, TEXTS) == key
+    assert model_key(encoder) == key
     encoder.save_pretrained(tmp_path)
     code = (
         "import sys, fastsim\n"
-        "from fastsim.training.index import index_key\n"
+        "from fastsim.training.index import model_key\n"
         "encoder = fastsim.Encoder.from_pretrained(sys.argv[1])\n"
-        "print(index_key(encoder, sys.argv[2:]))\n"
+        "print(model_key(encoder))\n"
     )
-    command = [sys.executable, "-c", code, str(tmp_path), *TEXTS]
+    command = [sys.executable, "-c", code, str(tmp_path)]
     environment = os.environ | {"PYTHONHASHSEED": "7"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.split()[-1] == key
@@ -111,6 +144,6 @@ def test_a_tokenizer_in_python_has_its_own_index(tmp_path):
         file = tmp_path / f"{number}.txt"
         file.write_text("\n".join(word for word, _ in words[: len(words) - left_out]))
         encoder.tokenizer = legacy.BertTokenizerLegacy(str(file), do_lower_case=lower)
-        keys.append(index_key(encoder, TEXTS))
+        keys.append(model_key(encoder))
     assert keys[0] == keys[1]
     assert len({*keys}) == 3

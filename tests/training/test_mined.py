@@ -46,3 +46,36 @@ def test_pairs_with_too_few_negatives_are_left_out_and_counted(files):
     assert [row["negative"] for row in rows] == ["90", "90"]
     assert left_out == 1
     assert mine(Angles(), pairs, corpus=corpus, margin=0.9, count=2) == ([], 3)
+
+
+def test_spaces_make_no_text_another(tmp_path):
+    """Neither of a positive nor of an anchor; what is written is as the files have it."""
+    pairs, corpus = tmp_path / "pairs.csv", tmp_path / "corpus.csv"
+    pairs.write_text("anchor,positive\n0,1 \n 0,4\n50,51\n")
+    corpus.write_text("text\n1\n 4\n0 \n 2\n90\n")
+    rows, _ = mine(Angles(), str(pairs), corpus=str(corpus))
+    assert rows == [
+        {"anchor": "0", "positive": "1 ", "negative": " 2"},
+        {"anchor": " 0", "positive": "4", "negative": " 2"},
+        {"anchor": "50", "positive": "51", "negative": "90"},
+    ]
+
+
+def test_the_corpus_is_read_as_the_pairs_are(tmp_path):
+    """With their delimiter and header, and of their kind where its suffix says none."""
+    pairs, corpus = tmp_path / "pairs.csv", tmp_path / "corpus.csv"
+    pairs.write_text("anchor;positive\n0;1\n50;51\n")
+    corpus.write_text("id;text\n1;2\n2;90\n")
+    rows, _ = mine(Angles(), str(pairs), corpus=str(corpus), delimiter=";")
+    assert [row["negative"] for row in rows] == ["2", "90"]
+    pairs.write_text("0,1\n50,51\n")
+    corpus.write_text("2\n90\n")
+    how = {"columns": "anchor,positive", "header": False}
+    rows, _ = mine(Angles(), str(pairs), corpus=str(corpus), **how)
+    assert [row["negative"] for row in rows] == ["2", "90"]
+    (tmp_path / "corpus").write_text("2\n90\n")
+    assert mine(Angles(), str(pairs), corpus=tmp_path / "corpus", kind="csv", **how)[0] == rows
+    (tmp_path / "corpus.tsv").write_text("id\ttext\n1;\t2\n2\t90\n")
+    pairs.write_text("anchor;positive\n0;1\n50;51\n")
+    given = {"delimiter": ";", "kind": "csv"}  # of the pairs alone, as the suffix says
+    assert mine(Angles(), str(pairs), corpus=tmp_path / "corpus.tsv", **given)[0] == rows

@@ -132,7 +132,7 @@ class Block:
             masks.append(panel > self._thresholds())
         if self.guided is not None:
             limits = self.guide_thresholds[:, None]
-            above = self.guided > highest_equal(limits, dtype=limits.dtype)
+            above = self.guided > highest_equal(limits)
             if self.positives is not None:
                 self.set_at_positives(above, False)
             masks.append(above)
@@ -153,7 +153,7 @@ class Block:
         own = highest_equal(self.panel.gather(1, self.columns) + self.exclude_above, size)
         if self.whole:
             return own
-        others = highest_equal(self.thresholds[:, None], size, dtype=self.panel.dtype)
+        others = highest_equal(self.thresholds[:, None], size)
         return torch.where(self.inside, own, others)
 
     def fill(self, matrix, value):

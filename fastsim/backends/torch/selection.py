@@ -35,7 +35,7 @@ def closest(backend, pairs, semi_hard, unit_x, unit_y, ceilings, seen):
     if semi_hard and ceilings is None and not whole:
         ceilings = backend.positive_scores(pairs, unit_x, unit_y)
     if ceilings is not None:
-        ceilings = highest_equal(ceilings, dtype=ceilings.dtype)
+        ceilings = highest_equal(ceilings)
     found, best, workspace = [], None, Workspace()
     for place in backend.blocks(rows, columns, unit_x.device):
         block = backend.block(pairs, unit_x, unit_y, place, workspace)

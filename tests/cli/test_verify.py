@@ -1,0 +1,29 @@
+"""`fastsim verify` where there is nothing to check: no script takes that for right kernels."""
+
+import pytest
+from click.testing import CliRunner
+
+from fastsim.cli import command
+from fastsim.cli.main import main
+
+
+def verify(*options):
+    return CliRunner().invoke(main, ["verify", *options])
+
+
+@pytest.mark.parametrize("name", ["foo", "", "cuda:x"])
+def test_a_device_that_torch_does_not_know_is_named(name):
+    done = verify("--device", name)
+    assert done.exit_code == command.USAGE
+    wanted = f"--device: wanted a device as torch names it, such as cuda:0, got {name!r}"
+    assert done.stderr == f"Error: {wanted}\n"
+
+
+def test_where_nothing_can_be_checked_it_fails():
+    done = verify("--device", "meta")
+    assert done.exit_code == command.FAILED
+    assert [line.split(":")[:2] for line in done.stdout.splitlines()] == [
+        ["not checked", " triton"],
+        ["not checked", " cuda"],
+    ]
+    assert "nothing was checked: no kernel that was asked for can run on 'meta'" in done.stderr
