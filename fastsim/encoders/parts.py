@@ -53,7 +53,8 @@ class Dense(nn.Module):
         self.activation = kind()
 
     def forward(self, x):
-        return self.activation(self.linear(x))
+        # Pooling gives float32, also to weights of 16 bits.
+        return self.activation(self.linear(x.to(self.linear.weight.dtype)))
 
 
 class Normalize(nn.Module):

@@ -164,6 +164,12 @@ class Objective(nn.Module):
                 )
             for option, value in self.options.items():
                 _check_type(option, value, known[option].default)
+            reduction = self.options.get("reduction", "mean")
+            if self.pairwise and group is not None and reduction != "mean":
+                # Each process has the loss of its own rows, and gradients are averaged.
+                raise ValueError(
+                    f"reduction: wanted 'mean' in several processes, got {reduction!r}"
+                )
             self.loss = spec.module(**self.options)
             if not self.pairwise:
                 self.loss.group = group

@@ -10,6 +10,7 @@ import torch
 import fastsim
 from fastsim.encoders.cross_encoder import CrossEncoder
 from fastsim.encoders.encoder import POOLINGS, Encoder
+from fastsim.encoders.parts import Dense, Normalize
 from tests import models
 
 pytest.importorskip("transformers")
@@ -131,6 +132,14 @@ def test_encode_to_numpy_and_in_half_precision():
     assert computed.dtype == torch.float32
     error = (computed - whole).norm() / whole.norm()
     assert 0 < error < 8 * torch.finfo(torch.bfloat16).eps
+
+
+def test_a_head_has_the_dtype_of_the_weights():
+    plain = Encoder.from_pretrained(models.tiny_bert())
+    encoder = Encoder(plain.model, plain.tokenizer, head=[Dense(32, 8), Normalize()])
+    whole = encoder.encode(TEXTS)
+    error = (encoder.bfloat16().encode(TEXTS) - whole).norm() / whole.norm()
+    assert 0 < error < 8 * torch.finfo(torch.bfloat16).eps  # as without a head
 
 
 def test_imports_stay_light():

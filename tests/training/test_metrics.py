@@ -231,6 +231,8 @@ def test_learnt_options_start_at_their_value_and_stay_positive():
     assert objective.values()["scale"] > 0
     with pytest.raises(ValueError, match="learn: full_triplet can learn nothing, got 'margin'"):
         Objective("full_triplet", PAIRS, learn=("margin",))
+    with pytest.raises(ValueError, match=r"reduction: wanted 'mean' in several .*, got 'sum'"):
+        Objective("triplet_margin", TRIPLETS, options={"reduction": "sum"}, group=object())
     with pytest.raises(ValueError, match=r"loss option: wanted one of info_nce's, .*, got tempura"):
         Objective("info_nce", PAIRS, options={"tempurature": 1.0})
 
