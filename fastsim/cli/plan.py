@@ -217,7 +217,7 @@ def encoder_shape(name):
     import transformers
 
     from fastsim.encoders.model_files import auto_class, model_folder, read_parts
-    from fastsim.encoders.parts import Dense
+    from fastsim.encoders.parts import width_after
 
     folder = model_folder(name)
     parts = {"transformer": folder, "head": []}
@@ -226,9 +226,8 @@ def encoder_shape(name):
     config = transformers.AutoConfig.from_pretrained(parts["transformer"])
     with torch.device("meta"):
         model = auto_class("AutoModel", config).from_config(config)
-    widths = [part.linear.out_features for part in parts["head"] if isinstance(part, Dense)]
     return {
-        "dim": [config.hidden_size, *widths][-1],
+        "dim": width_after(parts["head"], config.hidden_size),
         "parameters": sum(p.numel() for p in model.parameters()),
         "looked_up": model.get_input_embeddings().weight.numel(),
         "layers": config.num_hidden_layers,

@@ -28,7 +28,7 @@ from fastsim.encoders.model_files import (
     write_parts,
 )
 from fastsim.encoders.names import EMBEDDED, POOLINGS, SIMILARITIES, ModelError
-from fastsim.encoders.parts import Dense, Normalize, pool
+from fastsim.encoders.parts import Dense, Normalize, pool, width_after
 from fastsim.encoders.tokenized import tokenized
 from fastsim.folders import replaced_folder
 
@@ -97,8 +97,7 @@ class Encoder(nn.Module):
     @property
     def dim(self):
         """Width of the embeddings."""
-        widths = [part.linear.out_features for part in self.head if isinstance(part, Dense)]
-        return widths[-1] if widths else self.width
+        return width_after(self.head, self.width)
 
     @property
     def width(self):

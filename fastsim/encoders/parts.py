@@ -57,6 +57,11 @@ class Dense(nn.Module):
         return self.activation(self.linear(x.to(self.linear.weight.dtype)))
 
 
+def width_after(head, width):
+    """The width of embeddings of `width` numbers behind the parts of a head."""
+    return [width, *(part.linear.out_features for part in head if isinstance(part, Dense))][-1]
+
+
 class Normalize(nn.Module):
     """Unit rows (N, D), as sentence-transformers' module of this name."""
 

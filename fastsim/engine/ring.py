@@ -249,19 +249,19 @@ def ring_closest(x, y, unit_x, unit_y, semi_hard, pairs, batch, backend, seen=No
     if len(unit_x):
         ceilings = backend.paired_scores(rows, backend.operand(lent[-1][: len(unit_x)], dtype))
     best, found = torch.full_like(ceilings, -torch.inf), torch.full_like(pairs.positives, -1)
-    for columns, (visiting, *embeddings) in travel(batch, lent):
+    for columns, visiting in travel(batch, lent):
         if not len(rows):
             continue
         part = pairs.of_columns(columns)
-        others = backend.operand((embeddings or [visiting])[0], dtype)
+        others = backend.operand(visiting[-1], dtype)
         closest = backend.closest(part, semi_hard, rows, others, ceilings, seen)
-        scores = torch.linalg.vecdot(unit_x, visiting[closest.clamp(min=0)])
+        scores = torch.linalg.vecdot(unit_x, visiting[0][closest.clamp(min=0)])
         best, found = _larger(best, found, scores, closest, columns)
     return found
 
 
 def _lent(points, embeddings, backend):
-    """What travels: the columns, and where a selection takes embeddings themselves these too."""
+    """What travels: the columns first, and last what a selection takes of them, mostly the same."""
     return [points, embeddings] if backend.scales_rows(embeddings.dtype) else [points]
 
 
@@ -286,8 +286,8 @@ def ring_hardest(x, y, of, measure, pairs, batch, backend):
     x, y = x.detach(), y.detach()
     best = [x.new_full((len(x),), -torch.inf) for _ in range(2)]
     found = [torch.full_like(pairs.row_groups, -1) for _ in range(2)]
-    for columns, (visiting, *embeddings) in travel(batch, _lent(y, of[1], backend)):
-        sides = of[0], (embeddings or [visiting])[0]
+    for columns, lent in travel(batch, _lent(y, of[1], backend)):
+        visiting, sides = lent[0], (of[0], lent[-1])
         rows, others, offsets, kind, _ = measure.operands(x, visiting, sides, backend)
         part = pairs.of_columns(columns)
         hardest = hardest_columns(rows, others, offsets, kind, part, backend)

@@ -131,8 +131,7 @@ class Block:
         if self.thresholds is not None:
             masks.append(panel > self._thresholds())
         if self.guided is not None:
-            limits = self.guide_thresholds[:, None]
-            above = self.guided > highest_equal(limits)
+            above = self.guided > highest_equal(self.guide_thresholds[:, None])
             if self.positives is not None:
                 self.set_at_positives(above, False)
             masks.append(above)

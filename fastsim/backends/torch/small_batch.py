@@ -27,8 +27,8 @@ FEW = 1 << 20  # scores of all parts of a softmax, of which plain torch keeps se
 class Scored(NamedTuple):
     """What a loss makes of the scores of a block, each in the compute type.
 
-    losses: whose sum is the loss but for the weight; grads (N, M): dL/dlogit;
-    scores (N, M): as the logits have them, less a margin.
+    losses: whose sum is the loss but for the weight; grads (N, M): dL/dlogit; scores (N, M): as
+    the logits have them, less a margin.
     """
 
     losses: Tensor
