@@ -26,6 +26,7 @@ inline int64_t tiles(int64_t count, int64_t size) { return (count + size - 1) / 
 // In this order.
 #include "amx_parts.h"
 #include "amx_pack.h"
+#include "amx_pack_both.h"
 #include "amx_sums.h"
 
 template <class S>
@@ -135,11 +136,12 @@ void scores(const Operand& x, int64_t rows, const Operand& y, int64_t columns, b
 }
 
 void multiply(const Operand& left, int64_t rows, const Operand& right, int64_t width, float* out,
-              bool add, bool in_blocks) {
+              bool add, bool in_blocks, Range groups) {
   const UsesInstructions in_use;
   const MultiplyBlock multiply_block = block_of(left.parts, right.parts);
   const InBlocks places{rows, width};
   PendingSums pending(left.steps);
+  const int64_t begin = groups.begin * kTileGroup, end = smaller(groups.end * kTileGroup, width);
   const auto multiply_at = [&](int64_t row, int64_t at) {
     const int64_t place = in_blocks ? places.place(row, at) : row * width + at;
     const int64_t stride = in_blocks ? places.wide(at) : width;
@@ -149,10 +151,10 @@ void multiply(const Operand& left, int64_t rows, const Operand& right, int64_t w
   // A group of the operand with more parts stays in the first cache, that of the other passes by.
   if (left.parts >= right.parts) {
     for (int64_t row = 0; row < rows; row += kTileGroup) {
-      for (int64_t at = 0; at < width; at += kTileGroup) multiply_at(row, at);
+      for (int64_t at = begin; at < end; at += kTileGroup) multiply_at(row, at);
     }
   } else {
-    for (int64_t at = 0; at < width; at += kTileGroup) {
+    for (int64_t at = begin; at < end; at += kTileGroup) {
       for (int64_t row = 0; row < rows; row += kTileGroup) multiply_at(row, at);
     }
   }
@@ -162,7 +164,7 @@ void multiply(const Operand& left, int64_t rows, const Operand& right, int64_t w
 
 extern const AmxKernels amx;
 const AmxKernels amx = {FASTSIM_STRING(FASTSIM_ISA), kMostParts, norms, pack, pack_both,
-                        largest_of_squares, scores, multiply};
+                        add_left_out, largest_of_squares, scores, multiply};
 
 }  // namespace FASTSIM_ISA
 }  // namespace fastsim

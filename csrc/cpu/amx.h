@@ -73,6 +73,15 @@ struct InBlocks {
   int64_t place(int64_t row, int64_t at) const { return row * width + tall(row) * at; }
 };
 
+// Where second parts of a block of score gradients are left out, what their first parts leave of each
+// entry is added up by row and by column, times the norm of the row that it would multiply: that sum
+// times a mean unit row is most of what a gradient lacks where all rows are nearly parallel.
+struct Residuals {
+  const float *row_norms, *column_norms;  // of power x: 1 / rest, and zeros up to the next kTileGroup
+  float* rows;     // (rows to the next kTileGroup, 16): the sum of the 16 is that of the row
+  float* columns;  // (columns to the next kTileGroup)
+};
+
 struct AmxKernels {
   const char* name;
   int64_t most_parts;  // of an operand whose products take less time than those of float32 numbers
@@ -86,9 +95,12 @@ struct AmxKernels {
   // Packs a float32 block (rows, columns) for both of its products: as `rows` for those with its
   // columns, as `pairs` for those of its columns with what has its rows. second: for each square of
   // kTileGroup, a row of squares after another, whether one of its entries is larger than `small`, or
-  // that is 0: of two parts the second is left out where none is.
+  // that is 0: of two parts the second is left out where none is, and added to the residuals.
   void (*pack_both)(const Packed& from, int64_t rows, int64_t columns, int64_t parts, float small,
-                    uint16_t* as_rows, uint16_t* as_pairs, bool* second);
+                    const Residuals&, uint16_t* as_rows, uint16_t* as_pairs, bool* second);
+  // sums (rows,) += the second parts of an operand of two that are left out, each times the norm of
+  // the row that it would multiply (norms: of all its depth).
+  void (*add_left_out)(const Operand&, int64_t rows, const float* norms, float* sums);
   // The largest size of an entry of each square of kTileGroup of a float32 block, a row of squares
   // after another.
   void (*largest_of_squares)(const Matrix& from, int64_t rows, int64_t columns, float* squares);
@@ -97,9 +109,10 @@ struct AmxKernels {
   void (*scores)(const Operand& x, int64_t rows, const Operand& y, int64_t columns, bool exact,
                  const ScoreScales&, float* scores, int64_t stride, bool add, Range groups);
   // out (rows, width) (+)= left right, for as many steps of depth of both; `left` packed as rows,
-  // `right`, which has width columns, as pairs. in_blocks: `out` lies as InBlocks.
+  // `right`, which has width columns, as pairs, of which the groups [groups) are taken. in_blocks:
+  // `out` lies as InBlocks.
   void (*multiply)(const Operand& left, int64_t rows, const Operand& right, int64_t width,
-                   float* out, bool add, bool in_blocks);
+                   float* out, bool add, bool in_blocks, Range groups);
 };
 
 // Null where the processor has none that pay, or FASTSIM_AMX=0 turns them off.
@@ -108,8 +121,10 @@ const AmxKernels* amx_kernels();
 // A score gradient of bfloat16 rows does with one part where it is no larger a share of the largest
 // than this: the second is less than 2^-9 of it. What is left out of all that are so small is less
 // than what the rounding of a row's gradient leaves out, or the row has no larger ones; then it is as
-// much. It is more where the terms of a gradient cancel: of rows that are all nearly parallel.
-constexpr float kSmallShare = 1.0f / 32;
+// much. Residuals see to rows that are all nearly parallel, of whose gradient it would be more. In
+// panels the largest is that of the same row; in one call, where many squares would be just above such
+// a share, it is the largest that any can be.
+constexpr float kSmallShare = 1.0f / 32, kSmallInOneCall = 1.0f / 8;
 
 // Depth of a block of the gradient products: both operands' share of it stays in cache. What a sum
 // of so many products is added to rounds once for all of them.

@@ -4,7 +4,9 @@
 // made twice, but for those that memory is left for.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <numeric>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -19,7 +21,12 @@ namespace {
 constexpr int64_t kBlockColumns = kBlockDepth;
 constexpr int64_t kFewRows = 256, kManyRows = 512;
 constexpr int64_t kFewestRows = 64;   // of a band, where its rows make fewer bands than kBands
-constexpr int64_t kBands = 4;         // the first two wait for each other before a block's sum
+constexpr int64_t kBands = 4;         // of few rows: for as many threads
+// The columns of a block that are added to in one turn, so that the next band waits for these alone;
+// one more turn is for sums of columns.
+constexpr int64_t kGroupsOfTurn = 2;
+constexpr int64_t kTurns = 1 + kBlockColumns / kTileGroup / kGroupsOfTurn;
+
 constexpr int64_t kWhole = 1 << 21;   // scores of many whole rows in memory: 8 MB
 constexpr int64_t kWorthKeeping = 8;  // to keep less than one band in so many saves too little
 
@@ -30,8 +37,13 @@ inline int64_t band_rows(int64_t rows, int64_t width, int64_t parts, int64_t col
   const bool many = parts > 1 && kManyRows * columns <= kWhole;
   const int64_t fit = (many ? kManyRows : kFewRows) / (width > 512 ? 2 : 1);
   const int64_t most = many ? fit : std::min(fit, std::max(kFewestRows, tiles(rows, kBands)));
-  const int64_t bands = rows > most ? tiles(tiles(rows, most), 2) * 2 : 1;
-  return even_part(rows, tiles(rows, bands), kTileGroup);
+  if (rows <= most) return rows;
+  const int64_t height = even_part(rows, tiles(rows, tiles(tiles(rows, most), 2) * 2), kTileGroup);
+  const auto even = [&](int64_t tall) { return tiles(rows, tall) % 2 == 0; };
+  int64_t taller = height, lower = height;  // as it is rounded, fewer bands may do
+  while (taller <= fit && !even(taller)) taller += kTileGroup;
+  while (lower >= kFewestRows && !even(lower)) lower -= kTileGroup;
+  return taller <= fit ? taller : lower >= kFewestRows ? lower : height;
 }
 
 // Whose turn it is at each block of columns: what bands of rows add to it they add in their order,
@@ -77,10 +89,12 @@ void for_bands(int64_t bands, Turns& turns, const Make& make, const Work& work) 
 }
 
 // Of how many bfloat16 parts the score gradients are; of two, how large the entries of a square are
-// whose second part is left out.
+// whose second part is left out (0: nowhere), and the residuals of rows and columns (amx.h), added
+// to what is there.
 struct ScoreGrads {
   int64_t parts;
   float small;
+  float *of_rows, *of_columns;
 };
 
 // What one thread holds: rows of a band as operands, scores of its rows, their gradients as operand.
@@ -89,12 +103,15 @@ class Band {
   // wide: columns whose scores are in memory at a time.
   Band(const SplitSide& x, const ScoreGrads& score_grads, int64_t tall, int64_t wide,
        bool products)
-      : x_(x), parts_(score_grads.parts), small_(score_grads.small), wide_(wide),
+      : x_(x), parts_(score_grads.parts), as_parts_(score_grads), wide_(wide),
         rows_(x.elements(tall)), panel_(tall * stride(wide)),
         transposed_(products ? operand_elements(x.width, tall, x.parts) : 0),
         score_grads_(products ? 2 * operand_elements(tall, kBlockColumns, parts_) : 0),
         in_pairs_(score_grads_ + operand_elements(tall, kBlockColumns, parts_)),
-        second_(tiles(tall, kTileGroup) * tiles(kBlockColumns, kTileGroup)) {}
+        second_(tiles(tall, kTileGroup) * tiles(kBlockColumns, kTileGroup)),
+        residuals_(products ? padded(tall) * kTileSide : 0), of_columns_(kBlockColumns) {
+    if (products) std::fill_n(static_cast<float*>(residuals_), padded(tall) * kTileSide, 0.0f);
+  }
 
   void begin(int64_t first, int64_t count, bool products) {
     first_ = first;
@@ -134,8 +151,25 @@ class Band {
     const Packed from{{b.scores, Dtype::float32, b.stride, 1},
                       x_.rest(first_),
                       columns.rest(b.column0)};
-    amx_in_use().pack_both(from, b.rows, b.columns, parts_, small_, score_grads_, in_pairs_,
-                           second_);
+    const Residuals residuals{x_.norms(first_), columns.norms(b.column0), residuals_, of_columns_};
+    std::fill_n(static_cast<float*>(of_columns_), kBlockColumns, 0.0f);
+    amx_in_use().pack_both(from, b.rows, b.columns, parts_, as_parts_.small, residuals, score_grads_,
+                           in_pairs_, second_);
+  }
+
+  // Of the block whose operands were made last.
+  void add_residuals_of_columns(const Block<float>& b) const {
+    float* const sums = as_parts_.of_columns + b.column0;
+    for (int64_t j = 0; j < b.columns; ++j) sums[j] += of_columns_[j];
+  }
+
+  // Of all blocks of the band, which the next one begins without.
+  void add_residuals_of_rows() const {
+    for (int64_t i = 0; i < count_; ++i) {
+      float* const of_row = residuals_ + i * kTileSide;
+      as_parts_.of_rows[first_ + i] += std::accumulate(of_row, of_row + kTileSide, 0.0f);
+      std::fill_n(of_row, kTileSide, 0.0f);
+    }
   }
 
   // out (rows, width) (+)= these times the columns.
@@ -143,15 +177,16 @@ class Band {
     const int64_t steps = tiles(b.columns, kTileDepth);
     amx_in_use().multiply({score_grads_, parts_, steps, second_, steps, 1}, b.rows,
                           {columns.of_gradients(b.column0), x_.parts, steps}, x_.width, out, add,
-                          false);
+                          false, {0, tiles(x_.width, kTileGroup)});
   }
 
-  // out (width, columns) (+)= the transposed rows of the band times these, as InBlocks.
-  void multiply_rows(const Block<float>& b, float* out, bool add) const {
+  // out (width, columns) (+)= the transposed rows of the band times these, as InBlocks: of some groups
+  // of columns.
+  void multiply_rows(const Block<float>& b, float* out, bool add, Range of_columns) const {
     const int64_t steps = tiles(b.rows, kTileDepth), groups = tiles(b.columns, kTileGroup);
     amx_in_use().multiply({transposed_, x_.parts, steps}, x_.width,
                           {in_pairs_, parts_, steps, second_, 1, groups}, b.columns, out, add,
-                          true);
+                          true, of_columns);
   }
 
   // Of the rows of a panel: off a power of two.
@@ -160,13 +195,14 @@ class Band {
  private:
   const SplitSide& x_;
   const int64_t parts_;
-  const float small_;
+  const ScoreGrads as_parts_;
   const int64_t wide_;
   const Scratch<uint16_t> rows_;
   const Scratch<float> panel_;
   const Scratch<uint16_t> transposed_, score_grads_;
   uint16_t* const in_pairs_;
   const Scratch<bool> second_;
+  const Scratch<float> residuals_, of_columns_;
   int64_t first_ = 0, count_ = 0;
 };
 
@@ -258,11 +294,12 @@ class BandScores {
 
   template <class Work>
   void each_band(const Columns& columns, float* to_x, float* to_y, const Work& work) const {
-    Turns turns(tiles(columns.count, kBlockColumns));
+    Turns turns(tiles(columns.count, kBlockColumns) * kTurns);
     const auto make = [&] { return Band(x_, score_grads_, tall_, wide_, to_x || to_y); };
     for_bands(bands(), turns, make, [&](Band& band, int64_t index) {
       band.begin(index * tall_, std::min(tall_, x_.count - index * tall_), to_y);
       work(band, index, turns);
+      if ((to_x || to_y) && score_grads_.small > 0) band.add_residuals_of_rows();
     });
   }
 
@@ -280,10 +317,17 @@ class BandScores {
     const int64_t column = b.column0, width = x_.width;
     if (to_x || to_y) band.take_score_grads(b, columns);
     if (to_x) band.multiply_columns(b, columns, to_x + index * tall_ * width, column > 0);
-    turns.take((column - columns.first) / kBlockColumns, index, [&] {
+    const int64_t first_turn = (column - columns.first) / kBlockColumns * kTurns;
+    turns.take(first_turn, index, [&] {
       in_turn();
-      if (to_y) band.multiply_rows(b, to_y + column * width, index > 0);
+      if ((to_x || to_y) && score_grads_.small > 0) band.add_residuals_of_columns(b);
     });
+    for (int64_t turn = 1; to_y && turn < kTurns; ++turn) {
+      const int64_t group = (turn - 1) * kGroupsOfTurn;
+      turns.take(first_turn + turn, index, [&] {
+        band.multiply_rows(b, to_y + column * width, index > 0, {group, group + kGroupsOfTurn});
+      });
+    }
   }
 
   const SplitSide &x_, &y_;

@@ -104,11 +104,15 @@ void turn_blocks(float* grad, int64_t count, int64_t width) {
   });
 }
 
-// The gradient through the rows in its place; sum_i row_i . drow_i.
-double finish(const SplitSide& side, float* grad) {
+// The gradient through the rows in its place, with the residuals of score gradients (null: none), which
+// belong to rows of the other side; sum_i row_i . drow_i.
+double finish(const SplitSide& side, const SplitSide& other, const float* residuals, float* grad) {
   const Scratch<double> dots(side.count);
+  const Scratch<float> mean(side.width);
+  if (residuals) other.mean(mean);
   over(side.count, side.width, [&](int64_t begin, int64_t end) {
-    side.finish(grad + begin * side.width, begin, end - begin, dots + begin);
+    side.finish(grad + begin * side.width, residuals ? residuals + begin : nullptr, mean, begin,
+                end - begin, dots + begin);
   });
   Sum sum;
   for (int64_t i = 0; i < side.count; ++i) sum += dots[i];
@@ -119,7 +123,8 @@ double finish(const SplitSide& side, float* grad) {
 float small_score_grad(const Loss& loss, const float* weights, int64_t rows) {
   float largest = 0;
   for (int64_t i = 0; i < rows; ++i) largest = std::max(largest, std::abs(weights[i]));
-  return kSmallShare * largest * (loss.kind == Kind::squared_error ? 1 : std::abs(float(loss.scale)));
+  const float steep = loss.kind == Kind::squared_error ? 1 : std::abs(float(loss.scale));
+  return kSmallInOneCall * largest * steep;
 }
 
 // The arguments are those of `whole` (whole.cpp) and of `BandScores`. parts: bfloat16 parts
@@ -180,8 +185,11 @@ void amx_loss(Tensor x, Tensor y, Optional positives, Optional row_ids, Optional
   const bool whole = softmax && !symmetric && columns.count <= stripe;
   const bool twice = softmax && !whole && loss.score_grad;
   const bool in_part = parts == 1 && score_grad_parts == 2;  // of bfloat16 rows
-  const ScoreGrads as_parts{check_parts(score_grad_parts),
-                            in_part ? small_score_grad(loss, of_rows, rows.count) : 0};
+  const float small = in_part ? small_score_grad(loss, of_rows, rows.count) : 0;
+  std::vector<float> residuals(small > 0 ? rows.count + columns.count : 0);
+  float* const of_x = small > 0 ? residuals.data() : nullptr;
+  float* const of_y = small > 0 ? of_x + rows.count : nullptr;
+  const ScoreGrads as_parts{check_parts(score_grad_parts), small, of_x, of_y};
   const BandScores scores(rows, columns, all, as_parts, loss.score_grad, whole, stripe,
                       twice ? kept : 0);
   const Result result =
@@ -189,10 +197,10 @@ void amx_loss(Tensor x, Tensor y, Optional positives, Optional row_ids, Optional
       : softmax ? softmax_of_blocks(scores, all, loss, cosine, of_rows, to_x, to_y)
                 : elementwise(scores, rows.count, loss, of_rows, of_positives, to_x, to_y);
   double along = 0;
-  if (to_x) along = finish(rows, to_x);
+  if (to_x) along = finish(rows, columns, of_x, to_x);
   if (to_y) {
     turn_blocks(to_y, columns.count, columns.width);
-    along = finish(columns, to_y);
+    along = finish(columns, rows, of_y, to_y);
   }
   *loss_of_all = float(result.loss);
   watching.write();

@@ -7,6 +7,7 @@
 #include "amx.h"
 #include "arguments.h"
 #include "passes.h"
+#include "scratch.h"
 
 namespace fastsim {
 
@@ -30,6 +31,9 @@ inline Packed packed_matrix(const Tensor& x, const float* powers = nullptr) {
   }
   return {matrix(x), powers, nullptr};
 }
+
+// To the next kTileGroup.
+inline int64_t padded(int64_t count) { return tiles(count, kTileGroup) * kTileGroup; }
 
 // Elements of an operand of `count` rows (or columns) of that depth.
 inline int64_t operand_elements(int64_t count, int64_t depth, int64_t parts) {
@@ -56,6 +60,32 @@ inline void pack_right(const Packed& from, int64_t depth, int64_t width, int64_t
     const int64_t rows = std::min(kBlockDepth, depth - k);
     pack_all(Pack::pairs, from, width, k, rows, parts, to);
     to += operand_elements(width, rows, parts);
+  }
+}
+
+// The norms of (power x) of `count` rows with these rests (null: all are 1), and zeros up to the next
+// kTileGroup.
+inline void norms_of_operand(const float* rests, int64_t count, float* norms) {
+  for (int64_t i = 0; i < count; ++i) {
+    norms[i] = !rests ? 1.0f : rests[i] == 0 ? 0.0f : 1 / rests[i];
+  }
+  std::fill(norms + count, norms + padded(count), 0.0f);
+}
+
+// A mean of unit rows (rest power x), to multiply residuals: so many of them will do.
+inline void mean_row(const Packed& rows, const float* rests, int64_t count, int64_t width,
+                     float* mean) {
+  constexpr int64_t kEnough = 64;
+  const int64_t taken = std::min(count, kEnough);
+  const Scratch<float> row(width);
+  std::fill_n(mean, width, 0.0f);
+  for (int64_t i = 0; i < taken; ++i) {
+    const int64_t at = i * count / taken;
+    kernels().of<float>().token_rows(rows.matrix, &at, 1, width, false, row);
+    const float power = rows.row_scale ? rows.row_scale[at] : 1.0f;
+    const float factor = power * (rests ? rests[at] : 1.0f) / float(taken);
+#pragma omp simd
+    for (int64_t k = 0; k < width; ++k) mean[k] += factor * row[k];
   }
 }
 

@@ -181,7 +181,7 @@ class SecondParts {
     }
   }
 
-  // The operand of so many steps from `first` on.
+  // The operand of these score gradients, of so many steps from `first` on.
   Operand operand(const uint16_t* packed, int64_t parts, int64_t first, int64_t steps) const {
     return {packed, parts, steps, needed_ + at(0, first), at(1, 0), at(0, 1)};
   }
@@ -196,6 +196,14 @@ class SecondParts {
   const Scratch<float> squares_;
   const Scratch<bool> needed_;
 };
+
+// to (rows, width) += residuals (rows,) times the mean row (width,).
+void add_products(const float* residuals, const float* mean, int64_t rows, int64_t width, float* to) {
+  for (int64_t i = 0; i < rows; ++i, to += width) {
+#pragma omp simd
+    for (int64_t k = 0; k < width; ++k) to[k] += residuals[i] * mean[k];
+  }
+}
 
 // out (+)= panel right, or with `transposed` panel^T right. right: (depth, D) rows with their
 // powers and rests. kept: of amx_pack_right, or null to pack `together`
@@ -214,8 +222,14 @@ void amx_multiply(Tensor panel, Tensor right, Optional powers, Optional kept, Op
   const uint16_t* const of_caller =
       input<uint16_t>(kept, "kept", operand_elements(width, depth, parts));
   const float* const factors = input<float>(rest, "rest", depth);
-  float* const sums = output<float>(out, "out", count * width);
-  if (depth == 0 && !add) std::fill_n(sums, count * width, 0.0f);
+  float* const products = output<float>(out, "out", count * width);
+  if (depth == 0 && !add) std::fill_n(products, count * width, 0.0f);
+  const bool in_part = panel_parts == 2 && parts == 1;  // of bfloat16 rows
+  const Scratch<float> norms(in_part ? padded(depth) : 0), mean(in_part ? width : 0);
+  if (in_part) {
+    norms_of_operand(factors, depth, norms);
+    mean_row(all_rows, factors, depth, width, mean);
+  }
   const AmxKernels& amx = amx_in_use();
   // With rows [first, last) of the right operand, packed.
   const auto multiply = [&](int64_t first, int64_t last, const uint16_t* packed) {
@@ -228,7 +242,8 @@ void amx_multiply(Tensor panel, Tensor right, Optional powers, Optional kept, Op
         const Packed from = score_grads(b, factors, transposed, row);
         const uint16_t* part = packed;
         std::optional<SecondParts> second;
-        if (panel_parts == 2 && parts == 1) {
+        float residuals[kGroupsAtOnce * kTileGroup] = {};
+        if (in_part) {
           const Matrix& grads = from.matrix;
           second.emplace(transposed ? grads.from_row(first) : grads.from_column(first), rows,
                          last - first, transposed);
@@ -240,10 +255,12 @@ void amx_multiply(Tensor panel, Tensor right, Optional powers, Optional kept, Op
           const Operand of_panel = second ? second->operand(left, panel_parts,
                                                             (k - first) / kTileDepth, steps)
                                           : Operand{left, panel_parts, steps};
-          amx.multiply(of_panel, rows, {part, parts, steps}, width, sums + row * width,
-                       add || k > 0, false);
+          amx.multiply(of_panel, rows, {part, parts, steps}, width, products + row * width,
+                       add || k > 0, false, {0, tiles(width, kTileGroup)});
+          if (in_part) amx.add_left_out(of_panel, rows, norms + k, residuals);
           part += operand_elements(width, deep, parts);
         }
+        if (in_part) add_products(residuals, mean, rows, width, products + row * width);
       }
     };
     const int64_t cost = kTileGroup * (last - first) * width;

@@ -13,15 +13,16 @@ class SplitSide {
  public:
   SplitSide(const Tensor& x, int64_t parts, bool cosine)
       : count(x.size(0)), width(x.size(1)), parts(parts), from_(packed_matrix(x)),
-        memory_(3 * count), inverse_(memory_), powers_(inverse_ + count), rest_(powers_ + count),
-        cosine_(cosine) {
-    if (!cosine) {
+        memory_(3 * count + padded(count)), inverse_(memory_), powers_(inverse_ + count),
+        rest_(powers_ + count), norms_(rest_ + count), cosine_(cosine) {
+    if (cosine) {
+      over(count, width, [&](int64_t begin, int64_t end) {
+        amx_in_use().norms(from_.matrix, width, inverse_, powers_, rest_, {begin, end});
+      });
+    } else {
       std::fill_n(inverse_, 3 * count, 1.0f);
-      return;
     }
-    over(count, width, [&](int64_t begin, int64_t end) {
-      amx_in_use().norms(from_.matrix, width, inverse_, powers_, rest_, {begin, end});
-    });
+    norms_of_operand(rest_, count, norms_);
   }
 
   int64_t steps() const { return tiles(width, kTileDepth); }
@@ -32,23 +33,35 @@ class SplitSide {
     return {from_.matrix.from_row(first), powers_ + first, nullptr};
   }
   const float* rest(int64_t first) const { return rest_ + first; }
+  // Of (power x), and zeros after the last up to the next kTileGroup.
+  const float* norms(int64_t first) const { return norms_ + first; }
 
-  // dL/dx of rows in the place of what `BandScores` adds up, dL/d(unit row) times the row's rest;
-  // dots: row_i . drow_i.
-  void finish(float* grad, int64_t first, int64_t rows, double* dots) const {
-    if (!cosine_) return multiply_by_rows(grad, first, rows, dots);
+  // dL/dx of rows in the place of what `BandScores` adds up, dL/d(unit row) times the row's rest, to
+  // which residuals (rows,) times the mean row (D,) of the other side belong; null where there are
+  // none. dots: row_i . drow_i.
+  void finish(float* grad, const float* residuals, const float* mean, int64_t first, int64_t rows,
+              double* dots) const {
     for (int64_t i = 0; i < rows; ++i) {
-      const float left = rest(first)[i], factor = left == 0 ? 0 : 1 / left;
+      const float left = residuals ? residuals[i] : 0, norm = norms(first)[i];
       float* row = grad + i * width;
+      if (residuals) {
 #pragma omp simd
-      for (int64_t k = 0; k < width; ++k) row[k] *= factor;
+        for (int64_t k = 0; k < width; ++k) row[k] = (row[k] + left * mean[k]) * norm;
+      } else if (cosine_) {
+#pragma omp simd
+        for (int64_t k = 0; k < width; ++k) row[k] *= norm;
+      }
     }
+    if (!cosine_) return multiply_by_rows(grad, first, rows, dots);
     const Scratch<float> along(rows);
     kernels().of<float>().unit_rows_backward(grad, from_.matrix.from_row(first), width,
                                              inverse_ + first, 1.0f, grad, Dtype::float32, along, 0,
                                              rows);
     std::copy_n(static_cast<float*>(along), rows, dots);
   }
+
+  // A mean of the unit rows (D,).
+  void mean(float* mean) const { mean_row({from_.matrix, powers_}, rest_, count, width, mean); }
 
   const int64_t count, width, parts;
 
@@ -67,7 +80,7 @@ class SplitSide {
 
   const Packed from_;
   const Scratch<float> memory_;
-  float *const inverse_, *const powers_, *const rest_;
+  float *const inverse_, *const powers_, *const rest_, *const norms_;
   const bool cosine_;
 };
 
@@ -94,6 +107,7 @@ class Columns {
     return tiles_ + size_ + operand_elements(y_.width, column - first, y_.parts);
   }
   const float* rest(int64_t column) const { return y_.rest(column); }
+  const float* norms(int64_t column) const { return y_.norms(column); }
 
   const int64_t first, count;
 

@@ -83,6 +83,7 @@ def test_too_many_triplets_are_theirs(monkeypatch):
 def test_swap_with_references():
     """Theirs looks for the positive among the embeddings, of which it is none."""
     (x, _), (y, _) = batch(5), batch(5, 4)
+    y[1] = y[3] + 0.01  # the first negative: nearer to its positive than to any other
     triplets = torch.tensor([0, 1, 2]), torch.tensor([3, 4, 0]), torch.tensor([1, 0, 4])
     distance = {"distance": distances.LpDistance(normalize_embeddings=False)}
     wanted = [

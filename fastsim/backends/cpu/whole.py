@@ -30,6 +30,7 @@ WHOLE = (
 )
 SMALL = 1 << 27  # multiply-adds of a product up to which one call in float32 is faster
 SMALL_OF_ONE_PART = 3 << 23  # the same where the other products are of one bfloat16 part
+SMALL_OF_BFLOAT16 = 5 << 20  # and of such rows, where these too are made in one call
 _NO_GUIDE = None, None, 0.0, False
 _NO_FACTORS = None, None, False
 _guide = attrgetter("rows", "columns", "margin", "relative")
@@ -58,18 +59,18 @@ class InOneCall:
             return not panels and columns <= WIDEST and triplet.serves(tile)
         if _by_blas(rows, columns, width, dtype):
             return False
-        if _of_parts(rows, columns, width, dtype):
-            if not together and amx_loss.serves(tile, dtype):
-                return True
-            # With a matrix unit, panels are faster than one call in float32. With AVX512_BF16 they
-            # are too, unless the call makes two sets of scores (the other a teacher's).
-            if amx.is_matrix_unit() or not pairs.factors:
-                return False
+        if not together and _is_loss_of_parts(tile, rows, columns, width, dtype):
+            return True
+        # With a matrix unit, panels are faster than one call in float32. With AVX512_BF16 they are
+        # too, unless the call makes two sets of scores (the other a teacher's).
+        panels = _of_parts(rows, columns, width, dtype, SMALL_OF_ONE_PART)
+        if panels and (amx.is_matrix_unit() or not pairs.factors):
+            return False
         return is_one_block(rows, columns) or (not together and _in_bands(tile, rows, columns))
 
     def sums_prefixes(self, tile, rows, columns, width, dtype):
         shape = rows, columns, width
-        in_parts = _of_parts(*shape, dtype) or _by_blas(*shape, dtype)
+        in_parts = _of_parts(*shape, dtype, SMALL_OF_ONE_PART) or _by_blas(*shape, dtype)
         return not (in_parts or triplet.is_large(tile, *shape))
 
     def whole(self, tile, x, y, scale, bias, weights, wants, totals=None, prefixes=None):
@@ -90,8 +91,7 @@ class InOneCall:
         if triplet.is_large(tile, rows, columns, width):
             triplet.full_triplet(tile, x, y, of_rows, weight, *grads, loss, totals)
             return (loss, grad_x, grad_y, parameters) if wants else (loss,)
-        of_parts = _of_parts(rows, columns, width, x.dtype)
-        if y is not None and of_parts and amx_loss.serves(tile, x.dtype):
+        if y is not None and _is_loss_of_parts(tile, rows, columns, width, x.dtype):
             numbers = scale, bias
             amx_loss.loss(tile, x, y, numbers, of_rows, weight, grads, loss, parameters, totals)
             return (loss, grad_x, grad_y, parameters) if wants else (loss,)
@@ -145,7 +145,7 @@ class InOneCall:
 
     def serves_further(self, rows, columns, width, dtype):
         shape = rows, columns, width
-        by_unit = amx.is_matrix_unit() and _of_parts(*shape, dtype)
+        by_unit = amx.is_matrix_unit() and _of_parts(*shape, dtype, SMALL_OF_ONE_PART)
         return are_two_panels(rows, columns) and not (by_unit or _by_blas(*shape, dtype))
 
     def further(self, sides, directions, numbers, cosine, weights, wants, totals):
@@ -187,10 +187,16 @@ def _like(x, wanted, dtype):
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
-def _of_parts(rows, columns, width, dtype):
-    """Whether products are those of bfloat16 parts, which outweighs the calls of panels."""
+def _is_loss_of_parts(tile, rows, columns, width, dtype):
+    """Whether one call makes the products of bfloat16 parts."""
+    small = SMALL_OF_BFLOAT16 if dtype == torch.bfloat16 else SMALL_OF_ONE_PART
+    return _of_parts(rows, columns, width, dtype, small) and amx_loss.serves(tile, dtype)
+
+
+def _of_parts(rows, columns, width, dtype, small):
+    """Whether products are those of bfloat16 parts: of more than `small` multiply-adds."""
     size = rows * columns * width
-    if size <= SMALL_OF_ONE_PART:  # torch.compile cannot trace what comes next
+    if size <= small:  # torch.compile cannot trace what comes next
         return False
     parts = amx.parts(dtype)
     return parts == 1 or (parts > 0 and size > SMALL)
