@@ -270,6 +270,10 @@ class BandScores {
   int64_t block_size() const { return tall_ * Band::stride(kBlockColumns); }
   int64_t kept_size() const { return tiles(y_.count, kBlockColumns) * block_size(); }
 
+  bool leaves_residuals(const float* to_x, const float* to_y) const {
+    return (to_x || to_y) && score_grads_.small > 0;
+  }
+
   float* kept_place(int64_t band, int64_t column) const {
     if (band >= kept_bands_) return nullptr;
     return kept_ + (band * kept_size() + column / kBlockColumns * block_size());
@@ -299,7 +303,7 @@ class BandScores {
     for_bands(bands(), turns, make, [&](Band& band, int64_t index) {
       band.begin(index * tall_, std::min(tall_, x_.count - index * tall_), to_y);
       work(band, index, turns);
-      if ((to_x || to_y) && score_grads_.small > 0) band.add_residuals_of_rows();
+      if (leaves_residuals(to_x, to_y)) band.add_residuals_of_rows();
     });
   }
 
@@ -320,7 +324,7 @@ class BandScores {
     const int64_t first_turn = (column - columns.first) / kBlockColumns * kTurns;
     turns.take(first_turn, index, [&] {
       in_turn();
-      if ((to_x || to_y) && score_grads_.small > 0) band.add_residuals_of_columns(b);
+      if (leaves_residuals(to_x, to_y)) band.add_residuals_of_columns(b);
     });
     for (int64_t turn = 1; to_y && turn < kTurns; ++turn) {
       const int64_t group = (turn - 1) * kGroupsOfTurn;

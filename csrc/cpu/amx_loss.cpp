@@ -104,8 +104,8 @@ void turn_blocks(float* grad, int64_t count, int64_t width) {
   });
 }
 
-// The gradient through the rows in its place, with the residuals of score gradients (null: none), which
-// belong to rows of the other side; sum_i row_i . drow_i.
+// The gradient through the rows in its place, with the residuals (null: none) of score gradients, which
+// multiply rows of the other side; sum_i row_i . drow_i.
 double finish(const SplitSide& side, const SplitSide& other, const float* residuals, float* grad) {
   const Scratch<double> dots(side.count);
   const Scratch<float> mean(side.width);

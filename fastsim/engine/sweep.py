@@ -64,7 +64,7 @@ from fastsim.scores import compute_dtype
 
 
 @dataclass
-class Asked:
+class AskedWidths:
     """Ascending widths and as many weights c_k; served: whether a loss has been their sum."""
 
     widths: tuple
@@ -73,7 +73,7 @@ class Asked:
 
 
 class _OfThread(threading.local):  # torch.compile cannot trace a ContextVar
-    now: Asked | None = None
+    now: AskedWidths | None = None
 
 
 _of_thread = _OfThread()
@@ -81,13 +81,13 @@ _of_thread = _OfThread()
 
 @contextlib.contextmanager
 def sum_over(widths, weights):
-    """Within the block, a loss that can be is the sum over prefixes; see `Asked.served`.
+    """Within the block, a loss that can be is the sum over prefixes; see `AskedWidths.served`.
 
     The embeddings given to it are as wide as the widest.
     """
     before = asked_widths()
     widths, weights = zip(*sorted(zip(widths, weights, strict=True)), strict=True)
-    asked = Asked(widths, tuple(map(float, weights)))
+    asked = AskedWidths(widths, tuple(map(float, weights)))
     _of_thread.now = asked
     try:
         yield asked
@@ -96,7 +96,7 @@ def sum_over(widths, weights):
 
 
 def asked_widths():
-    """The `Asked` of this thread, or None."""
+    """The `AskedWidths` of this thread, or None."""
     return _of_thread.now
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
-from fastsim.kinds.kind import ROWS, Exponentials, Kind, Part, over
+from fastsim.kinds.kind import ROWS, Exponentials, Kind, StatePart, over
 from fastsim.precision import rounded_off
 
 
 @dataclass(frozen=True)
-class TeacherSums(Part):
+class TeacherSums(StatePart):
     """The maximum of the targets and, of exp(positive_scale (t - top)), the sum, the sum of its
     products with scale s, and with positive_scale t.
     """

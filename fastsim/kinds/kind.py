@@ -19,7 +19,7 @@ ROWS, COLUMNS, MATRIX = "rows", "columns", "matrix"
 
 
 @dataclass(frozen=True)
-class Part:
+class StatePart:
     """A part of a state: `size` tensors for each row, each column, or the whole matrix.
 
     needs_row: whether its terms need the parts before it over the whole row.
@@ -47,7 +47,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Total(Part):
+class Total(StatePart):
     """A sum."""
 
     def merge(self, tile, one, other):
@@ -61,7 +61,7 @@ class Total(Part):
 
 
 @dataclass(frozen=True)
-class Exponentials(Part):
+class Exponentials(StatePart):
     """A maximum `top`, EMPTY of no scores, and the sum of exp(scale (s - top)), then 0.
 
     scale: the name of the field of `Tile` with the scale. s is the score, or what the kind makes
@@ -104,7 +104,7 @@ def joined(states):
 
 
 @dataclass(frozen=True)
-class OfPositive(Part):
+class OfPositive(StatePart):
     """What the score of the row's one positive gives; the columns with it are looked at first."""
 
     def merge(self, tile, one, other):
@@ -129,7 +129,7 @@ class Kind:
     """
 
     name: str
-    state: tuple[Part, ...] = ()
+    state: tuple[StatePart, ...] = ()
     parameters: tuple[str, ...] = ("scale",)
     learns: tuple[str, ...] = ("scale",)
     coefficient_axes: tuple[str, ...] = (ROWS,)

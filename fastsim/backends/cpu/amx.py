@@ -46,12 +46,12 @@ def parts(dtype):
 
 
 def parts_of(rows):
-    """The parts of an operand: `Rows`, `UnitRows` or a tensor.
+    """The parts of an operand: `ScaledRows`, `UnitRows` or a tensor.
 
     A tensor may hold rows that were float16, which one part does not hold: AVX512_BF16 multiplies
-    `Rows` alone.
+    `ScaledRows` alone.
     """
-    return parts(rows.dtype) if is_matrix_unit() or isinstance(rows, Rows) else 0
+    return parts(rows.dtype) if is_matrix_unit() or isinstance(rows, ScaledRows) else 0
 
 
 def score_grad_parts(dtype):
@@ -70,7 +70,7 @@ def side_by_side(x):
     return x if x.stride(1) == 1 else x.clone(memory_format=torch.contiguous_format)
 
 
-class Rows:
+class ScaledRows:
     """Rows as they came, and what makes unit rows of them where their cosines are wanted.
 
     A power of two brings the norm of each into [1, 2), which changes no bit of it; the rest of
@@ -85,7 +85,7 @@ class Rows:
 
     @classmethod
     def of(cls, x):
-        """(Rows of x (N, D), inverse norms (N,)); zero rows have power, rest and inverse 0."""
+        """(rows of x (N, D), inverse norms (N,)); zero rows have power, rest and inverse 0."""
         values = side_by_side(x)
         inverse, powers, rest = x.new_empty(3, x.shape[0], dtype=torch.float32)
         torch.ops.fastsim_cpu.amx_norms(values, inverse, powers, rest)
@@ -115,7 +115,7 @@ class Rows:
         if isinstance(rows, slice) and rows.indices(len(self)) == (0, len(self), 1):
             return self
         # Of a block, which are multiplied once.
-        return Rows(self.values[rows], self.powers[rows], self.rest[rows], keeps=False)
+        return ScaledRows(self.values[rows], self.powers[rows], self.rest[rows], keeps=False)
 
     def new_empty(self, *shape, dtype):
         return self.values.new_empty(*shape, dtype=dtype)
@@ -136,7 +136,7 @@ class Rows:
 
 
 def keep_first(of_widths):
-    """Lets the `Rows` of several widths stay packed, as many as there is room for together."""
+    """Lets `ScaledRows` of several widths stay packed, as many as there is room for together."""
     taken = 0
     for rows in of_widths:
         taken += _packed_bytes(rows)
@@ -154,17 +154,17 @@ def _packed_bytes(rows):
     return 2 * math.prod(_packed_size(rows))
 
 
-class Columns:
-    """The right operand of score panels, `Rows`, `UnitRows` or a float32 tensor: packed once, or if
-    that takes much memory a part at a time for every panel.
+class PackedColumns:
+    """The right operand of score panels, `ScaledRows`, `UnitRows` or a float32 tensor: packed once,
+    or if that takes much memory a part at a time for every panel.
     """
 
     def __init__(self, columns):
         self.values, self.powers, self.rest = columns, None, None
-        if isinstance(columns, Rows):
+        if isinstance(columns, ScaledRows):
             self.values, self.powers, self.rest = columns.values, columns.powers, columns.rest
         count, width = _packed_size(columns)
-        keeps = not isinstance(columns, Rows) or columns.keeps
+        keeps = not isinstance(columns, ScaledRows) or columns.keeps
         self.once = keeps and _packed_bytes(columns) <= CACHED
         shape = count if self.once else DEPTH, width
         self.tiles = torch.empty(shape, dtype=torch.int16, device=columns.device)
@@ -204,7 +204,7 @@ class Columns:
         cannot.
         """
         left = rows, None, None
-        if isinstance(rows, Rows):
+        if isinstance(rows, ScaledRows):
             left = rows.values, rows.powers, rows.rest
         if self.once:
             return self._scores(left, self.tiles[first:], slice(first, None), panel, add)
@@ -223,10 +223,10 @@ class Columns:
 def multiply(panel, right, out, transposed, accumulate):
     """out = panel @ right, with `transposed` panel.T @ right, or added to it.
 
-    right: `Rows`, for the product with their unit rows, or a float32 tensor.
+    right: `ScaledRows`, for the product with their unit rows, or a float32 tensor.
     """
     operand = right, None, None, None
-    if isinstance(right, Rows):
+    if isinstance(right, ScaledRows):
         operand = right.values, right.powers, right.right(), right.rest
     count, of_panel = parts(right.dtype), score_grad_parts(right.dtype)
     torch.ops.fastsim_cpu.amx_multiply(

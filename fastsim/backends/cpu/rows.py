@@ -32,11 +32,11 @@ class Rows:
         return UnitRows(x)
 
     def tile_rows(self, x):
-        return amx.Rows.of(x) if amx.parts(x.dtype) else self.unit_rows(x)
+        return amx.ScaledRows.of(x) if amx.parts(x.dtype) else self.unit_rows(x)
 
     def plain_rows(self, x):
         if x.dtype.itemsize == 2 and amx.parts(x.dtype):
-            return amx.Rows.as_they_are(x), x.new_ones(x.shape[0], dtype=torch.float32)
+            return amx.ScaledRows.as_they_are(x), x.new_ones(x.shape[0], dtype=torch.float32)
         return super().plain_rows(x)
 
     def unit_rows_backward(self, grad_unit, x, inverse, factor, dtype):
@@ -51,7 +51,7 @@ class Rows:
     def prefix_rows(self, x, before):
         if amx.parts(x.dtype):
             norms = torch.hypot(before, torch.linalg.vector_norm(x, dim=1, dtype=torch.float64))
-            return amx.Rows.of_norms(x, norms), norms
+            return amx.ScaledRows.of_norms(x, norms), norms
         rows = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
         norms = before.clone()
         torch.ops.fastsim_cpu.prefix_rows(x, norms, rows)

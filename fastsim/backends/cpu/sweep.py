@@ -49,7 +49,7 @@ class CpuSweep:
         self.dtype = torch.promote_types(y.rows[0].dtype, torch.float32)
         self.columns = None
         by_amx = amx.parts_of(y.rows[0])
-        if by_amx and isinstance(y.rows[0], amx.Rows):
+        if by_amx and isinstance(y.rows[0], amx.ScaledRows):
             amx.keep_first(y.rows)
         if by_amx or blas.serves(y.rows[0]):
             self.columns = [Columns(columns, again=True) for columns in y.rows]

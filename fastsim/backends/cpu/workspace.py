@@ -37,7 +37,7 @@ class Columns:
     def __init__(self, unit_y, *, again):
         self.rows = unit_y
         made = isinstance(unit_y, UnitRows)
-        tiles = amx.parts_of(unit_y) and amx.Columns(unit_y)
+        tiles = amx.parts_of(unit_y) and amx.PackedColumns(unit_y)
         self.tiles = tiles if tiles and tiles.usable else None
         self.by_blas = blas.serves(unit_y)
         self.again = made or again or self.by_blas

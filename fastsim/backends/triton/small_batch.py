@@ -81,7 +81,7 @@ class SmallBatch:
             sides = launches.rows_backward(
                 grad,
                 (grad_x, grad_y),
-                launches.Rows(*operands),
+                launches.Sides(*operands),
                 x,
                 y,
                 _number(scale),

@@ -125,10 +125,10 @@ def test_a_guide_is_packed_in_memory_of_its_own(monkeypatch):
     """Unit rows that are made to be packed for every panel again."""
     guide = UnitRows(torch.randn(300, 40))
     rows, (once, again) = guide[:90], torch.empty(2, 90, 300)
-    amx.Columns(guide).scores(rows, 0, once, False)
+    amx.PackedColumns(guide).scores(rows, 0, once, False)
     monkeypatch.setattr(amx, "CACHED", 0)
     monkeypatch.setattr(amx, "DEPTH", 64)
-    columns = amx.Columns(guide)
+    columns = amx.PackedColumns(guide)
     assert not columns.once
     assert not allocations(lambda: columns.scores(rows, 0, again, False))
     assert torch.equal(again, once)

@@ -32,7 +32,7 @@ LOSSES = {
 }
 
 
-class Rows(NamedTuple):
+class Sides(NamedTuple):
     """Unit rows of both sides, or scaled ones, and their inverse norms (N + M,).
 
     unit_y: unit_x where the sides are the same.
@@ -44,7 +44,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(x, y):
-    """The `Rows` of x (N, D) and y (M, D), or of x alone for None, padded to whole lines."""
+    """The `Sides` of x (N, D) and y (M, D), or of x alone for None, padded to whole lines."""
     (rows, depth), columns = x.shape, 0 if y is None else y.shape[0]
     dtype = operand_dtype(x.dtype)
     step = LINE // dtype.itemsize
@@ -74,11 +74,11 @@ def rows_of(x, y):
         BLOCK=chunk,
         num_warps=4,
     )
-    return Rows(unit_x, unit_y, inverse)
+    return Sides(unit_x, unit_y, inverse)
 
 
 def losses(tile, operands, products, panel, of_rows, numbers, gain):
-    """Writes losses and score gradients of products (N, M) float32 of the `Rows`.
+    """Writes losses and score gradients of products (N, M) float32 of the `Sides`.
 
     panel: (N, stride), `gain` times dL_i/dlogit_ij, or None. of_rows: (losses (N,), dL/dscale and
     dL/dbias of each row (2, N) or None), float64, times the weight. numbers: scale, bias, weight.
