@@ -122,8 +122,8 @@ const AmxKernels* amx_kernels();
 // than this: the second is less than 2^-9 of it. What is left out of all that are so small is less
 // than what the rounding of a row's gradient leaves out, or the row has no larger ones; then it is as
 // much. Residuals see to rows that are all nearly parallel, of whose gradient it would be more. In
-// panels the largest is that of the same row; in one call, where many squares would be just above such
-// a share, it is the largest that any can be.
+// panels the largest is that of the same rows. In one call it is the largest that an entry can be, of
+// which many squares of a few hundred rows have a little more than 1/32.
 constexpr float kSmallShare = 1.0f / 32, kSmallInOneCall = 1.0f / 8;
 
 // Depth of a block of the gradient products: both operands' share of it stays in cache. What a sum

@@ -40,10 +40,10 @@ inline int64_t band_rows(int64_t rows, int64_t width, int64_t parts, int64_t col
   if (rows <= most) return rows;
   const int64_t height = even_part(rows, tiles(rows, tiles(tiles(rows, most), 2) * 2), kTileGroup);
   const auto even = [&](int64_t tall) { return tiles(rows, tall) % 2 == 0; };
-  int64_t taller = height, lower = height;  // as it is rounded, fewer bands may do
+  int64_t taller = height, shorter = height;  // as it is rounded, fewer bands may do
   while (taller <= fit && !even(taller)) taller += kTileGroup;
-  while (lower >= kFewestRows && !even(lower)) lower -= kTileGroup;
-  return taller <= fit ? taller : lower >= kFewestRows ? lower : height;
+  while (shorter >= kFewestRows && !even(shorter)) shorter -= kTileGroup;
+  return taller <= fit ? taller : shorter >= kFewestRows ? shorter : height;
 }
 
 // Whose turn it is at each block of columns: what bands of rows add to it they add in their order,
@@ -103,11 +103,11 @@ class Band {
   // wide: columns whose scores are in memory at a time.
   Band(const SplitSide& x, const ScoreGrads& score_grads, int64_t tall, int64_t wide,
        bool products)
-      : x_(x), parts_(score_grads.parts), as_parts_(score_grads), wide_(wide),
+      : x_(x), as_parts_(score_grads), wide_(wide),
         rows_(x.elements(tall)), panel_(tall * stride(wide)),
         transposed_(products ? operand_elements(x.width, tall, x.parts) : 0),
-        score_grads_(products ? 2 * operand_elements(tall, kBlockColumns, parts_) : 0),
-        in_pairs_(score_grads_ + operand_elements(tall, kBlockColumns, parts_)),
+        score_grads_(products ? 2 * operand_elements(tall, kBlockColumns, as_parts_.parts) : 0),
+        in_pairs_(score_grads_ + operand_elements(tall, kBlockColumns, as_parts_.parts)),
         second_(tiles(tall, kTileGroup) * tiles(kBlockColumns, kTileGroup)),
         residuals_(products ? padded(tall) * kTileSide : 0), of_columns_(kBlockColumns) {
     if (products) std::fill_n(static_cast<float*>(residuals_), padded(tall) * kTileSide, 0.0f);
@@ -153,8 +153,8 @@ class Band {
                       columns.rest(b.column0)};
     const Residuals residuals{x_.norms(first_), columns.norms(b.column0), residuals_, of_columns_};
     std::fill_n(static_cast<float*>(of_columns_), kBlockColumns, 0.0f);
-    amx_in_use().pack_both(from, b.rows, b.columns, parts_, as_parts_.small, residuals, score_grads_,
-                           in_pairs_, second_);
+    amx_in_use().pack_both(from, b.rows, b.columns, as_parts_.parts, as_parts_.small, residuals,
+                           score_grads_, in_pairs_, second_);
   }
 
   // Of the block whose operands were made last.
@@ -175,7 +175,7 @@ class Band {
   // out (rows, width) (+)= these times the columns.
   void multiply_columns(const Block<float>& b, const Columns& columns, float* out, bool add) const {
     const int64_t steps = tiles(b.columns, kTileDepth);
-    amx_in_use().multiply({score_grads_, parts_, steps, second_, steps, 1}, b.rows,
+    amx_in_use().multiply({score_grads_, as_parts_.parts, steps, second_, steps, 1}, b.rows,
                           {columns.of_gradients(b.column0), x_.parts, steps}, x_.width, out, add,
                           false, {0, tiles(x_.width, kTileGroup)});
   }
@@ -185,7 +185,7 @@ class Band {
   void multiply_rows(const Block<float>& b, float* out, bool add, Range of_columns) const {
     const int64_t steps = tiles(b.rows, kTileDepth), groups = tiles(b.columns, kTileGroup);
     amx_in_use().multiply({transposed_, x_.parts, steps}, x_.width,
-                          {in_pairs_, parts_, steps, second_, 1, groups}, b.columns, out, add,
+                          {in_pairs_, as_parts_.parts, steps, second_, 1, groups}, b.columns, out, add,
                           true, of_columns);
   }
 
@@ -194,7 +194,6 @@ class Band {
 
  private:
   const SplitSide& x_;
-  const int64_t parts_;
   const ScoreGrads as_parts_;
   const int64_t wide_;
   const Scratch<uint16_t> rows_;

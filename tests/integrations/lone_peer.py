@@ -4,7 +4,6 @@ A package that is not installed is left out. Of packages that import torchvision
 module of the losses is imported alone.
 """
 
-import functools
 import importlib
 import importlib.util
 import sys
@@ -13,7 +12,6 @@ import types
 import pytest
 import torch
 
-from tests.measure import assert_close, conditioning
 from tests.seeds import fresh
 
 ROWS, WIDTH = 21, 12
@@ -60,20 +58,3 @@ def doubling(monkeypatch, owner, name):
     """A patch of a method, whose result is doubled."""
     shipped = getattr(owner, name)
     monkeypatch.setattr(owner, name, lambda *given, **options: 2 * shipped(*given, **options))
-
-
-def compare(ours, theirs, tensors):
-    """ours, theirs: functions of the tensors; value and gradients."""
-
-    def results(call, tensors, dtype=torch.float64):
-        leaves = [t.to(dtype).requires_grad_() for t in tensors]
-        value = call(*leaves)
-        return [value.detach(), *torch.autograd.grad(value, leaves)]
-
-    mine, dense = (results(call, tensors, torch.float32) for call in (ours, theirs))
-    wide = [t.double() for t in tensors]
-    moves = conditioning(functools.partial(results, theirs), wide)
-    truth = results(theirs, wide)
-    for index, (*parts, move) in enumerate(zip(mine, truth, dense, moves, strict=True)):
-        moved = torch.finfo(torch.float32).eps * move
-        assert_close(f"part {index}", *parts, torch.float32, moved=moved)

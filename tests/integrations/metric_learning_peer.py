@@ -1,13 +1,11 @@
-"""pytorch-metric-learning's losses and ours beside them: its code in float64 is the truth.
+"""pytorch-metric-learning's losses and ours beside them. A warning is an error in these tests."""
 
-Ours may be off it by twice what theirs is in float32, and by twice what the rounding of scores does
-to the truth (measure.py). A warning is an error in these tests.
-"""
+import functools
 
 import pytest
 import torch
 
-from tests.measure import assert_close, conditioning
+from tests.integrations import beside
 from tests.seeds import fresh
 
 pytest.importorskip("pytorch_metric_learning", reason="pytorch-metric-learning is not installed")
@@ -42,25 +40,4 @@ def batch(rows=ROWS, seed=3):
     return x, torch.randint(0, CLASSES, (rows,), generator=generator)
 
 
-def results(call, tensors, dtype):
-    """[loss, gradients] of call(*tensors) with everything floating in dtype."""
-    leaves = [t.detach().to(dtype).requires_grad_() for t in tensors]
-    value = call(*leaves)
-    grads = torch.autograd.grad(value, leaves, allow_unused=True)
-    found = zip(grads, leaves, strict=True)
-    return [value.detach(), *(torch.zeros_like(x) if g is None else g for g, x in found)]
-
-
-def compare(ours, theirs, tensors):
-    """ours, theirs: functions of the tensors."""
-    mine = results(ours, tensors, torch.float32)
-    dense = results(theirs, tensors, torch.float32)
-
-    def exact(leaves):
-        return results(theirs, leaves, torch.float64)
-
-    truth = exact(tensors)
-    moves = conditioning(exact, [t.double() for t in tensors])
-    eps = torch.finfo(torch.float32).eps
-    for index, (*parts, move) in enumerate(zip(mine, truth, dense, moves, strict=True)):
-        assert_close(f"part {index}", *parts, torch.float32, moved=eps * move)
+compare = functools.partial(beside.compare, unused=True)

@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch
 
-from tests.integrations.lone_peer import ROWS, WIDTH, alone, compare, mixed, of
+from tests.integrations.beside import compare
+from tests.integrations.lone_peer import ROWS, WIDTH, alone, mixed, of
 
 MODELS = "FlagEmbedding.finetune.embedder.encoder_only.base.modeling"
 

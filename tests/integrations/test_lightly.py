@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from fastsim.integrations import dtypes
-from tests.integrations.lone_peer import ROWS, WIDTH, alone, bare, compare, doubling, mixed, of
+from tests.integrations.beside import compare
+from tests.integrations.lone_peer import ROWS, WIDTH, alone, bare, doubling, mixed, of
 
 
 @pytest.fixture

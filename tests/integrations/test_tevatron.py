@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from fastsim.integrations import overrides
-from tests.integrations.lone_peer import ROWS, WIDTH, alone, compare, doubling, of
+from tests.integrations.beside import compare
+from tests.integrations.lone_peer import ROWS, WIDTH, alone, doubling, of
 from tests.integrations.peer_names import assert_serves
 from tests.seeds import fresh
 

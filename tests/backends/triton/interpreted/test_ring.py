@@ -7,7 +7,7 @@ import torch.multiprocessing
 
 import fastsim
 from fastsim.distributed import Ring
-from tests.backends.triton.interpreted.test_selection import ROUNDING, cosines, near
+from tests.backends.triton.interpreted.test_selection import ROUNDING, check_hardest, near
 from tests.backends.triton.interpreter import adjust
 
 OWN = slice(0, 17), slice(17, 33)  # the rows of either process
@@ -35,12 +35,7 @@ def test_near_rows(dtype, tmp_path):
     _, _, positives, negatives = map(
         torch.cat, zip(*(part["pairs"] for part in parts), strict=True)
     )
-    scores = cosines(x, x)
-    for i, row in enumerate(scores):
-        own = [row[j] for j in range(33) if j != i and groups[j] == groups[i]]
-        others = [row[j] for j in range(33) if groups[j] != groups[i]]
-        assert row[positives[i]] <= min(own) + ROUNDING
-        assert row[negatives[i]] >= max(others) - ROUNDING
+    check_hardest(x, groups, positives, negatives)
     whole = fastsim.full_triplet(x, y, reduction="none", backend="triton")
     # Of the mean, the closest and the positive twice, each once on one process and once on two.
     parted = torch.cat([part["losses"] for part in parts])

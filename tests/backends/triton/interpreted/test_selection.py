@@ -21,6 +21,15 @@ def cosines(x, y):
     return x @ y.T
 
 
+def check_hardest(x, groups, positives, negatives):
+    """The farthest of each row's group and the nearest of the others, but for rounding."""
+    for i, row in enumerate(cosines(x, x)):
+        own = [row[j] for j in range(len(x)) if j != i and groups[j] == groups[i]]
+        others = [row[j] for j in range(len(x)) if groups[j] != groups[i]]
+        assert row[positives[i]] <= min(own) + ROUNDING
+        assert row[negatives[i]] >= max(others) - ROUNDING
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("mining", ["hard", "semi-hard"])
 def test_closest_negatives_of_near_rows(mining, dtype):
@@ -45,9 +54,4 @@ def test_closest_negatives_of_near_rows(mining, dtype):
 def test_hardest_pairs_of_near_rows(dtype):
     x, groups = near(33, dtype), torch.arange(33) % 8
     found = fastsim.hardest_pairs(x, groups, distance="cosine", backend="triton")
-    scores = cosines(x, x)
-    for i, row in enumerate(scores):
-        own = [row[j] for j in range(33) if j != i and groups[j] == groups[i]]
-        others = [row[j] for j in range(33) if groups[j] != groups[i]]
-        assert row[found.positive_index[i]] <= min(own) + ROUNDING
-        assert row[found.negative_index[i]] >= max(others) - ROUNDING
+    check_hardest(x, groups, found.positive_index, found.negative_index)
