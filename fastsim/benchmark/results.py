@@ -17,6 +17,7 @@ from fastsim.backends import get
 from fastsim.backends.cpu import amx
 from fastsim.files import OutputError, check_new_file, write_whole
 
+CPUINFO = Path("/proc/cpuinfo")
 PACKAGES = (
     *("torch", "fastsim", "triton", "sentence-transformers", "open_clip_torch"),
     *("pytorch-metric-learning", "siglip-kernel", "memeff", "inf-cl", "cut-cross-entropy"),
@@ -30,14 +31,25 @@ def device_name(device="cpu"):
     """
     if device == "cuda":
         return torch.cuda.get_device_name().lower().replace(" ", "-")
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text().splitlines()
-        names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-        name = next(names, name)
+    words = f"{_processor(CPUINFO)}-x{torch.get_num_threads()}-{instructions()}"
+    return words.replace(" ", "-")
+
+
+def _processor(cpuinfo):
+    """The processor's name in small letters, of an AMD processor with its generation, which the
+    name that a virtual machine gives leaves out; cpuinfo: what Linux says of it, a file.
+    """
+    said = {}
+    if cpuinfo.exists():  # elsewhere than on Linux there is none
+        first = cpuinfo.read_text().partition("\n\n")[0].splitlines()
+        said = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in first)}
+    name = said.get("model name") or platform.processor() or platform.machine()
     words = re.sub(r"\((r|tm)\)|\b(cpu|processor)\b", " ", name.lower()).split()
-    return "-".join([*words, f"x{torch.get_num_threads()}", instructions()])
+    if said.get("vendor_id") == "AuthenticAMD":
+        has_avx512 = "avx512f" in said["flags"].split()
+        families = {"25": "zen4" if has_avx512 else "zen3", "26": "zen5"}
+        words += filter(None, [families.get(said["cpu family"])])
+    return " ".join(words)
 
 
 def instructions():

@@ -73,6 +73,33 @@ def test_a_device_says_which_instructions_are_in_use(unit, monkeypatch, usable):
     assert results.environment()["device"] == results.device_name()
 
 
+@pytest.mark.parametrize(
+    ("name", "family", "flags", "wanted"),
+    [
+        ("AMD EPYC", 25, "avx2", "amd epyc zen3"),
+        ("AMD EPYC", 25, "avx2 avx512f", "amd epyc zen4"),
+        ("AMD EPYC", 26, "avx2 avx512f", "amd epyc zen5"),
+        ("AMD EPYC 7502 32-Core Processor", 23, "avx2", "amd epyc 7502 32-core"),
+        ("Intel(R) Xeon(R) Processor", 6, "avx2 avx512f", "intel xeon"),
+    ],
+)
+def test_generations_of_amd_processors_differ(name, family, flags, wanted, tmp_path):
+    """Virtual machines give all of them one name."""
+    vendor = "AuthenticAMD" if name.startswith("AMD") else "GenuineIntel"
+    lines = (f"vendor_id\t: {vendor}", f"cpu family\t: {family}", f"model name\t: {name}")
+    one = "\n".join((*lines, f"flags\t\t: fpu {flags}", "power management:\n\n"))
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(2 * one)
+    assert results._processor(cpuinfo) == wanted
+
+
+def test_without_cpuinfo_a_processor_is_what_python_calls_it(tmp_path, monkeypatch):
+    for found, wanted in (("Apple M4 Processor", "apple m4"), ("", "arm64")):
+        monkeypatch.setattr(results.platform, "processor", lambda found=found: found)
+        monkeypatch.setattr(results.platform, "machine", lambda: "arm64")
+        assert results._processor(tmp_path / "none") == wanted
+
+
 def test_a_device_without_kernels_has_the_instructions_of_torch(monkeypatch):
     monkeypatch.setattr(type(results.get("cpu")), "unsupported_reason", lambda self: "not built")
     name = results.device_name()
