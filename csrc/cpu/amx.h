@@ -123,7 +123,7 @@ const AmxKernels* amx_kernels();
 // than what the rounding of a row's gradient leaves out, or the row has no larger ones; then it is as
 // much. Residuals see to rows that are all nearly parallel, of whose gradient it would be more. In
 // panels the largest is that of the same rows. In one call it is the largest that an entry can be, of
-// which many squares of a few hundred rows have a little more than 1/32.
+// which many squares of a few hundred rows have a little more than 1/32, where a row has one target.
 constexpr float kSmallShare = 1.0f / 32, kSmallInOneCall = 1.0f / 8;
 
 // Depth of a block of the gradient products: both operands' share of it stays in cache. What a sum

@@ -1,15 +1,14 @@
-// A loss of many rows with its gradient, in one operator, on a processor's matrix unit. What a
-// softmax needs of whole rows and columns comes from a pass before that of the gradients.
+// A loss of many rows with its gradient, in one operator, by products of bfloat16 operands. What it
+// needs of whole rows it finds while their scores are in memory; what a softmax needs of columns, or of
+// longer rows, comes from a pass before that of the gradients.
 #include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
 
 #include "amx_blocks.h"
-#include "arguments.h"
-#include "block_losses.h"
 #include "operators.h"
-#include "totals.h"
+#include "whole_rows.h"
 
 namespace fastsim {
 
@@ -17,13 +16,62 @@ namespace {
 
 void nothing_in_turn(const Block<float>&, int64_t) {}
 
+// Scores of other rows, a band at a time: by products of operands, or of float32 numbers.
+class OtherBands {
+ public:
+  // rows, columns: None where there are none; parts: of their operands, or 0.
+  OtherBands(const Optional& rows, const Optional& columns, int64_t parts, bool cosine) {
+    if (!rows) return;
+    if (parts != 0) split_.emplace(*rows, *columns, check_parts(parts), cosine);
+    if (parts == 0) single_.emplace(*rows, *columns, cosine);
+  }
+
+  // f of those of a block's rows, from `first` on, as wide as it; of none where there are none.
+  template <class F>
+  void with(const Block<float>& b, int64_t first, const F& f) const {
+    if (!*this) return f(OtherScores<float>{});
+    const Scratch<float> scores(b.rows * b.stride);
+    if (split_) split_->score_rows(first, b.rows, scores, b.stride);
+    if (single_) single_->score_rows(first, b.rows, scores, b.stride);
+    f(OtherScores<float>{scores, b.stride});
+  }
+
+  explicit operator bool() const { return split_ || single_; }
+
+ private:
+  struct Single {
+    Single(const Tensor& x, const Tensor& y, bool cosine)
+        : rows(x, cosine), columns(y, cosine), packed(packed_rows<float>(columns.count) * rows.width) {
+      pack<float>(columns, columns.count, columns.width, packed);
+    }
+
+    void score_rows(int64_t first, int64_t count, float* scores, int64_t stride) const {
+      const auto& k = kernels().of<float>();
+      k.score_panels(rows + first * rows.width, rows.width, packed, columns.count, scores, stride,
+                     false, {0, count}, {0, tiles(columns.count, k.panel_columns)}, nullptr);
+    }
+
+    const Side<float> rows, columns;
+    const Scratch<float> packed;
+  };
+
+  std::optional<SplitSides> split_;
+  std::optional<Single> single_;
+};
+
 // In one pass, of whole rows.
-Result softmax_of_bands(const BandScores& scores, const Loss& loss, const float* weights,
-                        float* to_x, float* to_y) {
+Result by_rows(const BandScores& scores, const RowLosses<float>& losses,
+               const Watching<float>& watching, const OtherBands& targets, const OtherBands& guide,
+               float* to_x, float* to_y) {
   std::vector<Result> of_bands(scores.bands());
   scores.each_whole(
       [&](const Block<float>& b, int64_t row) {
-        of_bands[row / scores.tall()] = softmax_of_rows(b, loss, weights + row);
+        targets.with(b, row, [&](const OtherScores<float>& of_targets) {
+          guide.with(b, row, [&](const OtherScores<float>& of_guide) {
+            of_bands[row / scores.tall()] =
+                losses(b, row, watching.numbers(row), of_targets, of_guide);
+          });
+        });
       },
       to_x, to_y);
   Result result;
@@ -55,8 +103,9 @@ Result softmax_of_blocks(const BandScores& scores, const Block<float>& all, cons
 }
 
 // Losses of single scores.
-Result elementwise(const BandScores& scores, int64_t rows, const Loss& loss, const float* weights,
-                   const float* positive_weights, float* to_x, float* to_y) {
+Result elementwise(const BandScores& scores, int64_t rows, const Loss& loss, const OfRows<float>& of,
+                   float* to_x, float* to_y) {
+  const float *const weights = of.weights, *const positive_weights = of.positive_weights;
   std::vector<double> losses(rows), score_grads(rows);
   const auto& k = kernels().of<float>();
   scores.each_block(
@@ -119,54 +168,62 @@ double finish(const SplitSide& side, const SplitSide& other, const float* residu
   return sum;
 }
 
-// How large a score gradient of bfloat16 rows may be for one part to do.
-float small_score_grad(const Loss& loss, const float* weights, int64_t rows) {
+// How large a score gradient of bfloat16 rows may be for one part to do. share: of the largest that an
+// entry can be.
+float small_score_grad(const Loss& loss, const float* weights, int64_t rows, float share) {
   float largest = 0;
   for (int64_t i = 0; i < rows; ++i) largest = std::max(largest, std::abs(weights[i]));
-  const float steep = loss.kind == Kind::squared_error ? 1 : std::abs(float(loss.scale));
-  return kSmallInOneCall * largest * steep;
+  const bool of_logits = loss.kind != Kind::squared_error && loss.kind != Kind::margins;
+  const float steep = of_logits ? std::abs(float(loss.scale)) : 1;
+  return share * largest * steep;
 }
 
-// The arguments are those of `whole` (whole.cpp) and of `BandScores`. parts: bfloat16 parts
-// of an entry of the rows.
+// Whether a loss takes its scores block by block: those of whole rows are not needed.
+bool is_of_blocks(Kind kind) {
+  return kind == Kind::softmax || kind == Kind::sigmoid || kind == Kind::squared_error;
+}
+
+// The arguments are those of `whole` (whole.cpp) and of `BandScores`. parts: bfloat16 parts of an entry
+// of the rows; guide_parts, factor_parts: of the rows of the guide and of the factors, 0 for float32 products.
 void amx_loss(Tensor x, Tensor y, Optional positives, Optional row_ids, Optional column_ids,
-              Optional row_groups, Optional column_groups, Optional dense, double negative_target,
-              std::string skip, Optional seen, std::string kind, double scale, double bias,
-              double margin, bool normalise, bool symmetric, bool cosine,
-              Optional positive_weights, Optional weights, double weight, int64_t parts,
-              int64_t score_grad_parts, int64_t stripe, int64_t kept, Optional grad_x,
-              Optional grad_y, Tensor total, Optional parameters, Optional totals) {
+              Optional row_groups, Optional column_groups, Optional dense, std::string skip,
+              Optional seen, std::string kind, std::vector<double> numbers, Optional guide_rows,
+              Optional guide_columns, Optional column_bias, Optional row_shift,
+              Optional factor_rows, Optional factor_columns, Optional prior,
+              Optional positive_weights, Optional weights, int64_t parts, int64_t score_grad_parts,
+              int64_t guide_parts, int64_t factor_parts, int64_t stripe, int64_t kept,
+              Optional grad_x, Optional grad_y, Tensor total, Optional parameters,
+              Optional totals) {
   check_matrix(y, "y", y.size(0), x.size(1));
   float* const to_x = output<float>(grad_x, "grad_x", x.size(0) * x.size(1));
   float* const to_y = output<float>(grad_y, "grad_y", y.size(0) * y.size(1));
   float* const loss_of_all = output<float>(total, "total", 1);
   double* const score_grads = output<double>(parameters, "parameters", 2);
-  const SplitSide rows(x, check_parts(parts), cosine), columns(y, parts, cosine);
-  Watching<float> watching(seen, totals, rows.count, cosine);
-  if (totals && cosine) {
+  const Numbers of(numbers);
+  STD_TORCH_CHECK(of.prefixes.empty(), "fastsim: numbers: wanted no prefixes");
+  const Optional others(y);
+  const Given given{x, others,
+                    {positives, row_ids, column_ids, row_groups, column_groups, dense,
+                     of.negative_target, skip, seen},
+                    kind_of(kind), of, guide_rows, guide_columns, column_bias, row_shift,
+                    factor_rows, factor_columns, prior, positive_weights, weights, seen, totals};
+  check_sides(given, x.size(0), y.size(0));
+  const SplitSide rows(x, check_parts(parts), of.cosine), columns(y, parts, of.cosine);
+  const OtherBands targets(factor_rows, factor_columns, factor_parts, of.factor_cosine);
+  const OtherBands guide(guide_rows, guide_columns, guide_parts, true);
+  Watching<float> watching(seen, totals, rows.count, of.cosine);
+  if (totals && of.cosine) {
     watching.look_at_rows(Side<float>(x, true));
     watching.look_at_columns(Side<float>(y, true));
   }
   Block<float> all{};
   all.rows = rows.count;
   all.columns = columns.count;
-  take_pairs({positives, row_ids, column_ids, row_groups, column_groups, dense, negative_target,
-              skip, seen},
-             all);
+  take_pairs(given.pairs, all);
   check_positives(all);
   all.seen = watching.numbers(0);
-  const Loss loss{.kind = kind_of(kind),
-                  .scale = scale,
-                  .bias = bias,
-                  .margin = margin,
-                  .positive_scale = 0,
-                  .base = 0,
-                  .normalise = normalise,
-                  .symmetric = symmetric,
-                  .score_grad = grad_x || grad_y};
-  const bool softmax = loss.kind == Kind::softmax;
-  STD_TORCH_CHECK(softmax || loss.kind == Kind::sigmoid || loss.kind == Kind::squared_error,
-                  "fastsim: kind: wanted softmax, sigmoid or squared_error, got ", kind);
+  const RowLosses<float> losses(given, all, 1, grad_x || grad_y);
+  const Loss& loss = losses.loss;
   if (rows.count == 0 || columns.count == 0) {  // no pairs: every sum is 0
     if (to_x) std::fill_n(to_x, rows.count * rows.width, 0.0f);
     if (to_y) std::fill_n(to_y, columns.count * columns.width, 0.0f);
@@ -175,27 +232,29 @@ void amx_loss(Tensor x, Tensor y, Optional positives, Optional row_ids, Optional
     watching.write();
     return;
   }
-  check_targets(all, loss);
-  const std::vector<float> alike(weights ? 0 : rows.count, float(weight));
-  const float* const of_rows =
-      weights ? input<float>(*weights, "weights", rows.count) : alike.data();
-  const float* const of_positives =
-      input<float>(positive_weights, "positive_weights", rows.count);
-
-  const bool whole = softmax && !symmetric && columns.count <= stripe;
-  const bool twice = softmax && !whole && loss.score_grad;
+  if (!targets) check_targets(all, loss);
+  const bool softmax = loss.kind == Kind::softmax;
+  const bool needs_rows = !is_of_blocks(loss.kind) || targets || guide || losses.moves();
+  STD_TORCH_CHECK(!needs_rows || (columns.count <= stripe && !loss.symmetric),
+                  "fastsim: kind: wanted a loss of whole rows, of no more columns than a stripe");
+  const bool whole = needs_rows || (softmax && !loss.symmetric && columns.count <= stripe);
+  const bool twice = !whole && softmax && loss.score_grad;
   const bool in_part = parts == 1 && score_grad_parts == 2;  // of bfloat16 rows
-  const float small = in_part ? small_score_grad(loss, of_rows, rows.count) : 0;
+  const float* const weight = losses.of_rows.weights;
+  // A row with more targets than one, or with a teacher's, may have none that is nearly so large.
+  const bool one_target = softmax ? one_positive(all) : is_of_blocks(loss.kind);
+  const float share = one_target && !needs_rows ? kSmallInOneCall : kSmallShare;
+  const float small = in_part ? small_score_grad(loss, weight, rows.count, share) : 0;
   std::vector<float> residuals(small > 0 ? rows.count + columns.count : 0);
   float* const of_x = small > 0 ? residuals.data() : nullptr;
   float* const of_y = small > 0 ? of_x + rows.count : nullptr;
   const ScoreGrads as_parts{check_parts(score_grad_parts), small, of_x, of_y};
   const BandScores scores(rows, columns, all, as_parts, loss.score_grad, whole, stripe,
-                      twice ? kept : 0);
+                          twice ? kept : 0);
   const Result result =
-      whole     ? softmax_of_bands(scores, loss, of_rows, to_x, to_y)
-      : softmax ? softmax_of_blocks(scores, all, loss, cosine, of_rows, to_x, to_y)
-                : elementwise(scores, rows.count, loss, of_rows, of_positives, to_x, to_y);
+      whole     ? by_rows(scores, losses, watching, targets, guide, to_x, to_y)
+      : softmax ? softmax_of_blocks(scores, all, loss, of.cosine, weight, to_x, to_y)
+                : elementwise(scores, rows.count, loss, losses.of_rows, to_x, to_y);
   double along = 0;
   if (to_x) along = finish(rows, columns, of_x, to_x);
   if (to_y) {
@@ -205,18 +264,15 @@ void amx_loss(Tensor x, Tensor y, Optional positives, Optional row_ids, Optional
   *loss_of_all = float(result.loss);
   watching.write();
   if (!score_grads) return;
-  score_grads[0] = double(result.scale_score_grad) + along / scale;
+  score_grads[0] = of.scale_grad ? double(result.scale_score_grad) + along / loss.scale : 0;
   score_grads[1] = double(result.bias_score_grad);
 }
 
 std::vector<Operator> operators() {
   return {OPERATOR(amx_loss,
-                   "(Tensor x, Tensor y, " PAIRS_SCHEMA
-                   ", str kind, float scale, float bias, float margin, bool normalise, "
-                   "bool symmetric, bool cosine, Tensor? positive_weights, Tensor? weights, float weight, "
-                   "int parts, int score_grad_parts, int stripe, int kept, "
-                   "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y, Tensor(total!) total, "
-                   "Tensor(parameters!)? parameters, Tensor(totals!)? totals) -> ()")};
+                   "(Tensor x, Tensor y, " GIVEN_SCHEMA
+                   ", int parts, int score_grad_parts, int guide_parts, int factor_parts, "
+                   "int stripe, int kept, " RESULTS_SCHEMA ") -> ()")};
 }
 
 }  // namespace

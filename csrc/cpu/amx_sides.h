@@ -117,5 +117,41 @@ class Columns {
   const Scratch<uint16_t> tiles_;
 };
 
+// Both sides of scores that are products of operands, and nothing else is.
+class SplitSides {
+ public:
+  SplitSides(const Tensor& x, const Tensor& y, int64_t parts, bool cosine)
+      : rows_(x, parts, cosine), columns_(y, parts, cosine),
+        packed_(columns_, 0, columns_.count, false) {}
+
+  // Memory for so many rows, and what is packed there of those from `first` on.
+  int64_t elements(int64_t rows) const { return rows_.elements(rows); }
+  void pack(int64_t first, int64_t rows, uint16_t* to) const {
+    const Range strips{0, 2 * tiles(rows, kTileGroup)};
+    amx_in_use().pack(Pack::rows, rows_.rows(first), rows, 0, rows_.width, rows_.parts, to, strips);
+  }
+
+  // The scores of these rows with the columns [begin, end), of which `begin` is the first of a tile.
+  void score(const uint16_t* packed, int64_t first, int64_t rows, int64_t begin, int64_t end,
+             float* scores, int64_t stride) const {
+    const Operand left{packed, rows_.parts, rows_.steps()};
+    const int64_t columns = end - begin;
+    amx_in_use().scores(left, rows, packed_.of_scores(begin), columns, true,
+                        {rows_.rest(first), packed_.rest(begin)}, scores, stride, false,
+                        {0, tiles(columns, kTileGroup)});
+  }
+
+  // The scores of rows from `first` on with all columns.
+  void score_rows(int64_t first, int64_t rows, float* scores, int64_t stride) const {
+    const Scratch<uint16_t> packed(elements(rows));
+    pack(first, rows, packed);
+    score(packed, first, rows, 0, columns_.count, scores, stride);
+  }
+
+ private:
+  const SplitSide rows_, columns_;
+  const Columns packed_;
+};
+
 }  // namespace
 }  // namespace fastsim

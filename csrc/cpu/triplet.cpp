@@ -5,9 +5,12 @@
 // columns, looks at them while they are in its cache, and keeps no others.
 
 #include <algorithm>
+#include <functional>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
+#include "amx_sides.h"
 #include "arguments.h"
 #include "operators.h"
 #include "side.h"
@@ -21,6 +24,7 @@ namespace {
 // Rows whose part of a sum over all rows is made at once, whole register tiles: sums are the same
 // however rows are shared out. A thread has the scores of several such units at once.
 constexpr int64_t kUnit = 12, kUnits = 16;
+constexpr int64_t kUnitsOfGroup = 8;  // units that fill whole blocks of a matrix unit (kTileGroup)
 constexpr int64_t kLeastUnits = 4;  // of a thread's piece, for which all columns pass through its cache
 constexpr int64_t kPanels = 8;  // of columns, whose scores are looked at while they are in cache
 
@@ -95,16 +99,19 @@ class Triplets {
   std::vector<Share> shares_;  // of row i, two: what columns add to it, -1 for none
 };
 
+// Makes the scores of some rows with the columns [begin, end), of which `begin` is the first of a panel.
+template <class T>
+using Score = std::function<void(int64_t begin, int64_t end, T* scores, int64_t stride)>;
+
 // The scores of some rows, some panels of columns at a time.
 template <class T>
 class PanelScores {
  public:
-  // unit: the unit rows; all: what decides the roles of their pairs.
-  PanelScores(const UnitColumns<T>& columns, const T* unit, int64_t rows, const Block<T>& all)
-      : columns_(columns), unit_(unit), rows_(rows), all_(all),
-        wide_(kPanels * kernels().of<T>().panel_columns),
+  // all: what decides the roles of their pairs.
+  PanelScores(const Score<T>& score, int64_t rows, const Block<T>& all)
+      : score_(score), rows_(rows), all_(all), wide_(kPanels * kernels().of<T>().panel_columns),
         stride_(wide_ + kAligned / int64_t(sizeof(T))),  // off a power of two, for the cache's sets
-        places_(tiles(columns.count, wide_)), memory_((1 + keep()) * rows * stride_) {}
+        places_(tiles(all.columns, wide_)), memory_((1 + keep()) * rows * stride_) {}
 
   // The scores of the positives, by row: what the others are compared with.
   void of_positives(T* own) const {
@@ -127,7 +134,7 @@ class PanelScores {
       b.stride = stride_;
       b.rows = rows_;
       b.column0 = part * wide_;
-      b.columns = std::min(wide_, columns_.count - b.column0);
+      b.columns = std::min(wide_, all_.columns - b.column0);
       f(b);
     }
   }
@@ -147,11 +154,10 @@ class PanelScores {
 
   void fill(int64_t part) const {
     const int64_t begin = part * wide_;
-    columns_.score(unit_, rows_, begin, std::min(columns_.count, begin + wide_), at(part), stride_);
+    score_(begin, std::min(all_.columns, begin + wide_), at(part), stride_);
   }
 
-  const UnitColumns<T>& columns_;
-  const T* const unit_;
+  const Score<T>& score_;
   const int64_t rows_;
   const Block<T> all_;
   const int64_t wide_, stride_;
@@ -159,10 +165,11 @@ class PanelScores {
   const Scratch<T> memory_;
 };
 
-// positives (N,): columns. The rest as of `whole`; all columns but the positive are negatives.
+// positives (N,): columns. parts: of bfloat16, of the products that make the scores; 0 for products of
+// unit rows. The rest as of `whole`; all columns but the positive are negatives.
 void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi_hard,
-                  double margin, Optional weights, double weight, Optional grad_x, Optional grad_y,
-                  Tensor total, Optional totals) {
+                  double margin, int64_t parts, Optional weights, double weight, Optional grad_x,
+                  Optional grad_y, Tensor total, Optional totals) {
   with_type(total, "total", [&](auto type) {
     using T = decltype(type);
     const auto& k = kernels().of<T>();
@@ -183,14 +190,24 @@ void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi
       watching.look_at_rows(Side<T>(x, true));
       watching.look_at_columns(Side<T>(y, true));
     }
-    const UnitColumns<T> columns(y);
+    const UnitColumns<T> columns(y, parts == 0);
+    std::optional<SplitSides> split;
+    if (parts != 0) split.emplace(x, y, check_parts(parts), true);
     const T* of_rows = input<T>(weights, "weights", count);
     Triplets<T> triplets(count);
     const Scratch<T> inverse(count), of_units(to_y ? units * width : 0);
     const int64_t the_sum[kUnits * kUnit] = {};  // the one row that each is multiplied with
     const auto finish = [&](int64_t first, int64_t high, T* unit) {
       k.unit_rows(rows.from_row(first), width, unit, inverse + first, 0, high);
-      const PanelScores<T> scores(columns, unit, high, all.from_row(first));
+      const Scratch<uint16_t> operand(split ? split->elements(high) : 0);
+      if (split) split->pack(first, high, operand);
+      const Score<T> score = [&](int64_t begin, int64_t end, T* to, int64_t stride) {
+        if constexpr (std::is_same_v<T, float>) {
+          if (split) return split->score(operand, first, high, begin, end, to, stride);
+        }
+        columns.score(unit, high, begin, end, to, stride);
+      };
+      const PanelScores<T> scores(score, high, all.from_row(first));
       scores.of_positives(triplets.own.data() + first);
       const ClosestNegative<T> closest{semi_hard, triplets.own.data() + first,
                                        triplets.closest.data() + first,
@@ -228,7 +245,7 @@ void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi
     };
     share_out(units, 1, [&](int64_t begin, int64_t end) {
       const Scratch<T> unit(kUnits * kUnit * width);
-      const int64_t together = even_part(end - begin, kUnits, 1);
+      const int64_t together = even_part(end - begin, kUnits, split ? kUnitsOfGroup : 1);
       for (int64_t at = begin; at < end; at += together) {
         const int64_t first = at * kUnit, last = std::min(end, at + together) * kUnit;
         finish(first, std::min(count, last) - first, unit);
@@ -254,7 +271,7 @@ void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi
 std::vector<Operator> operators() {
   return {OPERATOR(full_triplet,
                    "(Tensor x, Tensor y, Tensor positives, Tensor(seen!)? seen, bool semi_hard, "
-                   "float margin, Tensor? weights, float weight, "
+                   "float margin, int parts, Tensor? weights, float weight, "
                    "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y, Tensor(total!) total, "
                    "Tensor(totals!)? totals) -> ()")};
 }

@@ -1,4 +1,4 @@
-// One side of a product of cosines: its unit rows as packed columns, and their sum.
+// One side of a product of cosines: the sum of its unit rows, and these as packed columns.
 #pragma once
 
 #include <vector>
@@ -11,9 +11,10 @@ namespace fastsim {
 template <class T>
 class UnitColumns {
  public:
-  explicit UnitColumns(const Tensor& y)
+  // packs: whether `score` is to come.
+  UnitColumns(const Tensor& y, bool packs)
       : count(y.size(0)), width(y.size(1)), from(matrix(y)), sum(width), inverse_(count),
-        packed_(packed_rows<T>(count) * width) {
+        packed_(packs ? packed_rows<T>(count) * width : 0) {
     const auto& k = kernels().of<T>();
     const int64_t wide = k.panel_columns, panels = tiles(count, wide);
     const Scratch<double> sums(panels * width);
@@ -23,7 +24,7 @@ class UnitColumns {
         const int64_t first = panel * wide, rows = std::min(wide, count - first);
         k.unit_rows(from.from_row(first), width, unit, inverse_ + first, 0, rows);
         k.column_sums(unit, rows, width, sums + panel * width, 0, width);
-        k.pack_panels(unit, rows, width, packed_ + first * width, {0, 1});
+        if (packs) k.pack_panels(unit, rows, width, packed_ + first * width, {0, 1});
       }
     });
     const std::vector<double> all = sum_of_rows<double>(sums, panels, width);

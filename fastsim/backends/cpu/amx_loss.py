@@ -4,7 +4,8 @@ import torch
 
 from fastsim.backends.cpu import amx
 
-KINDS = ("softmax", "sigmoid", "squared_error")
+TRIPLETS = ("hard_triplet", "semi-hard_triplet")
+OF_BLOCKS = ("softmax", "sigmoid", "squared_error")  # kinds that need no whole rows
 # Columns that are operands at a time, of one part twice as many: 38 MB at width 384 in float32.
 # Scores of whole rows, which no more columns have, take 8 MB a thread, of one part 16; to read them
 # back costs less than to make them again.
@@ -14,41 +15,40 @@ STRIPE = 8192
 KEPT = 72 << 20
 
 
-def serves(tile, dtype):
-    """Whether `loss` serves one."""
-    pairs = tile.pairs
-    more = (pairs.guide, pairs.factors, pairs.exclude_above, pairs.column_bias, pairs.row_shift)
-    plain = pairs.skip == "nothing" and all(value is None for value in more)
+def serves(tile, columns, dtype):
+    """Whether `loss` serves one of so many columns."""
+    pairs, parts = tile.pairs, amx.parts(dtype)
     # An infinity in float32 has no parts whose products add up to what it gives. A cosine of it is
     # NaN in any case; a dot product of 16-bit rows may be NaN too.
-    rows = tile.cosine or dtype.itemsize == 2
-    return tile.kind in KINDS and rows and plain and dtype != torch.float64
+    exact = tile.cosine or dtype.itemsize == 2
+    if not (exact and parts) or tile.kind in TRIPLETS or pairs.skip != "nothing":
+        return False
+    moved = (pairs.guide, pairs.factors, pairs.exclude_above, pairs.column_bias, pairs.row_shift)
+    if tile.kind in OF_BLOCKS and all(value is None for value in moved):
+        return True
+    return tile.rows_alone and columns <= _stripe(parts)
 
 
-def loss(tile, x, y, numbers, weights, weight, grads, total, parameters, totals):
-    """Writes the loss, and the gradients that are not None; numbers: scale and bias."""
-    pairs, parts = tile.pairs, amx.parts(x.dtype)
+def loss(tile, x, y, given, results):
+    """Writes the loss, and the gradients that are not None.
+
+    All rows with their numbers side by side. given: what comes after x and y; results: where it is
+    written (csrc/cpu/whole_arguments.h).
+    """
+    guide, factors, parts = tile.pairs.guide, tile.pairs.factors, amx.parts(x.dtype)
     torch.ops.fastsim_cpu.amx_loss.default(
-        *map(amx.side_by_side, (x, y)),
-        *pairs.tensors(),
-        pairs.negative_target,
-        pairs.skip,
-        tile.seen,
-        tile.kind,
-        *numbers,
-        tile.margin,
-        tile.normalise,
-        tile.symmetric,
-        tile.cosine,
-        tile.positive_weights,
-        weights,
-        weight,
+        x,
+        y,
+        *given,
         parts,
         amx.score_grad_parts(x.dtype),
-        STRIPE * (2 if parts == 1 else 1),
+        0 if guide is None else amx.parts(guide.rows.dtype),
+        amx.parts(factors.rows.dtype) if factors and factors.cosine else 0,
+        _stripe(parts),
         KEPT,
-        *grads,
-        total,
-        parameters,
-        totals,
+        *results,
     )
+
+
+def _stripe(parts):
+    return STRIPE * (2 if parts == 1 else 1)

@@ -4,6 +4,7 @@ import torch
 
 from fastsim.backends.base import Backend
 from fastsim.backends.cpu import amx, blas, max_sim
+from fastsim.backends.cpu.further import InOneSoftmax
 from fastsim.backends.cpu.library import UNAVAILABLE, most_levels
 from fastsim.backends.cpu.panels import Panels
 from fastsim.backends.cpu.passes import served
@@ -17,7 +18,7 @@ from fastsim.kinds import LATE_INTERACTION, SELECTIONS
 _KINDS = {*served(), *SELECTIONS, *LATE_INTERACTION}
 
 
-class CpuBackend(Panels, InOneCall, Selection, Rows, Backend):
+class CpuBackend(Panels, InOneCall, InOneSoftmax, Selection, Rows, Backend):
     """Float32 and float64 panels; 16-bit inputs are normalised into float32."""
 
     name = "cpu"

@@ -2,7 +2,7 @@
 
 import torch
 
-from fastsim.backends.cpu import sizes
+from fastsim.backends.cpu import amx, sizes
 
 
 def is_large(tile, rows, columns, width):
@@ -19,8 +19,13 @@ def serves(tile):
     return tile.cosine and pairs.skip == "nothing" and all(value is None for value in moved)
 
 
-def full_triplet(tile, x, y, weights, weight, grad_x, grad_y, loss, totals):
-    """Writes the loss, and the gradients that are not None."""
+def full_triplet(tile, x, y, parts, weights, weight, grad_x, grad_y, loss, totals):
+    """Writes the loss, and the gradients that are not None.
+
+    parts: of bfloat16, of the products that make the scores; 0 for products of float32 numbers.
+    """
+    if parts:
+        x, y = map(amx.side_by_side, (x, y))
     torch.ops.fastsim_cpu.full_triplet.default(
         x,
         y,
@@ -28,6 +33,7 @@ def full_triplet(tile, x, y, weights, weight, grad_x, grad_y, loss, totals):
         tile.seen,
         tile.kind == "semi-hard_triplet",
         tile.margin,
+        parts,
         weights,
         weight,
         grad_x,

@@ -53,24 +53,22 @@ class InOneCall:
         if pairs.guide is not None and pairs.guide.thresholds is not None:
             return False
         if triplet.is_large(tile, rows, columns, width):
-            # Nothing here asks for the precision of float32: torch.compile cannot trace that.
-            unit = (amx.is_matrix_unit() or blas.IN_USE) and dtype != torch.float64
-            panels = together or (unit and rows * columns * width > SMALL)
+            panels = together or by_blas(rows, columns, width, dtype)
             return not panels and columns <= WIDEST and triplet.serves(tile)
-        if _by_blas(rows, columns, width, dtype):
+        if by_blas(rows, columns, width, dtype):
             return False
-        if not together and _is_loss_of_parts(tile, rows, columns, width, dtype):
+        if not together and is_loss_of_parts(tile, rows, columns, width, dtype):
             return True
         # With a matrix unit, panels are faster than one call in float32. With AVX512_BF16 they are
         # too, unless the call makes two sets of scores (the other a teacher's).
-        panels = _of_parts(rows, columns, width, dtype, SMALL_OF_ONE_PART)
+        panels = of_parts(rows, columns, width, dtype, SMALL_OF_ONE_PART)
         if panels and (amx.is_matrix_unit() or not pairs.factors):
             return False
         return is_one_block(rows, columns) or (not together and _in_bands(tile, rows, columns))
 
     def sums_prefixes(self, tile, rows, columns, width, dtype):
         shape = rows, columns, width
-        in_parts = _of_parts(*shape, dtype, SMALL_OF_ONE_PART) or _by_blas(*shape, dtype)
+        in_parts = of_parts(*shape, dtype, SMALL_OF_ONE_PART) or by_blas(*shape, dtype)
         return not (in_parts or triplet.is_large(tile, *shape))
 
     def whole(self, tile, x, y, scale, bias, weights, wants, totals=None, prefixes=None):
@@ -80,26 +78,30 @@ class InOneCall:
         alike = not (isinstance(weights, torch.Tensor) and weights.ndim)
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         learns_scale = isinstance(scale, torch.Tensor)  # a number has no gradient
-        scale, bias, weight = _numbers(dtype, scale, bias, weights if alike else 0.0)
+        scale, bias, weight = numbers_of(dtype, scale, bias, weights if alike else 0.0)
         loss = x.new_empty((), dtype=dtype)
-        grad_x = _like(x, want_x, dtype) if wants else None
-        grad_y = _like(x if y is None else y, want_y, dtype) if wants else None
+        grad_x = like(x, want_x, dtype) if wants else None
+        grad_y = like(x if y is None else y, want_y, dtype) if wants else None
         parameters = x.new_empty(2, dtype=torch.float64) if wants else None
         (rows, width), columns = x.shape, (x if y is None else y).shape[0]
         of_rows = None if alike else weights
         grads = grad_x if want_x else None, grad_y if want_y else None
         if triplet.is_large(tile, rows, columns, width):
-            triplet.full_triplet(tile, x, y, of_rows, weight, *grads, loss, totals)
-            return (loss, grad_x, grad_y, parameters) if wants else (loss,)
-        if y is not None and _is_loss_of_parts(tile, rows, columns, width, x.dtype):
-            numbers = scale, bias
-            amx_loss.loss(tile, x, y, numbers, of_rows, weight, grads, loss, parameters, totals)
+            in_parts = of_parts(rows, columns, width, x.dtype, SMALL_OF_ONE_PART)
+            parts = amx.parts(x.dtype) if in_parts else 0
+            triplet.full_triplet(tile, x, y, parts, of_rows, weight, *grads, loss, totals)
             return (loss, grad_x, grad_y, parameters) if wants else (loss,)
         guide_rows, guide_columns, guide_margin, guide_relative = (
             _NO_GUIDE if guide is None else _guide(guide)
         )
         factor_rows, factor_columns, factor_cosine = factors or _NO_FACTORS
-        numbers = [  # in the order of csrc/cpu/whole.cpp
+        in_parts = y is not None and is_loss_of_parts(tile, rows, columns, width, x.dtype)
+        if in_parts:
+            x, y, guide_rows, guide_columns, factor_rows, factor_columns = (
+                side if side is None else amx.side_by_side(side)
+                for side in (x, y, guide_rows, guide_columns, factor_rows, factor_columns)
+            )
+        numbers = [  # in the order of csrc/cpu/whole_arguments.h
             pairs.negative_target,
             scale,
             bias,
@@ -118,9 +120,7 @@ class InOneCall:
         ]
         if prefixes is not None:
             numbers.extend(chain.from_iterable(zip(*prefixes, strict=True)))
-        _whole(
-            x,
-            y,
+        given = (
             *pairs.tensors(),
             pairs.skip,
             tile.seen,
@@ -135,65 +135,29 @@ class InOneCall:
             tile.prior,
             tile.positive_weights,
             of_rows,
-            band_rows(rows, columns),
-            *grads,
-            loss,
-            parameters,
-            totals,
         )
+        results = (*grads, loss, parameters, totals)
+        if in_parts:
+            amx_loss.loss(tile, x, y, given, results)
+        else:
+            _whole(x, y, *given, band_rows(rows, columns), *results)
         return (loss, grad_x, grad_y, parameters) if wants else (loss,)
 
-    def serves_further(self, rows, columns, width, dtype):
-        shape = rows, columns, width
-        by_unit = amx.is_matrix_unit() and _of_parts(*shape, dtype, SMALL_OF_ONE_PART)
-        return are_two_panels(rows, columns) and not (by_unit or _by_blas(*shape, dtype))
 
-    def further(self, sides, directions, numbers, cosine, weights, wants, totals):
-        dtype = torch.float64 if sides[0].dtype == torch.float64 else torch.float32
-        x, y, own, references = sides
-        scale, margin, smoothing = numbers
-        own = None if own is None else own.flatten(0, 1)
-        alike = not isinstance(weights, torch.Tensor)
-        loss = x.new_empty(() if weights is not None else x.shape[0], dtype=dtype)
-        grads = [
-            _like(side, want, dtype) if want else None
-            for side, want in zip((x, y, own), wants, strict=True)
-        ]
-        torch.ops.fastsim_cpu.further.default(
-            x,
-            y,
-            own,
-            references,
-            *directions,
-            *_numbers(dtype, scale),
-            margin,
-            smoothing,
-            cosine,
-            None if alike else weights,
-            (weights or 0.0) if alike else 0.0,
-            *grads,
-            loss,
-            totals,
-        )
-        if grads[2] is not None:
-            grads[2] = grads[2].view(sides[2].shape)
-        return loss, grads
-
-
-def _like(x, wanted, dtype):
+def like(x, wanted, dtype):
     """Memory of the size of x, or of nothing."""
     if not wanted:
         return x.new_empty(0, dtype=dtype)
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
-def _is_loss_of_parts(tile, rows, columns, width, dtype):
+def is_loss_of_parts(tile, rows, columns, width, dtype):
     """Whether one call makes the products of bfloat16 parts."""
     small = SMALL_OF_BFLOAT16 if dtype == torch.bfloat16 else SMALL_OF_ONE_PART
-    return _of_parts(rows, columns, width, dtype, small) and amx_loss.serves(tile, dtype)
+    return of_parts(rows, columns, width, dtype, small) and amx_loss.serves(tile, columns, dtype)
 
 
-def _of_parts(rows, columns, width, dtype, small):
+def of_parts(rows, columns, width, dtype, small):
     """Whether products are those of bfloat16 parts: of more than `small` multiply-adds."""
     size = rows * columns * width
     if size <= small:  # torch.compile cannot trace what comes next
@@ -202,7 +166,7 @@ def _of_parts(rows, columns, width, dtype, small):
     return parts == 1 or (parts > 0 and size > SMALL)
 
 
-def _by_blas(rows, columns, width, dtype):
+def by_blas(rows, columns, width, dtype):
     """Whether panels of products by a BLAS library outweigh their calls."""
     large = rows * columns * width > SMALL
     return large and blas.IN_USE and dtype != torch.float64 and not amx.parts(dtype)
@@ -220,7 +184,7 @@ def _in_bands(tile, rows, columns):
     return served and tile.rows_alone and columns <= WIDEST
 
 
-def _numbers(dtype, *values):
+def numbers_of(dtype, *values):
     """Numbers and 0-d tensors as numbers of the compute type."""
     numbers = [value.item() if isinstance(value, torch.Tensor) else value for value in values]
     return numbers if dtype == torch.float64 else _single(*numbers)

@@ -134,20 +134,9 @@ def whole():
 
 
 def amx_loss():
-    return pairs() | {
-        "x": floats(ROWS, WIDTH),
-        "y": floats(COLUMNS, WIDTH),
-        **dict.fromkeys(("scale", "weight"), 1.0),
-        **dict.fromkeys(("bias", "margin"), 0.0),
-        **dict.fromkeys(("normalise", "symmetric"), False),
-        **dict.fromkeys(("positive_weights", "weights"), floats(ROWS)),
-        **dict.fromkeys(("parts", "score_grad_parts"), 3),
-        "cosine": True,
-        "kind": "sigmoid",
-        "stripe": 8192,
-        "kept": 0,
-        **_written(),
-    }
+    given = whole() | dict.fromkeys(("parts", "score_grad_parts", "guide_parts"), 3)
+    del given["tall"]
+    return given | {"factor_parts": 0, "stripe": 8192, "kept": 0}
 
 
 def _written():
@@ -182,7 +171,7 @@ def full_triplet():
         "y": floats(COLUMNS, WIDTH),
         "positives": torch.arange(ROWS),
         "seen": None,
-        **{"semi_hard": False, "margin": 0.1, "weights": floats(ROWS), "weight": 1.0},
+        **{"semi_hard": False, "margin": 0.1, "parts": 0, "weights": floats(ROWS), "weight": 1.0},
         **{k: v for k, v in _written().items() if k != "parameters"},
     }
 

@@ -1,8 +1,8 @@
 """The products of bfloat16 operands: over an emulation of a matrix unit's instructions and, where
 they are there, on the unit and by dot products.
 
-The library chooses among them once, so each runs the checks of amx_products.py and amx_losses.py,
-and those of the arguments, in a fresh process.
+The library chooses among them once, so each runs the checks of the files amx_*.py and those of the
+arguments in a fresh process.
 """
 
 import os
@@ -17,7 +17,7 @@ from fastsim.backends import backends, get
 
 CHECKS = [
     Path(__file__).with_name(f"{name}.py")
-    for name in ("amx_products", "amx_losses", "test_arguments")
+    for name in ("amx_products", "amx_losses", "amx_rows", "test_arguments")
 ]
 BEST = "" if backends()["cpu"] else torch.ops.fastsim_cpu.amx_name()
 # By FASTSIM_AMX; None: not set. A processor with the unit has the dot products too.

@@ -135,8 +135,11 @@ VALUES = [
     ("sweep_sigmoid", {"x": [floats(N, D)]}, "x: wanted rows of each of 2 widths, got 1"),
 ]
 if "amx_loss" in CALLS:
+    SYMMETRIC = CALLS["amx_loss"]()["numbers"]
+    SYMMETRIC[10] = 1
     VALUES += [
-        ("amx_loss", {"kind": "circle"}, "kind: wanted softmax, sigmoid or squared_error"),
+        ("amx_loss", {"kind": "circle"} | NO_GROUPS, "wanted row_groups"),
+        ("amx_loss", {"numbers": SYMMETRIC}, "wanted a loss of whole rows"),
         ("amx_loss", {"positives": torch.full((N,), M)}, "positives: wanted columns from 0"),
         ("max_sim", {"parts": 1, "x": torch.ones(N, D).to(torch.int8)}, "rows: wanted row-major"),
     ]
@@ -248,6 +251,10 @@ def none(*shape):
 
 
 # Operators of a size of zero: what is written, and what that is then.
+# What the losses of two sides have of rows, where there are none.
+NO_ROWS = dict.fromkeys((*COMMON, "seen", "row_shift", "positive_weights", "weights", "prior"))
+NO_ROWS |= dict.fromkeys(("guide_rows", "guide_columns", "factor_rows", "factor_columns", "totals"))
+
 EMPTY = [
     ("scores", {"x": floats(N, 0), "y": floats(M, 0), "panel": none(N, M)}, "panel"),
     ("scores", {"x": floats(0, D), "panel": none(0, M)}, "panel"),
@@ -299,9 +306,7 @@ EMPTY = [
     (
         "whole",
         {
-            **dict.fromkeys((*COMMON, "seen", "row_shift", "positive_weights", "weights")),
-            **dict.fromkeys(("guide_rows", "guide_columns", "factor_rows", "factor_columns")),
-            **dict.fromkeys(("prior", "totals")),
+            **NO_ROWS,
             **{"x": none(0, D), "grad_x": none(0, D), "grad_y": none(M, D)},
         },
         "grad_y",
@@ -317,8 +322,7 @@ EMPTY = [
     ),
 ]
 if "amx_loss" in CALLS:
-    nothing = {"x": none(0, D), "positive_weights": None, "weights": none(0), "seen": None}
-    nothing |= dict.fromkeys((*COMMON, "totals"))
+    nothing = NO_ROWS | {"x": none(0, D)}
     nothing |= {"row_groups": torch.zeros(0).long(), "column_groups": torch.zeros(M).long()}
     written = {"grad_x": none(0, D), "grad_y": none(M, D), "total": none()}
     EMPTY.append(("amx_loss", nothing | written, "grad_y"))
