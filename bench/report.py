@@ -39,6 +39,7 @@ MARKED = re.compile(r"(<!-- table: (\w+) (\S+) -->\n).*?(<!-- end -->)", re.DOTA
 TABLES = {
     "time": tables.of_device(tables.time),
     "autocast": tables.of_kind(tables.of_file(tables.time, "autocast"), "autocast"),
+    "bfloat16": tables.of_kind(tables.of_file(tables.every, "bfloat16"), "bfloat16"),
     "gains": tables.gains,
     "cosent": tables.of_device(tables.cosent),
     "memory": tables.of_device(tables.memory),

@@ -111,6 +111,22 @@ def time(found):
     return markdown(["loss", "N x D", "fastsim", *baselines], lines, 2)
 
 
+def every(found):
+    """Forward and backward of every loss beside eager torch, then where a baseline is faster."""
+    sizes = sorted({(rows, width) for _, _, rows, width, which in found.times if which == BOTH})
+    lines = []
+    for loss in dict.fromkeys(loss for loss, *_ in found.times):
+        line = [loss]
+        for rows, width in sizes:
+            ours = found.ours(loss, rows, width)
+            ratio = ours and found.ratio(loss, "eager torch", ours, rows, width)
+            best = milliseconds(found.best(loss, ours, rows, width)) if ours else ""
+            line.append(f"{best} ({ratio[0]:.2f} x)" if ratio else best)
+        lines.append(line)
+    head = ["loss", *(f"{rows:,} x {width}" for rows, width in sizes)]
+    return f"{markdown(head, lines)}\n\n{slower(found)}"
+
+
 def gains(kind):
     """What a user gains, for README.md: time and memory of one size on each device."""
     lines = []
