@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import torch
 
-from fastsim.backends.cpu import amx
+from fastsim.backends.cpu import amx, amx_loss
 from fastsim.backends.cpu.sizes import are_two_panels
 from fastsim.backends.cpu.whole import (
     SMALL_OF_ONE_PART,
     by_blas,
-    is_loss_of_parts,
+    is_large_for_parts,
     like,
     numbers_of,
     of_parts,
@@ -71,17 +71,19 @@ def _by_one_matrix(backend, sides, numbers, cosine, weights, wants):
     """
     x, y, _, references = sides
     scale, margin, smoothing = numbers
-    rows, candidates, columns = x.shape[0], y.shape[0], y
-    if references is not None:
-        columns = torch.cat([y, references])
+    rows, candidates = x.shape[0], y.shape[0]
+    columns = candidates + (0 if references is None else references.shape[0])
+    if not is_large_for_parts(rows, columns, x.shape[1], x.dtype):
+        return None
     pairs = Pairs(torch.arange(rows))
     if smoothing:
         share = smoothing / candidates
         groups = {"row_groups": torch.arange(rows), "column_groups": torch.arange(candidates)}
         pairs = replace(pairs, **groups, negative_target=share / (1 - smoothing + share))
     tile = Tile("softmax", pairs, margin=margin, normalise=smoothing != 0, cosine=cosine)
-    if not is_loss_of_parts(tile, rows, columns.shape[0], x.shape[1], x.dtype):
+    if not amx_loss.serves(tile, columns, x.dtype):
         return None
-    loss, *grads = backend.whole(tile, x, columns, scale, 0.0, weights, wants)
+    y = y if references is None else torch.cat([y, references])
+    loss, *grads = backend.whole(tile, x, y, scale, 0.0, weights, wants)
     grads = (grad[:count] for grad, count in zip(grads, (rows, candidates), strict=False))
     return loss, [*(grad if want else None for grad, want in zip(grads, wants, strict=True)), None]

@@ -95,7 +95,8 @@ class InOneCall:
             _NO_GUIDE if guide is None else _guide(guide)
         )
         factor_rows, factor_columns, factor_cosine = factors or _NO_FACTORS
-        in_parts = y is not None and is_loss_of_parts(tile, rows, columns, width, x.dtype)
+        alone = y is not None and prefixes is None
+        in_parts = alone and is_loss_of_parts(tile, rows, columns, width, x.dtype)
         if in_parts:
             x, y, guide_rows, guide_columns, factor_rows, factor_columns = (
                 side if side is None else amx.side_by_side(side)
@@ -153,8 +154,16 @@ def like(x, wanted, dtype):
 
 def is_loss_of_parts(tile, rows, columns, width, dtype):
     """Whether one call makes the products of bfloat16 parts."""
+    large = is_large_for_parts(rows, columns, width, dtype)
+    return large and amx_loss.serves(tile, columns, dtype)
+
+
+def is_large_for_parts(rows, columns, width, dtype):
+    """Whether products of these sizes in one call are those of bfloat16 parts, of a loss that has
+    them.
+    """
     small = SMALL_OF_BFLOAT16 if dtype == torch.bfloat16 else SMALL_OF_ONE_PART
-    return of_parts(rows, columns, width, dtype, small) and amx_loss.serves(tile, columns, dtype)
+    return of_parts(rows, columns, width, dtype, small)
 
 
 def of_parts(rows, columns, width, dtype, small):

@@ -198,3 +198,18 @@ def test_metrics_as_in_panels(name):
     with fastsim.metrics() as panels, in_panels():
         loss(*sides)
     assert mine.read() == pytest.approx(panels.read(), rel=1e-5, nan_ok=True)
+
+
+def test_prefixes_are_not_left_out(monkeypatch, served):
+    """Their sum is made in float32, where the loss of one width would have products of parts."""
+    monkeypatch.setattr(whole, "SMALL_OF_ONE_PART", 1 << 40)
+    sides = rows_of((67, 75, 34), torch.bfloat16)
+
+    def function(x, y, *, backend):
+        loss = fastsim.losses.InfoNCE(temperature=0.05, backend=backend)
+        return fastsim.losses.Matryoshka(loss, (34, 17, 5))(x, y)
+
+    oracle = functools.partial(function, backend="eager")
+    compare(function, sides, oracle, {"temperature": 0.05, "targets of a row": 3})
+    assert not served
+    served.append(None)
