@@ -184,7 +184,8 @@ bool is_of_blocks(Kind kind) {
 }
 
 // The arguments are those of `whole` (whole.cpp) and of `BandScores`. parts: bfloat16 parts of an entry
-// of the rows; guide_parts, factor_parts: of the rows of the guide and of the factors, 0 for float32 products.
+// of the rows; guide_parts, factor_parts: of the rows of the guide and of the factors, 0 for products
+// of float32 numbers.
 void amx_loss(Tensor x, Tensor y, Optional positives, Optional row_ids, Optional column_ids,
               Optional row_groups, Optional column_groups, Optional dense, std::string skip,
               Optional seen, std::string kind, std::vector<double> numbers, Optional guide_rows,

@@ -24,7 +24,8 @@ namespace {
 // Rows whose part of a sum over all rows is made at once, whole register tiles: sums are the same
 // however rows are shared out. A thread has the scores of several such units at once.
 constexpr int64_t kUnit = 12, kUnits = 16;
-constexpr int64_t kUnitsOfGroup = 8;  // units that fill whole blocks of a matrix unit (kTileGroup)
+constexpr int64_t kUnitsOfGroup = 8;  // units that fill whole blocks of products of operands
+static_assert(kUnitsOfGroup * kUnit % kTileGroup == 0);
 constexpr int64_t kLeastUnits = 4;  // of a thread's piece, for which all columns pass through its cache
 constexpr int64_t kPanels = 8;  // of columns, whose scores are looked at while they are in cache
 

@@ -69,7 +69,8 @@ Result loss_of_width(const Given& given, int64_t tall, int64_t width, double fac
   if (to_y && count == 0) std::fill_n(to_y, wide * width, T(0));  // which the first band writes
   for (int64_t first = 0; first < count; first += tall) {
     const Block<T> b = panel.band(first, all);
-    result += losses(b, first, watching.numbers(first), targets ? targets->band(first) : OtherScores<T>{},
+    result += losses(b, first, watching.numbers(first),
+                     targets ? targets->band(first) : OtherScores<T>{},
                      guide ? guide->band(first) : OtherScores<T>{});
     // The products with the unit rows of the band come before its gradient.
     const T* band = rows + first * width;

@@ -2,9 +2,8 @@
 
 import torch
 
-from fastsim.backends.cpu import amx
+from fastsim.backends.cpu import amx, triplet
 
-TRIPLETS = ("hard_triplet", "semi-hard_triplet")
 OF_BLOCKS = ("softmax", "sigmoid", "squared_error")  # kinds that need no whole rows
 # Columns that are operands at a time, of one part twice as many: 38 MB at width 384 in float32.
 # Scores of whole rows, which no more columns have, take 8 MB a thread, of one part 16; to read them
@@ -21,7 +20,7 @@ def serves(tile, columns, dtype):
     # An infinity in float32 has no parts whose products add up to what it gives. A cosine of it is
     # NaN in any case; a dot product of 16-bit rows may be NaN too.
     exact = tile.cosine or dtype.itemsize == 2
-    if not (exact and parts) or tile.kind in TRIPLETS or pairs.skip != "nothing":
+    if not (exact and parts) or tile.kind in triplet.KINDS or pairs.skip != "nothing":
         return False
     moved = (pairs.guide, pairs.factors, pairs.exclude_above, pairs.column_bias, pairs.row_shift)
     if tile.kind in OF_BLOCKS and all(value is None for value in moved):

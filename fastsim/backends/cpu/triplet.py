@@ -4,12 +4,14 @@ import torch
 
 from fastsim.backends.cpu import amx, sizes
 
+KINDS = ("hard_triplet", "semi-hard_triplet")
+
 
 def is_large(tile, rows, columns, width):
     """Whether a loss is a triplet loss of so many scores that products with their gradients, which
     but for one or two in a row are alike, cost more than the calls that avoid them.
     """
-    return tile.kind.endswith("triplet") and rows * columns * width > sizes.CHEAP
+    return tile.kind in KINDS and rows * columns * width > sizes.CHEAP
 
 
 def serves(tile):
