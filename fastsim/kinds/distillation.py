@@ -46,7 +46,6 @@ class Distillation(Kind):
     name = "distillation"
     state = Exponentials(), TeacherSums()
     parameters = ("scale", "positive_scale")
-    learns = ()
     coefficient_axes = (ROWS, ROWS, ROWS, ROWS)
     weights_at = (1, 3)
 

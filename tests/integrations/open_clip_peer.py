@@ -1,4 +1,8 @@
-"""open_clip's own losses, from the module that ours are subclasses of."""
+"""open_clip's own losses, from the module that ours are subclasses of, and features for them."""
+
+import torch
+
+from tests.seeds import fresh
 
 
 def load():
@@ -9,3 +13,14 @@ def load():
         return peer.losses()
     except ImportError:
         return None
+
+
+def features(rows, width, *, unit, seed):
+    generator = fresh(seed)
+    x = torch.randn(rows, width, generator=generator)
+    return torch.nn.functional.normalize(x) if unit else 0.3 * x
+
+
+def share(tensor, rank, rows):
+    """The rows of a rank, of which each has so many."""
+    return tensor[rank * rows : (rank + 1) * rows]

@@ -29,18 +29,12 @@ from fastsim.integrations import open_clip
 from fastsim.integrations.open_clip import ClipLoss, CoCaLoss, SigLipLoss
 from fastsim.integrations.open_clip import features as scales
 from tests.integrations import open_clip_peer
+from tests.integrations.open_clip_peer import features, share
 from tests.measure import assert_close, conditioning
-from tests.seeds import fresh
 
 peer = open_clip_peer.load()
 PAIRS = {"ClipLoss": ClipLoss, "SigLipLoss": SigLipLoss}
 NAMES = ("loss", "image gradient", "text gradient", "scale gradient", "bias gradient")
-
-
-def features(rows, width, *, unit, seed):
-    generator = fresh(seed)
-    x = torch.randn(rows, width, generator=generator)
-    return torch.nn.functional.normalize(x) if unit else 0.3 * x
 
 
 def results(loss, image, text, scale, bias, dtype):
@@ -355,10 +349,6 @@ CASES = [("ClipLoss", o) for o in CLIP_CASES] + [("SigLipLoss", o) for o in SIGL
 WRONG = ("ClipLoss", {"local_loss": True, "gather_with_grad": False})
 
 
-def share(tensor, rank):
-    return tensor[rank * LOCAL : (rank + 1) * LOCAL]
-
-
 def everything():
     return arguments("both", True, (), True, rows=WORLD * LOCAL, seed=9)
 
@@ -371,7 +361,7 @@ def work(rank, folder):
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD
     )
     image, text, scale, bias = everything()
-    given = share(image, rank), share(text, rank), scale, bias
+    given = share(image, rank, LOCAL), share(text, rank, LOCAL), scale, bias
     found = []
     for name, options in CASES:
         process = {"rank": rank, "world_size": WORLD}
@@ -409,8 +399,12 @@ def test_two_processes_equal_one(ranks):
         )
         for rank, found in enumerate(ranks):
             image, text = (grad / WORLD for grad in found[index][0][1:3])
-            torch.testing.assert_close(image, share(truth[1], rank).float(), rtol=1e-5, atol=1e-7)
-            torch.testing.assert_close(text, share(truth[2], rank).float(), rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(
+                image, share(truth[1], rank, LOCAL).float(), rtol=1e-5, atol=1e-7
+            )
+            torch.testing.assert_close(
+                text, share(truth[2], rank, LOCAL).float(), rtol=1e-5, atol=1e-7
+            )
 
 
 def test_what_is_refused_is_wrong_there(ranks):
@@ -418,7 +412,7 @@ def test_what_is_refused_is_wrong_there(ranks):
     truth = results(peer.ClipLoss(), *everything(), torch.float64)
     right = CASES.index(("ClipLoss", {"local_loss": True, "gather_with_grad": True}))
     for rank, found in enumerate(ranks):
-        exact = share(truth[1], rank)
+        exact = share(truth[1], rank, LOCAL)
         ours, theirs = (
             torch.nn.functional.cosine_similarity(grad.double(), exact, dim=1).min()
             for grad in (found[right][0][1], found[-1][1])

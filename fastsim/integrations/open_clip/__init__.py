@@ -15,9 +15,11 @@ leaves out the gradient of every feature as somebody else's negative.
 from fastsim.integrations import names
 from fastsim.integrations.open_clip import peer
 from fastsim.integrations.open_clip.clip import ClipLoss, CoCaLoss
+from fastsim.integrations.open_clip.distill import DistillClipLoss
 from fastsim.integrations.open_clip.siglip import SigLipLoss
 
-_OURS = {getattr(peer.losses(), kind.__name__): kind for kind in (ClipLoss, CoCaLoss, SigLipLoss)}
+_KINDS = ClipLoss, CoCaLoss, DistillClipLoss, SigLipLoss
+_OURS = {getattr(peer.losses(), kind.__name__): kind for kind in _KINDS}
 
 
 def create_loss(args):

@@ -7,7 +7,7 @@ import torch
 from fastsim.integrations.dtypes import as_theirs
 from fastsim.integrations.open_clip import peer
 from fastsim.integrations.open_clip.features import checked, on_few
-from fastsim.integrations.open_clip.gather import gather
+from fastsim.integrations.open_clip.gather import sides_of
 from fastsim.integrations.overrides import Hooked, say_once
 from fastsim.integrations.products import cross_entropy
 
@@ -42,9 +42,7 @@ class ClipLoss(Hooked, theirs.ClipLoss, hooks=("get_logits", "get_ground_truth")
     ):
         """Features (N, D) each of this rank -> the loss, with `output_dict` in a dictionary."""
         given = image_features, text_features, logit_scale, logit_bias
-        reason = self.replaced_hook()
-        if getattr(self, "use_horovod", False):  # an option of version 3
-            reason = "use_horovod"
+        reason = unserved(self)
         if reason is not None:
             say_once(self, f"{reason} has no fused form", "open_clip", stacklevel=4)
         if reason is not None or len(image_features) == 0:
@@ -55,19 +53,8 @@ class ClipLoss(Hooked, theirs.ClipLoss, hooks=("get_logits", "get_ground_truth")
 
     def _fused(self, image_features, text_features, logit_scale, logit_bias):
         images, texts, scale = checked(image_features, text_features, logit_scale)
-        if self.world_size > 1:
-            options = {"rank": self.rank, "with_grad": self.gather_with_grad}
-            all_images, all_texts = (gather(f, **options) for f in (images, texts))
-        if self.world_size > 1 and self.local_loss:
-            first = self.rank * images.shape[0]
-            loss = 0.5 * (
-                _cross_entropy(images, all_texts, scale, first=first)
-                + _cross_entropy(texts, all_images, scale, first=first)
-            )
-        else:
-            if self.world_size > 1:
-                images, texts = all_images, all_texts
-            loss = _cross_entropy(images, texts, scale, symmetric=True)
+        sides = sides_of(self, images, texts, with_grad=self.gather_with_grad)
+        loss = contrastive(sides, scale)
         if logit_bias is not None:
             # A softmax does not see it; its gradient is 0, and not missing.
             loss = loss + 0 * torch.as_tensor(logit_bias).sum()
@@ -76,6 +63,21 @@ class ClipLoss(Hooked, theirs.ClipLoss, hooks=("get_logits", "get_ground_truth")
 
 class CoCaLoss(theirs.CoCaLoss, ClipLoss):
     """The same and a captioner's cross entropy, which is theirs."""
+
+
+def unserved(loss):
+    """What of a ClipLoss has no fused form, a replaced hook or an option; None: all of it has."""
+    horovod = getattr(loss, "use_horovod", False)  # an option of version 3
+    return "use_horovod" if horovod else loss.replaced_hook()
+
+
+def contrastive(sides, scale):
+    """The mean of image -> text and text -> image cross entropy of `Sides`."""
+    if sides.images is sides.all_images:
+        return _cross_entropy(sides.images, sides.texts, scale, symmetric=True)
+    of_images = _cross_entropy(sides.images, sides.all_texts, scale, first=sides.first)
+    of_texts = _cross_entropy(sides.texts, sides.all_images, scale, first=sides.first)
+    return 0.5 * (of_images + of_texts)
 
 
 def _cross_entropy(rows, columns, scale, *, first=0, symmetric=False):

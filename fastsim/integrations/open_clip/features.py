@@ -9,19 +9,23 @@ from fastsim.integrations.dtypes import in_one_dtype
 from fastsim.reduce import as_float, equal_row_weights
 from fastsim.scores import compute_dtype
 
+NAMES = "image_features", "text_features", "logit_scale"
 
-def checked(image_features, text_features, logit_scale):
+
+def checked(image_features, text_features, logit_scale, *, prefix=""):
     """(image features, text features, scale): everything looked at, the scale positive.
 
     A scale of 0 or less is multiplied into the image features, and 1 is left. Off the CPU a tensor
     is not looked at, as that would wait for the device: the features are multiplied by 1 or by it.
+    prefix: of the arguments' names.
     """
-    check_embeddings("image_features", image_features)
-    check_embeddings("text_features", text_features)
+    images, texts, of_logits = (f"{prefix}{name}" for name in NAMES)
+    check_embeddings(images, image_features)
+    check_embeddings(texts, text_features)
     image_features, text_features = in_one_dtype(image_features, text_features)
-    check_alike("text_features", text_features, "image_features", image_features, rows=True)
-    scale = scalar("logit_scale", logit_scale)
-    check_number("logit_scale", scale)
+    check_alike(texts, text_features, images, image_features, rows=True)
+    scale = scalar(of_logits, logit_scale)
+    check_number(of_logits, scale)
     if _is_read(scale) and scale <= 0:
         return as_float(image_features) * scale, as_float(text_features), 1.0
     if not _is_read(scale):
@@ -38,8 +42,11 @@ def _is_read(scale):
 
 def on_few(loss, given):
     """The loss of two rows of the features; the numbers as they are."""
-    features, numbers = given[:2], given[2:]
-    return loss(*(f.detach()[:2] for f in features), *numbers)
+    return loss(*(value.detach()[:2] if _is_matrix(value) else value for value in given))
+
+
+def _is_matrix(value):
+    return isinstance(value, Tensor) and value.ndim == 2
 
 
 def scalar(name, value):

@@ -1,8 +1,36 @@
 """The features of all ranks, gathered with their gradient or without."""
 
+from typing import NamedTuple
+
 import torch
+from torch import Tensor
 
 from fastsim.operators import once_differentiable
+
+
+class Sides(NamedTuple):
+    """The images and texts (N, D) whose losses are this rank's, and all (M, D), their candidates.
+
+    first: the row of `all_images` and `all_texts` at which this rank's own begin.
+    """
+
+    images: Tensor
+    texts: Tensor
+    all_images: Tensor
+    all_texts: Tensor
+    first: int = 0
+
+
+def sides_of(loss, images, texts, *, with_grad):
+    """The `Sides` of this rank's features, by the options of a ClipLoss."""
+    if loss.world_size == 1:
+        return Sides(images, texts, images, texts)
+    all_images, all_texts = (
+        gather(features, loss.rank, with_grad=with_grad) for features in (images, texts)
+    )
+    if not loss.local_loss:
+        return Sides(all_images, all_texts, all_images, all_texts)
+    return Sides(images, texts, all_images, all_texts, loss.rank * images.shape[0])
 
 
 def gather(features, rank, *, with_grad=True):
