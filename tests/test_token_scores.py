@@ -153,6 +153,20 @@ def test_the_first_of_equal_tokens_has_the_gradient(backend, ragged):
     assert torch.equal(grad, wanted)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tokens_of_one_number_a_column_apart(backend, dtype):
+    """The only number of a row has any stride."""
+    tokens = torch.randn(2, 12).to(dtype).T
+    offsets = torch.arange(0, 13, 4)
+    given = {"query_offsets": offsets, "document_offsets": offsets, "similarity": "dot"}
+    found, plain = (
+        fastsim.max_sim(x, x, **given, backend=backend)
+        for x in (tokens[:, 1:], tokens[:, 1:].contiguous())
+    )
+    assert torch.equal(found, plain)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_token_of_each_is_a_cosine(backend):
     x, y = torch.randn(6, WIDTH), torch.randn(7, WIDTH)

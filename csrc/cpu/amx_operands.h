@@ -25,7 +25,8 @@ inline int64_t check_parts(int64_t parts) {
 // What is packed of rows; powers: theirs (amx.h), or null.
 inline Packed packed_matrix(const Tensor& x, const float* powers = nullptr) {
   const Dtype dtype = dtype_of(x);
-  if (x.stride(1) != 1 || (dtype != Dtype::float32 && dtype != Dtype::float16 &&
+  const bool row_major = x.stride(1) == 1 || x.size(1) == 1;
+  if (!row_major || (dtype != Dtype::float32 && dtype != Dtype::float16 &&
                            dtype != Dtype::bfloat16)) {
     refuse("rows", x, "row-major ones of float32, float16 or bfloat16");
   }

@@ -206,8 +206,8 @@ void add_products(const float* residuals, const float* mean, int64_t rows, int64
 }
 
 // out (+)= panel right, or with `transposed` panel^T right. right: (depth, D) rows with their
-// powers and rests. kept: of amx_pack_right, or null to pack `together`
-// of them at a time here, into memory that is used again.
+// powers and rests. kept: of amx_pack_right, or null to pack `together` of them, a multiple of
+// kTileGroup, at a time here, into memory that is used again.
 void amx_multiply(Tensor panel, Tensor right, Optional powers, Optional kept, Optional rest,
                   Tensor out, bool transposed, bool add, int64_t panel_parts, int64_t parts,
                   int64_t together) {
@@ -215,6 +215,8 @@ void amx_multiply(Tensor panel, Tensor right, Optional powers, Optional kept, Op
   take_panel(panel, b);
   check_parts(panel_parts);
   check_parts(parts);
+  STD_TORCH_CHECK(together > 0 && together % kTileGroup == 0,
+                  "fastsim: together: wanted a multiple of ", kTileGroup, ", got ", together);
   const int64_t width = out.size(1), depth = transposed ? b.rows : b.columns;
   const int64_t count = transposed ? b.columns : b.rows;
   check_matrix(right, "right", depth, width);

@@ -143,6 +143,8 @@ if "amx_loss" in CALLS:
         ("amx_loss", {"positives": torch.full((N,), M)}, "positives: wanted columns from 0"),
         ("max_sim", {"parts": 1, "x": torch.ones(N, D).to(torch.int8)}, "rows: wanted row-major"),
     ]
+if amx.name():
+    VALUES += [("amx_multiply", {"together": n}, f"together: wanted .* {n}") for n in (0, 100)]
 
 
 @pytest.mark.parametrize(("name", "changed", "message"), VALUES)
