@@ -1,6 +1,8 @@
 """Log-sum-exps over all scores of x and y: what a softmax over several score matrices is made of.
 
-    rows_i = log sum_j exp(scale cos(x_i, y_j)),   columns_j = log sum_i exp(scale cos(x_i, y_j))
+    rows_i = log sum_j exp(scale s_ij),   columns_j = log sum_i exp(scale s_ij)
+
+s_ij is the cosine of x_i and y_j, or their product.
 
 A softmax whose denominator runs over the concatenation of several score matrices has the
 log-sum-exp of theirs, so its loss and gradient are those of plain torch on vectors (N,): nothing
@@ -11,25 +13,34 @@ import torch
 
 from fastsim.autocast import without_autocast
 from fastsim.backends import get, pick
-from fastsim.backends.extras import GUIDE, UNTARGETED
-from fastsim.checks import check_alike, check_embeddings, check_number
+from fastsim.backends.extras import DOT, GUIDE, UNTARGETED
+from fastsim.checks import (
+    SIMILARITIES,
+    check_alike,
+    check_choice,
+    check_embeddings,
+    check_number,
+)
 from fastsim.engine.autograd import tile_loss
 from fastsim.operators import define
 from fastsim.pairs import Guide, Pairs, pair_mask, parse_exclude
 from fastsim.precision import widened
 from fastsim.reduce import as_float
-from fastsim.scores import compute_dtype, dense_cosines
+from fastsim.scores import compute_dtype, dense_scores
 from fastsim.tile import Tile
 
 
-def log_sum_exp(x, y=None, *, scale, exclude=None, guide=None, columns=False, backend=None):
-    """Log-sum-exp of the scaled cosines of each row: x (N, D), y (M, D) -> (N,); y=None: of x.
+def log_sum_exp(
+    x, y=None, *, scale, exclude=None, guide=None, columns=False, similarity="cosine", backend=None
+):
+    """Log-sum-exp of the scaled scores of each row: x (N, D), y (M, D) -> (N,); y=None: of x.
 
     scale: a positive number or 0-d tensor, with a gradient if it wants one.
     exclude: (row_ids (N,), column_ids (M,)) integers; a pair with equal ids takes no part.
     guide: (rows (N, E), columns (M, E), thresholds (N,)); a pair takes no part where the cosine of
         the guide's embeddings is above thresholds[i] (see `guide_cosines`).
     columns: also return those of the columns (M,), made in the same pass.
+    similarity: "cosine", or "dot" for scores that are products of the rows as they are.
 
     float64, as they are to be merged with others; -inf where nothing takes part. ValueError or
     TypeError for arguments that do not fit, RuntimeError for a backend that cannot serve them.
@@ -39,16 +50,18 @@ def log_sum_exp(x, y=None, *, scale, exclude=None, guide=None, columns=False, ba
         check_embeddings("y", y)
         check_alike("y", y, "x", x)
     check_number("scale", scale, positive=True)
+    check_choice("similarity", similarity, SIMILARITIES)
     rows, count = x.shape[0], x.shape[0] if y is None else y.shape[0]
     row_ids, column_ids = parse_exclude(exclude, rows, count, x.device)
     guide = None if guide is None else as_guide(guide, rows, count, x)
     pairs = Pairs(row_ids=row_ids, column_ids=column_ids, guide=guide)
-    extras = (UNTARGETED,) if guide is None else (UNTARGETED, GUIDE)
+    needed = {UNTARGETED: True, GUIDE: guide is not None, DOT: similarity == "dot"}
+    extras = tuple(extra for extra, wanted in needed.items() if wanted)
     chosen = pick(backend, x, y, scale, exclude, guide, kind="softmax", extras=extras)
     if chosen.name == "eager":
-        scores = dense_cosines(x, y, chosen)
+        scores = dense_scores(x, y, chosen, similarity)
         return _from_scores(scores, pairs, scale, columns)
-    tile = Tile("softmax", pairs, symmetric=columns)
+    tile = Tile("softmax", pairs, symmetric=columns, cosine=similarity == "cosine")
 
     def formula(scores, scale, _):
         found = _from_scores(scores, pairs, scale, columns)

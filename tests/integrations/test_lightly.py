@@ -5,17 +5,24 @@ import importlib
 import itertools
 import sys
 import types
+import warnings
 
 import pytest
 import torch
 
 from fastsim.integrations import dtypes
-from tests.integrations.beside import compare
+from tests.integrations.beside import compare, results
 from tests.integrations.lone_peer import ROWS, WIDTH, alone, bare, doubling, mixed, of
+from tests.measure import assert_close, conditioning
 
 
 @pytest.fixture
 def lightly(monkeypatch):
+    return packages(monkeypatch)
+
+
+def packages(monkeypatch):
+    """(ours, theirs)."""
     name = "lightly.models.modules.memory_bank"
     alone(monkeypatch, name, "lightly.models.utils")
     folder = sys.modules["lightly"].__path__[0]
@@ -69,9 +76,6 @@ def test_lightly_without_a_fused_form(lightly):
         else:
             values.append(loss(*views))
     assert torch.equal(*values)
-    with pytest.warns(UserWarning, match="memory_bank_size has no fused form"):
-        value = ours.NTXentLoss(memory_bank_size=(64, WIDTH))(*views)
-    assert value.isfinite()
 
 
 @pytest.mark.parametrize("name", ["NTXentLoss", "DCLLoss"])
@@ -118,3 +122,139 @@ def test_a_patch_of_lightly(lightly, name, owner, monkeypatch):
         value = ours(*views)
     assert torch.equal(value, theirs(*views))
     torch.testing.assert_close(value, 2 * plain)
+
+
+# ---- a memory bank ----
+
+BANK = 37
+
+
+def with_banks(lightly, **options):
+    """(ours, theirs) with one and the same content."""
+    losses = [package.NTXentLoss(memory_bank_size=(BANK, WIDTH), **options) for package in lightly]
+    content = torch.nn.functional.normalize(of(BANK, WIDTH, seed=3))
+    for loss in losses:
+        loss.memory_bank.bank = content.clone()
+    return losses
+
+
+def of_bank(loss):
+    """The loss of two views, with the bank in their dtype and unchanged after it."""
+    content = loss.memory_bank.bank.clone()
+
+    def call(*views):
+        loss.memory_bank.bank = content.to(views[0].dtype)
+        loss.memory_bank.bank_ptr.zero_()
+        return loss(*views)
+
+    return call
+
+
+@pytest.mark.parametrize("temperature", [0.5, 0.05])
+def test_a_memory_bank(lightly, temperature):
+    ours, theirs = with_banks(lightly, temperature=temperature)
+    assert isinstance(ours, type(theirs))
+    views = [of(ROWS, WIDTH, seed=seed) for seed in (1, 2)]
+    compare(of_bank(ours), of_bank(theirs), views)
+
+
+def test_what_a_memory_bank_holds(lightly):
+    """A batch with a gradient comes in, and past the end the first of it is what has room."""
+    losses = with_banks(lightly)
+    before = losses[0].memory_bank.bank.clone()
+    with torch.no_grad():
+        values = [loss(of(ROWS, WIDTH, seed=1), of(ROWS, WIDTH, seed=2)) for loss in losses]
+    torch.testing.assert_close(*values)
+    assert all(torch.equal(loss.memory_bank.bank, before) for loss in losses)
+    for seed in range(4, 10):
+        given = [of(ROWS, WIDTH, seed=seed + step).requires_grad_() for step in (0, 20)]
+        values = [loss(*given) for loss in losses]
+        torch.testing.assert_close(*values)
+        banks = [loss.memory_bank for loss in losses]
+        assert torch.equal(banks[0].bank, banks[1].bank)
+        assert torch.equal(banks[0].bank_ptr, banks[1].bank_ptr)
+        assert not torch.equal(banks[0].bank, before)
+
+
+def test_a_memory_bank_under_autocast(lightly):
+    """The dtype of theirs, and a bank that rounding does not reach."""
+    ours, theirs = with_banks(lightly)
+    given = [of(ROWS, WIDTH, seed=seed).requires_grad_() for seed in (1, 2)]
+    with torch.autocast("cpu", torch.bfloat16):
+        values = ours(*given), theirs(*given)
+    assert values[0].dtype == values[1].dtype
+    eps = torch.finfo(torch.bfloat16).eps  # theirs rounds every logit
+    torch.testing.assert_close(*values, rtol=2 * eps, atol=0.0)
+    assert torch.equal(ours.memory_bank.bank, theirs.memory_bank.bank)
+
+
+# ---- two processes ----
+
+WORLD = 2
+GATHERED = [
+    ("NTXentLoss", {"temperature": 0.3}),
+    ("NTXentLoss", {"memory_bank_size": (BANK, WIDTH)}),
+    ("DCLLoss", {}),
+    ("DCLLoss", {"weight_fn": lambda x, y: 2 + x[:, 0].detach()}),
+    ("DCLWLoss", {"sigma": 0.3}),
+]
+
+
+def rows_of_all(rows):
+    parts = [torch.empty_like(rows) for _ in range(WORLD)]
+    torch.distributed.all_gather(parts, rows)
+    return torch.cat(parts)
+
+
+def work(rank, folder):
+    """The results of ours and theirs on this rank, in float32, and of theirs in float64."""
+    warnings.simplefilter("ignore")  # their weights are made in a way that torch warns of
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD
+    )
+    found = []
+    with pytest.MonkeyPatch.context() as patches:
+        for name, options in GATHERED:
+            views = [of(ROWS, WIDTH, seed=10 * rank + seed) for seed in (1, 2)]
+            both = packages(patches)
+            sys.modules[
+                "lightly.models.utils"
+            ].concat_all_gather = rows_of_all  # `alone` left it out
+            losses = [
+                getattr(package, name)(gather_distributed=True, **options) for package in both
+            ]
+            if "memory_bank_size" in options:
+                content = torch.nn.functional.normalize(of(BANK, WIDTH, seed=3))
+                for loss in losses:
+                    loss.memory_bank.bank = content.clone()
+                losses = [of_bank(loss) for loss in losses]
+            wide = [view.double() for view in views]
+            truth = functools.partial(results, losses[1])
+            of_both = [results(loss, views, torch.float32) for loss in losses]
+            found.append((*of_both, truth(wide), conditioning(truth, wide)))
+    torch.save(found, f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    torch.multiprocessing.spawn(work, (str(folder),), nprocs=WORLD)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
+
+
+@pytest.mark.parametrize("index", range(len(GATHERED)), ids=lambda i: f"{i} {GATHERED[i][0]}")
+def test_two_processes(ranks, index):
+    eps = torch.finfo(torch.float32).eps
+    for found in ranks:
+        for mine, dense, exact, move in zip(*found[index], strict=True):
+            assert_close("result", mine, exact, dense, torch.float32, moved=eps * move)
+
+
+def test_gathered_in_one_process(lightly):
+    """Nothing is there to gather: the loss of the batch, without a warning."""
+    views = [of(ROWS, WIDTH, seed=seed) for seed in (1, 2)]
+    for name in ("NTXentLoss", "DCLLoss"):
+        ours, theirs = (getattr(package, name)(gather_distributed=True) for package in lightly)
+        compare(ours, theirs, views)
