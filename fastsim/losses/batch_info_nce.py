@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from fastsim.backends.base import Backend
+from fastsim.batch_metrics import watched
 from fastsim.distributed import join
 from fastsim.engine.autograd import tile_loss
+from fastsim.engine.log_sum_exp import log_sum_exp
 from fastsim.losses.further_candidates import (
     Further,
     above_mean,
@@ -34,7 +36,7 @@ from fastsim.pairs import (
 )
 from fastsim.precision import widened
 from fastsim.reduce import inverse, over_temperature
-from fastsim.scores import dense_scores
+from fastsim.scores import compute_dtype, dense_scores
 from fastsim.ties import highest_equal, size_of_rows
 from fastsim.tile import Tile
 
@@ -169,10 +171,7 @@ def _in_panels(asked, reduction):
     # The backward pass goes the other way: what needs the most memory is then last here, when no
     # gradients of the others are alive beside it.
     above = _above_mean(asked, scale) if smoothing else None
-    further = _of_further(asked, scale) if asked.further.given else None
-    losses = _of_candidates(asked, scale)
-    if asked.further.given:
-        losses = torch.logaddexp(widened(losses), further).to(losses.dtype)
+    losses = (_with_further if asked.further.given else _of_candidates)(asked, scale)
     if smoothing:
         losses = losses + smoothing * above
     return batch.reduce(losses, reduction)
@@ -208,18 +207,35 @@ def _of_candidates(asked, scale, weights=None):
     )
 
 
-def _of_further(asked, scale):
-    """(N,) log-sum-exps of the further candidates' logits, less the positive's logit."""
+def _with_further(asked, scale):
+    """(N,) losses of the candidates and further ones."""
     sides = asked.anchors, asked.candidates, asked.positives
     positive = positive_logits(*sides, scale, asked.similarity, asked.backend)
-    sums = [log_sum(part, scale, positive, asked.similarity, asked.backend) for part in asked.parts]
+    both_ways = _goes_both_ways(asked)
+    parts = [part for part in asked.parts if not (both_ways and part.turned)]
+    sums = [log_sum(part, scale, positive, asked.similarity, asked.backend) for part in parts]
     if asked.further.own_negatives is not None:
         logits = over_temperature(widened(_of_own_negatives(asked)), 1 / scale)
         sums.append(torch.logsumexp(logits, 1))
+    if both_ways:
+        options = {"similarity": asked.similarity, "backend": asked.backend.name}
+        of_rows, of_columns = log_sum_exp(*sides[:2], scale=scale, columns=True, **options)
+        sums += of_rows, of_columns[asked.positives]
+        return (torch.logsumexp(torch.stack(sums), 0) - positive).to(compute_dtype(asked.anchors))
     positive = positive - scale * asked.options["margin"]
     if asked.bias is not None:
         positive = positive + asked.bias[asked.positives]
-    return torch.logsumexp(torch.stack(sums), 0) - positive
+    further = torch.logsumexp(torch.stack(sums), 0) - positive
+    losses = _of_candidates(asked, scale)
+    return torch.logaddexp(widened(losses), further).to(losses.dtype)
+
+
+def _goes_both_ways(asked):
+    """Whether one pass makes the log-sum-exps of the candidates' scores and, of their columns, those
+    of a part. It has no margin, and no metrics.
+    """
+    turned = any(part.turned for part in asked.parts)
+    return turned and asked.options["margin"] == 0 and not watched()
 
 
 def _above_mean(asked, scale):

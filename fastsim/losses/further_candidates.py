@@ -82,12 +82,15 @@ class Part:
     """Rows (N, D) against columns of this rank; `everywhere`: the columns of all ranks are meant.
 
     pairs: with the columns of all ranks; one that has positives keeps them whatever else holds.
+    turned: row i of its scores is a whole column of those of anchors with candidates, which are as
+        they come: that of i's positive.
     """
 
     rows: torch.Tensor
     columns: torch.Tensor
     pairs: Pairs
     batch: object = None
+    turned: bool = False
 
 
 def parts_of(further, anchors, candidates, own, pairs, guide, batch):
@@ -128,7 +131,8 @@ def parts_of(further, anchors, candidates, own, pairs, guide, batch):
             rule = replace(rule, row_ids=of_docs, column_ids=all_rows)
         if guide is not None:
             rule = replace(rule, guide=guided(guide[1][own], batch.gather_rows(guide[0])))
-        found.append(Part(documents, anchors, rule, of_anchors))
+        turned = all(rule is None for rule in (row_ids, guide, pairs.column_bias, batch.group))
+        found.append(Part(documents, anchors, rule, of_anchors, turned))
     if "doc_to_doc" in further.directions:
         rule = Pairs(
             row_ids=of_docs,

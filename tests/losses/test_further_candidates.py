@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import fastsim
+from fastsim.engine.one_call import in_panels
 from tests import oracles
 from tests.cases import call
 from tests.measure import assert_close, conditioning
@@ -52,6 +53,40 @@ def test_equals_the_oracle(name, backend, dtype, usable, small_panels):
     for place, (mine, exact, theirs, move) in enumerate(results):
         rounding = dtype if place else compute
         assert_close(f"result {place}", mine, exact, theirs, rounding, 1.0, eps * move)
+
+
+# What the documents of other queries and the queries of a document have in common, or not.
+ASKED = {
+    "alone": {},
+    "positives": {"positives": torch.randint(0, 21, (13,))},
+    "margin": {"margin": 0.2},
+    "excluded": {"exclude": (torch.arange(13) % 5, torch.arange(21) % 7)},
+    "biased": {"candidate_bias": torch.randn(21)},
+    "guided": {"guide": (torch.randn(13, 3), torch.randn(21, 3)), "guide_margin": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_both_ways_through_the_same_scores(backend, name, usable, small_panels):
+    usable(backend)
+    tensors = [torch.randn(rows, 8) for rows in (13, 21)]
+    options = ASKED[name] | {"directions": ("query_to_doc", "doc_to_query"), "reduction": "none"}
+
+    def truth(sides):
+        given = {key: value for key, value in options.items() if key != "reduction"}
+        value, grads = call(oracles.info_nce, sides, [], given)
+        return [value, *grads]
+
+    wide = [t.double() for t in tensors]
+    with in_panels():
+        got = call(fastsim.info_nce, tensors, [], options | {"backend": backend})
+    plain = call(fastsim.info_nce, tensors, [], options | {"backend": "eager"})
+    moved = conditioning(truth, wide)
+    results = zip([got[0], *got[1]], truth(wide), [plain[0], *plain[1]], moved, strict=True)
+    eps = torch.finfo(torch.float32).eps
+    for place, (mine, exact, theirs, move) in enumerate(results):
+        assert_close(f"result {place}", mine, exact, theirs, torch.float32, 1.0, eps * move)
 
 
 def test_references_get_no_gradient():
