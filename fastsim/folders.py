@@ -12,12 +12,13 @@ import tempfile
 from pathlib import Path
 
 from fastsim.files import OutputError, flush, full_disk_named
-from fastsim.locks import locked
+from fastsim.locks import lock_folder, locked
 from fastsim.manifest import MANIFEST, files_of, is_edited, write_manifest
 from fastsim.tell import tell
 
 _LAST = ("config.json", "modules.json", MANIFEST)  # without them a folder passes for no model
 _NEW, _OLD = ".fastsim-new-", ".fastsim-old-"  # folders of an exchange, of one further name
+_PROBE = ".fastsim-probe-"
 _LOCK = ".fastsim-exchange.lock"
 
 
@@ -39,8 +40,8 @@ def replaced_folder(path, say=tell):
         raise NotADirectoryError(f"path: wanted a folder, {str(path)!r} is a file")
     made = not path.exists()
     path.mkdir(parents=True, exist_ok=True)
-    stage = Path(tempfile.mkdtemp(prefix=_NEW, dir=path))
     done = False
+    stage, handle = _begun(path)
     try:
         with full_disk_named(stage, path):
             yield stage
@@ -55,6 +56,8 @@ def replaced_folder(path, say=tell):
         done = True
     finally:
         shutil.rmtree(stage, ignore_errors=True)
+        if handle is not None:
+            os.close(handle)
         if made and not done:
             with contextlib.suppress(OSError):
                 path.rmdir()
@@ -70,10 +73,10 @@ def check_writable(path):
         path.mkdir(parents=True, exist_ok=True)
         for aside in _put_aside_in(path):
             _stage_of(aside, path)
-        with tempfile.TemporaryDirectory(prefix=_NEW, dir=path) as stage:
+        with tempfile.TemporaryDirectory(prefix=_PROBE, dir=path) as stage:
             probe = Path(stage) / "probe"
             probe.write_text("")
-            target = Path(tempfile.mktemp(prefix=".fastsim-probe-", dir=path))
+            target = Path(tempfile.mktemp(prefix=_PROBE, dir=path))
             os.rename(probe, target)
             target.unlink()
     except OutputError:
@@ -109,6 +112,23 @@ def _finish(path, say):
             _exchange(stage, path, say)
         for folder in (stage, aside):
             shutil.rmtree(folder, ignore_errors=True)
+    for stage in Path(path).glob(f"{_NEW}*"):  # a killed writer left them: its lock ended with it
+        handle = lock_folder(stage)
+        if handle is not None:
+            shutil.rmtree(stage, ignore_errors=True)
+            os.close(handle)
+
+
+def _begun(path):
+    """(a folder for new files, the handle of the lock that marks it as in use).
+
+    It is locked before it has its name: unlocked, it would be taken for what a killed writer left.
+    """
+    made = Path(tempfile.mkdtemp(prefix=_PROBE, dir=path))
+    handle = lock_folder(made)
+    stage = made.with_name(made.name.replace(_PROBE, _NEW))
+    made.replace(stage)
+    return stage, handle
 
 
 def _put_aside_in(path):

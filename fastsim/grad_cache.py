@@ -26,6 +26,7 @@ from fastsim.gradient_sync import (
     reducing,
     reshard_after_error,
     run_backward,
+    send_buffers,
     shards_parameters,
     unshard,
     wrappers_of,
@@ -107,6 +108,7 @@ class GradCache:
                 parts.append(column)
         work = _work(encoders, parts, _most(parts, group, device))
         try:
+            send_buffers(together)
             vectors, states = self._encode(work, len(columns), wrappers, group)
             unshard(together)  # the loss may hold some of the parameters
             with raised_together(group):

@@ -6,8 +6,9 @@ Three families of wrappers, known by their methods:
     set_requires_gradient_sync(bool)           FSDP2 (`torch.distributed.fsdp.fully_shard`)
     set_gradient_accumulation_boundary(bool)   DeepSpeed, whose engine also runs the backward pass
 
-FSDP2 gathers parameters too. It does so before an encoder is called, not within: where the encoder
-fails on one process, no other waits for it in a gathering.
+FSDP2 gathers parameters too, and DistributedDataParallel sends the first process's buffers to all.
+They do so before an encoder is called, not within: where the encoder fails on one process, no other
+waits for it in a gathering.
 """
 
 import contextlib
@@ -106,11 +107,26 @@ def unshard(wrappers):
         module.unshard()
 
 
+def send_buffers(wrappers):
+    """Let all processes have the buffers of the first at once, for all micro-batches of a step.
+
+    DistributedDataParallel would do it in the first call, and then not before its next reduction.
+    """
+    for wrapper in wrappers:
+        if hasattr(wrapper, "will_sync_module_buffers"):
+            wrapper.require_forward_param_sync = True
+            if wrapper.will_sync_module_buffers():
+                wrapper._sync_buffers()
+            wrapper.require_forward_param_sync = False
+
+
 def reshard_after_error(wrappers):
     """After an error: nothing is gathered any more, and the modules can be called again."""
     for wrapper in wrappers:
         if hasattr(wrapper, "reset_iter_state"):  # of newer versions of torch
             wrapper.reset_iter_state()
+        if hasattr(wrapper, "will_sync_module_buffers"):  # alike on all processes
+            wrapper.require_forward_param_sync = True
     for module in _sharded(wrappers):
         module.reshard()
 

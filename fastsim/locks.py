@@ -38,6 +38,25 @@ def locked(folder, name, *, refusal=None):
                 place.rmdir()
 
 
+def lock_folder(folder):
+    """The handle of a lock on a folder itself, which ends when that is closed, or the process.
+
+    None where another holds it, it is no folder, or the system has no such locks.
+    """
+    try:
+        import fcntl
+
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except (ImportError, AttributeError, OSError):
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
 def _taken(folder, name, refusal):
     """The open file that holds the lock."""
     while True:

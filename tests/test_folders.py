@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -177,6 +178,24 @@ def test_one_process_exchanges_at_a_time(tmp_path, monkeypatch):
     assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
     assert content(out) == three
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="wants fork")
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path):
+    """It may be as large as a model. What is still being written stays."""
+    child = os.fork()
+    if child == 0:
+        with replaced_folder(tmp_path) as folder:
+            (folder / "weights").write_text("half")
+            os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert len([*tmp_path.iterdir()]) == 1
+    (tmp_path / ".fastsim-new-mine").write_text("mine")  # no folder of ours
+    with replaced_folder(tmp_path) as folder:
+        (folder / "weights").write_text("two")
+        write(tmp_path, {"weights": "one"})
+    assert content(tmp_path) == {"weights": "two", ".fastsim-new-mine": "mine"}
+    assert {path.name for path in tmp_path.iterdir()} == {"weights", MANIFEST, ".fastsim-new-mine"}
 
 
 def test_a_model_whose_old_files_a_crash_left_is_whole(tmp_path):

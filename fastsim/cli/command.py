@@ -133,6 +133,29 @@ def _utf8(kind, text, param, ctx):
     return text
 
 
+def by_name(ctx, param, pairs):
+    """{name: value} of an option that may be repeated; a name that is there twice is refused."""
+    found = {}
+    for name, value in pairs:
+        if name in found:
+            text = f"wanted one value for {name}, got {found[name]!r} and {value!r}"
+            raise click.BadParameter(text, ctx, param)
+        found[name] = value
+    return found
+
+
+def check_unused(names, wanted, got):
+    """UsageError where one of these parameters is given that counts beside another option alone.
+
+    wanted: that option; got: the one that is there instead.
+    """
+    ctx = click.get_current_context()
+    for option in ctx.command.params:
+        given = ctx.get_parameter_source(option.name) != click.core.ParameterSource.DEFAULT
+        if option.name in names and given:
+            raise click.UsageError(f"{option.opts[0]}: wanted with {wanted}, got {got}")
+
+
 def table(columns):
     """A table of metrics: one row per metric, one column per entry."""
     rows = list(next(iter(columns.values())))

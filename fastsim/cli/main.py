@@ -6,7 +6,7 @@ import click
 
 from fastsim import __version__
 from fastsim.benchmark.options import options as bench_options
-from fastsim.cli.command import Command, Rate, Text, finite, quiet, table
+from fastsim.cli.command import Command, Rate, Text, check_unused, finite, quiet, table
 from fastsim.cli.mine import mine
 from fastsim.cli.options import (
     COLUMNS_HELP,
@@ -153,12 +153,11 @@ def evaluate(
     if (data is None) == (retrieval is None):
         raise click.UsageError("wanted --data or --retrieval, one of them")
     if retrieval is not None:
+        check_unused(("columns", "kind", "delimiter", "header"), "--data", "--retrieval")
         from fastsim.training.beir import evaluate_retrieval
         from fastsim.training.load import load_encoder
 
-        encoder = load_encoder(
-            model, cpu=cpu, max_length=max_length, prompts=dict(prompts), **trust
-        )
+        encoder = load_encoder(model, cpu=cpu, max_length=max_length, prompts=prompts, **trust)
         found = evaluate_retrieval(encoder, retrieval, split=split, batch_size=batch_size)
         if as_json:
             about = {"model": model, "retrieval": retrieval, "split": split}
@@ -166,6 +165,7 @@ def evaluate(
         else:
             click.echo(table({split: found}))
         return
+    check_unused(("split",), "--retrieval", "--data")
     from fastsim.training.data import read_data
     from fastsim.training.load import evaluate_model
 
@@ -174,7 +174,7 @@ def evaluate(
     )
     found = evaluate_model(
         model, dataset, layout, batch_size=batch_size, max_length=max_length, cpu=cpu,
-        prompts=dict(prompts), **trust,
+        prompts=prompts, **trust,
     )  # fmt: skip
     if as_json:
         about = {"model": model, "data": data, "rows": len(dataset)}
@@ -231,7 +231,7 @@ def search(
     if overwrite and index is None:
         raise click.UsageError("--overwrite: wanted with --index, the file to replace")
     texts = read_corpus(corpus)
-    encoder = load_encoder(model, cpu=cpu, prompts=dict(prompts), **trust)
+    encoder = load_encoder(model, cpu=cpu, prompts=prompts, **trust)
     known = None
     if index is not None:
         from fastsim.training.index import indexed

@@ -84,7 +84,7 @@ def mine(model, pairs, output, overwrite, first, last, max_length, prompts, cpu,
         )
     check_output(output, pairs, options["corpus"], overwrite=overwrite)
     trust = {name: options.pop(name) for name in ("trust_remote_code", "allow_pickle")}
-    encoder = load_encoder(model, cpu=cpu, max_length=max_length, prompts=dict(prompts), **trust)
+    encoder = load_encoder(model, cpu=cpu, max_length=max_length, prompts=prompts, **trust)
     rows, left_out = run(encoder, pairs, ranks=(first, last), **options)
     if not rows:
         raise ValueError(

@@ -2,7 +2,7 @@
 
 import click
 
-from fastsim.cli.command import Prompt
+from fastsim.cli.command import Prompt, by_name
 from fastsim.encoders.names import EMBEDDED
 from fastsim.training.rows import KINDS
 
@@ -42,6 +42,7 @@ def _prompt(of):
         "prompts",
         type=Prompt(),
         multiple=True,
+        callback=by_name,
         help=f'A text put before each {of}. Example: --prompt query="query: ". May be repeated.',
     )
 

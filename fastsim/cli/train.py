@@ -5,7 +5,16 @@ from pathlib import Path
 
 import click
 
-from fastsim.cli.command import Command, Prompt, Range, Setting, Widths, quiet, table
+from fastsim.cli.command import (
+    Command,
+    Prompt,
+    Range,
+    Setting,
+    Widths,
+    by_name,
+    quiet,
+    table,
+)
 from fastsim.cli.options import COLUMNS_HELP, CPU, MODEL_OPTION, PICKLE, PROMPT, TRUST, file_format
 from fastsim.encoders.names import POOLINGS
 from fastsim.training.options import CHOICES, LARGEST_SEED
@@ -126,7 +135,12 @@ def _as_text(option, given):
     help="Train prefixes of these widths; all of the embedding only if its width is named.",
 )
 @click.option(
-    "--loss-option", "loss_options", type=Setting(), multiple=True, help="An option of the loss."
+    "--loss-option",
+    "loss_options",
+    type=Setting(),
+    multiple=True,
+    callback=by_name,
+    help="An option of the loss.",
 )
 @click.option("--learn", multiple=True, help="A loss option to learn: temperature, scale, bias.")
 @click.option("--loss-learning-rate", type=POSITIVE, help="Of what the loss learns.")
@@ -227,8 +241,6 @@ def train(dry_run, **options):
 
     files = options["train"]
     options["train"] = files[0] if len(files) == 1 else list(files)
-    options["loss_options"] = dict(options["loss_options"])
-    options["prompts"] = dict(options["prompts"])
     result = run(Options(**options), dry_run=dry_run)
     if dry_run or not PartialState().is_main_process:
         return

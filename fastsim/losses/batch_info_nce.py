@@ -231,8 +231,8 @@ def _with_further(asked, scale):
 
 
 def _goes_both_ways(asked):
-    """Whether one pass makes the log-sum-exps of the candidates' scores and, of their columns, those
-    of a part. It has no margin, and no metrics.
+    """Whether one pass makes the log-sum-exps of the candidates' scores and of their columns, which
+    a part is. It has no margin, and no metrics.
     """
     turned = any(part.turned for part in asked.parts)
     return turned and asked.options["margin"] == 0 and not watched()

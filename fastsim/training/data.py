@@ -132,7 +132,11 @@ def read_corpus(path, *, kind=None, delimiter=None, header=None):
     """
     path = path if is_hub(path) else check_file(path)
     if not is_hub(path) and suffix_of(path) == ".txt":
-        texts = [text.strip() for _, text in lines(path) if text.strip()]
+        texts = [
+            checked_text(text.strip(), "text", path, f"line {line}")
+            for line, text in lines(path)
+            if text.strip()
+        ]
     else:
         kind = "hub" if is_hub(path) else corpus_kind(path, kind)
         if kind == "hub":

@@ -26,7 +26,7 @@ def _triplets(loss, vectors, labels):
     # Several columns of negatives: each is a triplet with the row's anchor and positive.
     anchors, positives, *negatives = vectors
     parts = [loss(anchors, positives, negative) for negative in negatives]
-    return torch.stack(parts).mean()
+    return torch.stack(parts).mean(0)
 
 
 def _matrix(loss, vectors, labels):

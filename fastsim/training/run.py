@@ -39,6 +39,7 @@ def train(options, say=None, *, dry_run=False):
     check_packages()
     import torch
     from accelerate import PartialState
+    from accelerate.utils import broadcast_object_list
 
     from fastsim.training import sharding
     from fastsim.training.report_lines import header
@@ -52,7 +53,10 @@ def train(options, say=None, *, dry_run=False):
         task = prepare(options, torch.distributed.group.WORLD if several else None, say)
     if process.is_main_process:
         check_writable(output)
-    checkpoints = saved.checkpoint_folder(output, options.checkpoints)
+    # Of the first process, which may have made the folder by the time that another looks for it.
+    (checkpoints,) = broadcast_object_list(
+        [saved.checkpoint_folder(output, options.checkpoints) if process.is_main_process else None]
+    )
     for line in header(options, task, process.num_processes):
         say(line)
     note = small_batches(task.batches, options.loss)
@@ -60,6 +64,7 @@ def train(options, say=None, *, dry_run=False):
         say(note)
     arguments = _arguments(options, task, checkpoints, process.num_processes)
     _check_reporting(arguments)
+    _check_hub(options.push_to_hub)
     if dry_run:
         if process.is_main_process:
             beginning.check(options, checkpoints, process.num_processes)
@@ -251,6 +256,17 @@ def _check_reporting(arguments):
             make()
     except (ValueError, RuntimeError, ImportError) as error:
         raise ValueError(f"report_to: {error}") from error
+
+
+def _check_hub(name):
+    """Refuse a name that no model on the hub can have, which it would say when all is trained."""
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        if name is not None:
+            validate_repo_id(name)
+    except ValueError as error:
+        raise ValueError(f"push_to_hub: {error}") from error
 
 
 def versions():

@@ -40,13 +40,13 @@ def _is_text(column):
 
 def _numbers(column):
     """A column of numbers, or of texts that all are numbers, as float64; else None."""
-    if pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type):
-        return column.cast(pyarrow.float64())
-    if not _is_text(column):
+    given = pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type)
+    if not (given or _is_text(column)):
         return None
     try:
-        return compute.utf8_trim_whitespace(column).cast(pyarrow.float64())
-    except pyarrow.ArrowInvalid:  # Python may know the number all the same: 1_000
+        numbers = column if given else compute.utf8_trim_whitespace(column)
+        return numbers.cast(pyarrow.float64())
+    except pyarrow.ArrowInvalid:  # Python may know the number all the same: 1_000, 2**60 + 1
         return None
 
 

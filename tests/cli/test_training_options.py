@@ -82,6 +82,39 @@ def test_prompts_are_of_texts_that_there_are(tuples, tmp_path):
         one_line(run(*command, *unused), 2, "prompt: wanted one for a text of", "got 'label'")
 
 
+def test_a_name_is_given_one_value(tuples, tmp_path):
+    """The last of several would win without a word."""
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("one\n")
+    prompts = ("--prompt", "query=a", "--prompt", "query=b")
+    for command in (
+        ("search", "--corpus", corpus, "--query", "one"),
+        ("evaluate", "--data", tuples),
+        ("mine", "--pairs", tuples, "--output", tmp_path / "mined.jsonl"),
+    ):
+        result = run(*command, "--model", models.tiny_bert(), "--cpu", *prompts)
+        assert result.exit_code == 2
+        assert "'--prompt': wanted one value for query, got 'a' and 'b'" in result.stderr
+    twice = ("--loss-option", "margin=0", "--loss-option", "margin=0.5")
+    result = train(tuples, tmp_path / "out", *twice, loss="info_nce")
+    assert result.exit_code == 2
+    assert "'--loss-option': wanted one value for margin, got 0 and 0.5" in result.stderr
+
+
+def test_options_of_the_other_kind_of_evaluation_are_refused(tuples, tmp_path):
+    """A split of a data set on the hub is in its name: --split would be left aside."""
+    for given, option, wanted, got in (
+        (("--data", tuples, "--split", "test"), "--split", "--retrieval", "--data"),
+        (("--retrieval", tmp_path, "--columns", "text"), "--columns", "--data", "--retrieval"),
+        (("--retrieval", tmp_path, "--format", "csv"), "--format", "--data", "--retrieval"),
+        (("--retrieval", tmp_path, "--delimiter", ";"), "--delimiter", "--data", "--retrieval"),
+        (("--retrieval", tmp_path, "--no-header"), "--header", "--data", "--retrieval"),
+    ):
+        result = run("evaluate", "--model", models.tiny_bert(), "--cpu", *given)
+        assert result.exit_code == 2
+        assert f"{option}: wanted with {wanted}, got {got}" in result.stderr
+
+
 def test_json_has_no_nan(tmp_path):
     import torch
 

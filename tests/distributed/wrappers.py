@@ -126,8 +126,20 @@ def step_of(make, group, seed, rows=ROWS):
     return worst(gradients(), wanted(parts, seed)), len(count) or len(scattered)
 
 
+class Holding(torch.nn.Identity):
+    """A layer with a buffer, as every BERT has: DistributedDataParallel sends it to all ranks."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("positions", torch.arange(9))
+
+
 def failing_encoder(group, seed):
-    wrapped, _, _ = ddp(group, seed)
+    """A step whose encoder fails before its first layer on rank 1, between two that do not."""
+    wrapped, _, _ = ddp(group, seed, Holding())
+    own = batches(dist.get_world_size(group), seed)[dist.get_rank(group)]
+    whole = GradCache(wrapped, losses.SigLIP(group=group), micro_batch_size=SIZE)
+    whole.backward(*own)
 
     def encode(side):
         if dist.get_rank(group) == 1:
@@ -135,7 +147,10 @@ def failing_encoder(group, seed):
         return wrapped(side)
 
     cache = GradCache(encode, losses.SigLIP(group=group), micro_batch_size=SIZE, module=wrapped)
-    cache.backward(*batches(dist.get_world_size(group), seed)[dist.get_rank(group)])
+    try:
+        cache.backward(*own)
+    finally:
+        whole.backward(*own)
 
 
 class Failing(torch.nn.Module):

@@ -167,6 +167,8 @@ def test_metrics_are_of_the_widest_width_that_is_trained(files, tmp_path):
          "exclude_above: wanted a number, got str"),
         ("tuples", "full_triplet", {"loss_options": {"reduction": "none"}},
          "reduction: wanted one number for a batch .*, got 'none'"),
+        ("triplets", "triplet_margin", {"loss_options": {"reduction": "none"}},
+         "reduction: wanted one number for a batch .*, got 'none'"),
         ("scored pairs", "angle", {"matryoshka": (8, 7)}, "wanted an even width .*, got 7"),
     ],
 )  # fmt: skip
@@ -313,6 +315,16 @@ def test_signals_are_handled_as_before_when_a_run_has_ended(files, tmp_path):
     assert [signal.getsignal(number) for number in numbers] == before
     train(asked)
     assert [signal.getsignal(number) for number in numbers] == before
+
+
+@pytest.mark.parametrize("name", ["", "me/model/more", "me model"])
+def test_a_name_that_the_hub_cannot_have_is_refused_before_the_training(name, files, tmp_path):
+    file, _ = files("tuples")
+    asked = options(tmp_path, file, loss="info_nce", push_to_hub=name)
+    for dry_run in (True, False):
+        with pytest.raises(ValueError, match="push_to_hub: "):
+            train(asked, dry_run=dry_run)
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_hub_gets_the_model_and_no_file_of_the_users(files, tmp_path, monkeypatch):

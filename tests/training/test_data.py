@@ -107,6 +107,9 @@ def test_read_corpus(tmp_path):
         (tmp_path / "b.csv").write_text(text)
         with pytest.raises(DataError, match=reason):
             read_corpus(tmp_path / "b.csv")
+    (tmp_path / "nul.txt").write_text("one\ntw\0o\n")
+    with pytest.raises(DataError, match=r"nul\.txt, line 2: text: the text holds a NUL byte"):
+        read_corpus(tmp_path / "nul.txt")
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"title": "two"}\n')
     with pytest.raises(DataError, match="line 2: no column text"):
         read_corpus(tmp_path / "a.jsonl")
@@ -151,6 +154,7 @@ def test_columns_of_arrow_are_read_as_rows_are(tmp_path, monkeypatch):
     given = [
         {"sentence1": ["a ", "b"], "sentence2": ["c", "d"], "score": [1, 0]},
         {"sentence1": ["a"], "sentence2": ["c"], "score": pyarrow.array([0.5], pyarrow.float32())},
+        {"sentence1": ["a"], "sentence2": ["c"], "score": [2**60 + 1]},  # no float64
         {"text": ["a", "b"], "label": [3, 4]},
         {"text": ["a", "b"], "label": [" x", "y"]},
         {"text": ["a", "b"], "label": [1.0, 2.0]},

@@ -1,6 +1,8 @@
 """Several processes of one run: what they decide together."""
 
 import json
+import time
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +30,36 @@ def train_apart(asked):
     result = train(asked)
     logged = [entry["eval_ndcg@10"] for entry in result["history"] if "eval_ndcg@10" in entry]
     print(json.dumps([result["steps"], *logged]))
+
+
+def train_late(asked):
+    """Train where nothing can be written beside the output; the second process looks late."""
+    import os
+
+    import torch.distributed as dist
+
+    from fastsim.training import checkpoints
+
+    folder, mount = checkpoints.checkpoint_folder, os.path.ismount
+
+    def late(*arguments):
+        end = time.monotonic() + 20
+        inside = Path(asked.output) / "checkpoints"
+        while dist.get_rank() and not inside.exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        return folder(*arguments)
+
+    checkpoints.checkpoint_folder = late
+    os.path.ismount = lambda path: str(path) == asked.output or mount(path)
+    print(json.dumps(train(asked)["steps"]))
+
+
+def test_all_processes_find_the_checkpoints_of_the_first(files, tmp_path):
+    """It may have made their folder by the time that another looks for it."""
+    file, held = files("tuples")
+    asked = options(tmp_path, file, loss="info_nce", eval=held, max_steps=1)
+    told = run_together(tmp_path, train_late, asked)
+    assert [text.splitlines()[-1] for text in told] == ["1", "1"]
 
 
 def test_the_metrics_of_the_first_process_are_those_of_all(files, tmp_path):
