@@ -258,6 +258,18 @@ def test_the_rate_follows_its_schedule(files, tmp_path):
     assert found[1] == pytest.approx([0, 1 / 3, 2 / 3, 1, 2 / 3, 1 / 3])
 
 
+def test_a_schedule_that_would_divide_by_zero_when_all_is_trained(files, tmp_path):
+    file, _ = files("tuples")
+    asked = options(tmp_path, file, loss="info_nce", max_steps=3, schedule="polynomial")
+    asked.warmup = 3.0
+    with pytest.raises(
+        ValueError, match=r"warmup: wanted fewer steps than the 3 .*'polynomial', got 3"
+    ):
+        train(asked)
+    asked.warmup = 2.0
+    assert train(asked)["steps"] == 3
+
+
 @pytest.mark.parametrize(("kind", "loss"), [("scored pairs", "cosent"), ("tuples", "info_nce"),
                                             ("tuples", "decoupled_contrastive"),
                                             ("labelled texts", "sup_con")])  # fmt: skip
