@@ -58,6 +58,24 @@ def test_max_sim_and_negatives_of_embeddings_in_its_dtype():
     assert torch.equal(mean, fastsim.mean_negative(low[0][0], low[1][0]))
 
 
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+def test_targets_in_the_other_half_precision(backend, usable):
+    """Concatenation in a context takes no dtype of 16 bits but the context's own."""
+    usable(backend)
+    x, y, targets = torch.randn(5, 4), torch.randn(6, 4), torch.randint(3, (5, 6)).bfloat16()
+    with within(torch.float16):
+        loss = fastsim.cosent_matrix(x, y, targets, backend=backend)
+    assert torch.equal(loss, fastsim.cosent_matrix(x.half(), y.half(), targets, backend=backend))
+
+
+def test_references_in_the_other_half_precision():
+    """Of so many rows that some processors hold them as more columns of one matrix."""
+    x, y, references = (torch.randn(count, 384).bfloat16() for count in (160, 170, 300))
+    with within(torch.float16):
+        loss = fastsim.info_nce(x.requires_grad_(), y, references=references)
+    assert torch.equal(loss, fastsim.info_nce(x, y, references=references))
+
+
 def test_wrong_arguments_are_the_same_errors():
     x = torch.randn(3, 2)
     calls = [((x,), {}), ((x, x), {"anchors": x}), ((x,) * 4, {}), (([1.0], x), {})]

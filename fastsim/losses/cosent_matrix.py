@@ -64,8 +64,8 @@ def cosent_matrix(
 ) -> Tensor:
     """CoSENT over all entries of the scores against a target matrix.
 
-    For a graded target of every pair of the batch. With a label for each row of a list of pairs
-    take `cosent`; for the targets' values rather than their order, `matrix_mse`.
+    For a graded target of every pair of the batch. For a list of pairs with one label each, take
+    `cosent`; to train the values of the targets rather than their order, `matrix_mse`.
 
     Formula and source: fastsim/losses/cosent_matrix.py.
 
@@ -74,14 +74,14 @@ def cosent_matrix(
         y: (M, D); None: x with itself, each unordered pair once, the diagonal left out.
         targets: (N, M) of any real or integer dtype, none of them NaN; or (row_groups (N,),
             column_groups (M,)) integers, the same group 1, else -1; or None: the diagonal.
-        scale: a positive number or 0-d tensor, with a gradient if it wants one.
-        similarity: what a score is: "cosine", or "dot" for the product of the rows as they are.
+        scale: a positive number or 0-d tensor, which may require a gradient.
+        similarity: what a score is: "cosine", or "dot" for the dot product without normalisation.
         levels: (K,) the distinct values of a target matrix in ascending order, as floating-point
-            numbers; None: they are looked for, for which a GPU is waited for. A target that is none
-            of them makes the loss NaN, and so do levels on a GPU that do not ascend.
+            numbers; None: they are found in the targets, for which a GPU is waited for. A target
+            that is not among them makes the loss NaN, and so do unsorted levels on a GPU.
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
-        backend: its name; None chooses.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
         A scalar. Up to 256 distinct targets nothing N x M is held beyond the targets themselves;
@@ -239,7 +239,8 @@ def _levels(pairs, dtype, device):
         # Made on the device: a copy from here would wait for it.
         return torch.linspace(pairs.negative_target, 1.0, 2, dtype=dtype, device=device)
     dense = pairs.dense
-    found = torch.cat([band.unique() for band in _bands(dense)]).unique()
+    # In the compute type at once: autocast refuses to concatenate the other 16-bit type.
+    found = torch.cat([band.unique().to(dtype) for band in _bands(dense)]).unique()
     if found.isnan().any():
         raise ValueError("targets: wanted targets that can be ordered, got NaN")
-    return found.to(dtype).unique()
+    return found

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import torch
 
+from fastsim.autocast import without_autocast
 from fastsim.backends.cpu import amx, amx_loss
 from fastsim.backends.cpu.sizes import are_two_panels
 from fastsim.backends.cpu.whole import (
@@ -83,7 +84,9 @@ def _by_one_matrix(backend, sides, numbers, cosine, weights, wants):
     tile = Tile("softmax", pairs, margin=margin, normalise=smoothing != 0, cosine=cosine)
     if not amx_loss.serves(tile, columns, x.dtype):
         return None
-    y = y if references is None else torch.cat([y, references])
+    if references is not None:
+        with without_autocast("cpu"):  # which refuses to concatenate 16-bit rows not its own
+            y = torch.cat([y, references])
     loss, *grads = backend.whole(tile, x, y, scale, 0.0, weights, wants)
     grads = (grad[:count] for grad, count in zip(grads, (rows, candidates), strict=False))
     return loss, [*(grad if want else None for grad, want in zip(grads, wants, strict=True)), None]
