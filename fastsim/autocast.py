@@ -1,9 +1,9 @@
 """What losses do under `torch.autocast`.
 
-A loss over a matrix of scores is products first of all. So it takes float32 embeddings in the dtype
-of the context, as `torch.mm` takes its operands. Products of these are exact, and the scores, what
-is made of them and the loss are float32 as ever. Where a loss is computed the context is left, so
-that no other product is rounded.
+Most of the work of a loss over a matrix of scores is in products. So it casts float32 embeddings
+to the dtype of the context, as `torch.mm` casts its operands. Products of the cast numbers are
+exact; the scores, what is computed from them and the loss stay float32. The loss itself is computed
+outside the context, so that no other product is rounded.
 """
 
 import contextlib

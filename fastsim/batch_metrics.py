@@ -1,9 +1,9 @@
 """What the scores of a batch say of the training: accuracy, similarities, what was excluded.
 
-A loss looks at every score once, in panels; within `metrics` the same look also counts positives
+A loss computes every score once, in panels; within `metrics` the same pass also counts positives
 and negatives. No product is made a second time, no score is kept, and the loss has the same bits.
-It is a context rather than an argument, so no loss has a parameter for it, and it reaches losses
-that are called by others: by `GradCache`, by a wrapped model, by a trainer.
+`metrics` is a context rather than an argument, so no loss has a parameter for it, and it reaches
+losses that other code calls: `GradCache`, a wrapped model, a trainer.
 """
 
 import contextlib
@@ -93,25 +93,24 @@ class Metrics:
         self._total = None
 
     def read(self) -> dict[str, float]:
-        """The numbers of all calls so far; one of which nothing was seen is left out.
+        """The numbers of all calls so far, without those about which nothing was seen.
 
-        A GPU is waited for here, and nowhere else. Every number is a mean over what it is about
-        (rows, pairs), whichever call each of them was in:
+        A GPU is waited for here, and nowhere else. Every number is a mean over the rows or pairs of
+        all calls together:
 
-        accuracy: share of the rows with a positive of which a positive has a higher score than
-            every negative. A tie is a miss.
+        accuracy: among the rows that have a positive, the share in which some positive has a higher
+            score than every negative. A tie is a miss.
         positive, negative: mean score of the positive pairs and of the negative pairs.
         hardest_negative: mean over the rows of the highest score of a negative.
-        excluded_by_id: candidates of a row that `exclude` leaves out.
-        excluded_by_score: those that `exclude_above` or a guide leaves out.
+        excluded_by_id: mean number of candidates of a row that `exclude` leaves out.
+        excluded_by_score: the same for `exclude_above` or a guide.
         alignment: mean of |x - y|^2 = 2 - 2 cos over the positive pairs.
         uniformity: log of the mean of exp(-2 |x - y|^2) over pairs of rows of one side, the mean of
-            both sides. The loss does not compare the rows of a side with each other; to do so would
-            be a product of its own. So the pairs are those of row i and row i + N // 2: N // 2 of
-            the N (N - 1) / 2 that there are, a sample that is unbiased where the order of the
-            rows says nothing of them.
+            both sides. The loss does not compare the rows of a side with each other, which would
+            cost another product. So the pairs are row i with row i + N // 2: N // 2 of the
+            N (N - 1) / 2 pairs, an unbiased sample where the order of the rows is random.
 
-        Scores are cosines; of a loss over dot products there is neither alignment nor uniformity.
+        Alignment and uniformity are left out for losses over dot products.
         Source: Wang and Isola 2020, "Understanding Contrastive Representation Learning through
         Alignment and Uniformity on the Hypersphere", section 4.1, alpha = 2 and t = 2.
         """
@@ -128,11 +127,11 @@ class Metrics:
 
 @contextlib.contextmanager
 def metrics(seen: Metrics | None = None) -> Iterator[Metrics]:
-    """Within the block, losses over all pairs of a batch say what they see of it.
+    """Within the block, losses over all pairs of a batch also record metrics of it.
 
     A positive pair is one whose target is above 0: the anchor's positive, the same group, or a
     target matrix's entry. Several losses, or several steps, add up until `Metrics.clear`. Blocks
-    can be nested; each sees what happens within it. A block is that of its thread.
+    can be nested; each sees what happens within it. A block holds for its own thread.
 
     With `group=` every rank has to be in a block, and reads the numbers of all ranks together.
     Drop-ins that gather embeddings themselves (open_clip, sentence-transformers) count their own
@@ -145,14 +144,15 @@ def metrics(seen: Metrics | None = None) -> Iterator[Metrics]:
     entries (more than 256 levels).
 
     Args:
-        seen: what to go on adding to; None: a new `Metrics`.
+        seen: the `Metrics` to add to; None: a new one.
 
     Returns:
         A context whose value is the `Metrics`; `Metrics.read` says what each number is.
 
     Raises:
-        RuntimeError: by a loss in the block whose backend does not look (cpu and torch do), or that
-            torch.compile traces: with fullgraph=True it is refused, else not compiled.
+        RuntimeError: by a loss in the block, where the named backend records no metrics (cpu and
+            torch do), or where torch.compile traces the loss with fullgraph=True; without
+            fullgraph the loss runs uncompiled.
 
     Example:
         >>> rows = torch.eye(3)

@@ -116,8 +116,8 @@ def check_similarity(value):
 
 
 def check_number(name, value, *, positive=False, tensor=True):
-    """A number that float32 can hold, or with `tensor` a 0-d floating one; `positive`: greater than
-    zero, and so that float32 can hold its inverse.
+    """A number that float32 can hold, or with `tensor` a 0-d floating tensor; `positive`: greater
+    than zero, with an inverse that float32 can hold.
 
     A tensor's value is looked at on a CPU only: elsewhere that would wait for the device. While
     torch.compile traces, a number stands for all that may come, and its value is not looked at.

@@ -7,8 +7,8 @@ whole matrix (symmetric `info_nce`, `cosent_matrix`) is merged over the ranks; `
 gather their scores alone. `positives` counts within the rank's own candidates; a target matrix
 holds the rank's own rows against the columns of all ranks, rank after rank. `references` of a loss
 by groups are columns too: each rank gives its own, with `own_first` beginning with its own
-embeddings, and its rows are held against those of all. A row that
-two ranks give counts twice.
+embeddings, and its rows are compared with those of all ranks. A row that two ranks give counts
+twice.
 
 torch.compile runs a loss of a group as it is, between the graphs of what is around it.
 
@@ -17,9 +17,9 @@ A rank may have no rows, as at the end of an epoch. An error on one rank is rais
 
 Under DistributedDataParallel, which averages gradients, nothing else is to be done: reduction
 "mean" weighs a row by ranks / rows of all ranks (or / what else the loss takes its mean over), so
-that the average over the ranks is the mean over the whole batch, with unequal ranks too. "sum" adds
-up to the sum over the whole batch. Losses over all pairs of pairs have one value, the same on every
-rank.
+that the average over the ranks is the mean over the whole batch, also with unequal ranks. With
+"sum" the ranks' values add up to the sum over the whole batch. Losses over all pairs of pairs have
+one value, the same on every rank.
 
 `Ring(group)` in place of the group: the columns travel from rank to rank instead. For M columns
 of width D on R ranks, a gathering rank holds M D embeddings, their unit rows and two gradients of

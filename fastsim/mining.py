@@ -35,27 +35,26 @@ def mine_hard_negatives(
     seed: int = 0,
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The negatives of each query that are hardest within limits: rows of the corpus.
+    """The hardest negatives of each query within given limits, as rows of the corpus.
 
     Args:
         queries: (N, D).
         corpus: (M, D), M >= N unless `positives` says otherwise.
         positives: (N,) integers, the corpus row of each query's positive, `arange(N)` by default;
-            or (N, P): that one first, then further rows that are no negatives, -1 where there are
-            fewer.
+            or (N, P): that row first, then further rows that are no negatives, padded with -1.
         count: negatives per query.
         ranks: (first, last), counted from 1 among the neighbours that are no positives: the first
             few are often positives that nobody marked.
-        margin: a negative's cosine is at most the positive's less this.
+        margin: a negative's cosine is at most the positive's minus this.
         relative_margin: a negative's cosine is at most p - relative_margin |p|, p the positive's;
             0.05 is NV-Retriever's 95 %.
         score_range: a negative's cosine lies in it, ends included.
         query_ids, corpus_ids: (N,) and (M,) integers; a corpus row with the id of a query, or the
             id of its positive, is no negative of it. Equal texts have equal ids. At most 1,000 rows
             are passed over for their ids, so a query with more may get fewer negatives.
-        sample: draw from the ranks at random, by `seed`, instead of the hardest.
+        sample: draw from the ranks at random, by `seed`, instead of taking the hardest.
         seed: an int.
-        backend: its name; None chooses.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
         (rows (N, count) int64, the hardest first, -1 where there are fewer; scores (N, count), -inf

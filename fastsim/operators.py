@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 ONCE = (
     "wanted a gradient that can be differentiated again (create_graph=True), got that of a fastsim"
-    " loss of a process group, which is differentiated once"
+    " loss of a process group, which can be differentiated only once"
 )
 
 _library = torch.library.Library("fastsim", "DEF")

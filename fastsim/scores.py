@@ -77,7 +77,7 @@ def cosine_similarity(x: Tensor, y: Tensor | None = None, *, backend: str | None
     Args:
         x: (N, D).
         y: (M, D); None: x with itself.
-        backend: its name; None chooses.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
         (N, M), float32 for inputs of 32 bits or fewer, float64 for float64; differentiable. A zero
@@ -102,11 +102,11 @@ def paired_cosine_similarity(x: Tensor, y: Tensor, *, backend: str | None = None
     """Cosine of row i of x with row i of y, without an N x N matrix.
 
     Args:
-        x, y: (N, D); N = 0 will do, as on one rank of a group.
-        backend: its name; None chooses.
+        x, y: (N, D); N = 0 is allowed, since one rank of a group may have no rows.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
-        (N,), of the type of `cosine_similarity`, whose zero rows it shares; differentiable.
+        (N,), with the dtype and the zero rows of `cosine_similarity`; differentiable.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
@@ -131,7 +131,7 @@ def top_k(
         queries: (N, D).
         corpus: (M, D).
         k: an int, 1 to M.
-        backend: its name; None chooses.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
         (values (N, k) in descending order, indices (N, k) int64), the earlier row first among

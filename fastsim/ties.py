@@ -1,8 +1,8 @@
 """Scores that count as equal: those of the copies of a row, wherever they stand.
 
 A library adds up the products of two rows in an order that may depend on the shape of the matrices
-and on the place within them, so the scores of copies are equal but for rounding. Where it is asked
-whether a score is above another, a slack brings copies to one side.
+and on the place within them, so the scores of copies are equal but for rounding. Where
+scores are compared, a slack puts the copies of a row on the same side.
 """
 
 import torch

@@ -32,8 +32,8 @@ def max_sim(
 ) -> Tensor:
     """Late-interaction scores of queries and documents, differentiable.
 
-    No (B, C, Lq, Ld) tensor is held: kept for the gradient is the token that each query token
-    chose of each document, 2 or 4 bytes. Where one vector stands for a text, take
+    No (B, C, Lq, Ld) tensor is held. For the gradient only the place of the token that each query
+    token chose in each document is kept, in 2 or 4 bytes. Where one vector stands for a text, take
     `cosine_similarity`; for training, `losses.late_interaction` is InfoNCE over these scores.
 
     Args:
@@ -47,12 +47,12 @@ def max_sim(
         document_offsets: (C + 1,) integers, likewise; not with documents (B, N, Ld, D).
         similarity: "cosine", or "dot" for plain products, as of embeddings that have norm 1.
         average: the mean over a query's tokens in place of the sum.
-        backend: its name; None chooses.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
-        Scores (B, C), for documents (B, N, Ld, D) (B, N); float32, float64 for float64. Of equal
-        tokens of a document the first has the gradient. A query without tokens has score 0 with
-        every document, a document without tokens score -inf with every other query; neither has a
+        Scores (B, C), for documents (B, N, Ld, D) (B, N); float32, float64 for float64. Among equal
+        tokens of a document the first gets the gradient. A query without tokens has score 0 with
+        every document, a document without tokens score -inf with every other query. Neither has a
         gradient.
 
     Raises:

@@ -118,7 +118,7 @@ def test_code(block, place, alone, monkeypatch):
     }
     if "GradCache" in block:
         before, _, after = block.partition("# one batch over")
-        texts = {"queries": ["a", "b", "c"], "documents": ["d", "e", "f"]}
+        texts = {"query_texts": ["a", "b", "c"], "document_texts": ["d", "e", "f"]}
         exec(before, known | texts)
         exec(after.partition("\n")[2], known)
         return

@@ -40,7 +40,7 @@ _chosen = _Chosen()
 
 
 def backends() -> dict[str, str | None]:
-    """Every backend of this machine, and why one cannot be used.
+    """Every backend, and why those that cannot be used on this machine cannot.
 
     Returns:
         {name: None where it is usable, else a sentence that says why not}.
@@ -60,7 +60,7 @@ def use_backend(name: str) -> Iterator[None]:
     for the other tasks too.
 
     Args:
-        name: of `backends()`; "auto" chooses.
+        name: a name in `backends()`; or "auto", which chooses for each call.
 
     Raises:
         ValueError: for a name that is none of these.

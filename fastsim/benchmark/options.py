@@ -35,8 +35,8 @@ _OPTIONS = (
         multiple=True,
         help="A baseline, or none; default: all that are installed.",
     ),
-    click.option("--sizes", type=Integers(), default=(), help="N, rows of either side."),
-    click.option("--dim", "dims", type=Integers(), default=(), help="D, their width."),
+    click.option("--sizes", type=Integers(), default=(), help="N, the rows of each side."),
+    click.option("--dim", "dims", type=Integers(), default=(), help="D, the width of the rows."),
     click.option(
         "--measure", "measures", multiple=True, help="time, memory or error; default: all three."
     ),
@@ -44,8 +44,8 @@ _OPTIONS = (
     click.option(
         "--dtype",
         type=click.Choice(DTYPES),
-        help="Of the embeddings; `autocast`: float32 within torch.autocast to bfloat16. Default:"
-        " float32 on a CPU, bfloat16 on a GPU.",
+        help="Dtype of the embeddings; `autocast`: float32 within torch.autocast to bfloat16."
+        " Default: float32 on a CPU, bfloat16 on a GPU.",
     ),
     click.option(
         "--processes",
@@ -61,10 +61,12 @@ _OPTIONS = (
     ),
     click.option("--quick", is_flag=True, help="Two small sizes, under a minute."),
     click.option("--out", metavar="FILE", help="JSON lines; a folder gets DEVICE/losses.jsonl."),
-    click.option("--resume", is_flag=True, help="Go on with the --out that was broken off."),
-    click.option("--overwrite", is_flag=True, help="Write over an --out that is there already."),
+    click.option("--resume", is_flag=True, help="Continue an --out that was interrupted."),
+    click.option("--overwrite", is_flag=True, help="Overwrite an existing --out."),
     click.option("--from", "source", metavar="FILE", help="Show an earlier run, measure nothing."),
-    click.option("--against", metavar="FILE", help="Say which ratios left their spread there."),
+    click.option(
+        "--against", metavar="FILE", help="Show which ratios left the spread of that run."
+    ),
     click.option("--progress/--no-progress", default=True),
 )
 

@@ -145,7 +145,7 @@ def by_name(ctx, param, pairs):
 
 
 def check_unused(names, wanted, got):
-    """UsageError where one of these parameters is given that counts beside another option alone.
+    """UsageError where one of these parameters is given, which only count beside another option.
 
     wanted: that option; got: the one that is there instead.
     """
@@ -174,7 +174,7 @@ def finite(metrics):
 
 
 def quiet():
-    """No chatter of libraries beside our own lines; a missing extra is named."""
+    """Silences libraries, so that only our own lines are shown; names a missing extra."""
     try:
         import datasets
         import transformers

@@ -33,7 +33,7 @@ main.command_class = Command
 
 
 @main.command()
-@click.option("--json", "json_wanted", is_flag=True, help="For bug reports.")
+@click.option("--json", "json_wanted", is_flag=True, help="Print JSON, for bug reports.")
 def info(json_wanted):
     """Show versions, backends, devices, and what verify found.
 
@@ -45,33 +45,33 @@ def info(json_wanted):
 
 
 @main.command()
-@click.option("--device", default="cuda:0", help="As torch names it.")
+@click.option("--device", default="cuda:0", help="The GPU, as torch names it.")
 @click.option(
     "--backend", multiple=True, type=click.Choice(["triton", "cuda"]), help="Default: both."
 )
 @click.option(
     "--kind",
     multiple=True,
-    help="Of loss, such as softmax (a wrong name lists all). Default: all.",
+    help="Kind of loss to check, such as softmax; a wrong name lists them. Default: all.",
 )
 @click.option(
     "--dtype",
     multiple=True,
     type=click.Choice(["float32", "float16", "bfloat16"]),
-    help="Of the embeddings. Default: all.",
+    help="Dtype of the embeddings. Default: all.",
 )
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
-    help="Checks at once. By default one for each core, fewer if the device's memory is short.",
+    help="Number of checks at once. Default: one per core, fewer if device memory is short.",
 )
 def verify(device, backend, kind, dtype, jobs):
     """Check and time the GPU kernels on this machine.
 
     Each backend, kind of loss and dtype is checked in a process of its own. It compiles its kernels
     first, so a check takes minutes; several run at once. Times are taken when no check runs.
-    What is right and faster than the torch backend is from then on taken by default; everything
-    else is not.
+    From then on, kernels that are right and faster than the torch backend are used by default;
+    all others are not.
 
     Example: fastsim verify --device cuda:0 --kind softmax --dtype bfloat16
     """
@@ -84,7 +84,7 @@ def verify(device, backend, kind, dtype, jobs):
 @main.command()
 @bench_options
 def bench(**options):
-    """Measure the losses beside other implementations.
+    """Compare the losses with other implementations.
 
     Time, peak memory and exactness.
 
@@ -113,14 +113,21 @@ main.add_command(mine)
     help="Measure a search instead: a folder with corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv,"
     " as BEIR's.",
 )
-@click.option("--split", default="test", metavar="NAME", help="Which qrels of --retrieval.")
+@click.option("--split", default="test", metavar="NAME", help="Which qrels file of --retrieval.")
 @click.option("--columns", metavar="NAMES", help=COLUMNS_HELP)
 @file_format
 @click.option(
-    "--batch-size", type=click.IntRange(1), default=32, metavar="TEXTS", help="Encoded at once."
+    "--batch-size",
+    type=click.IntRange(1),
+    default=32,
+    metavar="TEXTS",
+    help="Texts encoded at once.",
 )
 @click.option(
-    "--max-length", type=click.IntRange(1), metavar="TOKENS", help="Cut texts to so many tokens."
+    "--max-length",
+    type=click.IntRange(1),
+    metavar="TOKENS",
+    help="Truncate texts to this many tokens.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @PROMPT
@@ -185,20 +192,32 @@ def evaluate(
 
 @main.command()
 @MODEL_OPTION
-@click.option("--corpus", required=True, metavar="FILE", help="A text per line, or column text.")
-@click.option("--query", required=True, multiple=True, type=Text(), help="May be repeated.")
-@click.option("--top-k", type=click.IntRange(1), default=5)
+@click.option(
+    "--corpus", required=True, metavar="FILE", help="One text per line, or a column text."
+)
+@click.option(
+    "--query",
+    required=True,
+    multiple=True,
+    type=Text(),
+    help="Text to search for. May be repeated.",
+)
+@click.option("--top-k", type=click.IntRange(1), default=5, help="Results per query.")
 @click.option(
     "--index",
     metavar="FILE",
-    help="Keep the corpus's embeddings in this file and use them again, with the same texts and"
-    " model.",
+    help="Keep the corpus's embeddings in this file, and reuse them while texts and model are the"
+    " same.",
 )
 @click.option(
-    "--overwrite", is_flag=True, help="Replace an index of other texts or by another model."
+    "--overwrite", is_flag=True, help="Replace an index of other texts or of another model."
 )
 @click.option(
-    "--batch-size", type=click.IntRange(1), default=32, metavar="TEXTS", help="Encoded at once."
+    "--batch-size",
+    type=click.IntRange(1),
+    default=32,
+    metavar="TEXTS",
+    help="Texts encoded at once.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the same as --format json.")
 @click.option("--format", "shown", type=click.Choice(["text", "json"]), default="text")
@@ -256,7 +275,7 @@ def search(
 def demo(model, output, seed, progress, cpu):
     """Train the bundled model on a few sentences, as a trial.
 
-    They are hard for it at first. Takes about a minute on two cores, without a network.
+    The sentences are hard for it at first. Takes about a minute on two cores, without a network.
 
     Example: fastsim demo
     """
@@ -276,16 +295,18 @@ def demo(model, output, seed, progress, cpu):
 
 
 @main.command()
-@click.option("--batch-size", type=click.IntRange(1), required=True, help="Over all processes.")
+@click.option(
+    "--batch-size", type=click.IntRange(1), required=True, help="Rows over all processes."
+)
 @click.option(
     "--dim", type=click.IntRange(1), help="Width of the embeddings. Default: that of --model."
 )
-@click.option("--ranks", type=click.IntRange(1), default=1, help="Processes.")
+@click.option("--ranks", type=click.IntRange(1), default=1, help="Number of processes.")
 @click.option(
     "--micro-batch-size", type=click.IntRange(1), default=64, help="Texts encoded at once."
 )
 @click.option(
-    "--columns", type=click.IntRange(2), default=2, help="Texts per row: 2, plus the negatives."
+    "--columns", type=click.IntRange(2), default=2, help="Texts per row: 2, plus 1 per negative."
 )
 @click.option("--loss", type=click.Choice(list(PRODUCTS)), default="info_nce")
 @click.option(
@@ -298,13 +319,13 @@ def demo(model, output, seed, progress, cpu):
     "--sharding",
     type=click.Choice(["none", "zero1", "zero2", "zero3", "fsdp"]),
     default="none",
-    help="Of the encoder over the processes: DeepSpeed's ZeRO 1, 2 or 3, or FSDP2.",
+    help="How processes share the encoder: DeepSpeed's ZeRO 1, 2 or 3, or FSDP2.",
 )
 @click.option(
-    "--bits", type=click.Choice(["16", "32"]), default="32", help="Per number of an embedding."
+    "--bits", type=click.Choice(["16", "32"]), default="32", help="Bits per number of an embedding."
 )
 @click.option("--tokens", type=click.IntRange(1), default=128, help="Tokens per text.")
-@click.option("--gpu", is_flag=True, help="Panels as the torch backend has them on a GPU.")
+@click.option("--gpu", is_flag=True, help="Plan for GPUs, with the torch backend.")
 @click.option(
     "--rate",
     type=Rate(),

@@ -18,11 +18,11 @@ from fastsim.training.options import LARGEST_SEED
 @click.command(cls=Command, context_settings={"show_default": True})
 @MODEL_OPTION
 @click.option("--pairs", required=True, metavar="FILE", help="Anchors and positives.")
-@click.option("--corpus", metavar="FILE", help="Further texts: a text a line, or a column text.")
+@click.option("--corpus", metavar="FILE", help="Further texts: one per line, or a column text.")
 @click.option(
     "--output", required=True, metavar="FILE", help="New file: JSON lines, ready for training."
 )
-@click.option("--overwrite", is_flag=True, help="Write over an output that is there already.")
+@click.option("--overwrite", is_flag=True, help="Overwrite an existing output file.")
 @click.option("--columns", metavar="NAMES", help=COLUMNS_HELP)
 @file_format
 @click.option("--count", type=click.IntRange(1), default=1, help="Negatives per pair.")
@@ -31,35 +31,42 @@ from fastsim.training.options import LARGEST_SEED
     type=click.IntRange(1),
     default=1,
     metavar="RANK",
-    help="Of the neighbours, the first that may be a negative.",
+    help="Rank of the nearest neighbour that may be a negative.",
 )
 @click.option(
     "--last",
     type=click.IntRange(1),
     default=30,
     metavar="RANK",
-    help="Of the neighbours, the last that may be a negative.",
+    help="Rank of the farthest neighbour that may be a negative.",
 )
 @click.option(
     "--margin",
     type=float,
     metavar="COSINE",
-    help="A negative's cosine is at most the positive's minus this.",
+    help="A negative's cosine is at most the positive's minus this margin.",
 )
 @click.option(
     "--relative-margin",
     type=float,
     metavar="SHARE",
-    help="A negative is less close than the positive by at least this share of its cosine; 0.05 is"
+    help="A negative's cosine is below the positive's by at least this share of it; 0.05 is"
     " NV-Retriever's 95 %.",
 )
 @click.option("--sample", is_flag=True, help="Draw from the ranks instead of taking the hardest.")
 @click.option("--seed", type=click.IntRange(0, LARGEST_SEED), default=0)
 @click.option(
-    "--batch-size", type=click.IntRange(1), default=32, metavar="TEXTS", help="Encoded at once."
+    "--batch-size",
+    type=click.IntRange(1),
+    default=32,
+    metavar="TEXTS",
+    help="Texts encoded at once.",
 )
 @click.option(
-    "--max-length", type=click.IntRange(1), metavar="TOKENS", help="Cut texts to so many tokens."
+    "--max-length",
+    type=click.IntRange(1),
+    metavar="TOKENS",
+    help="Truncate texts to this many tokens.",
 )
 @SEARCH_PROMPT
 @CPU
@@ -68,7 +75,7 @@ from fastsim.training.options import LARGEST_SEED
 def mine(model, pairs, output, overwrite, first, last, max_length, prompts, cpu, **options):
     """Find hard negatives for pairs.
 
-    A hard negative is close to the anchor and is none of its positives.
+    A hard negative is close to the anchor but is not one of its positives.
 
     Example: fastsim mine --pairs pairs.csv --output triplets.jsonl --first 5 --relative-margin 0.05
     """

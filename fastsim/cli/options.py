@@ -13,18 +13,16 @@ MODEL_OPTION = click.option(
     help="A folder, a name on the hub, or the bundled model.",
 )
 COLUMNS_HELP = (
-    "What the file's columns are, in their order: sentence1,sentence2,score. Or, with a header of"
-    " other names: sentence1=first,sentence2=second,score=gold."
+    "The file's columns in their order, such as sentence1,sentence2,score. If the header has other"
+    " names: sentence1=first,sentence2=second,score=gold."
 )
 _FORMAT = click.option(
     "--format",
     "kind",
     type=click.Choice(list(KINDS)),
-    help="Of the data files, where their suffix does not say.",
+    help="Format of the data files, where their suffix does not tell it.",
 )
-_DELIMITER = click.option(
-    "--delimiter", metavar="SIGN", help="Between the fields of a CSV file. Default: ,"
-)
+_DELIMITER = click.option("--delimiter", metavar="SIGN", help="Delimiter of a CSV file. Default: ,")
 _HEADER = click.option(
     "--header/--no-header", default=None, help="Whether line 1 names the columns."
 )
@@ -55,4 +53,4 @@ TRUST = click.option("--trust-remote-code", is_flag=True, help="Run code from th
 PICKLE = click.option(
     "--allow-pickle", is_flag=True, help="Read weights in pickle files, which can run code."
 )
-CPU = click.option("--cpu", is_flag=True, help="Use the CPU though there is a GPU.")
+CPU = click.option("--cpu", is_flag=True, help="Use the CPU even if there is a GPU.")

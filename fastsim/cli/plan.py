@@ -1,7 +1,7 @@
-"""What a step with a very large batch takes, before anybody buys the machine for it.
+"""What a step with a very large batch takes, estimated without training anything.
 
-Memory of each part on one process, and the least time of its work: multiply-adds over a rate that
-is stated or measured here, bytes over a bandwidth that is stated. Nothing is trained.
+It is the memory of each part on one process, and the least time of its work: multiply-adds divided
+by a rate that is stated or measured here, bytes divided by a stated bandwidth.
 """
 
 import time
@@ -21,12 +21,13 @@ FLOAT = 4  # bytes in which weights, states and gradients of unit rows are kept
 class Plan:
     """A training step.
 
-    batch_size: rows over all ranks. dim: width of the embeddings. ranks: processes.
-    micro_batch_size: texts encoded at once. columns: text columns, the anchors' first, every other
-    one a candidate. bytes_each: of an embedding's number. exchange: "gather" or "ring". parameters,
-    of which `looked_up` are never multiplied (word embeddings), layers, hidden, heads, tokens: of
-    the encoder and its texts; 0 parameters: leave it out. sharding: of the encoder over the ranks,
-    "none", "zero1", "zero2", "zero3" (DeepSpeed) or "fsdp" (FSDP2).
+    batch_size: rows over all ranks. dim: width of the embeddings. ranks: number of processes.
+    micro_batch_size: texts encoded at once. columns: text columns; the first has the anchors, the
+    others have candidates. bytes_each: bytes of one number of an embedding. loss: its name in
+    `PRODUCTS`. exchange: "gather" or "ring". gpu: with the panels of the torch backend on a GPU.
+    parameters: of the encoder; 0 leaves it out. looked_up: how many of these are never multiplied
+    (word embeddings). layers, hidden, heads: of the encoder. tokens: of each text. sharding: of the
+    encoder over the ranks, "none", "zero1", "zero2", "zero3" (DeepSpeed) or "fsdp" (FSDP2).
     """
 
     batch_size: int
@@ -240,7 +241,7 @@ def report(plan, rate, bandwidth=None, memory_rate=None):
     """The plan as text."""
     lines = [
         f"batch of {plan.batch_size:,}, {plan.candidates:,} candidates of width {plan.dim:,},"
-        f" {plan.ranks} process(es), each",
+        f" {plan.ranks} process(es); of each:",
         "",
     ]
     parts = memory(plan)
@@ -250,7 +251,7 @@ def report(plan, rate, bandwidth=None, memory_rate=None):
     stages = times(plan, rate, bandwidth)
     stages.append(("together", sum(seconds for _, seconds, _ in stages), ""))
     lines += [f"  {stage:<20}{seconds:>10.3g} s  {how}" for stage, seconds, how in stages]
-    lines.append(f"  at {rate / 1e12:.3g} TFLOP/s, nothing but the arithmetic: a floor")
+    lines.append(f"  at {rate / 1e12:.3g} TFLOP/s, arithmetic alone: a lower bound")
     if plan.gpu:
         lines.append(
             "  memory as of the torch backend, which a GPU takes by default: Triton and CUDA"

@@ -79,7 +79,7 @@ def _as_text(option, given):
     callback=_config,
     is_eager=True,
     expose_value=False,
-    help="YAML or JSON with options by their names; the command line overrides it.",
+    help="YAML or JSON file of options by name; the command line overrides it.",
 )
 @MODEL_OPTION
 @click.option(
@@ -95,34 +95,40 @@ def _as_text(option, given):
     "--eval",
     metavar="FILE",
     type=click.Path(),
-    help="Data for the metrics and the choice of the best model, as --train.",
+    help="Evaluation data, in the same formats as --train; they also choose the best model.",
 )
-@click.option("--loss", required=True, metavar="NAME", help="A wrong name lists those that fit.")
-@click.option("--output", required=True, metavar="DIR", help="The model's folder.")
+@click.option(
+    "--loss", required=True, metavar="NAME", help="A wrong name lists those that fit the data."
+)
+@click.option("--output", required=True, metavar="DIR", help="Folder for the trained model.")
 @click.option("--columns", metavar="NAMES", help=COLUMNS_HELP)
 @click.option("--eval-columns", metavar="NAMES", help="The same for --eval. Default: as --columns.")
 @file_format
 @click.option(
     "--skip-bad-rows", is_flag=True, help="Leave out rows that do not fit, and say which."
 )
-@click.option("--score-range", type=Range(), help="Scores in LOW..HIGH become 0..1.")
+@click.option("--score-range", type=Range(), help="Map scores from LOW..HIGH to 0..1.")
 @click.option(
     "--architecture",
     type=click.Choice(CHOICES["architecture"]),
     default="bi-encoder",
     help="A vector per text, or a score per pair of texts.",
 )
-@click.option("--pooling", type=click.Choice(list(POOLINGS)), help="Instead of the model's.")
+@click.option(
+    "--pooling", type=click.Choice(list(POOLINGS)), help="Pooling in place of the model's."
+)
 @click.option("--dense", type=COUNT, metavar="WIDTH", help="Add a dense layer of this width.")
 @PROMPT
 @click.option(
     "--lora",
     type=COUNT,
     metavar="RANK",
-    help="Train LoRA matrices of this rank alone (needs peft).",
+    help="Train LoRA matrices of this rank in place of the transformer's weights (needs peft).",
 )
 @click.option(
-    "--gradient-checkpointing", is_flag=True, help="Less memory, for one more forward pass a step."
+    "--gradient-checkpointing",
+    is_flag=True,
+    help="Less memory, at the cost of one more forward pass per step.",
 )
 @click.option(
     "--weights", type=click.Choice(CHOICES["weights"]), default="fp32", help="Dtype of the weights."
@@ -132,7 +138,7 @@ def _as_text(option, given):
     "--matryoshka",
     type=Widths(),
     default=(),
-    help="Train prefixes of these widths; all of the embedding only if its width is named.",
+    help="Train prefixes of these widths; the whole embedding only if its width is listed.",
 )
 @click.option(
     "--loss-option",
@@ -140,14 +146,24 @@ def _as_text(option, given):
     type=Setting(),
     multiple=True,
     callback=by_name,
-    help="An option of the loss.",
+    help="An option of the loss, such as temperature=0.05. May be repeated.",
 )
-@click.option("--learn", multiple=True, help="A loss option to learn: temperature, scale, bias.")
-@click.option("--loss-learning-rate", type=POSITIVE, help="Of what the loss learns.")
-@click.option("--epochs", type=POSITIVE, default=1.0, help="Passes over the data.")
-@click.option("--max-steps", type=COUNT, metavar="STEPS", help="Instead of --epochs.")
+@click.option("--learn", multiple=True, help="A loss option to learn: temperature, scale or bias.")
 @click.option(
-    "--batch-size", type=COUNT, default=32, metavar="ROWS", help="Over all processes together."
+    "--loss-learning-rate",
+    type=POSITIVE,
+    help="For learnt loss options. Default: as --learning-rate.",
+)
+@click.option("--epochs", type=POSITIVE, default=1.0, help="Passes over the data.")
+@click.option(
+    "--max-steps", type=COUNT, metavar="STEPS", help="Steps to train, in place of --epochs."
+)
+@click.option(
+    "--batch-size",
+    type=COUNT,
+    default=32,
+    metavar="ROWS",
+    help="Rows per batch, over all processes together.",
 )
 @click.option(
     "--micro-batch-size",
@@ -155,17 +171,23 @@ def _as_text(option, given):
     metavar="TEXTS",
     help="Encode at most this many texts at a time (GradCache). Default: the whole batch.",
 )
-@click.option("--accumulate", type=COUNT, default=1, metavar="BATCHES", help="Batches per step.")
+@click.option(
+    "--accumulate", type=COUNT, default=1, metavar="BATCHES", help="Batches per optimizer step."
+)
 @click.option("--learning-rate", type=POSITIVE, default=5e-5, help="Peak learning rate.")
 @click.option(
     "--warmup",
     type=click.FloatRange(0),
     default=0.1,
-    help="Warm-up: below 1 a share of the steps, else their number.",
+    help="Warm-up steps: their number, or below 1 their share of all steps.",
 )
-@click.option("--schedule", default="linear", help="Of transformers: linear, cosine, constant...")
+@click.option(
+    "--schedule", default="linear", help="A schedule of transformers: linear, cosine, constant, ..."
+)
 @click.option("--weight-decay", type=click.FloatRange(0), default=0.0)
-@click.option("--max-length", type=COUNT, metavar="TOKENS", help="Cut texts to so many tokens.")
+@click.option(
+    "--max-length", type=COUNT, metavar="TOKENS", help="Truncate texts to this many tokens."
+)
 @click.option(
     "--precision",
     type=click.Choice(CHOICES["precision"]),
@@ -188,13 +210,13 @@ def _as_text(option, given):
     type=POSITIVE,
     default=10.0,
     metavar="MINUTES",
-    help="Write a checkpoint after so many minutes of training too.",
+    help="Also save whenever this many minutes of training have passed.",
 )
 @click.option(
     "--checkpoints",
     metavar="DIR",
-    help="The checkpoints' folder. Default: OUTPUT-checkpoints beside the output; inside it where"
-    " nothing can be written beside it.",
+    help="Folder for checkpoints. Default: OUTPUT-checkpoints beside the output, or a folder inside"
+    " the output where nothing can be written beside it.",
 )
 @click.option("--keep-checkpoints", is_flag=True, help="Keep the checkpoints of a finished run.")
 @click.option(
@@ -205,17 +227,19 @@ def _as_text(option, given):
     "--early-stopping",
     type=COUNT,
     metavar="TIMES",
-    help="Stop after so many evaluations without progress.",
+    help="Stop after this many evaluations without a better model.",
 )
-@click.option("--report-to", default="none", help="tensorboard, wandb, ..., all.")
-@click.option("--resume", is_flag=True, help="Go on from the last whole checkpoint.")
 @click.option(
-    "--overwrite", is_flag=True, help="Begin anew and remove an earlier run's checkpoints."
+    "--report-to", default="none", help="Where to report: tensorboard, wandb, ..., or all."
+)
+@click.option("--resume", is_flag=True, help="Continue from the last complete checkpoint.")
+@click.option(
+    "--overwrite", is_flag=True, help="Start afresh and remove an earlier run's checkpoints."
 )
 @click.option("--dry-run", is_flag=True, help="Check everything, show what would be done, and end.")
 @click.option("--push-to-hub", metavar="NAME", help="Upload the model when it is trained.")
-@click.option("--progress/--no-progress", default=True, help="A line every --logging-steps.")
-@click.option("--verbose", is_flag=True, help="Longer lines.")
+@click.option("--progress/--no-progress", default=True, help="Print a line every --logging-steps.")
+@click.option("--verbose", is_flag=True, help="Add gradient norm and epoch to each line.")
 @CPU
 @TRUST
 @PICKLE
@@ -227,7 +251,7 @@ def train(dry_run, **options):
     triplet_margin; (sentence1, sentence2, label) classification; (text, label) siglip, matrix_mse,
     matrix_cross_entropy, cosent_matrix, sup_con, nt_xent, multi_similarity, circle,
     batch_hard_triplet. A cross-encoder takes pairs: cosent, cross_entropy, regression. Rows with
-    equal values in a column `together` come into one batch.
+    equal values in a column `together` are put into one batch.
 
     Example: fastsim train --train train.csv --eval dev.csv --loss cosent --output model
     --columns sentence1,sentence2,score

@@ -15,10 +15,11 @@ from fastsim.tile import Tile
 class TileArguments(NamedTuple):
     """A tile loss over the scores of x and y; the schema of the operators is made of these fields.
 
-    Fields of the names of `Tile`, `Pairs`, `Guide` (`guide_...`) and `Factors` (`factor_...`) hold
-    what those hold. Tensors come first. y: None for x itself. weights: (N,) of the losses, () of
-    all alike, or None for the losses themselves. observed: whether `Tile.seen` is asked for, which
-    is then returned last. wants: which gradients, of x, y, scale and bias. backend: its name.
+    Fields named as in `Tile`, `Pairs`, `Guide` (`guide_...`) and `Factors` (`factor_...`) hold what
+    those hold. Tensors come first. y: None for x itself. weights: those of the losses, (N,), or ()
+    where all are equal; None asks for the losses themselves. observed: whether `Tile.seen` is asked
+    for, which is then returned last. wants: which gradients, of x, y, scale and bias. backend: its
+    name.
     """
 
     x: Tensor
@@ -75,7 +76,7 @@ class TileArguments(NamedTuple):
         """Whether the forward pass finds the gradients of the inputs too, rather than a state.
 
         It does where the weights of the losses are known and every score is this process's own.
-        The sizes have no say: what the operators return has to be known before they are.
+        It does not depend on sizes: what the operators return has to be known before sizes are.
         """
         known = self.weights is not None or KINDS[self.kind].whole_matrix
         return any(self.wants) and known and not self.group

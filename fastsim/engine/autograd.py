@@ -3,11 +3,11 @@
 What the forward pass returns beside the loss depends on what is asked for, never on sizes. So
 torch.compile and torch.export know the shapes where sizes are symbols.
 
-Gradients: where the weights of the losses are known (reduction "mean" or "sum") and all scores are
-this process's own. The forward pass finds the gradients of the inputs too, and the backward pass
-multiplies them by the gradient from above.
+It is the gradients where the weights of the losses are known (reduction "mean" or "sum") and all
+scores are this process's own: the forward pass finds the gradients of the inputs too, and the
+backward pass multiplies them by the gradient from above.
 
-State: otherwise. The forward pass keeps a few numbers of each row, column or matrix, and the
+It is a state otherwise: the forward pass keeps a few numbers of each row, column or matrix, and the
 backward pass computes the scores again.
 """
 
@@ -66,8 +66,8 @@ def tile_loss(
     formula: (scores (N, M), scale, bias) -> losses (N,) in plain torch, for derivatives of the
     gradient.
     measured: whether `fastsim.metrics` sees the scores.
-    summed: whether the caller returns what this returns, so that where a sum over prefixes of x and
-        y is asked for (`fastsim.engine.sweep`) it may be that.
+    summed: whether the caller returns this result unchanged. Only then may the result be a sum over
+        prefixes of x and y, where one is asked for (`fastsim.engine.sweep`).
     Returns the loss in the compute type, float64 for float64 inputs and else float32; log-sum-exps,
     which are merged with others, in float64.
     """
@@ -203,8 +203,8 @@ class _TileLoss(torch.autograd.Function):
         ctx.options, ctx.wants, ctx.cosine = arguments.options(), arguments.wants, arguments.cosine
         ctx.dtypes = arguments.x.dtype, arguments.scale.dtype
         ctx.found = arguments.finds_gradients()
-        # The inputs even where the gradients are found: for derivatives of these, and so that to
-        # change an input before the backward pass is an error whatever has been found.
+        # The inputs are saved even where the gradients are found: for second derivatives, and so
+        # that changing an input before the backward pass is an error in either case.
         ctx.save_for_backward(*arguments.tensors(), *saved)
         return loss, *seen
 

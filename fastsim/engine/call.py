@@ -88,8 +88,8 @@ class Call:
 class Products:
     """dunit_x and dunit_y, summed over score gradient panels; empty where not wanted.
 
-    spent: whether a band's unit rows of x may be lost with its one panel; dunit_x then takes their
-    place, and N x D numbers less are alive.
+    spent: whether dunit_x may overwrite the unit rows of x, which no later panel of the band reads;
+    N x D numbers fewer are then alive.
     """
 
     def __init__(self, call, unit_x, unit_y, dtype, *, spent):

@@ -34,7 +34,7 @@ def as_operands(x, scale, bias, weights):
 
 
 def once_each(arguments):
-    """The arguments of an operator with no tensor twice, which torch.compile does not take.
+    """The arguments of an operator, each tensor once: torch.compile does not take one twice.
 
     A user may give one twice: ids that are positives too, of rows and columns.
     """
@@ -72,14 +72,14 @@ def graph_ends():
 
 
 def is_one(grad):
-    """Whether the gradient of a loss is 1, where to look costs nothing."""
+    """Whether the gradient of a loss is 1; asked only where looking costs nothing, on a CPU."""
     return type(grad) is Tensor and grad.device.type == "cpu" and grad.item() == 1
 
 
 def found_times(parts, grad, wants):
-    """`multiplied` of the gradients that a forward pass has found, by that of its loss.
+    """The gradients that a forward pass has found, multiplied by the gradient of its loss.
 
-    In their place where the graph ends here.
+    They are overwritten where the graph ends here.
     """
     spent = graph_ends()
     return parts if spent and is_one(grad) else multiplied(parts, grad, wants, spent=spent)

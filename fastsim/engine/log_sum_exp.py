@@ -35,7 +35,7 @@ def log_sum_exp(
 ):
     """Log-sum-exp of the scaled scores of each row: x (N, D), y (M, D) -> (N,); y=None: of x.
 
-    scale: a positive number or 0-d tensor, with a gradient if it wants one.
+    scale: a positive number or 0-d tensor, which may require a gradient.
     exclude: (row_ids (N,), column_ids (M,)) integers; a pair with equal ids takes no part.
     guide: (rows (N, E), columns (M, E), thresholds (N,)); a pair takes no part where the cosine of
         the guide's embeddings is above thresholds[i] (see `guide_cosines`).

@@ -57,5 +57,5 @@ def in_panels():
 
 
 def panels_alone():
-    """Whether that is asked for."""
+    """Whether a block of `in_panels` is open."""
     return bool(_panels_alone)

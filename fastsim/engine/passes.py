@@ -166,7 +166,7 @@ def _input_gradients(call, state, grad_losses, unit_grads, inverses, factor, dty
         grad = values.new_empty(values.shape if want and not len(values) else 0, dtype=dtype)
         if unit_grad.numel():
             found, along = rows_backward(unit_grad, values, inverse, factor, dtype)
-            # Rows that want none may serve the scale alone.
+            # Rows whose gradient is not wanted may be here for the gradient of the scale alone.
             grad = found if want else grad
         grads.append(grad)
     parameters = inverses[0].new_zeros(2, dtype=wide_dtype(call.x.device))

@@ -200,7 +200,7 @@ def _input_gradients(call, dots, states, of_rows, prefixes, widths, weights):
             side, of_side = prefixes[place], dots[place]
             along = side.backward(found, values, of_side, grad, widths, call.backend)
         del found
-        # Rows that want none may serve the scale alone.
+        # Rows whose gradient is not wanted may be here for the gradient of the scale alone.
         grads.append(grad if call.wants[place] else grad.new_empty(0))
     parameters = call.x.new_zeros(2, dtype=torch.float64)
     record = call.tile.record

@@ -7,7 +7,8 @@
 The third is for `negatives_cross_device`, with which their model calls that method. Of version 1.4,
 whose encoder-only and decoder-only models score by products over a temperature. A model that scores
 otherwise is not served: M3's sum of several scores keeps its own method. Where a method that scores
-or the cross entropy was replaced, the answer is theirs, by their code, and a warning says so once.
+or the cross entropy was replaced, FlagEmbedding's code computes the loss, and a warning says so
+once.
 """
 
 import torch
@@ -32,7 +33,7 @@ def in_batch_loss(model, q_reps, p_reps, teacher_targets=None, compute_score_fun
     """(None, loss) of queries (N, D) and passages (N G, D), G of each query, the first its own.
 
     None stands for the scores, which their training step does not read. With a teacher's scores or
-    scores of another kind the answer is theirs, by their code.
+    scores of another kind their code computes the loss.
     """
     if teacher_targets is not None or compute_score_func is not None:
         return _theirs(model, q_reps, p_reps, teacher_targets, compute_score_func, **options)

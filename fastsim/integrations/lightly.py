@@ -4,7 +4,7 @@
 
 Each is a subclass of lightly's class of that name, 1.5.21 or later (DCLLoss of earlier ones is
 another sum), with its arguments, defaults and results; every other name is that of lightly.loss.
-Where a method or module of theirs was replaced, the answer is theirs, by their code, and a warning
+Where a method or module of theirs was replaced, lightly's code computes the loss, and a warning
 says so once.
 
     NTXentLoss  over both views: log sum_{j != i} exp(z_ij) - z_{i, other view},

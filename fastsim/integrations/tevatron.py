@@ -3,10 +3,10 @@
     from fastsim.integrations.tevatron import SimpleContrastiveLoss, DistributedContrastiveLoss
 
 Subclasses of tevatron.loss's classes, of version 0.1 or of its repository, with their arguments and
-results: the cross entropy of each query's products with all passages, its own being every
-n_target-th, or where there is no such option, at even steps. Targets that are probabilities are
-theirs, by their code, and so is a loss with further attributes, such as a temperature, or of which
-a method was replaced; a warning says so once.
+results: the cross entropy of each query's products with all passages. A query's own passage is
+every n_target-th, or without that option, at even steps. Tevatron's code computes the loss where
+targets are probabilities, and where a loss has further attributes, such as a temperature, or a
+replaced method; a warning says so once.
 """
 
 import torch

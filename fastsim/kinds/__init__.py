@@ -1,9 +1,9 @@
 """The kinds of tile loss, one record each, and the selections.
 
-What stands in a record (kind.py) is said there alone: state, merging, gradients, bounds. Beside it
-a kind has an epilogue in each backend that serves it, under its name. A loss names the kind that it
-uses; apart from that only the backends and `verify` ask for a kind by name. To add one: a subclass
-of `Kind` in the file that it fits best, named in the file's KINDS.
+A record (kind.py) is the only place that tells a kind's state, merging, gradients and bounds.
+Beside it a kind has an epilogue in each backend that serves it, under its name. A loss names the
+kind that it uses; apart from that only the backends and `verify` ask for a kind by name. To add
+one: a subclass of `Kind` in the file that it fits best, named in the file's KINDS.
 """
 
 from fastsim.kinds import contrast, distillation, elementwise, levels, softmax, triplet

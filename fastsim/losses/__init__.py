@@ -1,6 +1,6 @@
 """The losses: functions, thin modules of the same parameters, dense specifications.
 
-One file per loss. `SPECIFICATIONS` has each one's dense formula, with which the tests compare it.
+One file per loss. `SPECIFICATIONS` has the dense formula of each, against which tests check it.
 To add a loss: fastsim/README.md, "Add a loss".
 """
 

@@ -1,7 +1,7 @@
 """AnglE: CoSENT on the angle between the two halves of the embeddings read as complex numbers.
 
 With halves u = (a, b) and v = (c, d), as complex vectors a + ib and c + id, the score is
-|sum(Re q) + sum(Im q)| for the quotient q = (a + ib) / (c + id) with both moduli taken out:
+|sum(Re q) + sum(Im q)| with q = (a + ib) (c - id) / (|u| |v|), the product entry by entry:
 
     score = sqrt(2) * |cos((a + b, b - a), v)|
 
@@ -36,7 +36,7 @@ def angle_similarity(u: Tensor, v: Tensor, *, backend: str | None = None) -> Ten
 
     Args:
         u, v: (N, D), D even.
-        backend: its name; None chooses.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
         (N,) in [0, sqrt(2)], differentiable; v = 0 gives 0.
@@ -86,10 +86,10 @@ def angle(
     Args:
         u, v: (N, D), D even.
         labels: (N,) of any real or integer dtype, none of them NaN.
-        scale: a positive number or 0-d tensor, with a gradient if it wants one.
+        scale: a positive number or 0-d tensor, which may require a gradient.
         group: a process group whose ranks each give their part of the pairs; see
             `fastsim.distributed`.
-        backend: its name; None chooses.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
         A scalar, as `cosent`.

@@ -4,7 +4,7 @@
     L_i = relu(p_i - n_i + margin);   soft: softplus(p_i - n_i + margin)
 
 Source: Hermans, Beyer and Leibe 2017, "In Defense of the Triplet Loss for Person
-Re-Identification", equation 5, there with Euclidean d; the soft margin (of margin 0) in section 2.
+Re-Identification", equation 5, with Euclidean d; the soft margin, with margin 0, is in section 2.
 How the pairs are found without the matrix of distances: fastsim/losses/hardest.py.
 """
 
@@ -55,13 +55,13 @@ def batch_hard_triplet(
     Args:
         embeddings: (N, D).
         groups: (N,) integers; equal ones are positives of each other.
-        margin: a number, by how much the positive is to be closer than the negative.
-        distance: "euclidean", or "cosine", which is 1 - cosine. At distance 0 its gradient is 0.
+        margin: a number, how much closer the positive should be than the negative.
+        distance: "euclidean", or "cosine", which is 1 - cosine. At distance 0 the gradient is 0.
         soft: softplus in place of the hinge.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
-        backend: its name; None chooses.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
         A scalar, or (N,) for reduction "none". A row without a positive or without a negative has

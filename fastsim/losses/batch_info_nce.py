@@ -142,9 +142,9 @@ def batch_info_nce(
 
 
 def _dense_losses(asked):
-    """(N,) losses by the specification; without further candidates of the rows of all ranks."""
+    """Losses by the specification: (N,), or of the rows of all ranks without further candidates."""
     batch, further, more = asked.batch, asked.further, None
-    # Rows of other ranks add nothing to what this rank holds its own against.
+    # Further candidates are compared with this rank's rows alone.
     gather = (lambda rows: rows) if further.given else batch.gather_rows
     columns = batch.gather_columns(asked.candidates)
     scores = dense_scores(gather(asked.anchors), columns, asked.backend, asked.similarity)
@@ -231,8 +231,9 @@ def _with_further(asked, scale):
 
 
 def _goes_both_ways(asked):
-    """Whether one pass makes the log-sum-exps of the candidates' scores and of their columns, which
-    a part is. It has no margin, and no metrics.
+    """Whether one pass over the candidates' scores gives the log-sum-exps of rows and of columns.
+
+    It pays where a part is made of these columns. Such a pass has no margin and no metrics.
     """
     turned = any(part.turned for part in asked.parts)
     return turned and asked.options["margin"] == 0 and not watched()

@@ -1,8 +1,8 @@
 """Triplets of one batch in groups: semi-hard negatives, and all triplets.
 
-    semi-hard: mean over positive pairs (i, p) of relu(d_ip - d_in + margin), with n the nearest
-        negative of i farther than p, or its farthest where there is none
-    all: mean over the triplets with d_ip - d_in + margin > 0 of that value
+    semi-hard: mean over positive pairs (i, p) of relu(d_ip - d_in + margin), where n is the
+        nearest negative of i that is farther away than p, or its farthest where none is
+    all: mean of d_ip - d_in + margin over the triplets in which that is positive
 
 d is the Euclidean distance or 1 - cosine. A row without a negative has no triplet: it adds nothing.
 
@@ -49,13 +49,14 @@ def batch_semi_hard_triplet(
     Args:
         embeddings: (N, D).
         groups: (N,) integers; equal ones are positives of each other.
-        margin: a number, by how much the positive is to be closer than the negative.
+        margin: a number, how much closer the positive should be than the negative.
         distance: "euclidean", or "cosine", which is 1 - cosine.
-        largest_group: an int, rows that no group has more of. Without it a GPU is waited for once,
-            to say how many its largest group has; if a group has more, the loss is NaN.
+        largest_group: an int, an upper bound on the rows of any group; if a group has more, the
+            loss is NaN, but for the eager backend, which needs no bound. None: the bound is read
+            from the groups, for which a GPU is waited for once.
         group: a process group whose ranks each give their part of the batch; see
             `fastsim.distributed`. Embeddings are gathered: a `Ring` is refused.
-        backend: its name; None chooses.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
         A scalar. A batch without a positive pair or of one group gives 0 with zero gradient.
@@ -95,13 +96,14 @@ def batch_all_triplet(
     Args:
         embeddings: (N, D).
         groups: (N,) integers; equal ones are positives of each other.
-        margin: a number, by how much the positive is to be closer than the negative.
+        margin: a number, how much closer the positive should be than the negative.
         distance: "euclidean", or "cosine", which is 1 - cosine.
-        largest_group: an int, rows that no group has more of. Without it a GPU is waited for once,
-            to say how many its largest group has; if a group has more, the loss is NaN.
+        largest_group: an int, an upper bound on the rows of any group; if a group has more, the
+            loss is NaN, but for the eager backend, which needs no bound. None: the bound is read
+            from the groups, for which a GPU is waited for once.
         group: a process group whose ranks each give their part of the batch; see
             `fastsim.distributed`. Embeddings are gathered: a `Ring` is refused.
-        backend: its name; None chooses.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
         A scalar. A batch without a positive pair or of one group gives 0 with zero gradient.
@@ -183,7 +185,7 @@ def _mean(triplets, formula, embeddings, groups, margin, distance, largest_group
         options = float(margin), distance, triplets, largest_group, formula
         total, number = triplet_sum(x, groups, anchors, *options, chosen.name)
     mean = batch.ranks * total / batch.total(number).clamp(min=1)
-    # A number that is not finite may be part of no triplet, but it has to show.
+    # A NaN or Inf that is part of no triplet has to reach the loss all the same.
     return mean + 0 * x.detach().abs().amax()
 
 

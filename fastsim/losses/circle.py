@@ -5,9 +5,10 @@
     a_ip = relu(1 + margin - s_ip),   a_in = relu(s_in + margin),   s = cos
 
 Source: Sun et al. 2020, "Circle Loss: A Unified Perspective of Pair Similarity Optimization",
-equation 4 with the weights of equation 5. The weights a are held constant in the gradient, as in
-the paper. With weights of 1 the loss is a soft hinge on the hardest pair of a positive and a
-negative, where `multi_similarity` has one on the positives and one on the negatives.
+equation 6 (equation 4 with margins), with the weights of equation 5. The weights a are held
+constant in the gradient, as in the paper. With weights of 1 the loss is a soft hinge on the hardest
+pair of a positive and a negative, where `multi_similarity` has one on the positives and one on the
+negatives.
 """
 
 from functools import partial
@@ -47,17 +48,18 @@ def circle(
     Args:
         embeddings: (N, D).
         groups: (N,) integers; equal ones are positives of each other.
-        references: (M, D), what the embeddings are held against; by default themselves, each row
-            left out of its own.
+        references: (M, D), the rows that embeddings are compared with; by default the embeddings
+            themselves, without the pairs of a row with itself.
         reference_groups: (M,) integers, together with references.
-        own_first: the first N references are the embeddings' own, so row i leaves out reference i.
+        own_first: whether the first N references are the embeddings themselves; the pair of row i
+            and reference i is then left out.
         gamma: a positive number, the steepness.
         margin: a number; positives are drawn to a cosine above 1 - margin, negatives pushed to one
             below margin.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
-        backend: its name; None chooses.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
         A scalar, or (N,) for reduction "none". A row without a positive or a negative has loss 0.

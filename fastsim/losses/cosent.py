@@ -29,24 +29,24 @@ def cosent(
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """CoSENT: every two scores in the order of their labels.
+    """CoSENT: trains scores to have the order of their labels.
 
     For pairs with a graded label (STS), through `paired_cosine_similarity`. `angle` is the same on
-    angles, which do not saturate; `cosine_regression` asks for the label's value, not its order.
+    angles, which do not saturate; `cosine_regression` trains the value of a label, not its order.
 
     Formula and source: fastsim/losses/cosent.py.
 
     Args:
         scores: (M,).
         labels: (M,) of any real or integer dtype, none of them NaN.
-        scale: a positive number or 0-d tensor, with a gradient if it wants one.
+        scale: a positive number or 0-d tensor, which may require a gradient.
         group: a process group whose ranks each give their part of the scores; see
             `fastsim.distributed`.
-        backend: its name; None chooses.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
         A scalar. Equal labels contribute nothing; one pair, or all labels equal, gives exactly 0
-        with zero gradient. It takes O(M log M), O(M) for few distinct labels.
+        with zero gradient. The time is O(M log M), and O(M) on a CPU for few distinct labels.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.

@@ -38,16 +38,16 @@ def cosine_regression(
 ) -> Tensor:
     """Squared error of the cosines of paired rows against labels.
 
-    For pairs with a graded label, as Sentence-BERT trained them; `cosent` asks for the labels'
-    order alone, and usually gives the better rank correlation.
+    For pairs with a graded label, as Sentence-BERT trained them; `cosent` trains only the order of
+    the labels, and usually gives the better rank correlation.
 
     Formula and source: fastsim/losses/cosine_regression.py.
 
     Args:
         u, v: (N, D).
-        labels: (N,) of any real dtype, none NaN; cosines can meet those in [-1, 1].
+        labels: (N,) of any real dtype, none of them NaN; a cosine can only reach [-1, 1].
         reduction: "mean", "sum" or "none".
-        backend: its name; None chooses.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
         A scalar, or (N,) for reduction "none".

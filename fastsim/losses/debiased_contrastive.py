@@ -64,8 +64,8 @@ def debiased_contrastive(
     """InfoNCE with false negatives discounted (tau_plus) and hard negatives up-weighted (beta).
 
     For pairs without labels, where many of the other candidates belong to the anchor's class. Where
-    false negatives are known take `info_nce` with `exclude`, where a guide model finds them with
-    `guide`.
+    false negatives are known, take `info_nce` with `exclude`; where a guide model can find them,
+    `info_nce` with `guide`.
 
     Formula and source: fastsim/losses/debiased_contrastive.py.
 
@@ -73,9 +73,9 @@ def debiased_contrastive(
         anchors: (N, D).
         candidates: (M, D); all but an anchor's own positive are its negatives.
         positives: (N,) integers, the column of each anchor's positive; by default `arange(N)`.
-        temperature: a positive number or 0-d tensor, with a gradient if it wants one.
+        temperature: a positive number or 0-d tensor, which may require a gradient.
         tau_plus: the probability that a negative is a positive, at least 0 and below 1: a number,
-            or (N,) of each row. About one over the number of classes.
+            or (N,) for the rows. With equally large classes it is 1 / the number of classes.
         beta: a number, at least 0: a negative weighs e^(beta cos / temperature). 0: all weigh
             the same.
         exclude: (row_ids (N,), column_ids (M,)) integers; a pair with equal ids that is not the
@@ -83,7 +83,7 @@ def debiased_contrastive(
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
-        backend: its name; None chooses.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
         A scalar, or (N,) for reduction "none". An anchor without a negative has loss 0.

@@ -5,8 +5,8 @@
 s is the cosine, or with similarity="dot" the dot product; candidate_bias as in `info_nce`.
 
 Source: Yeh et al. 2022, "Decoupled Contrastive Learning", equation 6 (L_DC). The gradient of
-InfoNCE is that of this loss times 1 - p, p the probability of the positive: where a batch is small
-and its positives are found easily, little is left of it. Without the factor small batches learn
+InfoNCE is that of this loss times 1 - p, where p is the probability of the positive. In a small
+batch p is often close to 1, which leaves little gradient. Without the factor, small batches learn
 nearly as well as large ones. The loss has no lower bound.
 """
 
@@ -60,14 +60,14 @@ def decoupled_contrastive(
         anchors: (N, D).
         candidates: (M, D); all but an anchor's own positive are its negatives.
         positives: (N,) integers, the column of each anchor's positive; by default `arange(N)`.
-        temperature: a positive number or 0-d tensor, with a gradient if it wants one.
+        temperature: a positive number or 0-d tensor, which may require a gradient.
         candidate_bias: (M,) numbers added to the candidates' logits, minus log q_j for candidates
             drawn with probabilities q_j (see `info_nce`).
-        similarity: what a score is, "cosine" or "dot", the product of the rows as they are.
+        similarity: what a score is: "cosine", or "dot" for the dot product without normalisation.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
-        backend: its name; None chooses.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
         A scalar, or (N,) for reduction "none". An anchor without a negative has loss 0.

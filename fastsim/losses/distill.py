@@ -6,9 +6,9 @@
                  m_ij = (s_{i, pos_i} - s_ij) / temperature
                  n_ij = (t_{i, pos_i} - t_ij) / teacher_temperature
 
-s_ij is the cosine of x_i and y_j, t_ij that of the teacher's embeddings of the pair. Its matrix is
-never made: a panel of it stands beside the panel of the scores. Or it is given, as a cross-encoder
-gives it.
+s_ij is the cosine of x_i and y_j, t_ij the cosine of the teacher's embeddings of the same pair. The
+matrix of t is never made as a whole: each panel of it is computed beside the panel of s. Or the
+matrix of t is given, for example the scores of a cross-encoder.
 
 Source: Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", section 2, whose factor
 temperature^2 keeps the size of the gradient; over the candidates of a batch: Lin et al. 2020,
@@ -82,7 +82,7 @@ def distill(
     """Distillation of a teacher's scores of every pair of the batch.
 
     To train a small encoder on a large one's or a cross-encoder's scores of all pairs. Take "kl"
-    first; "margin_mse" where differences of scores are to be met, as where two models share an
+    first; "margin_mse" where the differences between scores matter, as where two models share an
     index. For token embeddings take `late_interaction_distillation`, for the values of scores
     themselves `matrix_mse`.
 
@@ -97,19 +97,19 @@ def distill(
         positives: (N,) integers, for "margin_mse" alone: the column whose score the others of a row
             are compared with; `arange(N)` by default.
         kind: "kl", the divergence KL(p || q) of the teacher's softmax p from a row's own, q; or
-            "margin_mse", the squared error of a row's margins, the score of the positive less that
-            of another.
+            "margin_mse", the squared error of a row's margins; a margin is the positive's score
+            minus that of another candidate.
         temperature: what the scores are divided by, a positive number; None: 0.05 for "kl", 1 for
             "margin_mse".
         teacher_temperature: what the teacher's scores are divided by, a positive number; None:
-            `temperature`. Logits of a cross-encoder from -10 to 10 meet cosines with 10 times
-            `temperature`. Where it is not `temperature` and the teacher's scores are given,
-            "margin_mse" holds one more N x M matrix.
+            `temperature`. With 10 times `temperature`, logits of a cross-encoder from -10 to 10
+            have the range of cosines. If the two temperatures differ and the teacher's scores are
+            given, "margin_mse" holds one more N x M matrix.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
-            `fastsim.distributed`. Scores of a teacher hold the rank's own rows against the
-            candidates of all ranks.
-        backend: its name; None chooses.
+            `fastsim.distributed`. A matrix of teacher scores has the rank's own rows, and
+            the candidates of all ranks as columns.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
         A scalar, or (N,) for reduction "none".

@@ -1,13 +1,13 @@
 """What `distill` computes: of a small batch in one call, else in passes.
 
 With d_ij = s_ij - (temperature / teacher_temperature) t_ij and m_i their mean over the columns, a
-row of margin_mse is but for its factor
+row of margin_mse is, up to a factor,
 
     sum_j (d_ij - d_{i, pos_i})^2 = sum_j (d_ij - m_i)^2 + M (d_{i, pos_i} - m_i)^2
 
-The first is a squared error of scores less a number of their row, the second a product of two
-embeddings (`_of_rows`). The gradient of each is rounded to 16 bits where embeddings have these:
-what all columns have in common adds to neither, so that nothing large cancels where the two meet.
+The first term is a squared error of scores minus one number per row, the second a product of two
+embeddings (`_of_rows`). For 16-bit embeddings the gradient of each term is rounded to 16 bits. What
+all columns have in common is in neither term, so nothing large cancels where the two are added.
 """
 
 from dataclasses import replace

@@ -4,9 +4,10 @@
     semi-hard: closest_i = max{s_ij : j != i, s_ij <= s_ii};  hard: max{s_ij : j != i}
 
 Source: the Siamese network of the Trax library and its course, after Schroff et al. 2015
-(FaceNet), section 3.2 for semi-hard mining; the circulating form with "closest = hardest
-off-diagonal" is mining="hard". The mean is a product with the sum of all candidates, so no pass
-over N x M; the closest is one, forward only, and its gradient touches one candidate a row.
+(FaceNet), section 3.2 for semi-hard mining; the common variant that takes the hardest off-diagonal
+score as the closest is mining="hard". The mean is a product with the sum of all candidates, which
+needs no pass over N x M. The closest negative needs one, in the forward pass alone; its gradient
+reaches one candidate per row.
 """
 
 import torch
@@ -46,22 +47,23 @@ def full_triplet(
 ) -> Tensor:
     """Mean-negative and closest-negative triplet loss on cosines.
 
-    For pairs, where a margin is wanted rather than a softmax (`info_nce`). Rows with class labels
-    have `batch_hard_triplet`.
+    For pairs, where a margin is wanted rather than a softmax (`info_nce`). For rows with class
+    labels take `batch_hard_triplet`.
 
     Formula and source: fastsim/losses/full_triplet.py.
 
     Args:
         anchors: (N, D).
         positives: (M, D), M >= N: row i's positive is column i, every other column a negative.
-        margin: a number, by how much the positive is to be closer than a negative.
-        mining: "semi-hard", the closest negative no closer than the positive, or "hard".
+        margin: a number, how much closer the positive should be than a negative.
+        mining: "semi-hard", the closest negative that is no closer than the positive; or "hard",
+            the closest of all.
         exclude: (row_ids (N,), column_ids (M,)) integers; a pair with equal ids that is not the
             anchor's positive takes no part.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
-        backend: its name; None chooses.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
         A scalar, or (N,) for reduction "none". A row without a negative adds 0 to its term.

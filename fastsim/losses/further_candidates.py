@@ -1,10 +1,10 @@
-"""What else a softmax may hold a row against beside its candidates, as log-sum-exps of the engine.
+"""Further terms of a row's softmax, beside its candidates, as log-sum-exps of the engine.
 
     query_to_query  a_i . a_j, j != i             own_negatives  a_i . n_ik, of row i alone
     doc_to_query    c_{pos_i} . a_j               references     a_i . r_j, no gradient to r
     doc_to_doc      c_{pos_i} . c_j, j != pos_i
 
-Of each part one number a row is kept, and its scores are computed again for the gradient.
+Each part keeps one number per row; its scores are computed again for the gradient.
 """
 
 from dataclasses import dataclass, replace

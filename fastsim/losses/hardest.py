@@ -2,9 +2,9 @@
 
     p_i = max_{j != i, group(j) = group(i)} d(i, j),   n_i = min_{group(j) != group(i)} d(i, j)
 
-One pass over the scores, forward only, finds both columns; the distances are then taken of the
-pairs themselves, so that they are as exact as the inputs, and the gradient touches two rows a row.
-For Euclidean d the order of the distances to x_i is that of x_i . x_j - |x_j|^2 / 2.
+One pass over the scores, forward only, finds both columns. The distances of these pairs are then
+computed from their rows, so that they are as exact as the inputs; the gradient of a row reaches two
+others. For Euclidean d, x_j is the nearer to x_i the larger x_i . x_j - |x_j|^2 / 2 is.
 
 Source: that of `batch_hard_triplet`, fastsim/losses/batch_hard_triplet.py.
 """
@@ -70,15 +70,16 @@ def hardest_pairs(
     Args:
         embeddings: (N, D).
         groups: (N,) integers; equal ones are positives of each other.
-        references: (M, D), what the embeddings are held against; by default themselves, each row
-            left out of its own.
+        references: (M, D), the rows that embeddings are compared with; by default the embeddings
+            themselves, without the pairs of a row with itself.
         reference_groups: (M,) integers, together with references.
-        own_first: the first N references are the embeddings' own, so row i leaves out reference i.
+        own_first: whether the first N references are the embeddings themselves; the pair of row i
+            and reference i is then left out.
         distance: "euclidean", or "cosine", which is 1 - cosine.
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`. The rows are then the rank's own, the indices those of the
             references of all ranks, rank after rank.
-        backend: its name; None chooses.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
         `HardestPairs`, its distances differentiable.

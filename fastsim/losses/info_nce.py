@@ -4,9 +4,9 @@
     z_ij = (s(a_i, c_j) - margin [j = pos_i]) / temperature + candidate_bias_j
 
 s is the cosine, or with similarity="dot" the dot product. symmetric=True: the mean of L_i and of
-the same over anchors, log sum_k exp(z_{k, pos_i}) - z_{i, pos_i}. The sum has further candidates
-with directions, own_negatives and references (further_candidates.py). label_smoothing e: e times
-z_{i, pos_i} - mean_j z_ij is added.
+the same over anchors, log sum_k exp(z_{k, pos_i}) - z_{i, pos_i}. directions, own_negatives and
+references add further terms to the sum over j (further_candidates.py). label_smoothing=e adds
+e (z_{i, pos_i} - mean_j z_ij) to L_i.
 
 Source: van den Oord et al. 2018, "Representation Learning with Contrastive Predictive Coding",
 equation 4; symmetric: Radford et al. 2021 (CLIP), figure 3; margin: Yang et al. 2019, "Improving
@@ -85,7 +85,7 @@ def info_nce(
 
     The first choice for pairs, such as queries and documents. Take `siglip` where a row has several
     positives in the batch, `sup_con` where rows have class labels. Where many negatives are false
-    and no `guide` is at hand, `exclude_above` or `debiased_contrastive`.
+    and there is no model for `guide`, try `exclude_above` or `debiased_contrastive`.
 
     Formula and source: fastsim/losses/info_nce.py.
 
@@ -94,38 +94,38 @@ def info_nce(
         candidates: (M, D), M >= N unless `positives` says otherwise. Columns that are nobody's
             positive are hard negatives (all positives first, then the negatives).
         positives: (N,) integers, the column of each anchor's positive; `arange(N)` by default.
-        temperature: a positive number or 0-d tensor, with a gradient if it wants one.
+        temperature: a positive number or 0-d tensor, which may require a gradient.
         symmetric: the mean of anchor -> candidate and positive -> anchor cross entropy.
         exclude: (row_ids (N,), column_ids (M,)) integers; a pair with equal ids that is not the
             anchor's positive takes no part (duplicates, known false negatives).
-        exclude_above: a candidate whose score is more than this above the positive's takes no part
-            (a likely false negative); None: all do.
+        exclude_above: a number, at least 0; a candidate whose score exceeds the positive's by more
+            than this takes no part (a likely false negative). None: all take part.
         margin: a number, taken from the positive's score.
         candidate_bias: (M,) numbers added to the candidates' logits, positives among them, without
-            a gradient. Where candidate j is drawn with probability q_j, as in-batch negatives are
-            drawn by how popular they are, give `-q.log()`: minus the log. The gradient is then that
-            of the softmax over the whole catalogue, estimated from the batch.
-        guide: (anchors (N, E), candidates (M, E)), embeddings of the same rows by another model. A
-            candidate whose cosine with the anchor is by them above t - guide_margin takes no part,
-            t being their cosine of the anchor with its positive, which is always kept (GISTEmbed).
+            a gradient. Where candidate j is drawn with probability q_j (in-batch negatives come in
+            proportion to their popularity), give `-q.log()`. The gradient is then an estimate, from
+            the batch, of that of the softmax over the whole catalogue.
+        guide: (anchors (N, E), candidates (M, E)), embeddings of the same rows by another model
+            (GISTEmbed). A candidate takes no part if its guide cosine with the anchor is above
+            t - guide_margin, where t is that of the positive. The positive always takes part.
         guide_margin: a number; with guide_strategy "relative" the limit is t - |t| guide_margin.
         guide_strategy: "absolute" or "relative".
-        directions: what else competes with the positive. Always "query_to_doc", the anchors with
-            the candidates; "query_to_query", the other anchors with the anchor; "doc_to_query", all
-            anchors with the positive, and "doc_to_doc", the other candidates with it. With all four
-            it is the loss of GTE.
-        own_negatives: (N, K, D), hard negatives that only their own row is held against; K of them
-            cost N K products, where as candidates they cost N^2 K.
-        references: (R, D), candidates without a gradient, such as a queue of earlier batches; those
-            of this process alone, with `group` too.
+        directions: which scores compete with the positive's: always "query_to_doc", those of the
+            anchor with the candidates; also "query_to_query", of the anchor with other anchors;
+            "doc_to_query", of the positive with all anchors; "doc_to_doc", of the positive with
+            other candidates. All four give the loss of GTE.
+        own_negatives: (N, K, D), K hard negatives per anchor, which are compared with that anchor
+            alone. They cost N K scores; as candidates they would cost N^2 K.
+        references: (R, D), candidates without a gradient, such as a queue of earlier batches;
+            with `group` too, a process uses its own alone.
         label_smoothing: the share, at least 0 and below 1, of the target that all M candidates
             get in equal parts.
-        similarity: what a score is: "cosine", or "dot" for the product of the rows as they are,
-            with a temperature near 1.
+        similarity: what a score is: "cosine", or "dot" for the dot product without normalisation,
+            which suits a temperature near 1.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
-        backend: its name; None chooses.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
         A scalar, or (N,) for reduction "none".
@@ -259,8 +259,8 @@ def info_nce_from_scores(
 ) -> Tensor:
     """The specification of `info_nce`: scores (N, M), the other parameters as there.
 
-    more: (N, R) logits of what each row is held against beside its candidates (the directions, its
-        own negatives, references), -inf for what takes no part.
+    more: (N, R) further logits of each row (directions, own negatives, references), -inf for
+        what takes no part.
     """
     check_scores("scores", scores)
     rows, columns = scores.shape

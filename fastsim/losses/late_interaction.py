@@ -11,7 +11,7 @@ With a teacher's scores T_ij of the same documents in place of positives (`..._d
 Source: Khattab and Zaharia 2020, "ColBERT", equation 3 and section 3.4; in-batch negatives and
 distillation: Santhanam et al. 2022, "ColBERTv2", section 3.3; images: Faysse et al. 2024,
 "ColPali", equations 1 and 2; the factor temperature^2: Hinton et al. 2015, "Distilling the
-Knowledge in a Neural Network", section 2. With one token of each it is `info_nce`.
+Knowledge in a Neural Network", section 2. With one token per text it is `info_nce`.
 """
 
 import torch
@@ -76,9 +76,9 @@ def late_interaction(
             `N * torch.arange(B)`.
         query_mask: (B, Lq) bool, False for padding; None: every row is a token.
         document_mask: (C, Ld) bool, likewise. A positive has to have a token; another document
-            without one takes no part. A query without tokens has the same score with all.
+            without one takes no part. A query without tokens has score 0 with each.
         positives: (B,) integers, the document of each query; `arange(B)` by default.
-        temperature: a positive number or 0-d tensor, with a gradient if it wants one. Scores are
+        temperature: a positive number or 0-d tensor, which may require a gradient. Scores are
             sums over a query's tokens, so 1 suits about 32 tokens; with `average` try 0.02.
         similarity: "cosine", or "dot" for plain products, as of embeddings that have norm 1.
         average: the mean over a query's tokens in place of the sum.
@@ -88,7 +88,7 @@ def late_interaction(
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, of their own lengths
             Lq and Ld; see `fastsim.distributed`. Documents are gathered: a `Ring` is refused.
-        backend: its name; None chooses.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
         A scalar, or (B,) for reduction "none". float32, float64 for float64.
@@ -218,8 +218,8 @@ def late_interaction_distillation(
 
     Args:
         queries: token embeddings (B, Lq, D).
-        documents: token embeddings (B, N, Ld, D), N >= 2 of each query; or (C, Ld, D), C >= 2 that
-            every query meets.
+        documents: token embeddings (B, N, Ld, D), N >= 2 documents for each query; or (C, Ld, D),
+            C >= 2 documents that every query is scored with.
         teacher_scores: (B, N) or (B, C), any real numbers; no gradient reaches them.
         query_mask: (B, Lq) bool, False for padding; None: every row is a token.
         document_mask: bool, the shape of `documents` without D. Every document has to have a token.

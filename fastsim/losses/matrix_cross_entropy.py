@@ -63,7 +63,7 @@ def matrix_cross_entropy(
     """Cross entropy of the scores' row softmax against a target matrix.
 
     For graded targets of every pair, or a teacher's scores. With targets of 1 for a row's positive
-    and 0 elsewhere it is `info_nce`; `matrix_mse` asks for the targets' values.
+    and 0 elsewhere it is `info_nce`; `matrix_mse` fits the values of the targets.
 
     Formula and source: fastsim/losses/matrix_cross_entropy.py.
 
@@ -73,14 +73,14 @@ def matrix_cross_entropy(
         targets: (N, M) of any real or integer dtype, 1 similar, -1 not, soft values between; or
             (row_groups (N,), column_groups (M,)) integers, the same group 1, else -1; or None: 1
             on the diagonal, else -1.
-        temperature: a positive number or 0-d tensor, with a gradient if it wants one.
+        temperature: a positive number or 0-d tensor, which may require a gradient.
         candidate_bias: (M,) numbers added to the logits of y's rows, minus log q_j for candidates
             drawn with probabilities q_j (see `info_nce`).
-        similarity: what a score is: "cosine", or "dot" for the product of the rows as they are.
+        similarity: what a score is: "cosine", or "dot" for the dot product without normalisation.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
-        backend: its name; None chooses.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
         A scalar, or (N,) for reduction "none".

@@ -5,8 +5,9 @@
 Source: torch.nn.MSELoss, applied to (S, targets).
 
 Each pair's score gradient needs its own score and target alone, so one fused pass of the scores
-gives loss and gradient. Against +-1 every pair of different groups is pushed to cosine -1: it is
-for graded targets. `cosent_matrix` trains the order of the scores instead of their values.
+gives loss and gradient. With targets of +-1 every pair from two groups is pushed to cosine -1, so
+the loss is for graded targets. `cosent_matrix` trains the order of the scores instead of their
+values.
 """
 
 from functools import partial
@@ -48,8 +49,8 @@ def matrix_mse(
 ) -> Tensor:
     """Mean squared error of the cosines against a target matrix.
 
-    For graded targets of every pair whose values are to be met; `cosent_matrix` asks for their
-    order alone, `cosine_regression` is the same for a list of pairs.
+    For graded targets of every pair, where their values matter; `cosent_matrix` trains only their
+    order, `cosine_regression` is the same for a list of pairs.
 
     Formula and source: fastsim/losses/matrix_mse.py.
 
@@ -62,7 +63,7 @@ def matrix_mse(
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
-        backend: its name; None chooses.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
         A scalar, or the row means (N,) for reduction "none".
@@ -73,7 +74,7 @@ def matrix_mse(
 
     Example:
         >>> rows = torch.eye(2)
-        >>> fastsim.matrix_mse(rows, rows, None)  # the zeros are wanted to be -1
+        >>> fastsim.matrix_mse(rows, rows, None)  # the two zeros should be -1
         tensor(0.5000)
     """
     check_sides("y", y, "x", x, empty=group is not None)

@@ -1,4 +1,4 @@
-"""Matryoshka: a loss summed over prefixes of the embeddings, so that each prefix is one itself.
+"""Matryoshka: a loss summed over prefixes of the embeddings, so that each prefix is of use alone.
 
     L = sum_w c_w loss(embeddings[:, :w])
 
@@ -21,21 +21,20 @@ from fastsim.checks import FLOATING, check_count, check_number
 from fastsim.engine.sweep import sum_over
 from fastsim.losses.module import LossModule
 
-# Arguments of losses that are no embeddings of the model: they keep their width.
+# Arguments of losses that are not embeddings of the model; they keep their width.
 _GIVEN = frozenset({"targets", "teacher_x", "teacher_y", "teacher_scores"})
 
 
 class Matryoshka(torch.nn.Module):
     """A loss on the first w dimensions of every embedding, summed over widths.
 
-    For embeddings that will be cut to fewer numbers when they are used.
+    For embeddings that will be truncated to fewer dimensions when they are used.
 
     Args:
         loss: a loss module of fastsim, or any function of embeddings (N, D) and further arguments
-            that returns a scalar, or as with reduction "none" a number of each row; its embeddings
-            are the arguments, by place or by name, that are floating-point of two to four
-            dimensions, but for a target matrix (`targets`) and what a teacher gives (`teacher_x`,
-            `teacher_y`, `teacher_scores`).
+            that returns a scalar, or one number per row as with reduction "none". All its
+            floating-point arguments of two to four dimensions, positional or by name, are taken for
+            embeddings, except `targets`, `teacher_x`, `teacher_y` and `teacher_scores`.
         widths: distinct ints.
         weights: as many numbers or 0-d tensors c_w, 1 by default.
 
@@ -44,7 +43,7 @@ class Matryoshka(torch.nn.Module):
 
     Example:
         >>> loss = fastsim.losses.Matryoshka(fastsim.losses.InfoNCE(temperature=1.0), widths=[2, 1])
-        >>> loss(torch.eye(2), torch.eye(2))  # 0.3133 of both numbers, 0.5032 of the first alone
+        >>> loss(torch.eye(2), torch.eye(2))  # width 2 gives 0.3133, width 1 0.5032
         tensor(0.8165)
     """
 

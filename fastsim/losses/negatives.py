@@ -3,8 +3,8 @@
     mean_i = mean_{j != i} s_ij
     closest_i = max{s_ij : j != i, s_ij <= s_ii} (semi-hard), max{s_ij : j != i} (hard)
 
-The mean is a product with the sum of all candidates, so no pass over N x M; the closest is one,
-forward only, and its gradient touches one candidate a row.
+The mean is a product with the sum of all candidates, which needs no pass over N x M. The closest
+negative needs one, in the forward pass alone; its gradient reaches one candidate per row.
 
 Source: that of `full_triplet`, fastsim/losses/full_triplet.py.
 """
@@ -37,7 +37,7 @@ def mean_negative(anchors: Tensor, positives: Tensor, *, backend: str | None = N
     Args:
         anchors: (N, D).
         positives: (M, D), M >= N.
-        backend: its name; None chooses.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
         (N,), differentiable; -inf where there is no other column.
@@ -72,11 +72,11 @@ def closest_negative(
         anchors: (N, D).
         positives: (M, D), M >= N.
         mining: "semi-hard", the largest cosine not above the positive's, or "hard", the largest.
-        backend: its name; None chooses.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
         (values (N,), indices (N,)), the values differentiable. A row with no such negative has
-        value -inf and index -1, one with a score that is not finite the value NaN.
+        value -inf and index -1; a row with a score that is not finite has value NaN and any index.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.

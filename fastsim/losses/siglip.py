@@ -11,8 +11,8 @@ positive may count v_ij <= 1 times a negative, with k_i positives of the row and
 
 Source: Zhai et al. 2023, "Sigmoid Loss for Language Image Pre-Training", equation 1, there with
 the diagonal as the only positives. The division is by N, not N^2; scale and bias start at 10 and
--10 so that the many negatives do not swamp the start: without them sigma of a cosine never
-leaves 0.27 to 0.73. The weights of several positives are those of SigLIP+ in siglip-kernel 0.1
+-10 so that the many negatives do not dominate the first steps: sigma of a bare cosine stays
+between 0.27 and 0.73. The weights of several positives are those of SigLIP+ in siglip-kernel 0.1
 (github.com/avocardio/siglip-kernel), whose loss is this one divided by M.
 """
 
@@ -74,8 +74,8 @@ def siglip(
     """Pairwise sigmoid loss against any target matrix.
 
     For pairs where a row may have several positives, and for image and text. Every pair is decided
-    alone, so there is no softmax over the batch; with one positive a row, `info_nce` is its
-    neighbour.
+    alone, so there is no softmax over the batch; with one positive per row, `info_nce` is the
+    alternative with a softmax.
 
     Formula and source: fastsim/losses/siglip.py.
 
@@ -85,16 +85,16 @@ def siglip(
         targets: (N, M) of any real or integer dtype, 1 similar, -1 not, soft values between; or
             (row_groups (N,), column_groups (M,)) integers, the same group 1, else -1; or None: 1
             on the diagonal, else -1.
-        scale, bias: numbers or 0-d tensors, with a gradient if they want one.
-        positive_weight: what a positive counts, with groups as targets: "one" as much as a
-            negative; "row" 1/k for the k positives of its row, so that rows with many do not
-            outweigh the others; "both" the mean of that and 1/k' for those of its column, the same
-            with x and y exchanged. With `group` the positives of all ranks are counted.
-        similarity: what a score is: "cosine", or "dot" for the product of the rows as they are.
+        scale, bias: numbers or 0-d tensors, which may require a gradient.
+        positive_weight: the weight of a positive where targets are groups: "one", 1 as for a
+            negative; "row", 1/k for k positives in its row, so that rows with many do not outweigh
+            the others; "both", the mean of 1/k and 1/k' for k' positives in its column, which
+            treats x and y alike. With `group` the positives of all ranks are counted.
+        similarity: what a score is: "cosine", or "dot" for the dot product without normalisation.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
-        backend: its name; None chooses.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
         A scalar, the sum over all pairs divided by N, or the row sums (N,) for reduction "none".
@@ -210,10 +210,9 @@ class SigLIP(LossModule):
 
 
 def _off_zero(scale, x):
-    """A scale to learn, 1e-20 in place of 0: its gradient is found as a sum of score gradients over
-    it.
+    """A scale that is learnt, with 1e-20 in place of 0, since its gradient is divided by it.
 
-    No logit and no sum of float32 tells the two apart.
+    No logit and no sum in float32 tells the two apart.
     """
     if not (isinstance(scale, torch.Tensor) and scale.requires_grad):
         return scale

@@ -48,16 +48,17 @@ def sup_con(
     Args:
         embeddings: (N, D).
         groups: (N,) integers; equal ones are positives of each other.
-        references: (M, D), what the embeddings are held against; by default themselves, each row
-            left out of its own.
+        references: (M, D), the rows that embeddings are compared with; by default the embeddings
+            themselves, without the pairs of a row with itself.
         reference_groups: (M,) integers, together with references.
-        own_first: the first N references are the embeddings' own, so row i leaves out reference i.
-        temperature: a positive number or 0-d tensor, with a gradient if it wants one.
-        similarity: what a score is: "cosine", or "dot" for the product of the rows as they are.
+        own_first: whether the first N references are the embeddings themselves; the pair of row i
+            and reference i is then left out.
+        temperature: a positive number or 0-d tensor, which may require a gradient.
+        similarity: what a score is: "cosine", or "dot" for the dot product without normalisation.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
-        backend: its name; None chooses.
+        backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
         A scalar, or (N,) for reduction "none". A row without a positive has loss 0 and does not

@@ -34,14 +34,14 @@ def triplet_margin(
 ) -> Tensor:
     """Euclidean triplet loss, row by row.
 
-    For triplets that somebody mined, as Sentence-BERT had them. `info_nce` with hard negatives
-    takes the whole batch for negatives as well.
+    For triplets that were mined beforehand, as in Sentence-BERT. `info_nce` with hard negatives
+    also uses the other rows of the batch as negatives.
 
     Formula and source: fastsim/losses/triplet_margin.py.
 
     Args:
         anchors, positives, negatives: (N, D) each.
-        margin: a number, by how much the positive is to be closer than the negative.
+        margin: a number, how much closer the positive should be than the negative.
         reduction: "mean", "sum" or "none".
 
     Returns:
@@ -110,7 +110,7 @@ def _reduced(anchors, positives, negatives, margin, reduction, backend):
 
 
 class _TripletMargin(torch.autograd.Function):
-    """The loss in one function: what the anchors get is what the others get, turned round.
+    """The loss in one function: the anchors' gradient is minus the sum of the other two.
 
     So a backward pass makes the three gradients and no other N x D numbers.
     """

@@ -96,7 +96,7 @@ def _check_asks_for_none(targets):
     if targets.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             "targets: wanted a tensor that asks for no gradient, since none reaches it,"
-            " got requires_grad=True (targets.detach() has it not)"
+            " got requires_grad=True (use targets.detach())"
         )
 
 

@@ -11,10 +11,10 @@ _PART = 100_000  # rows whose texts are numbered at once
 
 
 def batch_plan(dataset, layout, loss, batch_size, *, seed=0):
-    """A batch sampler, or None for formats whose rows need no company of a kind.
+    """A batch sampler, or None for formats whose rows may stand in any batch.
 
-    Losses that take `exclude` get full batches and the links of `LinkedBatches`; those without get
-    equal texts in batches apart; those that look at no other row get any rows.
+    Losses that take `exclude` get full batches and the links of `LinkedBatches`; losses without it
+    get batches that hold no text twice; losses that look at no other row get any rows.
     """
     if layout.name not in DEALT:
         return None

@@ -51,7 +51,7 @@ def check(options, checkpoints, processes):
         if saved.written(checkpoints) and not options.overwrite:
             raise OutputError(
                 f"output: {str(checkpoints)!r} holds checkpoints of an earlier run;"
-                " --resume goes on with it, --overwrite begins anew"
+                " --resume continues it, --overwrite starts afresh"
             )
         return asked, None, []
     checkpoint, passed = saved.newest_whole(checkpoints)

@@ -205,14 +205,14 @@ def read_run(checkpoints):
     file = Path(checkpoints) / RUN
     if not file.is_file():
         raise OutputError(
-            f"resume: {str(file)!r} is missing; without it nobody knows what the run was asked."
-            " --overwrite begins anew"
+            f"resume: {str(file)!r} is missing; it holds the options of the run."
+            " --overwrite starts afresh"
         )
     try:
         state = json.loads(file.read_text(encoding="utf-8"))
         state["asked"], state["before"]
     except (ValueError, KeyError, TypeError) as error:
         raise OutputError(
-            f"resume: {str(file)!r} is damaged or empty; --overwrite begins anew"
+            f"resume: {str(file)!r} is damaged or empty; --overwrite starts afresh"
         ) from error
     return state

@@ -46,17 +46,25 @@ def read_data(
 ):
     """A file as (datasets.Dataset of the columns in use, `Format`).
 
-    path: CSV or TSV (UTF-8; TSV without quoting), JSON lines, JSON or Parquet, plain or gzip, told
-    by the suffix or `kind`; or a data set on the hub (`fastsim.training.hub`); or a list of such
-    with the same columns. columns: None, a header
-    with the names of `formats.COLUMNS`; or a list of items `role`, `role=name in the header`, `_`
-    (not used). Plain roles select from a header that has them all, else the file has no header and
-    they name its columns in order; header says so where that is not to be guessed. delimiter: of a
-    CSV file, by default a comma. skip_bad_rows: leave out rows that do not fit. say: a function, by
-    default to the error stream, that is told how many these are and which, what columns are not
-    used, and what a file without a header begins with where that was guessed. Scores become floats,
-    labels stay text; in JSON and Parquet they may be numbers. `DataError` for anything that does
-    not fit, at the first such row.
+    Scores become floats; labels stay text, but may be numbers in JSON and Parquet.
+
+    Args:
+        path: CSV or TSV (UTF-8; TSV without quoting), JSON lines, JSON or Parquet, plain or gzip;
+            or a data set on the hub (`fastsim.training.hub`); or a list of these with the same
+            columns.
+        columns: a list of items `role`, `role=name in the header`, or `_` (not used); None: the
+            header has the names of `formats.COLUMNS`. Plain roles select from a header that has
+            them all; otherwise the file has no header, and they name its columns in order.
+        kind: the format of a file whose suffix does not tell it.
+        delimiter: of a CSV file, by default a comma.
+        header: whether the first line is a header; None: it is guessed.
+        skip_bad_rows: leave out rows that do not fit.
+        say: a function of one line of text, by default to the error stream. It is told which rows
+            are left out, which columns are not used, and the first row of a file that is taken to
+            have no header.
+
+    Raises:
+        DataError: at the first row, or anything else, that does not fit.
     """
     say = say or tell
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)

@@ -101,13 +101,15 @@ def evaluate_encoder(
 ):
     """Metrics of an `Encoder` on a data set: a dictionary of numbers.
 
-    Scored pairs: Pearson and Spearman under cosine, dot, Euclidean, Manhattan. Labelled pairs: with
-    `classifier` (module, class names) accuracy and macro F1, else for labels 0 and 1 accuracy and
-    F1 at the best threshold and average precision. Tuples: triplet accuracy where there are
-    negatives, and retrieval of the positives among all positives and negatives. Labelled texts:
-    retrieval of the texts of the same label. width: how many numbers of each embedding count; by
-    default all that `encode` gives, and for a classifier, which takes whole embeddings, all there
-    are. ValueError for data without a metric.
+    Scored pairs: Pearson and Spearman under cosine, dot, Euclidean and Manhattan similarity.
+    Labelled pairs: with `classifier` (module, class names) accuracy and macro F1; otherwise, for
+    labels 0 and 1, accuracy and F1 at the best threshold, and average precision.
+    Tuples: triplet accuracy where there are negatives, and retrieval of the positives among all
+    positives and negatives.
+    Labelled texts: retrieval of the texts of the same label.
+
+    width: how many numbers of each embedding count; None: all that `encode` gives, or the whole
+    embedding for a classifier. ValueError for data without a metric.
     """
     check_evaluation(dataset, layout, classes=classifier and classifier[1])
     columns = [dataset[name][:] for name in layout.texts]

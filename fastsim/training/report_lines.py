@@ -32,7 +32,7 @@ def header(options, task, processes):
         f"model    {options.model}: {every / 1e6:.1f} M parameters, {trained / 1e6:.1f} M trained"
         + ("" if task.cross else f", {task.encoder.dim} wide, {task.encoder.pooling} pooling"),
         f"data     {len(task.train):,} rows, {task.layout.name} ({', '.join(task.layout.columns)});"
-        f" texts of {lengths[len(lengths) // 2]} characters in the middle, {lengths[-1]} at most",
+        f" texts of {lengths[len(lengths) // 2]} characters (median), {lengths[-1]} at most",
         f"batches  {count:,} of {size} rows{many}{micro}; {steps:,} steps",
         f"loss     {options.loss}"
         + (f" ({loss})" if loss else "")
@@ -47,7 +47,7 @@ def idle_gpus(device, processes):
     if count < 2:
         return None
     start = f"torchrun --nproc-per-node {count} -m fastsim train"
-    return f"{count} GPUs are here, one is used: {start}"
+    return f"{count} GPUs are available, one is used; to use all: {start}"
 
 
 def _shown(value):

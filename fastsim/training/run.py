@@ -27,14 +27,24 @@ __all__ = ["Options", "OutputError", "train"]
 def train(options, say=None, *, dry_run=False):
     """Run `Options`; the model, `fastsim_training.json` and `pictures/` end in `options.output`.
 
-    Returns what `fastsim_training.json` holds: options, versions, metrics before and after, the
-    history of losses and metrics, seconds of training. The folder is complete or as it was before;
-    checkpoints are beside it while the run lasts, or within it where nothing can be written beside
-    it. say: a function that is told, a line at a time, what the run will do; by default the error
-    stream. dry_run: say it and return None. ValueError (`DataError`, `ModelError` among them) for
-    what does not fit, `OutputError` for the folder, FloatingPointError for a model that became NaN,
-    `Stopped` after a signal, when a checkpoint is written, ImportError for a package that is too
-    old.
+    Args:
+        options: `Options`.
+        say: a function of one line of text, which is told what the run does; None: lines go to the
+            error stream.
+        dry_run: check everything, say what would be done, and return None.
+
+    Returns:
+        What `fastsim_training.json` holds: options, versions, metrics before and after, the history
+        of losses and metrics, seconds of training. The folder is complete or as it was before.
+        Checkpoints are beside it while the run lasts, or within it where nothing can be written
+        beside it.
+
+    Raises:
+        ValueError: for options, data or a model that do not fit (`DataError`, `ModelError`).
+        OutputError: for a folder that cannot be written.
+        FloatingPointError: for a loss or a model that became NaN or infinite.
+        Stopped: after a signal, once a checkpoint is written.
+        ImportError: for a package that is missing or too old.
     """
     check_packages()
     import torch

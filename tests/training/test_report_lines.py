@@ -47,7 +47,10 @@ def test_gpus_that_are_not_used_are_told(monkeypatch):
     ):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         found = idle_gpus(device, processes)
-        said = "4 GPUs are here, one is used: torchrun --nproc-per-node 4 -m fastsim train"
+        said = (
+            "4 GPUs are available, one is used; to use all: torchrun --nproc-per-node 4"
+            " -m fastsim train"
+        )
         assert found == (said if idle else None)
 
 

@@ -141,7 +141,7 @@ def test_damage_falls_back_and_a_finished_run_stays(files, tmp_path, capsys):
     with pytest.raises(OutputError, match=r"run.json' is missing"):
         train(asked)
     asked.resume = False
-    with pytest.raises(OutputError, match="--resume goes on with it, --overwrite begins anew"):
+    with pytest.raises(OutputError, match="--resume continues it, --overwrite starts afresh"):
         train(asked)
     asked.overwrite, asked.keep_checkpoints, asked.max_steps, asked.eval = True, False, 1, None
     assert train(asked)["steps"] == 1

@@ -3,11 +3,11 @@
     from fastsim.integrations.pytorch_metric_learning import losses, miners
 
 `losses` has NTXentLoss, SupConLoss, MultiSimilarityLoss, CircleLoss, TripletMarginLoss and
-CrossBatchMemory, `miners` has BatchHardMiner; every other name of theirs is theirs, and so are
-`distances`, `reducers` and the rest of the package. Arguments, defaults, reducers, regularizers and
-results are those of version 2.9, whose classes these are made of. Where an option has no fused
-form, or a method of theirs was replaced, the answer is theirs, by their code, and a warning says so
-once.
+CrossBatchMemory, `miners` has BatchHardMiner; every other name there is pytorch-metric-learning's.
+Its `distances`, `reducers` and the rest are imported from it as before. Arguments, defaults,
+reducers, regularizers and results are those of version 2.9, whose classes these derive from. Where
+an option has no fused form, or a method of theirs was replaced, the code of pytorch-metric-learning
+computes the loss, and a warning says so once.
 """
 
 import importlib

@@ -18,7 +18,7 @@ _SHIPPED = {(kind, name): getattr(kind, name) for kind in _DISTANCES for name in
 
 
 def say_once(module, reason):
-    """A warning that the answer is theirs, once for each class and reason."""
+    """A warning that their code computes the loss, once for each class and reason."""
     overrides.say_once(module, reason, "pytorch-metric-learning", stacklevel=7)
 
 

@@ -6,8 +6,8 @@
 
 Each is a subclass of the loss of that name, so trainers, MatryoshkaLoss, model cards and
 isinstance take it for what it replaces; the loss itself is computed without an N x N matrix. Where
-an option has no fused form, or a method of theirs was replaced, the answer is theirs, by their
-code, and a warning says so once. Every other name of theirs is theirs.
+an option has no fused form, or a method of theirs was replaced, the code of sentence-transformers
+computes the loss, and a warning says so once. Every other name is that of sentence-transformers.
 
 `scale` and `temperature` may be a torch.nn.Parameter, which the trainer then learns (with a rate
 of its own by `learning_rate_mapping`). In several processes the trainer wraps the model alone, so

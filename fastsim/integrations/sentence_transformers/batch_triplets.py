@@ -1,6 +1,6 @@
 """The four triplet losses over one labelled column (fastsim.losses.batch_hard_triplet and beside).
 
-Of rows without a positive, and batches of one class, the value is theirs.
+For rows without a positive, and batches of one class, the value is that of sentence-transformers.
 """
 
 import torch
@@ -129,7 +129,7 @@ class BatchSemiHardTripletLoss(
 ):
     """Semi-hard negatives; arguments as sentence-transformers' loss.
 
-    In a batch of one class the answer is theirs, which takes 0 for the missing distances.
+    In a batch of one class their code computes the loss; it takes 0 for the missing distances.
     """
 
     margin_name = "margin"

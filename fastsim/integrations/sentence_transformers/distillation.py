@@ -16,7 +16,7 @@ from fastsim.scores import paired_cosine_similarity
 
 
 def pairwise_cos_sim(a, b):
-    """Cosines (N,) of paired rows a, b (N, D), in float32 or more; anything else is theirs."""
+    """Cosines (N,) of paired rows a, b (N, D), in float32 or more; else by their function."""
     if not (a.is_floating_point() and a.dtype == b.dtype and a.dim() == 2 and len(a)):
         return util.pairwise_cos_sim(a, b)
     if a.is_sparse or b.is_sparse:

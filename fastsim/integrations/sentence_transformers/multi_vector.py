@@ -7,8 +7,8 @@
 Each is a subclass of the loss of that name in sentence_transformers.multi_vector_encoder.losses,
 with its arguments and defaults. What is replaced is the scoring: their ColBERT functions, among
 them the default `similarity_fct`, become those of the same names here, which hold no
-(queries, documents, tokens, tokens) tensor. Any other callable (XTR) stays what it is. Every other
-name of theirs is theirs.
+(queries, documents, tokens, tokens) tensor. Any other callable (XTR) stays what it is, and so does
+every other name of that module.
 """
 
 import functools
