@@ -15,14 +15,13 @@ class SplitSide {
       : count(x.size(0)), width(x.size(1)), parts(parts), from_(packed_matrix(x)),
         memory_(3 * count + padded(count)), inverse_(memory_), powers_(inverse_ + count),
         rest_(powers_ + count), norms_(rest_ + count), cosine_(cosine) {
-    if (cosine) {
-      over(count, width, [&](int64_t begin, int64_t end) {
-        amx_in_use().norms(from_.matrix, width, inverse_, powers_, rest_, {begin, end});
-      });
-    } else {
-      std::fill_n(inverse_, 3 * count, 1.0f);
-    }
-    norms_of_operand(rest_, count, norms_);
+    over(count, width, [&](int64_t begin, int64_t end) {
+      amx_in_use().norms(from_.matrix, width, inverse_, powers_, rest_, {begin, end});
+    });
+    norms_of_operand(cosine ? rest_ : inverse_, count, norms_);
+    if (cosine) return;
+    // As they are, rows are as long as they are, and residuals are of a unit row times that.
+    std::fill_n(powers_, 2 * count, 1.0f);
   }
 
   int64_t steps() const { return tiles(width, kTileDepth); }
@@ -42,7 +41,7 @@ class SplitSide {
   void finish(float* grad, const float* residuals, const float* mean, int64_t first, int64_t rows,
               double* dots) const {
     for (int64_t i = 0; i < rows; ++i) {
-      const float left = residuals ? residuals[i] : 0, norm = norms(first)[i];
+      const float left = residuals ? residuals[i] : 0, norm = cosine_ ? norms(first)[i] : 1;
       float* row = grad + i * width;
       if (residuals) {
 #pragma omp simd
@@ -61,7 +60,7 @@ class SplitSide {
   }
 
   // A mean of the unit rows (D,).
-  void mean(float* mean) const { mean_row({from_.matrix, powers_}, rest_, count, width, mean); }
+  void mean(float* mean) const { mean_row({from_.matrix, inverse_}, nullptr, count, width, mean); }
 
   const int64_t count, width, parts;
 
