@@ -19,7 +19,7 @@ def unit(x):
     return x / x.norm(dim=1, keepdim=True).clamp(min=1e-300)
 
 
-def oracle(x, y, scale, exclude, guide, similarity):
+def oracle(x, y, scale, exclude, guide, similarity="cosine"):
     """Rows and columns in float64, by loops over the pairs that take part."""
     scores, rows, columns = x @ y.T if similarity == "dot" else unit(x) @ unit(y).T, [], []
     part = torch.ones_like(scores, dtype=torch.bool)
