@@ -27,7 +27,7 @@ inline Packed packed_matrix(const Tensor& x, const float* powers = nullptr) {
   const Dtype dtype = dtype_of(x);
   const bool row_major = x.stride(1) == 1 || x.size(1) == 1;
   if (!row_major || (dtype != Dtype::float32 && dtype != Dtype::float16 &&
-                           dtype != Dtype::bfloat16)) {
+                     dtype != Dtype::bfloat16)) {
     refuse("rows", x, "row-major ones of float32, float16 or bfloat16");
   }
   return {matrix(x), powers, nullptr};
@@ -64,17 +64,18 @@ inline void pack_right(const Packed& from, int64_t depth, int64_t width, int64_t
   }
 }
 
-// The norms of (power x) of `count` rows with these rests (null: all are 1), and zeros up to the next
-// kTileGroup.
-inline void norms_of_operand(const float* rests, int64_t count, float* norms) {
+// The norms of (power x) of `count` rows with these inverse ones (null: all are 1), and zeros up to
+// the next kTileGroup.
+inline void norms_of_operand(const float* inverse, int64_t count, float* norms) {
   for (int64_t i = 0; i < count; ++i) {
-    norms[i] = !rests ? 1.0f : rests[i] == 0 ? 0.0f : 1 / rests[i];
+    norms[i] = !inverse ? 1.0f : inverse[i] == 0 ? 0.0f : 1 / inverse[i];
   }
   std::fill(norms + count, norms + padded(count), 0.0f);
 }
 
-// A mean of unit rows (rest power x), to multiply residuals: so many of them will do.
-inline void mean_row(const Packed& rows, const float* rests, int64_t count, int64_t width,
+// A mean of unit rows (inverse power x), to multiply residuals: so many of them will do. Of unit rows,
+// since long ones would make of the residuals of short ones more than these are.
+inline void mean_row(const Packed& rows, const float* inverse, int64_t count, int64_t width,
                      float* mean) {
   constexpr int64_t kEnough = 64;
   const int64_t taken = std::min(count, kEnough);
@@ -84,7 +85,7 @@ inline void mean_row(const Packed& rows, const float* rests, int64_t count, int6
     const int64_t at = i * count / taken;
     kernels().of<float>().token_rows(rows.matrix, &at, 1, width, false, row);
     const float power = rows.row_scale ? rows.row_scale[at] : 1.0f;
-    const float factor = power * (rests ? rests[at] : 1.0f) / float(taken);
+    const float factor = power * (inverse ? inverse[at] : 1.0f) / float(taken);
 #pragma omp simd
     for (int64_t k = 0; k < width; ++k) mean[k] += factor * row[k];
   }

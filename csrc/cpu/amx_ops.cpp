@@ -207,10 +207,11 @@ void add_products(const float* residuals, const float* mean, int64_t rows, int64
 
 // out (+)= panel right, or with `transposed` panel^T right. right: (depth, D) rows with their
 // powers and rests. kept: of amx_pack_right, or null to pack `together` of them, a multiple of
-// kTileGroup, at a time here, into memory that is used again.
+// kTileGroup, at a time here, into memory that is used again. inverse: what makes unit rows of
+// (power x), or null where they are; read where some second parts of the panel are left out.
 void amx_multiply(Tensor panel, Tensor right, Optional powers, Optional kept, Optional rest,
-                  Tensor out, bool transposed, bool add, int64_t panel_parts, int64_t parts,
-                  int64_t together) {
+                  Optional inverse, Tensor out, bool transposed, bool add, int64_t panel_parts,
+                  int64_t parts, int64_t together) {
   Block<float> b{};
   take_panel(panel, b);
   check_parts(panel_parts);
@@ -224,13 +225,14 @@ void amx_multiply(Tensor panel, Tensor right, Optional powers, Optional kept, Op
   const uint16_t* const of_caller =
       input<uint16_t>(kept, "kept", operand_elements(width, depth, parts));
   const float* const factors = input<float>(rest, "rest", depth);
+  const float* const to_unit = input<float>(inverse, "inverse", depth);
   float* const products = output<float>(out, "out", count * width);
   if (depth == 0 && !add) std::fill_n(products, count * width, 0.0f);
   const bool in_part = panel_parts == 2 && parts == 1;  // of bfloat16 rows
   const Scratch<float> norms(in_part ? padded(depth) : 0), mean(in_part ? width : 0);
   if (in_part) {
-    norms_of_operand(factors, depth, norms);
-    mean_row(all_rows, factors, depth, width, mean);
+    norms_of_operand(to_unit, depth, norms);
+    mean_row(all_rows, to_unit, depth, width, mean);
   }
   const AmxKernels& amx = amx_in_use();
   // With rows [first, last) of the right operand, packed.
@@ -292,8 +294,8 @@ std::vector<Operator> operators() {
       OPERATOR(amx_pack_right, "(Tensor right, Tensor? powers, int parts, "
                                "Tensor(packed!) packed) -> ()"),
       OPERATOR(amx_multiply, "(Tensor panel, Tensor right, Tensor? powers, Tensor? kept, "
-                             "Tensor? rest, Tensor(out!) out, bool transposed, bool add, "
-                             "int panel_parts, int parts, int together) -> ()"),
+                             "Tensor? rest, Tensor? inverse, Tensor(out!) out, bool transposed, "
+                             "bool add, int panel_parts, int parts, int together) -> ()"),
   };
 }
 

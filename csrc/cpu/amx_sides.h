@@ -14,14 +14,13 @@ class SplitSide {
   SplitSide(const Tensor& x, int64_t parts, bool cosine)
       : count(x.size(0)), width(x.size(1)), parts(parts), from_(packed_matrix(x)),
         memory_(3 * count + padded(count)), inverse_(memory_), powers_(inverse_ + count),
-        rest_(powers_ + count), norms_(rest_ + count), cosine_(cosine) {
+        rest_(powers_ + count), norms_(rest_ + count), to_unit_(cosine ? rest_ : inverse_),
+        cosine_(cosine) {
     over(count, width, [&](int64_t begin, int64_t end) {
       amx_in_use().norms(from_.matrix, width, inverse_, powers_, rest_, {begin, end});
     });
-    norms_of_operand(cosine ? rest_ : inverse_, count, norms_);
-    if (cosine) return;
-    // As they are, rows are as long as they are, and residuals are of a unit row times that.
-    std::fill_n(powers_, 2 * count, 1.0f);
+    norms_of_operand(to_unit_, count, norms_);
+    if (!cosine) std::fill_n(powers_, 2 * count, 1.0f);  // with the rests: rows as they are
   }
 
   int64_t steps() const { return tiles(width, kTileDepth); }
@@ -60,7 +59,7 @@ class SplitSide {
   }
 
   // A mean of the unit rows (D,).
-  void mean(float* mean) const { mean_row({from_.matrix, inverse_}, nullptr, count, width, mean); }
+  void mean(float* mean) const { mean_row({from_.matrix, powers_}, to_unit_, count, width, mean); }
 
   const int64_t count, width, parts;
 
@@ -80,6 +79,7 @@ class SplitSide {
   const Packed from_;
   const Scratch<float> memory_;
   float *const inverse_, *const powers_, *const rest_, *const norms_;
+  const float* const to_unit_;  // what makes unit rows of (power x)
   const bool cosine_;
 };
 

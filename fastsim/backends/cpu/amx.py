@@ -77,9 +77,11 @@ class ScaledRows:
     1 / norm, in (0.5, 1], multiplies what is summed in float32: x / |x| = rest * (power * x).
     """
 
-    def __init__(self, values, powers, rest, *, keeps=True):
-        """keeps: whether they may stay packed from panel to panel."""
-        self.values, self.powers, self.rest = values, powers, rest
+    def __init__(self, values, powers, rest, *, inverse=None, keeps=True):
+        """inverse: what makes unit rows of (power * x), (N,); None: it is found where it is wanted.
+        keeps: whether they may stay packed from panel to panel.
+        """
+        self.values, self.powers, self.rest, self._inverse = values, powers, rest, inverse
         self.shape, self.dtype, self.device = values.shape, values.dtype, values.device
         self.keeps, self._right = keeps, None
 
@@ -89,7 +91,7 @@ class ScaledRows:
         values = side_by_side(x)
         inverse, powers, rest = x.new_empty(3, x.shape[0], dtype=torch.float32)
         torch.ops.fastsim_cpu.amx_norms(values, inverse, powers, rest)
-        return cls(values, powers, rest), inverse
+        return cls(values, powers, rest, inverse=rest), inverse
 
     @classmethod
     def as_they_are(cls, x):
@@ -106,7 +108,7 @@ class ScaledRows:
         rest = (0.5 / fraction).where(usable, torch.nan)
         zero = norms < torch.finfo(torch.float32).tiny
         powers, rest = (t.masked_fill(zero, 0.0).float() for t in (powers, rest))
-        return cls(side_by_side(x), powers, rest)
+        return cls(side_by_side(x), powers, rest, inverse=rest)
 
     def __len__(self):
         return self.shape[0]
@@ -115,7 +117,9 @@ class ScaledRows:
         if isinstance(rows, slice) and rows.indices(len(self)) == (0, len(self), 1):
             return self
         # Of a block, which are multiplied once.
-        return ScaledRows(self.values[rows], self.powers[rows], self.rest[rows], keeps=False)
+        inverse = None if self._inverse is None else self._inverse[rows]
+        parts = self.values[rows], self.powers[rows], self.rest[rows]
+        return ScaledRows(*parts, inverse=inverse, keeps=False)
 
     def new_empty(self, *shape, dtype):
         return self.values.new_empty(*shape, dtype=dtype)
@@ -123,6 +127,12 @@ class ScaledRows:
     def is_contiguous(self):
         """False: their memory is the caller's, and no place for a gradient."""
         return False
+
+    def inverse(self):
+        """What makes unit rows of (power * x), (N,): the rest, or of rows as they are 1 / norm."""
+        if self._inverse is None:
+            self._inverse = ScaledRows.of(self.values)[1]
+        return self._inverse
 
     def right(self):
         """Packed as the right operand of a panel and kept; None where that takes much memory."""
@@ -225,10 +235,11 @@ def multiply(panel, right, out, transposed, accumulate):
 
     right: `ScaledRows`, for the product with their unit rows, or a float32 tensor.
     """
-    operand = right, None, None, None
-    if isinstance(right, ScaledRows):
-        operand = right.values, right.powers, right.right(), right.rest
     count, of_panel = parts(right.dtype), score_grad_parts(right.dtype)
+    operand = right, None, None, None, None
+    if isinstance(right, ScaledRows):
+        inverse = right.inverse() if count < of_panel else None
+        operand = right.values, right.powers, right.right(), right.rest, inverse
     torch.ops.fastsim_cpu.amx_multiply(
         panel, *operand, out, transposed, accumulate, of_panel, count, DEPTH
     )

@@ -304,7 +304,7 @@ if amx.name():
         "amx_multiply": lambda: {
             **{"panel": floats(N, M), "right": floats(M, D), "powers": floats(M)},
             **{"kept": packed(OPERATORS.amx_right_size(M, D, 1)), "rest": floats(M)},
-            **{"out": floats(N, D), "transposed": False, "add": False},
+            **{"inverse": floats(M), "out": floats(N, D), "transposed": False, "add": False},
             **{"panel_parts": 1, "parts": 1, "together": 64},
         },
     }

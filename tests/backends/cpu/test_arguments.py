@@ -330,7 +330,8 @@ if "amx_loss" in CALLS:
     EMPTY.append(("amx_loss", nothing | written, "grad_y"))
 if amx.name():
     given = {"panel": none(N, 0), "right": none(0, D), "kept": None, "out": none(N, D)}
-    EMPTY.append(("amx_multiply", given | {"powers": none(0), "rest": none(0)}, "out"))
+    given |= {name: none(0) for name in ("powers", "rest", "inverse")}
+    EMPTY.append(("amx_multiply", given, "out"))
 
 
 @pytest.mark.parametrize(("name", "changed", "written"), EMPTY)
