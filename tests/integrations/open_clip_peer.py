@@ -2,6 +2,7 @@
 
 import torch
 
+from tests.measure import conditioning
 from tests.seeds import fresh
 
 
@@ -21,6 +22,17 @@ def features(rows, width, *, unit, seed):
     return torch.nn.functional.normalize(x) if unit else 0.3 * x
 
 
-def share(tensor, rank, rows):
-    """The rows of a rank, of which each has so many."""
-    return tensor[rank * rows : (rank + 1) * rows]
+def found_by(results, ours, theirs, given):
+    """(results of ours in float32, of theirs in float32 and float64, how rounding moves these).
+
+    results: (loss, given, dtype) -> tensors.
+    """
+    wide = [t if t is None else t.double() for t in given]
+    moved = conditioning(lambda given: results(theirs, given, torch.float64), wide)
+    eps = torch.finfo(torch.float32).eps
+    return (
+        results(ours, given, torch.float32),
+        results(theirs, given, torch.float32),
+        results(theirs, given, torch.float64),
+        [eps * move for move in moved],
+    )

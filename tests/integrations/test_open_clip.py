@@ -12,7 +12,6 @@ import itertools
 import subprocess
 import sys
 import types
-import warnings
 from pathlib import Path
 
 import pytest
@@ -29,33 +28,21 @@ from fastsim.integrations import open_clip
 from fastsim.integrations.open_clip import ClipLoss, CoCaLoss, SigLipLoss
 from fastsim.integrations.open_clip import features as scales
 from tests.integrations import open_clip_peer
-from tests.integrations.open_clip_peer import features, share
-from tests.measure import assert_close, conditioning
+from tests.integrations.open_clip_peer import features, found_by
+from tests.integrations.two_processes import WORLD, of_each_rank, share
+from tests.measure import assert_close
 
 peer = open_clip_peer.load()
 PAIRS = {"ClipLoss": ClipLoss, "SigLipLoss": SigLipLoss}
 NAMES = ("loss", "image gradient", "text gradient", "scale gradient", "bias gradient")
 
 
-def results(loss, image, text, scale, bias, dtype):
+def results(loss, given, dtype):
     """(loss, gradients of what was given), everything in dtype."""
-    leaves = [t if t is None else t.detach().to(dtype) for t in (image, text, scale, bias)]
+    leaves = [t if t is None else t.detach().to(dtype) for t in given]
     given = [t.requires_grad_() for t in leaves if t is not None]
     out = loss(*leaves, output_dict=True)["contrastive_loss"]
     return [out.detach(), *torch.autograd.grad(out, given)]
-
-
-def found_by(ours, theirs, given):
-    """(results of ours in float32, of theirs in float32 and float64, how rounding moves these)."""
-    wide = [t if t is None else t.double() for t in given]
-    moved = conditioning(lambda given: results(theirs, *given, torch.float64), wide)
-    eps = torch.finfo(torch.float32).eps
-    return (
-        results(ours, *given, torch.float32),
-        results(theirs, *given, torch.float32),
-        results(theirs, *given, torch.float64),
-        [eps * move for move in moved],
-    )
 
 
 def compare(ours, theirs, truth, moved, score=0.0):
@@ -81,7 +68,7 @@ GRID = list(itertools.product(PAIRS, (True, False), ((), (1,)), (True, False)))
 @pytest.mark.parametrize(("name", "unit", "scale_shape", "biased"), GRID)
 def test_equals_theirs(name, unit, scale_shape, biased):
     given = arguments(name, unit, scale_shape, biased)
-    compare(*found_by(PAIRS[name](), getattr(peer, name)(), given))
+    compare(*found_by(results, PAIRS[name](), getattr(peer, name)(), given))
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -148,10 +135,10 @@ def test_16_bit_features(name, dtype, autocast):
         t if t is None else t.to(dtype) for t in arguments(name, True, (), True, rows=64, width=32)
     ]
     given[2] = torch.tensor(100.0).to(dtype)
-    truth = results(getattr(peer, name)(), *given, torch.float64)
+    truth = results(getattr(peer, name)(), given, torch.float64)
     with torch.autocast("cpu", dtype, enabled=autocast):
-        mine = results(PAIRS[name](), *given, dtype)
-        rounded = results(getattr(peer, name)(), *given, dtype)
+        mine = results(PAIRS[name](), given, dtype)
+        rounded = results(getattr(peer, name)(), given, dtype)
     assert mine[0].dtype == rounded[0].dtype
     assert (mine[0] - truth[0]).abs() <= torch.finfo(mine[0].dtype).eps * 1.01 * truth[0]
     for our_grad, their_grad, exact in zip(mine[1:3], rounded[1:3], truth[1:3], strict=True):
@@ -184,7 +171,7 @@ def test_scale_of_any_sign(name, scale, read, monkeypatch):
     image, text, _, bias = arguments(name, False, (), True)
     given = image, text, torch.tensor(scale), bias
     compare(
-        *found_by(PAIRS[name](), getattr(peer, name)(), given),
+        *found_by(results, PAIRS[name](), getattr(peer, name)(), given),
         score=(image @ text.T).abs().mean().item(),
     )
     monkeypatch.undo()  # a number is always looked at
@@ -339,7 +326,7 @@ def test_create_loss(wanted, options, monkeypatch):
 
 # ---- two processes ----
 
-WORLD, LOCAL = 2, 11
+LOCAL = 11  # rows of a rank
 CLIP_CASES = [
     {"local_loss": local, "gather_with_grad": grad}
     for local, grad in ((False, False), (False, True), (True, True))
@@ -353,33 +340,24 @@ def everything():
     return arguments("both", True, (), True, rows=WORLD * LOCAL, seed=9)
 
 
-def work(rank, folder):
-    """Every case on this rank; what came of it goes to a file."""
-    warnings.simplefilter("ignore")  # their collectives are deprecated in torch
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD
-    )
+def work(rank):
+    """What came of every case on this rank, and of the wrong one last."""
     image, text, scale, bias = everything()
     given = share(image, rank, LOCAL), share(text, rank, LOCAL), scale, bias
+    process = {"rank": rank, "world_size": WORLD}
     found = []
     for name, options in CASES:
-        process = {"rank": rank, "world_size": WORLD}
         theirs = getattr(open_clip_peer.load(), name)(**options, **process)
         ours = PAIRS[name](**options, **process)
-        found.append(found_by(ours, theirs, given))
-    wrong = open_clip_peer.load().ClipLoss(**WRONG[1], rank=rank, world_size=WORLD)
-    found.append(results(wrong, *given, torch.float64))
-    torch.save(found, f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+        found.append(found_by(results, ours, theirs, given))
+    wrong = open_clip_peer.load().ClipLoss(**WRONG[1], **process)
+    return [*found, results(wrong, given, torch.float64)]
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """What each rank found: per case as of `found_by`, and the wrong one last."""
-    folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(work, (str(folder),), nprocs=WORLD)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
+    return of_each_rank(work, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=lambda i: str(CASES[i]))
@@ -392,7 +370,7 @@ def test_two_processes_equal_one(ranks):
     """The mean of the ranks' gradients is that of the whole batch, as DDP makes it."""
     whole = everything()
     for name, loss in PAIRS.items():
-        truth = results(getattr(peer, name)(), *whole, torch.float64)
+        truth = results(getattr(peer, name)(), whole, torch.float64)
         options = {"local_loss": True, "gather_with_grad": True} if loss is ClipLoss else {}
         index = next(
             i for i, (n, o) in enumerate(CASES) if n == name and (o == options or not options)
@@ -409,7 +387,7 @@ def test_two_processes_equal_one(ranks):
 
 def test_what_is_refused_is_wrong_there(ranks):
     """local_loss without gather_with_grad: no positive multiple of the whole batch's gradient."""
-    truth = results(peer.ClipLoss(), *everything(), torch.float64)
+    truth = results(peer.ClipLoss(), everything(), torch.float64)
     right = CASES.index(("ClipLoss", {"local_loss": True, "gather_with_grad": True}))
     for rank, found in enumerate(ranks):
         exact = share(truth[1], rank, LOCAL)

@@ -7,7 +7,6 @@ twice what the rounding of the inputs moves it.
 import contextlib
 import inspect
 import math
-import warnings
 
 import pytest
 import torch
@@ -23,8 +22,9 @@ from fastsim.engine import one_call
 from fastsim.integrations.open_clip import DistillClipLoss
 from fastsim.integrations.open_clip import features as scales
 from tests.integrations import open_clip_peer
-from tests.integrations.open_clip_peer import features, share
-from tests.measure import assert_close, conditioning
+from tests.integrations.open_clip_peer import features, found_by
+from tests.integrations.two_processes import WORLD, of_each_rank, share
+from tests.measure import assert_close
 
 peer = open_clip_peer.load()
 RESULTS = (
@@ -53,19 +53,6 @@ def results(loss, given, dtype):
     return [contrastive.detach(), distilled.detach(), *grads]
 
 
-def found_by(ours, theirs, given):
-    """(results of ours in float32, of theirs in float32 and float64, how rounding moves these)."""
-    wide = [tensor.double() for tensor in given]
-    moved = conditioning(lambda given: results(theirs, given, torch.float64), wide)
-    eps = torch.finfo(torch.float32).eps
-    return (
-        results(ours, given, torch.float32),
-        results(theirs, given, torch.float32),
-        results(theirs, given, torch.float64),
-        [eps * move for move in moved],
-    )
-
-
 def compare(ours, theirs, truth, moved, score=0.0):
     """score: the size of a score; the scale's gradient is a sum of scores, which may cancel."""
     for name, mine, dense, exact, move in zip(RESULTS, ours, theirs, truth, moved, strict=True):
@@ -78,7 +65,7 @@ def size_of_scores(given):
 
 
 def check(given):
-    found = found_by(DistillClipLoss(), peer.DistillClipLoss(), given)
+    found = found_by(results, DistillClipLoss(), peer.DistillClipLoss(), given)
     compare(*found, score=size_of_scores(given))
 
 
@@ -95,17 +82,13 @@ def test_equals_theirs(scale_shape, unit, backend, panels):
 
 def test_panels_of_a_large_batch():
     given = arguments(rows=1100, width=33, scales=(50.0, 100.0))
-    compare(
-        *found_by(DistillClipLoss(), peer.DistillClipLoss(), given), score=size_of_scores(given)
-    )
+    check(given)
 
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_few_rows(rows):
     given = arguments(rows=rows)
-    compare(
-        *found_by(DistillClipLoss(), peer.DistillClipLoss(), given), score=size_of_scores(given)
-    )
+    check(given)
 
 
 def test_a_teacher_who_is_sure():
@@ -163,9 +146,7 @@ def test_scales_of_any_sign(signs, read, monkeypatch):
     given = arguments(
         unit=False, scales=[sign * scale for sign, scale in zip(signs, SCALES, strict=True)]
     )
-    compare(
-        *found_by(DistillClipLoss(), peer.DistillClipLoss(), given), score=size_of_scores(given)
-    )
+    check(given)
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -211,35 +192,27 @@ def test_a_loss_that_is_replaced():
 
 # ---- two processes ----
 
-WORLD, LOCAL = 2, 11
+LOCAL = 11  # rows of a rank
 CASES = [
     {"local_loss": local, "gather_with_grad": grad}
     for local, grad in ((False, False), (False, True), (True, True))
 ]
 
 
-def work(rank, folder):
-    """Every case on this rank; what came of it goes to a file."""
-    warnings.simplefilter("ignore")  # their collectives are deprecated in torch
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD
-    )
+def work(rank):
+    """What came of every case on this rank."""
     whole = arguments(rows=WORLD * LOCAL)
     given = [share(value, rank, LOCAL) if value.ndim else value for value in whole]
     found = []
     for options in CASES:
         options = options | {"rank": rank, "world_size": WORLD}
         ours, theirs = (kind(**options) for kind in (DistillClipLoss, peer.DistillClipLoss))
-        found.append((*found_by(ours, theirs, given), size_of_scores(given)))
-    torch.save(found, f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+        found.append((*found_by(results, ours, theirs, given), size_of_scores(given)))
+    return found
 
 
 def test_two_processes_equal_theirs(tmp_path):
-    torch.multiprocessing.spawn(work, (str(tmp_path),), nprocs=WORLD)
-    for rank in range(WORLD):
-        found = torch.load(tmp_path / f"{rank}.pt")
+    for found in of_each_rank(work, tmp_path):
         assert len(found) == len(CASES)
         for of_case in found:
             compare(*of_case)
