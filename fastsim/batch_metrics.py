@@ -1,7 +1,9 @@
 """What the scores of a batch say of the training: accuracy, similarities, what was excluded.
 
 A loss computes every score once, in panels; within `metrics` the same pass also counts positives
-and negatives. No product is made a second time, no score is kept, and the loss has the same bits.
+and negatives. No product is made a second time, and no score is kept. The loss is the same: bit for
+bit, or but for rounding where without metrics there is a shorter way to it (InfoNCE with further
+candidates or label smoothing, rows against themselves).
 `metrics` is a context rather than an argument, so no loss has a parameter for it, and it reaches
 losses that other code calls: `GradCache`, a wrapped model, a trainer.
 """

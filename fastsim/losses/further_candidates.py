@@ -79,11 +79,11 @@ class Further:
 
 @dataclass(frozen=True)
 class Part:
-    """Rows (N, D) against columns of this rank; `everywhere`: the columns of all ranks are meant.
+    """Rows (N, D) against columns of this rank or, with a batch, of all its ranks.
 
-    pairs: with the columns of all ranks; one that has positives keeps them whatever else holds.
-    turned: row i of its scores is a whole column of those of anchors with candidates, which are as
-        they come: that of i's positive.
+    pairs: with these columns; one that has positives keeps them whatever else holds.
+    turned: nothing is left out or added, here or among the candidates. So row i of its scores is
+        a column of those of anchors with candidates: that of i's positive.
     """
 
     rows: torch.Tensor

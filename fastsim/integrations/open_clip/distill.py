@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fastsim.autocast import embeddings_in_autocast, in_autocast
+from fastsim.autocast import in_autocast
 from fastsim.backends import pick
 from fastsim.backends.extras import DOT, TEACHER
 from fastsim.checks import check_device
@@ -22,7 +22,7 @@ from fastsim.integrations.dtypes import as_theirs
 from fastsim.integrations.open_clip import peer
 from fastsim.integrations.open_clip.clip import ClipLoss, contrastive, unserved
 from fastsim.integrations.open_clip.features import checked, mean, on_few
-from fastsim.integrations.open_clip.gather import sides_of
+from fastsim.integrations.open_clip.gather import Sides, sides_of
 from fastsim.integrations.overrides import say_once
 from fastsim.losses.distill_passes import divergence
 from fastsim.pairs import Factors, Pairs
@@ -83,7 +83,7 @@ class DistillClipLoss(
                 f" got {taught[0].shape[0]}"
             )
         check_device("dist_image_features", taught[0], "image_features", images)
-        sides = sides_of(self, images, texts, with_grad=self.gather_with_grad)
+        sides = Sides(*in_autocast(*sides_of(self, images, texts, with_grad=self.gather_with_grad)))
         of_teacher = sides_of(self, *_as_factors(*taught, images), with_grad=False)
         images = sides.images, sides.all_texts, of_teacher.images, of_teacher.all_texts
         texts = sides.texts, sides.all_images, of_teacher.texts, of_teacher.all_images
@@ -101,12 +101,11 @@ def _theirs_on_few(place, given):
 
 
 def _as_factors(images, texts, scale, student):
-    """The teacher's features in the student's compute type, whose products are the logits."""
+    """The teacher's features in the student's compute type, whose products are its logits."""
     images, texts = (side.to(compute_dtype(student)) for side in in_autocast(images, texts))
     return images * scale, texts
 
 
-@embeddings_in_autocast("rows", "columns")
 def _taught_cross_entropy(rows, columns, taught_rows, taught_columns, scale):
     """The mean over the rows (N, D) of -sum_j p_ij log q_ij, j over the columns (M, D).
 
