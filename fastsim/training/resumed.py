@@ -63,6 +63,12 @@ class Resumed(transformers.TrainerCallback):
             totals = torch.tensor(self.summed["seen"], dtype=torch.float64, device=args.device)
             self.trainer.seen.add(totals)
 
+    def on_epoch_begin(self, args, state, control, *, train_dataloader, **more):
+        # Where batches of the epoch are skipped, transformers hands it on only since 5.17.
+        batches = train_dataloader.batch_sampler
+        if hasattr(batches, "set_epoch"):
+            batches.set_epoch(int(state.epoch))
+
     def complete(self, logs):
         """Make what is logged at the end of the training that of all its parts.
 

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 pytest.importorskip("datasets")
+from packaging.version import Version
+
 from fastsim.encoders.encoder import Encoder
 from fastsim.training import demo
 from fastsim.training.run import Options, train
@@ -17,6 +19,7 @@ from tests import models
 from tests.distributed import sharded
 from tests.training.pictures import leave_empty
 from tests.training.processes import run_together
+from tests.training.runs import stopped
 
 KEPT, HELD = demo.situations()
 TUPLES = [{"anchor": one, "positive": same, "negative": other} for one, same, other, _ in KEPT[:20]]
@@ -160,6 +163,17 @@ def train_all(options, shards):
     assert torch.distributed.get_world_size() == 2
 
 
+def train_in_parts(options, step):
+    """What each process does: it trains, and again with a break after this step."""
+    warnings.simplefilter("ignore")
+    leave_empty()
+    for each in options:
+        train(Options(**each))
+        asked = Options(**each | {"output": each["output"] + " in parts"})
+        stopped(asked, step)
+        train(asked)
+
+
 def parameters(folder):
     from safetensors.torch import load_file
 
@@ -223,6 +237,28 @@ def test_processes_that_share_the_weights_train_the_model_of_one(name, in_shards
         assert (
             about["after"]["triplet_accuracy_cosine"] > about["before"]["triplet_accuracy_cosine"]
         )
+
+
+@pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.19"),
+    reason="transformers reads an optimizer's state on several CPU processes only since 5.19",
+)
+def test_two_processes_go_on_within_a_later_epoch(trained):
+    """Where batches are dealt, and where rows are shuffled: the end is that of an unbroken run."""
+    folder, options = trained
+    (folder / "breaks").mkdir()
+    names = ("info_nce", "cosent")
+    asked = [options(name, "breaks", max_steps=12) for name in names]
+    run_together(folder / "breaks", train_in_parts, asked, 11)
+    for name in names:
+        one, two = (folder / "breaks" / each for each in (name, f"{name} in parts"))
+        history = json.loads((two / "fastsim_training.json").read_text())["history"]
+        epochs = history[-1]["epoch"] * 11 / 12
+        assert epochs > 1
+        assert abs(epochs - round(epochs)) > 0.1
+        one, two = parameters(one), parameters(two)
+        assert one.keys() == two.keys()
+        assert all(torch.equal(value, two[key]) for key, value in one.items())
 
 
 def test_two_processes_leave_a_model_that_encodes(trained):

@@ -82,6 +82,14 @@ def test_cut_off_and_resumed_is_the_unbroken_run(number, unbroken, tmp_path, cap
     assert torch.equal(one.encode(texts), two.encode(texts))
 
 
+def test_going_on_within_a_later_epoch_takes_the_batches_of_that_epoch(unbroken, tmp_path):
+    file, more, whole, _ = unbroken("info_nce")
+    asked = options(tmp_path, file, output=str(tmp_path / "cut"), **more)
+    stopped(asked, 8)
+    assert 1 < 8 * whole["history"][0]["epoch"] < 2
+    assert losses(train(asked)) == losses(whole)
+
+
 def test_damage_falls_back_and_a_finished_run_stays(files, tmp_path, capsys):
     file, held = files("tuples")
     more = {"loss": "info_nce", "checkpoint_steps": 3, "keep_checkpoints": True}
