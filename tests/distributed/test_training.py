@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 pytest.importorskip("datasets")
+import transformers
 from packaging.version import Version
 
 from fastsim.encoders.encoder import Encoder
