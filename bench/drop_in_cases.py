@@ -86,6 +86,19 @@ def _mega_batch(library, problem):
     return lambda x, y: loss.calculate_loss([[x], [y]])
 
 
+def _spread_out(library, problem):
+    loss = library().GlobalOrthogonalRegularizationLoss(Given())
+    return lambda x: sum(loss.compute_loss_from_embeddings([x]).values())
+
+
+def _tension(library, problem):
+    """Two encoders that give the two columns."""
+    loss = library().ContrastiveTensionLossInBatchNegatives(Given(), **problem.options)
+    loss.model1, loss.model2 = Given("one"), Given("other")
+    loss.to(problem.leaves[0].dtype)
+    return lambda one, other: loss([{"one": one, "other": other}], None)
+
+
 def _softmax(library, problem):
     with torch.random.fork_rng():
         torch.manual_seed(0)  # the weights are the loss's own
@@ -142,6 +155,8 @@ _SENTENCES = {
     "batch soft triplet": (_grouped, {}, _embedded("BatchHardSoftMarginTripletLoss")),
     "mega-batch margin": (_columns(2), {}, _mega_batch),
     "softmax": (_classified, {}, _softmax),
+    "spread-out": (_columns(1), {}, _spread_out),
+    "contrastive tension": (_columns(2), {"scale": 20.0}, _tension),
 }
 _METRICS = {
     "NT-Xent": (_grouped, {"temperature": 0.1}, _grouping("NTXentLoss")),

@@ -73,13 +73,18 @@ def padded(columns):
     return [{"embeddings": c, "input_ids": torch.zeros(len(c), 2)} for c in columns]
 
 
+def total(loss):
+    """A loss, or the sum of those that a dict names."""
+    return sum(loss.values()) if isinstance(loss, dict) else loss
+
+
 def run(loss, columns, labels, dtype, features=features):
     """The loss and the gradients of the columns in a dtype; gradients of parameters after them."""
     loss = loss.to(dtype)
     leaves = [column.detach().to(dtype).requires_grad_() for column in columns]
     if labels is not None and labels.is_floating_point():
         labels = labels.to(dtype)
-    value = loss(features(leaves), labels)
+    value = total(loss(features(leaves), labels))
     value.backward()
     learnt = [p.grad for p in loss.parameters()]
     return [value.detach(), *(leaf.grad for leaf in leaves), *learnt]

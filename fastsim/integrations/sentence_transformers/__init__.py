@@ -29,6 +29,9 @@ from fastsim.integrations.sentence_transformers.batch_triplets import (
     BatchHardTripletLoss,
     BatchSemiHardTripletLoss,
 )
+from fastsim.integrations.sentence_transformers.contrastive_tension import (
+    ContrastiveTensionLossInBatchNegatives,
+)
 from fastsim.integrations.sentence_transformers.cosent import AnglELoss, CoSENTLoss
 from fastsim.integrations.sentence_transformers.distillation import (
     DistillKLDivLoss,
@@ -41,6 +44,9 @@ from fastsim.integrations.sentence_transformers.matrix import (
     SigLIPLoss,
 )
 from fastsim.integrations.sentence_transformers.mega_batch import MegaBatchMarginLoss
+from fastsim.integrations.sentence_transformers.orthogonal import (
+    GlobalOrthogonalRegularizationLoss,
+)
 from fastsim.integrations.sentence_transformers.pairs import (
     CosineSimilarityLoss,
     SoftmaxLoss,
@@ -64,10 +70,12 @@ __all__ = [
     "CachedMultipleNegativesSymmetricRankingLoss",
     "CoSENTLoss",
     "CoSENTMatrixLoss",
+    "ContrastiveTensionLossInBatchNegatives",
     "CosineSimilarityLoss",
     "DistillKLDivLoss",
     "FullTripletLoss",
     "GISTEmbedLoss",
+    "GlobalOrthogonalRegularizationLoss",
     "MarginMSELoss",
     "MegaBatchMarginLoss",
     "MultipleNegativesRankingLoss",
