@@ -75,7 +75,7 @@ FURTHER = {
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # of torch 2.10
 @pytest.mark.parametrize("name", FURTHER)
 def test_further_candidates_of_a_small_batch(name):
-    """Plain torch over all scores takes at most three quarters of the operations of the passes."""
+    """Plain torch over all scores takes at most four fifths of the operations of the passes."""
     x, y = (torch.empty(7, 6, device="meta", requires_grad=True) for _ in range(2))
 
     def step():
@@ -85,4 +85,4 @@ def test_further_candidates_of_a_small_batch(name):
     few = calls_of(step)
     with in_panels():
         step()
-        assert 4 * few <= 3 * calls_of(step)
+        assert 5 * few <= 4 * calls_of(step)

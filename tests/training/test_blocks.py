@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import random
+import sys
 
 import pytest
 
@@ -65,6 +66,8 @@ def written(path, chance, kind, mark):
         text.write("".join(line + end for line in lines))
     else:
         quoting = chance.choice([csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC])
+        if sys.version_info < (3, 11):  # whose csv writes no NUL
+            rows = [[cell.replace("\0", "") for cell in row] for row in rows]
         writer = csv.writer(text, delimiter=mark, quoting=quoting, lineterminator=end)
         writer.writerows([head.split(","), *rows])
     text = text.getvalue()
