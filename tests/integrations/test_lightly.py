@@ -235,6 +235,8 @@ def work(rank):
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patches:
+        packages(patches)  # where there is none the tests are left out, not processes ended
     return of_each_rank(work, tmp_path_factory.mktemp("ranks"))
 
 
