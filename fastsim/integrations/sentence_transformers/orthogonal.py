@@ -4,8 +4,8 @@
     M_2 = sum_{i != j} (x_i . x_j)^2 / (N (N - 1))      loss: relu(M_2 - 1 / D)
 
 Zhang et al. 2017, "Learning Spread-out Local Feature Descriptors", for unit rows x_i of D numbers.
-Over all pairs the sums are |sum_i x_i|^2 and |sum_i x_i x_i^T|^2, where the last matrix is D x D:
-of a batch of more rows than dimensions it is the smaller one.
+Over all pairs the sums are |sum_i x_i|^2 and |sum_i x_i x_i^T|^2, where the last matrix is D x D.
+That is the way of a batch of more rows than dimensions; of others the N x N cosines are fewer.
 """
 
 import torch
