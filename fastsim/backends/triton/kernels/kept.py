@@ -48,13 +48,13 @@ def keep(scores, row, local, in_rows, codes, stride, ranges, plane):
     """Writes the codes of a tile of scores, and the maximum and step of its rows to `ranges`."""
     left_out = scores <= LEFT_OUT
     top = tl.max(scores, 1)
-    bottom = tl.min(tl.where(left_out, top[:, None], scores), 1)
-    step = (top - bottom) / STEPS
+    present = tl.where(left_out, top[:, None], scores)
+    step = (top - tl.min(present, 1)) / STEPS
     tl.store(ranges, top, mask=in_rows)
     tl.store(ranges + plane, step, mask=in_rows)
     per_step = tl.where(step > 0, 1.0 / tl.where(step > 0, step, 1.0), 0.0)
     # The integer below, of half a step more.
-    steps = tl.minimum(tl.fma(top[:, None] - scores, per_step[:, None], 0.5), STEPS).to(tl.int32)
+    steps = tl.minimum(tl.fma(top[:, None] - present, per_step[:, None], 0.5), STEPS).to(tl.int32)
     code = tl.where(left_out, NO_PART, steps) - MIDDLE
     place, inside = _place(row, local, in_rows, codes, stride)
     tl.store(place, code.to(tl.int16), mask=inside)

@@ -59,9 +59,11 @@ def kept_launch(x, y, pairs):
     return run, panel.view(torch.int16), ranges, units
 
 
-def test_kept_scores():
+@pytest.mark.parametrize("noise", [1.0, 1e-3], ids=["any rows", "rows almost parallel"])
+def test_kept_scores(noise):
     """Within half a step of the score: range / 65,534 of the row of a tile, its maximum exact."""
-    x, y = torch.randn(21, 40, dtype=HALF), torch.randn(45, 40, dtype=HALF)
+    direction = torch.randn(40) if noise < 1 else 0.0
+    x, y = ((direction + noise * torch.randn(n, 40)).to(HALF) for n in (21, 45))
     y[7] = x[5]
     ids = torch.randint(0, 6, (21,)), torch.randint(0, 6, (45,))
     pairs = Pairs(torch.arange(21), *ids)
