@@ -11,6 +11,8 @@ from fastsim.cli.mine import mine
 from fastsim.cli.options import (
     COLUMNS_HELP,
     CPU,
+    ENCODED_AT_ONCE,
+    MAX_LENGTH,
     MODEL_OPTION,
     PICKLE,
     PROMPT,
@@ -116,19 +118,8 @@ main.add_command(mine)
 @click.option("--split", default="test", metavar="NAME", help="Which qrels file of --retrieval.")
 @click.option("--columns", metavar="NAMES", help=COLUMNS_HELP)
 @file_format
-@click.option(
-    "--batch-size",
-    type=click.IntRange(1),
-    default=32,
-    metavar="TEXTS",
-    help="Texts encoded at once.",
-)
-@click.option(
-    "--max-length",
-    type=click.IntRange(1),
-    metavar="TOKENS",
-    help="Truncate texts to this many tokens.",
-)
+@ENCODED_AT_ONCE
+@MAX_LENGTH
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @PROMPT
 @CPU
@@ -212,13 +203,7 @@ def evaluate(
 @click.option(
     "--overwrite", is_flag=True, help="Replace an index of other texts or of another model."
 )
-@click.option(
-    "--batch-size",
-    type=click.IntRange(1),
-    default=32,
-    metavar="TEXTS",
-    help="Texts encoded at once.",
-)
+@ENCODED_AT_ONCE
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the same as --format json.")
 @click.option("--format", "shown", type=click.Choice(["text", "json"]), default="text")
 @SEARCH_PROMPT

@@ -6,6 +6,8 @@ from fastsim.cli.command import Command, quiet
 from fastsim.cli.options import (
     COLUMNS_HELP,
     CPU,
+    ENCODED_AT_ONCE,
+    MAX_LENGTH,
     MODEL_OPTION,
     PICKLE,
     SEARCH_PROMPT,
@@ -55,19 +57,8 @@ from fastsim.training.options import LARGEST_SEED
 )
 @click.option("--sample", is_flag=True, help="Draw from the ranks instead of taking the hardest.")
 @click.option("--seed", type=click.IntRange(0, LARGEST_SEED), default=0)
-@click.option(
-    "--batch-size",
-    type=click.IntRange(1),
-    default=32,
-    metavar="TEXTS",
-    help="Texts encoded at once.",
-)
-@click.option(
-    "--max-length",
-    type=click.IntRange(1),
-    metavar="TOKENS",
-    help="Truncate texts to this many tokens.",
-)
+@ENCODED_AT_ONCE
+@MAX_LENGTH
 @SEARCH_PROMPT
 @CPU
 @TRUST

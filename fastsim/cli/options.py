@@ -53,4 +53,17 @@ TRUST = click.option("--trust-remote-code", is_flag=True, help="Run code from th
 PICKLE = click.option(
     "--allow-pickle", is_flag=True, help="Read weights in pickle files, which can run code."
 )
+ENCODED_AT_ONCE = click.option(
+    "--batch-size",
+    type=click.IntRange(1),
+    default=32,
+    metavar="TEXTS",
+    help="Texts encoded at once.",
+)
+MAX_LENGTH = click.option(
+    "--max-length",
+    type=click.IntRange(1),
+    metavar="TOKENS",
+    help="Truncate texts to this many tokens.",
+)
 CPU = click.option("--cpu", is_flag=True, help="Use the CPU even if there is a GPU.")

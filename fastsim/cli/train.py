@@ -15,7 +15,16 @@ from fastsim.cli.command import (
     quiet,
     table,
 )
-from fastsim.cli.options import COLUMNS_HELP, CPU, MODEL_OPTION, PICKLE, PROMPT, TRUST, file_format
+from fastsim.cli.options import (
+    COLUMNS_HELP,
+    CPU,
+    MAX_LENGTH,
+    MODEL_OPTION,
+    PICKLE,
+    PROMPT,
+    TRUST,
+    file_format,
+)
 from fastsim.encoders.names import POOLINGS
 from fastsim.training.options import CHOICES, LARGEST_SEED
 
@@ -185,9 +194,7 @@ def _as_text(option, given):
     "--schedule", default="linear", help="A schedule of transformers: linear, cosine, constant, ..."
 )
 @click.option("--weight-decay", type=click.FloatRange(0), default=0.0)
-@click.option(
-    "--max-length", type=COUNT, metavar="TOKENS", help="Truncate texts to this many tokens."
-)
+@MAX_LENGTH
 @click.option(
     "--precision",
     type=click.Choice(CHOICES["precision"]),

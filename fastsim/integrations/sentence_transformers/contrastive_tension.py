@@ -6,18 +6,21 @@ symmetric loss. The scale is exp(logit_scale), a number that is learnt.
 
 import torch
 from sentence_transformers.sentence_transformer import losses as theirs
-from sentence_transformers.util import dot_score
 
 from fastsim.integrations.dtypes import as_theirs, code_of, in_one_dtype
-from fastsim.integrations.overrides import Hooked, is_plain, say_once
-from fastsim.integrations.sentence_transformers.ranking import COSINES
-from fastsim.integrations.sentence_transformers.their_module import InTheirModule
+from fastsim.integrations.overrides import is_plain
+from fastsim.integrations.sentence_transformers.fused import (
+    CROSS_ENTROPY,
+    SIMILARITIES,
+    Replacement,
+    of_theirs,
+)
 from fastsim.losses import info_nce
 from fastsim.reduce import inverse
 
 
 class ContrastiveTensionLossInBatchNegatives(
-    InTheirModule, Hooked, theirs.ContrastiveTensionLossInBatchNegatives, hooks=()
+    Replacement, theirs.ContrastiveTensionLossInBatchNegatives
 ):
     """Contrastive tension with in-batch negatives; arguments as sentence-transformers' loss.
 
@@ -26,9 +29,9 @@ class ContrastiveTensionLossInBatchNegatives(
 
     def forward(self, sentence_features, labels):
         """The loss of one tokenized column, which both encoders see; labels are ignored."""
-        option = self._unfused_option()
+        option = self.unfused_option()
         if option is not None:
-            say_once(self, f"{option} has no fused form", "sentence-transformers", stacklevel=3)
+            self.say_unfused(option, stacklevel=4)
             return super().forward(sentence_features, labels)
         (features, *_) = sentence_features
         columns = [model(features)["sentence_embedding"] for model in (self.model1, self.model2)]
@@ -40,18 +43,20 @@ class ContrastiveTensionLossInBatchNegatives(
             candidates,
             temperature=inverse(self.logit_scale.exp(), queries),
             symmetric=True,
-            similarity="cosine" if self.similarity_fct in COSINES else "dot",
+            similarity=SIMILARITIES[self.similarity_fct],
         )
-        owner = type(self), code_of(self.similarity_fct)
-        few = [column.detach()[:2] for column in columns]
-        return as_theirs(loss, owner, lambda: self._from_scores(*few), *columns)
 
-    def _unfused_option(self):
-        if self.similarity_fct not in COSINES and self.similarity_fct is not dot_score:
+        def few():
+            return self._from_scores(*(column[:2] for column in columns))
+
+        return as_theirs(loss, (type(self), code_of(self.similarity_fct)), few, *columns)
+
+    def unfused_option(self):
+        if of_theirs(SIMILARITIES, self.similarity_fct) is None:
             return "similarity_fct"
-        if not is_plain(self.cross_entropy_loss, torch.nn.CrossEntropyLoss()):
+        if not is_plain(self.cross_entropy_loss, CROSS_ENTROPY):
             return "cross_entropy_loss"
-        return self.replaced_hook()
+        return super().unfused_option()
 
     def _from_scores(self, queries, candidates):
         """The loss by all scores, as theirs."""

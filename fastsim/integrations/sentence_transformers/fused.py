@@ -5,14 +5,31 @@ from collections.abc import Hashable
 
 import torch
 from sentence_transformers.sentence_transformer.losses.matryoshka import CachedLossDecorator
+from sentence_transformers.util import cos_sim, dot_score, pytorch_cos_sim
 
 from fastsim.integrations.dtypes import as_theirs, code_of, in_one_dtype
 from fastsim.integrations.overrides import Hooked, say_once
 from fastsim.integrations.sentence_transformers.their_module import InTheirModule
 
+SIMILARITIES = {cos_sim: "cosine", pytorch_cos_sim: "cosine", dot_score: "dot"}
+CROSS_ENTROPY = torch.nn.CrossEntropyLoss()
 
-class Fused(InTheirModule, Hooked):
-    """Mixed in before a loss of sentence-transformers; `fused(embeddings, labels)` computes it.
+
+class Replacement(InTheirModule, Hooked):
+    """Mixed in before a loss of sentence-transformers whose code computes what is not fused."""
+
+    def unfused_option(self):
+        """The option without a fused form, or what has been replaced, or None."""
+        return self.replaced_hook()
+
+    def say_unfused(self, option, *, stacklevel=3):
+        """Says once for each loss that `option` is computed by sentence-transformers' own code."""
+        sentence = f"{option} has no fused form"
+        say_once(self, sentence, "sentence-transformers", stacklevel=stacklevel + 1)
+
+
+class Fused(Replacement):
+    """Mixed in before a loss of embeddings, which `fused(embeddings, labels)` computes.
 
     The columns that `fused` is given have one dtype.
     """
@@ -35,15 +52,6 @@ class Fused(InTheirModule, Hooked):
         if option is not None:
             self.say_unfused(option, stacklevel=stacklevel)
         return option is not None or len(embeddings[0]) == 0
-
-    def unfused_option(self):
-        """The option without a fused form, or what has been replaced, or None."""
-        return self.replaced_hook()
-
-    def say_unfused(self, option, *, stacklevel=3):
-        """Says once for each loss that `option` is computed by sentence-transformers' own code."""
-        sentence = f"{option} has no fused form"
-        say_once(self, sentence, "sentence-transformers", stacklevel=stacklevel + 1)
 
     def in_their_dtype(self, loss, theirs, embeddings):
         """The loss in the dtype of theirs(*columns), of two rows of each column."""

@@ -22,6 +22,7 @@ from fastsim.engine.log_sum_exp import guide_cosines, log_sum_exp
 from fastsim.integrations.dtypes import in_one_dtype
 from fastsim.integrations.overrides import is_plain
 from fastsim.integrations.sentence_transformers.fused import (
+    CROSS_ENTROPY,
     Fused,
     LearntInCache,
     check_columns,
@@ -32,7 +33,7 @@ from fastsim.reduce import inverse
 from fastsim.scores import compute_dtype, paired_cosine_similarity
 
 _their_forward = theirs.GISTEmbedLoss.forward
-_COSINE, _CROSS_ENTROPY = torch.nn.CosineSimilarity(dim=-1), torch.nn.CrossEntropyLoss()
+_COSINE = torch.nn.CosineSimilarity(dim=-1)
 
 
 class _Guided(Fused):
@@ -41,7 +42,7 @@ class _Guided(Fused):
     def unfused_option(self):
         if not is_plain(self.similarity_fct, _COSINE):
             return "similarity_fct"
-        if not is_plain(self.cross_entropy_loss, _CROSS_ENTROPY):
+        if not is_plain(self.cross_entropy_loss, CROSS_ENTROPY):
             return "cross_entropy_loss"
         return super().unfused_option()
 

@@ -8,21 +8,19 @@ Over all pairs the sums are |sum_i x_i|^2 and |sum_i x_i x_i^T|^2, where the las
 That is the way of a batch of more rows than dimensions; of others the N x N cosines are fewer.
 """
 
+from functools import partial
+
 import torch
 from sentence_transformers.sentence_transformer import losses as theirs
 
 from fastsim.autocast import without_autocast
 from fastsim.backends import pick
 from fastsim.integrations.dtypes import as_theirs
-from fastsim.integrations.overrides import Hooked, say_once
-from fastsim.integrations.sentence_transformers.ranking import COSINES
-from fastsim.integrations.sentence_transformers.their_module import InTheirModule
+from fastsim.integrations.sentence_transformers.fused import SIMILARITIES, Replacement, of_theirs
 from fastsim.scores import unit_rows
 
 
-class GlobalOrthogonalRegularizationLoss(
-    InTheirModule, Hooked, theirs.GlobalOrthogonalRegularizationLoss, hooks=()
-):
+class GlobalOrthogonalRegularizationLoss(Replacement, theirs.GlobalOrthogonalRegularizationLoss):
     """Spread-out regularization; arguments as sentence-transformers' loss.
 
     `similarity_fct`: the cosine has a fused form.
@@ -31,18 +29,24 @@ class GlobalOrthogonalRegularizationLoss(
     def compute_gor(self, embeddings):
         """The terms of one column (N, D), of its first and its second moment -> two scalars."""
         theirs = super().compute_gor
-        served = self.similarity_fct in COSINES
-        option = self.replaced_hook() if served else "similarity_fct"
+        option = self.unfused_option()
         if option is not None:
-            say_once(self, f"{option} has no fused form", "sentence-transformers", stacklevel=4)
+            self.say_unfused(option, stacklevel=6)
             return theirs(embeddings)
         first, second = _moments(embeddings)
         terms = first.square(), torch.relu(second - 1 / embeddings.shape[1])
-        few = embeddings.detach()[:2]
+
+        def few(place):
+            return theirs(embeddings[:2])[place]
+
         return tuple(
-            as_theirs(term, (type(self), place), lambda place=place: theirs(few)[place], embeddings)
+            as_theirs(term, (type(self), place), partial(few, place), embeddings)
             for place, term in enumerate(terms)
         )
+
+    def unfused_option(self):
+        served = of_theirs(SIMILARITIES, self.similarity_fct) == "cosine"
+        return super().unfused_option() if served else "similarity_fct"
 
 
 def _moments(rows):

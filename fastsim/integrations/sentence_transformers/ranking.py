@@ -15,7 +15,6 @@ import warnings
 
 import torch
 from sentence_transformers.sentence_transformer import losses as theirs
-from sentence_transformers.util import cos_sim, dot_score, pytorch_cos_sim
 from typing_extensions import deprecated
 
 from fastsim.autocast import in_autocast
@@ -23,10 +22,12 @@ from fastsim.backends import pick
 from fastsim.engine.log_sum_exp import log_sum_exp
 from fastsim.integrations.dtypes import in_one_dtype
 from fastsim.integrations.sentence_transformers.fused import (
+    SIMILARITIES,
     Fused,
     LearntInCache,
     check_columns,
     gathering,
+    of_theirs,
 )
 from fastsim.losses import info_nce
 from fastsim.precision import widened
@@ -38,7 +39,6 @@ from fastsim.scores import (
     without_autocast,
 )
 
-COSINES = (cos_sim, pytorch_cos_sim)
 BOTH = {"query_to_doc", "doc_to_query"}
 SMALL = 1 << 16  # scores: of fewer, a matrix costs less than the calls that avoid it
 
@@ -47,10 +47,9 @@ class _Ranking(Fused):
     """The two of them; products have a fused form where `info_nce` is the whole loss."""
 
     def unfused_option(self):
-        served = self.similarity_fct in COSINES
-        if not served and (self.similarity_fct is not dot_score or not _is_info_nce(self)):
-            return "similarity_fct"
-        return super().unfused_option()
+        similarity = of_theirs(SIMILARITIES, self.similarity_fct)
+        served = similarity == "cosine" or (similarity == "dot" and _is_info_nce(self))
+        return super().unfused_option() if served else "similarity_fct"
 
 
 class MultipleNegativesRankingLoss(_Ranking, theirs.MultipleNegativesRankingLoss):
@@ -137,7 +136,7 @@ def _ranking(options, embeddings, scale):
                 places,
                 temperature=inverse(scale, queries),
                 symmetric=both,
-                similarity="cosine" if options.similarity_fct in COSINES else "dot",
+                similarity=SIMILARITIES[options.similarity_fct],
             )
     if alone and 2 * batch * batch * len(embeddings) <= SMALL:
         positive, parts = _at_once(embeddings, scale, alpha, directions)
