@@ -33,6 +33,12 @@ def _classified(rows, width, generator):
     return leaves, (torch.randint(0, CLASSES, (rows,), generator=generator),)
 
 
+def _labelled(rows, width, generator):
+    """Embeddings, and as many classes."""
+    leaves, _ = _columns(2)(rows, width, generator)
+    return leaves, (torch.randint(0, rows, (rows,), generator=generator),)
+
+
 def _guided(columns):
     """Embeddings, and a guide whose cosines are 0 or 1: rounding decides nothing it leaves out."""
 
@@ -117,6 +123,24 @@ def _grouping(name):
     return make
 
 
+def _of_classes(name, learnt="W"):
+    """make(library, problem) of a loss of embeddings and the rows of classes, which it learns."""
+
+    def make(library, problem):
+        rows = problem.leaves[1]
+        with torch.random.fork_rng():  # its own rows, which ours replace, are drawn
+            loss = getattr(library(), name)(*rows.shape, **problem.options)
+        delattr(loss, learnt)
+
+        def call(x, rows):
+            setattr(loss, learnt, rows.t() if learnt == "W" else rows)
+            return loss(x, *problem.given)
+
+        return call
+
+    return make
+
+
 def _mined(library, problem):
     """The triplets of the package's miner, beside its losses."""
     losses = library()
@@ -163,6 +187,10 @@ _METRICS = {
     "multi-similarity": (_grouped, {}, _grouping("MultiSimilarityLoss")),
     "NT-Xent with a memory": (_grouped, {"temperature": 0.1}, _remembered),
     "batch-hard triplets": (_grouped, {"margin": 0.2}, _mined),
+    "normalized softmax": (_labelled, {"temperature": 0.05}, _of_classes("NormalizedSoftmaxLoss")),
+    "CosFace": (_labelled, {"margin": 0.35, "scale": 64.0}, _of_classes("CosFaceLoss")),
+    "ArcFace": (_labelled, {"scale": 64.0}, _of_classes("ArcFaceLoss")),
+    "ProxyNCA": (_labelled, {}, _of_classes("ProxyNCALoss", "proxies")),
 }
 
 

@@ -69,7 +69,7 @@ def test_learnt_parameters():
 
 
 def test_other_names_are_theirs():
-    assert losses.ArcFaceLoss is their_losses.ArcFaceLoss
+    assert losses.SoftTripleLoss is their_losses.SoftTripleLoss
     assert miners.MultiSimilarityMiner is their_miners.MultiSimilarityMiner
     x = batch()[0]
     wrapped = losses.SelfSupervisedLoss(losses.NTXentLoss())

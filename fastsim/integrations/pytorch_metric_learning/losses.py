@@ -1,6 +1,5 @@
-"""The losses: subclasses of theirs that compute without the matrix wherever they can."""
+"""The losses of pairs and triplets, subclasses of theirs without the matrix wherever they can."""
 
-import copy
 from typing import NamedTuple
 
 import torch
@@ -10,13 +9,18 @@ from pytorch_metric_learning.utils import loss_and_miner_utils
 import fastsim
 from fastsim.backends import pick
 from fastsim.integrations import names, overrides
-from fastsim.integrations.dtypes import as_theirs
 from fastsim.integrations.pytorch_metric_learning import unsupported_reasons
+from fastsim.integrations.pytorch_metric_learning.class_weights import (  # noqa: F401
+    ArcFaceLoss,
+    CosFaceLoss,
+    NormalizedSoftmaxLoss,
+    ProxyNCALoss,
+)
+from fastsim.integrations.pytorch_metric_learning.their_dtype import TheirDtype
 from fastsim.reduce import as_float
 from fastsim.scores import paired, unit_rows
 
 HOOKS = ("_compute_loss", "mat_based_loss", "pair_based_loss", "_assert_either_pos_or_neg")
-_PACKAGE = "pytorch_metric_learning."
 _SOFT_PLUS = torch.nn.Softplus(beta=1)
 FEW = 1 << 20  # numbers that are few enough to be gathered whatever the size of the matrix
 
@@ -31,28 +35,7 @@ class _Memory(NamedTuple):
     start: int
 
 
-class _TheirDtype:
-    """forward with the dtype of their loss; of a reducer that gives no number, as it comes."""
-
-    def forward(self, embeddings, *given, **named):
-        """The loss of embeddings (N, D) with labels, pairs or triplets, and references."""
-        loss = super().forward(embeddings, *given, **named)
-        if not isinstance(loss, torch.Tensor):
-            return loss
-        kind = next(k for k in type(self).__mro__ if k.__module__.startswith(_PACKAGE))
-
-        def call():
-            few = embeddings.detach().new_ones(4, embeddings.shape[1])
-            classes = torch.arange(4, device=few.device) // 2
-            options = {"distance": copy.copy(self.distance), "reducer": copy.deepcopy(self.reducer)}
-            return kind(**options)(few, classes)
-
-        # Of several reducers the sum has the dtype of the embeddings.
-        owner = kind, type(self.distance), *map(type, self.reducer.modules())
-        return as_theirs(loss, owner, call, embeddings)
-
-
-class _PairLoss(_TheirDtype, overrides.Hooked):
+class _PairLoss(TheirDtype, overrides.Hooked):
     """compute_loss from embeddings and labels, without a list of pairs."""
 
     similarities = ("cosine", "dot")  # that the fused form has
@@ -186,7 +169,7 @@ class CircleLoss(_PairLoss, theirs.CircleLoss, hooks=HOOKS):
         )
 
 
-class TripletMarginLoss(_TheirDtype, overrides.Hooked, theirs.TripletMarginLoss, hooks=()):
+class TripletMarginLoss(TheirDtype, overrides.Hooked, theirs.TripletMarginLoss, hooks=()):
     """Distances of the triplets' own pairs; fused with every reducer.
 
     For batch-hard mining give it the triplets of `miners.BatchHardMiner`. All triplets of a batch,

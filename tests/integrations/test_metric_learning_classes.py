@@ -1,0 +1,297 @@
+"""Losses against a weight row of each class, and where pytorch-metric-learning's code runs."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.integrations.metric_learning_peer import (
+    CLASSES,
+    ROWS,
+    WIDTH,
+    batch,
+    compare,
+    distances,
+    losses,
+    reducers,
+    regularizers,
+    their_losses,
+    their_miners,
+)
+from tests.seeds import fresh
+
+PRODUCTS = {"distance": distances.DotProductSimilarity(normalize_embeddings=False)}
+CLASS_LOSSES = {
+    "NormalizedSoftmaxLoss": [{}, {"temperature": 0.3}, PRODUCTS],
+    "CosFaceLoss": [{}, {"margin": 0.1, "scale": 20.0}],
+    "ArcFaceLoss": [{}, {"margin": 60.0, "scale": 20}],
+    "ProxyNCALoss": [
+        {},
+        {"softmax_scale": 8},
+        {"softmax_scale": 8.0, "distance": distances.CosineSimilarity()},
+        PRODUCTS,
+    ],
+}
+REDUCERS = {
+    "default": lambda: None,
+    "sum": reducers.SumReducer,
+    "non-zero": reducers.AvgNonZeroReducer,
+    "classes": lambda: reducers.ClassWeightedReducer(torch.linspace(0.5, 2.0, CLASSES)),
+}
+MINERS = {
+    "all rows": None,
+    "triplets": their_miners.BatchHardMiner,
+    "pairs": their_miners.MultiSimilarityMiner,
+}
+
+
+def class_rows(name):
+    """Weights as the loss of that name keeps them."""
+    rows = torch.randn(CLASSES, WIDTH, generator=fresh(5))
+    return rows if name == "ProxyNCALoss" else rows.T.contiguous()
+
+
+def made(kind, name, **options):
+    return getattr(kind, name)(CLASSES, WIDTH, **options)
+
+
+def learnt(name):
+    return "proxies" if name == "ProxyNCALoss" else "W"
+
+
+def with_rows(loss, rows):
+    """The loss with these weights in the place of its own."""
+    name = learnt(type(loss).__name__)
+    delattr(loss, name)
+    setattr(loss, name, rows)
+    return loss
+
+
+@pytest.mark.parametrize("miner", MINERS)
+@pytest.mark.parametrize("reducer", REDUCERS)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(name, options) for name in CLASS_LOSSES for options in CLASS_LOSSES[name]],
+)
+def test_class_losses(name, options, reducer, miner):
+    x, labels = batch()
+    named = None if MINERS[miner] is None else MINERS[miner]()(x, labels)
+
+    def call(kind):
+        def value(x, rows):
+            loss = with_rows(made(kind, name, reducer=REDUCERS[reducer](), **options), rows)
+            return loss(x, labels, named)
+
+        return value
+
+    compare(call(losses), call(their_losses), [x, class_rows(name)])
+
+
+@pytest.mark.parametrize("name", CLASS_LOSSES)
+def test_regularizers(name):
+    x, labels = batch()
+
+    def call(kind):
+        options = {"weight_regularizer": regularizers.LpRegularizer(), "weight_reg_weight": 0.3}
+        options["embedding_regularizer"] = regularizers.LpRegularizer()
+        return lambda x, rows: with_rows(made(kind, name, **options), rows)(x, labels)
+
+    compare(call(losses), call(their_losses), [x, class_rows(name)])
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers of a tensor that an operation returns within the block."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        for value in found if isinstance(found, (tuple, list)) else [found]:
+            if isinstance(value, torch.Tensor):
+                self.numbers = max(self.numbers, value.numel())
+        return found
+
+
+@pytest.mark.parametrize("name", CLASS_LOSSES)
+def test_no_matrix_of_rows_and_classes(name):
+    rows, classes = 300, 400
+    x = torch.randn(rows, 4, generator=fresh(6))
+    labels = torch.randint(0, classes, (rows,), generator=fresh(7))
+    seen = []
+    for kind in (losses, their_losses):
+        loss = getattr(kind, name)(classes, 4)
+        with Largest() as largest:
+            loss(x.clone().requires_grad_(), labels).backward()
+        seen.append(largest.numbers)
+    ours, theirs = seen
+    assert ours < rows * classes / 10
+    assert theirs >= rows * classes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", CLASS_LOSSES)
+def test_dtype_and_random_numbers(name, dtype):
+    """To ask theirs for its dtype draws no random numbers."""
+    x, labels = batch()
+    ours, theirs = (made(kind, name) for kind in (losses, their_losses))
+    before = torch.get_rng_state()
+    value = ours(x.to(dtype), labels)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert value.dtype == theirs(x.to(dtype), labels).dtype
+    assert getattr(ours, learnt(name)).dtype == dtype  # as theirs casts it
+
+
+@pytest.mark.parametrize("name", CLASS_LOSSES)
+def test_what_is_learnt_keeps_its_names(name):
+    ours, theirs = (made(kind, name) for kind in (losses, their_losses))
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    ours.load_state_dict(theirs.state_dict())
+    x, labels = batch()
+    torch.testing.assert_close(ours(x, labels), theirs(x, labels))
+    assert torch.equal(ours.get_logits(x), theirs.get_logits(x))
+
+
+def smooth(loss):
+    loss.cross_entropy = torch.nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1)
+
+
+def watched(loss):
+    loss.distance.register_forward_hook(lambda module, given, out: out / 2)
+
+
+def halved(loss):
+    method = "nca_computation" if hasattr(loss, "nca_computation") else "get_logits"
+    method = "scale_logits" if hasattr(loss, "scale_logits") else method
+    shipped = getattr(loss, method)
+
+    def half(*given):
+        found = shipped(*given)
+        if isinstance(found, dict):
+            found["loss"]["losses"] = found["loss"]["losses"] / 2
+            return found
+        return found / 2
+
+    setattr(loss, method, half)
+
+
+@pytest.mark.parametrize("change", [smooth, watched, halved])
+@pytest.mark.parametrize("name", CLASS_LOSSES)
+def test_what_was_replaced_runs(name, change, recwarn):
+    if (name, change) == ("ProxyNCALoss", smooth):
+        pytest.skip("it has no cross entropy")
+    x, labels = batch()
+    ours, theirs, plain = (made(kind, name) for kind in (losses, their_losses, losses))
+    for loss in (ours, theirs):
+        change(loss)
+    for loss in (ours, plain):
+        loss.load_state_dict(theirs.state_dict())
+    with pytest.warns(UserWarning, match="replaced; pytorch-metric-learning's own code"):
+        value = ours(x, labels)
+    assert torch.equal(value, theirs(x, labels))
+    assert abs(value - plain(x, labels)) > 1e-3
+    recwarn.clear()
+    assert torch.equal(ours(x, labels), value)
+    assert not recwarn
+
+
+@pytest.mark.parametrize("name", CLASS_LOSSES)
+def test_a_patch_of_their_method(name, monkeypatch):
+    (x, labels), kind = batch(), getattr(their_losses, name)
+    owner = next(base for base in kind.__mro__ if "compute_loss" in vars(base))
+    shipped = owner.compute_loss
+
+    def doubled(self, *given):
+        found = shipped(self, *given)
+        found["loss"]["losses"] = 2 * found["loss"]["losses"]
+        return found
+
+    ours, theirs = (made(kind, name) for kind in (losses, their_losses))
+    ours.load_state_dict(theirs.state_dict())
+    monkeypatch.setattr(owner, "compute_loss", doubled)
+    with pytest.warns(UserWarning, match="compute_loss has been replaced"):
+        value = ours(x, labels)
+    assert torch.equal(value, theirs(x, labels))
+
+
+def test_a_margin_of_ones_own():
+    """How ArcFaceLoss moves the cosine of a row with its class is asked of the method itself."""
+    x, labels = batch()
+
+    def further(kind):
+        class Further(kind.ArcFaceLoss):
+            def modify_cosine_of_target_classes(self, cosines):
+                return super().modify_cosine_of_target_classes(cosines) - 0.1
+
+        Further.__name__ = "ArcFaceLoss"
+        return lambda x, rows: with_rows(Further(CLASSES, WIDTH), rows)(x, labels)
+
+    compare(further(losses), further(their_losses), [x, class_rows("ArcFaceLoss")])
+
+
+UNFUSED = {
+    "distances": ("ProxyNCALoss", {"distance": distances.LpDistance(power=1)}),
+    "squares of rows as they are": (
+        "ProxyNCALoss",
+        {"distance": distances.LpDistance(power=2, normalize_embeddings=False)},
+    ),
+    "a power": ("ArcFaceLoss", {"distance": distances.CosineSimilarity(power=2)}),
+    "below 0": ("NormalizedSoftmaxLoss", {"temperature": -0.5}),
+    "a scale of 0": ("CosFaceLoss", {"scale": 0}),
+    "a margin to learn": ("CosFaceLoss", {"margin": torch.tensor(0.3)}),
+    "statistics": ("CosFaceLoss", {"collect_stats": True}),
+}
+
+
+@pytest.mark.parametrize("case", UNFUSED)
+def test_unfused_is_theirs(case):
+    name, options = UNFUSED[case]
+    x, labels = batch()
+    ours, theirs = (made(kind, name, **options) for kind in (losses, their_losses))
+    ours.load_state_dict(theirs.state_dict())
+    with pytest.warns(UserWarning, match=f"{name}: .*own code"):
+        value = ours(x, labels)
+    assert torch.equal(value, theirs(x, labels))
+
+
+def test_one_class():
+    x, labels = batch()[0], torch.zeros(ROWS, dtype=torch.long)
+    ours, theirs = (kind.ArcFaceLoss(1, WIDTH) for kind in (losses, their_losses))
+    with pytest.warns(UserWarning, match="one class has no others"):
+        assert ours(x, labels) == theirs(x, labels) == 0
+    assert losses.CosFaceLoss(1, WIDTH)(x, labels) == 0
+
+
+def test_learnt_numbers():
+    """A temperature and a scale are learnt without the matrix."""
+    x, labels = batch()
+    for name, option in (("NormalizedSoftmaxLoss", "temperature"), ("ArcFaceLoss", "scale")):
+
+        def call(kind, name=name, option=option):
+            return lambda x, rows, number: with_rows(made(kind, name, **{option: number}), rows)(
+                x, labels
+            )
+
+        tensors = [x, class_rows(name), torch.tensor(0.5)]
+        compare(call(losses), call(their_losses), tensors)
+
+
+@pytest.mark.parametrize("name", CLASS_LOSSES)
+def test_what_theirs_refuses(name):
+    (x, labels), loss = batch(), made(losses, name)
+    with pytest.raises(ValueError, match="labels"):
+        loss(x)
+    with pytest.raises(ValueError, match="ref_emb"):
+        loss(x, labels, ref_emb=x.clone(), ref_labels=labels)
+    with pytest.raises(ValueError, match=rf"positives: wanted .*{CLASSES}"):
+        loss(x, labels + CLASSES)
+
+
+def test_a_probability_that_rounds_to_zero():
+    """ProxyNCALoss of theirs leaves such a row out; its loss is the largest of all."""
+    proxies = torch.eye(2, WIDTH)
+    x, labels = torch.eye(2, WIDTH)[[0, 0]], torch.tensor([0, 1])
+    ours, theirs = (
+        with_rows(kind.ProxyNCALoss(2, WIDTH, softmax_scale=100.0), proxies)(x, labels)
+        for kind in (losses, their_losses)
+    )
+    assert theirs == 0
+    torch.testing.assert_close(ours, torch.tensor(100.0))  # the mean of 0 and 200
