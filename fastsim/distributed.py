@@ -4,31 +4,31 @@ Every rank of a torch.distributed process group gives its own rows and columns (
 candidates), as many as it has. Rows stay where they are; columns and ids are gathered, with a
 gradient: all_gather forward, reduce_scatter backward. What a loss keeps per column or for the
 whole matrix (symmetric `info_nce`, `cosent_matrix`) is merged over the ranks; `cosent` and `angle`
-gather their scores alone. `positives` counts within the rank's own candidates; a target matrix
+gather only their scores. `positives` counts within the rank's own candidates; a target matrix
 holds the rank's own rows against the columns of all ranks, rank after rank. `references` of a loss
 by groups are columns too: each rank gives its own, with `own_first` beginning with its own
 embeddings, and its rows are compared with those of all ranks. A row that two ranks give counts
 twice.
 
-torch.compile runs a loss of a group as it is, between the graphs of what is around it.
+Under torch.compile a loss with `group=` runs uncompiled, between the graphs around it.
 
 A rank may have no rows, as at the end of an epoch. An error on one rank is raised on all of them
 (fastsim/agreement.py), so that nobody waits.
 
 Under DistributedDataParallel, which averages gradients, nothing else is to be done: reduction
-"mean" weighs a row by ranks / rows of all ranks (or / what else the loss takes its mean over), so
-that the average over the ranks is the mean over the whole batch, also with unequal ranks. With
-"sum" the ranks' values add up to the sum over the whole batch. Losses over all pairs of pairs have
-one value, the same on every rank.
+"mean" weighs a row by R / N, for R ranks and the N rows of all of them (or whatever else the loss
+takes its mean over). So the average over the ranks is the mean over the whole batch, also where
+ranks have unequal numbers of rows. With "sum" the ranks' values add up to the sum over the whole
+batch. Losses over all pairs of pairs have one value, the same on every rank.
 
 `Ring(group)` in place of the group: the columns travel from rank to rank instead. For M columns
 of width D on R ranks, a gathering rank holds M D embeddings, their unit rows and two gradients of
 that size; a rank of a ring holds a few blocks of M D / R, but computes the scores twice and
 passes the columns on twice. It is for columns that do not fit when gathered.
 
-DTensors that are sharded by rows are such parts too, over the group of their mesh, and replicas
-are what they hold (fastsim/dtensor.py). The loss is a DTensor then, and its gradients are those of
-one process; nothing is left to be averaged.
+DTensors that are sharded by rows are such parts too, over the group of their mesh; a replicated
+one counts as the tensor that it holds (fastsim/dtensor.py). The loss is a DTensor then, and its
+gradients are those of one process; nothing is left to be averaged.
 
 `fastsim.grad_cache` is the other half of a very large batch: its encoder in micro-batches.
 """
@@ -107,7 +107,7 @@ class Batch:
 
     @property
     def mean_share(self):
-        """By what a mean over this rank's rows counts in the average over the ranks."""
+        """The weight of a mean over this rank's rows in the average over the ranks."""
         return self.ranks * self.row_counts[self.rank] / self.rows
 
     def refuse_ring(self, reason):
@@ -138,7 +138,7 @@ class Batch:
     def reduce(self, losses, reduction, count=None):
         """This rank's share of the reduction from the losses of its rows, or of all rows.
 
-        count: an integer (), how many the mean is over, of this rank; None: its rows.
+        count: an integer tensor (), of this rank, how many the mean is over; None: its rows.
         """
         if self.group is None:
             return reduce(losses, reduction, count)
@@ -206,7 +206,7 @@ def _of_ranks(function, args, options, group, dtensors):
 
 
 # What ranks say to each other is nothing to trace: torch.compile runs it as it is, between graphs.
-# As torch.compiler.disable, which imports the whole compiler at once.
+# The same as torch.compiler.disable, which would import the whole compiler at once.
 _uncompiled = torch._disable_dynamo(_of_ranks)
 
 
@@ -250,7 +250,7 @@ def _shared(number, group, averaged):
 
 
 class _Shared(torch.autograd.Function):
-    """Itself; its gradient is the sum of the ranks' gradients over `share`."""
+    """The number itself; its gradient is the sum of the ranks' gradients, divided by `share`."""
 
     @staticmethod
     def forward(ctx, number, group, share):
@@ -275,7 +275,9 @@ def join(group, loss, rows, columns, *, length=0, **options):
         return Batch([rows.shape[0]], [columns.shape[0]], longest=length)
     ring = isinstance(group, Ring)
     if ring and options["backend"] == "eager":
-        raise ValueError("group: the eager backend holds every score, so nothing can travel")
+        raise ValueError(
+            "group: wanted a process group, as the eager backend holds every score, got a Ring"
+        )
     group = process_group(group)
     know(group)
     sides = {"rows": rows, "columns": columns}

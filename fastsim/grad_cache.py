@@ -47,7 +47,8 @@ class GradCache:
     loss: embeddings of each column (N, D) -> scalar; a module's parameters (a learnt temperature)
         get their gradient too. With `group=` in it, all processes take one step together.
     micro_batch_size: rows that are encoded at once.
-    module: the module that the encoder wraps, where `encode` is a function that hides it.
+    module: the encoder's module, where `encode` is a function that hides it. One that the function
+        closes over is found.
 
     Processes reduce their gradients once per step, after the last micro-batch, where the encoder is
     wrapped in DistributedDataParallel, FSDP2 (`fully_shard`) or a DeepSpeed engine. All of them
@@ -55,8 +56,8 @@ class GradCache:
     embedding is not used. An error in the encoder of one process is raised on all of them;
     the gradients are then of no use.
     FSDP2 gathers its parameters before each micro-batch, unless `set_reshard_after_forward(False)`
-    keeps them. ZeRO-2 and 3 reduce after each micro-batch where DeepSpeed cannot put it off
-    (`coalesce_grad_reduction` of its recent versions, without accumulation over steps).
+    keeps them. ZeRO-2 and 3 reduce once where DeepSpeed has `coalesce_grad_reduction` and does not
+    accumulate over steps, else after each micro-batch.
 
     Raises:
         TypeError, ValueError: for a `micro_batch_size` that is no positive int.
@@ -182,12 +183,12 @@ class GradCache:
         with failures.caught():
             if failures.error is None and not learns:
                 raise ValueError(
-                    "encode: wanted embeddings with a gradient, got none of any column"
+                    "encode: wanted embeddings with a gradient, got none in any column"
                 )
         failures.tell()
 
     def _differentiate(self, vectors, scale):
-        """(loss, its gradient of each column, (its own parameters, their gradients))."""
+        """(loss, its gradient of each column, (the loss's own parameters, their gradients))."""
         leaves = [vector.requires_grad_() for vector in vectors]
         own = []
         if isinstance(self.loss, torch.nn.Module):
@@ -213,9 +214,9 @@ class GradCache:
 
 
 def _check_differentiable(name, value):
-    """Refuse what no gradient can begin at."""
+    """Refuses what no gradient can begin at."""
     if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{name}: wanted one number of a tensor, got {type(value).__name__}")
+        raise TypeError(f"{name}: wanted a tensor of one number, got {type(value).__name__}")
     if value.numel() != 1:
         raise ValueError(f"{name}: wanted one number, got shape {tuple(value.shape)}")
     if not value.requires_grad:
@@ -246,8 +247,8 @@ def _encoded(encode, part, number):
     texts = isinstance(part, (list, tuple)) and part and isinstance(part[0], str)
     if texts and isinstance(encode, torch.nn.Module):
         raise TypeError(
-            f"columns[{number}]: {type(encode).__name__} takes no texts; wanted what its forward"
-            " takes, or for `encode` an Encoder, a SentenceTransformer or a function of texts"
+            f"columns[{number}]: wanted what the forward of {type(encode).__name__} takes, got"
+            " texts; for these `encode` is an Encoder, a SentenceTransformer or a function of texts"
         )
     encoded = encode(part)
     if not isinstance(encoded, torch.Tensor) or encoded.dtype not in FLOATING:
@@ -287,7 +288,7 @@ class MicroBatches(list):
     def of(cls, column, size, name="column", empty=False):
         """A tensor, a mapping of tensors or a list of examples in parts of `size` rows.
 
-        empty: whether there may be no rows, which are one part of none.
+        empty: whether a column may have no rows; it is then one part without rows.
         """
         if isinstance(column, Mapping):
             counts = {len(value) for value in column.values() if isinstance(value, torch.Tensor)}
@@ -297,7 +298,8 @@ class MicroBatches(list):
             kind = type(column).__name__
             raise TypeError(f"{name}: wanted a tensor, a mapping of tensors or a list, got {kind}")
         if len(counts) != 1:
-            raise ValueError(f"{name}: wanted tensors of equally many rows, got {sorted(counts)}")
+            came = sorted(counts) or "no tensor"
+            raise ValueError(f"{name}: wanted tensors of equally many rows, got {came}")
         if 0 in counts and not empty:
             raise ValueError(f"{name}: wanted at least one row, got 0")
         starts = range(0, max(1, *counts), size)

@@ -2,8 +2,8 @@
 
 Source of the margins: Moreira et al. 2024, "NV-Retriever: Improving text embedding models with
 effective hard-negative mining", section 3.2: a negative that is nearly as close as the positive is
-often a positive that nobody marked. TopK-MarginPos is `margin`, TopK-PercPos `relative_margin`
-(there 95 %).
+often a positive that nobody marked. Their TopK-MarginPos is `margin`, their TopK-PercPos is
+`relative_margin`, with 0.05 for their 95 %.
 """
 
 import operator
@@ -39,7 +39,7 @@ def mine_hard_negatives(
 
     Args:
         queries: (N, D).
-        corpus: (M, D), M >= N unless `positives` says otherwise.
+        corpus: (M, D), M >= N without `positives`.
         positives: (N,) integers, the corpus row of each query's positive, `arange(N)` by default;
             or (N, P): that row first, then further rows that are no negatives, padded with -1.
         count: negatives per query.
@@ -47,7 +47,7 @@ def mine_hard_negatives(
             few are often positives that nobody marked.
         margin: a negative's cosine is at most the positive's minus this.
         relative_margin: a negative's cosine is at most p - relative_margin |p|, p the positive's;
-            0.05 is NV-Retriever's 95 %.
+            NV-Retriever's 95 % is 0.05.
         score_range: a negative's cosine lies in it, ends included.
         query_ids, corpus_ids: (N,) and (M,) integers; a corpus row with the id of a query, or the
             id of its positive, is no negative of it. Equal texts have equal ids. At most 1,000 rows
@@ -57,8 +57,8 @@ def mine_hard_negatives(
         backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
-        (rows (N, count) int64, the hardest first, -1 where there are fewer; scores (N, count), -inf
-        there).
+        (rows (N, count) int64, the hardest first, -1 where there are fewer; their cosines
+        (N, count), -inf there, with the dtype of `cosine_similarity`). Not differentiable.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
@@ -74,11 +74,14 @@ def mine_hard_negatives(
     check_sides("corpus", corpus, "queries", queries)
     rows, columns = queries.shape[0], corpus.shape[0]
     first, last = _check(count, ranks, margin, relative_margin, score_range, seed)
-    # Beyond the corpus all ranks are alike, and those below hold in an int64.
+    # Ranks beyond the corpus are all alike; those within it fit an int64.
     first, last = min(first, columns + 1), min(last, columns)
     if positives is None:
         if columns < rows:
-            raise ValueError(f"corpus: wanted at least {rows} rows, or positives, got {columns}")
+            raise ValueError(
+                f"corpus: wanted at least {rows} rows, one per query where `positives` is None,"
+                f" got {columns}"
+            )
         positives = torch.arange(rows, device=queries.device)
     positives, further = _positives(positives, rows, columns, queries.device)
     if (query_ids is None) != (corpus_ids is None):
@@ -98,7 +101,7 @@ def mine_hard_negatives(
             scores = values.new_full((rows, count), -torch.inf)
         if not bool(values.isfinite().all()):
             raise ValueError("queries, corpus: wanted finite embeddings, got NaN or infinity")
-        values = values.clamp(-1.0, 1.0)  # that of a copy is 1 but for rounding
+        values = values.clamp(-1.0, 1.0)  # of a copy it is 1 but for rounding
         own = positives[part]
         allowed = near != own[:, None]
         for other in further[part].T:
@@ -127,18 +130,18 @@ def _positives(positives, rows, columns, device):
     check_integers("positives", own, rows, device)
     further = as_ids(positives[:, 1:]) if several else own.new_empty(rows, 0, dtype=torch.int64)
     own = as_ids(own)
-    for numbers, first, what in ((own, 0, "0"), (further, -1, "-1 for none")):
+    for numbers, first, none in ((own, 0, ""), (further, -1, ", or -1 for none")):
         low, high = numbers.aminmax() if numbers.numel() else (first, first)
         if low < first or high >= columns:
             raise ValueError(
-                f"positives: wanted rows of the corpus, {what} to {columns - 1},"
+                f"positives: wanted rows of the corpus, 0 to {columns - 1}{none},"
                 f" got {int(low)} to {int(high)}"
             )
     return own, further
 
 
 def _room(query_ids, corpus_ids, positives):
-    """How many neighbours of one query can be left out for their ids."""
+    """How many neighbours of one query may have to be left out for their ids, at most 1000."""
     if corpus_ids is None or len(corpus_ids) == 0:
         return 0
     values, counts = corpus_ids.unique(return_counts=True)
@@ -146,11 +149,12 @@ def _room(query_ids, corpus_ids, positives):
     for ids in (query_ids, corpus_ids[positives]):
         place = torch.searchsorted(values, ids).clamp(max=len(values) - 1)
         most.append(torch.where(values[place] == ids, counts[place], 0))
-    # A text that is there very often would make every search as deep: 1000 are enough for most.
+    # A text that is there very often would make the search for every query as deep.
     return min(int((most[0] + most[1]).max()) if len(positives) else 0, 1000)
 
 
 def _choose(allowed, values, near, count, sample, generator):
+    """(rows, scores), (N, count) each, of the allowed neighbours (N, depth): the first or drawn."""
     order = torch.arange(values.shape[1], dtype=torch.float32, device=values.device)
     if sample:
         order = torch.rand(values.shape, generator=generator, dtype=torch.float32, device="cpu").to(
@@ -163,7 +167,7 @@ def _choose(allowed, values, near, count, sample, generator):
     kept = allowed.gather(1, place)
     rows = near.gather(1, place).masked_fill(~kept, -1)
     scores = values.gather(1, place).masked_fill(~kept, -torch.inf)
-    # Those that were found to the front.
+    # What was found goes to the front.
     front = kept.long().argsort(dim=1, descending=True, stable=True)
     rows, scores = rows.gather(1, front), scores.gather(1, front)
     missing = (0, count - width)
@@ -172,11 +176,15 @@ def _choose(allowed, values, near, count, sample, generator):
 
 
 def _check(count, ranks, margin, relative_margin, score_range, seed):
+    """The first and the last rank, once the arguments are checked."""
     try:
         count = operator.index(count)
+    except TypeError:
+        raise TypeError(f"count: wanted an int, got {count!r}") from None
+    try:
         first, last = (operator.index(rank) for rank in ranks)
     except (TypeError, ValueError):
-        raise TypeError(f"count, ranks: wanted ints, (first, last), got {count}, {ranks}") from None
+        raise TypeError(f"ranks: wanted two ints, (first, last), got {ranks!r}") from None
     if not isinstance(seed, int):
         raise TypeError(f"seed: wanted an int, got {type(seed).__name__}")
     if not -(2**63) <= seed < 2**64:  # what a generator of torch takes
@@ -193,7 +201,7 @@ def _check(count, ranks, margin, relative_margin, score_range, seed):
     try:
         low, high = map(float, score_range)
     except (TypeError, ValueError):
-        raise TypeError(f"score_range: wanted (low, high), got {score_range!r}") from None
+        raise TypeError(f"score_range: wanted numbers (low, high), got {score_range!r}") from None
     if not low <= high:
         raise ValueError(f"score_range: wanted (low, high) with low <= high, got {score_range}")
     return first, last

@@ -13,7 +13,7 @@ from fastsim.precision import widened
 
 
 def compute_dtype(x):
-    """The type of logits, states and losses: float64 for float64, else float32."""
+    """The compute type, that of logits, states and losses: float64 for float64, else float32."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
@@ -27,6 +27,7 @@ def unit_rows(x, backend):
 
 
 def unit_formula(x):
+    """`unit_rows` in operations of torch."""
     x = x.to(compute_dtype(x))
     norm = torch.linalg.vector_norm(widened(x), dim=-1, keepdim=True)
     zero = norm < torch.finfo(x.dtype).tiny
@@ -72,7 +73,7 @@ def paired_scores(x, y, backend, similarity):
 def cosine_similarity(x: Tensor, y: Tensor | None = None, *, backend: str | None = None) -> Tensor:
     """Cosines of every pair of rows.
 
-    It returns the N x M matrix; the losses and `top_k` do without.
+    It returns the N x M matrix; `top_k` and most losses do without.
 
     Args:
         x: (N, D).

@@ -188,7 +188,14 @@ def test_mining_checks_at_the_door():
             fastsim.mine_hard_negatives(x, x, **{name: value})
     with pytest.raises(TypeError, match=r"^relative_margin: wanted"):
         fastsim.mine_hard_negatives(x, x, relative_margin=torch.tensor(0.1))
-    for name, value in (("score_range", 0.5), ("score_range", (0, 1, 2)), ("seed", "a")):
+    for name, value in (
+        ("score_range", 0.5),
+        ("score_range", (0, 1, 2)),
+        ("seed", "a"),
+        ("count", 1.5),
+        ("ranks", 3),
+        ("ranks", (1, 2, 3)),
+    ):
         with pytest.raises(TypeError, match=f"^{name}: wanted"):
             fastsim.mine_hard_negatives(x, x, **{name: value})
     ids = torch.arange(5)
@@ -216,8 +223,8 @@ def test_positives_of_any_integer_type(dtype):
     [
         ([0, 1, 2], TypeError, "positives: wanted a torch.Tensor, got list"),
         (torch.tensor([0, 1, 3]), ValueError, "rows of the corpus, 0 to 2, got 0 to 3"),
-        (torch.tensor([[0, 3], [1, -1], [2, -1]]), ValueError, "-1 for none to 2, got -1 to 3"),
-        (torch.tensor([[0, -2], [1, -1], [2, -1]]), ValueError, "-1 for none to 2, got -2 to -1"),
+        (torch.tensor([[0, 3], [1, -1], [2, -1]]), ValueError, "to 2, or -1 for none, got -1 to 3"),
+        (torch.tensor([[0, -2], [1, -1], [2, -1]]), ValueError, "or -1 for none, got -2 to -1"),
         (torch.tensor([[-1, 0], [1, 0], [2, 0]]), ValueError, "0 to 2, got -1 to 2"),
     ],
 )

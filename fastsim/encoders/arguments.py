@@ -2,8 +2,9 @@
 
 
 def longest(model, tokenizer, max_length=None, *, pair=False):
-    """Tokens that a text, or a pair of them, may have: max_length, else what model and tokenizer
-    allow, or None where neither says. ValueError for fewer than one of each text.
+    """Tokens that a text, or a pair of texts, may have: max_length, else what model and tokenizer
+    allow, or None where neither says. ValueError for a max_length that leaves a text no token, or
+    is more than they allow.
     """
     most = _most(model, tokenizer)
     if max_length is None:
@@ -11,7 +12,8 @@ def longest(model, tokenizer, max_length=None, *, pair=False):
     # Told to cut below its special tokens, a tokenizer cuts nothing.
     least = tokenizer.num_special_tokens_to_add(pair=pair) + 1 + pair
     if not isinstance(max_length, int) or not least <= max_length <= most:
-        raise ValueError(f"max_length: wanted {least} to {most} tokens, got {max_length}")
+        wanted = f"{least} to {most} tokens" if most < 10**6 else f"at least {least} tokens"
+        raise ValueError(f"max_length: wanted {wanted}, got {max_length!r}")
     return max_length
 
 

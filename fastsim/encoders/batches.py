@@ -14,7 +14,7 @@ _WAITING = 4  # batches that each process has before it, so that none runs dry
 
 
 def encode_batches(encoder, batches, prefix):
-    """(N, dim) of each list of texts, where the encoder is, without dropout or a gradient."""
+    """Yields (N, dim) of each list of texts, on the encoder's device; no dropout, no gradient."""
     was_training = encoder.training
     encoder.eval()
     try:
@@ -27,7 +27,7 @@ def encode_batches(encoder, batches, prefix):
 
 
 def encode_in_processes(encoder, batches, prefix, devices):
-    """As `encode_batches`, in a fresh process for each device; on the CPU.
+    """As `encode_batches`, in a fresh process for each device; what it yields is on the CPU.
 
     The weights go by a file that the processes map, so that those on one machine share them.
     """

@@ -46,11 +46,16 @@ CROSS_LOSSES = {
     "regression": _mean(nn.functional.mse_loss),
 }
 CROSS_FORMATS = ("scored pairs", "labelled pairs")
-_LOUD = "THE QUICK BROWN FOX"
+_LOUD = "THE QUICK BROWN FOX"  # as tokens, it shows whether a tokenizer lower-cases
 
 
 class CrossEncoder(nn.Module):
-    """A transformers model for sequence classification with one label, and its tokenizer."""
+    """A transformers model for sequence classification with one label, and its tokenizer.
+
+    max_length: tokens of both texts together, longer pairs are cut; by default what model and
+    tokenizer allow. ValueError for a max_length beyond that or too short for two texts, and for a
+    tokenizer with neither a padding nor an end token.
+    """
 
     def __init__(self, model, tokenizer, *, max_length=None):
         super().__init__()
@@ -80,7 +85,9 @@ class CrossEncoder(nn.Module):
     def score(self, first, second, *, batch_size=32, progress=False):
         """Logits (N,) of paired texts, without a gradient, float32 on the CPU.
 
-        first, second: lists of as many str. TypeError, ValueError for others.
+        first, second: lists of str, equally many. batch_size: pairs that are scored at a time.
+        progress: whether a progress bar is shown. TypeError, ValueError for arguments that do not
+        fit.
         """
         from tqdm.auto import tqdm
 
@@ -119,8 +126,8 @@ class CrossEncoder(nn.Module):
             parts = read_parts(folder, wanted=("transformer",))
             if is_cross_encoder(folder) and (parts["head"] or "pooling" in parts):
                 raise ModelError(
-                    f"model: {str(name)!r} has parts that score after its transformer, wanted a"
-                    " cross-encoder without"
+                    f"model: wanted a cross-encoder that is all transformer, {str(name)!r} has"
+                    " parts after it that score"
                 )
             folder = parts["transformer"]
         elif not (folder / "config.json").is_file():

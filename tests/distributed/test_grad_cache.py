@@ -289,7 +289,7 @@ UNEVEN = {"a": torch.ones(4, WIDTH), "b": torch.ones(5, WIDTH)}
         (
             lambda e, f: GradCache(e, lambda x: 1.0, micro_batch_size=2).backward(ROWS),
             TypeError,
-            "loss: wanted one number of a tensor, got float",
+            "loss: wanted a tensor of one number, got float",
         ),
         (
             lambda e, f: GradCache(e, lambda x: x.detach().sum(), micro_batch_size=2).backward(

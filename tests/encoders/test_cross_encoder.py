@@ -93,7 +93,7 @@ def test_a_cross_encoder_of_further_parts_is_refused(tmp_path):
     Encoder.from_pretrained(models.tiny_bert(), dense=1).save_pretrained(tmp_path)
     about = tmp_path / "config_sentence_transformers.json"
     about.write_text(json.dumps(json.loads(about.read_text()) | {"model_type": "CrossEncoder"}))
-    with pytest.raises(ModelError, match="has parts that score after its transformer"):
+    with pytest.raises(ModelError, match="wanted a cross-encoder that is all transformer"):
         CrossEncoder.from_pretrained(tmp_path)
 
 

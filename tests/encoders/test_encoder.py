@@ -104,9 +104,11 @@ def test_encode_in_several_processes_is_encode_in_one():
     torch.testing.assert_close(several, alone, rtol=0, atol=1e-6)  # other threads, other rounding
     assert encoder.training
     for wrong in ("cpu", []):
-        with pytest.raises(ValueError, match="devices: wanted a list of names of devices, got"):
+        with pytest.raises(
+            ValueError, match="devices: wanted a list of at least one device name, got"
+        ):
             encoder.encode(TEXTS, devices=wrong)
-    with pytest.raises(ValueError, match="truncate_dim: wanted a number of at least 1, got -1"):
+    with pytest.raises(ValueError, match="truncate_dim: wanted an int of at least 1, got -1"):
         encoder.encode(TEXTS, truncate_dim=-1)
 
 
@@ -278,7 +280,9 @@ def test_grad_cache_takes_texts_of_an_encoder_and_of_theirs():
     ]
     expected = loss(ours.encode(TEXTS[:8]), ours.encode(TEXTS[8:16]))
     torch.testing.assert_close(torch.stack(found), expected.expand(2), rtol=1e-4, atol=1e-5)
-    with pytest.raises(TypeError, match=r"columns\[0\]: Linear takes no texts"):
+    with pytest.raises(
+        TypeError, match=r"columns\[0\]: wanted what the forward of Linear takes, got texts"
+    ):
         GradCache(torch.nn.Linear(2, 2), loss, micro_batch_size=2).backward(["a", "b"])
 
 
