@@ -120,12 +120,12 @@ class Widths(click.ParamType):
         except ValueError:
             widths = ()
         if not widths or min(widths) < 1 or len(set(widths)) < len(widths):
-            self.fail(f"wanted different whole numbers W,W,..., got {value!r}", param, ctx)
+            self.fail(f"wanted different whole numbers above 0, W,W,..., got {value!r}", param, ctx)
         return widths
 
 
 def _utf8(kind, text, param, ctx):
-    """A text of the command line, whose bytes need be none of UTF-8."""
+    """A text of the command line; refused where its bytes are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

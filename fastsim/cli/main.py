@@ -10,19 +10,22 @@ from fastsim.cli.command import Command, Rate, Text, check_unused, finite, quiet
 from fastsim.cli.mine import mine
 from fastsim.cli.options import (
     COLUMNS_HELP,
+    CORPUS_HELP,
     CPU,
     ENCODED_AT_ONCE,
+    FORMATS_HELP,
     MAX_LENGTH,
     MODEL_OPTION,
     PICKLE,
     PROMPT,
     SEARCH_PROMPT,
+    SEED,
     TRUST,
     file_format,
 )
 from fastsim.cli.products import PRODUCTS
 from fastsim.cli.train import train
-from fastsim.training.options import LARGEST_SEED
+from fastsim.training.counted import counted
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -49,18 +52,23 @@ def info(json_wanted):
 @main.command()
 @click.option("--device", default="cuda:0", help="The GPU, as torch names it.")
 @click.option(
-    "--backend", multiple=True, type=click.Choice(["triton", "cuda"]), help="Default: both."
+    "--backend",
+    multiple=True,
+    type=click.Choice(["triton", "cuda"]),
+    help="Backend to check. May be repeated. Default: both.",
 )
 @click.option(
     "--kind",
     multiple=True,
-    help="Kind of loss to check, such as softmax; a wrong name lists them. Default: all.",
+    metavar="NAME",
+    help="Kind of loss to check, such as softmax; a wrong name lists them. May be repeated."
+    " Default: all.",
 )
 @click.option(
     "--dtype",
     multiple=True,
     type=click.Choice(["float32", "float16", "bfloat16"]),
-    help="Dtype of the embeddings. Default: all.",
+    help="Dtype of the embeddings. May be repeated. Default: all.",
 )
 @click.option(
     "--jobs",
@@ -107,7 +115,7 @@ main.add_command(mine)
     "--data",
     metavar="FILE",
     type=click.Path(),
-    help="CSV, TSV, JSON, JSON lines or Parquet; or a data set on the hub, hub:NAME:SPLIT.",
+    help=FORMATS_HELP,
 )
 @click.option(
     "--retrieval",
@@ -115,7 +123,7 @@ main.add_command(mine)
     help="Measure a search instead: a folder with corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv,"
     " as BEIR's.",
 )
-@click.option("--split", default="test", metavar="NAME", help="Which qrels file of --retrieval.")
+@click.option("--split", default="test", metavar="NAME", help="The qrels file of --retrieval.")
 @click.option("--columns", metavar="NAMES", help=COLUMNS_HELP)
 @file_format
 @ENCODED_AT_ONCE
@@ -149,7 +157,8 @@ def evaluate(
     """
     quiet()
     if (data is None) == (retrieval is None):
-        raise click.UsageError("wanted --data or --retrieval, one of them")
+        got = "neither" if data is None else "both"
+        raise click.UsageError(f"wanted --data or --retrieval, got {got}")
     if retrieval is not None:
         check_unused(("columns", "kind", "delimiter", "header"), "--data", "--retrieval")
         from fastsim.training.beir import evaluate_retrieval
@@ -178,14 +187,12 @@ def evaluate(
         about = {"model": model, "data": data, "rows": len(dataset)}
         click.echo(json.dumps(about | finite(found)))
     else:
-        click.echo(table({f"{len(dataset)} rows": found}))
+        click.echo(table({counted(len(dataset), "row"): found}))
 
 
 @main.command()
 @MODEL_OPTION
-@click.option(
-    "--corpus", required=True, metavar="FILE", help="One text per line, or a column text."
-)
+@click.option("--corpus", required=True, metavar="FILE", help=f"Texts to search in: {CORPUS_HELP}")
 @click.option(
     "--query",
     required=True,
@@ -197,15 +204,23 @@ def evaluate(
 @click.option(
     "--index",
     metavar="FILE",
-    help="Keep the corpus's embeddings in this file, and reuse them while texts and model are the"
-    " same.",
+    help="Keep the corpus's embeddings in this file, and reuse them while texts, model and prompt"
+    " are the same.",
 )
 @click.option(
-    "--overwrite", is_flag=True, help="Replace an index of other texts or of another model."
+    "--overwrite",
+    is_flag=True,
+    help="Replace an index of other texts or by another model or prompt.",
 )
 @ENCODED_AT_ONCE
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the same as --format json.")
-@click.option("--format", "shown", type=click.Choice(["text", "json"]), default="text")
+@click.option(
+    "--format",
+    "shown",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    help="How the results are printed.",
+)
 @SEARCH_PROMPT
 @CPU
 @TRUST
@@ -254,8 +269,8 @@ def search(
 @main.command()
 @MODEL_OPTION
 @click.option("--output", default="fastsim-demo", metavar="DIR", help="The trained model's folder.")
-@click.option("--seed", type=click.IntRange(0, LARGEST_SEED), default=0)
-@click.option("--progress/--no-progress", default=True)
+@SEED
+@click.option("--progress/--no-progress", default=True, help="Print lines while it trains.")
 @CPU
 def demo(model, output, seed, progress, cpu):
     """Train the bundled model on a few sentences, as a trial.
@@ -293,7 +308,12 @@ def demo(model, output, seed, progress, cpu):
 @click.option(
     "--columns", type=click.IntRange(2), default=2, help="Texts per row: 2, plus 1 per negative."
 )
-@click.option("--loss", type=click.Choice(list(PRODUCTS)), default="info_nce")
+@click.option(
+    "--loss",
+    type=click.Choice(list(PRODUCTS)),
+    default="info_nce",
+    help="Loss whose matrix products are counted.",
+)
 @click.option(
     "--exchange",
     type=click.Choice(["gather", "ring"]),
@@ -314,13 +334,17 @@ def demo(model, output, seed, progress, cpu):
 @click.option(
     "--rate",
     type=Rate(),
-    help="TFLOP/s of one process. Default: measured on this CPU.",
+    help="TFLOP/s of one process. Default: measured on this CPU, with --gpu too.",
 )
-@click.option("--bandwidth", type=Rate(), help="GB/s between ranks.")
+@click.option(
+    "--bandwidth",
+    type=Rate(),
+    help="GB/s between processes. Default: the time of the exchange is left out.",
+)
 @click.option(
     "--memory-rate",
     type=Rate(),
-    help="TB/s of the device's memory, for an estimate of the loss by backend.",
+    help="TB/s of the device's memory, for an estimate of the loss by backend. Default: none.",
 )
 @MODEL_OPTION
 def plan(model, dim, bits, rate, bandwidth, memory_rate, **options):

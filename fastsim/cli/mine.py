@@ -5,22 +5,33 @@ import click
 from fastsim.cli.command import Command, quiet
 from fastsim.cli.options import (
     COLUMNS_HELP,
+    CORPUS_HELP,
     CPU,
     ENCODED_AT_ONCE,
     MAX_LENGTH,
     MODEL_OPTION,
     PICKLE,
     SEARCH_PROMPT,
+    SEED,
     TRUST,
     file_format,
 )
-from fastsim.training.options import LARGEST_SEED
+from fastsim.training.counted import counted
 
 
 @click.command(cls=Command, context_settings={"show_default": True})
 @MODEL_OPTION
-@click.option("--pairs", required=True, metavar="FILE", help="Anchors and positives.")
-@click.option("--corpus", metavar="FILE", help="Further texts: one per line, or a column text.")
+@click.option(
+    "--pairs",
+    required=True,
+    metavar="FILE",
+    help="Data with the columns anchor and positive, in the formats of fastsim train.",
+)
+@click.option(
+    "--corpus",
+    metavar="FILE",
+    help=f"Texts that may be negatives beside the positives: {CORPUS_HELP}",
+)
 @click.option(
     "--output", required=True, metavar="FILE", help="New file: JSON lines, ready for training."
 )
@@ -33,7 +44,7 @@ from fastsim.training.options import LARGEST_SEED
     type=click.IntRange(1),
     default=1,
     metavar="RANK",
-    help="Rank of the nearest neighbour that may be a negative.",
+    help="Rank of the nearest neighbour that may be a negative; 1 is the nearest of all.",
 )
 @click.option(
     "--last",
@@ -46,17 +57,17 @@ from fastsim.training.options import LARGEST_SEED
     "--margin",
     type=float,
     metavar="COSINE",
-    help="A negative's cosine is at most the positive's minus this margin.",
+    help="A negative's cosine is at most the positive's minus this margin. Default: no limit.",
 )
 @click.option(
     "--relative-margin",
     type=float,
     metavar="SHARE",
     help="A negative's cosine is below the positive's by at least this share of it; 0.05 is"
-    " NV-Retriever's 95 %.",
+    " NV-Retriever's 95 %. Default: no limit.",
 )
 @click.option("--sample", is_flag=True, help="Draw from the ranks instead of taking the hardest.")
-@click.option("--seed", type=click.IntRange(0, LARGEST_SEED), default=0)
+@SEED
 @ENCODED_AT_ONCE
 @MAX_LENGTH
 @SEARCH_PROMPT
@@ -84,11 +95,14 @@ def mine(model, pairs, output, overwrite, first, last, max_length, prompts, cpu,
     trust = {name: options.pop(name) for name in ("trust_remote_code", "allow_pickle")}
     encoder = load_encoder(model, cpu=cpu, max_length=max_length, prompts=prompts, **trust)
     rows, left_out = run(encoder, pairs, ranks=(first, last), **options)
+    wanted = counted(options["count"], "negative")
     if not rows:
         raise ValueError(
-            f"pairs: none of {left_out} has {options['count']} negatives within the limits"
+            f"pairs: none of {left_out} has {wanted} within the limits; widen --first, --last,"
+            " --margin or --relative-margin"
         )
     write_rows(rows, output)
-    click.echo(f"{len(rows)} rows: {output}")
+    click.echo(f"{counted(len(rows), 'row')}: {output}")
     if left_out:
-        click.echo(f"left out {left_out} pairs with fewer negatives within the limits", err=True)
+        said = f"left out {counted(left_out, 'pair')} with fewer than {wanted} within the limits"
+        click.echo(said, err=True)

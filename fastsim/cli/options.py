@@ -4,6 +4,7 @@ import click
 
 from fastsim.cli.command import Prompt, by_name
 from fastsim.encoders.names import EMBEDDED
+from fastsim.training.options import LARGEST_SEED
 from fastsim.training.rows import KINDS
 
 MODEL_OPTION = click.option(
@@ -11,6 +12,13 @@ MODEL_OPTION = click.option(
     default=EMBEDDED,
     metavar="NAME",
     help="A folder, a name on the hub, or the bundled model.",
+)
+FORMATS_HELP = (
+    "CSV, TSV, JSON, JSON lines or Parquet, plain or .gz; or a data set on the hub: hub:NAME,"
+    " hub:NAME:SPLIT or hub:NAME:CONFIG:SPLIT."
+)
+CORPUS_HELP = (
+    "the lines of a .txt file, or the column text of a data file or of a data set on the hub."
 )
 COLUMNS_HELP = (
     "The file's columns in their order, such as sentence1,sentence2,score. If the header has other"
@@ -20,11 +28,15 @@ _FORMAT = click.option(
     "--format",
     "kind",
     type=click.Choice(list(KINDS)),
-    help="Format of the data files, where their suffix does not tell it.",
+    help="Format of the data files. Default: what their suffix says.",
 )
-_DELIMITER = click.option("--delimiter", metavar="SIGN", help="Delimiter of a CSV file. Default: ,")
+_DELIMITER = click.option(
+    "--delimiter", metavar="SIGN", help="Delimiter of a CSV file. Default: a comma."
+)
 _HEADER = click.option(
-    "--header/--no-header", default=None, help="Whether line 1 names the columns."
+    "--header/--no-header",
+    default=None,
+    help="Whether line 1 names the columns. Default: guessed from the line and --columns.",
 )
 
 
@@ -49,6 +61,9 @@ PROMPT = _prompt(
     "text of a column: query (anchors), document (positives and negatives) or a column's name"
 )
 SEARCH_PROMPT = _prompt("query or document; the queries of pairs are their anchors")
+SEED = click.option(
+    "--seed", type=click.IntRange(0, LARGEST_SEED), default=0, help="Seed of all random numbers."
+)
 TRUST = click.option("--trust-remote-code", is_flag=True, help="Run code from the model's folder.")
 PICKLE = click.option(
     "--allow-pickle", is_flag=True, help="Read weights in pickle files, which can run code."
@@ -64,6 +79,6 @@ MAX_LENGTH = click.option(
     "--max-length",
     type=click.IntRange(1),
     metavar="TOKENS",
-    help="Truncate texts to this many tokens.",
+    help="Truncate texts to this many tokens. Default: the model's limit.",
 )
 CPU = click.option("--cpu", is_flag=True, help="Use the CPU even if there is a GPU.")

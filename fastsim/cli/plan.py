@@ -12,6 +12,7 @@ import torch
 from fastsim.backends.cpu import sizes
 from fastsim.backends.torch import panels
 from fastsim.cli.products import PRODUCTS
+from fastsim.training.counted import counted
 
 GATHER, RING = "gather", "ring"
 FLOAT = 4  # bytes in which weights, states and gradients of unit rows are kept
@@ -76,12 +77,15 @@ def memory(plan):
         # equation 1, in bytes for 16-bit activations.
         per_token = plan.hidden * (34 + 5 * plan.heads * plan.tokens / plan.hidden)
         graph = plan.micro_batch_size * plan.tokens * plan.layers * per_token
-        how = f"graph of {plan.micro_batch_size} texts of {plan.tokens} tokens"
+        texts, tokens = counted(plan.micro_batch_size, "text"), counted(plan.tokens, "token")
+        how = f"activations of {texts} of {tokens}, for the backward pass"
         parts.append(("micro-batch", int(graph * plan.bytes_each / 2), how))
-    parts.append(("embeddings", 2 * own * plan.bytes_each, "of this rank, and their gradients"))
+    parts.append(("embeddings", 2 * own * plan.bytes_each, "of its own rows, and their gradients"))
     if plan.ranks > 1:
         each = plan.alive_candidates * plan.dim
-        how = "of all ranks" if plan.exchange == GATHER else "of three ranks, on their way around"
+        how = "of all processes, and their gradients"
+        if plan.exchange == RING:
+            how = f"of {min(plan.ranks, 3)} processes, on their way around, and their gradients"
         parts.append((f"candidates ({plan.exchange})", 2 * each * plan.bytes_each, how))
     units = (plan.rows + plan.alive_candidates) * plan.dim * operand
     sums = plan.alive_candidates * plan.dim * FLOAT
@@ -134,20 +138,20 @@ def times(plan, rate, bandwidth=None):
     if plan.parameters:
         texts = plan.rows * plan.columns
         once = 2 * (plan.parameters - plan.looked_up) * plan.tokens * texts / rate
-        found.append(("encode", once, "every text without a graph"))
-        found.append(("encode again", 3 * once, "every text with its gradient"))
+        found.append(("encode", once, "every text, forward pass"))
+        found.append(("encode again", 3 * once, "every text, forward and backward pass"))
     passes = PRODUCTS[plan.loss][plan.exchange == RING and plan.ranks > 1]
     products = passes * 2 * plan.rows * plan.candidates * plan.dim
     found.append(("loss", products / rate, f"{passes} products of {plan.rows:,} x "
                   f"{plan.candidates:,} x {plan.dim:,}"))  # fmt: skip
     if bandwidth and plan.ranks > 1:
         sent = sum(size for _, size in rounds(plan))
-        how = f"{sent / 1e9:,.2f} GB to and from a rank"
+        how = f"{_size(sent)} to and from each process"
         seconds = sent / bandwidth
         if plan.exchange == RING:
             hidden = sum(min(work / rate, size / bandwidth) for work, size in rounds(plan))
             seconds -= hidden
-            how += f", and {hidden:.3g} s while scores are worked on"
+            how += f"; {hidden:.3g} s more are hidden behind the products"
         found.append(("exchange", seconds, how))
     return found
 
@@ -240,8 +244,8 @@ def encoder_shape(name):
 def report(plan, rate, bandwidth=None, memory_rate=None):
     """The plan as text."""
     lines = [
-        f"batch of {plan.batch_size:,}, {plan.candidates:,} candidates of width {plan.dim:,},"
-        f" {plan.ranks} process(es); of each:",
+        f"batch of {counted(plan.batch_size, 'row')}, {counted(plan.candidates, 'candidate')} of"
+        f" width {plan.dim:,}, {counted(plan.ranks, 'process', 'processes')}; for each process:",
         "",
     ]
     parts = memory(plan)
@@ -254,8 +258,8 @@ def report(plan, rate, bandwidth=None, memory_rate=None):
     lines.append(f"  at {rate / 1e12:.3g} TFLOP/s, arithmetic alone: a lower bound")
     if plan.gpu:
         lines.append(
-            "  memory as of the torch backend, which a GPU takes by default: Triton and CUDA"
-            " kernels run where `fastsim verify` has found them right and faster"
+            "  the memory is that of the torch backend, which a GPU takes by default: Triton and"
+            " CUDA kernels run where `fastsim verify` has found them right and faster"
         )
     if memory_rate:
         lines += ["", "  the loss by backend, an estimate on paper: no device has measured it"]

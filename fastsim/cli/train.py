@@ -18,15 +18,18 @@ from fastsim.cli.command import (
 from fastsim.cli.options import (
     COLUMNS_HELP,
     CPU,
+    FORMATS_HELP,
     MAX_LENGTH,
     MODEL_OPTION,
     PICKLE,
     PROMPT,
+    SEED,
     TRUST,
     file_format,
 )
 from fastsim.encoders.names import POOLINGS
-from fastsim.training.options import CHOICES, LARGEST_SEED
+from fastsim.training.counted import counted
+from fastsim.training.options import CHOICES
 
 POSITIVE = click.FloatRange(0, min_open=True)
 COUNT = click.IntRange(1)
@@ -97,17 +100,20 @@ def _as_text(option, given):
     multiple=True,
     metavar="FILE",
     type=click.Path(),
-    help="CSV, TSV, JSON, JSON lines or Parquet, plain or .gz; or a data set on the hub,"
-    " hub:NAME:SPLIT or hub:NAME:CONFIG:SPLIT. May be repeated.",
+    help=f"{FORMATS_HELP} May be repeated.",
 )
 @click.option(
     "--eval",
     metavar="FILE",
     type=click.Path(),
-    help="Evaluation data, in the same formats as --train; they also choose the best model.",
+    help="Evaluation data, in the same formats as --train. The model that is best on them is kept.",
 )
 @click.option(
-    "--loss", required=True, metavar="NAME", help="A wrong name lists those that fit the data."
+    "--loss",
+    required=True,
+    metavar="NAME",
+    help="Loss to train with; one that does not fit the data is refused with a list of those"
+    " that do.",
 )
 @click.option("--output", required=True, metavar="DIR", help="Folder for the trained model.")
 @click.option("--columns", metavar="NAMES", help=COLUMNS_HELP)
@@ -124,7 +130,9 @@ def _as_text(option, given):
     help="A vector per text, or a score per pair of texts.",
 )
 @click.option(
-    "--pooling", type=click.Choice(list(POOLINGS)), help="Pooling in place of the model's."
+    "--pooling",
+    type=click.Choice(list(POOLINGS)),
+    help="Pooling of token embeddings. Default: the model's.",
 )
 @click.option("--dense", type=COUNT, metavar="WIDTH", help="Add a dense layer of this width.")
 @PROMPT
@@ -157,15 +165,20 @@ def _as_text(option, given):
     callback=by_name,
     help="An option of the loss, such as temperature=0.05. May be repeated.",
 )
-@click.option("--learn", multiple=True, help="A loss option to learn: temperature, scale or bias.")
+@click.option(
+    "--learn",
+    multiple=True,
+    metavar="NAME",
+    help="A loss option to learn: temperature, scale or bias. May be repeated.",
+)
 @click.option(
     "--loss-learning-rate",
     type=POSITIVE,
-    help="For learnt loss options. Default: as --learning-rate.",
+    help="Learning rate of the loss's own parameters. Default: as --learning-rate.",
 )
 @click.option("--epochs", type=POSITIVE, default=1.0, help="Passes over the data.")
 @click.option(
-    "--max-steps", type=COUNT, metavar="STEPS", help="Steps to train, in place of --epochs."
+    "--max-steps", type=COUNT, metavar="STEPS", help="Optimizer steps, in place of --epochs."
 )
 @click.option(
     "--batch-size",
@@ -191,9 +204,14 @@ def _as_text(option, given):
     help="Warm-up steps: their number, or below 1 their share of all steps.",
 )
 @click.option(
-    "--schedule", default="linear", help="A schedule of transformers: linear, cosine, constant, ..."
+    "--schedule",
+    default="linear",
+    metavar="NAME",
+    help="Learning-rate schedule, as transformers names it: linear, cosine, constant, ...",
 )
-@click.option("--weight-decay", type=click.FloatRange(0), default=0.0)
+@click.option(
+    "--weight-decay", type=click.FloatRange(0), default=0.0, help="Weight decay of AdamW."
+)
 @MAX_LENGTH
 @click.option(
     "--precision",
@@ -201,16 +219,19 @@ def _as_text(option, given):
     default="fp32",
     help="Dtype of the computation (autocast).",
 )
-@click.option("--seed", type=click.IntRange(0, LARGEST_SEED), default=0)
+@SEED
 @click.option(
-    "--eval-steps", type=COUNT, metavar="STEPS", help="Evaluate this often. Default: each epoch."
+    "--eval-steps",
+    type=COUNT,
+    metavar="STEPS",
+    help="Steps between evaluations. Default: as --checkpoint-steps, else once per epoch.",
 )
 @click.option(
     "--checkpoint-steps",
     type=COUNT,
     metavar="STEPS",
-    help="Save this often, a multiple of --eval-steps; each new best model of --eval is saved too."
-    " Default: each epoch.",
+    help="Steps between checkpoints, a multiple of --eval-steps; each new best model of --eval is"
+    " saved too. Default: as --eval-steps, else once per epoch.",
 )
 @click.option(
     "--checkpoint-minutes",
@@ -227,31 +248,49 @@ def _as_text(option, given):
 )
 @click.option("--keep-checkpoints", is_flag=True, help="Keep the checkpoints of a finished run.")
 @click.option(
-    "--logging-steps", type=COUNT, default=10, metavar="STEPS", help="Steps per line of the log."
+    "--logging-steps",
+    type=COUNT,
+    default=10,
+    metavar="STEPS",
+    help="Steps between lines of the log.",
 )
-@click.option("--best-metric", metavar="NAME", help="Metric that chooses the best model.")
+@click.option(
+    "--best-metric",
+    metavar="NAME",
+    help="Metric that chooses the best model; a wrong name lists those of the data. Default: by the"
+    " columns, such as spearman_cosine for scores.",
+)
 @click.option(
     "--early-stopping",
     type=COUNT,
     metavar="TIMES",
-    help="Stop after this many evaluations without a better model.",
+    help="Stop after this many evaluations without a better model. Default: never.",
 )
 @click.option(
-    "--report-to", default="none", help="Where to report: tensorboard, wandb, ..., or all."
+    "--report-to",
+    default="none",
+    metavar="NAMES",
+    help="Where metrics are reported: tensorboard, wandb, ..., several with commas, or all.",
 )
 @click.option("--resume", is_flag=True, help="Continue from the last complete checkpoint.")
 @click.option(
     "--overwrite", is_flag=True, help="Start afresh and remove an earlier run's checkpoints."
 )
 @click.option("--dry-run", is_flag=True, help="Check everything, show what would be done, and end.")
-@click.option("--push-to-hub", metavar="NAME", help="Upload the model when it is trained.")
-@click.option("--progress/--no-progress", default=True, help="Print a line every --logging-steps.")
+@click.option(
+    "--push-to-hub",
+    metavar="NAME",
+    help="Upload the trained model to the hub under this name, such as owner/model.",
+)
+@click.option(
+    "--progress/--no-progress", default=True, help="Print a line every --logging-steps steps."
+)
 @click.option("--verbose", is_flag=True, help="Add gradient norm and epoch to each line.")
 @CPU
 @TRUST
 @PICKLE
 def train(dry_run, **options):
-    """Train an encoder on a file of sentences.
+    """Train an encoder on texts in files.
 
     The columns decide the losses: (sentence1, sentence2, score) cosent, angle, cosine_regression;
     (anchor, positive[, negative, ...]) info_nce, decoupled_contrastive, full_triplet, siglip,
@@ -280,4 +319,6 @@ def train(dry_run, **options):
         click.echo(
             table({when: {n: result[when][n] for n in names} for when in ("before", "after")})
         )
-    click.echo(f"{result['steps']} steps in {result['seconds']:.0f} s: {options['output']}")
+    click.echo(
+        f"{counted(result['steps'], 'step')} in {result['seconds']:.0f} s: {options['output']}"
+    )

@@ -4,6 +4,7 @@ import click
 import torch
 
 from fastsim.backends import backends, get
+from fastsim.training.counted import counted
 from fastsim.verify import run
 
 
@@ -51,7 +52,7 @@ def lines(device, wanted=(), kinds=(), dtypes=(), jobs=None):
             f"nothing was checked: no kernel that was asked for can run on {str(device)!r}"
         )
     jobs = min(jobs or run.most_at_once(device), len(checks))
-    yield f"{len(checks)} checks, {jobs} at once"
+    yield f"{counted(len(checks), 'check')}, {jobs} at once"
     for verdict in run.verdicts_of(checks, jobs):
         of = verdict.key
         precision = f" ({of['precision']})" if of["precision"] else ""

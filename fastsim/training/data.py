@@ -8,6 +8,7 @@ import os
 
 from fastsim.tell import tell
 from fastsim.training.columns import check_header, header_fault, parse_columns
+from fastsim.training.counted import counted
 from fastsim.training.formats import format_of
 from fastsim.training.hub import is_hub
 from fastsim.training.hub import rows as hub_rows
@@ -55,7 +56,7 @@ def read_data(
         columns: a list of items `role`, `role=name in the header`, or `_` (not used); None: the
             header has the names of `formats.COLUMNS`. Plain roles select from a header that has
             them all; otherwise the file has no header, and they name its columns in order.
-        kind: the format of a file whose suffix does not tell it.
+        kind: the format of the files, by default what their suffixes say.
         delimiter: of a CSV file, by default a comma.
         header: whether the first line is a header; None: it is guessed.
         skip_bad_rows: leave out rows that do not fit.
@@ -74,7 +75,7 @@ def read_data(
         layout = _read_into(store, paths, how, bad if skip_bad_rows else None, say)
         if bad:
             more = "" if len(bad) <= _SHOWN else f" and {len(bad) - _SHOWN} more"
-            say(f"left out {len(bad)} rows: {'; '.join(bad[:_SHOWN])}{more}")
+            say(f"left out {counted(len(bad), 'row')}: {'; '.join(bad[:_SHOWN])}{more}")
         return store.dataset(), layout
     except BaseException:  # Ctrl-C too
         store.discard()

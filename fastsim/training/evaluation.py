@@ -58,32 +58,39 @@ def metric_names(layout, *, cross_encoder=False, classifier=False):
     return [*names, *metrics.retrieval(rows, rows, [{0}, {1}])]
 
 
-def check_evaluation(dataset, layout, *, cross_encoder=False, classes=None):
-    """Refuse data that the model has no metric for, before anything is encoded."""
+def check_evaluation(dataset, layout, *, cross_encoder=False, classes=None, name="data"):
+    """Refuse data that the model has no metric for, before anything is encoded.
+
+    name: of the option that the data came by, for the message.
+    """
     if cross_encoder and layout.name not in PRIMARY_OF_CROSS_ENCODER:
         wanted = " or ".join(PRIMARY_OF_CROSS_ENCODER)
-        raise ValueError(f"data: a cross-encoder is evaluated on {wanted}, got {layout.name}")
+        raise ValueError(f"{name}: a cross-encoder is evaluated on {wanted}, got {layout.name}")
     if layout.name == "scored pairs" and len(set(dataset[layout.label][:])) < 2:
         raise ValueError(
-            f"data: wanted at least two different scores, got {len(dataset)} rows with the same"
+            f"{name}: wanted at least two different scores, got"
+            f" {dataset[layout.label][0]:g} in every row"
         )
     if layout.name == "labelled pairs":
         labels = dataset[layout.label][:]
         if classes is None and not is_binary(labels):
             found = sorted({str(label) for label in labels})[:5]
             raise ValueError(
-                "data: wanted labels 0 and 1, both there, or a model trained with loss"
+                f"{name}: wanted labels 0 and 1, both there, or a model trained with loss"
                 f" classification, got {', '.join(found)}"
             )
         unknown = sorted(set(labels) - set(classes or labels))
         if unknown:
-            raise ValueError(f"data: the model knows {classes}, got the class {unknown[0]!r}")
+            raise ValueError(
+                f"{name}: wanted classes that the model was trained on, {', '.join(classes)},"
+                f" got {unknown[0]!r}"
+            )
     if layout.name == "labelled texts":
         pairs = set(
-            zip(*(dataset[name][:] for name in (layout.texts[0], layout.label)), strict=True)
+            zip(*(dataset[column][:] for column in (layout.texts[0], layout.label)), strict=True)
         )
         if len({label for _, label in pairs}) == len(pairs):
-            raise ValueError("data: wanted a label with two different texts, got none")
+            raise ValueError(f"{name}: wanted a label with two different texts, got none")
 
 
 def check_vectors(vectors):

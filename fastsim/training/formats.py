@@ -1,4 +1,4 @@
-"""What the columns of a data file mean, and which losses can be trained on them."""
+"""What the columns of a data file mean: the format that they make."""
 
 import re
 from dataclasses import dataclass

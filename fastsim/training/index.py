@@ -34,9 +34,9 @@ _SIDES = ("truncation_side", "padding_side")  # in the files only after a call
 def indexed(encoder, texts, path, *, batch_size=32, overwrite=False):
     """Embeddings (N, encoded_dim) of the texts: those of the file, or new ones that it holds then.
 
-    path: a .safetensors file. overwrite: whether an index of other texts or by another model may
-    be replaced, which is an `OutputError` otherwise. ValueError where the path holds something
-    else.
+    path: of a file in the format of safetensors. overwrite: whether an index of other texts or by
+    another model may be replaced, which is an `OutputError` otherwise. ValueError where the path
+    holds something else.
     """
     from safetensors.torch import save_file
 

@@ -98,8 +98,8 @@ def retrieval(queries, corpus, relevant, *, left_out=None, depth=10):
     """recall@1, 5, 10, MRR@10 and nDCG@10 of a search by cosine.
 
     queries (Q, D), corpus (M, D). relevant: for each query a set of corpus rows, not empty.
-    left_out: for each query the corpus row that is no answer (itself), or None. recall@k is the
-    share of a query's relevant rows among its first k.
+    left_out: for each query the corpus row that is no answer (itself), -1 where there is none; None
+    where no query has one. recall@k is the share of a query's relevant rows among its first k.
     """
     extra = 0 if left_out is None else 1
     _, found = top_k(queries, corpus, min(depth + extra, corpus.shape[0]))

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from fastsim.training.counted import counted
 from fastsim.training.hub import is_hub
 
 _SHOWN = 3
@@ -16,7 +17,8 @@ def model_card(result, encoder, name, *, cross=False):
     lines += ["library_name: sentence-transformers", "---", "", f"# {name}", ""]
     lines += [f"Trained from `{options['model']}` with the loss `{options['loss']}` on"]
     lines += [
-        f"{result['rows']:,} rows ({', '.join(result['columns'])}), {result['steps']:,} steps"
+        f"{counted(result['rows'], 'row')} ({', '.join(result['columns'])}),"
+        f" {counted(result['steps'], 'step')}"
     ]
     lines += [f"of {options['batch_size']} rows, learning rate {options['learning_rate']:g}.", ""]
     if result["after"]:

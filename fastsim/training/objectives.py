@@ -148,11 +148,14 @@ class Objective(nn.Module):
         self.options = dict(options or {})
         self.group, self.widths = group, tuple(widths)
         if self.widths and name == "classification":
-            raise ValueError("widths: classification has none")
+            raise ValueError(
+                f"matryoshka: the loss classification takes no widths, got {self.widths}"
+            )
         self.pairwise = name in ("cosine_regression", "triplet_margin", "classification")
         if name == "classification":
             if self.options:
-                raise ValueError(f"options: classification has none, got {list(self.options)}")
+                given = ", ".join(self.options)
+                raise ValueError(f"loss option: classification has none, got {given}")
             self.loss = losses.SoftmaxClassification(dim, len(self.classes))
         else:
             known = dict(inspect.signature(spec.module).parameters)

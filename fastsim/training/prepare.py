@@ -137,7 +137,9 @@ def prepare(options, group=None, say=None):
         raise ValueError(f"score_range: wanted with a column score, got {layout.name}")
     classes = _classes(train, layout) if options.loss == "classification" else None
     if held is not None:
-        evaluation.check_evaluation(held, held_layout, cross_encoder=cross, classes=classes)
+        evaluation.check_evaluation(
+            held, held_layout, cross_encoder=cross, classes=classes, name="eval"
+        )
     train = _numbers(options, train, layout, classes, cross)
     check_learnable(
         options.loss,

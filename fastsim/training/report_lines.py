@@ -1,10 +1,11 @@
-"""What a run says: a header before the first step, then one line a log step."""
+"""What a run says: a header before the first step, then a line every `logging_steps`."""
 
 import time
 
 import torch
 import transformers
 
+from fastsim.training.counted import counted
 from fastsim.training.prompts import unsearched_prompts
 
 _LOOKED_AT = 1000  # rows whose texts are measured for the header
@@ -17,23 +18,27 @@ def header(options, task, processes):
     steps, count, size = planned_steps(options, task)
     rows = task.train.select(range(min(_LOOKED_AT, len(task.train))))
     lengths = sorted(len(text) for name in task.layout.texts for text in rows[name])
+    looked_at = f" in the first {len(rows):,} rows" if len(rows) < len(task.train) else ""
     device = task.encoder.device
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
+    threads = f", {counted(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else ""
     loss = ", ".join(f"{name}={_shown(value)}" for name, value in task.loss_values().items())
-    micro = f", {options.micro_batch_size} encoded at once" if options.micro_batch_size else ""
-    many = f" x {options.accumulate} accumulated" if options.accumulate > 1 else ""
+    micro = ""
+    if options.micro_batch_size:
+        micro = f", {counted(options.micro_batch_size, 'text')} encoded at once"
+    many = f", {options.accumulate} accumulated for a step" if options.accumulate > 1 else ""
     idle = idle_gpus(device, processes)
     unsearched = None if task.cross else unsearched_prompts(task.encoder)
     return [
-        f"device   {where}{threads}, {options.precision}, {processes} process"
-        + ("es" if processes > 1 else ""),
+        f"device   {where}{threads}, {options.precision},"
+        f" {counted(processes, 'process', 'processes')}",
         *([idle] if idle else []),
         f"model    {options.model}: {every / 1e6:.1f} M parameters, {trained / 1e6:.1f} M trained"
         + ("" if task.cross else f", {task.encoder.dim} wide, {task.encoder.pooling} pooling"),
-        f"data     {len(task.train):,} rows, {task.layout.name} ({', '.join(task.layout.columns)});"
-        f" texts of {lengths[len(lengths) // 2]} characters (median), {lengths[-1]} at most",
-        f"batches  {count:,} of {size} rows{many}{micro}; {steps:,} steps",
+        f"data     {counted(len(task.train), 'row')}, {task.layout.name}"
+        f" ({', '.join(task.layout.columns)}); texts of {lengths[len(lengths) // 2]} characters"
+        f" (median), {lengths[-1]} at most{looked_at}",
+        f"batches  {count:,} of {counted(size, 'row')}{many}{micro}; {counted(steps, 'step')}",
         f"loss     {options.loss}"
         + (f" ({loss})" if loss else "")
         + f", backend {_backend(device)}",
@@ -71,8 +76,8 @@ def _backend(device):
 
 
 class Lines(transformers.TrainerCallback):
-    """One line a log step: step, loss, learning rate, speed, the time that is left, and the
-    share of rows whose positive was above the batch's negatives."""
+    """One line every `logging_steps`: step, loss, learning rate, speed, the time that is left,
+    and the share of rows whose positive was above the batch's negatives."""
 
     def __init__(self, say, batch_size, metric=None, verbose=False):
         self.say, self.batch_size, self.metric, self.verbose = say, batch_size, metric, verbose
@@ -92,7 +97,8 @@ class Lines(transformers.TrainerCallback):
         speed = self.batch_size * args.gradient_accumulation_steps / each
         line = (
             f"step {state.global_step:,}/{state.max_steps:,}  loss {logs['loss']:.4f}"
-            f"  rate {logs['learning_rate']:.2e}  {speed:,.0f} rows/s  {_duration(left)} left"
+            f"  learning rate {logs['learning_rate']:.2e}  {speed:,.0f} rows/s"
+            f"  {_duration(left)} left"
         )
         if "batch_accuracy" in logs:
             line += f"  in-batch accuracy {logs['batch_accuracy']:.3f}"

@@ -25,7 +25,7 @@ __all__ = ["Options", "OutputError", "train"]
 
 
 def train(options, say=None, *, dry_run=False):
-    """Run `Options`; the model, `fastsim_training.json` and `pictures/` end in `options.output`.
+    """Run `Options`: write the model, `fastsim_training.json` and `pictures/` to `options.output`.
 
     Args:
         options: `Options`.
@@ -200,13 +200,13 @@ def _save(task, result, state, output, say, *, cross):
 
 
 def _draw(task, result, state, folder, say):
-    """The pictures of a run; what fails is only told, for without them the model is no worse."""
+    """The pictures of a run; a failure is only told, since the model is whole without them."""
     try:
         from fastsim.training import plots
 
         plots.draw(result["history"], result["metric"], state, task.sample(), folder)
     except Exception as error:
-        say(f"pictures: not all are drawn: {type(error).__name__}: {error}")
+        say(f"pictures: not all were drawn: {type(error).__name__}: {error}")
 
 
 def _arguments(options, task, checkpoints, processes):

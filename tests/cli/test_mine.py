@@ -69,11 +69,11 @@ def test_mine_leaves_out_pairs_and_says_so(tuples, tmp_path):
         assert result.exit_code == 0, result.output
         assert len(output.read_text().splitlines()) == 24 - left_out
         assert result.stdout == f"{24 - left_out} rows: {output}\n"
-        said = "left out 7 pairs with fewer negatives within the limits\n" in result.stderr
+        said = "left out 7 pairs with fewer than 1 negative within the limits\n" in result.stderr
         assert said == (left_out == 7)
     output = tmp_path / "none.jsonl"
     result = run(*command, "--output", output, "--margin", 3, "--count", 1)
-    one_line(result, 2, "pairs: none of 24 has 1 negatives within the limits")
+    one_line(result, 2, "pairs: none of 24 has 1 negative within the limits; widen --first")
     assert not output.exists()
 
 
@@ -139,7 +139,7 @@ def test_mine_takes_ranks_beyond_the_corpus(tuples, tmp_path):
         output = tmp_path / f"{first}.jsonl"
         result = run(*command, "--output", output, "--first", first, "--last", 10**21)
         assert result.exit_code == code, result.output
-    one_line(result, 2, "pairs: none of 24 has 1 negatives within the limits")
+    one_line(result, 2, "pairs: none of 24 has 1 negative within the limits; widen --first")
 
 
 def test_a_folder_that_takes_no_file_is_told_before_the_work(tmp_path, monkeypatch):

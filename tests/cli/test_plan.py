@@ -175,8 +175,16 @@ def test_estimates_say_that_they_are_some():
         assert seconds == pytest.approx(products + PANEL_BYTES[name] * 1e6 / 1e9)
     text = report(asked, 1e9, memory_rate=1e9)
     assert "an estimate on paper: no device has measured it" in text
-    assert "memory as of the torch backend" in text
+    assert "the memory is that of the torch backend" in text
     assert "estimate" not in report(asked, 1e9)
+
+
+def test_a_report_counts_the_processes_whose_candidates_are_held():
+    for ranks, held in ((2, 2), (3, 3), (8, 3)):
+        asked = dataclasses.replace(SMALL, ranks=ranks, exchange="ring")
+        assert f"of {held} processes, on their way around" in report(asked, 1e9)
+        assert f"width 64, {ranks} processes; for each process:" in report(asked, 1e9)
+    assert "width 64, 1 process; for" in report(dataclasses.replace(SMALL, ranks=1), 1e9)
 
 
 def test_a_measured_rate_is_of_multiplications_and_additions(monkeypatch):

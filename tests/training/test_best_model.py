@@ -135,7 +135,7 @@ def test_a_logged_loss_is_the_mean_since_the_last(files, tmp_path):
     assert losses(train(asked)) == losses(whole)
 
 
-def test_data_without_two_scores_has_no_metric(files):
+def test_data_without_two_scores_has_no_metric(files, tmp_path):
     from fastsim.training.data import read_data
 
     _, held = files("scored pairs")
@@ -147,3 +147,7 @@ def test_data_without_two_scores_has_no_metric(files):
     ):
         with pytest.raises(ValueError, match="data: wanted at least two different scores"):
             evaluate_encoder(encoder, data.select(rows), layout)
+    same = tmp_path / "same.csv"
+    same.write_text("sentence1,sentence2,score\na,b,0.5\nc,d,0.5\n")
+    with pytest.raises(ValueError, match=r"eval: wanted at least two .*, got 0\.5 in every row"):
+        train(options(tmp_path, held, eval=str(same)), dry_run=True)

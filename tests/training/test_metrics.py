@@ -139,9 +139,8 @@ def test_fitting_is_the_table_of_the_documentation():
         "text, label": TEXTS,
     }.items():
         names = ", ".join(fitting(layout))
-        line = re.search(
-            rf"^\| {re.escape(columns)} \| (.+?)(?: \(.+\))? \|$", readme, re.MULTILINE
-        )
+        row = rf"^\| {layout.name} \| {re.escape(columns)} \| (.+?)(?: \(.+\))? \|$"
+        line = re.search(row, readme, re.MULTILINE)
         assert line[1] == names
         assert re.search(rf"\({re.escape(columns.replace(', negative_2', ''))}\) {names}[;.]", said)
 
@@ -235,6 +234,11 @@ def test_learnt_options_start_at_their_value_and_stay_positive():
         Objective("triplet_margin", TRIPLETS, options={"reduction": "sum"}, group=object())
     with pytest.raises(ValueError, match=r"loss option: wanted one of info_nce's, .*, got tempura"):
         Objective("info_nce", PAIRS, options={"tempurature": 1.0})
+    labelled = format_of(["sentence1", "sentence2", "label"])
+    with pytest.raises(ValueError, match=r"matryoshka: the loss classification .*, got \(4, 2\)"):
+        Objective("classification", labelled, widths=(4, 2))
+    with pytest.raises(ValueError, match="loss option: classification has none, got scale"):
+        Objective("classification", labelled, options={"scale": 1.0})
 
 
 def test_hard_negatives_are_candidates():

@@ -7,6 +7,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("datasets")
 import transformers
 
+from fastsim.training import report_lines
+from fastsim.training.counted import counted
 from fastsim.training.report_lines import idle_gpus
 from fastsim.training.run import train
 from fastsim.training.trainer import Trainer
@@ -52,6 +54,27 @@ def test_gpus_that_are_not_used_are_told(monkeypatch):
             " -m fastsim train"
         )
         assert found == (said if idle else None)
+
+
+def test_one_of_a_thing_has_no_plural(files, tmp_path):
+    assert counted(1, "process", "processes") == "1 process"
+    assert [counted(n, "row") for n in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
+    file, _ = files("tuples")
+    asked = options(tmp_path, file, loss="info_nce", max_steps=1, micro_batch_size=1)
+    said = []
+    train(asked, said.append, dry_run=True)
+    (batches,) = [line for line in said if line.startswith("batches")]
+    assert batches.endswith("1 text encoded at once; 1 step")
+
+
+def test_lengths_of_the_first_rows_are_said_to_be_of_them(files, tmp_path, monkeypatch):
+    file, _ = files("tuples")
+    for looked_at, told in ((5, True), (10**6, False)):
+        monkeypatch.setattr(report_lines, "_LOOKED_AT", looked_at)
+        said = []
+        train(options(tmp_path, file, loss="info_nce"), said.append, dry_run=True)
+        (data,) = [line for line in said if line.startswith("data")]
+        assert data.endswith(" at most in the first 5 rows") == told
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_a_picture_that_fails_is_told_and_the_model_is_written(files, tmp_path, 
     file, _ = files("scored pairs")
     said = []
     train(options(tmp_path, file, max_steps=1), said.append)
-    assert "pictures: not all are drawn: ValueError: x and y must be the same size" in said
+    assert "pictures: not all were drawn: ValueError: x and y must be the same size" in said
     assert Encoder.from_pretrained(tmp_path / "out").dim
     assert not (tmp_path / "out-checkpoints").exists()
 
