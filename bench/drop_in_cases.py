@@ -14,6 +14,14 @@ from fastsim.benchmark.cases import MEMBERS, Case
 
 DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 CLASSES = 3
+# Losses of pytorch-metric-learning against class weights, and what they call these: W is (D, C),
+# proxies are (C, D).
+CLASS_LOSSES = {
+    "NormalizedSoftmaxLoss": "W",
+    "CosFaceLoss": "W",
+    "ArcFaceLoss": "W",
+    "ProxyNCALoss": "proxies",
+}
 
 
 def _columns(count):
@@ -33,10 +41,21 @@ def _classified(rows, width, generator):
     return leaves, (torch.randint(0, CLASSES, (rows,), generator=generator),)
 
 
-def _labelled(rows, width, generator):
-    """Embeddings, and as many classes."""
-    leaves, _ = _columns(2)(rows, width, generator)
-    return leaves, (torch.randint(0, rows, (rows,), generator=generator),)
+def _by_class(weights, learnt):
+    """Class weights (C, D), or the other way round: the weights of a loss that has such."""
+    return weights.t() if learnt == "W" else weights
+
+
+def labelled(name, rows, classes, width, generator):
+    """([embeddings (rows, width), class weights as that loss has them], (labels,))."""
+    leaves = [torch.randn(count, width, generator=generator) for count in (rows, classes)]
+    leaves[1] = _by_class(leaves[1], CLASS_LOSSES[name]).contiguous()
+    return leaves, (torch.randint(0, classes, (rows,), generator=generator),)
+
+
+def _as_many_classes(name):
+    """make(rows, width, generator) of as many classes as rows."""
+    return lambda rows, width, generator: labelled(name, rows, rows, width, generator)
 
 
 def _guided(columns):
@@ -123,17 +142,17 @@ def _grouping(name):
     return make
 
 
-def _of_classes(name, learnt="W"):
-    """make(library, problem) of a loss of embeddings and the rows of classes, which it learns."""
+def of_classes(name):
+    """make(library, problem) of a loss of embeddings and class weights, laid out as it has them."""
 
     def make(library, problem):
-        rows = problem.leaves[1]
-        with torch.random.fork_rng():  # its own rows, which ours replace, are drawn
-            loss = getattr(library(), name)(*rows.shape, **problem.options)
+        weights, learnt = problem.leaves[1], CLASS_LOSSES[name]
+        with torch.random.fork_rng():  # weights of its own, which ours replace, are drawn
+            loss = getattr(library(), name)(*_by_class(weights, learnt).shape, **problem.options)
         delattr(loss, learnt)
 
-        def call(x, rows):
-            setattr(loss, learnt, rows.t() if learnt == "W" else rows)
+        def call(x, weights):
+            setattr(loss, learnt, weights)
             return loss(x, *problem.given)
 
         return call
@@ -187,11 +206,8 @@ _METRICS = {
     "multi-similarity": (_grouped, {}, _grouping("MultiSimilarityLoss")),
     "NT-Xent with a memory": (_grouped, {"temperature": 0.1}, _remembered),
     "batch-hard triplets": (_grouped, {"margin": 0.2}, _mined),
-    "normalized softmax": (_labelled, {"temperature": 0.05}, _of_classes("NormalizedSoftmaxLoss")),
-    "CosFace": (_labelled, {"margin": 0.35, "scale": 64.0}, _of_classes("CosFaceLoss")),
-    "ArcFace": (_labelled, {"scale": 64.0}, _of_classes("ArcFaceLoss")),
-    "ProxyNCA": (_labelled, {}, _of_classes("ProxyNCALoss", "proxies")),
 }
+_METRICS |= {name: (_as_many_classes(name), {}, of_classes(name)) for name in CLASS_LOSSES}
 
 
 def _pairs(library, losses):

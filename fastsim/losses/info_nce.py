@@ -87,6 +87,9 @@ def info_nce(
     positives in the batch, `sup_con` where rows have class labels. Where many negatives are false
     and there is no model for `guide`, try `exclude_above` or `debiased_contrastive`.
 
+    With class weights (C, D) as candidates and labels (N,) as positives it is the softmax over C
+    classes, with `margin` that of CosFace (Wang et al. 2018, equation 4).
+
     Formula and source: fastsim/losses/info_nce.py.
 
     Args:

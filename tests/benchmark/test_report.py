@@ -8,7 +8,16 @@ import torch
 
 pytest.importorskip("matplotlib", reason="the figures need matplotlib")
 
-from bench import drop_ins, figures, large_batch, matryoshka, parity, report
+from bench import (
+    drop_in_cases,
+    drop_ins,
+    figures,
+    large_batch,
+    many_classes,
+    matryoshka,
+    parity,
+    report,
+)
 from bench import results as kept
 from bench import tables as markdown
 from fastsim.backends.cpu import sizes
@@ -270,6 +279,21 @@ def test_tables_of_drop_ins(folder):
     *_, first, second = drop_ins.training_table("here").splitlines()
     assert first == "| CoSENT | fastsim | 2 | 81.23 | 10 s | 1,500 MB | 2e-01 |"
     assert second == "| CoSENT | sentence-transformers | 2 | 81.23 | 10 s | 1,500 MB |  |"
+
+
+@pytest.mark.parametrize("loss", drop_in_cases.CLASS_LOSSES)
+def test_a_table_of_many_classes(folder, loss):
+    pytest.importorskip("pytorch_metric_learning", reason="it is measured beside that")
+    rows = list(many_classes.measured(loss, (20, 90, 8), 0.01))
+    assert [row["by"] for row in rows] == list(many_classes.LIBRARIES)
+    rows = [
+        row | {"repeats ms": [1200.4, 1234.5], "MB": 60.6 * (place + 1)}
+        for place, row in enumerate(rows)
+        if min(row["repeats ms"]) > 0 and row["MB"] >= 0
+    ]
+    kept.write(many_classes.NAME, rows, {"device": "here", "settings": {}})
+    costs = "1,200 ms, 61 MB | 1,200 ms, 121 MB"
+    assert many_classes.table("here").splitlines()[-1] == f"| {loss} | 20 | 90 | 8 | {costs} |"
 
 
 def test_a_table_of_a_large_batch(folder):
