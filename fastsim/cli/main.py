@@ -334,7 +334,8 @@ def demo(model, output, seed, progress, cpu):
 @click.option(
     "--rate",
     type=Rate(),
-    help="TFLOP/s of one process. Default: measured on this CPU, with --gpu too.",
+    help="TFLOP/s of one process. Default: measured on this CPU, with --gpu on the GPU here;"
+    " without a GPU here --gpu then gives no time.",
 )
 @click.option(
     "--bandwidth",
@@ -358,7 +359,7 @@ def plan(model, dim, bits, rate, bandwidth, memory_rate, **options):
     shape = planning.encoder_shape(model)
     shape["dim"] = dim or shape["dim"]
     asked = planning.Plan(**options, bytes_each=int(bits) // 8, **shape)
-    rate = rate * 1e12 if rate else planning.measured_rate("cpu")
+    rate = rate * 1e12 if rate else planning.rate_here(asked)
     click.echo(
         planning.report(
             asked, rate, bandwidth and bandwidth * 1e9, memory_rate and memory_rate * 1e12

@@ -28,7 +28,7 @@ _FORMAT = click.option(
     "--format",
     "kind",
     type=click.Choice(list(KINDS)),
-    help="Format of the data files. Default: what their suffix says.",
+    help="Format of all data files. Default: of each what its suffix says.",
 )
 _DELIMITER = click.option(
     "--delimiter", metavar="SIGN", help="Delimiter of a CSV file. Default: a comma."

@@ -1,7 +1,8 @@
 """What a step with a very large batch takes, estimated without training anything.
 
 It is the memory of each part on one process, and the least time of its work: multiply-adds divided
-by a rate that is stated or measured here, bytes divided by a stated bandwidth.
+by a rate that is stated or measured here, bytes divided by a stated bandwidth. A GPU's time is
+never at a CPU's rate: without one of a GPU there is none.
 """
 
 import time
@@ -200,17 +201,28 @@ def estimates(plan, rate, memory_rate):
     return found
 
 
-def measured_rate(device, seconds=0.3):
-    """FLOP a second of a float32 product on this device, as large as a panel's."""
-    x, y = torch.randn(1024, 768, device=device), torch.randn(768, 4096, device=device)
+def rate_here(plan):
+    """FLOP a second of the device that is planned for; None for a GPU where there is none."""
+    if plan.gpu and not torch.cuda.is_available():
+        return None
+    half = plan.gpu and plan.bytes_each == 2
+    return measured_rate("cuda" if plan.gpu else "cpu", torch.bfloat16 if half else torch.float32)
+
+
+def measured_rate(device, dtype=torch.float32, seconds=0.3):
+    """FLOP a second of a product on this device, as large as a panel's."""
+    x = torch.randn(1024, 768, device=device, dtype=dtype)
+    y = torch.randn(768, 4096, device=device, dtype=dtype)
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    at_once = 100 if device == "cuda" else 1  # waiting takes as long as a product
     x @ y
     wait()
     start, count = time.perf_counter(), 0
     while time.perf_counter() - start < seconds:
-        x @ y
+        for _ in range(at_once):
+            x @ y
         wait()
-        count += 1
+        count += at_once
     return 2 * x.shape[0] * x.shape[1] * y.shape[1] * count / (time.perf_counter() - start)
 
 
@@ -242,7 +254,7 @@ def encoder_shape(name):
 
 
 def report(plan, rate, bandwidth=None, memory_rate=None):
-    """The plan as text."""
+    """The plan as text; with a rate of None its memory alone."""
     lines = [
         f"batch of {counted(plan.batch_size, 'row')}, {counted(plan.candidates, 'candidate')} of"
         f" width {plan.dim:,}, {counted(plan.ranks, 'process', 'processes')}; for each process:",
@@ -252,16 +264,21 @@ def report(plan, rate, bandwidth=None, memory_rate=None):
     parts.append(("together", sum(size for _, size, _ in parts), ""))
     lines += [f"  {part:<20}{_size(size):>12}  {how}" for part, size, how in parts]
     lines += [f"  {'(dense scores':<20}{_size(dense(plan)):>12}  that a dense loss would add)", ""]
-    stages = times(plan, rate, bandwidth)
-    stages.append(("together", sum(seconds for _, seconds, _ in stages), ""))
-    lines += [f"  {stage:<20}{seconds:>10.3g} s  {how}" for stage, seconds, how in stages]
-    lines.append(f"  at {rate / 1e12:.3g} TFLOP/s, arithmetic alone: a lower bound")
+    if rate is None:
+        lines.append(
+            "  no time: there is no GPU here to measure; give the TFLOP/s of one as --rate"
+        )
+    else:
+        stages = times(plan, rate, bandwidth)
+        stages.append(("together", sum(seconds for _, seconds, _ in stages), ""))
+        lines += [f"  {stage:<20}{seconds:>10.3g} s  {how}" for stage, seconds, how in stages]
+        lines.append(f"  at {rate / 1e12:.3g} TFLOP/s, arithmetic alone: a lower bound")
     if plan.gpu:
         lines.append(
             "  the memory is that of the torch backend, which a GPU takes by default: Triton and"
             " CUDA kernels run where `fastsim verify` has found them right and faster"
         )
-    if memory_rate:
+    if memory_rate and rate is not None:
         lines += ["", "  the loss by backend, an estimate on paper: no device has measured it"]
         for backend, seconds, how in estimates(plan, rate, memory_rate):
             lines.append(f"  {backend:<20}{seconds:>10.3g} s  {how}")

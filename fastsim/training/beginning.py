@@ -41,32 +41,52 @@ def check(options, checkpoints, processes):
     Refuses what cannot begin; nothing is written. The file of a run that ended before its first
     checkpoint is no hindrance.
     """
-    asked = {key: value for key, value in asdict(options).items() if key not in FREE}
-    asked = json.loads(json.dumps(asked)) | {
+    asked = check_options(options, checkpoints, processes)
+    data = {
         "data": _fingerprints(options.train),
         "eval_data": None if options.eval is None else _fingerprints(options.eval),
-        "processes": processes,  # each has its share of a batch, and its random numbers
     }
     if not options.resume:
-        if saved.written(checkpoints) and not options.overwrite:
-            raise OutputError(
-                f"output: {str(checkpoints)!r} holds checkpoints of an earlier run;"
-                " --resume continues it, --overwrite starts afresh"
-            )
-        return asked, None, []
+        return asked | data, None, []
     checkpoint, passed = saved.newest_whole(checkpoints)
     if checkpoint is None:
-        reason = f": {passed[0]}" if passed else ""
-        raise OutputError(f"resume: no complete checkpoint in {str(checkpoints)!r}{reason}")
-    state = saved.read_run(checkpoints)
-    state["asked"].setdefault("processes", processes)  # earlier versions did not write it
+        raise _no_checkpoint(checkpoints, *passed[:1])
+    _check_same(data, saved.read_run(checkpoints)["asked"])
+    return asked | data, checkpoint, passed
+
+
+def check_options(options, checkpoints, processes):
+    """What the run is asked, but for its data: the part of `check` that reads no large file."""
+    asked = {key: value for key, value in asdict(options).items() if key not in FREE}
+    asked = json.loads(json.dumps(asked))
+    asked["processes"] = processes  # each has its share of a batch, and its random numbers
+    written = saved.written(checkpoints)
+    if options.resume:
+        if not written:
+            raise _no_checkpoint(checkpoints)
+        was = saved.read_run(checkpoints)["asked"]
+        was.setdefault("processes", processes)  # earlier versions did not write it
+        _check_same(asked, was)
+    elif written and not options.overwrite:
+        raise OutputError(
+            f"output: {str(checkpoints)!r} holds checkpoints of an earlier run;"
+            " --resume continues it, --overwrite starts afresh"
+        )
+    return asked
+
+
+def _no_checkpoint(checkpoints, *reasons):
+    reason = "".join(f": {reason}" for reason in reasons)
+    return OutputError(f"resume: no complete checkpoint in {str(checkpoints)!r}{reason}")
+
+
+def _check_same(asked, asked_before):
     for key, value in asked.items():
-        was = state["asked"].get(key)
+        was = asked_before.get(key)
         longer = key in GROWING and was is not None and value is not None and value > was
         evaluated_now = key == "eval_data" and was is None
         if value != was and not longer and not evaluated_now:
             raise ValueError(f"resume: {key}: {_difference(key, value, was)}")
-    return asked, checkpoint, passed
 
 
 def _difference(key, value, was):

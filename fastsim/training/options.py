@@ -19,6 +19,7 @@ FREE = (
     "checkpoint_minutes",
     "keep_checkpoints",
     "trust_remote_code",
+    "allow_pickle",
     "push_to_hub",
     "train",  # by its content instead
     "eval",

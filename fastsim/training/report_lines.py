@@ -77,14 +77,17 @@ def _backend(device):
 
 class Lines(transformers.TrainerCallback):
     """One line every `logging_steps`: step, loss, learning rate, speed, the time that is left,
-    and the share of rows whose positive was above the batch's negatives."""
+    and the share of rows whose positive was above the batch's negatives.
 
-    def __init__(self, say, batch_size, metric=None, verbose=False):
-        self.say, self.batch_size, self.metric, self.verbose = say, batch_size, metric, verbose
+    rows: of an epoch. A batch counts as the mean one of its epoch: batches may be short.
+    """
+
+    def __init__(self, say, rows, metric=None, verbose=False):
+        self.say, self.rows, self.metric, self.verbose = say, rows, metric, verbose
         self._start = None
 
     def on_train_begin(self, args, state, control, **more):
-        self._start = (time.monotonic(), state.global_step)
+        self._start = (time.monotonic(), state.global_step, state.epoch)
 
     def on_log(self, args, state, control, logs=None, **more):
         done = state.global_step - self._start[1]
@@ -92,9 +95,9 @@ class Lines(transformers.TrainerCallback):
             self.say(f"step {state.global_step:,}  {self.metric} {logs[f'eval_{self.metric}']:.4f}")
         if not logs or "loss" not in logs or not done:
             return
-        each = (time.monotonic() - self._start[0]) / done
-        left = each * (state.max_steps - state.global_step)
-        speed = self.batch_size * args.gradient_accumulation_steps / each
+        seconds = time.monotonic() - self._start[0]
+        left = seconds / done * (state.max_steps - state.global_step)
+        speed = (state.epoch - self._start[2]) * self.rows / seconds
         line = (
             f"step {state.global_step:,}/{state.max_steps:,}  loss {logs['loss']:.4f}"
             f"  learning rate {logs['learning_rate']:.2e}  {speed:,.0f} rows/s"

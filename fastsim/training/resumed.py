@@ -72,13 +72,11 @@ class Resumed(transformers.TrainerCallback):
     def complete(self, logs):
         """Make what is logged at the end of the training that of all its parts.
 
-        transformers has the time and the speed of the last part.
+        transformers has the time of the last part, and its steps a second.
         """
         step, seconds = self.trainer.state.global_step, self.seconds + logs["train_runtime"]
-        rows = self.trainer.batch_size * self.trainer.args.gradient_accumulation_steps
         logs["train_runtime"] = round(seconds, 4)
         logs["train_steps_per_second"] = round(step / seconds, 3)
-        logs["train_samples_per_second"] = round(step * rows / seconds, 3)
 
 
 def _sum_of_logged(history):

@@ -23,6 +23,7 @@ SUFFIXES = {
     ".parquet": "parquet",
 }
 KINDS = tuple(dict.fromkeys(SUFFIXES.values()))
+_MIXED_UP = {"csv", "tsv"}, {"json", "jsonl"}  # files of one are named as of the other
 UNPACKING = (gzip.BadGzipFile, EOFError, zlib.error)  # what gzip raises
 _MARKS = {
     b"\xff\xfe": "UTF-16",
@@ -54,10 +55,19 @@ def suffix_of(path):
 
 
 def kind_of(path, kind=None):
-    """The kind of a file by its suffix, or as given."""
-    kind = kind or SUFFIXES.get(suffix_of(path))
+    """The kind of a file by its suffix, or as given for all files of a command.
+
+    What is given may correct the suffix, but not name a kind that the file cannot be.
+    """
+    named = SUFFIXES.get(suffix_of(path))
+    kind = kind or named
     if kind not in KINDS:
         raise DataError(f"{path}: wanted a suffix in {', '.join(SUFFIXES)}, or --format")
+    if named not in (None, kind) and {named, kind} not in _MIXED_UP:
+        raise DataError(
+            f"{path}: wanted {kind}, as --format says of all data files; the suffix says {named}."
+            " Without --format each file is read as its suffix says"
+        )
     return kind
 
 

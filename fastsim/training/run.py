@@ -58,15 +58,17 @@ def train(options, say=None, *, dry_run=False):
     process = PartialState(cpu=options.cpu or not torch.cuda.is_available())
     several = process.num_processes > 1
     say = (say or tell) if process.is_main_process else (lambda line: None)
+    checkpoints = None
+    if process.is_main_process:
+        check_writable(output)
+        checkpoints = saved.checkpoint_folder(output, options.checkpoints)
+        if options.resume:  # else the checkpoints may be of a run that is not over: `claimed`
+            beginning.check_options(options, checkpoints, process.num_processes)
+    # Of the first process, which may have made the folder by the time that another looks for it.
+    (checkpoints,) = broadcast_object_list([checkpoints])
     say(f"reading {options.train if isinstance(options.train, str) else ', '.join(options.train)}")
     with variables(sharding.whole_while_loading()):
         task = prepare(options, torch.distributed.group.WORLD if several else None, say)
-    if process.is_main_process:
-        check_writable(output)
-    # Of the first process, which may have made the folder by the time that another looks for it.
-    (checkpoints,) = broadcast_object_list(
-        [saved.checkpoint_folder(output, options.checkpoints) if process.is_main_process else None]
-    )
     for line in header(options, task, process.num_processes):
         say(line)
     note = small_batches(task.batches, options.loss)
@@ -110,7 +112,7 @@ def _trained(options, task, arguments, output, checkpoints, process, say):
     watch = Watch(options.checkpoint_minutes, several)
     callbacks = [watch]
     if options.progress:
-        callbacks.append(Lines(say, options.batch_size, task.metric, options.verbose))
+        callbacks.append(Lines(say, len(task.train), task.metric, options.verbose))
     if options.early_stopping:
         callbacks.append(transformers.EarlyStoppingCallback(options.early_stopping))
     with _tensorboard_in(output / "runs"):

@@ -141,6 +141,9 @@ class Trainer(transformers.Trainer):
             logs["train_loss"] = sum(totals) / len(totals) / max(1, self.state.global_step)
             if self._resumed is not None:
                 self._resumed.complete(logs)
+            # transformers counts a full batch for every step.
+            rows = self.state.epoch * len(self.train_dataset)
+            logs["train_samples_per_second"] = round(rows / logs["train_runtime"], 3)
         super().log(logs, start_time)
 
     def resume(self, checkpoint=None, say=print):

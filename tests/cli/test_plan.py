@@ -260,3 +260,37 @@ def test_the_command(monkeypatch):
             result = CliRunner().invoke(cli.main, [*arguments, name, number])
             assert result.exit_code == 2, result.output
             assert f"'{name}': " in result.stderr
+
+
+def test_the_time_of_a_gpu_is_not_a_cpus(monkeypatch):
+    pytest.importorskip("transformers")
+    pytest.importorskip("datasets")
+    from click.testing import CliRunner
+
+    from fastsim.cli import main as cli
+    from tests import models
+
+    def planned(*more):
+        arguments = ["plan", "--batch-size", "100", "--model", str(models.tiny_bert())]
+        result = CliRunner().invoke(cli.main, [*arguments, *more])
+        assert result.exit_code == 0, result.output
+        assert "panel" in result.output
+        return result.output
+
+    rates = {"cpu": 2e12, "cuda": 3e14}
+    asked = []
+    monkeypatch.setattr(
+        planning, "measured_rate", lambda *given: asked.append(given) or rates[given[0]]
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    said = planned("--gpu", "--bandwidth", "50", "--memory-rate", "3")
+    assert "no time: there is no GPU here" in said
+    assert "--rate" in said
+    assert re.findall(r"[\d.]+ s\b|FLOP/s,", said) == asked == []
+    assert "at 5 TFLOP/s" in planned("--gpu", "--rate", "5")
+    assert "at 2 TFLOP/s" in planned("--bits", "16")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert "at 300 TFLOP/s" in planned("--gpu")
+    assert "at 300 TFLOP/s" in planned("--gpu", "--bits", "16")
+    float32, bfloat16 = torch.float32, torch.bfloat16
+    assert asked == [("cpu", float32), ("cuda", float32), ("cuda", bfloat16)]

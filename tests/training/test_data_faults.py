@@ -250,3 +250,25 @@ def test_a_line_that_is_no_json_is_a_bad_row(tmp_path):
     assert said[-1].startswith("left out 2 rows: ")
     assert "line 2: not JSON" in said[-1]
     assert "line 3: wanted a JSON object, got [1]" in said[-1]
+
+
+@pytest.mark.parametrize("columns", [None, "anchor,positive"])
+def test_a_format_that_a_file_cannot_have_is_refused(columns, tmp_path):
+    """It is of all files; a line of JSON would pass for two fields of CSV."""
+    (tmp_path / "pairs.csv").write_text("anchor,positive\na,b\n")
+    other = tmp_path / "more.jsonl"
+    other.write_text('{"anchor": "a", "positive": "b"}\n')
+    with pytest.raises(DataError, match=r"more\.jsonl: wanted csv, as --format .* says jsonl"):
+        read_data([tmp_path / "pairs.csv", other], kind="csv", columns=columns)
+    zipped = other.rename(tmp_path / "more.parquet.gz")
+    with pytest.raises(DataError, match=r"more\.parquet\.gz: wanted json, .* says parquet"):
+        read_data(zipped, kind="json", columns=columns)
+
+
+def test_a_format_corrects_a_suffix(tmp_path):
+    lines = tmp_path / "lines.json"
+    lines.write_text('{"anchor": "a", "positive": "b"}\n' * 2)
+    tabs = tmp_path / "tabs.csv"
+    tabs.write_text('anchor\tpositive\na\t"b\n')
+    assert len(read_data(lines, kind="jsonl")[0]) == 2
+    assert read_data(tabs, kind="tsv")[0]["positive"][:] == ['"b']

@@ -1,5 +1,9 @@
 """What a run says of itself beforehand, and that it does what it says."""
 
+import itertools
+import re
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -12,7 +16,7 @@ from fastsim.training.counted import counted
 from fastsim.training.report_lines import idle_gpus
 from fastsim.training.run import train
 from fastsim.training.trainer import Trainer
-from tests.training.runs import options
+from tests.training.runs import options, stopped
 
 
 def test_one_gpu_of_several_is_used(files, tmp_path, monkeypatch):
@@ -93,3 +97,48 @@ def test_prompts_that_a_search_will_not_use_are_told(kind, loss, prompts, told, 
     lines = [line for line in said if line.startswith("prompts")]
     assert len(lines) == (told is not None)
     assert not lines or f"a search will not use that of {told}" in lines[0]
+
+
+def seconds_apart(monkeypatch):
+    """The first step's line comes a second after the training began, the next a second later."""
+    clock = itertools.count()
+    monkeypatch.setattr(report_lines, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+
+@pytest.mark.parametrize(
+    ("more", "rows"),
+    [
+        ({"batch_size": 64, "epochs": 1}, {1: 40}),
+        ({"batch_size": 16, "epochs": 2}, {3: 40, 6: 80}),
+        ({"batch_size": 8, "accumulate": 2, "epochs": 1}, {3: 40}),
+        ({"batch_size": 8, "max_steps": 3}, {1: 8, 2: 16, 3: 24}),
+        ({"batch_size": 32, "micro_batch_size": 5, "epochs": 1}, {2: 40}),
+    ],
+)
+def test_rows_that_a_batch_lacks_are_not_counted(more, rows, files, tmp_path, monkeypatch):
+    seconds_apart(monkeypatch)
+    file, _ = files("tuples")
+    said = []
+    found = train(options(tmp_path, file, loss="info_nce", progress=True, **more), said.append)
+    speeds = {
+        int(step): int(speed)
+        for step, speed in re.findall(r"step (\d+)/.* (\d+) rows/s", "\n".join(said))
+    }
+    assert {step: speeds[step] for step in rows} == {
+        step: round(count / step) for step, count in rows.items()
+    }
+    speed = found["history"][-1]["train_samples_per_second"]
+    assert speed == pytest.approx(rows[max(speeds)] / found["seconds"], abs=5.1e-4)
+
+
+def test_rows_before_a_run_was_resumed_are_not_counted(files, tmp_path, monkeypatch):
+    file, _ = files("tuples")
+    asked = options(tmp_path, file, loss="info_nce", batch_size=16, epochs=2, progress=True)
+    stopped(asked, 3)
+    seconds_apart(monkeypatch)
+    said = []
+    found = train(asked, said.append)
+    (last,) = [line for line in said if line.startswith("step 6/6  loss")]
+    assert " 13 rows/s" in last  # 40 in three seconds
+    speed = found["history"][-1]["train_samples_per_second"]
+    assert speed == pytest.approx(80 / found["seconds"], abs=5.1e-4)

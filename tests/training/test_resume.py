@@ -315,3 +315,28 @@ def test_what_cannot_be_learnt_is_refused(case, tmp_path):
     with pytest.raises(ValueError, match=reason):
         train(options(tmp_path, str(file), loss=loss, batch_size=size))
     assert not (tmp_path / "out").exists()
+
+
+def test_what_loads_a_model_may_change(files, tmp_path):
+    """Its weights are the same: a folder may have become one that is trusted."""
+    file, _ = files("tuples")
+    asked = options(tmp_path, file, loss="info_nce", max_steps=2)
+    whole = train(asked)
+    asked.output = str(tmp_path / "cut")
+    stopped(asked, 1)
+    asked.trust_remote_code = asked.allow_pickle = True
+    assert losses(train(asked)) == losses(whole)
+
+
+def test_what_cannot_be_resumed_is_refused_before_anything_is_read(files, tmp_path):
+    file, _ = files("tuples")
+    asked = options(tmp_path, file, loss="info_nce", resume=True)
+    said = []
+    with pytest.raises(OutputError, match="resume: no complete checkpoint in"):
+        train(asked, said.append)
+    asked.resume = False
+    stopped(asked, 1)
+    asked.batch_size = 4
+    with pytest.raises(ValueError, match="resume: batch_size: wanted 8, as in this run, got 4"):
+        train(asked, said.append)
+    assert said == []
