@@ -1,6 +1,7 @@
 """Checks at the door: each names the argument, what was wanted and what came."""
 
 import math
+import operator
 
 import torch
 
@@ -150,6 +151,25 @@ def check_count(name, value):
     """A positive int."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name}: wanted a positive int, got {value!r}")
+
+
+def int_of(name, value, least=None):
+    """`value` as an int, of at least `least`: an integer of any library, but no bool."""
+    try:
+        number = operator.index(None if isinstance(value, bool) else value)
+    except TypeError:
+        raise TypeError(f"{name}: wanted an int, got {type(value).__name__}") from None
+    if least is not None and number < least:
+        raise ValueError(f"{name}: wanted at least {least}, got {number}")
+    return number
+
+
+def float_of(name, value):
+    """`value` as a float: a number of any library, but no bool and no text of one."""
+    try:
+        return float(None if isinstance(value, (bool, str, bytes)) else value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise TypeError(f"{name}: wanted a number, got {type(value).__name__}") from None
 
 
 def check_integers(name, value, count, device):

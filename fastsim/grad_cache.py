@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from fastsim.agreement import Failures, raised_together
-from fastsim.checks import FLOATING
+from fastsim.checks import FLOATING, int_of
 from fastsim.dtensor import any_dtensor
 from fastsim.gradient_sync import (
     accumulating,
@@ -60,7 +60,7 @@ class GradCache:
     accumulate over steps, else after each micro-batch.
 
     Raises:
-        TypeError, ValueError: for a `micro_batch_size` that is no positive int.
+        TypeError, ValueError: for arguments that do not fit.
 
     Example:
         >>> from fastsim.grad_cache import GradCache
@@ -72,14 +72,17 @@ class GradCache:
     """
 
     def __init__(self, encode, loss, *, micro_batch_size, module=None):
-        if isinstance(micro_batch_size, bool) or not isinstance(micro_batch_size, int):
-            kind = type(micro_batch_size).__name__
-            raise TypeError(f"micro_batch_size: wanted an int, got {kind}")
-        if micro_batch_size < 1:
-            raise ValueError(f"micro_batch_size: wanted at least 1, got {micro_batch_size}")
+        self.micro_batch_size = int_of("micro_batch_size", micro_batch_size, 1)
         several = isinstance(encode, (list, tuple))
+        if several and not encode:
+            raise ValueError("encode: wanted at least one function, got an empty list")
+        for one in encode if several else [encode]:
+            _check_function("encode", one)
+        _check_function("loss", loss)
+        if module is not None and not isinstance(module, torch.nn.Module):
+            raise TypeError(f"module: wanted a torch.nn.Module, got {type(module).__name__}")
         self.encode = [_of_texts(one) for one in encode] if several else _of_texts(encode)
-        self.loss, self.micro_batch_size, self.module = loss, micro_batch_size, module
+        self.loss, self.module = loss, module
 
     def backward(self, *columns, scale=None):
         """The loss of a batch, detached; its gradient is then in the parameters' `grad`.
@@ -97,15 +100,19 @@ class GradCache:
         if not columns or len(encoders) not in (1, len(columns)):
             wanted = "at least one" if len(encoders) == 1 else f"{len(encoders)}, one per encoder"
             raise ValueError(f"columns: wanted {wanted}, got {len(columns)}")
+        if scale is not None:
+            _check_function("scale", scale)
         wrappers = {id(encode): wrappers_of(encode, self.module) for encode in encoders}
         together = [wrapper for several in wrappers.values() for wrapper in several]
         group, device = process_group_of(together), device_of(together)
         parts = []
         with raised_together(group):
             for number, column in enumerate(columns):
+                name = f"columns[{number}]"
                 if not isinstance(column, MicroBatches):
-                    name = f"columns[{number}]"
                     column = MicroBatches.of(column, self.micro_batch_size, name, group is not None)
+                if not column:
+                    raise ValueError(f"{name}: wanted at least one micro-batch, got none")
                 parts.append(column)
         work = _work(encoders, parts, _most(parts, group, device))
         try:
@@ -142,7 +149,7 @@ class GradCache:
                     failures.tell()
             with failures.caught():
                 if failures.error is None:
-                    vectors = [torch.cat(parts) for parts in vectors]
+                    vectors = [_joined(parts, number) for number, parts in enumerate(vectors)]
         failures.tell()
         # Weights that autocast has cast without a graph must not serve the second pass.
         torch.clear_autocast_cache()
@@ -213,6 +220,11 @@ class GradCache:
         return value.detach(), list(found[:count]), (own, list(found[count:]))
 
 
+def _check_function(name, value):
+    if not callable(value):
+        raise TypeError(f"{name}: wanted a function, got {type(value).__name__}")
+
+
 def _check_differentiable(name, value):
     """Refuses what no gradient can begin at."""
     if not isinstance(value, torch.Tensor):
@@ -236,7 +248,7 @@ def _work(encoders, parts, counts):
     work = []
     for number, (column, count) in enumerate(zip(parts, counts, strict=True)):
         encode = encoders[number % len(encoders)]
-        more = [_rows(column[0], 0, 1)] * (count - len(column)) if column else []
+        more = [_rows(column[0], 0, 1)] * (count - len(column))
         work += [(encode, part, number, True) for part in column]
         work += [(encode, part, number, False) for part in more]
     return work
@@ -254,7 +266,20 @@ def _encoded(encode, part, number):
     if not isinstance(encoded, torch.Tensor) or encoded.dtype not in FLOATING:
         kind = getattr(encoded, "dtype", type(encoded).__name__)
         raise TypeError(f"encode: wanted floating-point embeddings, got {kind}")
+    if encoded.dim() == 0:
+        raise ValueError("encode: wanted embeddings (n, D), got one number")
     return encoded
+
+
+def _joined(parts, number):
+    """The embeddings of a column, whose micro-batches are alike but in their rows."""
+    shapes = sorted({tuple(part.shape[1:]) for part in parts})
+    if len(shapes) > 1:
+        raise ValueError(
+            f"encode: wanted embeddings of one width for columns[{number}], got micro-batches of"
+            f" rows {' and '.join(map(str, shapes))}"
+        )
+    return torch.cat(parts)
 
 
 class _OfTexts:
@@ -290,8 +315,12 @@ class MicroBatches(list):
 
         empty: whether a column may have no rows; it is then one part without rows.
         """
+        size = int_of("size", size, 1)
+        values = column.values() if isinstance(column, Mapping) else [column]
+        if any(isinstance(value, torch.Tensor) and value.dim() == 0 for value in values):
+            raise ValueError(f"{name}: wanted tensors (N, ...), got a tensor of one number")
         if isinstance(column, Mapping):
-            counts = {len(value) for value in column.values() if isinstance(value, torch.Tensor)}
+            counts = {len(value) for value in values if isinstance(value, torch.Tensor)}
         elif isinstance(column, (torch.Tensor, list, tuple)):
             counts = {len(column)}
         else:

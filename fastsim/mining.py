@@ -6,12 +6,17 @@ often a positive that nobody marked. Their TopK-MarginPos is `margin`, their Top
 `relative_margin`, with 0.05 for their 95 %.
 """
 
-import operator
-
 import torch
 from torch import Tensor
 
-from fastsim.checks import check_integers, check_number, check_sides
+from fastsim.checks import (
+    check_choice,
+    check_integers,
+    check_number,
+    check_sides,
+    float_of,
+    int_of,
+)
 from fastsim.pairs import as_ids
 from fastsim.scores import paired_cosine_similarity, top_k
 from fastsim.ties import highest_equal
@@ -73,7 +78,13 @@ def mine_hard_negatives(
     """
     check_sides("corpus", corpus, "queries", queries)
     rows, columns = queries.shape[0], corpus.shape[0]
-    first, last = _check(count, ranks, margin, relative_margin, score_range, seed)
+    for name, value in (("margin", margin), ("relative_margin", relative_margin)):
+        if value is not None:
+            check_number(name, value, tensor=False)
+    check_choice("sample", sample, (False, True))
+    count, seed = int_of("count", count, 1), _seed(seed)
+    first, last = _ranks(ranks, count)
+    low, high = _score_range(score_range)
     # Ranks beyond the corpus are all alike; those within it fit an int64.
     first, last = min(first, columns + 1), min(last, columns)
     if positives is None:
@@ -90,6 +101,7 @@ def mine_hard_negatives(
     if query_ids is not None:
         check_integers("query_ids", query_ids, rows, queries.device)
         check_integers("corpus_ids", corpus_ids, columns, queries.device)
+        query_ids, corpus_ids = as_ids(query_ids), as_ids(corpus_ids)
     generator = torch.Generator(device="cpu").manual_seed(seed)
     found = torch.full((rows, count), -1, dtype=torch.int64, device=queries.device)
     scores = None
@@ -111,7 +123,7 @@ def mine_hard_negatives(
             allowed &= (ids != query_ids[part, None]) & (ids != corpus_ids[own][:, None])
         rank = allowed.cumsum(1)
         allowed &= (rank >= first) & (rank <= last)
-        allowed &= (values >= score_range[0]) & (values <= score_range[1])
+        allowed &= (values >= low) & (values <= high)
         with torch.no_grad():
             positive = paired_cosine_similarity(queries[part], corpus[own])
         positive = positive.clamp(-1.0, 1.0)[:, None]
@@ -125,7 +137,12 @@ def mine_hard_negatives(
 
 def _positives(positives, rows, columns, device):
     """(each query's positive (N,), further rows (N, P - 1) that are no negatives), both int64."""
-    several = isinstance(positives, Tensor) and positives.dim() == 2 and positives.shape[1] > 0
+    shape = positives.shape if isinstance(positives, Tensor) else (rows,)
+    if len(shape) not in (1, 2) or shape[1:] == (0,):
+        raise ValueError(
+            f"positives: wanted shape (N,), or (N, P) with P of at least 1, got {tuple(shape)}"
+        )
+    several = len(shape) == 2
     own = positives[:, 0] if several else positives
     check_integers("positives", own, rows, device)
     further = as_ids(positives[:, 1:]) if several else own.new_empty(rows, 0, dtype=torch.int64)
@@ -175,33 +192,32 @@ def _choose(allowed, values, near, count, sample, generator):
     return pad(rows, missing, value=-1), pad(scores, missing, value=-torch.inf)
 
 
-def _check(count, ranks, margin, relative_margin, score_range, seed):
-    """The first and the last rank, once the arguments are checked."""
-    try:
-        count = operator.index(count)
-    except TypeError:
-        raise TypeError(f"count: wanted an int, got {count!r}") from None
-    try:
-        first, last = (operator.index(rank) for rank in ranks)
-    except (TypeError, ValueError):
-        raise TypeError(f"ranks: wanted two ints, (first, last), got {ranks!r}") from None
-    if not isinstance(seed, int):
-        raise TypeError(f"seed: wanted an int, got {type(seed).__name__}")
+def _seed(seed):
+    seed = int_of("seed", seed)
     if not -(2**63) <= seed < 2**64:  # what a generator of torch takes
         raise ValueError(f"seed: wanted -2**63 to 2**64 - 1, got {seed}")
-    if count < 1:
-        raise ValueError(f"count: wanted at least 1, got {count}")
+    return seed
+
+
+def _ranks(ranks, count):
+    """(first, last) as ints with room for `count`."""
+    try:
+        first, last = (int_of("ranks", rank) for rank in ranks)
+    except (TypeError, ValueError):
+        raise TypeError(f"ranks: wanted two ints, (first, last), got {ranks!r}") from None
     if not 1 <= first <= last or last - first + 1 < count:
         raise ValueError(
             f"ranks: wanted 1 <= first <= last with room for {count} negatives, got {ranks}"
         )
-    for name, value in (("margin", margin), ("relative_margin", relative_margin)):
-        if value is not None:
-            check_number(name, value, tensor=False)
+    return first, last
+
+
+def _score_range(score_range):
+    """(low, high) as floats."""
     try:
-        low, high = map(float, score_range)
+        low, high = (float_of("score_range", end) for end in score_range)
     except (TypeError, ValueError):
         raise TypeError(f"score_range: wanted numbers (low, high), got {score_range!r}") from None
     if not low <= high:
         raise ValueError(f"score_range: wanted (low, high) with low <= high, got {score_range}")
-    return first, last
+    return low, high

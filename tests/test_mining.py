@@ -1,5 +1,6 @@
 """Hard negatives against plain loops over the score matrix in float64."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -181,8 +182,10 @@ def test_mining_checks_at_the_door():
     for name, value in (
         ("count", 0),
         ("score_range", (0.5, 0.4)),
+        ("score_range", (float("nan"), 1.0)),
         ("margin", float("nan")),
         ("seed", 2**64),
+        ("sample", "no"),
     ):
         with pytest.raises(ValueError, match=f"^{name}: wanted"):
             fastsim.mine_hard_negatives(x, x, **{name: value})
@@ -191,13 +194,20 @@ def test_mining_checks_at_the_door():
     for name, value in (
         ("score_range", 0.5),
         ("score_range", (0, 1, 2)),
+        ("score_range", ("0", "1")),
+        ("score_range", (False, True)),
         ("seed", "a"),
+        ("seed", True),
         ("count", 1.5),
+        ("count", True),
+        ("ranks", (True, 3)),
         ("ranks", 3),
         ("ranks", (1, 2, 3)),
     ):
         with pytest.raises(TypeError, match=f"^{name}: wanted"):
             fastsim.mine_hard_negatives(x, x, **{name: value})
+    options = {"count": np.int64(2), "ranks": np.array([1, 3]), "seed": np.int64(1)}
+    assert fastsim.mine_hard_negatives(x, x, **options)[0].shape == (5, 2)
     ids = torch.arange(5)
     for few in ({"query_ids": ids[:4]}, {"corpus_ids": ids[:4]}):
         with pytest.raises(ValueError, match=rf"^{next(iter(few))}: wanted .*5.* got .*4"):
@@ -225,6 +235,9 @@ def test_positives_of_any_integer_type(dtype):
         (torch.tensor([0, 1, 3]), ValueError, "rows of the corpus, 0 to 2, got 0 to 3"),
         (torch.tensor([[0, 3], [1, -1], [2, -1]]), ValueError, "to 2, or -1 for none, got -1 to 3"),
         (torch.tensor([[0, -2], [1, -1], [2, -1]]), ValueError, "or -1 for none, got -2 to -1"),
+        (torch.empty(3, 0, dtype=torch.int64), ValueError, r"or \(N, P\) with .* got \(3, 0\)"),
+        (torch.zeros(3, 1, 1, dtype=torch.int64), ValueError, r"\(N, P\) .* got \(3, 1, 1\)"),
+        (torch.tensor(0), ValueError, r"wanted shape \(N,\), .* got \(\)"),
         (torch.tensor([[-1, 0], [1, 0], [2, 0]]), ValueError, "0 to 2, got -1 to 2"),
     ],
 )

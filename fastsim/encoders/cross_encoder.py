@@ -6,9 +6,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from fastsim.checks import check_choice, int_of
 from fastsim.distributed import join
 from fastsim.encoders.arguments import (
-    check_batch_size,
+    check_model,
+    check_path,
+    checked_pairs,
     checked_texts,
     fitting_length,
     longest,
@@ -16,6 +19,7 @@ from fastsim.encoders.arguments import (
 )
 from fastsim.encoders.model_files import (
     load_transformer,
+    loading,
     model_folder,
     read_about,
     read_json,
@@ -53,12 +57,13 @@ class CrossEncoder(nn.Module):
     """A transformers model for sequence classification with one label, and its tokenizer.
 
     max_length: tokens of both texts together, longer pairs are cut; by default what model and
-    tokenizer allow. ValueError for a max_length beyond that or too short for two texts, and for a
-    tokenizer with neither a padding nor an end token.
+    tokenizer allow. TypeError, ValueError for arguments that do not fit: a max_length beyond that
+    or too short for two texts, a tokenizer with neither a padding nor an end token.
     """
 
     def __init__(self, model, tokenizer, *, max_length=None):
         super().__init__()
+        check_model(model, tokenizer)
         pad_with_end(tokenizer)
         if getattr(model.config, "pad_token_id", None) is None:
             # A decoder's score is that of the last token before the padding.
@@ -75,6 +80,7 @@ class CrossEncoder(nn.Module):
 
     def tokenize(self, first, second):
         """Two lists of texts as the tensors of `forward`, padded to the longest, on the CPU."""
+        first, second = checked_pairs(first, second)
         return tokenized(self.tokenizer, first, second, max_length=self.max_length)
 
     def forward(self, features):
@@ -91,10 +97,9 @@ class CrossEncoder(nn.Module):
         """
         from tqdm.auto import tqdm
 
-        first, second = checked_texts("first", first), checked_texts("second", second)
-        if len(first) != len(second):
-            raise ValueError(f"second: wanted {len(first)} texts, as first has, got {len(second)}")
-        check_batch_size(batch_size)
+        first, second = checked_pairs(first, second)
+        batch_size = int_of("batch_size", batch_size, 1)
+        check_choice("progress", progress, (None, False, True))
         order = sorted(range(len(first)), key=lambda i: -len(first[i]) - len(second[i]))
         result = torch.empty(len(first))
         was_training = self.training
@@ -145,9 +150,12 @@ class CrossEncoder(nn.Module):
                 f"model: {str(name)!r} wants lower-cased texts, which a cross-encoder's folder"
                 " cannot say; begin with a model whose tokenizer lower-cases them"
             )
-        if max_length is None:
-            max_length = fitting_length(model, tokenizer, parts.get("max_length"))
-        return cls(model, tokenizer, max_length=max_length)
+        if max_length is not None:
+            max_length = longest(model, tokenizer, max_length, pair=True)
+        with loading(name):
+            if max_length is None:
+                max_length = fitting_length(model, tokenizer, parts.get("max_length"), pair=True)
+            return cls(model, tokenizer, max_length=max_length)
 
     def say_scores_are_logits(self):
         """Let the folder say that the logits are the scores: of a loss that trains them so.
@@ -163,6 +171,7 @@ class CrossEncoder(nn.Module):
 
         In one step, as `Encoder.save_pretrained`.
         """
+        check_path("path", path)
         with replaced_folder(path) as folder:
             self.write_to(folder)
 
@@ -177,10 +186,13 @@ def is_cross_encoder(name):
     """Whether a folder holds a cross-encoder rather than an encoder: ours, transformers' or that
     of sentence-transformers.
     """
+    check_path("name", name)
     folder = Path(name)
     if (folder / "modules.json").is_file():
         return read_about(folder).get("model_type") == "CrossEncoder"
     if not (folder / "config.json").is_file():
         return False
     kinds = read_json(folder / "config.json").get("architectures") or []
+    with loading(folder / "config.json"):
+        kinds = checked_texts("architectures", kinds)
     return any(kind.endswith("ForSequenceClassification") for kind in kinds)

@@ -12,23 +12,32 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from fastsim.checks import FLOATING, check_choice, check_number, float_of, int_of
 from fastsim.encoders.arguments import (
-    check_batch_size,
+    check_flags,
+    check_model,
+    check_path,
+    check_text,
+    checked_devices,
+    checked_prompts,
     checked_texts,
     fitting_length,
+    listed,
     longest,
     pad_with_end,
+    positive_or_none,
 )
 from fastsim.encoders.batches import encode_batches, encode_in_processes
 from fastsim.encoders.model_files import (
     is_decoder,
     load_transformer,
+    loading,
     model_folder,
     read_parts,
     write_parts,
 )
 from fastsim.encoders.names import EMBEDDED, POOLINGS, SIMILARITIES, ModelError
-from fastsim.encoders.parts import Dense, Normalize, pool, width_after
+from fastsim.encoders.parts import Dense, Normalize, check_widths, pool, width_after
 from fastsim.encoders.tokenized import tokenized
 from fastsim.folders import replaced_folder
 
@@ -80,24 +89,24 @@ class Encoder(nn.Module):
         truncate_dim=None,
     ):
         super().__init__()
-        if pooling not in POOLINGS:
-            raise ValueError(f"pooling: wanted one of {', '.join(POOLINGS)}, got {pooling!r}")
-        for part in head:
-            if not isinstance(part, (Dense, Normalize)):
-                raise TypeError(f"head: wanted Dense or Normalize, got {type(part).__name__}")
+        check_model(model, tokenizer)
+        check_choice("pooling", pooling, tuple(POOLINGS))
+        head = listed("head", head, (Dense, Normalize), "Dense or Normalize")
         limit = longest(model, tokenizer, max_length)
-        if default_prompt is not None and default_prompt not in (prompts or {}):
+        prompts = checked_prompts("prompts", prompts)
+        if default_prompt is not None and default_prompt not in list(prompts):
             raise ValueError(f"default_prompt: wanted a name in prompts, got {default_prompt!r}")
-        if similarity not in SIMILARITIES:
-            wanted = ", ".join(SIMILARITIES)
-            raise ValueError(f"similarity: wanted one of {wanted}, got {similarity!r}")
-        _check_width(truncate_dim)
+        check_flags(lower_case=lower_case, include_prompt=include_prompt)
+        check_choice("similarity", similarity, SIMILARITIES)
+        truncate_dim = positive_or_none("truncate_dim", truncate_dim)
         pad_with_end(tokenizer)
         self.model, self.tokenizer, self.pooling = model, tokenizer, pooling
+        if head:
+            check_widths(head, self.width)
         self.head = nn.Sequential(*head)
         self.max_length = limit
         self.lower_case = lower_case
-        self.prompts, self.default_prompt = dict(prompts or {}), default_prompt
+        self.prompts, self.default_prompt = prompts, default_prompt
         self.include_prompt = include_prompt
         self.similarity, self.truncate_dim = similarity, truncate_dim
         # transformers hands models over in evaluation mode: the whole is in one mode.
@@ -129,7 +138,8 @@ class Encoder(nn.Module):
 
         prompt: a text put before each of them.
         """
-        features = self._tokenize([prompt + text for text in texts])
+        check_text("prompt", prompt)
+        features = self._tokenize([prompt + text for text in checked_texts("texts", texts)])
         if prompt and not self.include_prompt:
             # The prompt's tokens without the one that ends a text, where the tokenizer has one.
             own, empty = self._ids(prompt), self._ids("")
@@ -176,8 +186,11 @@ class Encoder(nn.Module):
         """Train low-rank additions to the linear layers alone (LoRA, Hu et al. 2021), by peft.
 
         rank: of each addition; scale: its factor. A saved folder holds the weights with the
-        additions in them, so that it loads without peft.
+        additions in them, so that it loads without peft. TypeError, ValueError for arguments that
+        do not fit.
         """
+        rank, scale = int_of("rank", rank, 1), float_of("scale", scale)
+        check_number("scale", scale, positive=True)
         import peft
         from transformers.pytorch_utils import Conv1D
 
@@ -213,6 +226,7 @@ class Encoder(nn.Module):
 
         Anchors are queries; positives and negatives are documents.
         """
+        check_text("part", part)
         names = [part]
         if part == "anchor":
             names.append("query")
@@ -263,12 +277,16 @@ class Encoder(nn.Module):
             TypeError, ValueError: for arguments that do not fit.
         """
         texts = checked_texts("texts", texts)
-        check_batch_size(batch_size)
+        batch_size = int_of("batch_size", batch_size, 1)
+        if prompt is not None:
+            check_text("prompt", prompt)
+        check_flags(normalize=normalize, to_numpy=to_numpy)
+        check_choice("progress", progress, (None, False, True))
+        check_choice("dtype", dtype, FLOATING)
         if to_numpy and dtype == torch.bfloat16:
             raise ValueError("dtype: wanted one that numpy has, such as float16, got bfloat16")
-        if devices is not None and (isinstance(devices, str) or not list(devices)):
-            raise ValueError(f"devices: wanted a list of at least one device name, got {devices!r}")
-        _check_width(truncate_dim)
+        devices = checked_devices(devices)
+        truncate_dim = positive_or_none("truncate_dim", truncate_dim)
         from tqdm.auto import tqdm
 
         width = min(self.dim, truncate_dim or self.encoded_dim)
@@ -280,7 +298,7 @@ class Encoder(nn.Module):
         if devices is None or not texts:
             found = encode_batches(self, batches, prefix)
         else:
-            found = encode_in_processes(self, batches, prefix, list(devices))
+            found = encode_in_processes(self, batches, prefix, devices)
         # tqdm: disable=None hides the bar where the stream is no terminal
         hidden = True if len(places) < 2 and progress is None else None
         hidden = not progress if progress is not None else hidden
@@ -317,8 +335,11 @@ class Encoder(nn.Module):
 
         Raises:
             ModelError, which is a ValueError: where it cannot be loaded.
-            ValueError: for other arguments that do not fit.
+            TypeError, ValueError: for other arguments that do not fit.
         """
+        if pooling is not None:
+            check_choice("pooling", pooling, tuple(POOLINGS))
+        dense = positive_or_none("dense", dense)
         folder = model_folder(name, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
         if (folder / "modules.json").is_file():
             parts = read_parts(folder)
@@ -338,9 +359,13 @@ class Encoder(nn.Module):
             parts["pooling"] = pooling
         elif is_decoder(model.config):
             parts.setdefault("pooling", "last")
-        saved = fitting_length(model, tokenizer, parts.pop("max_length", None))
-        parts["max_length"] = saved if max_length is None else max_length
-        encoder = cls(model, tokenizer, head=head, **parts)
+        if max_length is not None:
+            max_length = longest(model, tokenizer, max_length)
+        saved = parts.pop("max_length", None)
+        with loading(name):  # what is given here is known to fit
+            if max_length is None:
+                max_length = fitting_length(model, tokenizer, saved)
+            encoder = cls(model, tokenizer, head=head, max_length=max_length, **parts)
         if dense is not None:
             encoder.head.append(Dense(encoder.dim, dense))
         return encoder
@@ -352,6 +377,7 @@ class Encoder(nn.Module):
         complete, so that a full disk leaves what was there; files of other kinds in an old folder
         are kept. OSError where it cannot be written.
         """
+        check_path("path", path)
         with replaced_folder(path) as folder:
             self.write_to(folder)
 
@@ -363,8 +389,3 @@ class Encoder(nn.Module):
         model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         write_parts(self, Path(folder))
-
-
-def _check_width(truncate_dim):
-    if truncate_dim is not None and (not isinstance(truncate_dim, int) or truncate_dim < 1):
-        raise ValueError(f"truncate_dim: wanted an int of at least 1, got {truncate_dim!r}")

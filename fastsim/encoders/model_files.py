@@ -1,5 +1,6 @@
 """Folders of models: found, fetched, read and written in sentence-transformers' layout."""
 
+import contextlib
 import json
 import os
 import warnings
@@ -7,6 +8,14 @@ from pathlib import Path
 
 import torch
 
+from fastsim.checks import check_choice
+from fastsim.encoders.arguments import (
+    check_flags,
+    check_path,
+    checked_prompts,
+    listed,
+    positive_or_none,
+)
 from fastsim.encoders.names import EMBEDDED, POOLINGS, SIMILARITIES, ModelError
 from fastsim.encoders.parts import Dense, Normalize
 from fastsim.folders import cut_off
@@ -29,6 +38,8 @@ _LIMITS = [
 
 def model_folder(name, *, trust_remote_code=False, allow_pickle=False):
     """The folder of a model: `name` itself, that of the bundled model, or a copy from the hub."""
+    check_path("model", name)
+    check_flags(trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
     if os.path.isdir(name):
         if cut_off(name):
             raise ModelError(
@@ -66,7 +77,7 @@ def load_transformer(kind, folder, *, trust_remote_code=False, allow_pickle=Fals
 
     trust = {"trust_remote_code": trust_remote_code}
     folder, adapter = _adapted(Path(folder), allow_pickle=allow_pickle, **trust)
-    try:
+    with loading(folder):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trust)
         config = transformers.AutoConfig.from_pretrained(folder, **trust)
         model = auto_class(kind, config).from_pretrained(
@@ -82,11 +93,6 @@ def load_transformer(kind, folder, *, trust_remote_code=False, allow_pickle=Fals
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # peft's use of transformers
                 model = peft.PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
-    except Exception as error:  # any fault of a file in the folder: JSON, weights, vocabulary
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
-        raise ModelError(
-            f"model: {str(folder)!r} cannot be loaded: {type(error).__name__}: {reason}"
-        ) from error
     return model, tokenizer
 
 
@@ -106,7 +112,7 @@ def _adapted(folder, **flags):
     if not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
         return folder, None
     base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
-    if not base:
+    if not isinstance(base, str) or not base:
         raise ModelError(f"model: {str(folder)!r} is an adapter that names no base model")
     return model_folder(base, **flags), folder
 
@@ -127,7 +133,10 @@ def read_parts(folder, *, wanted=("transformer", "pooling")):
     wanted: what has to be among them; a cross-encoder's folder has no pooling.
     """
     parts = {"head": []}
-    for row in read_json(folder / "modules.json"):
+    rows = read_json(folder / "modules.json", list)
+    with loading(folder / "modules.json"):
+        rows = listed("modules", rows, dict, "dict")
+    for row in rows:
         kind, path = str(row.get("type", "")).rsplit(".", 1)[-1], str(row.get("path", ""))
         place = folder / path
         if not place.resolve().is_relative_to(folder.resolve()):
@@ -140,9 +149,7 @@ def read_parts(folder, *, wanted=("transformer", "pooling")):
             parts["transformer"] = place
             limits = next((place / name for name in _LIMITS if (place / name).is_file()), None)
             if limits is not None:
-                limits = read_json(limits)
-                parts["max_length"] = limits.get("max_seq_length")
-                parts["lower_case"] = bool(limits.get("do_lower_case"))
+                parts |= _read_limits(limits)
         elif kind == "Pooling":
             parts["pooling"], parts["include_prompt"] = _read_pooling(place)
         elif kind == "Dense":
@@ -153,9 +160,12 @@ def read_parts(folder, *, wanted=("transformer", "pooling")):
         if name not in parts:
             raise ModelError(f"model: modules.json of {str(folder)!r} names no {name}")
     config = read_about(folder)
-    parts["prompts"] = config.get("prompts")
-    parts["default_prompt"] = config.get("default_prompt_name")
-    parts["truncate_dim"] = config.get("truncate_dim")
+    with loading(folder / _ABOUT):
+        prompts, default = config.get("prompts"), config.get("default_prompt_name")
+        parts["prompts"] = checked_prompts("prompts", prompts)
+        check_choice("default_prompt_name", default, (None, *parts["prompts"]))
+        parts["default_prompt"] = default
+        parts["truncate_dim"] = positive_or_none("truncate_dim", config.get("truncate_dim"))
     if config.get("similarity_fn_name") in SIMILARITIES:
         parts["similarity"] = config["similarity_fn_name"]
     return parts
@@ -166,20 +176,33 @@ def read_about(folder):
     return read_json(folder / _ABOUT) if (folder / _ABOUT).is_file() else {}
 
 
+def _read_limits(path):
+    config = read_json(path)
+    with loading(path):
+        lower_case = config.get("do_lower_case")
+        check_choice("do_lower_case", lower_case, (None, False, True))
+        length = positive_or_none("max_seq_length", config.get("max_seq_length"))
+    return {"max_length": length, "lower_case": bool(lower_case)}
+
+
 def _read_pooling(place):
     config = read_json(place / "config.json")
-    theirs = config.get("pooling_mode")
+    theirs, include = config.get("pooling_mode"), config.get("include_prompt")
+    flags = {key: value for key, value in config.items() if key.startswith("pooling_mode_")}
+    with loading(place / "config.json"):
+        check_choice("include_prompt", include, (None, False, True))
+        check_flags(**flags)
     if theirs is None:
-        on = [flag for flag, value in config.items() if flag.startswith("pooling_mode_") and value]
+        on = [flag for flag, value in flags.items() if value]
         names = [name for name, flag in _FLAGS.items() if flag in on]
         known = len(on) == len(names) == 1
     else:
-        on = theirs = [theirs] if isinstance(theirs, str) else theirs
-        names = [name for name, other in POOLINGS.items() if other in theirs]
-        known = len(theirs) == len(names) == 1
+        on = theirs if isinstance(theirs, list) else [theirs]
+        names = [name for name, other in POOLINGS.items() if other in on]
+        known = len(on) == len(names) == 1
     if not known:
         raise ModelError(f"model: {str(place)!r} pools by {on}, wanted one of {list(POOLINGS)}")
-    return names[0], config.get("include_prompt") is not False
+    return names[0], include is not False
 
 
 def _read_dense(place):
@@ -194,13 +217,13 @@ def _read_dense(place):
             " one of the embedding alone"
         )
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
-    if not activation.startswith("torch.nn."):
+    if not str(activation).startswith("torch.nn."):
         raise ModelError(
             f"model: {str(place)!r} has activation_function {activation!r}, wanted one of torch.nn"
         )
     if not (place / "model.safetensors").is_file():
         raise ModelError(f"model: {str(place)!r} has no model.safetensors")
-    try:
+    with loading(place):
         dense = Dense(
             config["in_features"],
             config["out_features"],
@@ -208,9 +231,6 @@ def _read_dense(place):
             activation=activation.rsplit(".", 1)[-1],
         )
         dense.load_state_dict(safetensors.torch.load_file(place / "model.safetensors"))
-    except Exception as error:  # a missing key, a wrong shape, a broken file
-        reason = str(error).strip().splitlines()[0]
-        raise ModelError(f"model: {str(place)!r} cannot be loaded: {reason}") from error
     return dense
 
 
@@ -264,12 +284,30 @@ def _write_dense(part, place):
     safetensors.torch.save_file(state, place / "model.safetensors")
 
 
-def read_json(path):
-    """A JSON file of a model folder, or `ModelError`."""
+def read_json(path, kind=dict):
+    """A JSON file of a model folder that holds one `kind`, or `ModelError`."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"model: {str(path)!r} cannot be read: {error}") from error
+    if not isinstance(found, kind):
+        got = type(found).__name__
+        raise ModelError(f"model: wanted a {kind.__name__} in {str(path)!r}, got {got}")
+    return found
+
+
+@contextlib.contextmanager
+def loading(place):
+    """Any fault of what a file or folder holds (a value, weights, a vocabulary) as `ModelError`."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        reason = "".join(str(error).strip().splitlines()[:1])
+        raise ModelError(
+            f"model: {str(place)!r} cannot be loaded: {type(error).__name__}: {reason}"
+        ) from error
 
 
 def _write_json(path, value):

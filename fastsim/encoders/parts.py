@@ -3,7 +3,15 @@
 import torch
 from torch import nn
 
+from fastsim.checks import check_choice, int_of
 from fastsim.encoders.names import POOLINGS
+
+# Those of torch.nn that need no arguments, have no weights and keep the shape of rows.
+ACTIVATIONS = (
+    *("CELU", "ELU", "GELU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity"),
+    *("LeakyReLU", "LogSigmoid", "LogSoftmax", "Mish", "RReLU", "ReLU", "ReLU6", "SELU", "SiLU"),
+    *("Sigmoid", "Softmax", "Softmin", "Softplus", "Softshrink", "Softsign", "Tanh", "Tanhshrink"),
+)
 
 
 def pool(states, mask, pooling="mean"):
@@ -12,10 +20,17 @@ def pool(states, mask, pooling="mean"):
     states (N, T, D); mask (N, T), 1 at real tokens, padding on either side. pooling: one of
     `POOLINGS`; "weighted_mean" weighs the i-th real token by i. Returns (N, D), float32 for
     states of 16 bits (the mean of many tokens needs more), else the states' type; a row without a
-    real token gives 0. ValueError for an unknown pooling.
+    real token gives 0. TypeError, ValueError for arguments that do not fit.
     """
-    if pooling not in POOLINGS:
-        raise ValueError(f"pooling: wanted one of {', '.join(POOLINGS)}, got {pooling!r}")
+    check_choice("pooling", pooling, tuple(POOLINGS))
+    for name, value in (("states", states), ("mask", mask)):
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{name}: wanted a torch.Tensor, got {type(value).__name__}")
+    if states.dim() != 3:
+        raise ValueError(f"states: wanted 3 dimension(s), got shape {tuple(states.shape)}")
+    if mask.shape != states.shape[:2]:
+        wanted = tuple(states.shape[:2])
+        raise ValueError(f"mask: wanted shape {wanted} as the states, got {tuple(mask.shape)}")
     states = states.to(torch.promote_types(states.dtype, torch.float32))
     if pooling in ("cls", "last"):
         steps = torch.arange(mask.shape[1], device=mask.device)
@@ -39,19 +54,18 @@ def pool(states, mask, pooling="mean"):
 class Dense(nn.Module):
     """activation(W x + b), in sentence-transformers' layout: (N, in_features) -> (N, out_features).
 
-    activation: the name of an activation of torch.nn that needs no arguments ("Tanh", "Identity",
-    "GELU"). ValueError for another name.
+    activation: one of `ACTIVATIONS`, the names of torch.nn. TypeError, ValueError for arguments
+    that do not fit.
     """
 
     def __init__(self, in_features, out_features, *, bias=True, activation="Tanh"):
         super().__init__()
-        kind = getattr(nn.modules.activation, activation, None)
-        if activation == "Identity":
-            kind = nn.Identity
-        if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-            raise ValueError(f"activation: wanted an activation of torch.nn, got {activation!r}")
+        in_features = int_of("in_features", in_features, 1)
+        out_features = int_of("out_features", out_features, 1)
+        check_choice("bias", bias, (False, True))
+        check_choice("activation", activation, ACTIVATIONS)
         self.linear = nn.Linear(in_features, out_features, bias=bias)
-        self.activation = kind()
+        self.activation = getattr(nn, activation)()
 
     def forward(self, x):
         # Pooling gives float32, also to weights of 16 bits.
@@ -61,6 +75,17 @@ class Dense(nn.Module):
 def width_after(head, width):
     """The width that rows of `width` numbers have after the modules of a head."""
     return [width, *(part.linear.out_features for part in head if isinstance(part, Dense))][-1]
+
+
+def check_widths(head, width):
+    """Each `Dense` of a head takes the width that comes to it."""
+    for place, part in enumerate(head):
+        came = width_after(head[:place], width)
+        if isinstance(part, Dense) and part.linear.in_features != came:
+            raise ValueError(
+                f"head[{place}]: wanted {came} in_features, the width before it,"
+                f" got {part.linear.in_features}"
+            )
 
 
 class Normalize(nn.Module):

@@ -38,7 +38,7 @@ def parse_exclude(exclude, rows, columns, device):
     """`exclude=(row_ids, column_ids)` as two int64 tensors, or two Nones."""
     if exclude is None:
         return None, None
-    row_ids, column_ids = _two("exclude", exclude, "row_ids, column_ids")
+    row_ids, column_ids = _two("exclude", exclude, "(row_ids, column_ids)")
     check_integers("exclude[0]", row_ids, rows, device)
     check_integers("exclude[1]", column_ids, columns, device)
     return as_ids(row_ids), as_ids(column_ids)
@@ -62,8 +62,9 @@ def parse_targets(targets, rows, columns, device, *, skip="nothing"):
     if targets is None:
         groups = torch.arange(max(rows, columns), device=device)
         return Pairs(row_groups=groups[:rows], column_groups=groups[:columns], skip=skip)
-    if isinstance(targets, (tuple, list)):
-        row_groups, column_groups = _two("targets", targets, "row_groups, column_groups")
+    if not (isinstance(targets, torch.Tensor) and targets.dim() == 2):
+        wanted = "(row_groups, column_groups) or a matrix (N, M)"
+        row_groups, column_groups = _two("targets", targets, wanted)
         check_integers("targets[0]", row_groups, rows, device)
         check_integers("targets[1]", column_groups, columns, device)
         row_groups, column_groups = as_ids(row_groups), as_ids(column_groups)
@@ -108,7 +109,8 @@ def parse_groups(embeddings, groups, references, reference_groups, own_first, *,
     """
     check_embeddings("embeddings", embeddings, empty=empty)
     if (references is None) != (reference_groups is None):
-        raise ValueError("references: wanted together with reference_groups, got one of them")
+        given = "reference_groups" if references is None else "references"
+        raise ValueError(f"references: wanted together with reference_groups, got {given} alone")
     columns = embeddings.shape[0]
     if references is not None:
         check_embeddings("references", references, empty=empty)
@@ -149,5 +151,5 @@ def _two(name, value, what):
             shown = f"shape {tuple(value.shape)}"  # its numbers would fill lines
         else:
             shown = f"{value!r:.60}"
-        raise TypeError(f"{name}: wanted ({what}), got {type(value).__name__} of {shown}")
+        raise TypeError(f"{name}: wanted {what}, got {type(value).__name__} of {shown}")
     return value

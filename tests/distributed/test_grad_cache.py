@@ -305,6 +305,57 @@ UNEVEN = {"a": torch.ones(4, WIDTH), "b": torch.ones(5, WIDTH)}
             ValueError,
             r"scale: wanted one number, got shape \(2,\)",
         ),
+        (
+            lambda e, f: GradCache(e, f, micro_batch_size=2).backward(ROWS, scale=2.0),
+            TypeError,
+            "scale: wanted a function, got float",
+        ),
+        (
+            lambda e, f: GradCache(e, f, micro_batch_size=2).backward(torch.tensor(1.0), ROWS),
+            ValueError,
+            r"columns\[0\]: wanted tensors \(N, ...\), got a tensor of one number",
+        ),
+        (
+            lambda e, f: GradCache(e, f, micro_batch_size=2).backward({"a": torch.tensor(1.0)}),
+            ValueError,
+            r"columns\[0\]: wanted tensors \(N, ...\), got a tensor of one number",
+        ),
+        (
+            lambda e, f: GradCache(e, f, micro_batch_size=2).backward(MicroBatches()),
+            ValueError,
+            r"columns\[0\]: wanted at least one micro-batch, got none",
+        ),
+        (lambda e, f: MicroBatches.of(ROWS, 0), ValueError, "size: wanted at least 1, got 0"),
+        (
+            lambda e, f: GradCache(torch.sum, f, micro_batch_size=2).backward(ROWS),
+            ValueError,
+            r"encode: wanted embeddings \(n, D\), got one number",
+        ),
+        (
+            lambda e, f: GradCache(torch.Tensor.t, f, micro_batch_size=3).backward(ROWS),
+            ValueError,
+            r"encode: wanted .* one width for columns\[0\], got .* rows \(1,\) and \(3,\)",
+        ),
+        (
+            lambda e, f: GradCache(3, f, micro_batch_size=2),
+            TypeError,
+            "encode: wanted a function, got int",
+        ),
+        (
+            lambda e, f: GradCache([], f, micro_batch_size=2),
+            ValueError,
+            "encode: wanted at least one function, got an empty list",
+        ),
+        (
+            lambda e, f: GradCache(e, None, micro_batch_size=2),
+            TypeError,
+            "loss: wanted a function, got NoneType",
+        ),
+        (
+            lambda e, f: GradCache(e, f, micro_batch_size=2, module="x"),
+            TypeError,
+            "module: wanted a torch.nn.Module, got str",
+        ),
     ],
 )
 def test_wrong_argument(call, kind, pattern):

@@ -25,6 +25,20 @@ def test_a_cross_encoder_wants_as_many_texts_on_either_side():
         encoder.score(["a"], [1])
     with pytest.raises(ValueError, match="batch_size: wanted at least 1, got -1"):
         encoder.score(["a"], ["b"], batch_size=-1)
+    with pytest.raises(TypeError, match="batch_size: wanted an int, got str"):
+        encoder.score(["a"], ["b"], batch_size="x")
+    with pytest.raises(ValueError, match="progress: wanted one of None, False, True, got 'no'"):
+        encoder.score(["a"], ["b"], progress="no")
+    with pytest.raises(TypeError, match="first: wanted a list of str, got NoneType"):
+        encoder.tokenize(None, ["a"])
+    with pytest.raises(ValueError, match="second: wanted 1 texts, as first has, got 2"):
+        encoder.tokenize(["a"], ["b", "c"])
+    with pytest.raises(TypeError, match="tokenizer: wanted a tokenizer, got NoneType"):
+        CrossEncoder(encoder.model, None)
+    with pytest.raises(TypeError, match="path: wanted a str or a path, got int"):
+        encoder.save_pretrained(3)
+    with pytest.raises(TypeError, match="name: wanted a str or a path, got NoneType"):
+        is_cross_encoder(None)
 
 
 def test_a_cross_encoder_keeps_its_length(tmp_path):

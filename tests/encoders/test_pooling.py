@@ -46,5 +46,24 @@ def test_pool_of_half_precision_is_accumulated_in_single():
 
 
 def test_pool_refuses_an_unknown_name():
-    with pytest.raises(ValueError, match="pooling: wanted one of mean, cls"):
+    with pytest.raises(ValueError, match="pooling: wanted one of 'mean', 'cls'"):
         pool(torch.zeros(1, 1, 1), torch.ones(1, 1), "median")
+
+
+@pytest.mark.parametrize(
+    ("states", "mask", "kind", "said"),
+    [
+        ([[[1.0]]], torch.ones(1, 1), TypeError, "states: wanted a torch.Tensor, got list"),
+        (torch.ones(1, 1, 1), None, TypeError, "mask: wanted a torch.Tensor, got NoneType"),
+        (torch.ones(2, 3), torch.ones(2, 3), ValueError, r"states: wanted 3 .* got shape \(2, 3\)"),
+        (
+            torch.ones(2, 3, 4),
+            torch.ones(1, 3),
+            ValueError,
+            r"mask: wanted shape \(2, 3\) as the states, got \(1, 3\)",
+        ),
+    ],
+)
+def test_pool_checks_at_the_door(states, mask, kind, said):
+    with pytest.raises(kind, match=said):
+        pool(states, mask)
