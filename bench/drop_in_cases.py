@@ -21,6 +21,7 @@ CLASS_LOSSES = {
     "CosFaceLoss": "W",
     "ArcFaceLoss": "W",
     "ProxyNCALoss": "proxies",
+    "ProxyAnchorLoss": "proxies",
 }
 
 

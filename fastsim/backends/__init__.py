@@ -174,7 +174,7 @@ def get(name):
 def _find(name, argument="backend"):
     if name == "auto":
         return None
-    if name not in _BACKENDS:
+    if name not in tuple(_BACKENDS):  # what has no hash is none of them either
         wanted = ", ".join(map(repr, ("auto", *_BACKENDS)))
         raise ValueError(f"{argument}: wanted one of {wanted}, got {name!r}")
     return _BACKENDS[name]

@@ -30,6 +30,7 @@ CLASS_LOSSES = {
         {"softmax_scale": 8.0, "distance": distances.CosineSimilarity()},
         PRODUCTS,
     ],
+    "ProxyAnchorLoss": [{}, {"margin": 0.3, "alpha": 8.0}, {"alpha": 2, **PRODUCTS}],
 }
 REDUCERS = {
     "default": lambda: None,
@@ -47,7 +48,7 @@ MINERS = {
 def class_rows(name):
     """Weights as the loss of that name keeps them."""
     rows = torch.randn(CLASSES, WIDTH, generator=fresh(5))
-    return rows if name == "ProxyNCALoss" else rows.T.contiguous()
+    return rows if learnt(name) == "proxies" else rows.T.contiguous()
 
 
 def made(kind, name, **options):
@@ -55,7 +56,7 @@ def made(kind, name, **options):
 
 
 def learnt(name):
-    return "proxies" if name == "ProxyNCALoss" else "W"
+    return "proxies" if name.startswith("Proxy") else "W"
 
 
 def with_rows(loss, rows):
@@ -176,7 +177,7 @@ def halved(loss):
 @pytest.mark.parametrize("change", [smooth, watched, halved])
 @pytest.mark.parametrize("name", CLASS_LOSSES)
 def test_what_was_replaced_runs(name, change, recwarn):
-    if (name, change) == ("ProxyNCALoss", smooth):
+    if name.startswith("Proxy") and change is smooth:
         pytest.skip("it has no cross entropy")
     x, labels = batch()
     ours, theirs, plain = (made(kind, name) for kind in (losses, their_losses, losses))
@@ -201,8 +202,7 @@ def test_a_patch_of_their_method(name, monkeypatch):
 
     def doubled(self, *given):
         found = shipped(self, *given)
-        found["loss"]["losses"] = 2 * found["loss"]["losses"]
-        return found
+        return {name: {**part, "losses": 2 * part["losses"]} for name, part in found.items()}
 
     ours, theirs = (made(kind, name) for kind in (losses, their_losses))
     ours.load_state_dict(theirs.state_dict())
@@ -252,6 +252,16 @@ def test_unfused_is_theirs(case):
     assert torch.equal(value, theirs(x, labels))
 
 
+@pytest.mark.parametrize("name", ["alpha", "margin"])
+def test_proxies_without_numbers(name):
+    x, labels = batch()
+    options = {name: torch.tensor(0.5)}
+    ours, theirs = (made(kind, "ProxyAnchorLoss", **options) for kind in (losses, their_losses))
+    ours.load_state_dict(theirs.state_dict())
+    with pytest.warns(UserWarning, match="parameters that are not numbers"):
+        assert torch.equal(ours(x, labels), theirs(x, labels))
+
+
 def test_one_class():
     x, labels = batch()[0], torch.zeros(ROWS, dtype=torch.long)
     ours, theirs = (kind.ArcFaceLoss(1, WIDTH) for kind in (losses, their_losses))
@@ -281,7 +291,7 @@ def test_what_theirs_refuses(name):
         loss(x)
     with pytest.raises(ValueError, match="ref_emb"):
         loss(x, labels, ref_emb=x.clone(), ref_labels=labels)
-    with pytest.raises(ValueError, match=rf"positives: wanted .*{CLASSES}"):
+    with pytest.raises(ValueError, match=rf"labels: wanted .*{CLASSES}"):
         loss(x, labels + CLASSES)
 
 

@@ -74,6 +74,8 @@ def wrong(name, kind, pattern, call):
               lambda: fastsim.full_triplet(X, Y, mining="soft")),
         wrong("backend", ValueError, "backend: wanted one of 'auto', .* got 'cuda13'",
               lambda: fastsim.info_nce(X, Y, backend="cuda13")),
+        wrong("backends", ValueError, r"backend: wanted one of 'auto', .* got \['eager'\]",
+              lambda: fastsim.info_nce(X, Y, backend=["eager"])),
         wrong("empty", ValueError, r"anchors: wanted at least one element, got shape \(0, 6\)",
               lambda: fastsim.info_nce(X[:0], Y[:0])),
         wrong("no width", ValueError, r"x: wanted at least one element, got shape \(4, 0\)",

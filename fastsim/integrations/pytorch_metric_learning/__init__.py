@@ -3,8 +3,8 @@
     from fastsim.integrations.pytorch_metric_learning import losses, miners
 
 `losses` has NTXentLoss, SupConLoss, MultiSimilarityLoss, CircleLoss, TripletMarginLoss,
-CrossBatchMemory, NormalizedSoftmaxLoss, CosFaceLoss, ArcFaceLoss and ProxyNCALoss, `miners` has
-BatchHardMiner; every other name there is pytorch-metric-learning's.
+CrossBatchMemory, NormalizedSoftmaxLoss, CosFaceLoss, ArcFaceLoss, ProxyNCALoss and ProxyAnchorLoss,
+`miners` has BatchHardMiner; every other name there is pytorch-metric-learning's.
 Its `distances`, `reducers` and the rest are imported from it as before. Arguments, defaults,
 reducers, regularizers and results are those of version 2.9, whose classes these derive from. Where
 an option has no fused form, or a method of theirs was replaced, the code of pytorch-metric-learning

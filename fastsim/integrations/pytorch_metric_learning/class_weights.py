@@ -6,10 +6,11 @@ from pytorch_metric_learning.distances import LpDistance
 from pytorch_metric_learning.utils import loss_and_miner_utils
 
 import fastsim
+from fastsim.checks import check_range
 from fastsim.integrations import overrides
 from fastsim.integrations.pytorch_metric_learning import unsupported_reasons
 from fastsim.integrations.pytorch_metric_learning.their_dtype import TheirDtype
-from fastsim.reduce import softplus
+from fastsim.reduce import as_float, softplus
 
 _CROSS_ENTROPY = torch.nn.CrossEntropyLoss(reduction="none")
 
@@ -29,19 +30,27 @@ class _ClassLoss(TheirDtype, overrides.Hooked):
                 unsupported_reasons.say_once(self, reason)
             return super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         self.cast_types(embeddings.dtype, embeddings.device)
-        found = {"loss": self.weighted(embeddings, labels, indices_tuple)}
-        self.add_weight_regularization_to_loss_dict(found, self.class_rows())
+        rows = self.class_rows()
+        check_range("labels", labels, rows.shape[0])
+        found = self.loss_dict(embeddings, labels, indices_tuple)
+        self.add_weight_regularization_to_loss_dict(found, rows)
         return found
 
-    def weighted(self, embeddings, labels, indices_tuple):
+    def loss_dict(self, embeddings, labels, indices_tuple):
         """The losses as a reducer takes them, weighted by how often a miner named their rows."""
         reduction = unsupported_reasons.reduction(self) if indices_tuple is None else None
         if reduction is not None:
-            return unsupported_reasons.reduced(self.fused(embeddings, labels, reduction))
-        weights = loss_and_miner_utils.convert_to_weights(
+            losses = unsupported_reasons.reduced(self.fused(embeddings, labels, reduction))
+        else:
+            weights = self.row_weights(embeddings, labels, indices_tuple)
+            losses = unsupported_reasons.by_row(self.fused(embeddings, labels, "none") * weights)
+        return {"loss": losses}
+
+    def row_weights(self, embeddings, labels, indices_tuple):
+        """(N,) numbers of at most 1: how often a miner named each row."""
+        return loss_and_miner_utils.convert_to_weights(
             indices_tuple, labels, dtype=embeddings.dtype, using_ref=self.by_anchors
         )
-        return unsupported_reasons.by_row(self.fused(embeddings, labels, "none") * weights)
 
     def unsupported_reason(self, embeddings, labels):
         """Why these have no fused form, or None."""
@@ -160,6 +169,74 @@ class ProxyNCALoss(_ClassLoss, theirs.ProxyNCALoss, hooks=("nca_computation",)):
         scale = self.softmax_scale * (2 if self._is_squared() else 1)
         options = {"temperature": 1 / scale, "similarity": similarity, "reduction": reduction}
         return fastsim.info_nce(embeddings, self.proxies, labels, **options)
+
+
+class ProxyAnchorLoss(_ClassLoss, theirs.ProxyAnchorLoss, hooks=("get_logits",)):
+    """Each proxy against the batch; fused with every reducer, where alpha and margin are numbers.
+
+    Of the rows of other classes, log(1 + sum of exponentials) is `fastsim.info_nce` of the proxies
+    with a zero row as positive, whose logit is 0. The rows of the proxy's own class are N pairs.
+    """
+
+    positive = ("alpha",)
+
+    def unsupported_reason(self, *given):
+        if not all(isinstance(value, (int, float)) for value in (self.alpha, self.margin)):
+            return "no fused form of parameters that are not numbers"
+        return super().unsupported_reason(*given)
+
+    def loss_dict(self, embeddings, labels, indices_tuple):
+        offsets = as_float(self.row_weights(embeddings, labels, indices_tuple)) - 1
+        near = self.near(embeddings, labels, offsets)
+        far = self.far(embeddings, labels, offsets)
+        present, classes = labels.unique().shape[0], near.shape[0]
+        return {
+            "pos_loss": unsupported_reasons.by_row(near) | {"divisor": present},
+            "neg_loss": unsupported_reasons.by_row(far) | {"divisor": classes},
+        }
+
+    def near(self, embeddings, labels, offsets):
+        """(C,): log(1 + sum of exponentials) of the rows of the own class."""
+        scores = self.own_scores(embeddings, self.proxies[labels])
+        logits = self.alpha * (self.margin - scores) + offsets
+        order = labels.argsort(stable=True)
+        lengths = labels.bincount(minlength=self.proxies.shape[0])
+
+        def by_class(values, how):
+            return torch.segment_reduce(values[order], how, lengths=lengths, axis=0, initial=0.0)
+
+        with torch.no_grad():
+            top = by_class(logits, "max")  # 0 at least, the logit of the 1
+        return top + torch.log(torch.exp(-top) + by_class(torch.exp(logits - top[labels]), "sum"))
+
+    def own_scores(self, embeddings, rows):
+        """(N,): the score of each row with that of its class."""
+        if unsupported_reasons.similarity(self.distance) == "cosine":
+            return fastsim.paired_cosine_similarity(embeddings, rows)
+        return (as_float(embeddings) * as_float(rows)).sum(1)
+
+    def far(self, embeddings, labels, offsets):
+        """(C,): log(1 + sum of exponentials) of the rows of other classes."""
+        rows, classes = embeddings.shape[0], self.proxies.shape[0]
+        columns = torch.cat([embeddings, embeddings.new_zeros(1, embeddings.shape[1])])
+        bias = torch.cat([self.alpha * self.margin + offsets, offsets.new_zeros(1)])
+        ids = (
+            torch.arange(classes, device=labels.device),
+            torch.cat([labels, labels.new_full((1,), -1)]),
+        )
+        return fastsim.info_nce(
+            self.proxies,
+            columns,
+            labels.new_full((classes,), rows),
+            temperature=1 / self.alpha,
+            exclude=ids,
+            candidate_bias=bias,
+            similarity=unsupported_reasons.similarity(self.distance),
+            reduction="none",
+        )
+
+    def class_rows(self):
+        return self.proxies
 
 
 def _of_cross_entropy(loss):

@@ -14,6 +14,7 @@ from fastsim.integrations.pytorch_metric_learning.class_weights import (  # noqa
     ArcFaceLoss,
     CosFaceLoss,
     NormalizedSoftmaxLoss,
+    ProxyAnchorLoss,
     ProxyNCALoss,
 )
 from fastsim.integrations.pytorch_metric_learning.their_dtype import TheirDtype
