@@ -88,6 +88,16 @@ def test_class_losses(name, options, reducer, miner):
 
 
 @pytest.mark.parametrize("name", CLASS_LOSSES)
+def test_classes_without_rows(name):
+    x, labels = batch()
+
+    def call(kind):
+        return lambda x, rows: with_rows(made(kind, name), rows)(x, labels % 3)
+
+    compare(call(losses), call(their_losses), [x, class_rows(name)])
+
+
+@pytest.mark.parametrize("name", CLASS_LOSSES)
 def test_regularizers(name):
     x, labels = batch()
 
