@@ -31,12 +31,11 @@ def circle(library, problem):
     return lambda x: loss(x, groups)
 
 
-def _baseline(name, losses, others=None, **options):
-    """others: losses that have no drop-in."""
-    replaced, losses = made(losses, drop_in), made(losses | (others or {}), theirs)
+def _baseline(name, losses, **options):
+    replaced, losses = made(losses, drop_in), made(losses, theirs)
     return Baseline(name, "pytorch_metric_learning", losses, drop_in=replaced, **options)
 
 
-BASELINE = _baseline("pytorch-metric-learning", {"sup_con": sup_con}, {"circle": circle})
+BASELINE = _baseline("pytorch-metric-learning", {"sup_con": sup_con, "circle": circle})
 # Apart, as it takes O(N^3) time and memory.
 NT_XENT = _baseline("pytorch-metric-learning NT-Xent", {"info_nce": info_nce}, up_to=64)
