@@ -9,11 +9,11 @@ bench/results/<device>.
 import click
 import torch
 
+from bench import time_and_memory
 from bench.results import write
 from bench.tables import of_rows
 from fastsim import late_interaction
-from fastsim.benchmark import memory, results, timing
-from fastsim.benchmark.calls import runnable
+from fastsim.benchmark import results
 from fastsim.benchmark.cases import Problem
 
 # What it is of: queries and documents, tokens of a query, of a document, width.
@@ -60,21 +60,15 @@ def problem(size, dtype):
 def peak(name, size, dtype):
     """Megabytes (2^20 bytes) of one call; for a process of its own."""
     call = CALLS[name]
-    runnable(call, problem(SMALL, dtype), "forward + backward")()
-    return round(memory.resident_rise(call, problem(size, dtype)) / memory.MIB, 1)
+    return time_and_memory.rise(call, problem(size, dtype), call, problem(SMALL, dtype))
 
 
 def measured(what, dtype, seconds):
     """Rows of one size and dtype."""
     size = SIZES[what]
-    given = problem(size, dtype)
-    calls = {name: runnable(call, given, "forward + backward") for name, call in CALLS.items()}
     about = {"what": what, "size": size, "dtype": dtype}
-    for name, found in timing.in_turns(calls, seconds=seconds).items():
-        row = about | {"by": name}
-        row |= {"not measured": found} if isinstance(found, str) else timing.summary(found)
-        above = memory.in_fresh_process(peak, name, size, dtype)
-        yield row | ({"memory": above} if isinstance(above, str) else {"MB": above})
+    given = problem(size, dtype)
+    return time_and_memory.rows(about, CALLS, given, seconds, peak, size, dtype)
 
 
 @of_rows(NAME)

@@ -8,12 +8,12 @@ many_classes.jsonl in bench/results/<device>.
 import click
 import torch
 
+from bench import time_and_memory
 from bench.drop_in_cases import CLASS_LOSSES, labelled, of_classes
 from bench.results import write
 from bench.tables import markdown, milliseconds, of_rows
-from fastsim.benchmark import memory, results, timing
+from fastsim.benchmark import results
 from fastsim.benchmark.baselines import pytorch_metric_learning
-from fastsim.benchmark.calls import runnable
 from fastsim.benchmark.cases import Problem
 
 NAME = "many_classes"
@@ -30,26 +30,19 @@ def problem(loss, size):
     return Problem(None, [leaf.requires_grad_() for leaf in leaves], given)
 
 
-def peak(loss, name, size):
+def peak(name, loss, size):
     """Megabytes (2^20 bytes) of one call; for a process of its own."""
     given, small = problem(loss, size), problem(loss, (*SMALL, size[-1]))
     call, first = (of_classes(loss)(LIBRARIES[name], of) for of in (given, small))
-    runnable(first, small, "forward + backward")()
-    return round(memory.resident_rise(call, given) / memory.MIB, 1)
+    return time_and_memory.rise(call, given, first, small)
 
 
 def measured(loss, size, seconds):
     """A row of each library."""
     given = problem(loss, size)
-    calls = {
-        name: runnable(of_classes(loss)(library, given), given, "forward + backward")
-        for name, library in LIBRARIES.items()
-    }
-    for name, found in timing.in_turns(calls, seconds=seconds).items():
-        row = {"loss": loss, "size": size, "by": name}
-        row |= {"not measured": found} if isinstance(found, str) else timing.summary(found)
-        above = memory.in_fresh_process(peak, loss, name, size)
-        yield row | ({"memory": above} if isinstance(above, str) else {"MB": above})
+    calls = {name: of_classes(loss)(library, given) for name, library in LIBRARIES.items()}
+    about = {"loss": loss, "size": size}
+    return time_and_memory.rows(about, calls, given, seconds, peak, loss, size)
 
 
 @of_rows(NAME)

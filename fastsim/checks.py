@@ -106,6 +106,12 @@ def check_choice(name, value, choices):
         raise ValueError(f"{name}: wanted one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
+def check_flags(**flags):
+    """Each is True or False."""
+    for name, value in flags.items():
+        check_choice(name, value, (False, True))
+
+
 def check_reduction(value):
     """`value` is a reduction."""
     check_choice("reduction", value, REDUCTIONS)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastsim.checks import (
-    check_choice,
+    check_flags,
     check_integers,
     check_number,
     check_sides,
@@ -81,7 +81,7 @@ def mine_hard_negatives(
     for name, value in (("margin", margin), ("relative_margin", relative_margin)):
         if value is not None:
             check_number(name, value, tensor=False)
-    check_choice("sample", sample, (False, True))
+    check_flags(sample=sample)
     count, seed = int_of("count", count, 1), _seed(seed)
     first, last = _ranks(ranks, count)
     low, high = _score_range(score_range)

@@ -1,13 +1,11 @@
 """Unit rows and the scores made of them: cosines of all pairs, of paired rows, the best k."""
 
-import operator
-
 import torch
 from torch import Tensor
 
 from fastsim.autocast import without_autocast
 from fastsim.backends import get, pick
-from fastsim.checks import check_alike, check_embeddings, check_sides
+from fastsim.checks import check_alike, check_embeddings, check_sides, int_of
 from fastsim.operators import define, differentiable_again, transforming
 from fastsim.precision import widened
 
@@ -147,10 +145,7 @@ def top_k(
         (tensor([[0.8000]]), tensor([[1]]))
     """
     check_sides("corpus", corpus, "queries", queries)
-    try:
-        k = operator.index(None if isinstance(k, bool) else k)
-    except TypeError:
-        raise TypeError(f"k: wanted an int, got {type(k).__name__}") from None
+    k = int_of("k", k)
     if not 1 <= k <= corpus.shape[0]:
         raise ValueError(f"k: wanted 1 to {corpus.shape[0]} (rows of corpus), got {k}")
     chosen = pick(backend, queries, corpus)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fastsim.annotations import Similarity
 from fastsim.autocast import embeddings_in_autocast
 from fastsim.backends import pick
-from fastsim.checks import check_alike, check_choice, check_similarity
+from fastsim.checks import check_alike, check_flags, check_similarity
 from fastsim.engine.max_sim import max_sim_scores
 from fastsim.tokens import Tokens, check_mask, check_offsets, check_tokens
 
@@ -72,7 +72,7 @@ def max_sim(
     check_mask("query_mask", query_mask, "queries", queries)
     check_mask("document_mask", document_mask, "documents", documents)
     check_similarity(similarity)
-    check_choice("average", average, (False, True))
+    check_flags(average=average)
     query_offsets = check_offsets("query_offsets", query_offsets, "queries", queries)
     document_offsets = check_offsets("document_offsets", document_offsets, "documents", documents)
     if own:

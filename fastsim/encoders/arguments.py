@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import torch
 
-from fastsim.checks import check_choice, int_of
+from fastsim.checks import int_of
 
 
 def check_model(model, tokenizer):
@@ -113,12 +113,6 @@ def checked_prompts(name, prompts):
         check_text(f"a name in {name}", key)
         check_text(f"{name}[{key!r}]", text)
     return dict(prompts)
-
-
-def check_flags(**flags):
-    """Each is True or False."""
-    for name, value in flags.items():
-        check_choice(name, value, (False, True))
 
 
 def positive_or_none(name, value):

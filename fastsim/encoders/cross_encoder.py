@@ -13,11 +13,11 @@ from fastsim.encoders.arguments import (
     check_path,
     checked_pairs,
     checked_texts,
-    fitting_length,
     longest,
     pad_with_end,
 )
 from fastsim.encoders.model_files import (
+    length_of,
     load_transformer,
     loading,
     model_folder,
@@ -150,11 +150,9 @@ class CrossEncoder(nn.Module):
                 f"model: {str(name)!r} wants lower-cased texts, which a cross-encoder's folder"
                 " cannot say; begin with a model whose tokenizer lower-cases them"
             )
-        if max_length is not None:
-            max_length = longest(model, tokenizer, max_length, pair=True)
-        with loading(name):
-            if max_length is None:
-                max_length = fitting_length(model, tokenizer, parts.get("max_length"), pair=True)
+        saved = parts.get("max_length")
+        max_length = length_of(name, model, tokenizer, max_length, saved, pair=True)
+        with loading(name):  # what is given here is known to fit
             return cls(model, tokenizer, max_length=max_length)
 
     def say_scores_are_logits(self):

@@ -12,16 +12,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fastsim.checks import FLOATING, check_choice, check_number, float_of, int_of
+from fastsim.checks import FLOATING, check_choice, check_flags, check_number, float_of, int_of
 from fastsim.encoders.arguments import (
-    check_flags,
     check_model,
     check_path,
     check_text,
     checked_devices,
     checked_prompts,
     checked_texts,
-    fitting_length,
     listed,
     longest,
     pad_with_end,
@@ -30,6 +28,7 @@ from fastsim.encoders.arguments import (
 from fastsim.encoders.batches import encode_batches, encode_in_processes
 from fastsim.encoders.model_files import (
     is_decoder,
+    length_of,
     load_transformer,
     loading,
     model_folder,
@@ -359,12 +358,9 @@ class Encoder(nn.Module):
             parts["pooling"] = pooling
         elif is_decoder(model.config):
             parts.setdefault("pooling", "last")
-        if max_length is not None:
-            max_length = longest(model, tokenizer, max_length)
         saved = parts.pop("max_length", None)
+        max_length = length_of(name, model, tokenizer, max_length, saved)
         with loading(name):  # what is given here is known to fit
-            if max_length is None:
-                max_length = fitting_length(model, tokenizer, saved)
             encoder = cls(model, tokenizer, head=head, max_length=max_length, **parts)
         if dense is not None:
             encoder.head.append(Dense(encoder.dim, dense))

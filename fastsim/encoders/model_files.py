@@ -8,12 +8,13 @@ from pathlib import Path
 
 import torch
 
-from fastsim.checks import check_choice
+from fastsim.checks import check_choice, check_flags
 from fastsim.encoders.arguments import (
-    check_flags,
     check_path,
     checked_prompts,
+    fitting_length,
     listed,
+    longest,
     positive_or_none,
 )
 from fastsim.encoders.names import EMBEDDED, POOLINGS, SIMILARITIES, ModelError
@@ -294,6 +295,16 @@ def read_json(path, kind=dict):
         got = type(found).__name__
         raise ModelError(f"model: wanted a {kind.__name__} in {str(path)!r}, got {got}")
     return found
+
+
+def length_of(name, model, tokenizer, given, saved, *, pair=False):
+    """Tokens per text: `given`, else what the folder `name` says, cut to what model and tokenizer
+    allow; None where neither does.
+    """
+    if given is not None:
+        return longest(model, tokenizer, given, pair=pair)
+    with loading(name):
+        return fitting_length(model, tokenizer, saved, pair=pair)
 
 
 @contextlib.contextmanager

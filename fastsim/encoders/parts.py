@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from fastsim.checks import check_choice, int_of
+from fastsim.checks import check_choice, check_flags, int_of
 from fastsim.encoders.names import POOLINGS
 
 # Those of torch.nn that need no arguments, have no weights and keep the shape of rows.
@@ -62,7 +62,7 @@ class Dense(nn.Module):
         super().__init__()
         in_features = int_of("in_features", in_features, 1)
         out_features = int_of("out_features", out_features, 1)
-        check_choice("bias", bias, (False, True))
+        check_flags(bias=bias)
         check_choice("activation", activation, ACTIVATIONS)
         self.linear = nn.Linear(in_features, out_features, bias=bias)
         self.activation = getattr(nn, activation)()

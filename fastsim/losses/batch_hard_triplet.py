@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fastsim.annotations import Group, Reduction
 from fastsim.backends import pick
-from fastsim.checks import check_choice, check_number, check_reduction
+from fastsim.checks import check_choice, check_flags, check_number, check_reduction
 from fastsim.distributed import batchwise, join
 from fastsim.engine.prepared import Prepared, note, once_per_signature
 from fastsim.engine.selection import finds_hardest_pairs
@@ -162,5 +162,5 @@ def _count(hardest, reduction):
 
 def _check_options(margin, soft, reduction):
     check_number("margin", margin)
-    check_choice("soft", soft, (False, True))
+    check_flags(soft=soft)
     check_reduction(reduction)

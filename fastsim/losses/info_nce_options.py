@@ -1,6 +1,6 @@
 """Which options InfoNCE takes, and which together."""
 
-from fastsim.checks import check_choice, check_number
+from fastsim.checks import check_choice, check_flags, check_number
 from fastsim.losses.further_candidates import GUIDE_STRATEGIES
 
 
@@ -15,7 +15,7 @@ def check_options(
 ):
     """ValueError or TypeError for an option that is none by itself."""
     check_number("temperature", temperature, positive=True)
-    check_choice("symmetric", symmetric, (False, True))
+    check_flags(symmetric=symmetric)
     check_number("margin", margin, tensor=False)
     check_number("guide_margin", guide_margin, tensor=False)
     check_choice("guide_strategy", guide_strategy, GUIDE_STRATEGIES)

@@ -25,8 +25,8 @@ from fastsim.checks import (
     FLOATING,
     INTEGRAL,
     check_alike,
-    check_choice,
     check_device,
+    check_flags,
     check_number,
     check_reduction,
     check_similarity,
@@ -120,7 +120,7 @@ def late_interaction(
     tensors = queries, documents, query_mask, document_mask, positives, temperature, exclude
     chosen = pick(backend, *tensors, kind="max_sim", group=group)
     check_number("temperature", temperature, positive=True)
-    check_choice("symmetric", symmetric, (False, True))
+    check_flags(symmetric=symmetric)
     own = queries.shape[0], documents.shape[0], queries.device
     positives, ids = parse_positives(positives, *own), parse_exclude(exclude, *own)
     check_some_token("document_mask", document_mask, positives)
@@ -316,7 +316,7 @@ def _check_sides(
     check_mask("query_mask", query_mask, "queries", queries)
     check_mask("document_mask", document_mask, "documents", documents)
     check_similarity(similarity)
-    check_choice("average", average, (False, True))
+    check_flags(average=average)
     check_reduction(reduction)
 
 

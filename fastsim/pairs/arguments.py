@@ -7,8 +7,8 @@ from fastsim.checks import (
     INTEGRAL,
     check_alike,
     check_bias,
-    check_choice,
     check_embeddings,
+    check_flags,
     check_integers,
     check_range,
     check_scores,
@@ -131,7 +131,7 @@ def groups_of_scores(scores, groups, reference_groups, own_first):
 
 def _grouped(shape, groups, reference_groups, own_first, device):
     rows, columns = shape
-    check_choice("own_first", own_first, (False, True))
+    check_flags(own_first=own_first)
     check_integers("groups", groups, rows, device)
     groups = column_groups = as_ids(groups)
     if reference_groups is not None:

@@ -40,4 +40,16 @@ def batch(rows=ROWS, seed=3):
     return x, torch.randint(0, CLASSES, (rows,), generator=generator)
 
 
+def double(kind, monkeypatch):
+    """Patch their class `kind` so that its losses are twice what they were."""
+    owner = next(base for base in kind.__mro__ if "compute_loss" in vars(base))
+    shipped = owner.compute_loss
+
+    def doubled(self, *given):
+        found = shipped(self, *given)
+        return {name: {**part, "losses": 2 * part["losses"]} for name, part in found.items()}
+
+    monkeypatch.setattr(owner, "compute_loss", doubled)
+
+
 compare = functools.partial(beside.compare, unused=True)

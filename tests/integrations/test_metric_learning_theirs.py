@@ -7,6 +7,7 @@ from tests.integrations.metric_learning_peer import (
     PAIR_LOSSES,
     batch,
     distances,
+    double,
     losses,
     miners,
     their_losses,
@@ -157,15 +158,7 @@ def test_a_circle_without_its_numbers():
 def test_a_patch_of_a_method_that_ours_overrides(name, monkeypatch):
     (x, labels), kind = batch(), getattr(their_losses, name)
     mined = [their_miners.BatchHardMiner()(x, labels)] if name == "TripletMarginLoss" else []
-    shipped = kind.compute_loss
-
-    def doubled(self, *given):
-        found = shipped(self, *given)
-        found["loss"]["losses"] = 2 * found["loss"]["losses"]
-        return found
-
-    owner = next(base for base in kind.__mro__ if "compute_loss" in vars(base))
-    monkeypatch.setattr(owner, "compute_loss", doubled)
+    double(kind, monkeypatch)
     with pytest.warns(UserWarning, match="compute_loss has been replaced"):
         value = getattr(losses, name)()(x, labels, *mined)
     assert torch.equal(value, kind()(x, labels, *mined))

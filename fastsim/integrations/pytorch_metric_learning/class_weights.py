@@ -6,13 +6,13 @@ from pytorch_metric_learning.distances import LpDistance
 from pytorch_metric_learning.utils import loss_and_miner_utils
 
 import fastsim
+from fastsim.backends import pick
 from fastsim.checks import check_range
 from fastsim.integrations import overrides
 from fastsim.integrations.pytorch_metric_learning import unsupported_reasons
 from fastsim.integrations.pytorch_metric_learning.their_dtype import TheirDtype
 from fastsim.reduce import as_float, softplus
-
-_CROSS_ENTROPY = torch.nn.CrossEntropyLoss(reduction="none")
+from fastsim.scores import paired_scores
 
 
 class _ClassLoss(TheirDtype, overrides.Hooked):
@@ -85,7 +85,7 @@ class NormalizedSoftmaxLoss(_ClassLoss, theirs.NormalizedSoftmaxLoss, hooks=("ge
     positive = ("temperature",)
 
     def unsupported_reason(self, *given):
-        return _of_cross_entropy(self) or super().unsupported_reason(*given)
+        return unsupported_reasons.of_cross_entropy(self) or super().unsupported_reason(*given)
 
     def fused(self, embeddings, labels, reduction):
         similarity, rows = unsupported_reasons.similarity(self.distance), self.class_rows()
@@ -110,7 +110,7 @@ class _AngularLoss(_ClassLoss):
             return "the statistics of its angles are taken of the matrix"
         if not isinstance(self.margin, (int, float)):
             return "no fused form of a margin that is not a number"
-        return _of_cross_entropy(self) or super().unsupported_reason(*given)
+        return unsupported_reasons.of_cross_entropy(self) or super().unsupported_reason(*given)
 
 
 class CosFaceLoss(
@@ -181,9 +181,8 @@ class ProxyAnchorLoss(_ClassLoss, theirs.ProxyAnchorLoss, hooks=("get_logits",))
     positive = ("alpha",)
 
     def unsupported_reason(self, *given):
-        if not all(isinstance(value, (int, float)) for value in (self.alpha, self.margin)):
-            return "no fused form of parameters that are not numbers"
-        return super().unsupported_reason(*given)
+        numbers = unsupported_reasons.of_numbers(self, "alpha", "margin")
+        return numbers or super().unsupported_reason(*given)
 
     def loss_dict(self, embeddings, labels, indices_tuple):
         offsets = as_float(self.row_weights(embeddings, labels, indices_tuple)) - 1
@@ -197,7 +196,9 @@ class ProxyAnchorLoss(_ClassLoss, theirs.ProxyAnchorLoss, hooks=("get_logits",))
 
     def near(self, embeddings, labels, offsets):
         """(C,): log(1 + sum of exponentials) of the rows of the own class."""
-        scores = self.own_scores(embeddings, self.proxies[labels])
+        x, y = as_float(embeddings), as_float(self.proxies[labels])
+        similarity = unsupported_reasons.similarity(self.distance)
+        scores = paired_scores(x, y, pick(None, embeddings), similarity)
         logits = self.alpha * (self.margin - scores) + offsets
         order = labels.argsort(stable=True)
         lengths = labels.bincount(minlength=self.proxies.shape[0])
@@ -208,12 +209,6 @@ class ProxyAnchorLoss(_ClassLoss, theirs.ProxyAnchorLoss, hooks=("get_logits",))
         with torch.no_grad():
             top = by_class(logits, "max")  # 0 at least, the logit of the 1
         return top + torch.log(torch.exp(-top) + by_class(torch.exp(logits - top[labels]), "sum"))
-
-    def own_scores(self, embeddings, rows):
-        """(N,): the score of each row with that of its class."""
-        if unsupported_reasons.similarity(self.distance) == "cosine":
-            return fastsim.paired_cosine_similarity(embeddings, rows)
-        return (as_float(embeddings) * as_float(rows)).sum(1)
 
     def far(self, embeddings, labels, offsets):
         """(C,): log(1 + sum of exponentials) of the rows of other classes."""
@@ -237,9 +232,3 @@ class ProxyAnchorLoss(_ClassLoss, theirs.ProxyAnchorLoss, hooks=("get_logits",))
 
     def class_rows(self):
         return self.proxies
-
-
-def _of_cross_entropy(loss):
-    """Against another cross entropy than that of theirs, such as one with smooth labels."""
-    plain = overrides.is_plain(loss.cross_entropy, _CROSS_ENTROPY)
-    return None if plain else "cross_entropy has been replaced"

@@ -152,8 +152,9 @@ class CircleLoss(_PairLoss, theirs.CircleLoss, hooks=HOOKS):
     similarities = ("cosine",)
 
     def unsupported_reason(self, *given):
-        if not all(isinstance(value, (int, float)) for value in (self.m, self.gamma)):
-            return "no fused form of parameters that are not numbers"
+        reason = unsupported_reasons.of_numbers(self, "m", "gamma")
+        if reason is not None:
+            return reason
         of_m = {"op": 1 + self.m, "on": -self.m, "delta_p": 1 - self.m, "delta_n": self.m}
         changed = [name for name, value in of_m.items() if getattr(self, name) != value]
         if not overrides.is_plain(self.soft_plus, _SOFT_PLUS):

@@ -10,6 +10,7 @@ from pytorch_metric_learning.reducers import MeanReducer, MultipleReducers, SumR
 from fastsim.checks import FLOATING, INTEGRAL, can_be_read
 from fastsim.integrations import overrides
 
+_CROSS_ENTROPY = torch.nn.CrossEntropyLoss(reduction="none")
 _PRODUCTS = CosineSimilarity, DotProductSimilarity
 _DISTANCES = *_PRODUCTS, LpDistance
 _METHODS = ("forward", "compute_mat", "pairwise_distance", "normalize", "maybe_normalize")
@@ -93,6 +94,18 @@ def of_positive(loss, *names):
         if read and not value > 0:
             return f"no fused form of a {name} that is not above 0"
     return None
+
+
+def of_numbers(loss, *names):
+    """Against parameters that are tensors or anything else but numbers."""
+    numbers = all(isinstance(getattr(loss, name), (int, float)) for name in names)
+    return None if numbers else "no fused form of parameters that are not numbers"
+
+
+def of_cross_entropy(loss):
+    """Against another cross entropy than that of theirs, such as one with smooth labels."""
+    plain = overrides.is_plain(loss.cross_entropy, _CROSS_ENTROPY)
+    return None if plain else "cross_entropy has been replaced"
 
 
 def are_few(embeddings, ref_emb):
