@@ -34,7 +34,7 @@ struct Matrix {
   Dtype dtype = Dtype::float32;
   int64_t row_stride = 0, column_stride = 0;
 
-  // The same without its first rows, or columns.
+  // The same without its first rows.
   Matrix from_row(int64_t row) const {
     const char* start = static_cast<const char*>(data) + row * row_stride * bytes_of(dtype);
     return {start, dtype, row_stride, column_stride};

@@ -14,6 +14,7 @@ from fastsim import losses
 from fastsim.backends import get
 from fastsim.backends.base import Backend
 from fastsim.losses.module import PER_CALL, LossModule
+from tests.backends.cpu.instruction_sets import SETS
 from tests.measure import assert_close
 
 MODULES = [m for m in vars(losses).values() if inspect.isclass(m) and issubclass(m, LossModule)]
@@ -257,18 +258,26 @@ def run(wanted):
     loss.backward()
     found = torch.ops.fastsim_cpu.instruction_set(), loss.item(), x.grad.norm().item()
     print(*found, flush=True)
-for wanted in ("avx512", "avx2", "generic"):
+for wanted in {SETS!r}:
     process = multiprocessing.get_context("fork").Process(target=run, args=(wanted,))
     process.start()
     process.join()
     assert process.exitcode == 0
 """
     results = [line.split() for line in fresh(code).splitlines()]
-    assert len(results) == 3
-    assert results[-1][0] in ("generic", "neon")
+    assert len(results) == len(SETS)
+    assert results[-1][0] == SETS[-1]
     losses_, norms = zip(*((float(r[1]), float(r[2])) for r in results), strict=True)
-    assert losses_ == pytest.approx([losses_[0]] * 3, rel=1e-6)
-    assert norms == pytest.approx([norms[0]] * 3, rel=1e-6)
+    assert losses_ == pytest.approx([losses_[0]] * len(SETS), rel=1e-6)
+    assert norms == pytest.approx([norms[0]] * len(SETS), rel=1e-6)
+
+
+def test_an_instruction_set_that_is_none(usable):
+    usable("cpu")
+    environment = os.environ | {"FASTSIM_INSTRUCTION_SET": "AVX2"}
+    command = [sys.executable, "-c", "from fastsim.backends import get; get('cpu').note()"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert re.search(r"FASTSIM_INSTRUCTION_SET: wanted .*, got AVX2", done.stderr)
 
 
 def test_info_tells_of_the_other_project_of_this_name(monkeypatch):

@@ -14,7 +14,7 @@ from fastsim import losses
 
 BACKENDS = tuple(fastsim.backends())
 DTYPES = [torch.float32, torch.float64]
-N, M, D = 40, 55, 64
+N, M, D = 40, 75, 64
 COPIES = M - N  # of the first columns
 CLEAR = 1e-6  # of scores: more than float32 rounds, less than those of random rows differ by
 

@@ -100,27 +100,27 @@ struct ScoreGrads {
 // What one thread holds: rows of a band as operands, scores of its rows, their gradients as operand.
 class Band {
  public:
-  // wide: columns whose scores are in memory at a time.
-  Band(const SplitSide& x, const ScoreGrads& score_grads, int64_t tall, int64_t wide,
-       bool products)
-      : x_(x), as_parts_(score_grads), wide_(wide),
-        rows_(x.elements(tall)), panel_(tall * stride(wide)),
-        transposed_(products ? operand_elements(x.width, tall, x.parts) : 0),
-        score_grads_(products ? 2 * operand_elements(tall, kBlockColumns, as_parts_.parts) : 0),
+  // wide: columns whose scores are in memory at a time. to_rows, to_columns: the gradients wanted.
+  Band(const SplitSide& x, const ScoreGrads& score_grads, int64_t tall, int64_t wide, bool to_rows,
+       bool to_columns)
+      : x_(x), as_parts_(score_grads), wide_(wide), to_columns_(to_columns),
+        to_either_(to_rows || to_columns), rows_(x.elements(tall)), panel_(tall * stride(wide)),
+        transposed_(to_columns ? operand_elements(x.width, tall, x.parts) : 0),
+        score_grads_(to_either_ ? 2 * operand_elements(tall, kBlockColumns, as_parts_.parts) : 0),
         in_pairs_(score_grads_ + operand_elements(tall, kBlockColumns, as_parts_.parts)),
         second_(tiles(tall, kTileGroup) * tiles(kBlockColumns, kTileGroup)),
-        residuals_(products ? padded(tall) * kTileSide : 0), of_columns_(kBlockColumns) {
-    if (products) std::fill_n(static_cast<float*>(residuals_), padded(tall) * kTileSide, 0.0f);
+        residuals_(to_either_ ? padded(tall) * kTileSide : 0), of_columns_(kBlockColumns) {
+    if (to_either_) std::fill_n(static_cast<float*>(residuals_), padded(tall) * kTileSide, 0.0f);
   }
 
-  void begin(int64_t first, int64_t count, bool products) {
+  void begin(int64_t first, int64_t count) {
     first_ = first;
     count_ = count;
     const Packed from = x_.rows(first);
     const AmxKernels& amx = amx_in_use();
     const Range strips{0, 2 * tiles(count, kTileGroup)};
     amx.pack(Pack::rows, from, count, 0, x_.width, x_.parts, rows_, strips);
-    if (!products) return;
+    if (!to_columns_) return;
     const Range of_width{0, 2 * tiles(x_.width, kTileGroup)};
     amx.pack(Pack::pairs_transposed, from, x_.width, 0, count, x_.parts, transposed_, of_width);
   }
@@ -196,6 +196,7 @@ class Band {
   const SplitSide& x_;
   const ScoreGrads as_parts_;
   const int64_t wide_;
+  const bool to_columns_, to_either_;
   const Scratch<uint16_t> rows_;
   const Scratch<float> panel_;
   const Scratch<uint16_t> transposed_, score_grads_;
@@ -298,9 +299,9 @@ class BandScores {
   template <class Work>
   void each_band(const Columns& columns, float* to_x, float* to_y, const Work& work) const {
     Turns turns(tiles(columns.count, kBlockColumns) * kTurns);
-    const auto make = [&] { return Band(x_, score_grads_, tall_, wide_, to_x || to_y); };
+    const auto make = [&] { return Band(x_, score_grads_, tall_, wide_, to_x, to_y); };
     for_bands(bands(), turns, make, [&](Band& band, int64_t index) {
-      band.begin(index * tall_, std::min(tall_, x_.count - index * tall_), to_y);
+      band.begin(index * tall_, std::min(tall_, x_.count - index * tall_));
       work(band, index, turns);
       if (leaves_residuals(to_x, to_y)) band.add_residuals_of_rows();
     });

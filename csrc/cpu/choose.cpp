@@ -6,6 +6,7 @@
 #endif
 
 #include "block.h"
+#include "tensors.h"
 
 namespace fastsim {
 
@@ -40,16 +41,21 @@ bool has_f16c() {
 
 // The best set that the processor has; FASTSIM_INSTRUCTION_SET=avx2|generic asks for a lower one.
 const KernelTable& choose() {
-#if defined(__x86_64__)
   const char* asked = std::getenv("FASTSIM_INSTRUCTION_SET");
-  const std::string most = asked ? asked : "avx512";
+  const std::string most = asked ? asked : "";
+#if defined(__x86_64__)
+  STD_TORCH_CHECK(most.empty() || most == "avx512" || most == "avx2" || most == "generic",
+                  "FASTSIM_INSTRUCTION_SET: wanted avx512, avx2 or generic, got ", most);
   const bool has256 =
       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
   const bool has512 = has256 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl");
-  if (has512 && most == "avx512") return avx512::table;
+  if (has512 && (most.empty() || most == "avx512")) return avx512::table;
   if (has256 && most != "generic") return avx2::table;
+#else
+  STD_TORCH_CHECK(most.empty() || most == least::table.name,
+                  "FASTSIM_INSTRUCTION_SET: wanted ", least::table.name, ", got ", most);
 #endif
   return least::table;
 }

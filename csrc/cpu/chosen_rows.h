@@ -33,14 +33,18 @@ void chosen_rows(const Partners<T>& p, T* values, int64_t begin, int64_t end) {
   }
 }
 
+// Rows that are added up in the type of the rows; the sum of more goes on in float64. Where all rows
+// are nearly the same, one of them is the closest of thousands.
+constexpr int64_t kRowsOfSum = 64;
+
 // Adds score gradient * d(pair) / d(own) to `grad`, where for a distance the score gradient has been
 // divided by it.
-template <class T>
+template <class T, class Sum>
 void add_gradient(const T* own, const T* other, double score_grad, bool distances, int64_t width,
-                  T* grad) {
+                  Sum* grad) {
   if (distances) {
 #pragma omp simd
-    for (int64_t k = 0; k < width; ++k) grad[k] += T(score_grad * (own[k] - other[k]));
+    for (int64_t k = 0; k < width; ++k) grad[k] += Sum(score_grad * (own[k] - other[k]));
   } else {
     const T factor = T(score_grad);
 #pragma omp simd
@@ -64,18 +68,35 @@ template <class T>
 void chosen_rows_of_columns(const Partners<T>& p, const double* score_grads, const Naming& naming,
                             T* grad_y, int64_t begin, int64_t end) {
   for (int64_t column = begin; column < end; ++column) {
-    for (int64_t e = naming.first[column]; e < naming.first[column + 1]; ++e) {
-      const int64_t at = naming.entries[e];
-      add_gradient(p.y + column * p.width, p.x + at % p.rows * p.width, score_grads[at],
-                   p.distances, p.width, grad_y + column * p.width);
+    const int64_t first = naming.first[column], last = naming.first[column + 1];
+    const auto add_columns = [&](int64_t from, int64_t width, auto* sum) {
+      for (int64_t e = first; e < last; ++e) {
+        const int64_t at = naming.entries[e];
+        add_gradient(p.y + column * p.width + from, p.x + at % p.rows * p.width + from,
+                     score_grads[at], p.distances, width, sum);
+      }
+    };
+    T* const grad = grad_y + column * p.width;
+    if (last - first <= kRowsOfSum) {
+      add_columns(0, p.width, grad);
+      continue;
+    }
+    constexpr int64_t kPart = 256;
+    for (int64_t from = 0; from < p.width; from += kPart) {
+      const int64_t width = smaller(kPart, p.width - from);
+      double sum[kPart];
+      for (int64_t k = 0; k < width; ++k) sum[k] = grad[from + k];
+      add_columns(from, width, sum);
+      for (int64_t k = 0; k < width; ++k) grad[from + k] = T(sum[k]);
     }
   }
 }
 
-// The gradient of the rows [begin, end). memory: of two rows. A gradient is written once, when it
-// is whole: lines that are not in cache yet would hold up all that is added to them.
+// The gradient of the rows [begin, end). memory: of two rows, wide: of one. A gradient is written
+// once, when it is whole: lines that are not in cache yet would hold up all that is added to them.
 template <class T>
-void shared_gradient(const SharedGradient<T>& g, T* memory, T* grad, int64_t begin, int64_t end) {
+void shared_gradient(const SharedGradient<T>& g, T* memory, double* wide, T* grad, int64_t begin,
+                     int64_t end) {
   const int64_t width = g.width;
   const int64_t last = g.first[end];
   T *sum = memory, *as_read = memory + width;
@@ -83,12 +104,24 @@ void shared_gradient(const SharedGradient<T>& g, T* memory, T* grad, int64_t beg
     const T factor = g.of_every ? g.of_every[row] : T(1), norm = g.inverse[row];
 #pragma omp simd
     for (int64_t k = 0; k < width; ++k) sum[k] = factor * g.every[k];
+    const bool is_long = g.first[row + 1] - g.first[row] > kRowsOfSum;
+    for (int64_t k = 0; is_long && k < width; ++k) wide[k] = 0;
+    const auto add_to_wide = [&] {
+#pragma omp simd
+      for (int64_t k = 0; k < width; ++k) wide[k] += sum[k];
+      for (int64_t k = 0; k < width; ++k) sum[k] = 0;
+    };
     for (int64_t s = g.first[row]; s < g.first[row + 1]; ++s) {
       if (s + kRowsAhead < last) ask_for_row(g.others, g.shares[s + kRowsAhead].row, width);
       const T* other = read(g.others, g.shares[s].row, 0, width, as_read);
       const T share = T(g.shares[s].factor), of_other = g.inverse_of_others[g.shares[s].row];
 #pragma omp simd
       for (int64_t k = 0; k < width; ++k) sum[k] += share * (of_other * other[k]);
+      if (is_long && (s - g.first[row]) % kRowsOfSum == kRowsOfSum - 1) add_to_wide();
+    }
+    if (is_long) {
+      add_to_wide();
+      for (int64_t k = 0; k < width; ++k) sum[k] = T(wide[k]);
     }
     const T* own = read(g.own, row, 0, width, as_read);
     const T along = T(dot(own, sum, width) * norm) * norm;

@@ -34,7 +34,7 @@ class Memory {
     STD_TORCH_CHECK(memory_, "fastsim: out of memory");
     std::memset(static_cast<void*>(memory_.get()), 0, count * sizeof(T));
   }
-  T* data() { return memory_.get(); }
+  T* data() const { return memory_.get(); }
 
  private:
   std::unique_ptr<T, void (*)(void*)> memory_;
@@ -175,16 +175,13 @@ bool largest_products(const Queries<T>& q, const Matrix& documents, DocumentPane
     if constexpr (std::is_same_v<T, float>) {
       if (q.parts) {
         const Operand left{p.operand.data(), q.parts, steps};
-        const Operand right{const_cast<Memory<uint16_t>&>(q.operand).data() +
-                                first / kTileSide * left.strip(),
-                            q.parts, steps};
+        const Operand right{q.operand.data() + first / kTileSide * left.strip(), q.parts, steps};
         amx_kernels()->scores(left, tall, right, columns, true, {}, p.panel.data(), p.stride,
                               false, {0, tiles(columns, kTileGroup)});
         return;
       }
     }
-    k.score_panels(p.rows.data(), q.width,
-                   const_cast<Memory<T>&>(q.packed).data() + first * q.width, columns,
+    k.score_panels(p.rows.data(), q.width, q.packed.data() + first * q.width, columns,
                    p.panel.data(), p.stride, false, {0, tall},
                    {0, tiles(columns, k.panel_columns)}, static_cast<const T*>(nullptr));
   };
@@ -273,8 +270,10 @@ bool max_sim(Tensor x, Tensor y, Tensor x_starts, Tensor y_starts, Optional x_ma
     const Sequences b = sequences(y, y_starts, "y_starts", y_mask, "y_mask");
     const int64_t width = x.size(1), documents = documents_of(scores, "scores", a, b, own);
     check_matrix(y, "y", b.tokens, width);
-    STD_TORCH_CHECK(parts == 0 || (parts > 0 && parts <= 3 && amx_kernels()),
-                    "fastsim: parts: wanted 0, or up to 3 on a matrix unit, got ", parts);
+    const bool has_parts = std::is_same_v<T, float> && amx_kernels();
+    STD_TORCH_CHECK(parts == 0 || (parts > 0 && parts <= 3 && has_parts),
+                    "fastsim: parts: wanted 0, or up to 3 for float32 scores on a matrix unit,"
+                    " got ", parts);
     if (parts) {  // refuses the dtypes that are not packed
       packed_matrix(x);
       packed_matrix(y);

@@ -107,6 +107,7 @@ std::string instruction_set() { return kernels().name; }
 int64_t tile_rows() { return kTileRows; }
 int64_t most_levels() { return kMostLevels; }
 int64_t observed() { return kObserved; }
+int64_t interface() { return registered >> 1; }
 double left_out() { return kLeftOut<double>; }
 
 // ---- kernels over pairs ----
@@ -160,6 +161,7 @@ std::vector<Operator> operators() {
       OPERATOR(tile_rows, "() -> int"),
       OPERATOR(most_levels, "() -> int"),
       OPERATOR(observed, "() -> int"),
+      OPERATOR(interface, "() -> int"),
       OPERATOR(left_out, "() -> float"),
 #define FUNCTION(...)
 #define PAIRS_KERNEL(name, Fields, each, needs, ...)                                   \

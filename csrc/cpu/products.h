@@ -1,5 +1,5 @@
-// The three matrix products of the engine on unpacked row-major operands, single precision or
-// double, for one thread's share of the output. A register tile of kTileRows x kTileColumns is
+// The matrix products of the engine, single precision or double, for one thread's share of the
+// output, on row-major operands, or on columns that are packed. A register tile of kTileRows x kTileColumns is
 // summed over the whole depth of a block before it touches memory, so every output has one fixed
 // order of summation whatever the threads.
 #pragma once

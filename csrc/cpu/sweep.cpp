@@ -159,12 +159,9 @@ constexpr int64_t kPartRows = 360, kPartColumns = 512;
 // `count` columns of a block from `at` on, of one row, where its scores are.
 template <class T>
 Block<T> part_of_columns(Block<T> b, int64_t at, int64_t count) {
+  b = b.from_column(at);
   b.stride = 0;
-  b.column0 += at;
   b.columns = count;
-  if (b.column_ids) b.column_ids += at;
-  if (b.column_groups) b.column_groups += at;
-  if (b.dense.data) b.dense = b.dense.from_column(at);
   return b;
 }
 
@@ -312,6 +309,7 @@ void run_sweep(StableIValue* stack, uint64_t, uint64_t) {
   const SweepArguments given = take_sweep(from);
   const int64_t row0 = from.take<int64_t>(), column0 = from.take<int64_t>();
   const PairArguments pairs = take_pairs(from);
+  STD_TORCH_CHECK(!pairs.seen, "fastsim: seen: wanted none in a sweep, which counts nothing");
   const typename Kernel::Given given_fields{from};
   with_type(given_panels, "panels", [&](auto type) {
     using T = decltype(type);

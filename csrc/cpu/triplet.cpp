@@ -174,6 +174,8 @@ void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi
   with_type(total, "total", [&](auto type) {
     using T = decltype(type);
     const auto& k = kernels().of<T>();
+    STD_TORCH_CHECK(parts == 0 || (std::is_same_v<T, float>),
+                    "fastsim: parts: wanted 0 for a total of float64, got ", parts);
     const Matrix rows = matrix(x);
     const int64_t count = x.size(0), width = x.size(1), units = tiles(count, kUnit);
     check_matrix(y, "y", y.size(0), width);
@@ -233,6 +235,7 @@ void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi
       std::vector<Share> shares;
       triplets.by_row(first, first + high, starts, shares);
       const Scratch<T> memory(2 * width);
+      const Scratch<double> wide(width);
       const SharedGradient<T> of_x{rows.from_row(first),
                                    inverse + first,
                                    columns.from,
@@ -242,7 +245,7 @@ void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi
                                    triplets.of_every.data() + first,
                                    starts.data(),
                                    shares.data()};
-      k.shared_gradient(of_x, memory, to_x + first * width, 0, high);
+      k.shared_gradient(of_x, memory, wide, to_x + first * width, 0, high);
     };
     share_out(units, 1, [&](int64_t begin, int64_t end) {
       const Scratch<T> unit(kUnits * kUnit * width);
@@ -264,7 +267,7 @@ void full_triplet(Tensor x, Tensor y, Tensor positives, Optional seen, bool semi
     const SharedGradient<T> of_y{columns.from,    columns.inverse(), rows,          inverse, width,
                                  all_rows.data(), nullptr,           starts.data(), shares.data()};
     over(columns.count, 4 * width, [&](int64_t begin, int64_t end) {
-      k.shared_gradient(of_y, Scratch<T>(2 * width), to_y, begin, end);
+      k.shared_gradient(of_y, Scratch<T>(2 * width), Scratch<double>(width), to_y, begin, end);
     });
   });
 }

@@ -10,7 +10,9 @@ from fastsim.batch_metrics import SEEN, SHARPNESS, TOTALS
 from fastsim.kinds.kind import EMPTY
 
 LIBRARY = Path(__file__).parents[2] / "_lib" / "cpu.so"
-_NEWEST = "amx_most_parts"  # of its operators: an older library has none
+# Which operators these sources call and what they take: torch.ops.fastsim_cpu.interface() of a
+# library built beside them.
+_INTERFACE = 0x6DDEF0454830213B
 
 
 def _load():
@@ -28,9 +30,9 @@ def _load():
 
 
 def agrees():
-    """Whether the library has the constants that the backend counts on."""
+    """Whether the library has the operators and constants that the backend counts on."""
     library = torch.ops.fastsim_cpu
-    if not hasattr(library, _NEWEST):
+    if not hasattr(library, "interface") or library.interface() != _INTERFACE:
         return False
     packed = [library.panel_columns(single) for single in (True, False)]
     return (

@@ -72,6 +72,11 @@ class Panels:
             paired[part] = self.scores(unit_x, unit_y, (part, part), workspace).diagonal()
         return paired
 
+    def positive_scores(self, pairs, unit_x, unit_y):
+        # A part of the columns at a time, which have to be copied.
+        parts = zip(unit_x.split(sizes.PAIRED), pairs.positives.split(sizes.PAIRED), strict=True)
+        return torch.cat([self.paired_scores(rows, unit_y[columns]) for rows, columns in parts])
+
     def multiply(self, left, right, out, *, accumulate):
         if blas.serves(right):
             blas.multiply(left, right, out, accumulate)

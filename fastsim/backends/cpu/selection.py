@@ -26,7 +26,7 @@ class Selection:
         if ceilings is None:
             ceilings = torch.zeros(rows, dtype=unit_x.dtype, device=unit_x.device)
             if semi_hard and columns > sizes.WIDEST:
-                ceilings = torch.linalg.vecdot(unit_x, unit_y[pairs.positives])
+                ceilings = self.positive_scores(pairs, unit_x, unit_y)
         values = torch.full((rows,), EMPTY, dtype=unit_x.dtype, device=unit_x.device)
         indices = torch.full((rows,), -1, device=unit_x.device)
         blocks, workspace = self._seen_once(unit_x, unit_y)

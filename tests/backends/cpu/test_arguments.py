@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fastsim.backends.cpu import amx
+from fastsim.batch_metrics import SEEN
 from tests.backends.cpu import operator_calls
 from tests.backends.cpu.operator_calls import (
     CALLS,
@@ -104,6 +105,7 @@ VALUES = [
     ("whole", {"column_ids": None}, "row_ids, column_ids: wanted both or neither"),
     ("whole", {"y": None, "totals": None}, "wanted"),
     ("full_triplet", {"positives": torch.full((N,), 10**6)}, "positives: wanted .* got 1000000"),
+    ("full_triplet", {"parts": 1, "total": doubles()}, "parts: wanted 0 for .* float64, got 1"),
     ("margins", {"positives": None}, "margins: wanted positives"),
     ("margins", NO_COLUMNS, "positives: wanted columns from 0 to -1, got 0"),
     ("triplet", NO_COLUMNS, "positives: wanted columns from 0 to -1, got 0"),
@@ -120,6 +122,7 @@ VALUES = [
     ("max_sim", {"x_starts": torch.tensor([1, 2, N])}, "x_starts: wanted .* 0 to 6, got 1 to 6"),
     ("max_sim", {"y_starts": torch.tensor([0, 3, 5, 7])}, "y_starts: wanted .* to 8, got 0 to 7"),
     ("max_sim", {"parts": 4}, "parts: wanted 0, or up to 3"),
+    ("max_sim", {"parts": 1, "scores": doubles(2, 3)}, "parts: wanted 0, .* float32 scores"),
     ("max_sim", LONG | {"parts": 0, "scores": floats(2, 1)}, "winners: wanted Int for .* 32769"),
     ("max_sim_backward", LONG | {"grad": floats(2, 1)}, "winners: wanted Int for .* 32769"),
     ("max_sim_backward", winners(1, 2), "winners: wanted .* 1 from -1 to 1, got 0 to 2"),
@@ -133,6 +136,7 @@ VALUES = [
     ("packed_scores", {"packed": doubles(64, D)}, "packed: wanted"),
     ("sweep_sigmoid", {"y": [floats(M, D), floats(M, D + 1)]}, "wanted the widths of x"),
     ("sweep_sigmoid", {"x": [floats(N, D)]}, "x: wanted rows of each of 2 widths, got 1"),
+    ("sweep_sigmoid", {"seen": doubles(N, len(SEEN))}, "seen: wanted none in a sweep"),
 ]
 if "amx_loss" in CALLS:
     SYMMETRIC = CALLS["amx_loss"]()["numbers"]
