@@ -24,14 +24,21 @@ def widened(tensor):
 def float32_products(device_type):
     """How torch is to multiply float32 matrices there: "highest", "high" or "medium".
 
-    That is torch.get_float32_matmul_precision(). It raises where `fp32_precision` of torch.backends
-    was set, which each type of device has for itself; then this is read.
+    That is torch.get_float32_matmul_precision(), unless `fp32_precision` of torch.backends was set
+    since, which each type of device has for itself, and which its products go by. Of a device with
+    more than that name says the getter raises, of one with less it tells nothing.
     """
     try:
-        return torch.get_float32_matmul_precision()
+        name = torch.get_float32_matmul_precision()
     except RuntimeError:
-        of_device = torch.backends.mkldnn if device_type == "cpu" else torch.backends.cuda
-        return _NAMES.get(of_device.matmul.fp32_precision, "highest")
+        name = None
+    if name == "highest":
+        return name
+    of_device = torch.backends.mkldnn if device_type == "cpu" else torch.backends.cuda
+    precision = of_device.matmul.fp32_precision
+    if name is None:
+        return _NAMES.get(precision, "highest")
+    return "highest" if precision == "ieee" else name
 
 
 def power_of_two(x):

@@ -39,3 +39,14 @@ def test_of_one_device(device, precision, wanted):
         torch.get_float32_matmul_precision()
     found = {name: float32_products(name) for name in OF_DEVICES}
     assert found == dict.fromkeys(OF_DEVICES, "highest") | {device: wanted}
+
+
+@pytest.mark.parametrize("name", NAMES[1:])
+@pytest.mark.parametrize("device", OF_DEVICES)
+def test_of_one_device_that_rounds_less(device, name):
+    """torch keeps the name of both, and multiplies there in float32."""
+    torch.set_float32_matmul_precision(name)
+    OF_DEVICES[device].fp32_precision = "ieee"
+    assert torch.get_float32_matmul_precision() == name
+    found = {other: float32_products(other) for other in OF_DEVICES}
+    assert found == dict.fromkeys(OF_DEVICES, name) | {device: "highest"}
