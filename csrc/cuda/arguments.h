@@ -75,8 +75,8 @@ struct Pairs {
 };
 
 // ---- epilogues: what a loss does with a tile of scores (epilogues.cuh) ----
-// Numbers are read from the device, so that nothing waits for them. Score gradients replace the scores and
-// go to the panel.
+// Numbers are read from the device, so that nothing waits for them. Score gradients replace the
+// scores and go to the panel.
 
 #define FASTSIM_EPILOGUE \
   template <class Tile>  \
@@ -87,9 +87,9 @@ struct SoftmaxForward {
   const float* scale;
   float margin;
   float *row_top, *row_sum;
-  float* positive;                      // the score of each row's positive, or
-  float *target_scores, *target_sums;   // the partial sums of t s and of t
-  float *column_top, *column_sum;       // null: rows alone
+  float* positive;                     // the score of each row's positive, or
+  float *target_scores, *target_sums;  // the partial sums of t s and of t
+  float *column_top, *column_sum;      // null: rows alone
   FASTSIM_EPILOGUE
 };
 
@@ -161,18 +161,18 @@ void launch_tiles(const Launch& launch, const Epilogue& epilogue);
 // x / |x| in rows of `width`, zeros past x's; `inverse` keeps 1 / |x| or 0. Without `inverse` x
 // is copied as it is. `product`: whose operands they become; full leaves float32 alone.
 void launch_unit_rows(const Matrix& x, int64_t rows, int64_t depth, void* unit, int64_t width,
-               float* inverse, Product product, void* stream);
+                      float* inverse, Product product, void* stream);
 
 // dx = factor r (g - (u . g) u) for g = dL/du, u = r x, in x's dtype or float32; `dots` keeps
 // u . g.
-void launch_unit_rows_backward(const float* grad_unit, const Matrix& x, int64_t rows, int64_t depth,
-                        const float* inverse, const float* factor, void* grad, bool single,
-                               float* dots,                        void* stream);
+void launch_unit_rows_backward(const float* grad_unit, const Matrix& x, int64_t rows,
+                               int64_t depth, const float* inverse, const float* factor,
+                               void* grad, bool single, float* dots, void* stream);
 
 // (tiles, count) maxima and sums of exponentials into (count,), in the order of the tiles;
 // `running`: together with what is there.
-void launch_merge(const float* tops, const float* sums, int64_t tiles, int64_t count, const float* scale,
-           bool running, float* top, float* sum, void* stream);
+void launch_merge(const float* tops, const float* sums, int64_t tiles, int64_t count,
+                  const float* scale, bool running, float* top, float* sum, void* stream);
 
 // Running log-sum-exps (2, count): of the logits forward, of their negatives backward.
 // `scratch`: (2, scan_parts(count), 2).

@@ -23,6 +23,7 @@ FASTSIM_DEVICE int thread_index() { return threadIdx.x; }
 FASTSIM_DEVICE int block_index() { return blockIdx.x; }
 FASTSIM_DEVICE int block_count() { return gridDim.x; }
 FASTSIM_DEVICE void block_sync() { __syncthreads(); }  // bar.sync 0
+FASTSIM_DEVICE void trap() { __trap(); }
 
 // A number of which the compiler may assume nothing: an empty asm, no instruction.
 FASTSIM_DEVICE void conceal(int& value) { asm volatile("" : "+r"(value)); }

@@ -12,7 +12,9 @@ namespace fastsim {
 
 // ---- kernels ----
 
-// Code that the other engine serves on its architecture is left out of it.
+// Code that the other engine serves on its architecture is left out of it. Who runs it all the
+// same (a library of several architectures may have code for 9.0 beside that for 9.0a) ends with
+// an error, not with what happened to be in the outputs.
 #if defined(FASTSIM_HOPPER_CODE) && !defined(FASTSIM_EMULATED)
 template <class Product>
 constexpr bool kServed = !std::is_same_v<Product, portable::Half>;
@@ -29,7 +31,11 @@ template <class Product, class Epilogue>
 __global__ void __launch_bounds__(PortableShape::threads, kBlocks<Product>)
     portable_tiles(const __grid_constant__ Operands operands, const __grid_constant__ Grid grid,
                    const __grid_constant__ Panel panel, const __grid_constant__ Epilogue epilogue) {
-  if constexpr (kServed<Product>) portable::run<Product>(operands, grid, panel, epilogue);
+  if constexpr (kServed<Product>) {
+    portable::run<Product>(operands, grid, panel, epilogue);
+  } else {
+    trap();
+  }
 }
 
 template <class Epilogue>
@@ -39,6 +45,8 @@ __global__ void __launch_bounds__(hopper::kThreads, 1)
                  int steps, const __grid_constant__ Epilogue epilogue) {
 #if defined(FASTSIM_HOPPER_CODE)
   hopper::run(x, y, panel, grid, steps, epilogue);
+#else
+  trap();
 #endif
 }
 

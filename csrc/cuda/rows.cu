@@ -121,7 +121,7 @@ void with_dtype(Dtype dtype, const F& f) {
 }  // namespace
 
 void launch_unit_rows(const Matrix& x, int64_t rows, int64_t depth, void* unit, int64_t width,
-               float* inverse, Product product, void* stream) {
+                      float* inverse, Product product, void* stream) {
   with_dtype(x.dtype, [&](auto in) {
     using In = decltype(in);
     const auto launch = [&](auto* out) {
@@ -129,13 +129,14 @@ void launch_unit_rows(const Matrix& x, int64_t rows, int64_t depth, void* unit, 
       launch_kernel(unit_rows_kernel<In, Out>, {blocks_for(rows, kRows), kRows * kWarp}, stream, x,
                     rows, depth, out, width, inverse, product == Product::tf32);
     };
-    product == Product::half ? launch(static_cast<__half*>(unit)) : launch(static_cast<float*>(unit));
+    product == Product::half ? launch(static_cast<__half*>(unit))
+                             : launch(static_cast<float*>(unit));
   });
 }
 
-void launch_unit_rows_backward(const float* grad_unit, const Matrix& x, int64_t rows, int64_t depth,
-                        const float* inverse, const float* factor, void* grad, bool single,
-                               float* dots, void* stream) {
+void launch_unit_rows_backward(const float* grad_unit, const Matrix& x, int64_t rows,
+                               int64_t depth, const float* inverse, const float* factor,
+                               void* grad, bool single, float* dots, void* stream) {
   with_dtype(x.dtype, [&](auto in) {
     using In = decltype(in);
     const auto launch = [&](auto* out) {
@@ -147,8 +148,8 @@ void launch_unit_rows_backward(const float* grad_unit, const Matrix& x, int64_t 
   });
 }
 
-void launch_merge(const float* tops, const float* sums, int64_t tiles, int64_t count, const float* scale,
-           bool running, float* top, float* sum, void* stream) {
+void launch_merge(const float* tops, const float* sums, int64_t tiles, int64_t count,
+                  const float* scale, bool running, float* top, float* sum, void* stream) {
   launch_kernel(merge_kernel, {blocks_for(count, kMergeThreads), kMergeThreads}, stream, tops, sums,
                 tiles, count, scale, running, top, sum);
 }

@@ -93,22 +93,22 @@ struct Two {
   FASTSIM_DEVICE T& operator()(int e) { return values[e / 2]; }
 };
 
-// `from` at the rows of the whole matrix, `negative_target` past the edge or where there is none.
+// `from` at the rows of the whole matrix, `otherwise` past the edge or where there is none.
 template <class T, class Tile>
-FASTSIM_DEVICE Two<T> load_rows(const Tile& tile, int i, const T* from, T negative_target) {
+FASTSIM_DEVICE Two<T> load_rows(const Tile& tile, int i, const T* from, T otherwise) {
   const int upper = tile.row(i, 0), lower = tile.row(i, 2);
-  return {from && tile.in_rows(upper) ? from[upper] : negative_target,
-          from && tile.in_rows(lower) ? from[lower] : negative_target};
+  return {from && tile.in_rows(upper) ? from[upper] : otherwise,
+          from && tile.in_rows(lower) ? from[lower] : otherwise};
 }
 
-// Numbers of the tile's columns in scratch memory for everyone: slot 0 or 1, until the next
-// reduction. The caller synchronises once all are staged.
+// Numbers of the tile's columns in scratch memory for everyone, `otherwise` past the edge: slot 0
+// or 1, until the next reduction. The caller synchronises once all are staged.
 template <class Tile, class T>
-FASTSIM_DEVICE const T* stage_columns(const Tile& tile, int slot, const T* from, T negative_target) {
+FASTSIM_DEVICE const T* stage_columns(const Tile& tile, int slot, const T* from, T otherwise) {
   T* held = reinterpret_cast<T*>(tile.scratch + slot * kScratch / 2);
   if (tile.thread < kTile) {
     const int column = tile.column0() + tile.thread;
-    held[tile.thread] = tile.in_columns(column) ? from[column] : negative_target;
+    held[tile.thread] = tile.in_columns(column) ? from[column] : otherwise;
   }
   return held;
 }

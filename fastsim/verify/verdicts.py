@@ -46,6 +46,11 @@ class Verdict:
     when: float
 
     @property
+    def may_be_taken(self):
+        """Whether by this a kernel is right, and faster than the torch backend or not timed."""
+        return self.served and (self.ratio is None or self.ratio < 1)
+
+    @property
     def sentence(self):
         """For people."""
         if not self.served:
@@ -188,6 +193,17 @@ def everything():
     return found
 
 
+def current(backend, device):
+    """Those that are kept on the kernels of a backend as they are now, on a device."""
+    mine = [verdict for verdict in everything() if verdict.key["backend"] == backend]
+    return [verdict for verdict in mine if verdict.key == _key_now(verdict.key, device)]
+
+
+def _key_now(of, device):
+    """What that key, of any version, is now on a device."""
+    return key(of["backend"], of["kind"], getattr(torch, of["dtype"]), device, of["precision"])
+
+
 def now(served, reason, ratio, of):
     """A verdict of this moment."""
     return Verdict(served, reason, ratio, of, time.time())
@@ -274,13 +290,8 @@ def agreed(names, kind, dtype, device, group):
     return agreed_on[place]
 
 
-def _may_be_taken(found):
-    """Whether by a verdict a kernel is right, and faster than the torch backend or not timed."""
-    return bool(found and found.served and (found.ratio is None or found.ratio < 1))
-
-
 def _millionths(found):
-    if not _may_be_taken(found):
+    if found is None or not found.may_be_taken:
         return _NEVER
     return int(1e6 * (1.0 if found.ratio is None else found.ratio))
 
@@ -293,7 +304,7 @@ def fastest(names, kind, dtype, device):
     for.
     """
     found = {name: verdict(name, kind, dtype, device) for name in names}
-    good = {name: v for name, v in found.items() if _may_be_taken(v)}
+    good = {name: v for name, v in found.items() if v is not None and v.may_be_taken}
     if good:
         return min(good, key=lambda name: good[name].ratio or 1.0)
     for name, of in found.items():

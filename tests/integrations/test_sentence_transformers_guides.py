@@ -10,6 +10,9 @@ pytest.importorskip("sentence_transformers", reason="sentence-transformers is no
 
 from sentence_transformers.sentence_transformer import losses as theirs
 
+from fastsim.backends import get
+from fastsim.backends.extras import GUIDE
+from fastsim.engine import log_sum_exp
 from fastsim.integrations import sentence_transformers as ours
 from tests.integrations.sentence_transformers_peer import (
     RUNS,
@@ -79,6 +82,42 @@ def test_gist_keeps_copies_of_the_positive():
     same_gist("GISTEmbedLoss", {"temperature": 0.1}, columns, guides)
 
 
+@pytest.mark.parametrize("name", ["GISTEmbedLoss", "CachedGISTEmbedLoss"])
+def test_gist_asks_one_backend(name, monkeypatch):
+    """For thresholds what serves the scores, though another is first among those without guides."""
+    asked = []
+    cosines = log_sum_exp._guide_cosines
+
+    def noted(rows, columns, backend):
+        asked.append(backend)
+        return cosines(rows, columns, backend)
+
+    monkeypatch.setattr(log_sum_exp, "_guide_cosines", noted)
+    monkeypatch.setattr(type(get("cpu")), "extras", get("cpu").extras - {GUIDE})
+    gist(ours, name, vectors(3), vectors(3, width=7), {}, torch.float32)
+    assert asked == ["torch"]
+
+
+@pytest.mark.parametrize("name", ["GISTEmbedLoss", "CachedGISTEmbedLoss"])
+@pytest.mark.parametrize("of_guide", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_gist_takes_a_guide_of_another_dtype(name, dtype, of_guide):
+    """As if it were the model's; copies of a positive are kept."""
+    columns, guides = vectors(3, 70), vectors(3, 70, width=37)
+    for column in guides[1:]:
+        column[:] = guides[1][torch.arange(70) % 3]
+    loss = getattr(ours, name)(Given(), Guided())
+    embeddings = [column.to(dtype) for column in columns]
+
+    def value(guides):
+        if name == "GISTEmbedLoss":
+            return loss.compute_loss_from_embeddings(embeddings, None, guides)
+        return loss.calculate_loss([[e] for e in embeddings], [[g] for g in guides])
+
+    found = value([guide.to(of_guide) for guide in guides])
+    assert torch.equal(found, value([guide.to(dtype) for guide in guides]))
+
+
 def test_cached_gist_takes_several_negatives():
     guides = vectors(5, width=7)
     same_gist("CachedGISTEmbedLoss", {"mini_batch_size": 4}, vectors(5), guides)
@@ -129,6 +168,21 @@ def test_guided_losses_run_what_was_replaced(name, change):
     assert torch.equal(value, guided(theirs, name, change, columns, guides))
     assert abs(value - plain) > 1e-3
     guided(ours, name, change, columns, guides)  # a second note would be an error
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_subclass_with_another_card(dtype, monkeypatch):
+    """What it says of itself is nothing that the loss is made of."""
+
+    class Silent(ours.GISTEmbedLoss):
+        def get_config_dict(self):
+            return {"by": "us"}
+
+    monkeypatch.setattr(ours, "Silent", Silent, raising=False)
+    columns, guides = vectors(3), vectors(3, width=7)
+    runs = [gist(ours, name, columns, guides, {}, dtype) for name in ("Silent", "GISTEmbedLoss")]
+    for mine, plain in zip(*runs, strict=True):
+        assert torch.equal(mine, plain)
 
 
 def test_a_subclass_of_a_guided_loss(monkeypatch):

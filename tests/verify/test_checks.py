@@ -78,6 +78,37 @@ def test_every_way_is_checked(monkeypatch):
     assert ways == {(False, False), (True, False), (False, True)}
 
 
+def wavering(problem, found):
+    found[0].mul_(1 + torch.rand(()))
+
+
+def spilling(problem, found):
+    made = torch.empty_like(problem.leaves[0])
+    if made.untyped_storage().nbytes() > made.nbytes:  # else it would be someone else's
+        made.as_strided((1,), (1,), made.storage_offset() + made.numel()).fill_(1.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [(wavering, "gave different bits"), (spilling, "it wrote outside 1 of its tensors")],
+)
+@pytest.mark.parametrize("name", ["info_nce", "guided positives", "ties"])
+def test_calls_of_every_problem_are_tried(name, wrong, says, monkeypatch):
+    outputs = checks.outputs
+
+    def spoilt(problem, *place):
+        found = outputs(problem, *place)
+        if problem.name == name:
+            wrong(problem, found)
+        return found
+
+    monkeypatch.setattr(checks, "outputs", spoilt)
+    monkeypatch.setattr(checks, "_fault", lambda *_: None)
+    (fault,) = checks.faults("torch", "softmax", torch.float32, CPU)
+    assert fault.startswith(f"calls of {name} at 21 x 45 x 40: ")
+    assert says in fault
+
+
 def test_what_is_timed_is_compiled_before(monkeypatch):
     """In the same sizes, by both backends, and by torch.compile where it is timed with it."""
     monkeypatch.setattr(checks, "TIMED", (5, 7))
@@ -192,6 +223,11 @@ def test_the_shapes_on_a_device(monkeypatch):
     assert {1, 4, 5, 12, 13} <= {depth // 64 for _, _, depth in found if depth % 64 == 0}
     assert any(rows % 128 == columns % 128 == 0 for rows, columns, _ in found)
     assert any(rows % 8 and columns % 8 and depth % 64 for rows, columns, depth in found)
+    repeats, writes = checks.shapes_of_calls("fake", torch.float16, torch.device("cuda:0"))
+    assert (repeats[0] // 128) * (repeats[1] // 128) > 2 * 132
+    assert repeats[2] == 1280
+    assert writes in found
+    assert all(size % 8 for size in writes[:2])
 
 
 @pytest.mark.parametrize("arch", sorted({key[0] for key in table.TABLE} - {"interpreter"}))
@@ -202,7 +238,7 @@ def test_rows_are_tried_on_both_sides_of_a_turning_width(arch, dtype, monkeypatc
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(triton_backend, "architecture", lambda device: arch)
     widths = [width for _, _, width in checks.shapes("triton", dtype, torch.device("cuda:0"))]
-    place = arch, table.operand_kind(dtype), 4096
+    place = arch, table.operand_kind(dtype, arch), 4096
     for turning in table.block_sizes(*place).spare, table.kept_sizes(*place).spare:
         assert min(widths) < turning <= max(widths)
         assert turning in widths

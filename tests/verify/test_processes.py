@@ -173,7 +173,10 @@ def test_the_steps_of_a_check_are_told(here):
     names = [one.name for one in checks.served("fake", "sigmoid", (5, 7, 4), torch.float32)]
     shapes = [" x ".join(map(str, shape)) for shape in checks.SMALL]
     wanted = [f"{name} at {shape}" for shape in shapes for name in names for _ in checks.WAYS]
-    assert told == [*wanted, *["calls"] * len(checks.WAYS), f"{names[0]} over several panels"]
+    repeats, writes = checks.shapes_of_calls("fake", torch.float32, CPU)
+    for shape in (" x ".join(map(str, shape)) for shape in (repeats, writes)):
+        wanted += [f"calls of {name} at {shape}" for name in names for _ in checks.WAYS]
+    assert told == [*wanted, f"{names[0]} over several panels"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="wants groups of processes")

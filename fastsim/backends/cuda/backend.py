@@ -6,7 +6,6 @@ The tiles are csrc/cuda's: on sm_90 bulk copies, warpgroup products and epilogue
 of the next tile, elsewhere (and for float32) asynchronous copies and warp products.
 """
 
-import functools
 from pathlib import Path
 
 import torch
@@ -35,12 +34,6 @@ def load():
     return None
 
 
-@functools.cache
-def _small_batches():
-    """Whether the Triton backend can be used here, and on a GPU."""
-    return not interpreting() and TritonBackend().unsupported_reason() is None
-
-
 class CudaBackend(TritonBackend):
     """float16, bfloat16 and float32 tensors on an NVIDIA GPU."""
 
@@ -64,10 +57,14 @@ class CudaBackend(TritonBackend):
     def kinds(self):
         return cuda_passes.KINDS
 
+    def note(self):
+        return self._verified()
+
     def serves_whole(self, tile, rows, columns, width, together, dtype):
         """By the Triton backend's kernels for small batches, where there is Triton."""
-        sizes = rows, columns, width, together, dtype
-        return _small_batches() and super().serves_whole(tile, *sizes)
+        if not super().serves_whole(tile, rows, columns, width, together, dtype):
+            return False
+        return not interpreting() and TritonBackend().unsupported_reason() is None
 
     def unit_rows(self, x, dtype=None):
         return cuda_passes.unit_rows(x, dtype)

@@ -109,11 +109,8 @@ class Launch:
 
     def __init__(self, pairs, unit_x, unit_y):
         self.unit_x, self.unit_y, self.pairs = unit_x, unit_y, pairs
-        dense = pairs.dense
-        if dense is not None and dense.dtype == torch.bool:
-            dense = dense.view(torch.uint8)
         vectors = (None if v is None else v.contiguous() for v in pairs.tensors()[:-1])
-        self.of_pairs = (*vectors, dense, pairs.negative_target, pairs.skip)
+        self.of_pairs = (*vectors, pairs.dense, pairs.negative_target, pairs.skip)
         self.product = product(unit_x.dtype)
         self.size = operators().tile_size()
         self.everything = slice(0, unit_x.shape[0]), slice(0, unit_y.shape[0])

@@ -59,7 +59,11 @@ def attempt(step, tile, block, given=(), out=None):
 
 
 def _later_call(key, function, arguments, block):
-    """A call that compiles only where a setting of torch, or a layout of memory, is a new one."""
+    """A call that compiles only where a setting of torch, or a layout of memory, is a new one.
+
+    Such a compilation may take sizes that happen to be equal for equal, and is then done once more
+    for others: to patch the compiler's setting at every call would take tens of microseconds.
+    """
     try:
         return function(*arguments)
     except Exception as error:

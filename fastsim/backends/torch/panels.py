@@ -21,14 +21,21 @@ FEWEST_ROWS = 64  # of a block of whole rows: fewer would starve the products
 CPU_SMALL, SMALL = 1 << 18, 1 << 24
 
 
-@functools.cache
 def half_products(device, dtype=torch.float16):
     """Whether the device multiplies rows of 16 bits into a float32 matrix."""
     if device.type in ("cpu", "mps"):
         return False
+    return _half_products(device, dtype, torch.backends.cuda.matmul.allow_fp16_accumulation)
+
+
+@functools.cache
+def _half_products(device, dtype, half_sums):
+    """half_sums: whether torch may add up in float16, in which case it may refuse the product."""
     try:
         rows = torch.zeros(16, 16, dtype=dtype, device=device)
         out = torch.mm(rows, rows, out_dtype=torch.float32)
+    except torch.OutOfMemoryError:  # of this moment
+        raise
     except (RuntimeError, TypeError):
         return False
     return out.dtype == torch.float32

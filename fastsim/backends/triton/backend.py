@@ -12,7 +12,7 @@ loss and score gradient from one product, others keep the scores in 16 bits for 
 (kernels/kept.py), from the depth on that kernels/table.py names, and take 8u below. Losses that
 look at columns or the whole matrix can do so where the matrix fits the panel (from 13,500 to 27,000
 rows and columns, by the memory of the device; more by FASTSIM_PANEL_MB), else they take 8u, as
-float32 operands do.
+float32 operands and dot products do.
 """
 
 import functools
@@ -35,7 +35,7 @@ from fastsim.backends.triton.kernels.table import (
     operand_kind,
 )
 from fastsim.backends.triton.small_batch import SmallBatch
-from fastsim.operators import constant_once
+from fastsim.operators import constant_result
 from fastsim.pairs import Pairs
 from fastsim.precision import power_of_two
 
@@ -57,9 +57,15 @@ def interpreting():
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
 
 
-@constant_once
+@constant_result
 def _unsupported_device(device):
     """None if the kernels serve this GPU with the Triton and torch at hand, else a sentence."""
+    return _found_unsupported(device, torch.backends.cuda.matmul.allow_fp16_accumulation)
+
+
+@functools.cache
+def _found_unsupported(device, half_sums):
+    """half_sums: whether torch may add up in float16, in which case it may refuse the product."""
     version = installed.version()
     if not version or tuple(map(int, version.split(".")[:2])) < OLDEST_TRITON:
         oldest = ".".join(map(str, OLDEST_TRITON))
@@ -72,6 +78,8 @@ def _unsupported_device(device):
         sums = torch.empty(16, 16, dtype=torch.float32, device=half.device)
         for accumulate in (False, True):
             _wide_product(half, half, sums, accumulate=accumulate)
+    except torch.OutOfMemoryError:  # of this moment
+        raise
     except (RuntimeError, AttributeError) as error:
         why = str(error).splitlines()[0]
         return f"torch's product of float16 matrices with a float32 result fails here: {why}"
@@ -141,17 +149,25 @@ class TritonBackend(SmallBatch, Backend):
         return KINDS
 
     def turning_widths(self, dtype, device):
-        place = architecture(device), operand_kind(dtype), SHALLOW + 1
+        arch = architecture(device)
+        place = arch, operand_kind(dtype, arch), SHALLOW + 1
         turning = {block_sizes(*place).spare, kept_sizes(*place).spare}
         return sorted(turning - {0})  # under the interpreter no row is narrower
 
     def note(self):
-        if interpreting():
-            return ", interpreted on CPU tensors"
-        return (
-            f", unverified on this device ({torch.cuda.get_device_name()}):"
-            ' `auto` leaves it out, backend="triton" asks for it'
-        )
+        return ", interpreted on CPU tensors" if interpreting() else self._verified()
+
+    def _verified(self):
+        """What the verdicts of this device say, for `note`."""
+        from fastsim.verify import verdicts  # which imports the backends' package
+
+        device, name = torch.cuda.current_device(), torch.cuda.get_device_name()
+        found = verdicts.current(self.name, torch.device("cuda", device))
+        taken = sum(verdict.may_be_taken for verdict in found)
+        said = f"unverified on this device ({name}): `auto` leaves it out"
+        if found:
+            said = f"`auto` takes it by {taken} of {len(found)} verdicts on this device ({name})"
+        return f', {said}, backend="{self.name}" asks for it'
 
     def multiply(self, left, right, out, *, accumulate):
         right = graded(right)

@@ -18,6 +18,8 @@ from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.sentence_transformer import losses as theirs
 from sentence_transformers.util import batch_to_device
 
+from fastsim.backends import pick
+from fastsim.backends.extras import GUIDE, UNTARGETED
 from fastsim.engine.log_sum_exp import guide_cosines, log_sum_exp
 from fastsim.integrations.dtypes import in_one_dtype
 from fastsim.integrations.overrides import is_plain
@@ -34,6 +36,10 @@ from fastsim.scores import compute_dtype, paired_cosine_similarity
 
 _their_forward = theirs.GISTEmbedLoss.forward
 _COSINE = torch.nn.CosineSimilarity(dim=-1)
+# What their forward pass reads beside models and methods. Not their `get_config_dict`, which a
+# subclass may have return anything.
+_OPTIONS = ("temperature", "margin_strategy", "margin", "contrast_anchors", "contrast_positives")
+_OPTIONS += ("gather_across_devices",)
 
 
 class _Guided(Fused):
@@ -82,9 +88,8 @@ class GISTEmbedLoss(_Guided, theirs.GISTEmbedLoss, hooks=("sim_matrix",)):
         """Their loss of embeddings at hand; without guides they are the embeddings."""
         columns = [{"sentence_embedding": column} for column in embeddings]
         guides = iter(embeddings if guides is None else guides)
-        options = dict.fromkeys(self.get_config_dict())
         given = types.SimpleNamespace(
-            **{name: getattr(self, name) for name in options},
+            **{name: getattr(self, name) for name in _OPTIONS},
             sim_matrix=self.sim_matrix,
             cross_entropy_loss=self.cross_entropy_loss,
             must_retokenize=False,
@@ -137,23 +142,30 @@ class CachedGISTEmbedLoss(
 def _gist(options, embeddings, guides, temperature):
     check_columns(guides, fewest=len(embeddings), most=len(embeddings))
     embeddings, guides = in_one_dtype(*embeddings), in_one_dtype(*guides)
+    dtype = compute_dtype(embeddings[0])
+    if torch.float64 in (dtype, guides[0].dtype):  # which not every backend takes beside others
+        guides = [guide.to(dtype) for guide in guides]
     (anchors, positives, *_), (anchor_guides, positive_guides, *_) = embeddings, guides
     candidates, candidate_guides, offset = embeddings[1:], guides[1:], 0
     if options.gather_across_devices:
         candidates, rank = options.gathered(candidates)
         candidate_guides, _ = options.gathered(candidate_guides)
         offset = rank * len(anchors)
-    own = guide_cosines(anchor_guides, positive_guides)
+    scale, extras = inverse(temperature, anchors), (UNTARGETED, GUIDE)
+    # One for all: a copy of the positive ties with it by the products of the same backend alone.
+    asked = anchors, *candidates, scale, *guides
+    backend = pick(None, *asked, kind="softmax", extras=extras).name
+    own = guide_cosines(anchor_guides, positive_guides, backend=backend)
     slack = own.abs() if options.margin_strategy == "relative" else 1.0
     thresholds = own - slack * options.margin
 
     everyone = torch.arange(len(candidates[0]), device=anchors.device)
     ids = torch.full((len(candidates) * len(everyone),), -1, device=anchors.device)
     ids[: len(everyone)] = everyone
-    scale = inverse(temperature, anchors)
 
-    def terms(x, y, guide_x, guide_y, **more):
-        return log_sum_exp(x, y, scale=scale, guide=(guide_x, guide_y, thresholds), **more)
+    def terms(x, y, guide_x, guide_y, exclude=None):
+        guide = guide_x, guide_y, thresholds
+        return log_sum_exp(x, y, scale=scale, exclude=exclude, guide=guide, backend=backend)
 
     positive = scale * widened(paired_cosine_similarity(anchors, positives))
     exclude = everyone[offset : offset + len(anchors)], ids
@@ -167,4 +179,4 @@ def _gist(options, embeddings, guides, temperature):
         key_guides = positive_guides if alone else candidate_guides[0]
         parts.append(terms(positives, keys, positive_guides, key_guides))
     loss = (torch.logsumexp(torch.stack(parts), 0) - positive).mean()
-    return loss.to(compute_dtype(anchors))
+    return loss.to(dtype)

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -91,6 +92,19 @@ def test_hopper_code_has_its_instructions(found, built):
         assert "USETMAXREG" in part, name
         if any(score_grad in name for score_grad in ("ScoreGrad", "Both")):
             assert "UTMASTG.2D" in part, name
+
+
+def test_what_the_other_engine_serves_is_an_error(found, built):
+    """Code that writes nothing would leave what was in the outputs."""
+    architectures = {kernel.architecture for kernel in found}
+    if not architectures >= {"sm_80", "sm_90a"}:
+        pytest.skip(f"built for {architectures}")
+    for architecture, wanted in (("sm_80", "hopper_tiles"), ("sm_90a", "portable_tiles.*4HalfE")):
+        text = cuda_report.dump("--dump-sass", "--gpu-architecture", architecture, library=built)
+        parts = text.split("Function : ")[1:]
+        left_out = [part for part in parts if re.match(f".*{wanted}", part)]
+        assert left_out
+        assert all("BPT.TRAP" in part for part in left_out)
 
 
 def test_loads_and_refuses_cpu_tensors(built):

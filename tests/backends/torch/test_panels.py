@@ -9,7 +9,7 @@ from fastsim.backends.torch import panels
 from tests.cases import BY_NAME, CASES, call, inputs
 from tests.losses.test_losses import compare
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 TILES = [case for case in CASES if case.tile]
 FEWEST = {"whole rows": 1, "columns too": 16}  # rows of a block of whole rows
 
@@ -76,3 +76,51 @@ def test_the_option_sets_the_size_within_its_block():
 def test_the_option_is_a_positive_number(value, error):
     with pytest.raises(error, match="megabytes: wanted"), fastsim.panel_size(value):
         pass
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """Sets what a product of 16-bit matrices does on a GPU."""
+
+    def do(product):
+        monkeypatch.setattr(torch, "mm", lambda left, right, out_dtype: product(left, out_dtype))
+
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *shape, dtype, device: zeros(*shape, dtype=dtype))
+    panels._half_products.cache_clear()
+    yield do
+    panels._half_products.cache_clear()
+
+
+def refused(rows, dtype):
+    raise RuntimeError("not implemented")
+
+
+def short_of_memory(rows, dtype):
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_memory_that_is_short_is_no_answer(products):
+    """The next call asks again; any other failure is an answer for good."""
+    products(short_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        panels.half_products(GPU)
+    products(torch.Tensor.to)
+    assert panels.half_products(GPU)
+    products(refused)
+    assert panels.half_products(GPU)
+    assert not panels.half_products(GPU, torch.bfloat16)
+    products(torch.Tensor.to)
+    assert not panels.half_products(GPU, torch.bfloat16)
+
+
+def test_sums_of_16_bits_are_another_question(products):
+    products(torch.Tensor.to)
+    assert panels.half_products(GPU)
+    products(refused)
+    torch.backends.cuda.matmul.allow_fp16_accumulation = True
+    try:
+        assert not panels.half_products(GPU)
+    finally:
+        torch.backends.cuda.matmul.allow_fp16_accumulation = False
+    assert panels.half_products(GPU)

@@ -15,9 +15,11 @@ from fastsim.backends import get, pick
 from fastsim.backends.triton import backend as triton
 from fastsim.backends.triton import installed
 from fastsim.backends.triton.backend import TritonBackend
+from fastsim.backends.triton.kernels import table
 from fastsim.cli.info import report
 from fastsim.pairs import Pairs
 from fastsim.tile import Tile
+from fastsim.verify import verdicts
 from tests.seeds import SEED
 
 needs_triton = pytest.mark.skipif(
@@ -53,16 +55,49 @@ def test_unsupported_reason_without_a_gpu():
     assert get("triton").unsupported_reason(torch.zeros(1)) is not None
 
 
-def test_info_says_that_a_gpu_is_unverified(monkeypatch):
+def test_info_says_that_a_gpu_is_unverified(tmp_path, monkeypatch):
+    monkeypatch.setenv(verdicts.CACHE, str(tmp_path))
     monkeypatch.setattr(TritonBackend, "unsupported_reason", lambda self, *tensors, kind=None: None)
     monkeypatch.setattr(triton, "interpreting", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     line = next(line for line in report().splitlines() if "triton" in line)
     assert line.split(maxsplit=1)[1] == (
         "usable, unverified on this device (NVIDIA H200): `auto` leaves it out,"
         ' backend="triton" asks for it'
     )
     assert pick(None, torch.empty(1, device="meta")).name == "torch"
+
+
+@pytest.mark.parametrize("name", ["triton", "cuda"])
+def test_info_says_what_the_verdicts_are(name, tmp_path, monkeypatch):
+    """Those of this device and of the kernels as they are."""
+    monkeypatch.setenv(verdicts.CACHE, str(tmp_path))
+    monkeypatch.setattr(triton, "interpreting", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(verdicts, "_of_device", lambda device: {"device": str(device)})
+    asks = f'backend="{name}" asks for it'
+    unverified = f", unverified on this device (NVIDIA H200): `auto` leaves it out, {asks}"
+    assert get(name).note() == unverified
+    for kind, ratio in (("softmax", 0.5), ("sigmoid", None), ("levels", 1.5), ("closest", 0.0)):
+        right = kind != "closest"
+        of = verdicts.key(name, kind, torch.float16, "cuda:0")
+        verdicts.write(verdicts.now(right, None if right else "it lies", ratio, of))
+    for other in ({"device": "cuda:1"}, {"backend": "other"}, {"kernels": "older"}):
+        verdicts.write(verdicts.now(True, None, 0.5, of | other))
+    said = f", `auto` takes it by 2 of 4 verdicts on this device (NVIDIA H200), {asks}"
+    assert get(name).note() == said
+
+
+@pytest.mark.parametrize("name", ["gfx90a", "gfx950", "gfx1100"])
+def test_gpus_without_tf32(name, precision):
+    """Of AMD's all but gfx942: there Triton refuses to compile such a product."""
+    precision("high")
+    assert table.operand_kind(torch.float32, name) == "float32"
+    assert table.operand_kind(torch.float32, "gfx942") == "tf32"
+    assert table.operand_kind(torch.float32, "sm_90") == "tf32"
+    assert table.operand_kind(torch.float16, name) == "float16"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +116,32 @@ def test_unsupported_devices(version, capability, says, monkeypatch):
     monkeypatch.setattr(torch, "ones", lambda *shape, device, **options: torch.empty(*shape))
     monkeypatch.setattr(triton, "_wide_product", failing_product)
     monkeypatch.setattr(torch.version, "hip", None)
-    assert triton._unsupported_device.__wrapped__(0).startswith(says)
+    assert triton._found_unsupported.__wrapped__(0, False).startswith(says)
+
+
+def test_memory_that_is_short_is_no_reason_for_good(monkeypatch):
+    """And what torch may add up in decides anew."""
+    monkeypatch.setattr(installed, "version", lambda: "3.6.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(torch, "ones", lambda *shape, device, **options: torch.empty(*shape))
+    monkeypatch.setattr(triton, "_wide_product", short_of_memory)
+    triton._found_unsupported.cache_clear()
+    with pytest.raises(torch.OutOfMemoryError):
+        triton._unsupported_device(0)
+    monkeypatch.setattr(triton, "_wide_product", lambda *operands, accumulate: None)
+    assert triton._unsupported_device(0) is None
+    monkeypatch.setattr(triton, "_wide_product", failing_product)
+    assert triton._unsupported_device(0) is None
+    torch.backends.cuda.matmul.allow_fp16_accumulation = True
+    try:
+        assert "fails here: not implemented" in triton._unsupported_device(0)
+    finally:
+        torch.backends.cuda.matmul.allow_fp16_accumulation = False
+        triton._found_unsupported.cache_clear()
+
+
+def short_of_memory(*operands, accumulate):
+    raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 @pytest.mark.parametrize("package", ["triton", "pytorch-triton-rocm", None])
@@ -133,13 +193,16 @@ SAMPLED = [("sm_80", "float16"), ("gfx942", "float16")]
 # share a multiprocessor. All cases of all of these: python -m bench.compile_report.
 SINGLE = [(name, kind) for name in ("sm_90", "sm_80", "gfx942") for kind in ("tf32", "float32")]
 SINGLE += [(name, "float16") for name in ("sm_86", "sm_89", "sm_100", "sm_120", "gfx1100")]
+SINGLE += [("gfx1100", "tf32")]  # which has no such products
 OF_ONE_KERNEL = ("softmax forward", "sigmoid forward")
 
 
 def product_of(architecture, operand):
-    """What the products of a tile are made of; full float32 has tensor cores on AMD alone."""
+    """What the products of a tile are made of; full float32 has tensor cores on gfx942 alone."""
+    if architecture == "gfx942":
+        return "v_mfma"
     if architecture.startswith("gfx"):
-        return "v_mfma" if architecture == "gfx942" else "v_wmma"
+        return "v_wmma" if operand == "float16" else "v_dual_fma"
     if operand == "float32":
         return "fma"
     return {"sm_90": "wgmma", "sm_100": "tcgen05.mma"}.get(architecture, "mma.sync")

@@ -6,8 +6,9 @@ below that maximum; one number stands for a pair that takes no part, so nothing 
 The maximum itself comes back exactly, so a row of one candidate has score gradient exactly 0. The
 others are off by at most range / 2^17: 2^-16 where cosines go from -1 to 1, and a tenth of that for
 the few tenths that the scores of a row usually span. At a scale of 100 that moves an exponential by
-2e-4, less than float16 rounds a score gradient by. An exponential in float16, the other thing that
-16 bits could hold, serves rows only: what is nothing to its row may be all that a column has.
+2e-4, less than float16 rounds a score gradient by. Dot products, whose range has no bound, are not
+kept. An exponential in float16, the other thing that 16 bits could hold, serves rows only: what is
+nothing to its row may be all that a column has.
 
 What it costs and saves, per score: 2 bytes written by the forward pass and 2 read back by the
 score gradient pass, and either way 8 bytes of maximum and step for each part of a row (32 scores),

@@ -51,7 +51,7 @@ def unit_rows(x, dtype, rest=None):
         rows,
         depth,
         width,
-        TF32=dtype is None and operand_kind(x.dtype) == "tf32",
+        TF32=dtype is None and operand_kind(x.dtype, architecture(x.device)) == "tf32",
         TINY=torch.finfo(torch.float32).tiny,
         ROWS=band,
         BLOCK=chunk,
@@ -90,8 +90,8 @@ def unit_rows_backward(grad_unit, x, inverse, factor, dtype, *, scaled=False):
 
 def operand(unit, dtype):
     """Unit rows of the compute type as operands for inputs of `dtype`, padded to whole lines."""
-    rows = to_tf32(unit) if operand_kind(dtype) == "tf32" else unit
-    return padded(rows, operand_dtype(dtype))
+    rounded = operand_kind(dtype, architecture(unit.device)) == "tf32"
+    return padded(to_tf32(unit) if rounded else unit, operand_dtype(dtype))
 
 
 def padded(rows, dtype=None, step=None):

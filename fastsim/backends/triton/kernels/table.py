@@ -78,11 +78,15 @@ def bucket(depth):
     return "shallow" if depth <= SHALLOW else "deep"
 
 
-def operand_kind(dtype):
-    """Of unit rows: "float16", or for float32 ones how torch is to multiply such matrices."""
+def operand_kind(dtype, architecture):
+    """Of unit rows: "float16", or for float32 ones how torch is to multiply such matrices.
+
+    Of AMD's GPUs those of gfx942 alone multiply TF32.
+    """
     if dtype.itemsize == 2:
         return "float16"
-    return "float32" if float32_products("cuda") == "highest" else "tf32"
+    without = architecture.startswith("gfx") and architecture != "gfx942"
+    return "float32" if without or float32_products("cuda") == "highest" else "tf32"
 
 
 def block_sizes(architecture, operand, depth):

@@ -92,12 +92,15 @@ def tile_kernel(
     COLUMNS_OUT: tl.constexpr,  # noqa: N803
     MIRRORED: tl.constexpr,  # noqa: N803
     PRECISION: tl.constexpr,  # noqa: N803
+    GUIDE_PRECISION: tl.constexpr,  # noqa: N803
     WIDTH: tl.constexpr,  # noqa: N803
     SIZES: tl.constexpr,  # noqa: N803
+    GUIDE_SIZES: tl.constexpr,  # noqa: N803
 ):
     """x (N, D), y (M, D) unit rows of `steps` steps, pointers or descriptors of them.
 
-    guide_x, guide_y: unit rows of the guide, of `guide_steps` steps; None: the scores decide.
+    guide_x, guide_y: unit rows of the guide, of `guide_steps` steps of GUIDE_SIZES, which differ
+        from SIZES in depth alone; None: the scores decide.
     row_out (ROWS_OUT, tiles, n), column_out (COLUMNS_OUT, rows of tiles, m): what is kept of rows
         and columns by tile; positive_out (n,): each row's score with its positive.
     NEGATIVE: the target of a pair of different groups.
@@ -140,9 +143,15 @@ def tile_kernel(
         threshold = tl.load(thresholds + row_at)[:, None]
         if guide_x is not None:
             # Before the scores, so that of this product only a bit of each pair stays alive.
-            guide_stride = guide_steps * SIZES.depth
             guided = product(
-                guide_x, guide_y, row_at, y_row, guide_steps, guide_stride, PRECISION, SIZES
+                guide_x,
+                guide_y,
+                row_at,
+                y_row,
+                guide_steps,
+                guide_steps * GUIDE_SIZES.depth,
+                GUIDE_PRECISION,
+                GUIDE_SIZES,
             )
             above = guided > threshold
     if SIZES.descriptors:

@@ -56,7 +56,7 @@ class Launch:
     """The launches of one loss over one pair of unit rows.
 
     heavy: how often the width of a tile's parts is halved, for more work on a score. keep: whether
-    the scores are to be kept; `keeps`: whether they are, where that pays.
+    the scores are to be kept; `keeps`: whether they are, which cosines are where that pays.
     mirrored: a forward pass over all rows with themselves takes the tiles that reach the
     diagonal or lie above it, and reduces the latter both ways. For a forward pass that
     keeps nothing of columns.
@@ -77,18 +77,21 @@ class Launch:
                 of_positives = torch.full_like(tile.scale, tile.positive_scale)
             scale, bias = (getattr(tile, n) if n in taken else None for n in ("scale", "bias"))
             self.numbers = (scale, bias, float(tile.margin) or None, of_positives)
-        kind = operand_kind(unit_x.dtype)
-        self.precision = "tf32" if kind == "tf32" else "ieee"
-        place = architecture(self.device), kind, self.unit_x.stride(0)
+        place, self.precision = _product_of(self.unit_x)
         sizes = block_sizes(*place)
+        keep = keep and tile.cosine
         kept = kept_sizes(*place) if keep else sizes
         self.spares = self.unit_x.stride(0) >= sizes.spare
-        self.keeps = keep and kind == "float16" and self.unit_x.stride(0) >= kept.spare
+        half = self.unit_x.dtype.itemsize == 2
+        self.keeps = keep and half and self.unit_x.stride(0) >= kept.spare
         self.guide = (pairs.thresholds, None, None, 0)
+        self.guide_precision = guide_depth = None
         if pairs.guide is not None:
             rows, columns = pairs.guide.rows, pairs.guide.columns
-            steps = rows.stride(0) // sizes.depth
-            self.guide = (pairs.guide.thresholds, rows, columns, steps)
+            # Its rows may be of another type, and its thresholds come from products of that.
+            of_guide, self.guide_precision = _product_of(rows)
+            guide_depth = block_sizes(*of_guide).depth
+            self.guide = (pairs.guide.thresholds, rows, columns, _steps(rows, guide_depth))
             # Its product has an accumulator of its own.
             sizes = sizes._replace(columns=sizes.columns // 2, width=sizes.width // 2)
         # Addresses of targets, or what is known of levels, for each score.
@@ -96,7 +99,8 @@ class Launch:
             sizes = sizes.crowded()
         elif self.keeps and pairs.guide is None:
             sizes = kept
-        self.sizes, self.steps = sizes, self.unit_x.stride(0) // sizes.depth
+        self.sizes, self.steps = sizes, _steps(self.unit_x, sizes.depth)
+        self.guide_sizes = None if guide_depth is None else sizes._replace(depth=guide_depth)
         self.width = max(sizes.width >> heavy, sizes.columns // PARTS)
 
     def grid(self, rows, columns):
@@ -195,8 +199,10 @@ class Launch:
             COLUMNS_OUT=0 if column_out is None else len(column_out),
             MIRRORED=self.mirrored,
             PRECISION=self.precision,
+            GUIDE_PRECISION=self.guide_precision,
             WIDTH=self.width,
             SIZES=sizes,
+            GUIDE_SIZES=self.guide_sizes,
             num_warps=sizes.warps,
             num_stages=sizes.stages,
         )
@@ -275,11 +281,23 @@ class Launch:
         )
 
 
+def _product_of(rows):
+    """What `block_sizes` takes of the products of unit rows, and their precision in Triton."""
+    arch = architecture(rows.device)
+    kind = operand_kind(rows.dtype, arch)
+    return (arch, kind, rows.stride(0)), "tf32" if kind == "tf32" else "ieee"
+
+
+def _steps(rows, depth):
+    """Of a product of unit rows, which are padded to whole ones."""
+    steps, rest = divmod(rows.stride(0), depth)
+    assert rest == 0
+    return steps
+
+
 def pair_arguments(pairs):
     """What kernels take of `Pairs`: its tensors, the strides of targets, the offset."""
     dense = pairs.dense
-    if dense is not None and dense.dtype == torch.bool:
-        dense = dense.view(torch.uint8)
     strides = (0, 0) if dense is None else dense.stride()
     indices = pairs.tensors()[:-1]
     return *indices, dense, *strides, 0 if pairs.skip == "nothing" else pairs.offset

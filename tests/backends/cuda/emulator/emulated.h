@@ -39,6 +39,7 @@ inline void block_sync() {
   emulated::Block& b = *emulated::current->block;
   emulated::meet(b.barriers[0], b.threads);
 }
+inline void trap() { emulated::fail("a kernel that its architecture does not serve"); }
 inline void conceal(int&) {}
 inline void conceal(float&) {}
 

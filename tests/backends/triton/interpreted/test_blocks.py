@@ -109,9 +109,27 @@ def test_one_product_where_scores_are_kept(monkeypatch):
     assert products(losses.info_nce, x, y, symmetric=True) == 1
     assert products(losses.cosent_matrix, x, y, None) == 1
     assert products(losses.sup_con, x, torch.arange(20) // 2) == 1
+    assert products(losses.info_nce, x, y, similarity="dot") == 2
     monkeypatch.setenv("FASTSIM_PANEL_MB", "0.000001")
     assert products(losses.info_nce, x, y, symmetric=True) == 2
     assert products(losses.info_nce, x, y) == 1
+
+
+def test_dot_products_of_any_range():
+    """Two logits near each other, of a row that has one far below: kept in 16 bits, with the
+    others of its row, they would be off by a sixth.
+    """
+    x = torch.tensor([[100.0, 1.0]])
+    y = torch.tensor([[100.0, 0.0], [100.0, -0.5], [-100.0, 0.0]])
+    found = []
+    for backend, dtype in (("triton", HALF), ("eager", torch.float64)):
+        leaf = y.to(dtype).requires_grad_()
+        losses.info_nce(
+            x.to(dtype), leaf, temperature=1.0, similarity="dot", backend=backend
+        ).backward()
+        found.append(leaf.grad.double())
+    rounding = 4 * torch.finfo(HALF).eps * found[1].abs().max()
+    assert (found[0] - found[1]).abs().max() <= rounding
 
 
 def test_half_the_tiles_of_rows_with_themselves(monkeypatch):

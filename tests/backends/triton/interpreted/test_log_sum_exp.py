@@ -13,7 +13,8 @@ from tests.engine.test_log_sum_exp import oracle
 def test_log_sum_exp(shape, dtype):
     rows, columns, width = shape
     x, y = (torch.randn(n, width).to(dtype) for n in (rows, columns))
-    g, h = torch.randn(rows, 37), torch.randn(columns, 37)
+    # Three lines of float32 numbers: no whole steps of a product of 16-bit rows.
+    g, h = torch.randn(rows, 70), torch.randn(columns, 70)
     thresholds = guide_cosines(g, h[:rows], backend="triton") + 0.1
     ids = torch.arange(rows), torch.arange(columns) % rows
     mix = torch.rand(rows + columns, dtype=torch.float64)
@@ -40,6 +41,18 @@ def test_log_sum_exp(shape, dtype):
         one, right = (v.double().masked_fill(v.isinf(), 0.0) for v in (one, right))
         allowed = (4 * 7 * spacing + kind) * right.abs().max().clamp(min=1)
         assert (one - right).abs().max() <= allowed
+
+
+@pytest.mark.parametrize("of_guide", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_pair_ties_with_its_threshold(dtype, of_guide):
+    """By the products of the guide's type, whatever that of the embeddings is."""
+    x = torch.randn(21, 40).to(dtype)
+    g, h = (torch.randn(21, 70).to(of_guide) for _ in "gh")
+    guide = g, h, guide_cosines(g, h, backend="triton")
+    found = log_sum_exp(x, x, scale=100.0, guide=guide, backend="triton")
+    # A row's cosine with itself is 1, and far below with any other.
+    assert (found > 99).all()
 
 
 @pytest.mark.parametrize("distance", ["euclidean", "cosine"])

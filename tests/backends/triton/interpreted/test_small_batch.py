@@ -11,6 +11,7 @@ import torch
 from torch.library import opcheck
 
 from fastsim import losses
+from fastsim.backends.triton.backend import TritonBackend
 from fastsim.backends.triton.small_batch import SmallBatch
 from fastsim.engine import autograd, whole_loss
 from fastsim.pairs import Pairs
@@ -62,6 +63,25 @@ def test_a_copy_of_the_positive_is_semi_hard(served):
         found = losses.full_triplet(x, columns, margin=1.0, backend="triton")
         apart = losses.full_triplet(x, columns, margin=1.0, reduction="none", backend="triton")
         assert abs(found - apart.mean()) < 1e-6
+    assert served == ["semi-hard_triplet"] * 2
+
+
+def test_a_copy_that_a_library_has_rounded_up_is_semi_hard(served, monkeypatch):
+    """Its product with the row may be made in another order than the positive's."""
+    multiply = TritonBackend.multiply
+
+    def rounded_up(self, left, right, out, *, accumulate):
+        multiply(self, left, right, out, accumulate=accumulate)
+        if out.shape == (20, 40):
+            out[:, 20:] *= 1 + torch.finfo(torch.float32).eps
+
+    x, y = torch.randn(20, 24), torch.randn(20, 24)
+    found = []
+    for product in (multiply, rounded_up):
+        monkeypatch.setattr(TritonBackend, "multiply", product)
+        loss = losses.full_triplet(x, torch.cat([y, y]), margin=1.0, backend="triton")
+        found.append(loss)
+    assert abs(found[0] - found[1]) <= 8 * torch.finfo(torch.float32).eps
     assert served == ["semi-hard_triplet"] * 2
 
 

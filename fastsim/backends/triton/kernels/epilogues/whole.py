@@ -4,12 +4,16 @@ numbers: scale, bias, margin; of_columns: of a loss that looks at columns, their
 exponentials and number of rows whose positive they are; FLAG: what else the loss is told.
 """
 
+import torch
 import triton
 import triton.language as tl
 
 from fastsim.backends.triton.kernels.epilogues.elementwise import sigmoid_terms
 from fastsim.backends.triton.kernels.epilogues.terms import LOG2_E, taking_part
 from fastsim.backends.triton.kernels.pairs import LEFT_OUT
+from fastsim.ties import SLACK
+
+OF_EQUALS = tl.constexpr(SLACK * torch.finfo(torch.float32).eps)  # as `ties.highest_equal`
 
 
 @triton.jit
@@ -67,7 +71,7 @@ def triplet(scores, target, own, column, numbers, of_columns, FLAG: tl.constexpr
     # A NaN is no candidate.
     admitted = negative & (scores == scores)
     if FLAG:
-        admitted = admitted & (scores <= positive[:, None])
+        admitted = admitted & (scores <= positive[:, None] + OF_EQUALS)
     candidates = tl.where(admitted, scores, LEFT_OUT)
     closest = tl.max(candidates, 1)
     first = tl.min(tl.where(candidates == closest[:, None], column[None, :], 2147483647), 1)
