@@ -16,6 +16,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from fastsim.precision import wide_dtype, widened
+
 # Of each row, over the columns: two maxima, EMPTY of no scores, then sums.
 SEEN = (
     "highest_negative",
@@ -179,7 +181,7 @@ def watched():
 
 def nothing_seen(rows, device):
     """The numbers (N, len(SEEN)) of rows of which no score has been looked at."""
-    seen = torch.zeros(rows, len(SEEN), dtype=torch.float64, device=device)
+    seen = torch.zeros(rows, len(SEEN), dtype=wide_dtype(device), device=device)
     seen[:, :MAXIMA] = EMPTY
     return seen
 
@@ -195,7 +197,7 @@ def not_compiled():
 
 def no_totals(device):
     """Memory for the totals of one call of a loss, (len(TOTALS),)."""
-    return torch.empty(len(TOTALS), dtype=torch.float64, device=device)
+    return torch.empty(len(TOTALS), dtype=wide_dtype(device), device=device)
 
 
 def record_totals(total):
@@ -246,5 +248,5 @@ def _potential(rows, half, paired_cosines):
     """sum_i exp(-t |u_i - u_{i + half}|^2) over the first `half` unit rows."""
     dtype = torch.promote_types(rows.dtype, torch.float32)
     one, other = rows.detach()[:half].to(dtype), rows.detach()[half : 2 * half].to(dtype)
-    cosines = paired_cosines(one, other)[0].double()
+    cosines = widened(paired_cosines(one, other)[0])
     return (2 * SHARPNESS * (cosines - 1)).exp().sum()

@@ -232,7 +232,8 @@ def _of_dtensors(function, arguments, group):
             f" got {group!r}"
         )
     result = _together(function, (), local, group or mesh.get_group(), averaged=False)
-    rows = next(iter(arguments.values())).shape[0]
+    first = next(iter(inspect.signature(function).parameters))
+    rows = arguments[first].shape[0]
     return as_dtensor(result, mesh, True, rows, arguments.get("reduction"))
 
 

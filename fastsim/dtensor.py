@@ -50,7 +50,7 @@ def local_arguments(arguments):
                 f"{name}: wanted a DTensor that is sharded by rows, as {one} is,"
                 f" got {'a replica' if name in of_replicas else 'a plain tensor'}; {HINT}"
             )
-    if "positives" in meshes:
+    if len(shapes.get("positives", ())) == 1:  # not those of full_triplet, which are embeddings
         raise ValueError(
             "positives: wanted none beside DTensors that are sharded by rows, where row i's"
             " positive is column i; x.to_local() and group= serve others, which then count within"
@@ -84,6 +84,11 @@ def _local(name, value, of_replicas, meshes, shapes):
         raise ValueError(
             f"{name}: wanted a DTensor of replicas, or one that is sharded by rows over one"
             f" dimension of its mesh, got {value.placements}; {HINT}"
+        )
+    if mesh.ndim > 1 and not mesh.mesh_dim_names:
+        raise ValueError(
+            f"{name}: wanted a mesh of one dimension, or one with mesh_dim_names,"
+            f" got {mesh.ndim} dimensions without names; {HINT}"
         )
     shapes[name] = value.shape
     meshes[name] = mesh if mesh.ndim == 1 else mesh[mesh.mesh_dim_names[sharded[0]]]

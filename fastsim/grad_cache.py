@@ -5,7 +5,9 @@
     3. encode every micro-batch again from the same random state, and push its gradient through
 
 Embeddings (N, D) and their gradients are held, and the graph of one micro-batch; the gradients of
-the encoder are those of the whole batch at once, to rounding, dropout included.
+the encoder are those of the whole batch at once, to rounding, dropout included. Not so where the
+encoder takes rows together: BatchNorm in training mode normalises by a micro-batch, and updates its
+running statistics twice a step.
 
 Source: Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup",
 section 3.
@@ -43,7 +45,7 @@ class GradCache:
     encode: micro-batch -> embeddings (n, D); a module, perhaps in DistributedDataParallel, or any
         function; or a list of them, one per column. An `Encoder` or a SentenceTransformer takes
         lists of texts. Random draws from torch's default generators (dropout) are the same in
-        both passes.
+        both passes; a device whose generators cannot be set back is refused.
     loss: embeddings of each column (N, D) -> scalar; a module's parameters (a learnt temperature)
         get their gradient too. With `group=` in it, all processes take one step together.
     micro_batch_size: rows that are encoded at once.
@@ -268,6 +270,11 @@ def _encoded(encode, part, number):
         raise TypeError(f"encode: wanted floating-point embeddings, got {kind}")
     if encoded.dim() == 0:
         raise ValueError("encode: wanted embeddings (n, D), got one number")
+    if _generators(encoded.device.type) is None:
+        raise ValueError(
+            "encode: wanted embeddings on a device whose random state torch can set back for the"
+            f" second pass, got {encoded.device}"
+        )
     return encoded
 
 
@@ -345,13 +352,30 @@ def _rows(column, start, stop):
 
 
 def _random_state():
-    """The states of the default generators of the CPU and of every GPU in use."""
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return torch.get_rng_state(), gpus
+    """{type of device: state of its default generators}, of the CPU and what is in use beside."""
+    return {kind: _generators(kind)[0]() for kind in ("cpu", *_accelerator())}
 
 
-def _set_random_state(state):
-    cpu, gpus = state
-    torch.set_rng_state(cpu)
-    if gpus:
-        torch.cuda.set_rng_state_all(gpus)
+def _set_random_state(states):
+    for kind, state in states.items():
+        _generators(kind)[1](state)
+
+
+def _accelerator():
+    """[the type of the device in use beside the CPU, whose default generators can be set back]."""
+    device = torch.accelerator.current_accelerator()
+    if device is None or _generators(device.type) is None:
+        return []
+    # To ask a device that is not in use would start it.
+    begun = getattr(torch.get_device_module(device), "is_initialized", None)
+    return [device.type] if begun is None or begun() else []
+
+
+def _generators(kind):
+    """(how to get, how to set) the state of the default generators of a type of device, or None."""
+    module = torch if kind == "cpu" else getattr(torch, kind, None)
+    for name in ("rng_state_all", "rng_state"):  # where there may be several devices, or one
+        ways = [getattr(module, f"{way}_{name}", None) for way in ("get", "set")]
+        if all(ways):
+            return ways
+    return None

@@ -105,7 +105,13 @@ void multi_positive_forward(const Block<T>& b, MultiPositiveForward<T> args, int
       forward_chunk(sides.negatives, n, Softmax<T>{args.scale}, negatives, row);
     });
     args.losses[row] = args.score_grads[row] = 0;
-    if (negatives.sum[row] == 0) continue;
+    if (negatives.sum[row] == 0) {  // the loss is 0, and NaN where a score is
+      for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
+        sides.split(b, row, at, n);
+        for (int64_t k = 0; k < sides.count; ++k) args.losses[row] += 0 * sides.positives[k];
+      });
+      continue;
+    }
     const T top = T(negatives.max[row]), log_sum = T(__builtin_log(negatives.sum[row]));
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
       sides.split(b, row, at, n);

@@ -87,14 +87,15 @@ inline Finished decoupled(const Sides& s, double scale) {
   return {scale * s.top + std::log(s.sum) - s.positive_top, scale / s.sum, scale};
 }
 
-// A sum of terms that is finished, and their derivatives (MultiPositive).
+// A sum of terms that is finished, and their derivatives (MultiPositive). A NaN of the negatives
+// reaches the loss where there is no positive.
 inline Finished multi_positive(const Sides& s, double scale) {
-  return {s.positive_top, ratio(scale * s.positive_sum, s.sum), s.sum == 0 ? 0 : scale};
+  return {s.positive_top + 0 * s.sum, ratio(scale * s.positive_sum, s.sum), s.sum == 0 ? 0 : scale};
 }
 
 // Without hardness (Debiased); `prior`: the probability that a negative is a positive; of `count`.
 inline Finished debiased(const Sides& s, double scale, double prior, double count) {
-  if (s.sum == 0) return {0, 0, 0};
+  if (s.sum == 0) return {0 * s.positive_sum, 0, 0};
   const double pull = scale * s.positive_top + std::log(s.positive_sum);
   const double both = scale * s.top + std::log(s.sum) + pull;
   const double least = std::log(count) - scale + pull;

@@ -111,7 +111,7 @@ class _RingTile(torch.autograd.Function):
             loss = _own(tile, batch).finish(state)
         ctx.save_for_backward(x, y, scale, weights, *state)
         ctx.call = replace(tile, seen=None), batch, backend
-        return (loss if weights is None else (loss * weights).sum()).to(scale.dtype)
+        return (loss if weights is None else (loss * weights).sum()).to(tile.loss_dtype(x))
 
     @staticmethod
     @once_differentiable
@@ -146,7 +146,7 @@ class _RingTile(torch.autograd.Function):
             ]
         grads[:2] = (None if of_side is None else of_side[0] for of_side in found)
         if wants[2]:
-            grads[2] = found[0][1].sum() / (loss_scale * scale)
+            grads[2] = widened(found[0][1]).sum() / (loss_scale * scale)
             grads[2] = grads[2] + own.record.scale_gradient(own, state, losses)
             grads[2] = grads[2].to(scale.dtype)
         if wants[3]:
@@ -322,12 +322,13 @@ class _RingSum(torch.autograd.Function):
         function, batch = ctx.call
         grad_x, home = torch.zeros_like(x), Home([torch.zeros_like(y)])
         for columns, (visiting,) in travel(batch, [y], home):
-            with torch.enable_grad():
-                sides = x.detach().requires_grad_(), visiting.detach().requires_grad_()
-                parts = function(*sides, columns)
-            wanted = [(p, g) for p, g in zip(parts, grads, strict=True) if p.requires_grad]
-            outputs, above = zip(*wanted, strict=True)
-            of_rows, of_columns = torch.autograd.grad(outputs, sides, above)
+            with without_autocast(x.device.type):
+                with torch.enable_grad():
+                    sides = x.detach().requires_grad_(), visiting.detach().requires_grad_()
+                    parts = function(*sides, columns)
+                wanted = [(p, g) for p, g in zip(parts, grads, strict=True) if p.requires_grad]
+                outputs, above = zip(*wanted, strict=True)
+                of_rows, of_columns = torch.autograd.grad(outputs, sides, above)
             grad_x += of_rows
             home.tensors = [home.arrive()[0].add_(of_columns)]
         return grad_x, *home.tensors, None, None

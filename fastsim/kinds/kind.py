@@ -201,8 +201,6 @@ def largest_target(pairs):
         return rows * columns
     if pairs.dense is None:
         return 1.0 if pairs.row_groups is None else max(1.0, abs(pairs.negative_target))
-    if pairs.dense.dtype == torch.bool:
-        return 1.0
     low, high = torch.aminmax(pairs.dense)
     return torch.maximum(-low.float(), high.float())
 

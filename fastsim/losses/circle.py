@@ -41,7 +41,11 @@ def circle(
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Circle loss of embeddings (N, D) with integer groups (N,).
+    """Circle loss: positives and negatives, each weighted by its distance from the optimum.
+
+    For rows with a class or group id, where the pairs that are far off should count most.
+    `multi_similarity` has a steepness of its own for positives and for negatives, `sup_con` is a
+    softmax without a margin.
 
     Formula and source: fastsim/losses/circle.py.
 
@@ -140,11 +144,11 @@ def _losses(scores, pairs, gamma, margin):
     held = scores.detach()
     falling = torch.relu(1 + margin - held) * (1 - margin - scores)
     rising = torch.relu(held + margin) * (scores - margin)
-    sums, some = 0.0, True
+    sums = 0.0
     for logits, counted in ((gamma * falling, part & own), (gamma * rising, part & ~own)):
         sums = sums + torch.logsumexp(logits.masked_fill(~counted, below_every_score(logits)), 1)
-        some = some & counted.any(1)
-    return torch.where(some, softplus(sums), 0.0)
+    # Of a row without a positive or a negative it is 0, and NaN where a score is.
+    return softplus(sums)
 
 
 def _check_options(gamma, margin):

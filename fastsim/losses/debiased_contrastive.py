@@ -204,7 +204,8 @@ def _losses(scores, pairs, temperature, tau_plus, beta):
     left = torch.where(low, 0.0, both)
     rest = torch.where(low, 0.0, (expected - left).exp())
     log_rate = left + torch.log1p(-rest) - torch.log1p(-tau_plus)
-    return torch.where(some, softplus(torch.where(low, least, log_rate)), 0.0)
+    # A NaN reaches the loss of a row without a negative too.
+    return torch.where(some, softplus(torch.where(low, least, log_rate)), 0 * positive)
 
 
 def _check_options(temperature, tau_plus, beta, x):

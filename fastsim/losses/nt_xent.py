@@ -144,8 +144,10 @@ def _losses(scores, pairs, temperature):
     negative = part & ~own
     lse = torch.logsumexp(logits.masked_fill(~negative, below_every_score(logits)), 1, keepdim=True)
     counted = part & own & negative.any(1, keepdim=True)
-    terms = softplus(lse - logits)
-    return torch.where(counted, terms, 0.0).sum(1)
+    losses = torch.where(counted, softplus(lse - logits), 0.0).sum(1)
+    # A NaN reaches the loss of a row without a term too.
+    nothing = (0 * logits).masked_fill(~part, 0.0).sum(1)
+    return torch.where(counted.any(1), losses, nothing)
 
 
 def _count(pairs, backend):

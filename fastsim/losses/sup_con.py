@@ -10,7 +10,6 @@ two it is NT-Xent; `info_nce` is the case of one named positive.
 
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from fastsim.annotations import Group, Reduction, Scalar, Similarity
@@ -142,8 +141,8 @@ def _losses(scores, pairs, temperature):
     positive = dense_targets(pairs, rows, columns, logits.dtype, scores.device) * part
     count = positive.sum(1)
     log_shares = logits.masked_fill(~part, below_every_score(logits)).log_softmax(1)
-    mean = (log_shares * positive).sum(1) / count.clamp(min=1)
-    return torch.where(count > 0, -mean, 0.0)
+    # Of a row without a positive it is 0, and NaN where a score is.
+    return -(log_shares * positive).sum(1) / count.clamp(min=1)
 
 
 def _count(pairs, backend):

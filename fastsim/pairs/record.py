@@ -100,7 +100,7 @@ class Pairs:
 
     @property
     def each_once(self):
-        """Whether rows and columns are the same and every unordered pair counts once."""
+        """Whether the pairs with j <= i are out: blocks below the diagonal may be skipped."""
         return self.skip == "lower" and self.offset == 0
 
     def of_columns(self, columns):

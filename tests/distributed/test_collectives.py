@@ -12,15 +12,21 @@ import pickle
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fastsim
 from fastsim import agreement, grad_cache, losses
+from fastsim.backends import get
 from fastsim.backends.torch.backend import TorchBackend
-from fastsim.distributed import Ring, join
+from fastsim.distributed import Batch, Ring, join
+from fastsim.engine.autograd import tile_loss
+from fastsim.engine.ring import ring_sum
 from fastsim.gradient_sync import process_group_of, wrappers_of
+from fastsim.pairs import Pairs
+from fastsim.tile import Tile
 from tests.distributed import ranks
 from tests.distributed.recorder import CARRIED, GLOO_AND_NCCL, Done, recording
 from tests.seeds import fresh
@@ -286,6 +292,58 @@ def alone():
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     yield dist.group.WORLD
     dist.destroy_process_group()
+
+
+def test_dtensors_of_a_mesh_without_names_are_refused(alone):
+    mesh = DeviceMesh("cpu", torch.zeros(1, 1, dtype=torch.int))
+    x = distribute_tensor(torch.randn(4, 6), mesh, [Replicate(), Shard(0)])
+    with pytest.raises(ValueError, match=r"anchors: wanted .* mesh_dim_names, got 2 dimensions"):
+        fastsim.info_nce(x, x)
+    named = DeviceMesh("cpu", mesh.mesh, mesh_dim_names=("replica", "rows"))
+    x = distribute_tensor(x.full_tensor(), named, [Replicate(), Shard(0)])
+    assert fastsim.info_nce(x, x).isfinite()
+
+
+def test_states_on_a_ring_are_as_wide_as_without(alone):
+    """Log-sum-exps, which are merged with others."""
+    x, y = torch.randn(2, ROWS, ranks.WIDTH)
+    given = {"scale": 2.0, "formula": None, "backend": get("torch")}
+    found = [
+        tile_loss(Tile("softmax", Pairs()), x, y, batch=batch, **given)
+        for batch in (Batch([ROWS], [ROWS], alone, ring=True), None)
+    ]
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+    assert found[0].dtype == torch.float64
+
+
+def test_the_gradient_of_a_scale_is_summed_as_wide_on_a_ring(alone, monkeypatch):
+    """Terms of which float32 would keep nothing but the large ones."""
+
+    def rows_backward(self, grad_unit, x, inverse, factor, dtype):
+        large = 2.0 ** torch.finfo(torch.float32).bits
+        return torch.zeros_like(x), torch.tensor([large, 1.0, 1.0, -large, 1.0])
+
+    monkeypatch.setattr(TorchBackend, "unit_rows_backward", rows_backward)
+    x, y = torch.randn(2, ROWS, ranks.WIDTH)
+    scale = torch.tensor(1.0, requires_grad=True)
+    fastsim.siglip(x, y, scale=scale, group=Ring(alone), backend="torch").backward()
+    assert scale.grad == 3
+
+
+def test_what_a_ring_finds_again_is_not_cast(alone):
+    """Its backward pass in a context that casts operands finds what it finds outside."""
+    x, y = torch.randn(2, ROWS, ranks.WIDTH).requires_grad_()
+    batch = Batch([ROWS], [ROWS], alone, ring=True)
+
+    def products(x, y, _):
+        return [torch.mm(x, y.T).square().sum(1)]
+
+    def gradients(enabled):
+        (found,) = ring_sum(products, x, y, batch)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            return torch.autograd.grad(found.sum(), (x, y))
+
+    torch.testing.assert_close(gradients(True), gradients(False), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("exchange", ["gather", "ring"])

@@ -347,7 +347,12 @@ SHARDED = {
         lambda x, y, ids, **o: fastsim.siglip(x, y, reduction="none", **o),
         {"scale": 3.0, "bias": -1.0},
     ),
+    "by name": (lambda x, y, ids: losses.InfoNCE()(anchors=x, candidates=y), {}),
     "groups": (lambda x, y, ids, **o: fastsim.sup_con(x, ids, **o), {"temperature": 0.3}),
+    "triplet": (
+        lambda x, y, ids, **o: fastsim.full_triplet(x, y, exclude=(ids, ids), **o),
+        {"margin": 0.3},
+    ),
     "matrix": (
         lambda x, y, ids, **o: fastsim.cosent_matrix(x, y, (ids, ids), **o),
         {"scale": 3.0},

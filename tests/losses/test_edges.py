@@ -1,5 +1,7 @@
 """What goes wrong in practice: empty rows, zero rows, NaN, extremes, odd labels."""
 
+import inspect
+
 import pytest
 import torch
 
@@ -16,6 +18,10 @@ from tests.cases import (
 )
 
 BACKENDS = tuple(fastsim.backends())
+
+
+def parameters(case):
+    return inspect.signature(case.loss).parameters
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -58,8 +64,7 @@ REACHING = [
 def test_nan_and_inf_reach_the_loss(case, backend, value, usable):
     usable(backend)
     for side in range(len(case.make(3, 4, 5, torch.Generator())[0])):
-        # Of so many rows two are of different groups: without negatives a loss may be 0 all the
-        # same.
+        # Of so many rows two have different labels: CoSENT compares no others.
         tensors, others, options = inputs(case, (16, 19, 4), torch.float32, seed=2)
         if tensors[side] is None:
             continue
@@ -78,6 +83,40 @@ def test_nan_and_inf_reach_the_loss(case, backend, value, usable):
                 )
             )
             assert not transformed(first[None]).isfinite().any()
+
+
+BY_GROUPS = [pair for pair in REACHING if "groups" in parameters(pair[0])]
+BY_POSITIVES = [pair for pair in REACHING if "candidates" in parameters(pair[0])]
+
+
+def losses_of(case, tensors, others, options, backend):
+    """Reduced while a gradient is wanted, and where there are some those of the rows."""
+    yield call_case(case, tensors, others, options, backend)[0]
+    if case.reduces:
+        yield case.loss(*tensors, *others, **options, reduction="none", backend=backend)
+
+
+@pytest.mark.parametrize("groups", [torch.arange, torch.zeros], ids=["positives", "negatives"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("case", "value"), BY_GROUPS, ids=str)
+def test_nan_and_inf_reach_the_loss_of_rows_without(case, backend, value, groups, usable):
+    usable(backend)
+    tensors, _, options = inputs(case, (16, 19, 4), torch.float32, seed=2)
+    tensors[0][1, 1] = value
+    given = tensors, [groups(16).long()], options, backend
+    for losses in losses_of(case, *given):
+        assert not losses.isfinite().any()
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("case", "value"), BY_POSITIVES, ids=str)
+def test_nan_and_inf_reach_the_loss_of_one_candidate(case, backend, value, side, usable):
+    usable(backend)
+    tensors, others, options = inputs(case, (1, 1, 4), torch.float32, seed=2)
+    tensors[side][0, 1] = value
+    for losses in losses_of(case, tensors, others, options, backend):
+        assert not losses.isfinite().any()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

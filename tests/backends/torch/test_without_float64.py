@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 import fastsim
 from fastsim import operators, precision
+from tests import test_metrics
 from tests.cases import CASES, takes_backend
 from tests.losses import test_losses
 from tests.losses.test_losses import compare
@@ -35,23 +36,32 @@ def narrow(value):
     return value.float() if wide else value
 
 
+def narrowed(others, options):
+    return [narrow(other) for other in others], {n: narrow(v) for n, v in options.items()}
+
+
 @pytest.fixture(autouse=True)
 def without_float64(monkeypatch):
     """Losses of float32 inputs, the oracle apart, run where float64 is an error."""
     monkeypatch.setattr(precision, "WITHOUT_FLOAT64", {"cpu"})
     # So that our operators are looked into rather than taken for one operation.
     monkeypatch.setattr(operators, "is_in_torch_dispatch_mode", lambda: False)
-    called = test_losses.call
+    called, seen_by = test_losses.call, test_metrics.seen_by
 
     def call(loss, tensors, others, options):
         if options.get("backend") != "torch":
             return called(loss, tensors, others, options)
-        others = [narrow(other) for other in others]
-        options = {name: narrow(value) for name, value in options.items()}
+        others, options = narrowed(others, options)
         with NoFloat64():
             return called(loss, tensors, others, options)
 
+    def seen(case, tensors, others, options, **extra):
+        others, options = narrowed(others, options)
+        with NoFloat64():
+            return seen_by(case, tensors, others, options, **extra)
+
     monkeypatch.setattr(test_losses, "call", call)
+    monkeypatch.setattr(test_metrics, "seen_by", seen)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if takes_backend(case)], ids=repr)
@@ -65,6 +75,16 @@ def test_many_panels(case, reduction, small_panels):
     shape = (26, 41, 18) if case.largest >= 10_000 else (13, 41, 18)
     extra = {"reduction": reduction} if case.reduces else {}
     compare(case, "torch", torch.float32, shape, seed=5, **extra)
+
+
+@pytest.mark.parametrize("case", test_metrics.SEEN, ids=repr)
+def test_metrics_of_every_loss(case):
+    test_metrics.compare(case, "torch", (13, 29, 18), seed=5, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("case", test_metrics.SEEN, ids=repr)
+def test_metrics_of_many_panels(case, small_panels, in_passes):
+    test_metrics.compare(case, "torch", (13, 29, 18), seed=6, dtype=torch.float32)
 
 
 def cosines(x, y):
