@@ -2,7 +2,7 @@
 
 A manifest in the folder says which files an earlier writing made. Only these are ever removed, as
 long as they are as they were written; one that the user edited, and a file of the user's that is in
-the way of a new one, is put aside under another name.
+the way of a new one or would be loaded with it, is put aside under another name.
 """
 
 import contextlib
@@ -12,11 +12,15 @@ import tempfile
 from pathlib import Path
 
 from fastsim.files import OutputError, flush, full_disk_named
-from fastsim.locks import lock_folder, locked
+from fastsim.locks import begun_folder, locked, remove_left
 from fastsim.manifest import MANIFEST, files_of, is_edited, write_manifest
 from fastsim.tell import tell
 
 _LAST = ("config.json", "modules.json", MANIFEST)  # without them a folder passes for no model
+# What loaders look for by name: of another model, it would be loaded as part of this one.
+_READ = ("adapter_config.json", "config.json", "model.safetensors", "modules.json",
+         "config_sentence_transformers.json", "sentence_*_config.json", "tokenizer.json",
+         "added_tokens.json", "special_tokens_map.json", "*processor_config.json")  # fmt: skip
 _NEW, _OLD = ".fastsim-new-", ".fastsim-old-"  # folders of an exchange, of one further name
 _PROBE = ".fastsim-probe-"
 _LOCK = ".fastsim-exchange.lock"
@@ -29,8 +33,9 @@ def replaced_folder(path, say=tell):
     Links are resolved. The new folder is made inside `path`, so that a mount point, a link to
     another file system or a parent without permission to write are no hindrance; every file is on
     the disk before the first is exchanged. Removed are the files that the manifest of an earlier
-    writing names, as they were written, and no others; a file that was edited since, or is in the
-    way and in no manifest, is put aside under its name with `.old`. say: is told which, by default
+    writing names, as they were written, and no others. A file that was edited since, or is in no
+    manifest and in the way, or part of another model, is put aside under its name with `.old`; so
+    is a link to a folder that is in the way. say: is told which, by default
     on the error stream. After an error nothing has changed. One process exchanges files at a time,
     and first finishes an exchange that a crash cut off. OSError where the folder cannot be written;
     `OutputError` where the disk is full.
@@ -41,14 +46,15 @@ def replaced_folder(path, say=tell):
     made = not path.exists()
     path.mkdir(parents=True, exist_ok=True)
     done = False
-    stage, handle = _begun(path)
+    stage, handle = begun_folder(path, _NEW)
     try:
         with full_disk_named(stage, path):
             yield stage
             write_manifest(stage)
             for file in stage.rglob("*"):
                 if file.is_file():
-                    file.chmod(0o666 & ~_umask())
+                    with contextlib.suppress(PermissionError):  # some file systems have no rights
+                        file.chmod(0o666 & ~_umask())
                     flush(file)
             with locked(path, _LOCK):
                 _finish(path, say)
@@ -112,23 +118,7 @@ def _finish(path, say):
             _exchange(stage, path, say)
         for folder in (stage, aside):
             shutil.rmtree(folder, ignore_errors=True)
-    for stage in Path(path).glob(f"{_NEW}*"):  # a killed writer left them: its lock ended with it
-        handle = lock_folder(stage)
-        if handle is not None:
-            shutil.rmtree(stage, ignore_errors=True)
-            os.close(handle)
-
-
-def _begun(path):
-    """(a folder for new files, the handle of the lock that marks it as in use).
-
-    It is locked before it has its name: unlocked, it would be taken for what a killed writer left.
-    """
-    made = Path(tempfile.mkdtemp(prefix=_PROBE, dir=path))
-    handle = lock_folder(made)
-    stage = made.with_name(made.name.replace(_PROBE, _NEW))
-    made.replace(stage)
-    return stage, handle
+    remove_left(path, _NEW)
 
 
 def _put_aside_in(path):
@@ -176,22 +166,22 @@ def _exchange(stage, path, say):
         # A folder without these is no model: so a process that is killed here leaves none by
         # halves.
         for name in sorted(out, key=lambda name: name not in _LAST):
-            if not os.path.lexists(path / name):
+            if _in_the_way(path / name, path) != path / name:  # gone, or beyond a link
                 continue
             if is_edited(path / name, out[name]):
                 put_aside(path / name)
             else:
                 move(path / name, aside / name)
+        for place in (place for name in _READ for place in sorted(path.glob(name))):
+            if place.name not in names:
+                put_aside(place)
         for name in sorted(names, key=_place):
             if not (stage / name).is_file():
                 continue
-            target = path / name
-            blocked = next(
-                (p for p in (target, *target.parents) if _in_the_way(p, path, target)), None
-            )
-            if blocked is not None:
-                put_aside(blocked)
-            move(stage / name, target)
+            blocking = _in_the_way(path / name, path)
+            if blocking is not None:
+                put_aside(blocking)
+            move(stage / name, path / name)
     except BaseException:
         for target, source in reversed(undo):
             source.parent.mkdir(parents=True, exist_ok=True)
@@ -216,11 +206,14 @@ def _place(name):
     return _LAST.index(name) if name in _LAST else -1, name
 
 
-def _in_the_way(place, path, target):
-    """Whether an entry of the user's is where a file, or a folder above it, has to be."""
-    if place == path or not place.is_relative_to(path) or not os.path.lexists(place):
-        return False
-    return True if place == target else not place.is_dir()
+def _in_the_way(target, path):
+    """The outermost entry below `path` where a file, or a folder above it, has to be, or None."""
+    place = path
+    for part in target.relative_to(path).parts:
+        place = place / part
+        if place == target or place.is_symlink() or not place.is_dir():
+            break
+    return place if os.path.lexists(place) else None
 
 
 def _unused(place):

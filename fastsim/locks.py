@@ -1,10 +1,16 @@
-"""Locks of folders, so that of several processes one at a time writes there."""
+"""Locks of folders: of several processes one at a time writes there, and what one that was killed
+has left is known for it.
+"""
 
 import contextlib
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 from fastsim.files import OutputError
+
+_UNNAMED = ".fastsim-unnamed-"
 
 
 @contextlib.contextmanager
@@ -55,6 +61,27 @@ def lock_folder(folder):
         os.close(handle)
         return None
     return handle
+
+
+def begun_folder(parent, prefix):
+    """(a new folder whose name begins with `prefix`, the handle of the lock on it or None).
+
+    It is locked before it has its name: unlocked, it would be taken for what a killed process left.
+    """
+    made = Path(tempfile.mkdtemp(prefix=_UNNAMED, dir=parent))
+    handle = lock_folder(made)
+    begun = made.with_name(made.name.replace(_UNNAMED, prefix))
+    made.replace(begun)
+    return begun, handle
+
+
+def remove_left(parent, prefix):
+    """Remove what killed processes left of `begun_folder`: their locks ended with them."""
+    for folder in Path(parent).glob(f"{prefix}*"):
+        handle = lock_folder(folder)
+        if handle is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(handle)
 
 
 def _taken(folder, name, refusal):

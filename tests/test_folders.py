@@ -77,6 +77,36 @@ def test_what_was_edited_is_put_aside(tmp_path, capsys):
     assert not capsys.readouterr().err
 
 
+def test_what_would_be_loaded_with_the_new_model_is_put_aside(tmp_path):
+    """Such as an adapter, which transformers puts on whatever weights are beside it."""
+    read = ("adapter_config.json", "modules.json", "sentence_bert_config.json", "model.safetensors")
+    for name in (*read, "notes.json", "weights.safetensors"):
+        (tmp_path / name).write_text("mine")
+    said = []
+    with replaced_folder(tmp_path, said.append) as folder:
+        for name in ("config.json", "modules.json"):
+            (folder / name).write_text("new")
+    mine = dict.fromkeys((*(f"{name}.old" for name in read), "notes.json", "weights.safetensors"))
+    assert content(tmp_path) == dict.fromkeys(mine, "mine") | {
+        "config.json": "new",
+        "modules.json": "new",
+    }
+    assert len(said) == len(read)
+
+
+def test_a_linked_folder_is_put_aside_and_nothing_changes_beyond_it(tmp_path):
+    out, beyond = tmp_path / "out", tmp_path / "beyond"
+    write(out, {"pictures/curves.png": "one", "weights": "one"})
+    (out / "pictures").rename(beyond)
+    (out / "pictures").symlink_to(beyond)
+    write(out, {"weights": "two"})
+    assert (out / "pictures").is_symlink()
+    write(out, {"pictures/curves.png": "three", "weights": "three"})
+    assert (out / "pictures.old").readlink() == beyond
+    assert content(beyond) == {"curves.png": "one"}
+    assert (out / "pictures/curves.png").read_text() == "three"
+
+
 def test_a_manifest_of_names_alone_is_read(tmp_path):
     """As earlier versions wrote it: what was edited since is not known."""
     write(tmp_path, {"a": "one", "b": "one"})

@@ -291,7 +291,8 @@ def demo(model, output, seed, progress, cpu):
         click.echo(f"\n{when}: {hits[0]['query']}")
         for hit in hits[0]["hits"]:
             click.echo(f"  {hit['score']:.3f}  {hit['text']}")
-    click.echo(f"\n{seconds:.0f} s in all. Model: {output}; pictures: {output}/pictures")
+    place = click.format_filename(output)
+    click.echo(f"\n{seconds:.0f} s in all. Model: {place}; pictures: {place}/pictures")
 
 
 @main.command()

@@ -102,7 +102,7 @@ def mine(model, pairs, output, overwrite, first, last, max_length, prompts, cpu,
             " --margin or --relative-margin"
         )
     write_rows(rows, output)
-    click.echo(f"{counted(len(rows), 'row')}: {output}")
+    click.echo(f"{counted(len(rows), 'row')}: {click.format_filename(output)}")
     if left_out:
         said = f"left out {counted(left_out, 'pair')} with fewer than {wanted} within the limits"
         click.echo(said, err=True)

@@ -7,14 +7,17 @@ from fastsim.encoders.names import EMBEDDED
 from fastsim.training.options import LARGEST_SEED
 from fastsim.training.rows import KINDS
 
+# A name of a file or folder, at which the command looks itself.
+PLACE = click.Path(readable=False)
 MODEL_OPTION = click.option(
     "--model",
     default=EMBEDDED,
     metavar="NAME",
+    type=PLACE,
     help="A folder, a name on the hub, or the bundled model.",
 )
 FORMATS_HELP = (
-    "CSV, TSV, JSON, JSON lines or Parquet, plain or .gz; or a data set on the hub: hub:NAME,"
+    "CSV, TSV, JSON or JSON lines, plain or .gz; Parquet; or a data set on the hub: hub:NAME,"
     " hub:NAME:SPLIT or hub:NAME:CONFIG:SPLIT."
 )
 CORPUS_HELP = (

@@ -1,6 +1,7 @@
 """`fastsim train`: its options, from the command line and from a file."""
 
 import json
+import os
 from pathlib import Path
 
 import click
@@ -22,6 +23,7 @@ from fastsim.cli.options import (
     MAX_LENGTH,
     MODEL_OPTION,
     PICKLE,
+    PLACE,
     PROMPT,
     SEED,
     TRUST,
@@ -71,7 +73,7 @@ def _config(ctx, param, value):
 
 
 def _as_text(option, given):
-    """A value of the file as the command line would give it."""
+    """A value of the file as the command line would give it, `~` as a shell would."""
     if isinstance(option.type, (Setting, Prompt)) and isinstance(given, dict):
         return [
             f"{name}={value if isinstance(option.type, Prompt) else json.dumps(value)}"
@@ -79,9 +81,12 @@ def _as_text(option, given):
         ]
     if option.is_flag or given is None:
         return given
-    if option.multiple:
-        return list(map(str, given)) if isinstance(given, list) else [str(given)]
-    return ",".join(map(str, given)) if isinstance(given, list) else str(given)
+    places = isinstance(option.type, click.Path)
+    texts = [
+        os.path.expanduser(str(value)) if places else str(value)
+        for value in (given if isinstance(given, list) else [given])
+    ]
+    return texts if option.multiple else ",".join(texts)
 
 
 @click.command(cls=Command, context_settings={"show_default": True})
@@ -115,7 +120,9 @@ def _as_text(option, given):
     help="Loss to train with; one that does not fit the data is refused with a list of those"
     " that do.",
 )
-@click.option("--output", required=True, metavar="DIR", help="Folder for the trained model.")
+@click.option(
+    "--output", required=True, metavar="DIR", type=PLACE, help="Folder for the trained model."
+)
 @click.option("--columns", metavar="NAMES", help=COLUMNS_HELP)
 @click.option("--eval-columns", metavar="NAMES", help="The same for --eval. Default: as --columns.")
 @file_format
@@ -243,6 +250,7 @@ def _as_text(option, given):
 @click.option(
     "--checkpoints",
     metavar="DIR",
+    type=PLACE,
     help="Folder for checkpoints. Default: OUTPUT-checkpoints beside the output, or a folder inside"
     " the output where nothing can be written beside it.",
 )
@@ -320,5 +328,6 @@ def train(dry_run, **options):
             table({when: {n: result[when][n] for n in names} for when in ("before", "after")})
         )
     click.echo(
-        f"{counted(result['steps'], 'step')} in {result['seconds']:.0f} s: {options['output']}"
+        f"{counted(result['steps'], 'step')} in {result['seconds']:.0f} s:"
+        f" {click.format_filename(options['output'])}"
     )

@@ -41,7 +41,7 @@ def as_theirs(loss, owner, call, *given):
         with torch.no_grad():
             try:
                 _known[key] = call().dtype
-            except RuntimeError:  # a mixture of dtypes that theirs does not take
+            except Exception:  # a mixture of dtypes, or a user's function that wants more rows
                 _known[key] = loss.dtype
     return loss.to(_known[key])
 

@@ -30,24 +30,19 @@ class Hooked:
     """Mixed in before a class of a peer; `hooks` names what of it the fused form does not call.
 
     The class of ours says them once, `class Ours(Hooked, Theirs, hooks=("method",))`; subclasses
-    inherit them. Every function that the peer's module defines beside its class is a hook too, and
-    so is, in the peer's class, every method that ours has one in the place of.
+    inherit them. Said or not, every function that the peer's module defines beside its class is a
+    hook too, and so is, in the peer's class, every method that ours has one in the place of.
     """
 
-    _originals, _functions, _beside, _covered = {}, {}, {}, {}
+    _originals, _functions, _covered = {}, {}, {}
 
     def __init_subclass__(cls, hooks=None, **options):
         super().__init_subclass__(**options)
         cls._covered = cls._covered | _covered(cls)
+        # What a class before this one has seen was there first: a patch may have come since.
+        cls._functions = _functions_beside(cls) | cls._functions
         if hooks is not None:
             cls._originals = {hook: _as_shipped(cls, hook) for hook in hooks if hasattr(cls, hook)}
-            cls._beside = _module_of_theirs(cls)
-            cls._functions = {
-                name: value
-                for name, value in cls._beside.items()
-                if isinstance(value, types.FunctionType)
-                and value.__module__ == cls._beside["__name__"]
-            }
 
     def replaced_hook(self):
         """The name of a hook that a subclass, a patch or an attribute has replaced, or None."""
@@ -55,8 +50,8 @@ class Hooked:
         for hook, original in self._originals.items():
             if hook in own or getattr(kind, hook, None) is not original:
                 return hook
-        for name, original in self._functions.items():
-            if self._beside.get(name) is not original:
+        for (beside, name), original in self._functions.items():
+            if getattr(beside, name, None) is not original:
                 return name
         for (theirs, name), original in self._covered.items():
             if getattr(theirs, name, None) is not original:
@@ -71,10 +66,17 @@ def stands_for(cls):
     return kinds[-1] if kinds else None
 
 
-def _module_of_theirs(cls):
-    """What the module has of the class that `cls` stands for."""
+def _functions_beside(cls):
+    """{(module, name): function} of those that the module of the class `cls` stands for defines."""
     theirs = stands_for(cls)
-    return {} if theirs is None else vars(sys.modules[theirs.__module__])
+    if theirs is None or issubclass(theirs, Hooked):  # the latter is a user's own
+        return {}
+    module = sys.modules[theirs.__module__]
+    return {
+        (module, name): value
+        for name, value in vars(module).items()
+        if isinstance(value, types.FunctionType) and value.__module__ == module.__name__
+    }
 
 
 def _covered(cls):

@@ -1,38 +1,39 @@
 """Where a run begins: anew, or at the checkpoint of one that was asked for the same."""
 
 import json
-from dataclasses import asdict
 
 from fastsim.files import OutputError, fingerprint, full_disk_named
 from fastsim.training import checkpoints as saved
 from fastsim.training import hub
-from fastsim.training.options import FREE, GROWING
+from fastsim.training.options import FREE, GROWING, OF_EVALUATION
 
 
-def begin(options, task, checkpoints, process, say):
+def where_to_begin(options, task, checkpoints, process, say):
     """(what is known of the untrained model, the checkpoint to go on from or None).
 
-    process: accelerate's `PartialState`. Its main process writes, the others read what it wrote.
+    process: accelerate's `PartialState`. All processes read and evaluate, so that none waits for
+    another longer than a group allows; the main one writes.
     """
-    main = process.is_main_process
-    if not main and not options.resume:
-        return saved.read_run(checkpoints), None
+    from accelerate.utils import broadcast_object_list
+
     asked, checkpoint, passed = check(options, checkpoints, process.num_processes)
-    if checkpoint is None:
-        # What an earlier run left goes once nothing of this one can be refused any more.
-        state = {"asked": asked, **_untrained(task)}
-        saved.remove_run(checkpoints)
-        _write_run(checkpoints, state)
-        return state, None
+    state = {"before": None} if checkpoint is None else saved.read_run(checkpoints)
+    if checkpoint is None or (state["before"] is None and task.eval is not None):
+        state |= _untrained(task)  # a checkpoint is not loaded yet
+    state |= {"asked": asked}
     if passed:
         say(f"{passed[0]}; going on from {checkpoint.name}")
-    if main:
-        saved.remove_unusable(checkpoints)
-        state = saved.read_run(checkpoints) | {"asked": asked}
-        if state["before"] is None and task.eval is not None:
-            state |= _untrained(task)  # the checkpoint is not loaded yet
+    process.wait_for_everyone()  # all have looked at what the main one may now remove
+    if process.is_main_process:
+        if checkpoint is None:
+            # Options, data, model, loss and schedule are checked: what they are refused for leaves
+            # an earlier run's checkpoints there. A run that fails later has removed them.
+            saved.remove_run(checkpoints)
+        else:
+            saved.remove_unusable(checkpoints, checkpoint)
         _write_run(checkpoints, state)
-    return saved.read_run(checkpoints), checkpoint
+    (state,) = broadcast_object_list([state])
+    return state, checkpoint
 
 
 def check(options, checkpoints, processes):
@@ -57,8 +58,7 @@ def check(options, checkpoints, processes):
 
 def check_options(options, checkpoints, processes):
     """What the run is asked, but for its data: the part of `check` that reads no large file."""
-    asked = {key: value for key, value in asdict(options).items() if key not in FREE}
-    asked = json.loads(json.dumps(asked))
+    asked = {key: value for key, value in options.as_written().items() if key not in FREE}
     asked["processes"] = processes  # each has its share of a batch, and its random numbers
     written = saved.written(checkpoints)
     if options.resume:
@@ -81,10 +81,11 @@ def _no_checkpoint(checkpoints, *reasons):
 
 
 def _check_same(asked, asked_before):
+    evaluated = asked_before.get("eval_data") is not None
     for key, value in asked.items():
         was = asked_before.get(key)
         longer = key in GROWING and was is not None and value is not None and value > was
-        evaluated_now = key == "eval_data" and was is None
+        evaluated_now = key in OF_EVALUATION and was is None and not evaluated
         if value != was and not longer and not evaluated_now:
             raise ValueError(f"resume: {key}: {_difference(key, value, was)}")
 
@@ -94,8 +95,11 @@ def _difference(key, value, was):
         name = "eval" if key == "eval_data" else "train"
         got = "none" if value is None else "data of other content"
         return f"wanted the data of this run (--{name}), got {got}"
-    least = f"{was} or more" if key in GROWING and was is not None else repr(was)
-    return f"wanted {least}, as in this run, got {value!r}"
+    if was is None:
+        return f"wanted it left out, as in this run, got {value!r}"
+    least = f"{was} or more" if key in GROWING else repr(was)
+    got = "none" if value is None else repr(value)
+    return f"wanted {least}, as in this run, got {got}"
 
 
 def _fingerprints(paths):

@@ -27,8 +27,8 @@ def checkpoint_folder(output, chosen=None):
     if chosen is not None:
         return Path(os.path.abspath(chosen))
     beside, inside = output.with_name(f"{output.name}-checkpoints"), output / "checkpoints"
-    if inside.is_dir() and not beside.exists():
-        return inside if (inside / RUN).is_file() else beside
+    if (inside / RUN).is_file() and not beside.exists():
+        return inside
     parent = next(folder for folder in output.parents if folder.exists())
     usable = os.access(parent, os.W_OK) and not _read_only(parent) and not os.path.ismount(output)
     return beside if usable else inside
@@ -97,11 +97,20 @@ def seal(folder):
 
 
 def damage(folder):
-    """Why a checkpoint cannot be used, or None where every file of its manifest is as written."""
-    folder = Path(folder)
+    """Why a checkpoint cannot be used, or None where every file of its manifest is as written.
+
+    `OutputError` where a file cannot be read just now: what is damaged may be removed.
+    """
+    try:
+        return _damage(Path(folder))
+    except OSError as error:
+        raise OutputError(f"checkpoints: {str(folder)!r}: {error.strerror or error}") from error
+
+
+def _damage(folder):
     try:
         about = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         return f"{MANIFEST} is damaged"
     if about is None:
         return "it was cut off while it was written"
@@ -166,10 +175,13 @@ def newest_whole(checkpoints):
     return None, passed
 
 
-def remove_unusable(checkpoints):
-    """Remove the checkpoints of a run that are damaged, or whose writing was cut off."""
+def remove_unusable(checkpoints, whole):
+    """Remove the checkpoints of a run that are damaged, or whose writing was cut off.
+
+    whole: one that is known not to be, and is not read again.
+    """
     for path in written(checkpoints):
-        if damage(path) is not None:
+        if path != whole and damage(path) is not None:
             _remove(path)
 
 

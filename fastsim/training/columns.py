@@ -3,7 +3,7 @@
 import re
 
 from fastsim.training.formats import describe, format_of, is_role
-from fastsim.training.rows import DataError
+from fastsim.training.rows import DataError, other_delimiter
 
 
 def parse_columns(columns):
@@ -46,7 +46,7 @@ def select(header, roles, path):
     if missing:
         raise DataError(
             f"{path}: no column {', '.join(missing)}; it has {', '.join(header)}"
-            f"{_other_delimiter(header)}"
+            f"{other_delimiter(header)}"
         )
     return {role: header.index(name) for role, name in wanted}
 
@@ -54,16 +54,8 @@ def select(header, roles, path):
 def header_fault(error, header):
     return (
         f"{error}; the header is ({', '.join(header)}); --columns COLUMN=NAME,... maps it"
-        f"{_other_delimiter(header)}"
+        f"{other_delimiter(header)}"
     )
-
-
-def _other_delimiter(header):
-    if len(header) != 1:
-        return ""
-    counts = {mark: header[0].count(mark) for mark in (";", "\t", "|", ",")}
-    mark = max(counts, key=counts.get)
-    return f"; try --delimiter {mark!r}" if counts[mark] else ""
 
 
 def looks_like_a_header(first, second):

@@ -50,7 +50,7 @@ def read_data(
     Scores become floats; labels stay text, but may be numbers in JSON and Parquet.
 
     Args:
-        path: CSV or TSV (UTF-8; TSV without quoting), JSON lines, JSON or Parquet, plain or gzip;
+        path: CSV or TSV (UTF-8; TSV without quoting), JSON lines or JSON, plain or gzip; Parquet;
             or a data set on the hub (`fastsim.training.hub`); or a list of these with the same
             columns.
         columns: a list of items `role`, `role=name in the header`, or `_` (not used); None: the

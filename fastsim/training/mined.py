@@ -48,24 +48,48 @@ def mine(encoder, pairs, *, corpus=None, columns=None, kind=None, delimiter=None
     for words, query in row_of.items():
         if words in place:
             known[query][place[words]] = None
-    table = torch.full((len(anchors), 1 + max(map(len, known.values()))), -1)
-    for row, (query, answer) in enumerate(zip(asked, answers, strict=True)):
-        table[row, 0] = answer
-        table[row, 1 : 1 + len(known[query])] = torch.tensor(list(known[query]))
-    rows, _ = mine_hard_negatives(
-        queries[torch.tensor(asked)],
-        vectors,
-        table,
-        count=count,
-        **limits,
-    )
+    found = [None] * len(anchors)
+    seed = limits.pop("seed", 0)
+    for number, pairs_alike in enumerate(_groups([len(known[query]) for query in asked])):
+        rows_asked = [asked[pair] for pair in pairs_alike]
+        chosen, _ = mine_hard_negatives(
+            queries[torch.tensor(rows_asked)],
+            vectors,
+            _table([answers[pair] for pair in pairs_alike], [known[row] for row in rows_asked]),
+            count=count,
+            seed=seed + number,  # or the draws of one group would be those of another
+            **limits,
+        )
+        for pair, rows in zip(pairs_alike, chosen.tolist(), strict=True):
+            found[pair] = rows
     names = ["negative", *(f"negative_{number}" for number in range(2, count + 1))]
-    found = []
-    for anchor, positive, chosen in zip(anchors, positives, rows.tolist(), strict=True):
-        if -1 not in chosen:
-            negatives = zip(names, (texts[row] for row in chosen), strict=True)
-            found.append({"anchor": anchor, "positive": positive, **dict(negatives)})
-    return found, len(anchors) - len(found)
+    written = []
+    for anchor, positive, rows in zip(anchors, positives, found, strict=True):
+        if -1 not in rows:
+            negatives = zip(names, (texts[row] for row in rows), strict=True)
+            written.append({"anchor": anchor, "positive": positive, **dict(negatives)})
+    return written, len(anchors) - len(written)
+
+
+def _groups(counts):
+    """Numbers of pairs in groups of counts within a factor of two.
+
+    A group is searched as deep as its largest count, with as many columns: one anchor of thousands
+    of positives would else make all pairs as wide.
+    """
+    groups = defaultdict(list)
+    for pair, count in enumerate(counts):
+        groups[count.bit_length()].append(pair)
+    return groups.values()
+
+
+def _table(answers, known):
+    """(N, P): the corpus row of each pair's positive, then all rows known to be no negatives."""
+    table = torch.full((len(answers), 1 + max(map(len, known))), -1)
+    for place, (answer, rows) in enumerate(zip(answers, known, strict=True)):
+        table[place, 0] = answer
+        table[place, 1 : 1 + len(rows)] = torch.tensor(list(rows))
+    return table
 
 
 def _words(text):

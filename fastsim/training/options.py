@@ -1,7 +1,10 @@
 """What a training run can be told, checked before anything is read."""
 
+import json
 import math
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, fields
+from typing import get_args
 
 from fastsim.encoders.names import EMBEDDED
 
@@ -25,6 +28,8 @@ FREE = (
     "eval",
 )
 GROWING = ("epochs", "max_steps")  # may grow: training longer is what people resume for
+# May come with a resumption where the run had nothing to evaluate on: the data, what is about them.
+OF_EVALUATION = ("eval_data", "eval_columns", "eval_steps", "best_metric", "early_stopping")
 CHOICES = {
     "architecture": ("bi-encoder", "cross-encoder"),
     "precision": ("fp32", "bf16", "fp16"),
@@ -37,16 +42,18 @@ LARGEST_SEED = 2**32 - 1  # NumPy takes no larger one
 class Options:
     """What `fastsim train` can be told; the command line's help explains each.
 
-    ValueError for a number out of its range or a word that is none of its choices.
+    Numbers may be those of any library. A path becomes its text; train and eval may be lists of
+    data. TypeError for an option of another type than its annotation; ValueError for a number out
+    of its range or a word that is none of its choices.
     """
 
-    train: str | list
-    output: str
+    train: str | os.PathLike | list
+    output: str | os.PathLike
     loss: str
-    model: str = EMBEDDED
-    eval: str | None = None
-    columns: str | None = None
-    eval_columns: str | None = None
+    model: str | os.PathLike = EMBEDDED
+    eval: str | os.PathLike | list | None = None
+    columns: str | list | None = None
+    eval_columns: str | list | None = None
     kind: str | None = None
     delimiter: str | None = None
     header: bool | None = None
@@ -79,7 +86,7 @@ class Options:
     eval_steps: int | None = None
     checkpoint_steps: int | None = None
     checkpoint_minutes: float = 10.0
-    checkpoints: str | None = None
+    checkpoints: str | os.PathLike | None = None
     keep_checkpoints: bool = False
     logging_steps: int = 10
     best_metric: str | None = None
@@ -95,6 +102,12 @@ class Options:
     allow_pickle: bool = False
 
     def __post_init__(self):
+        # It wants torch, for which `fastsim --help` does not wait.
+        from fastsim.training.option_values import as_kind
+
+        for field in fields(self):
+            kinds = get_args(field.type) or (field.type,)
+            setattr(self, field.name, as_kind(field.name, getattr(self, field.name), kinds))
         for name in ("epochs", "learning_rate", "loss_learning_rate", "checkpoint_minutes"):
             self._check_number(name, above=True)
         for name in ("warmup", "weight_decay"):
@@ -106,6 +119,9 @@ class Options:
         for name in ("output", "checkpoints"):
             if getattr(self, name) == "":
                 raise ValueError(f"{name}: wanted the name of a folder, got none")
+        for name in ("train", "eval"):
+            if getattr(self, name) == []:
+                raise ValueError(f"{name}: wanted at least one file, got none")
         if self.resume and self.overwrite:
             raise ValueError("overwrite: wanted without resume, which goes on with what it removes")
         for name, choices in CHOICES.items():
@@ -120,6 +136,19 @@ class Options:
                 f"checkpoint_steps: wanted a multiple of eval_steps ({self.eval_steps}), so that"
                 f" what is saved is evaluated, got {self.checkpoint_steps}"
             )
+
+    def as_written(self):
+        """{name: value} as JSON holds them; TypeError for a value that it cannot hold."""
+        found = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            try:
+                found[field.name] = json.loads(json.dumps(value))
+            except (TypeError, ValueError) as error:
+                raise TypeError(
+                    f"{field.name}: wanted what JSON can hold, got {value!r:.80}: {error}"
+                ) from error
+        return found
 
     def _check_number(self, name, *, above=False):
         value = getattr(self, name)

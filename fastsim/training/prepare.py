@@ -15,6 +15,7 @@ from fastsim.training.learnable import check_learnable
 from fastsim.training.models import BiEncoderModel, CrossEncoderModel
 from fastsim.training.objectives import Objective, check_loss
 from fastsim.training.prompts import check_prompts, check_used, name_parts
+from fastsim.training.schedule import check_schedule
 
 SHOWN = 16  # texts a side in the picture of cosines
 SCATTERED = 500  # pairs in the picture of similarities
@@ -113,7 +114,7 @@ def prepare(options, group=None, say=None):
             raise ValueError(
                 f"score_range: wanted LOW,HIGH with finite LOW < HIGH, got {low:g},{high:g}"
             )
-    _check_schedule(options.schedule)
+    check_schedule(options.schedule)
     for name in ("best_metric", "early_stopping", "eval_steps", "eval_columns"):
         if getattr(options, name) and options.eval is None:
             raise ValueError(f"{name}: wanted with evaluation data (--eval), got none")
@@ -169,17 +170,6 @@ def prepare(options, group=None, say=None):
     return Task(
         model, encoder, train, layout, held, held_layout, metric, cross, options.batch_size, batches
     )
-
-
-def _check_schedule(name):
-    """Refuse a schedule that transformers has not, or that needs numbers besides."""
-    from transformers import get_scheduler
-
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    try:
-        get_scheduler(name, optimizer, num_warmup_steps=1, num_training_steps=2)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"schedule: wanted one of transformers, got {name!r}: {error}") from error
 
 
 def _eval_columns(options):

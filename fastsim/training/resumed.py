@@ -55,6 +55,8 @@ class Resumed(transformers.TrainerCallback):
         state.best_model_checkpoint = None if self.best is None else str(self.best)
         for stopping in self._stopping():
             stopping.early_stopping_patience_counter = self.waited
+            # One that the run did not have before; transformers writes to its entry.
+            state.stateful_callbacks.setdefault(type(stopping).__name__, stopping.state())
         self.trainer._total_loss_scalar = _sum_of_logged(state.log_history)
         if self.summed:
             self.trainer._tr_loss.fill_(self.summed["sum"])

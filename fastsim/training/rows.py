@@ -1,4 +1,4 @@
-"""Rows of data files: CSV, TSV, JSON lines, JSON and Parquet, plain or gzip.
+"""Rows of data files: CSV, TSV, JSON lines and JSON, plain or gzip, and Parquet.
 
 Each comes with where it stands: "line 3", or "row 3" in JSON and Parquet.
 The rows are read here and not by `datasets`, whose readers take "NA" for a missing value, guess
@@ -43,6 +43,10 @@ def check_file(path):
     path = Path(path)
     if path.is_dir():
         raise DataError(f"{path}: wanted a file, this is a directory")
+    if path.exists() and not path.is_file():
+        raise DataError(
+            f"{path}: wanted a regular file, which can be read twice, got a pipe or device"
+        )
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     return path
@@ -132,7 +136,18 @@ def width_fault(row, width, path, where):
         return row
     if len(row) == width:
         return None
-    return DataError(f"{path}, {where}: wanted {width} fields, got {len(row)}")
+    text = f"{path}, {where}: wanted {width} fields, got {len(row)}"
+    return DataError(text + other_delimiter(row, width))
+
+
+def other_delimiter(row, width=None):
+    """A hint where a row of one field would have several, `width` if given, by another sign."""
+    if len(row) != 1:
+        return ""
+    counts = {mark: row[0].count(mark) for mark in (";", "\t", "|", ",")}
+    mark = max(counts, key=counts.get)
+    fits = counts[mark] if width is None else counts[mark] == width - 1
+    return f"; try --delimiter {mark!r}" if fits else ""
 
 
 def named_rows(path, kind):
@@ -192,6 +207,11 @@ def _parquet(path):
 
 def parquet_tables(path):
     """The rows of a Parquet file as Arrow tables of up to 10,000."""
+    if path.suffix.lower() == ".gz":  # to be read from its end, it would be unpacked many times
+        raise DataError(
+            f"{path}: wanted Parquet as it is, which is compressed within, got it packed by gzip;"
+            " unpack it with gunzip"
+        )
     import pyarrow
     import pyarrow.parquet
 
@@ -199,8 +219,11 @@ def parquet_tables(path):
         file = pyarrow.parquet.ParquetFile(path)
         for batch in file.iter_batches(10_000):
             yield pyarrow.Table.from_batches([batch])
-    except pyarrow.ArrowException as error:
-        raise DataError(f"{path}: not Parquet: {error}") from error
+    except (pyarrow.ArrowException, OSError) as error:
+        if getattr(error, "errno", None) is not None:
+            raise  # of the system: what Arrow finds wrong with a file has no number
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path}: not Parquet, or damaged: {reason}") from error
 
 
 def open_bytes(path):

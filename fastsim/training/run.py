@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from dataclasses import asdict
 from pathlib import Path
 
 from fastsim.environment import variables
@@ -20,6 +19,7 @@ from fastsim.training.models import freeze_idle
 from fastsim.training.options import Options
 from fastsim.training.prepare import prepare
 from fastsim.training.required import check_packages
+from fastsim.training.schedule import check_rates
 
 __all__ = ["Options", "OutputError", "train"]
 
@@ -41,6 +41,7 @@ def train(options, say=None, *, dry_run=False):
 
     Raises:
         ValueError: for options, data or a model that do not fit (`DataError`, `ModelError`).
+        TypeError: for an option of another type, or that JSON cannot hold.
         OutputError: for a folder that cannot be written.
         FloatingPointError: for a loss or a model that became NaN or infinite.
         Stopped: after a signal, once a checkpoint is written.
@@ -52,9 +53,11 @@ def train(options, say=None, *, dry_run=False):
     from accelerate.utils import broadcast_object_list
 
     from fastsim.training import sharding
-    from fastsim.training.report_lines import header
+    from fastsim.training.report_lines import header, planned_steps
 
+    options.as_written()  # refused here, not when all is trained
     output = Path(os.path.realpath(options.output))
+    _check_utf8("output", output)
     process = PartialState(cpu=options.cpu or not torch.cuda.is_available())
     several = process.num_processes > 1
     say = (say or tell) if process.is_main_process else (lambda line: None)
@@ -66,6 +69,7 @@ def train(options, say=None, *, dry_run=False):
             beginning.check_options(options, checkpoints, process.num_processes)
     # Of the first process, which may have made the folder by the time that another looks for it.
     (checkpoints,) = broadcast_object_list([checkpoints])
+    _check_utf8("checkpoints", checkpoints)
     say(f"reading {options.train if isinstance(options.train, str) else ', '.join(options.train)}")
     with variables(sharding.whole_while_loading()):
         task = prepare(options, torch.distributed.group.WORLD if several else None, say)
@@ -75,6 +79,9 @@ def train(options, say=None, *, dry_run=False):
     if note:
         say(note)
     arguments = _arguments(options, task, checkpoints, process.num_processes)
+    steps, *_ = planned_steps(options, task)
+    warmup = arguments.get_warmup_steps(steps)
+    check_rates(options.schedule, options.learning_rate, warmup, steps)
     _check_reporting(arguments)
     _check_hub(options.push_to_hub)
     if dry_run:
@@ -98,8 +105,7 @@ def _trained(options, task, arguments, output, checkpoints, process, say):
     from fastsim.training.trainer import Trainer
 
     several = process.num_processes > 1
-    with process.main_process_first():
-        state, checkpoint = beginning.begin(options, task, checkpoints, process, say)
+    state, checkpoint = beginning.where_to_begin(options, task, checkpoints, process, say)
     if state["before"]:
         say(f"before   {task.metric} {state['before'][task.metric]:.4f}")
     layout, metric, cross = task.layout, task.metric, task.cross
@@ -141,7 +147,7 @@ def _trained(options, task, arguments, output, checkpoints, process, say):
     task = trainer.whole_task()
     after = None if trainer.eval_dataset is None else task.evaluate()
     result = {
-        "options": asdict(options),
+        "options": options.as_written(),
         "versions": versions(),
         "columns": layout.columns,
         "rows": len(trainer.train_dataset),
@@ -197,7 +203,8 @@ def _save(task, result, state, output, say, *, cross):
         text = json.dumps(result, indent=1)
         (folder / "fastsim_training.json").write_text(text, encoding="utf-8")
         card = model_card(result, task.encoder, output.name, cross=cross)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+        # A name of a file may hold bytes that are not UTF-8.
+        (folder / "README.md").write_text(card, encoding="utf-8", errors="replace")
         _draw(task, result, state, folder / "pictures", say)
 
 
@@ -257,6 +264,14 @@ def _arguments(options, task, checkpoints, processes):
         # transformers would cut each batch, and with it the negatives, into a part for each GPU.
         arguments._n_gpu = 1
     return arguments
+
+
+def _check_utf8(name, folder):
+    """Refuse a path that safetensors and tokenizers cannot write to, or read from again."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise OutputError(f"{name}: wanted a path in UTF-8, got {str(folder)!r}") from None
 
 
 def _check_reporting(arguments):

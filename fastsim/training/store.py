@@ -6,10 +6,14 @@ the process.
 
 import contextlib
 import os
-import tempfile
+import shutil
 from pathlib import Path
 
+from fastsim.files import full_disk_named
+from fastsim.locks import begun_folder, remove_left
+
 _IN_MEMORY = 50_000  # rows; more are mapped from a file
+_FOLDER = "fastsim-rows-"  # of that file, in the cache of `datasets`
 
 
 class Store:
@@ -17,7 +21,7 @@ class Store:
 
     def __init__(self, say):
         self.rows, self._parts, self._writer, self._say = 0, [], None, say
-        self._named, self._path = 0, None
+        self._named, self._folder, self._handle = 0, None, None
 
     def begin(self, layout):
         """Name the columns, those of a `Format`, before their first rows."""
@@ -43,7 +47,7 @@ class Store:
             if self.rows > _IN_MEMORY:
                 self._spill()
         else:
-            self._writer.write_batch(part)
+            self._write([part])
         if self.rows - self._named >= 500_000:
             self._named = self.rows
             self._say(f"read {self.rows:,} rows")
@@ -52,14 +56,19 @@ class Store:
         import datasets
         import pyarrow
 
-        folder = Path(datasets.config.HF_DATASETS_CACHE)
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, self._path = tempfile.mkstemp(prefix="fastsim-", suffix=".arrow", dir=folder)
-        self._file = os.fdopen(handle, "wb")
+        cache = Path(datasets.config.HF_DATASETS_CACHE)
+        cache.mkdir(parents=True, exist_ok=True)
+        remove_left(cache, _FOLDER)
+        self._folder, self._handle = begun_folder(cache, _FOLDER)
+        self._file = open(self._folder / "rows.arrow", "wb")  # noqa: SIM115 - closed at the end
         self._writer = pyarrow.ipc.new_stream(self._file, self.schema)
-        for part in self._parts:
-            self._writer.write_batch(part)
+        self._write(self._parts)
         self._parts = []
+
+    def _write(self, parts):
+        with full_disk_named(self._file.name):
+            for part in parts:
+                self._writer.write_batch(part)
 
     def dataset(self):
         import datasets
@@ -67,11 +76,12 @@ class Store:
 
         if self._writer is None:
             return datasets.Dataset(pyarrow.Table.from_batches(self._parts, self.schema))
-        self._writer.close()
-        self._file.close()
-        found = datasets.Dataset.from_file(self._path)
-        if os.name == "posix":
-            os.unlink(self._path)  # the map keeps it until the process ends
+        with full_disk_named(self._file.name):
+            self._writer.close()
+            self._file.close()
+        found = datasets.Dataset.from_file(self._file.name)
+        if os.name == "posix":  # the map keeps the file until the process ends
+            self._remove()
         return found
 
     def discard(self):
@@ -79,5 +89,11 @@ class Store:
         if self._writer is not None:
             with contextlib.suppress(OSError):  # a full disk, which the reading has told of
                 self._file.close()
-        if self._path is not None:
-            Path(self._path).unlink(missing_ok=True)
+        self._remove()
+
+    def _remove(self):
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._handle is not None:
+            os.close(self._handle)
+        self._folder = self._handle = None

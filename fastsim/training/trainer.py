@@ -262,20 +262,6 @@ class Trainer(transformers.Trainer):
         names = super().get_decay_parameter_names(model)
         return [name for name in names if not name.startswith("objective.learnt.")]
 
-    def create_scheduler(self, num_training_steps, optimizer=None):
-        """As in transformers. ValueError for a warm-up that leaves a schedule no step to end in."""
-        scheduler = super().create_scheduler(num_training_steps, optimizer)
-        for factor_at in getattr(scheduler, "lr_lambdas", ()):
-            try:
-                factor_at(num_training_steps)  # which it would ask for when all is trained
-            except ZeroDivisionError:
-                raise ValueError(
-                    f"warmup: wanted fewer steps than the {num_training_steps} of the training,"
-                    f" with schedule {self.args.lr_scheduler_type.value!r}, got"
-                    f" {self.args.get_warmup_steps(num_training_steps)}"
-                ) from None
-        return scheduler
-
     def create_optimizer(self, model=None):
         """As in transformers, the loss's own parameters with their own learning rate."""
         fresh = self.optimizer is None

@@ -69,6 +69,22 @@ def test_values_of_a_file_of_options_are_checked(text, reason, tuples, tmp_path)
     assert reason in result.stderr
 
 
+def test_the_home_folder_in_a_file_of_options(tuples, tmp_path, monkeypatch):
+    """A shell would write it out on the command line."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        f"train: [~/{tuples.name}]\neval: ~/{tuples.name}\noutput: ~/out\ncheckpoints: ~/kept\n"
+        "loss: info_nce\nmax-steps: 1\nkeep-checkpoints: true\nprompt: {query: ~/q}\n"
+    )
+    result = run("train", "--config", config, "--model", models.tiny_bert(), "--cpu")
+    assert result.exit_code == 0, result.output
+    saved = json.loads((tmp_path / "out/fastsim_training.json").read_text())["options"]
+    assert saved["train"] == saved["eval"] == str(tuples)
+    assert saved["prompts"] == {"query": "~/q"}  # no path
+    assert (tmp_path / "kept/checkpoint-1").is_dir()
+
+
 def test_prompts_are_of_texts_that_there_are(tuples, tmp_path):
     (tmp_path / "corpus.txt").write_text("one\n")
     common = ("--model", models.tiny_bert(), "--cpu", "--prompt", "querry=q: ")

@@ -1,6 +1,7 @@
 """Which hook of a peer's class was replaced, whenever and however."""
 
 import copy
+import functools
 import inspect
 import sys
 import types
@@ -141,3 +142,23 @@ def test_functions_beside_the_class(monkeypatch):
     assert kind().replaced_hook() is None
     monkeypatch.setattr(module, "helper", len)
     assert kind().replaced_hook() == "helper"
+
+
+def test_functions_beside_every_class_of_theirs(peer, monkeypatch):
+    """Beside each that ours is made of, whether it names hooks or not; of a user's class none."""
+    exec("def helper(): pass", vars(peer))
+    other = types.ModuleType("another_peer")
+    exec("def more(): pass\n\nclass Further: pass", vars(other))
+    monkeypatch.setitem(sys.modules, "another_peer", other)
+    ours = type("Loss", (Hooked, peer.Loss), OF_OURS)
+    further = type("Further", (ours, other.Further), {})
+    users = type("Mine", (type("Mine", (further,), {"__module__": __name__}),), {})
+    assert {beside.__name__ for beside, _ in users._functions} == {"a_peer", "another_peer"}
+    with monkeypatch.context() as patch:
+        patch.setattr(peer, "helper", functools.wraps(peer.helper)(lambda: "patched"))
+        again = type("Loss", (ours,), {})  # made after the patch, which passes for theirs
+        kinds = ours, further, users, again
+        assert [kind().replaced_hook() for kind in kinds] == ["helper"] * 4
+    assert [kind().replaced_hook() for kind in (ours, further, users)] == [None] * 3
+    monkeypatch.setattr(other, "more", len)
+    assert [kind().replaced_hook() for kind in (ours, further, users)] == [None, "more", "more"]

@@ -131,6 +131,27 @@ def test_dtype_of_the_loss(name, dtype, autocast):
     assert any(abs(mine - true) <= 2 * eps * max(1, abs(true)) + by_theirs for true in truths)
 
 
+class OfSoMany(torch.nn.MSELoss):
+    """A user's function that takes batches of one size."""
+
+    def forward(self, scores, labels):
+        assert len(scores) == len(vectors(2)[0])
+        return super().forward(scores, labels)
+
+
+def test_a_function_that_refuses_few_rows():
+    """Theirs is asked for its dtype on few: that may end no training."""
+    columns = [column.bfloat16() for column in vectors(2)]
+    labels = torch.rand(len(columns[0]))
+    given = with_guides(columns, columns), labels
+    found = [
+        package.CosineSimilarityLoss(Given(), loss_fct=OfSoMany())(*given)
+        for package in (ours, theirs)
+    ]
+    eps = torch.finfo(torch.bfloat16).eps
+    torch.testing.assert_close(*found, rtol=4 * eps, atol=4 * eps, check_dtype=False)
+
+
 def half(column):
     """As autocast to bfloat16 casts it."""
     return column if column.dtype == torch.float64 else column.bfloat16()

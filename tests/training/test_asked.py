@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ from fastsim.training.evaluation import evaluate_encoder
 from fastsim.training.load import evaluate_model, load_encoder
 from fastsim.training.prepare import SHOWN, prepare
 from fastsim.training.prompts import name_parts
-from fastsim.training.run import train
+from fastsim.training.run import OutputError, train
 from tests import models
 from tests.training.runs import losses, options, stopped, write
 
@@ -261,13 +263,21 @@ def test_the_rate_follows_its_schedule(files, tmp_path):
 def test_a_schedule_that_would_divide_by_zero_when_all_is_trained(files, tmp_path):
     file, _ = files("tuples")
     asked = options(tmp_path, file, loss="info_nce", max_steps=3, schedule="polynomial")
-    asked.warmup = 3.0
-    with pytest.raises(
-        ValueError, match=r"warmup: wanted fewer steps than the 3 .*'polynomial', got 3"
-    ):
-        train(asked)
-    asked.warmup = 2.0
+    asked.warmup, asked.keep_checkpoints = 2.0, True
     assert train(asked)["steps"] == 3
+    kept = {path.name for path in (tmp_path / "out-checkpoints").iterdir()}
+    asked.overwrite = True
+    for name, value, reason in (
+        ("warmup", 3.0, r"warmup: wanted fewer steps than the 3 .*'polynomial', got 3"),
+        ("learning_rate", 1e-8, r"schedule: polynomial: lr_end"),
+    ):
+        before = getattr(asked, name)
+        setattr(asked, name, value)
+        for dry_run in (True, False):
+            with pytest.raises(ValueError, match=reason):
+                train(asked, dry_run=dry_run)
+        setattr(asked, name, before)
+        assert {path.name for path in (tmp_path / "out-checkpoints").iterdir()} == kept
 
 
 @pytest.mark.parametrize(("kind", "loss"), [("scored pairs", "cosent"), ("tuples", "info_nce"),
@@ -372,3 +382,21 @@ def test_weights_are_held_and_saved_in_the_type_asked(kind, files, tmp_path):
     train(options(tmp_path, file, loss="info_nce", max_steps=1, weights=kind))
     found = {value.dtype for value in weights(tmp_path / "out").values()}
     assert found == {{"fp32": torch.float32, "bf16": torch.bfloat16}[kind]}
+
+
+def test_names_that_are_not_utf_8_cost_no_model(files, tmp_path):
+    """One stands in the model's README; a model cannot be in a folder of such a name."""
+    file, held = files("tuples")
+    name = os.fsdecode(b"caf\xe9")
+    (tmp_path / f"{name}.jsonl").write_bytes(Path(held).read_bytes())
+    asked = options(tmp_path, file, loss="info_nce", max_steps=1, output=str(tmp_path / "caf"))
+    asked.eval = str(tmp_path / f"{name}.jsonl")
+    train(asked)
+    card = (tmp_path / "caf/README.md").read_text(encoding="utf-8")
+    assert "Measured on `caf?.jsonl`." in card
+    written = json.loads((tmp_path / "caf/fastsim_training.json").read_text())
+    assert written["options"]["eval"] == asked.eval
+    for option in ("output", "checkpoints"):
+        changed = options(tmp_path, file, loss="info_nce", **{option: str(tmp_path / name)})
+        with pytest.raises(OutputError, match=f"^{option}: wanted a path in UTF-8, got "):
+            train(changed)

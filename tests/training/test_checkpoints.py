@@ -1,6 +1,8 @@
 """Checkpoints: what is the user's beside them stays, and they are those of one run."""
 
+import errno
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("datasets")
 from safetensors.torch import load_file
 
+from fastsim.training import checkpoints as saved
 from fastsim.training import demo
 from fastsim.training.checkpoints import checkpoint_folder, claimed
 from fastsim.training.run import OutputError, train
@@ -319,3 +322,31 @@ def test_the_end_tells_of_all_parts(more, files, tmp_path, monkeypatch):
 def test_the_root_is_no_output(chosen):
     with pytest.raises(OutputError, match=r"output: wanted a folder other than .*, got '/\.'"):
         checkpoint_folder("/.", chosen)
+
+
+def test_checkpoints_stay_in_a_mounted_output(tmp_path, monkeypatch):
+    """Though a run that was killed before it wrote its file has left their folder there."""
+    out = tmp_path / "out"
+    (out / "checkpoints").mkdir(parents=True)
+    assert checkpoint_folder(out) == tmp_path / "out-checkpoints"
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == out)
+    assert checkpoint_folder(out) == out / "checkpoints"
+
+
+def test_a_checkpoint_that_cannot_be_read_just_now_is_not_damaged(tmp_path, monkeypatch):
+    """What is damaged is passed over, and removed."""
+    for step in (1, 2):
+        saved.begin(tmp_path / f"checkpoint-{step}")
+        saved.seal(tmp_path / f"checkpoint-{step}")
+    read = Path.read_text
+
+    def fails(path, **options):
+        if path.parent.name == "checkpoint-2":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return read(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", fails)
+        with pytest.raises(OutputError, match="checkpoint-2': Input/output error"):
+            saved.newest_whole(tmp_path)
+    assert saved.newest_whole(tmp_path) == (tmp_path / "checkpoint-2", [])

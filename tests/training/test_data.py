@@ -1,5 +1,6 @@
 """Reading data: every format gives the same rows, by their columns."""
 
+import errno
 import json
 from collections import Counter
 
@@ -227,7 +228,7 @@ def test_a_reading_that_fails_leaves_no_file(fault, tmp_path, monkeypatch):
 
     def interrupted(self, columns):
         add(self, columns)
-        assert bool(list(cache.glob("*.arrow"))) == (self.rows > 20)
+        assert bool(list(cache.rglob("*.arrow"))) == (self.rows > 20)
         if fault == "Ctrl-C" and self.rows > 40:
             raise KeyboardInterrupt
 
@@ -235,3 +236,43 @@ def test_a_reading_that_fails_leaves_no_file(fault, tmp_path, monkeypatch):
     with pytest.raises(DataError if fault == "a bad row" else KeyboardInterrupt):
         read_data(path)
     assert not list(cache.iterdir())
+
+
+def test_what_a_killed_reading_left_is_removed_by_the_next(tmp_path, monkeypatch):
+    import datasets
+
+    from fastsim.training import store
+
+    monkeypatch.setattr(store, "_IN_MEMORY", 20)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    left, theirs = tmp_path / "cache/fastsim-rows-x/rows.arrow", tmp_path / "cache/csv/rows.arrow"
+    for file in (left, theirs):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    read_data(many_rows(tmp_path))
+    assert [path for path in (left, theirs) if path.exists()] == [theirs]
+
+
+def test_a_full_disk_of_the_cache_is_named(tmp_path, monkeypatch):
+    import datasets
+    import pyarrow
+
+    from fastsim.files import OutputError
+    from fastsim.training import store
+
+    class Full:
+        def write_batch(self, part):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store, "_IN_MEMORY", 20)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(pyarrow.ipc, "new_stream", lambda *given: Full())
+    with pytest.raises(OutputError, match=r"disk full: cannot write '.*/cache/.*/rows\.arrow'"):
+        read_data(many_rows(tmp_path))
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def many_rows(folder):
+    path = folder / "data.tsv"
+    path.write_text("anchor\tpositive\n" + "".join(f"a{i}\tb{i}\n" for i in range(50)))
+    return path

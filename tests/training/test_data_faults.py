@@ -1,7 +1,10 @@
 """Data with faults: each stops with file, line and reason, and what is not used is named."""
 
+import errno
+import gzip
 import json
 import math
+import os
 
 import pytest
 
@@ -109,6 +112,9 @@ def test_faults_of_file_and_columns(tmp_path):
     path = tmp_path / "data.csv"
     with pytest.raises(DataError, match="no such file"):
         read_data(path)
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(DataError, match=r"pipe.csv: wanted a regular file, .* got a pipe or"):
+        read_data(tmp_path / "pipe.csv")
     path.write_text("s1,s2,gold\na,b,1\n")
     with pytest.raises(DataError, match=r"line 1: score: .*does the file have a header"):
         read_data(path, columns="sentence1,sentence2,score")
@@ -188,6 +194,14 @@ def test_messages_say_what_to_do(tmp_path):
     with pytest.raises(DataError, match=r"the header is \(sentence1;.*try --delimiter ';'"):
         read_data(path)
     assert read_data(path, delimiter=";")[0]["score"][:] == [1.0]
+    path.write_text("a;b;1\n")
+    columns = "sentence1,sentence2,score"
+    with pytest.raises(DataError, match="line 1: wanted 3 fields, got 1; try --delimiter ';'"):
+        read_data(path, columns=columns)
+    assert read_data(path, columns=columns, delimiter=";")[0]["score"][:] == [1.0]
+    path.write_text("sentence1,sentence2,score\na;b\n")  # no other sign makes it a row
+    with pytest.raises(DataError, match=r"line 2: wanted 3 fields, got 1$"):
+        read_data(path)
     with pytest.raises(DataError, match=r"delimiter: wanted one character, .*, got ';;'"):
         read_data(path, delimiter=";;")
     path.write_text("sentence1\tsentence2\tscore\na\tb\t1\n")
@@ -272,3 +286,29 @@ def test_a_format_corrects_a_suffix(tmp_path):
     tabs.write_text('anchor\tpositive\na\t"b\n')
     assert len(read_data(lines, kind="jsonl")[0]) == 2
     assert read_data(tabs, kind="tsv")[0]["positive"][:] == ['"b']
+
+
+def test_parquet_that_is_damaged_or_packed(tmp_path, monkeypatch):
+    path = tmp_path / "data.parquet"
+    texts = [f"text {number}" for number in range(2000)]
+    parquet.write_table(pyarrow.table({"anchor": texts, "positive": texts}), path)
+    packed = tmp_path / "data.parquet.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(DataError, match=r"data\.parquet\.gz: wanted Parquet as it is, .* gunzip"):
+        read_data(packed)
+    whole = bytearray(path.read_bytes())
+    for place in (slice(4, 600), slice(-600, -8)):  # of the values, of what says where they are
+        damaged = whole.copy()
+        damaged[place] = b"\xff" * len(damaged[place])
+        path.write_bytes(damaged)
+        with pytest.raises(DataError) as caught:
+            read_data(path)
+        assert str(caught.value).startswith(f"{path}: not Parquet, or damaged: ")
+        assert "\n" not in str(caught.value)
+
+    def refused(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(parquet, "ParquetFile", refused)
+    with pytest.raises(PermissionError):
+        read_data(path)

@@ -3,8 +3,10 @@
 import json
 
 import pytest
+import torch
 
 pytest.importorskip("datasets")
+from fastsim.training import mined
 from fastsim.training.mined import mine
 from tests.training.test_evaluation import Angles
 
@@ -79,3 +81,46 @@ def test_the_corpus_is_read_as_the_pairs_are(tmp_path):
     pairs.write_text("anchor;positive\n0;1\n50;51\n")
     given = {"delimiter": ";", "kind": "csv"}  # of the pairs alone, as the suffix says
     assert mine(Angles(), str(pairs), corpus=tmp_path / "corpus.tsv", **given)[0] == rows
+
+
+@pytest.fixture
+def uneven(tmp_path):
+    """Pairs of four anchors, with 1, 2, 9 and 40 positives, in no order."""
+    rows = [
+        {"anchor": str(anchor), "positive": f"{anchor + 0.125 * number:g}"}
+        for anchor, count in ((10, 1), (20, 2), (30, 9), (40, 40))
+        for number in range(1, count + 1)
+    ]
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
+    path = tmp_path / "uneven.jsonl"
+    path.write_text("".join(json.dumps(rows[row]) + "\n" for row in order))
+    return str(path)
+
+
+@pytest.mark.parametrize("limits", [{}, {"relative_margin": 0.01, "ranks": (3, 8)}])
+def test_pairs_of_unlike_counts_are_mined_as_all_at_once(limits, uneven, monkeypatch):
+    found = mine(Angles(), uneven, count=2, **limits)
+    monkeypatch.setattr(mined, "_groups", lambda counts: [list(range(len(counts)))])
+    assert found == mine(Angles(), uneven, count=2, **limits)
+    assert len(found[0]) > 40
+
+
+def test_a_search_is_as_deep_as_pairs_of_its_kind_ask(uneven, monkeypatch):
+    """One anchor of many positives leaves the tables of the others narrow."""
+    tables, search = [], mined.mine_hard_negatives
+
+    def spied(queries, corpus, table, **limits):
+        tables.append(table)
+        return search(queries, corpus, table, **limits)
+
+    monkeypatch.setattr(mined, "mine_hard_negatives", spied)
+    mine(Angles(), uneven)
+    assert sorted(table.shape for table in tables) == [(1, 2), (2, 3), (9, 10), (40, 41)]
+
+
+def test_drawn_negatives_are_those_of_the_seed(uneven):
+    draws = [mine(Angles(), uneven, sample=True, seed=seed) for seed in (5, 5, 6)]
+    assert draws[0] == draws[1] != draws[2]
+    rows, _ = draws[0]
+    positives = {(row["anchor"], row["positive"]) for row in rows}
+    assert all((row["anchor"], row["negative"]) not in positives for row in rows)

@@ -340,3 +340,27 @@ def test_what_cannot_be_resumed_is_refused_before_anything_is_read(files, tmp_pa
     with pytest.raises(ValueError, match="resume: batch_size: wanted 8, as in this run, got 4"):
         train(asked, said.append)
     assert said == []
+
+
+def test_what_is_about_evaluation_may_come_with_its_data(files, tmp_path):
+    file, held = files("tuples")
+    asked = options(tmp_path, file, loss="info_nce", max_steps=2, keep_checkpoints=True)
+    train(asked)
+    asked.resume, asked.max_steps, asked.eval_steps = True, 4, 1
+    with pytest.raises(ValueError, match=r"eval_steps: wanted with evaluation data \(--eval\)"):
+        train(asked)
+    asked.eval, asked.best_metric, asked.early_stopping = held, "mrr@10", 5
+    result = train(asked)
+    assert result["metric"] == "mrr@10"
+    steps = [entry["step"] for entry in result["history"] if "eval_mrr@10" in entry]
+    assert steps == [3, 4]
+    # Now the run has them: they stay as they are.
+    asked.max_steps, asked.early_stopping = 5, 6
+    with pytest.raises(ValueError, match="resume: early_stopping: wanted 5, as in this run, got 6"):
+        train(asked)
+    asked.early_stopping = None
+    with pytest.raises(ValueError, match="early_stopping: wanted 5, as in this run, got none"):
+        train(asked)
+    asked.early_stopping, asked.lora = 5, 16
+    with pytest.raises(ValueError, match="lora: wanted it left out, as in this run, got 16"):
+        train(asked)
