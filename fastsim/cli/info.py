@@ -60,15 +60,7 @@ def _device(device, kept):
                 "served": verdict.served,
                 "says": verdict.sentence,
                 "days": round((time.time() - verdict.when) / 86400, 2),
-                # of other drivers, versions or kernels: `auto` does not look at it
-                "current": verdict.key
-                == verdicts.key(
-                    verdict.key["backend"],
-                    verdict.key["kind"],
-                    getattr(torch, verdict.key["dtype"]),
-                    device,
-                    verdict.key["precision"],
-                ),
+                "current": verdicts.is_current(verdict, device),  # else `auto` does not look at it
             }
             for verdict in mine
         ],

@@ -196,12 +196,14 @@ def everything():
 def current(backend, device):
     """Those that are kept on the kernels of a backend as they are now, on a device."""
     mine = [verdict for verdict in everything() if verdict.key["backend"] == backend]
-    return [verdict for verdict in mine if verdict.key == _key_now(verdict.key, device)]
+    return [verdict for verdict in mine if is_current(verdict, device)]
 
 
-def _key_now(of, device):
-    """What that key, of any version, is now on a device."""
-    return key(of["backend"], of["kind"], getattr(torch, of["dtype"]), device, of["precision"])
+def is_current(verdict, device):
+    """Whether it is of a device, its driver, and the versions and kernels at hand."""
+    of = verdict.key
+    dtype = getattr(torch, of["dtype"])
+    return of == key(of["backend"], of["kind"], dtype, device, of["precision"])
 
 
 def now(served, reason, ratio, of):

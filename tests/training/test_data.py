@@ -199,14 +199,18 @@ def test_data_sets_of_the_hub_are_read_by_name(tmp_path):
         read_data("hub:a::b")
 
 
+def many_rows(folder):
+    path = folder / "data.tsv"
+    path.write_text("anchor\tpositive\n" + "".join(f"a{i}\tb{i}\n" for i in range(50)))
+    return path
+
+
 def test_many_rows_are_mapped_from_a_file(tmp_path, monkeypatch):
     from fastsim.training import opened, store
 
     monkeypatch.setattr(store, "_IN_MEMORY", 20)
     monkeypatch.setattr(opened, "_PART", 7)
-    path = tmp_path / "data.tsv"
-    path.write_text("anchor\tpositive\n" + "".join(f"a{i}\tb{i}\n" for i in range(50)))
-    dataset, _ = read_data(path)
+    dataset, _ = read_data(many_rows(tmp_path))
     assert dataset.cache_files
     assert dataset.to_list() == [{"anchor": f"a{i}", "positive": f"b{i}"} for i in range(50)]
 
@@ -270,9 +274,3 @@ def test_a_full_disk_of_the_cache_is_named(tmp_path, monkeypatch):
     with pytest.raises(OutputError, match=r"disk full: cannot write '.*/cache/.*/rows\.arrow'"):
         read_data(many_rows(tmp_path))
     assert not list((tmp_path / "cache").iterdir())
-
-
-def many_rows(folder):
-    path = folder / "data.tsv"
-    path.write_text("anchor\tpositive\n" + "".join(f"a{i}\tb{i}\n" for i in range(50)))
-    return path

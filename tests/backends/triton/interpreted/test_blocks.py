@@ -128,8 +128,9 @@ def test_dot_products_of_any_range():
             x.to(dtype), leaf, temperature=1.0, similarity="dot", backend=backend
         ).backward()
         found.append(leaf.grad.double())
-    rounding = 4 * torch.finfo(HALF).eps * found[1].abs().max()
-    assert (found[0] - found[1]).abs().max() <= rounding
+    # Half a unit in the last place of a score gradient, and of what it becomes.
+    rounding = torch.finfo(HALF).eps * found[1].abs().max()
+    assert (found[0] - found[1]).abs().max() <= 2 * rounding
 
 
 def test_half_the_tiles_of_rows_with_themselves(monkeypatch):
