@@ -180,7 +180,7 @@ def batchwise(function: Callable[P, R]) -> Callable[P, R]:
     where that averages too, it averages what is equal by then. A learnt number may have shape (1,),
     as FSDP2 wants it, or be a DTensor; tensors may be DTensors (fastsim/dtensor.py).
     """
-    names = tuple(inspect.signature(function).parameters)
+    signature = inspect.signature(function)
 
     @functools.wraps(function)
     def call(*args: Any, group: Any = None, **options: Any) -> Any:
@@ -192,7 +192,8 @@ def batchwise(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, group=None, **options)
         of_ranks = _uncompiled if torch.compiler.is_compiling() else _of_ranks
         if dtensors:
-            args, options = (), dict(zip(names, args, strict=False)) | options
+            options, args = signature.bind(*args, group=group, **options).arguments, ()
+            del options["group"]
         return of_ranks(function, args, options, group, dtensors)
 
     call.__kwdefaults__ = function.__kwdefaults__

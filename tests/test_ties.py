@@ -89,11 +89,12 @@ def test_a_copy_among_own_negatives_is_not_above_its_positive(backend, dtype, si
     torch.testing.assert_close(got.double(), others.exp().add(1).log(), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("of_guide", DTYPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_guide_keeps_copies(backend, dtype, usable):
+def test_a_guide_keeps_copies(backend, dtype, of_guide, usable):
     usable(backend)
-    guide_x, guide_y, _, above = draw(9, dtype, cosines)
+    guide_x, guide_y, _, above = draw(9, of_guide, cosines)
     x, y = torch.randn(N, D, dtype=dtype), torch.randn(M, D, dtype=dtype)
     given = {"guide": (guide_x, guide_y), "temperature": 0.1, "reduction": "none"}
     got = fastsim.info_nce(x, y, **given, backend=backend)

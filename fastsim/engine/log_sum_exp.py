@@ -128,9 +128,18 @@ def as_guide(guide, rows, columns, x):
     check_alike("guide columns", guide_columns, "guide rows", guide_rows)
     if thresholds.shape != (rows,):
         raise ValueError(f"guide thresholds: wanted shape ({rows},), got {tuple(thresholds.shape)}")
+    guide_rows, guide_columns = guide_beside(x, guide_rows, guide_columns)
+    thresholds = thresholds.detach().to(compute_dtype(x))
+    return Guide(guide_rows.detach(), guide_columns.detach(), thresholds)
+
+
+def guide_beside(x, *guides):
+    """A guide's embeddings as they are beside embeddings x: both float64, or none.
+
+    Thresholds are made of the same numbers: else a copy of the positive is in or out by rounding.
+    """
     dtype = compute_dtype(x)
-    if guide_rows.dtype != dtype and torch.float64 in (guide_rows.dtype, dtype):
-        same = guide_columns is guide_rows
-        guide_rows = guide_rows.to(dtype)
-        guide_columns = guide_rows if same else guide_columns.to(dtype)
-    return Guide(guide_rows.detach(), guide_columns.detach(), thresholds.detach().to(dtype))
+    if guides[0].dtype == dtype or torch.float64 not in (guides[0].dtype, dtype):
+        return guides
+    first = guides[0].to(dtype)
+    return first, *(first if guide is guides[0] else guide.to(dtype) for guide in guides[1:])

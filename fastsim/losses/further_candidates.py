@@ -22,7 +22,7 @@ from fastsim.checks import (
 )
 from fastsim.engine.autograd import tile_loss
 from fastsim.engine.bands import by_bands
-from fastsim.engine.log_sum_exp import as_guide, guide_cosines, safe_log_sum_exp
+from fastsim.engine.log_sum_exp import as_guide, guide_beside, guide_cosines, safe_log_sum_exp
 from fastsim.pairs import Pairs, pair_mask
 from fastsim.precision import wide_dtype, widened
 from fastsim.scores import compute_dtype, dense_scores, paired_scores, unit_rows
@@ -210,7 +210,7 @@ def guide_of(guide, margin, strategy, own, x, batch, backend):
     """
     if guide is None:
         return None
-    rows, columns = guide
+    rows, columns = guide_beside(x, *guide)
     if len(rows):
         cosines = guide_cosines(rows, columns[own], backend=backend.name)
     else:  # of a rank without rows
@@ -239,7 +239,7 @@ def dense_guide(guide, margin, strategy, positives, scores):
     """`guide_of` for the dense specification: scores (N, M)."""
     if guide is None:
         return None
-    rows, columns = guide
+    rows, columns = guide_beside(scores, *guide)
     cosines = guide_cosines(rows, columns[positives], backend="eager")
     thresholds = _thresholds(cosines, margin, strategy)
     return as_guide((rows, columns, thresholds), *scores.shape, scores)

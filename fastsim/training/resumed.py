@@ -6,6 +6,8 @@ from pathlib import Path
 import torch
 import transformers
 
+from fastsim.precision import wide_dtype
+
 _SUMMED = "fastsim_loss_sum.json"
 
 
@@ -62,7 +64,8 @@ class Resumed(transformers.TrainerCallback):
             self.trainer._tr_loss.fill_(self.summed["sum"])
             self.trainer._globalstep_last_logged = self.summed["logged"]
         if self.summed.get("seen") is not None:
-            totals = torch.tensor(self.summed["seen"], dtype=torch.float64, device=args.device)
+            dtype = wide_dtype(args.device)
+            totals = torch.tensor(self.summed["seen"], dtype=dtype, device=args.device)
             self.trainer.seen.add(totals)
 
     def on_epoch_begin(self, args, state, control, *, train_dataloader, **more):

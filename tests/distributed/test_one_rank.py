@@ -36,6 +36,8 @@ def test_dtensors_of_a_mesh_without_names_are_refused(alone):
     named = DeviceMesh("cpu", mesh.mesh, mesh_dim_names=("replica", "rows"))
     x = distribute_tensor(x.full_tensor(), named, [Replicate(), Shard(0)])
     assert fastsim.info_nce(x, x).isfinite()
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        fastsim.info_nce(x, x, None, 0.1)
 
 
 def test_states_on_a_ring_are_as_wide_as_without(alone):

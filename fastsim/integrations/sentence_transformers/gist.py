@@ -20,7 +20,7 @@ from sentence_transformers.util import batch_to_device
 
 from fastsim.backends import pick
 from fastsim.backends.extras import GUIDE, UNTARGETED
-from fastsim.engine.log_sum_exp import guide_cosines, log_sum_exp
+from fastsim.engine.log_sum_exp import guide_beside, guide_cosines, log_sum_exp
 from fastsim.integrations.dtypes import in_one_dtype
 from fastsim.integrations.overrides import is_plain
 from fastsim.integrations.sentence_transformers.fused import (
@@ -141,10 +141,8 @@ class CachedGISTEmbedLoss(
 
 def _gist(options, embeddings, guides, temperature):
     check_columns(guides, fewest=len(embeddings), most=len(embeddings))
-    embeddings, guides = in_one_dtype(*embeddings), in_one_dtype(*guides)
-    dtype = compute_dtype(embeddings[0])
-    if torch.float64 in (dtype, guides[0].dtype):  # which not every backend takes beside others
-        guides = [guide.to(dtype) for guide in guides]
+    embeddings = in_one_dtype(*embeddings)
+    guides = guide_beside(embeddings[0], *in_one_dtype(*guides))
     (anchors, positives, *_), (anchor_guides, positive_guides, *_) = embeddings, guides
     candidates, candidate_guides, offset = embeddings[1:], guides[1:], 0
     if options.gather_across_devices:
@@ -179,4 +177,4 @@ def _gist(options, embeddings, guides, temperature):
         key_guides = positive_guides if alone else candidate_guides[0]
         parts.append(terms(positives, keys, positive_guides, key_guides))
     loss = (torch.logsumexp(torch.stack(parts), 0) - positive).mean()
-    return loss.to(dtype)
+    return loss.to(compute_dtype(embeddings[0]))
