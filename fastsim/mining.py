@@ -54,9 +54,10 @@ def mine_hard_negatives(
         relative_margin: a negative's cosine is at most p - relative_margin |p|, p the positive's;
             NV-Retriever's 95 % is 0.05.
         score_range: a negative's cosine lies in it, ends included.
-        query_ids, corpus_ids: (N,) and (M,) integers; a corpus row with the id of a query, or the
-            id of its positive, is no negative of it. Equal texts have equal ids. At most 1,000 rows
-            are passed over for their ids, so a query with more may get fewer negatives.
+        query_ids, corpus_ids: (N,) and (M,) integers; a corpus row with the id of a query, or of
+            a row that `positives` names for it, is no negative of it. Equal texts have equal ids.
+            At most 1,000 rows are passed over for their ids, so a query with more may get fewer
+            negatives.
         sample: draw from the ranks at random, by `seed`, instead of taking the hardest.
         seed: an int.
         backend: the name of a backend, see `fastsim.backends`; None: the default.
@@ -105,7 +106,8 @@ def mine_hard_negatives(
     generator = torch.Generator(device="cpu").manual_seed(seed)
     found = torch.full((rows, count), -1, dtype=torch.int64, device=queries.device)
     scores = None
-    depth = min(last + 1 + further.shape[1] + _room(query_ids, corpus_ids, positives), columns)
+    named = torch.cat([positives[:, None], further], 1)
+    depth = min(last + named.shape[1] + _room(query_ids, corpus_ids, named), columns)
     for start in range(0, rows, _QUERIES):
         part = slice(start, min(start + _QUERIES, rows))
         values, near = top_k(queries[part], corpus, depth, backend=backend)
@@ -115,12 +117,14 @@ def mine_hard_negatives(
             raise ValueError("queries, corpus: wanted finite embeddings, got NaN or infinity")
         values = values.clamp(-1.0, 1.0)  # of a copy it is 1 but for rounding
         own = positives[part]
-        allowed = near != own[:, None]
-        for other in further[part].T:
-            allowed &= near != other[:, None]
+        allowed = torch.ones_like(near, dtype=torch.bool)
+        for row in named[part].T[..., None]:
+            allowed &= near != row
         if query_ids is not None:
             ids = corpus_ids[near]
-            allowed &= (ids != query_ids[part, None]) & (ids != corpus_ids[own][:, None])
+            allowed &= ids != query_ids[part, None]
+            for row in named[part].T[..., None]:
+                allowed &= (ids != corpus_ids[row.clamp(min=0)]) | (row < 0)
         rank = allowed.cumsum(1)
         allowed &= (rank >= first) & (rank <= last)
         allowed &= (values >= low) & (values <= high)
@@ -157,17 +161,20 @@ def _positives(positives, rows, columns, device):
     return own, further
 
 
-def _room(query_ids, corpus_ids, positives):
-    """How many neighbours of one query may have to be left out for their ids, at most 1000."""
+def _room(query_ids, corpus_ids, named):
+    """How many neighbours of one query may have to be left out for their ids, at most 1000.
+
+    named: (N, P) rows of the corpus, the positives of each query, -1 for none.
+    """
     if corpus_ids is None or len(corpus_ids) == 0:
         return 0
     values, counts = corpus_ids.unique(return_counts=True)
-    most = []
-    for ids in (query_ids, corpus_ids[positives]):
-        place = torch.searchsorted(values, ids).clamp(max=len(values) - 1)
-        most.append(torch.where(values[place] == ids, counts[place], 0))
+    some = torch.cat([torch.ones_like(query_ids[:, None], dtype=torch.bool), named >= 0], 1)
+    ids = torch.cat([query_ids[:, None], corpus_ids[named.clamp(min=0)]], 1)
+    place = torch.searchsorted(values, ids).clamp(max=len(values) - 1)
+    most = torch.where((values[place] == ids) & some, counts[place], 0).sum(1)
     # A text that is there very often would make the search for every query as deep.
-    return min(int((most[0] + most[1]).max()) if len(positives) else 0, 1000)
+    return min(int(most.max()) if len(named) else 0, 1000)
 
 
 def _choose(allowed, values, near, count, sample, generator):

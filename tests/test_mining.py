@@ -146,6 +146,16 @@ def test_further_positives_are_no_negatives():
         assert sorted(found) == sorted(set(range(40)) - set(known))  # there is room for all others
 
 
+def test_copies_of_further_positives_are_no_negatives():
+    """The corpus holds each row three times; one copy of the second and of the third is named."""
+    corpus = arc(12).repeat(3, 1)
+    ids = {"query_ids": torch.tensor([50]), "corpus_ids": torch.arange(12).repeat(3)}
+    named = torch.tensor([[0, 13, 26, -1]])
+    options = {"count": 4, "ranks": (1, 4)}
+    rows, _ = fastsim.mine_hard_negatives(corpus[:1], corpus, named, **options, **ids)
+    assert sorted((rows % 12).tolist()[0]) == [3, 3, 3, 4]
+
+
 def test_drawn_negatives_lie_in_the_ranks():
     x = torch.randn(50, 8)
     top, _ = fastsim.mine_hard_negatives(x, x, count=10, ranks=(5, 14))

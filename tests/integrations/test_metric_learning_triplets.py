@@ -123,6 +123,17 @@ def test_a_miner_without_positives_or_negatives():
         assert all(map(torch.equal, ours, theirs))
 
 
+@pytest.mark.parametrize("kind", [distances.CosineSimilarity, distances.LpDistance])
+def test_a_miner_names_rows_with_a_nan(kind):
+    """As theirs, so that the loss of the triplets shows it."""
+    x, labels = batch()
+    x[ROWS // 2, 1] = torch.nan
+    ours, theirs = (
+        package.BatchHardMiner(distance=kind())(x, labels) for package in (miners, their_miners)
+    )
+    assert all(map(torch.equal, ours, theirs))
+
+
 def test_a_miner_that_was_changed():
     x, labels = batch()
     found = []

@@ -29,6 +29,14 @@ METRIC = theirs.BatchHardTripletLossDistanceFunction
 METRICS = [METRIC.euclidean_distance, METRIC.cosine_distance]
 
 
+def clear(rows, labels, metric):
+    """Whether rounding in float32 decides nowhere if a negative is farther than a positive."""
+    distances, alike = metric(rows), labels[:, None] == labels
+    gaps = (distances[:, :, None] - distances[:, None])[alike[:, :, None] & ~alike[:, None]]
+    largest = max(1.0, *rows.norm(dim=1).tolist())
+    return gaps.abs().min() > 8 * torch.finfo(torch.float32).eps * largest
+
+
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.__name__)
 @pytest.mark.parametrize("name", BATCH)
 def test_batch_triplets(name, metric, monkeypatch):
@@ -38,8 +46,11 @@ def test_batch_triplets(name, metric, monkeypatch):
     margins = (5.0, 0.3) if "Soft" not in name else (None,)
     for margin, classes in itertools.product(margins, (2, 5, 12)):
         options = {"distance_metric": metric} | ({} if margin is None else {"margin": margin})
-        columns = vectors(1)
-        labels = torch.cat([torch.arange(2), torch.randint(0, classes, (ROWS - 2,))])
+        while True:
+            columns = vectors(1)
+            labels = torch.cat([torch.arange(2), torch.randint(0, classes, (ROWS - 2,))])
+            if clear(columns[0].double(), labels, metric):
+                break
         same(name, options, columns, labels)
         same(name, options, columns, labels.double())
 
@@ -50,6 +61,17 @@ def test_batch_triplets(name, metric, monkeypatch):
 def test_a_batch_of_one_class(name, rows, metric):
     columns, labels = vectors(1, rows), torch.zeros(rows, dtype=torch.int64)
     same(name, {"distance_metric": metric}, columns, labels)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.__name__)
+@pytest.mark.parametrize("rows", [1, 2, ROWS])
+@pytest.mark.parametrize("name", [name for name in BATCH if "Hard" in name])
+def test_a_nan_or_inf_reaches_the_loss(name, rows, metric, bad):
+    (column,), labels = vectors(1, rows), torch.randint(0, 3, (rows,))
+    column[rows // 2, 1] = bad
+    loss = getattr(ours, name)(Given(), distance_metric=metric)
+    assert loss(features([column]), labels).isnan()
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.__name__)

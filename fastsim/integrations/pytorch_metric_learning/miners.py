@@ -29,6 +29,9 @@ class BatchHardMiner(overrides.Hooked, theirs.BatchHardMiner, hooks=HOOKS):
             references["own_first"] = own_first
         rows = self.distance.maybe_normalize(embeddings)
         hardest = fastsim.hardest_pairs(rows, labels, **references, distance=distance)
+        if torch.stack([hardest.positive, hardest.negative]).isnan().any():
+            # It may have no index; left out here, it would not reach the loss.
+            return super().mine(embeddings, labels, ref_emb, ref_labels)
         positives, negatives = hardest.positive_index, hardest.negative_index
         anchors = torch.where((positives >= 0) & (negatives >= 0))[0]
         return anchors, positives[anchors], negatives[anchors]

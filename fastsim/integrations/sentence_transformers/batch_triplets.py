@@ -75,10 +75,11 @@ def _hardest_gap(embeddings, labels, distance):
     the farthest is the positive too, and cancels.
     """
     hardest = hardest_pairs(embeddings, labels, distance=distance)
-    positive = torch.where(hardest.positive_index >= 0, hardest.positive, 0.0)
+    # Not by their indices: a NaN has none on every backend, and has to reach the loss.
+    positive = hardest.positive.masked_fill(hardest.positive == -torch.inf, 0.0)
     own = _own_distances(embeddings, distance).to(positive.dtype)
     of_one_class = torch.maximum(positive, own) + own
-    return positive - torch.where(hardest.negative_index >= 0, hardest.negative, of_one_class)
+    return positive - torch.where(hardest.negative == torch.inf, of_one_class, hardest.negative)
 
 
 def _own_distances(embeddings, distance):
