@@ -87,6 +87,7 @@ def problems(kind, shape, dtype, seed=0):
 def _softmax(x, y, groups, int8, strided, ids):
     warm = {"temperature": 0.1}
     other_rows = x.flip(1).contiguous(), y.flip(1).contiguous()
+    numbers = torch.arange(len(x))
     return [
         Problem("info_nce", fastsim.info_nce, [x, y], learnt=warm),
         Problem("symmetric", fastsim.info_nce, [x, y], (), {"symmetric": True}, warm),
@@ -97,6 +98,8 @@ def _softmax(x, y, groups, int8, strided, ids):
         _with_extras("guided positives", x, y, warm, guide=other_rows),
         Problem("of each row", fastsim.info_nce, [x, y], (), {"reduction": "none"}, warm),
         Problem("with itself", fastsim.sup_con, [x], (groups,), learnt=warm),
+        Problem("each with itself", fastsim.sup_con, [x], (groups,), {"reduction": "none"}, warm),
+        Problem("one side", _one_side, [x], (numbers, numbers.roll(1)), learnt=warm),
         Problem("int8", fastsim.matrix_cross_entropy, [x, y], (int8,)),
         Problem("strided", fastsim.matrix_cross_entropy, [x, y], (strided,)),
         Problem("guide", _guided, [x, y], other_rows, extras=(UNTARGETED, GUIDE)),
@@ -113,6 +116,11 @@ def _dot(loss, leaves, given, learnt, **options):
     """Of the products of rows as they are, about the root of the width in size."""
     options["similarity"] = "dot"
     return Problem("dot", loss, leaves, given, options, learnt, extras=(DOT,))
+
+
+def _one_side(x, numbers, positives, **options):
+    """Without a row's cosine with itself: what rounding makes of that 1 is not in `moves`."""
+    return fastsim.info_nce(x, x, positives, exclude=(numbers, numbers), **options)
 
 
 def _guided(x, y, guide_x, guide_y, *, backend):

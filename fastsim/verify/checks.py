@@ -7,7 +7,6 @@ same precision, and a rounding of the largest entry; or what rounding the rows' 
 import contextlib
 import statistics
 import time
-from dataclasses import replace
 
 import torch
 
@@ -17,6 +16,7 @@ from fastsim.engine.one_call import in_panels
 from fastsim.environment import variables
 from fastsim.verify.canaries import canaries
 from fastsim.verify.cases import problems
+from fastsim.verify.outputs import by_columns, off_by_one, on_device, outputs
 from fastsim.verify.rounding import SPREAD, moves
 
 REPEATS = 20
@@ -49,13 +49,20 @@ def _many_tiles(device):
 
 
 def shapes_of_calls(backend, dtype, device):
-    """The shapes at which calls are repeated, where tiles and steps are under way together, and at
-    which it is seen where they write.
+    """(shape, what is tried of calls there): repeated where tiles and steps are under way together;
+    where they write; with fewer gradients, on both sides of a turning width.
     """
     if device.type == "cpu":
-        return SMALL[1], SMALL[1]
-    widest = max(*DEPTHS, *get(backend).turning_widths(dtype, device))
-    return (*_many_tiles(device), widest), RAGGED
+        calls = _fault_of_repeats, _fault_of_writes, _fault_of_kinds_of_calls
+        return [(SMALL[1], fault_of) for fault_of in calls]
+    turning = get(backend).turning_widths(dtype, device)
+    deep = (*RAGGED[:2], max(RAGGED[2], *turning) + 5)
+    return [
+        ((*_many_tiles(device), max(*DEPTHS, *turning)), _fault_of_repeats),
+        (RAGGED, _fault_of_writes),
+        (RAGGED, _fault_of_kinds_of_calls),
+        (deep, _fault_of_kinds_of_calls),
+    ]
 
 
 def _nobody(step):
@@ -64,26 +71,24 @@ def _nobody(step):
 
 def faults(backend, kind, dtype, device, told=_nobody):
     """Sentences: the first thing that is wrong, or none. told: is given each step as it begins."""
+    for step, problem, fault_of in _tried(backend, kind, dtype, device):
+        for way in WAYS:
+            told(step)
+            with way():
+                fault = fault_of(backend, problem, device)
+            if fault:
+                return [f"{step}: {fault}"]
+    return _faults_of_panels(backend, served(backend, kind, TALL, dtype), device, told)
+
+
+def _tried(backend, kind, dtype, device):
+    """(name of the step, problem, what is tried of it)."""
     for shape in shapes(backend, dtype, device):
         for problem in served(backend, kind, shape, dtype):
-            step = f"{problem.name} at {' x '.join(map(str, shape))}"
-            for way in WAYS:
-                told(step)
-                with way():
-                    fault = _fault(backend, problem, dtype, device)
-                if fault:
-                    return [f"{step}: {fault}"]
-    places = shapes_of_calls(backend, dtype, device)
-    for shape, fault_of in zip(places, (_fault_of_repeats, _fault_of_writes), strict=True):
+            yield f"{problem.name} at {' x '.join(map(str, shape))}", problem, _fault
+    for shape, fault_of in shapes_of_calls(backend, dtype, device):
         for problem in served(backend, kind, shape, dtype):
-            step = f"calls of {problem.name} at {' x '.join(map(str, shape))}"
-            for way in WAYS:
-                told(step)
-                with way():
-                    fault = fault_of(backend, problem, device)
-                if fault:
-                    return [f"{step}: {fault}"]
-    return _faults_of_panels(backend, served(backend, kind, TALL, dtype), device, told)
+            yield f"calls of {problem.name} at {' x '.join(map(str, shape))}", problem, fault_of
 
 
 def served(backend, kind, shape, dtype):
@@ -92,9 +97,10 @@ def served(backend, kind, shape, dtype):
     return [one for one in made if get(backend).unsupported_extra(one.extras) is None]
 
 
-def _fault(backend, problem, dtype, device):
-    problem = on_device(problem, device)
-    got = outputs(problem, backend, device)
+def _fault(backend, problem, device, **call):
+    """What is wrong with a value or a gradient; call: of `outputs`."""
+    problem, dtype = on_device(problem, device), problem.leaves[0].dtype
+    got = outputs(problem, backend, device, **call)
     if not problem.finite:
         return None if not got[0].isfinite().all() else "a NaN did not reach the loss"
     truth = outputs(problem, problem.exact, device, torch.float64)
@@ -103,6 +109,8 @@ def _fault(backend, problem, dtype, device):
     moved = None
     for place, name in enumerate(names):
         mine, other, right = got[place], theirs[place], truth[place]
+        if mine is None:  # not wanted of this call
+            continue
         if not mine.isfinite().all():
             return f"{name} is not finite"
         error, allowed = ((each.double() - right).abs().max().item() for each in (mine, other))
@@ -139,12 +147,40 @@ def _fault_of_repeats(backend, problem, device):
         stream.synchronize()
         if not _equal(first, again):
             return "on a second stream it gave different bits"
-        if torch.cuda.device_count() > 1:
-            other = torch.device("cuda", ((device.index or 0) + 1) % torch.cuda.device_count())
-            same = torch.cuda.get_device_name(other) == torch.cuda.get_device_name(device)
-            there = [part.to(device) for part in outputs(problem, backend, other)]
-            if same and not _equal(first, there):
+        other = _second(device)
+        if other is not None:
+            try:
+                there = [part.to(device) for part in outputs(problem, backend, other)]
+            except torch.OutOfMemoryError:  # which says nothing of this device
+                return None
+            if not _equal(first, there):
                 return "on a second device it gave different bits"
+    return None
+
+
+def _second(device):
+    """Another device of the same kind, or None; one that another program has for itself is none."""
+    count = torch.cuda.device_count()
+    other = torch.device("cuda", ((device.index or 0) + 1) % count)
+    if count == 1 or torch.cuda.get_device_name(other) != torch.cuda.get_device_name(device):
+        return None
+    try:
+        torch.empty(1, device=other)
+    except RuntimeError:
+        return None
+    return other
+
+
+def _fault_of_kinds_of_calls(backend, problem, device):
+    """What shows without gradients or with one side's alone, and in rows that lie otherwise."""
+    if not problem.finite:
+        return None
+    calls = [((), off_by_one), ((0,), by_columns), ((1,), off_by_one)]
+    for wanted, laid in calls[: 1 + len(problem.leaves)]:
+        fault = _fault(backend, problem, device, wanted=wanted, laid=laid)
+        if fault:
+            asked = f"of argument {wanted[0] + 1} alone" if wanted else "of nothing"
+            return f"with gradients {asked} and rows laid {laid.__name__}, {fault}"
     return None
 
 
@@ -164,7 +200,7 @@ def _faults_of_panels(backend, made, device, told):
         for problem in made if device.type != "cpu" else made[:1]:
             step = f"{problem.name} over several panels"
             told(step)
-            fault = _fault(backend, problem, problem.leaves[0].dtype, device)
+            fault = _fault(backend, problem, device)
             if fault:
                 return [f"{step}: {fault}"]
     return []
@@ -174,46 +210,12 @@ def _equal(one, other):
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def on_device(problem, device, dtype=None):
-    """The problem with its tensors on a device, those of floating point in that dtype."""
-
-    def there(value):
-        if callable(value):
-            value = value()
-        if isinstance(value, torch.Tensor):
-            wide = dtype is not None and value.is_floating_point()
-            return value.to(device, dtype if wide else value.dtype)
-        return tuple(map(there, value)) if isinstance(value, tuple) else value
-
-    return replace(
-        problem,
-        leaves=[there(leaf) for leaf in problem.leaves],
-        given=tuple(map(there, problem.given)),
-        options={name: there(value) for name, value in problem.options.items()},
-    )
-
-
-def outputs(problem, backend, device, dtype=None):
-    """[value, gradients of the leaves, gradients of the learnt options]."""
-    problem = on_device(problem, device, dtype)
-    leaves = [leaf.detach().clone().requires_grad_() for leaf in problem.leaves]
-    compute = torch.promote_types(leaves[0].dtype, torch.float32)
-    learnt = {
-        name: torch.full((), value, dtype=compute, device=device, requires_grad=True)
-        for name, value in problem.learnt.items()
-    }
-    value = problem.loss(*leaves, *problem.given, **problem.options, **learnt, backend=backend)
-    weights = torch.linspace(0.5, 1.5, value.numel(), dtype=value.dtype, device=device)
-    (value * weights.view(value.shape)).sum().backward()
-    return [value.detach(), *(t.grad for t in (*leaves, *learnt.values()))]
-
-
 def ratio(backend, kind, dtype, device, told=_nobody):
     """Time of forward and backward over that of the torch backend, the mean over the sizes."""
     ratios = []
     for step, problem in _timed(kind, dtype):
         told(f"the time of {step}")
-        ratios.append(_time(problem, backend, device) / _time(problem, "torch", device))
+        ratios.append(_ratio(on_device(problem, device), backend, device))
     return statistics.geometric_mean(ratios)
 
 
@@ -223,15 +225,22 @@ def _timed(kind, dtype):
         yield f"{rows} rows", problems(kind, (rows, rows, WIDTH), dtype)[0]
 
 
-def _time(problem, backend, device, rounds=7):
-    problem, times = on_device(problem, device), []
+def _ratio(problem, backend, device, rounds=7):
+    """Of the medians of times that are taken in turns, since a device's clock goes up and down."""
+    times = {backend: [], "torch": []}
     for _ in range(rounds + 2):
-        torch.cuda.synchronize(device)
-        begin = time.perf_counter()
-        outputs(problem, backend, device)
-        torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times[2:])
+        for name, found in times.items():
+            found.append(_time(problem, name, device))
+    mine, theirs = (statistics.median(times[name][2:]) for name in (backend, "torch"))
+    return mine / theirs
+
+
+def _time(problem, backend, device):
+    torch.cuda.synchronize(device)
+    begin = time.perf_counter()
+    outputs(problem, backend, device)
+    torch.cuda.synchronize(device)
+    return time.perf_counter() - begin
 
 
 def refusal(backend, kind, dtype, device, told=_nobody):

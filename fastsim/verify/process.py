@@ -13,9 +13,13 @@ from typing import NamedTuple
 
 import torch
 
+from fastsim.backends import panel
+from fastsim.backends.torch import compiled
 from fastsim.verify.verdicts import ASK, PRECISIONS
 
 UNFINISHED = "did not finish"  # of a step that took longer than it may
+# Of this process's own: verdicts hold for all, which have other settings.
+OWN = ("FASTSIM_BACKEND", ASK, compiled.VARIABLE, panel.VARIABLE)
 # What a process takes of a processor.
 THREADS = ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
 
@@ -107,7 +111,7 @@ def cores():
 
 def _environment(together):
     """Of each of so many processes: it asks for no verdict, and has its share of the cores."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("FASTSIM_BACKEND", ASK)}
+    environment = {name: value for name, value in os.environ.items() if name not in OWN}
     if together > 1:
         for name in THREADS:
             environment.setdefault(name, str(max(1, cores() // together)))

@@ -13,9 +13,10 @@ from fastsim.verify.process import UNFINISHED, Check, cores, results
 # minutes, so no limit of a check tells a slow processor from a kernel that hangs.
 LIMIT = 300.0
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# In a reason in which another program on the device may have had a part: tomorrow the kernel may be
-# right, so such a verdict is not for good.
-PASSING = (UNFINISHED, "out of memory")
+# In a reason that tells of other programs on the device or of the machine, not of the kernel, which
+# may be right tomorrow: such a verdict is not for good. Triton needs a C compiler to launch.
+PASSING = (UNFINISHED, "out of memory", "alloc_failed", "busy or unavailable", "sigkill")
+PASSING += ("c compiler", "calledprocesserror", "no space left")
 # Bytes of a GPU that one check may take: what belongs to a process, matrices of 2,200 x 2,200 in
 # float64, and the largest size that is timed.
 MEMORY = 3 << 30

@@ -3,6 +3,7 @@
 import inspect
 import operator
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -50,7 +51,7 @@ def test_an_error_may_be_twice_that_of_the_torch_backend(monkeypatch):
                 return found
 
             monkeypatch.setattr(checks, "outputs", outputs)
-            fault = checks._fault("mine", problem, torch.float32, CPU)
+            fault = checks._fault("mine", problem, CPU)
             wanted = "is not finite" if error == torch.inf else "is off by"
             assert wanted in fault if wrong else fault is None
 
@@ -70,7 +71,7 @@ def test_every_way_is_checked(monkeypatch):
     """In one call, in passes, and over several panels."""
     ways = set()
 
-    def fault(*_):
+    def fault(*_, **call):
         ways.add((panels_alone(), os.environ.get(panel.VARIABLE) == checks.SMALLEST))
 
     monkeypatch.setattr(checks, "_fault", fault)
@@ -96,17 +97,66 @@ def spilling(problem, found):
 def test_calls_of_every_problem_are_tried(name, wrong, says, monkeypatch):
     outputs = checks.outputs
 
-    def spoilt(problem, *place):
-        found = outputs(problem, *place)
+    def spoilt(problem, *place, **call):
+        found = outputs(problem, *place, **call)
         if problem.name == name:
             wrong(problem, found)
         return found
 
     monkeypatch.setattr(checks, "outputs", spoilt)
-    monkeypatch.setattr(checks, "_fault", lambda *_: None)
+    monkeypatch.setattr(checks, "_fault", lambda *_, **call: None)
     (fault,) = checks.faults("torch", "softmax", torch.float32, CPU)
     assert fault.startswith(f"calls of {name} at 21 x 45 x 40: ")
     assert says in fault
+
+
+def lost(found, places):
+    """A value that is wrong where the gradients at these places alone are wanted."""
+    wanted = [place for place, gradient in enumerate(found[1:]) if gradient is not None]
+    if wanted == places:
+        found[0] += 0.01
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (partial(lost, places=[]), "with gradients of nothing and rows laid off_by_one, the value"),
+        (partial(lost, places=[0]), "with gradients of argument 1 alone and rows laid by_columns"),
+        (partial(lost, places=[1]), "with gradients of argument 2 alone and rows laid off_by_one"),
+    ],
+)
+def test_calls_with_fewer_gradients_are_tried(wrong, says, monkeypatch):
+    outputs = checks.outputs
+
+    def spoilt(problem, backend, *place, **call):
+        found = outputs(problem, backend, *place, **call)
+        if backend == "fake" and problem.finite:
+            wrong(found)
+        return found
+
+    fake = fakes.Fake()
+    monkeypatch.setitem(fastsim.backends.__globals__["_BACKENDS"], "fake", fake)
+    monkeypatch.setattr(checks, "outputs", spoilt)
+    (fault,) = checks.faults("fake", "sigmoid", torch.float32, CPU)
+    assert says in fault
+
+
+@pytest.mark.parametrize("name", ["another GPU", "the same GPU", "of another program"])
+def test_a_second_device_is_one_of_the_same_kind(name, monkeypatch):
+    """One that cannot serve says nothing of the first."""
+    names = ("the same GPU", "another GPU" if name == "another GPU" else "the same GPU")
+    cuda, empty = torch.cuda, torch.empty
+
+    def of_device(*size, device):
+        if name == "of another program":
+            raise torch.AcceleratorError("CUDA error: device is busy or unavailable")
+        return empty(*size)
+
+    monkeypatch.setattr(cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(cuda, "get_device_name", lambda device: names[device.index or 0])
+    monkeypatch.setattr(torch, "empty", of_device)
+    found = checks._second(torch.device("cuda:0"))
+    assert found == (torch.device("cuda:1") if name == "the same GPU" else None)
 
 
 def test_what_is_timed_is_compiled_before(monkeypatch):
@@ -180,13 +230,17 @@ def test_the_ratio_is_the_mean_of_all_sizes(monkeypatch):
     seconds = {("mine", 5): 1.0, ("mine", 7): 4.0, ("mine", 9): 54.0}
     told = []
 
+    turns = []
+
     def time(problem, backend, device):
+        turns.append(backend)
         return seconds.get((backend, len(problem.leaves[0])), 2.0)
 
     monkeypatch.setattr(checks, "_time", time)
     found = checks.ratio("mine", "sigmoid", torch.float32, torch.device("meta"), told.append)
     assert found == pytest.approx(3.0)
     assert told == [f"the time of {rows} rows" for rows in (5, 7, 9)]
+    assert turns == ["mine", "torch"] * (len(turns) // 2)
 
 
 def test_canaries_show_what_is_written_on_either_side():
@@ -223,11 +277,13 @@ def test_the_shapes_on_a_device(monkeypatch):
     assert {1, 4, 5, 12, 13} <= {depth // 64 for _, _, depth in found if depth % 64 == 0}
     assert any(rows % 128 == columns % 128 == 0 for rows, columns, _ in found)
     assert any(rows % 8 and columns % 8 and depth % 64 for rows, columns, depth in found)
-    repeats, writes = checks.shapes_of_calls("fake", torch.float16, torch.device("cuda:0"))
+    calls = checks.shapes_of_calls("fake", torch.float16, torch.device("cuda:0"))
+    repeats, writes, *others = (shape for shape, _ in calls)
     assert (repeats[0] // 128) * (repeats[1] // 128) > 2 * 132
     assert repeats[2] == 1280
     assert writes in found
     assert all(size % 8 for size in writes[:2])
+    assert min(others)[2] < 1280 < max(others)[2]
 
 
 @pytest.mark.parametrize("arch", sorted({key[0] for key in table.TABLE} - {"interpreter"}))

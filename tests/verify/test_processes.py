@@ -78,7 +78,21 @@ PASSING = {
     "memory": "OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB (info_nce)",
     "driver": "RuntimeError: Triton Error [CUDA]: Out Of Memory",
     "time": "a step did not finish within 300 s (calls)",
+    "library": "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`",
+    "mode": "AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+    "compiler": "RuntimeError: Failed to find C compiler. Please specify via CC",
+    "headers": "CalledProcessError: Command '['/usr/bin/gcc']' returned non-zero exit status 1.",
+    "disk": "OSError: [Errno 28] No space left on device",
+    "killed": "its process was ended by SIGKILL (info_nce at 16 x 32 x 64)",
 }
+
+
+def test_settings_of_this_process_are_not_those_of_a_check(monkeypatch):
+    """Its ratio would be beside a torch backend that nobody else has."""
+    for name in ("FASTSIM_BACKEND", "FASTSIM_VERIFY", "FASTSIM_COMPILE", "FASTSIM_PANEL_MB"):
+        monkeypatch.setenv(name, "1")
+    assert not set(process._environment(1)) & set(process.OWN)
+    assert len(process.OWN) == 4
 
 
 @pytest.mark.parametrize("part", ["refusal", "ratio"])
@@ -173,8 +187,8 @@ def test_the_steps_of_a_check_are_told(here):
     names = [one.name for one in checks.served("fake", "sigmoid", (5, 7, 4), torch.float32)]
     shapes = [" x ".join(map(str, shape)) for shape in checks.SMALL]
     wanted = [f"{name} at {shape}" for shape in shapes for name in names for _ in checks.WAYS]
-    repeats, writes = checks.shapes_of_calls("fake", torch.float32, CPU)
-    for shape in (" x ".join(map(str, shape)) for shape in (repeats, writes)):
+    for shape, _ in checks.shapes_of_calls("fake", torch.float32, CPU):
+        shape = " x ".join(map(str, shape))
         wanted += [f"calls of {name} at {shape}" for name in names for _ in checks.WAYS]
     assert told == [*wanted, f"{names[0]} over several panels"]
 

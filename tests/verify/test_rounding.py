@@ -85,5 +85,5 @@ def test_a_lucky_peer_is_no_limit(monkeypatch):
             return found
 
         monkeypatch.setattr(checks, "outputs", outputs)
-        fault = checks._fault("mine", problem, torch.float16, CPU)
+        fault = checks._fault("mine", problem, CPU)
         assert (fault is not None) == wrong
