@@ -3,14 +3,17 @@
 import contextlib
 import json
 import math
+import signal
 import sys
 
 import click
 
 from fastsim.encoders.names import ModelError
 
-# Exit codes: 0 done, 1 unforeseen, 2 options (also click's own), 3 data, 4 model, 5 output.
+# Exit codes: 0 done, 1 unforeseen, 2 options (also click's own), 3 data, 4 model, 5 output,
+# 130 Ctrl-C.
 FAILED, USAGE, DATA, MODEL, OUTPUT = 1, 2, 3, 4, 5
+INTERRUPTED = 128 + signal.SIGINT
 
 
 class Command(click.Command):
@@ -30,7 +33,8 @@ class Command(click.Command):
         except BrokenPipeError:  # `| head` has read enough: click ends without a word
             raise
         except KeyboardInterrupt:
-            raise click.Abort() from None
+            click.echo("Aborted!", err=True)  # as click says, whose exit code is 1
+            sys.exit(INTERRUPTED)
         except Exception as error:
             if debug:
                 raise

@@ -100,6 +100,9 @@ def bench(**options):
 
     Example: fastsim bench --quick
     """
+    if options["source"]:
+        read = {"source", "against", "out", "resume", "overwrite", "progress"}
+        check_unused(options.keys() - read, "a run that is measured", "--from")
     from fastsim.benchmark.command import bench as run
 
     run(**options)
@@ -121,7 +124,7 @@ main.add_command(mine)
     "--retrieval",
     metavar="DIR",
     help="Measure a search instead: a folder with corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv,"
-    " as BEIR's.",
+    " as BEIR's. It ranks by the similarity that the model's folder says, cosine or dot.",
 )
 @click.option("--split", default="test", metavar="NAME", help="The qrels file of --retrieval.")
 @click.option("--columns", metavar="NAMES", help=COLUMNS_HELP)
@@ -218,8 +221,7 @@ def evaluate(
     "--format",
     "shown",
     type=click.Choice(["text", "json"]),
-    default="text",
-    help="How the results are printed.",
+    help="How the results are printed. Default: text.",
 )
 @SEARCH_PROMPT
 @CPU
@@ -241,12 +243,16 @@ def search(
 ):
     """Find the texts of a file that are most similar to a query.
 
+    Scores are the similarity that the model's folder says, cosine or dot.
+
     Example: fastsim search --corpus notes.txt --query "how do I reset it" --top-k 5
     """
     quiet()
     from fastsim.training.data import read_corpus
-    from fastsim.training.load import load_encoder, search_texts
+    from fastsim.training.load import load_encoder, search_texts, similarity_of
 
+    if shown == "text":
+        check_unused(("as_json",), "--format json", "--format text")
     if overwrite and index is None:
         raise click.UsageError("--overwrite: wanted with --index, the file to replace")
     texts = read_corpus(corpus)
@@ -255,6 +261,7 @@ def search(
     if index is not None:
         from fastsim.training.index import indexed
 
+        similarity_of(encoder)  # refused before the work
         known = indexed(encoder, texts, index, batch_size=batch_size, overwrite=overwrite)
     answers = search_texts(encoder, list(query), texts, top_k, batch_size=batch_size, corpus=known)
     if as_json or shown == "json":

@@ -233,24 +233,32 @@ def encoder_shape(name):
     """
     import transformers
 
-    from fastsim.encoders.model_files import auto_class, model_folder, read_parts
+    from fastsim.encoders.model_files import (
+        _adapted,
+        auto_class,
+        loading,
+        model_folder,
+        read_parts,
+    )
     from fastsim.encoders.parts import width_after
 
     folder = model_folder(name)
     parts = {"transformer": folder, "head": []}
     if (folder / "modules.json").is_file():
         parts = read_parts(folder, wanted=("transformer",))
-    config = transformers.AutoConfig.from_pretrained(parts["transformer"])
-    with torch.device("meta"):
-        model = auto_class("AutoModel", config).from_config(config)
-    return {
-        "dim": width_after(parts["head"], config.hidden_size),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "looked_up": model.get_input_embeddings().weight.numel(),
-        "layers": config.num_hidden_layers,
-        "hidden": config.hidden_size,
-        "heads": config.num_attention_heads,
-    }
+    base, _ = _adapted(parts["transformer"])
+    with loading(folder):
+        config = transformers.AutoConfig.from_pretrained(base)
+        with torch.device("meta"):
+            model = auto_class("AutoModel", config).from_config(config)
+        return {
+            "dim": width_after(parts["head"], config.hidden_size),
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "looked_up": model.get_input_embeddings().weight.numel(),
+            "layers": config.num_hidden_layers,
+            "hidden": config.hidden_size,
+            "heads": config.num_attention_heads,
+        }
 
 
 def report(plan, rate, bandwidth=None, memory_rate=None):

@@ -12,6 +12,7 @@ from pathlib import Path
 from fastsim.scores import top_k
 from fastsim.training.data import DataError
 from fastsim.training.evaluation import check_vectors
+from fastsim.training.load import as_cosines, similarity_of
 from fastsim.training.rows import check_file, delimited_rows, named_rows, sound
 from fastsim.training.values import checked_text
 
@@ -21,7 +22,7 @@ _QUERIES = 1024  # searched at once
 def read_beir(folder, split="test"):
     """({id: text} of the corpus, {id: text} of the queries, {query: {document: grade}})."""
     folder = Path(folder)
-    corpus = _texts(folder / "corpus.jsonl", ("title", "text"))
+    corpus = _texts(folder / "corpus.jsonl", ("title", "text"), may_be_empty=True)
     queries = _texts(folder / "queries.jsonl", ("text",))
     file = check_file(folder / "qrels" / f"{split}.tsv")
     grades = defaultdict(dict)
@@ -50,30 +51,43 @@ def read_beir(folder, split="test"):
     return corpus, queries, judged
 
 
-def _texts(path, fields):
+def _texts(path, fields, may_be_empty=False):
+    """{id: the texts of the fields as one}. may_be_empty: as documents of BEIR's own FiQA are."""
     found = {}
     for where, row in sound(named_rows(check_file(path), "jsonl")):
-        text = " ".join(str(row[field]) for field in fields if row.get(field)).strip()
-        if "_id" not in row or not text:
+        parts = [
+            checked_text(row[field], field, path, where)
+            for field in fields
+            if not _is_empty(row.get(field))
+        ]
+        empty = may_be_empty and isinstance(row.get(fields[-1]), str)  # a wrong name is no text
+        if "_id" not in row or not (parts or empty):
             raise DataError(f"{path}, {where}: wanted _id and {fields[-1]}")
         if str(row["_id"]) in found:
             raise DataError(f"{path}, {where}: the _id {row['_id']!r} is there twice")
-        found[str(row["_id"])] = checked_text(text, fields[-1], path, where)
+        found[str(row["_id"])] = " ".join(parts).strip()
     return found
+
+
+def _is_empty(value):
+    return value is None or (isinstance(value, str) and not value.strip())
 
 
 def evaluate_retrieval(encoder, folder, *, split="test", depth=100, batch_size=32):
     """nDCG@10, MRR@10 and recall@10, @depth of an encoder's search, the mean over the queries.
 
     A document with the id of a query is no answer to it. Documents and queries are encoded with
-    the encoder's prompts for them.
+    the encoder's prompts for them, and compared by its own similarity, cosine or dot; ModelError
+    where it is another.
     """
+    similarity = similarity_of(encoder)
     corpus, queries, grades = read_beir(folder, split)
     documents, asked = list(corpus), list(grades)
     vectors = encoder.encode_document(list(corpus.values()), batch_size=batch_size)
     questions = encoder.encode_query([queries[query] for query in asked], batch_size=batch_size)
     check_vectors(vectors)
     check_vectors(questions)
+    questions, vectors, _ = as_cosines(questions, vectors, similarity)
     runs = {}
     for start in range(0, len(asked), _QUERIES):
         part = slice(start, start + _QUERIES)

@@ -58,6 +58,27 @@ def header_fault(error, header):
     )
 
 
+def check_no_header(names, roles, second, path):
+    """`DataError` where a first line without all the roles seems to be a header all the same.
+
+    It has the name of a role, or looks like a header beside the next row, `second`.
+    """
+    used = [role for role, _ in roles if role != "_"]
+    if any(role in names for role in used):
+        missing = [role for role in used if role not in names]
+        raise DataError(
+            f"{path}, line 1: no column {', '.join(missing)}; it has {', '.join(names)}. Map them"
+            " with --columns COLUMN=NAME,..., or say --no-header"
+        )
+    if looks_like_a_header(names, second):
+        pairs = zip((role for role, _ in roles), names, strict=False)
+        shown = ",".join(f"{role}={name}" for role, name in pairs if role != "_")
+        raise DataError(
+            f"{path}, line 1: this looks like a header: {', '.join(names)}. Map it with"
+            f" --columns {shown}, or say --no-header"
+        )
+
+
 def looks_like_a_header(first, second):
     """Whether fields are short distinct names and those of the next row are not."""
     name = re.compile(r"[A-Za-z_][\w .-]{0,29}")

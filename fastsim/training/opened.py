@@ -9,7 +9,7 @@ import functools
 import itertools
 
 from fastsim.training.blocks import delimited_tables
-from fastsim.training.columns import looks_like_a_header, select
+from fastsim.training.columns import check_no_header, select
 from fastsim.training.formats import is_role
 from fastsim.training.hub import tables as hub_tables
 from fastsim.training.rows import (
@@ -38,16 +38,10 @@ def open_delimited(path, kind, roles, delimiter, header, say):
     has_all = plain and all(role in names for role, _ in roles if role != "_")
     if plain and not has_all and header is not True:
         second = next(rows, None)
-        pairs = zip((role for role, _ in roles), names, strict=False)
-        taken = [(role, name) for role, name in pairs if role != "_"]
-        if header is None and looks_like_a_header(names, second and second[1]):
-            shown = ",".join(f"{role}={name}" for role, name in taken)
-            raise DataError(
-                f"{path}, line 1: this looks like a header: {', '.join(names)}. Map it with"
-                f" --columns {shown}, or say --no-header"
-            )
         if header is None:
-            shown = ", ".join(f"{role} {name!r:.40}" for role, name in taken)
+            check_no_header(names, roles, second and second[1], path)
+            pairs = zip((role for role, _ in roles), names, strict=False)
+            shown = ", ".join(f"{role} {name!r:.40}" for role, name in pairs if role != "_")
             say(f"{path}: taken for a file without a header; line 1 is a row: {shown}")
         places = {role: place for place, (role, _) in enumerate(roles) if role != "_"}
         rows = _again([first] if second is None else [first, second], rows)

@@ -10,6 +10,7 @@ import gzip
 import itertools
 import json
 import os
+import stat
 import zlib
 from pathlib import Path
 
@@ -41,15 +42,24 @@ def check_file(path):
     if "://" in str(path):
         raise DataError(f"{path}: wanted a file on this machine, got a URL; download it first")
     path = Path(path)
-    if path.is_dir():
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # a NUL in the name
+        raise DataError(f"{path}: no such file") from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if stat.S_ISDIR(mode):
         raise DataError(f"{path}: wanted a file, this is a directory")
-    if path.exists() and not path.is_file():
+    if not stat.S_ISREG(mode):
         raise DataError(
             f"{path}: wanted a regular file, which can be read twice, got a pipe or device"
         )
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
     return path
+
+
+def _unreadable(path, error):
+    """What the system says of a file; as an OSError it would be taken for one of the output."""
+    return DataError(f"{path}: cannot be read: {error.strerror or error}")
 
 
 def suffix_of(path):
@@ -221,7 +231,7 @@ def parquet_tables(path):
             yield pyarrow.Table.from_batches([batch])
     except (pyarrow.ArrowException, OSError) as error:
         if getattr(error, "errno", None) is not None:
-            raise  # of the system: what Arrow finds wrong with a file has no number
+            raise _unreadable(path, error) from error  # what Arrow finds has no number
         reason = " ".join(str(error).split())
         raise DataError(f"{path}: not Parquet, or damaged: {reason}") from error
 
@@ -232,14 +242,20 @@ def open_bytes(path):
 
 
 class _text:  # noqa: N801 - used as `with _text(path)`
-    """A text file opened as UTF-8; bytes that are none become a `DataError` with their line."""
+    """A text file opened as UTF-8; bytes that are none become a `DataError` with their line.
+
+    So does what the system or gzip finds wrong with the file, without a line.
+    """
 
     def __init__(self, path):
         self.path = path
 
     def __enter__(self):
         opener = gzip.open if self.path.suffix.lower() == ".gz" else open
-        self.handle = opener(self.path, "rt", encoding="utf-8-sig", newline="")
+        try:
+            self.handle = opener(self.path, "rt", encoding="utf-8-sig", newline="")
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
         return self.handle
 
     def __exit__(self, kind, error, trace):
@@ -251,6 +267,8 @@ class _text:  # noqa: N801 - used as `with _text(path)`
                 raise error
         except UNPACKING as fault:
             raise DataError(f"{self.path}: not a complete gzip file: {fault}") from error
+        if isinstance(error, OSError):
+            raise _unreadable(self.path, error) from error
 
 
 def _encoding_fault(path):

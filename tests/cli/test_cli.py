@@ -100,6 +100,8 @@ def test_errors_are_one_line(data, tmp_path):
     one_line(train(data, out, loss="cosend"), command.USAGE, "can train cosent, angle", "'cosend'")
     one_line(train(data, out, loss="info_nce"), command.USAGE, "got 'info_nce'")
     one_line(train(tmp_path / "no.csv", out), command.DATA, "no.csv: no such file")
+    long = run("evaluate", "--data", f"{'x' * 300}.csv")
+    one_line(long, command.DATA, ".csv: cannot be read: File name too long")
     broken = tmp_path / "broken.csv"
     broken.write_text("sentence1,sentence2,score\na,b,1\na,b,c\n")
     one_line(train(broken, out), command.DATA, "broken.csv, line 3: score: wanted a number")
@@ -144,6 +146,16 @@ def test_every_kind_of_error_has_its_code(error, code, said):
     assert result.exit_code == code
     (line,) = result.stderr.splitlines()
     assert line.startswith(said)
+
+
+def test_ctrl_c_has_the_code_of_a_shell():
+    @click.command(cls=command.Command)
+    def stopped():
+        raise KeyboardInterrupt
+
+    result = CliRunner().invoke(stopped)
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "Aborted!\n")
+    assert all(isinstance(each, command.Command) for each in cli.main.commands.values())
 
 
 @click.command(cls=command.Command)

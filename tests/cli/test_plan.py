@@ -233,6 +233,29 @@ def test_the_shape_is_of_what_is_trained(tmp_path):
     assert (shape["dim"], shape["hidden"]) == (8, 32)
 
 
+def test_the_shape_of_an_adapter_is_that_of_its_base(tmp_path):
+    pytest.importorskip("peft")
+    from fastsim.encoders.encoder import Encoder
+    from tests import models
+
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    encoder.add_lora(2)
+    encoder.model.save_pretrained(tmp_path)
+    assert not (tmp_path / "config.json").exists()
+    assert encoder_shape(str(tmp_path)) == encoder_shape(str(models.tiny_bert()))
+
+
+def test_a_folder_without_a_shape_is_no_model(tmp_path):
+    pytest.importorskip("transformers")
+    from fastsim.encoders.names import ModelError
+
+    for text in (None, "{}", '{"model_type": "bert", "hidden_size": "x"}'):
+        if text is not None:
+            (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ModelError, match=f"^model: '{tmp_path}' cannot be loaded: "):
+            encoder_shape(str(tmp_path))
+
+
 def test_the_command(monkeypatch):
     pytest.importorskip("transformers")
     pytest.importorskip("datasets")

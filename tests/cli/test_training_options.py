@@ -131,6 +131,36 @@ def test_options_of_the_other_kind_of_evaluation_are_refused(tuples, tmp_path):
         assert f"{option}: wanted with {wanted}, got {got}" in result.stderr
 
 
+def test_options_that_would_be_left_aside_are_refused(tmp_path):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("one\n")
+    search = ("search", "--model", models.tiny_bert(), "--cpu", "--corpus", corpus, "--query", "a")
+    result = run(*search, "--json", "--format", "text")
+    assert result.exit_code == 2
+    assert "--json: wanted with --format json, got --format text" in result.stderr
+    answers = [run(*search, *how) for how in ((), ("--format", "text"), ("--json",))]
+    answers.append(run(*search, "--json", "--format", "json"))
+    assert [answer.exit_code for answer in answers] == [0] * 4
+    assert answers[0].stdout == answers[1].stdout != answers[2].stdout == answers[3].stdout
+    for given in (("--loss", "cosent"), ("--dtype", "float32"), ("--sizes", "8"), ("--quick",)):
+        result = run("bench", "--from", corpus, *given)
+        assert result.exit_code == 2
+        assert f"{given[0]}: wanted with a run that is measured, got --from" in result.stderr
+    result = run("bench", "--from", corpus, "--no-progress", "--out", tmp_path / "out")
+    one_line(result, 3, "from: wanted a result file")
+
+
+def test_a_search_that_the_model_cannot_do_is_refused_before_the_work(tmp_path, monkeypatch):
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    encoder.similarity = "manhattan"
+    encoder.save_pretrained(tmp_path / "model")
+    corpus, index = tmp_path / "corpus.txt", tmp_path / "corpus.index"
+    corpus.write_text("one\n")
+    command = ("search", "--model", tmp_path / "model", "--corpus", corpus, "--query", "a")
+    one_line(run(*command, "--index", index, "--cpu"), 4, "got similarity_fn_name 'manhattan'")
+    assert not index.exists()
+
+
 def test_json_has_no_nan(tmp_path):
     import torch
 

@@ -2,6 +2,7 @@
 
 import errno
 import gzip
+import io
 import json
 import math
 import os
@@ -12,6 +13,7 @@ pytest.importorskip("datasets")  # and Arrow, which it wants
 import pyarrow
 from pyarrow import parquet
 
+from fastsim.training import rows
 from fastsim.training.data import DataError, read_corpus, read_data
 
 FAULTS = {
@@ -188,6 +190,47 @@ def test_a_header_is_not_taken_for_data(tmp_path):
         read_data(path, columns="anchor,positive", header=True)
 
 
+def test_a_first_line_with_a_name_of_columns_is_a_header(tmp_path):
+    """One misnamed column would make it a row."""
+    path = tmp_path / "data.csv"
+    path.write_text("sentence1,sentence2,score\na,b,1\n")
+    columns = "sentence1,sentence2,label"
+    for given in (columns, "_,sentence2,sentence1,label"):
+        with pytest.raises(DataError, match=r"line 1: no column .*label; it has sentence1, sent"):
+            read_data(path, columns=given)
+    assert len(read_data(path, columns=columns, header=False)[0]) == 2
+    path.write_text("_,a,b\n_,c,d\n")  # what stands for no column names none
+    assert len(read_data(path, columns="_,anchor,positive")[0]) == 2
+
+
+def test_a_file_that_the_system_does_not_read(tmp_path, monkeypatch):
+    """Exit code 5 is of what is written."""
+    long = f"{'x' * 300}.csv"
+    for read in (read_data, read_corpus):
+        with pytest.raises(DataError, match=f"{long}: cannot be read: File name too long"):
+            read(tmp_path / long)
+    (tmp_path / "loop.csv").symlink_to("loop.csv")
+    with pytest.raises(DataError, match=r"loop\.csv: cannot be read: "):
+        read_data(tmp_path / "loop.csv")
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"anchor": "a", "positive": "b"}\n')
+
+    def refused(path, *arguments, **options):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    def broken(path, *arguments, **options):
+        class Broken(io.StringIO):
+            def __next__(self):
+                raise OSError(errno.EIO, "Input/output error")
+
+        return Broken()
+
+    for opener, said in ((refused, "Permission denied"), (broken, "Input/output error")):
+        monkeypatch.setattr(rows, "open", opener, raising=False)
+        with pytest.raises(DataError, match=rf"data\.jsonl: cannot be read: {said}"):
+            read_data(path)
+
+
 def test_messages_say_what_to_do(tmp_path):
     path = tmp_path / "data.csv"
     path.write_text("sentence1;sentence2;score\na;b;1\n")
@@ -310,5 +353,5 @@ def test_parquet_that_is_damaged_or_packed(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(parquet, "ParquetFile", refused)
-    with pytest.raises(PermissionError):
+    with pytest.raises(DataError, match=rf"{path}: cannot be read: Permission denied"):
         read_data(path)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from datasets import Dataset
 
 from fastsim.encoders.names import ModelError
 from fastsim.losses import SoftmaxClassification
-from fastsim.training.beir import evaluate_retrieval, ranking_metrics
+from fastsim.training.beir import evaluate_retrieval, ranking_metrics, read_beir
 from fastsim.training.data import DataError
 from fastsim.training.evaluation import (
     as_binary,
@@ -34,6 +35,7 @@ class Angles:
     """
 
     dim = 2
+    similarity = "cosine"
 
     def __init__(self, **prompts):
         self.prompts, self.asked = prompts, []
@@ -287,4 +289,62 @@ def test_a_search_is_that_of_its_files(tmp_path):
             evaluate_retrieval(encoder, tmp_path)
     write("corpus.jsonl", [{"_id": "x", "title": "half", "text": "\ud800"}])
     with pytest.raises(DataError, match="line 1: text: the text holds half of a surrogate pair"):
+        evaluate_retrieval(encoder, tmp_path)
+
+
+def retrieval_set(folder, corpus, queries, judged="q\tx\t1\n"):
+    """A folder in BEIR's layout."""
+    for name, rows in (("corpus", corpus), ("queries", queries)):
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "qrels").mkdir(exist_ok=True)
+    (folder / "qrels/test.tsv").write_text(judged)
+    return folder
+
+
+def test_a_document_may_be_empty_and_a_query_not(tmp_path):
+    """Some of BEIR's own FiQA are."""
+    query = {"_id": "q", "text": "a"}
+    documents = [
+        {"_id": "x", "title": "", "text": ""},
+        {"_id": "y", "title": None, "text": "b "},
+        {"_id": "z", "title": " t", "text": "\n"},
+    ]
+    corpus, queries, _ = read_beir(retrieval_set(tmp_path, documents, [query]))
+    assert corpus == {"x": "", "y": "b", "z": "t"}
+    assert queries == {"q": "a"}
+    for other in ({"_id": "v"}, {"_id": "v", "title": "", "contents": "c"}, {"text": ""}):
+        retrieval_set(tmp_path, [*documents, other], [query])
+        with pytest.raises(DataError, match=r"corpus\.jsonl, line 4: wanted _id and text"):
+            read_beir(tmp_path)
+    retrieval_set(tmp_path, documents, [query, {"_id": "p", "text": ""}])
+    with pytest.raises(DataError, match=r"queries\.jsonl, line 2: wanted _id and text"):
+        read_beir(tmp_path)
+
+
+@pytest.mark.parametrize("value", [["a", "b"], 3, 0, False, {}])
+def test_what_is_no_text_is_none_of_a_document(value, tmp_path):
+    for field in ("title", "text"):
+        row = {"_id": "x", "title": "a", "text": "b"} | {field: value}
+        retrieval_set(tmp_path, [row], [{"_id": "q", "text": "a"}])
+        said = re.escape(f"line 1: {field}: wanted a text, got {value!r}")
+        with pytest.raises(DataError, match=said):
+            read_beir(tmp_path)
+
+
+def test_documents_are_ranked_by_the_encoders_similarity(tmp_path):
+    class Points(Angles):
+        """An encoder of texts that are points x,y."""
+
+        def encode(self, texts, **options):
+            return torch.tensor([[float(x) for x in text.split(",")] for text in texts])
+
+    documents = [{"_id": "near", "text": "1,0"}, {"_id": "long", "text": "5,5"}]
+    judged = "q\tlong\t1\n"
+    retrieval_set(tmp_path, documents, [{"_id": "q", "text": "2,0"}], judged)
+    encoder = Points()
+    assert evaluate_retrieval(encoder, tmp_path)["mrr@10"] == 1 / 2
+    encoder.similarity = "dot"
+    assert evaluate_retrieval(encoder, tmp_path)["mrr@10"] == 1
+    encoder.similarity = "euclidean"
+    with pytest.raises(ModelError, match="cosine or dot, got similarity_fn_name 'euclidean'"):
         evaluate_retrieval(encoder, tmp_path)

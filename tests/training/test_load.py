@@ -1,6 +1,7 @@
 """Models from their folders: the type of their weights, prompts, lengths; searches."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -13,11 +14,12 @@ from datasets import Dataset
 from fastsim.encoders.cross_encoder import CrossEncoder
 from fastsim.encoders.encoder import Encoder
 from fastsim.encoders.names import ModelError
+from fastsim.scores import top_k
 from fastsim.training import demo
 from fastsim.training.data import read_data
 from fastsim.training.evaluation import evaluate_encoder
 from fastsim.training.formats import format_of
-from fastsim.training.load import evaluate_model, load_encoder, search_texts
+from fastsim.training.load import as_cosines, evaluate_model, load_encoder, search_texts
 from fastsim.training.run import train
 from tests import models
 from tests.training.runs import options
@@ -78,6 +80,47 @@ def test_a_search_asks_with_the_prompt_of_queries():
     known = encoder.encode_document(["90", "10", "0"])
     (found,) = search_texts(encoder, ["0"], ["90", "10", "0"], 9, corpus=known)
     assert [hit["row"] for hit in found["hits"]] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("spread", [1e-3, 1, 1e3])
+def test_a_search_compares_as_the_folder_says(spread, tmp_path):
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    encoder.similarity = "dot"
+    encoder.save_pretrained(tmp_path / "dot")
+    encoder = load_encoder(tmp_path / "dot", cpu=True)
+    texts = models.texts(40)
+    generator = torch.Generator().manual_seed(torch.seed())
+    lengths = (torch.rand(40, 1, generator=generator) * math.log(spread)).exp()
+    corpus = encoder.encode_document(texts) * lengths
+    asked = encoder.encode_query(texts[:3]).double()
+    answers = search_texts(encoder, texts[:3], texts, 40, corpus=corpus)
+    # A cosine in float32 of rows of D + 1 numbers, times the lengths.
+    eps = torch.finfo(torch.float32).eps
+    for query, found in zip(asked, answers, strict=True):
+        products = corpus.double() @ query
+        bound = 2 * (encoder.dim + 1) * eps * corpus.double().norm(dim=1).max() * query.norm()
+        rows = [hit["row"] for hit in found["hits"]]
+        scores = torch.tensor([hit["score"] for hit in found["hits"]], dtype=torch.float64)
+        assert sorted(rows) == list(range(40))
+        assert (scores - products[rows]).abs().max() <= bound
+        assert (products[rows].diff() <= 2 * bound).all()
+
+
+@pytest.mark.parametrize("similarity", ["euclidean", "manhattan"])
+def test_a_search_by_another_similarity_is_refused(similarity):
+    encoder = Angles()
+    encoder.similarity = similarity
+    with pytest.raises(ModelError, match=f"cosine or dot, got similarity_fn_name '{similarity}'"):
+        search_texts(encoder, ["0"], ["1"], 1)
+    assert encoder.asked == []  # nothing was encoded in vain
+
+
+def test_dot_products_of_rows_of_zeros():
+    zeros = torch.zeros(2, 3)
+    for queries, corpus in ((zeros, torch.eye(3)), (torch.eye(3)[:2], zeros), (zeros, zeros)):
+        asked, known, lengths = as_cosines(queries, corpus, "dot")
+        values, _ = top_k(asked, known, 1)
+        assert torch.equal(values * lengths, torch.zeros(2, 1))
 
 
 @pytest.fixture

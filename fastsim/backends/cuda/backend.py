@@ -64,7 +64,8 @@ class CudaBackend(TritonBackend):
         """By the Triton backend's kernels for small batches, where there is Triton."""
         if not super().serves_whole(tile, rows, columns, width, together, dtype):
             return False
-        return not interpreting() and TritonBackend().unsupported_reason() is None
+        of_batch = next(tensor for tensor in tile.pairs.tensors() if tensor is not None)
+        return not interpreting() and TritonBackend().unsupported_reason(of_batch) is None
 
     def unit_rows(self, x, dtype=None):
         return cuda_passes.unit_rows(x, dtype)

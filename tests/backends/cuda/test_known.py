@@ -8,9 +8,13 @@ import torch
 
 import fastsim
 from fastsim.backends import get
+from fastsim.backends.cuda import backend as cuda_backend
 from fastsim.backends.cuda import passes
 from fastsim.backends.cuda.backend import CudaBackend
 from fastsim.backends.torch.backend import TorchBackend
+from fastsim.backends.triton.backend import TritonBackend
+from fastsim.pairs import Pairs
+from fastsim.tile import Tile
 from tests.cases import CASES, call, inputs
 
 
@@ -81,3 +85,18 @@ def test_the_default_losses_are_served(asking):
     fastsim.info_nce(x, y, symmetric=True, backend="cuda").backward()
     fastsim.sup_con(x, torch.arange(13) % 3, backend="cuda").backward()
     assert set(asking.asked) == passes.KINDS - {"squared_error"}
+
+
+def test_a_small_batch_asks_for_the_device_of_its_tensors(monkeypatch):
+    """Not for the current device, which may be full, or too old."""
+    asked = []
+
+    def reason(_, *tensors):
+        asked.extend(tensors)
+
+    monkeypatch.setattr(TritonBackend, "unsupported_reason", reason)
+    monkeypatch.setattr(cuda_backend, "interpreting", lambda: False)
+    positives = torch.arange(5)
+    tile = Tile("softmax", Pairs(positives))
+    assert CudaBackend().serves_whole(tile, 5, 7, 4, False, torch.float32)
+    assert asked == [positives]
