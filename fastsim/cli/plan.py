@@ -234,7 +234,7 @@ def encoder_shape(name):
     import transformers
 
     from fastsim.encoders.model_files import (
-        _adapted,
+        adapted,
         auto_class,
         loading,
         model_folder,
@@ -246,7 +246,7 @@ def encoder_shape(name):
     parts = {"transformer": folder, "head": []}
     if (folder / "modules.json").is_file():
         parts = read_parts(folder, wanted=("transformer",))
-    base, _ = _adapted(parts["transformer"])
+    base, _ = adapted(parts["transformer"])
     with loading(folder):
         config = transformers.AutoConfig.from_pretrained(base)
         with torch.device("meta"):

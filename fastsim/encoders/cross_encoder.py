@@ -121,19 +121,16 @@ class CrossEncoder(nn.Module):
         """A cross-encoder from its folder, or a new one on the transformer of an encoder's folder.
 
         A new one starts with a random classification layer. A folder of sentence-transformers'
-        CrossEncoder is read too, if all of it is a transformer. Arguments and errors as
-        `Encoder.from_pretrained`; `ModelError` too where the folder wants texts lower-cased and
-        its tokenizer does not do it, since a cross-encoder's folder cannot say so.
+        CrossEncoder is read too, if all of it is a transformer, without a default prompt. Arguments
+        and errors as `Encoder.from_pretrained`; `ModelError` too where the folder wants texts
+        lower-cased and its tokenizer does not do it, since a cross-encoder's folder cannot say so.
         """
         folder = model_folder(name, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
         parts = {}
         if (folder / "modules.json").is_file():
-            parts = read_parts(folder, wanted=("transformer",))
-            if is_cross_encoder(folder) and (parts["head"] or "pooling" in parts):
-                raise ModelError(
-                    f"model: wanted a cross-encoder that is all transformer, {str(name)!r} has"
-                    " parts after it that score"
-                )
+            parts = read_parts(folder, wanted=("transformer",), allow_pickle=allow_pickle)
+            if is_cross_encoder(folder):
+                _check_all_transformer(name, parts)
             folder = parts["transformer"]
         elif not (folder / "config.json").is_file():
             raise ModelError(f"model: {str(name)!r} holds neither modules.json nor config.json")
@@ -178,6 +175,21 @@ class CrossEncoder(nn.Module):
         self.model.save_pretrained(folder)
         self.tokenizer.model_max_length = self.max_length or self.tokenizer.model_max_length
         self.tokenizer.save_pretrained(folder)
+
+
+def _check_all_transformer(name, parts):
+    """ModelError for a cross-encoder's folder whose scores are not those of its transformer."""
+    if parts["head"] or "pooling" in parts:
+        raise ModelError(
+            f"model: wanted a cross-encoder that is all transformer, {str(name)!r} has"
+            " parts after it that score"
+        )
+    prompt = parts["prompts"].get(parts["default_prompt"])
+    if prompt:
+        raise ModelError(
+            f"model: wanted a cross-encoder without a default prompt, {str(name)!r} has"
+            f" default_prompt_name {parts['default_prompt']!r}, the text {prompt!r}"
+        )
 
 
 def is_cross_encoder(name):

@@ -167,7 +167,7 @@ class Encoder(nn.Module):
             # Without this a decoder with learnt positions counts the padding on the left.
             features["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
         states = self.model(**features)[0]
-        return self.head(pool(states, pooled, self.pooling))
+        return self.head(pool(states, pooled, self.pooling, tokens=mask))
 
     def _counts_positions(self):
         """Whether token positions must be given: a decoder-only model padded on the left."""
@@ -341,7 +341,7 @@ class Encoder(nn.Module):
         dense = positive_or_none("dense", dense)
         folder = model_folder(name, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
         if (folder / "modules.json").is_file():
-            parts = read_parts(folder)
+            parts = read_parts(folder, allow_pickle=allow_pickle)
         elif any((folder / f"{part}config.json").is_file() for part in ("", "adapter_")):
             parts = {"transformer": folder}
         else:

@@ -19,6 +19,7 @@ from fastsim.encoders.arguments import (
 )
 from fastsim.encoders.names import EMBEDDED, POOLINGS, SIMILARITIES, ModelError
 from fastsim.encoders.parts import Dense, Normalize
+from fastsim.encoders.transformer_config import LIMITS, check_names, transformer_settings
 from fastsim.folders import cut_off
 
 _FLAGS = {  # the spelling in folders that every version of sentence-transformers reads
@@ -29,12 +30,9 @@ _FLAGS = {  # the spelling in folders that every version of sentence-transformer
     "weighted_mean": "pooling_mode_weightedmean_tokens",
 }
 _PARTS = ("Transformer", "Pooling", "Dense", "Normalize")
+_THEIRS, _PYLATE = "sentence_transformers.", "pylate.models."
 _ABOUT = "config_sentence_transformers.json"
-# Where sentence-transformers looks for the length of texts, in this order; the first is written.
-_LIMITS = [
-    f"sentence_{kind}_config.json"
-    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-]
+_PICKLED = "weights in pickle files are read with allow_pickle=True (--allow-pickle)"
 
 
 def model_folder(name, *, trust_remote_code=False, allow_pickle=False):
@@ -77,9 +75,14 @@ def load_transformer(kind, folder, *, trust_remote_code=False, allow_pickle=Fals
     import transformers
 
     trust = {"trust_remote_code": trust_remote_code}
-    folder, adapter = _adapted(Path(folder), allow_pickle=allow_pickle, **trust)
+    folder, adapter = adapted(Path(folder), allow_pickle=allow_pickle, **trust)
+    if not allow_pickle and not any(folder.glob("*.safetensors")):
+        raise ModelError(f"model: {str(folder)!r} has no model.safetensors; {_PICKLED}")
+    # An adapter may be trained with a tokenizer of its own.
+    own = adapter is not None and (adapter / "tokenizer_config.json").is_file()
+    with loading(adapter if own else folder):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(adapter if own else folder, **trust)
     with loading(folder):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trust)
         config = transformers.AutoConfig.from_pretrained(folder, **trust)
         model = auto_class(kind, config).from_pretrained(
             folder,
@@ -108,7 +111,7 @@ def auto_class(kind, config):
     return getattr(transformers, kind)
 
 
-def _adapted(folder, **flags):
+def adapted(folder, **flags):
     """(the folder of the weights, that of a LoRA adapter on them or None)."""
     if not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
         return folder, None
@@ -128,35 +131,43 @@ def is_decoder(config):
     return causal and not both and not getattr(config, "use_bidirectional_attention", False)
 
 
-def read_parts(folder, *, wanted=("transformer", "pooling")):
+def read_parts(folder, *, wanted=("transformer", "pooling"), allow_pickle=False):
     """The arguments of Encoder in a sentence-transformers folder, the transformer's as a path.
 
-    wanted: what has to be among them; a cross-encoder's folder has no pooling.
+    wanted: what has to be among them; a cross-encoder's folder has no pooling. allow_pickle:
+    whether a dense layer's weights other than safetensors may be read.
     """
+    encodes = "pooling" in wanted
     parts = {"head": []}
     rows = read_json(folder / "modules.json", list)
     with loading(folder / "modules.json"):
         rows = listed("modules", rows, dict, "dict")
     for row in rows:
-        kind, path = str(row.get("type", "")).rsplit(".", 1)[-1], str(row.get("path", ""))
+        kind, path = str(row.get("type", "")), str(row.get("path", ""))
         place = folder / path
         if not place.resolve().is_relative_to(folder.resolve()):
             raise ModelError(f"model: modules.json of {str(folder)!r} points outside: {path!r}")
-        if kind not in _PARTS:
+        # PyLate's dense layer is one of tokens: no part of an encoder, though its transformer is.
+        origins = (_THEIRS,) if encodes else (_THEIRS, _PYLATE)
+        if not kind.startswith(origins) or kind.rsplit(".", 1)[-1] not in _PARTS:
             raise ModelError(
-                f"model: {str(folder)!r} has a part {kind!r}, wanted {', '.join(_PARTS)}"
+                f"model: {str(folder)!r} has a part {kind!r}, wanted {', '.join(_PARTS)} of"
+                " sentence_transformers"
             )
+        kind = kind.rsplit(".", 1)[-1]
         if kind == "Transformer":
             parts["transformer"] = place
-            limits = next((place / name for name in _LIMITS if (place / name).is_file()), None)
+            limits = next((place / name for name in LIMITS if (place / name).is_file()), None)
             if limits is not None:
-                parts |= _read_limits(limits)
+                config = read_json(limits)
+                with loading(limits):
+                    parts |= transformer_settings(config, scores=not encodes)
         elif kind == "Pooling":
             parts["pooling"], parts["include_prompt"] = _read_pooling(place)
         elif kind == "Dense":
-            parts["head"].append(_read_dense(place))
+            parts["head"].append(_read_dense(place, allow_pickle=allow_pickle))
         else:
-            parts["head"].append(Normalize())
+            parts["head"].append(_read_normalize(place))
     for name in wanted:
         if name not in parts:
             raise ModelError(f"model: modules.json of {str(folder)!r} names no {name}")
@@ -175,15 +186,6 @@ def read_parts(folder, *, wanted=("transformer", "pooling")):
 def read_about(folder):
     """What a sentence-transformers folder says of the whole model: {} for an old one."""
     return read_json(folder / _ABOUT) if (folder / _ABOUT).is_file() else {}
-
-
-def _read_limits(path):
-    config = read_json(path)
-    with loading(path):
-        lower_case = config.get("do_lower_case")
-        check_choice("do_lower_case", lower_case, (None, False, True))
-        length = positive_or_none("max_seq_length", config.get("max_seq_length"))
-    return {"max_length": length, "lower_case": bool(lower_case)}
 
 
 def _read_pooling(place):
@@ -206,24 +208,27 @@ def _read_pooling(place):
     return names[0], include is not False
 
 
-def _read_dense(place):
-    import safetensors.torch
+def _read_normalize(place):
+    file = place / "config.json"
+    if file.is_file():  # older versions write none
+        config = read_json(file)
+        with loading(file):
+            check_names(config)
+    return Normalize()
 
+
+def _read_dense(place, *, allow_pickle):
     config = read_json(place / "config.json")
-    if config.get("use_residual") or config.get("module_input_name", "sentence_embedding") != (
-        "sentence_embedding"
-    ):
-        raise ModelError(
-            f"model: {str(place)!r} is a dense layer with a residual or an input of its own, wanted"
-            " one of the embedding alone"
-        )
+    if config.get("use_residual"):
+        raise ModelError(f"model: {str(place)!r} is a dense layer with a residual, wanted none")
+    with loading(place / "config.json"):
+        check_names(config)
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if not str(activation).startswith("torch.nn."):
         raise ModelError(
             f"model: {str(place)!r} has activation_function {activation!r}, wanted one of torch.nn"
         )
-    if not (place / "model.safetensors").is_file():
-        raise ModelError(f"model: {str(place)!r} has no model.safetensors")
+    weights = _read_weights(place, allow_pickle=allow_pickle)
     with loading(place):
         dense = Dense(
             config["in_features"],
@@ -231,8 +236,24 @@ def _read_dense(place):
             bias=config.get("bias", True),
             activation=activation.rsplit(".", 1)[-1],
         )
-        dense.load_state_dict(safetensors.torch.load_file(place / "model.safetensors"))
+        dense.load_state_dict(weights)
     return dense
+
+
+def _read_weights(place, *, allow_pickle):
+    """{name: tensor} of a part's folder, on the CPU."""
+    import safetensors.torch
+
+    safe, pickled = place / "model.safetensors", place / "pytorch_model.bin"
+    if safe.is_file():
+        with loading(safe):
+            return safetensors.torch.load_file(safe)
+    if not allow_pickle:
+        raise ModelError(f"model: {str(place)!r} has no model.safetensors; {_PICKLED}")
+    if not pickled.is_file():
+        raise ModelError(f"model: {str(place)!r} has no model.safetensors, no pytorch_model.bin")
+    with loading(pickled):
+        return torch.load(pickled, map_location="cpu", weights_only=True)
 
 
 def write_parts(encoder, folder):
@@ -252,7 +273,7 @@ def write_parts(encoder, folder):
         else:
             _write_json(folder / modules[-1][1] / "config.json", {})
     limits = {"max_seq_length": encoder.max_length, "do_lower_case": encoder.lower_case}
-    _write_json(folder / _LIMITS[0], limits)
+    _write_json(folder / LIMITS[0], limits)
     about = {
         "__version__": _versions(),
         "prompts": encoder.prompts,

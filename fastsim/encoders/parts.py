@@ -14,23 +14,29 @@ ACTIVATIONS = (
 )
 
 
-def pool(states, mask, pooling="mean"):
+def pool(states, mask, pooling="mean", *, tokens=None):
     """One vector per row of token states, padding left out.
 
     states (N, T, D); mask (N, T), 1 at real tokens, padding on either side. pooling: one of
-    `POOLINGS`; "weighted_mean" weighs the i-th real token by i. Returns (N, D), float32 for
-    states of 16 bits (the mean of many tokens needs more), else the states' type; a row without a
-    real token gives 0. TypeError, ValueError for arguments that do not fit.
+    `POOLINGS`; "weighted_mean" weighs the i-th real token by i. tokens (N, T): by what these are
+    counted, 1 also at tokens that the mask leaves out, such as a prompt's; by default the mask.
+    Returns (N, D), float32 for states of 16 bits (the mean of many tokens needs more), else the
+    states' type; a row without a real token gives 0. TypeError, ValueError for arguments that do
+    not fit.
     """
     check_choice("pooling", pooling, tuple(POOLINGS))
-    for name, value in (("states", states), ("mask", mask)):
+    tokens = mask if tokens is None else tokens
+    for name, value in (("states", states), ("mask", mask), ("tokens", tokens)):
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"{name}: wanted a torch.Tensor, got {type(value).__name__}")
     if states.dim() != 3:
         raise ValueError(f"states: wanted 3 dimension(s), got shape {tuple(states.shape)}")
-    if mask.shape != states.shape[:2]:
-        wanted = tuple(states.shape[:2])
-        raise ValueError(f"mask: wanted shape {wanted} as the states, got {tuple(mask.shape)}")
+    wanted = tuple(states.shape[:2])
+    for name, value in (("mask", mask), ("tokens", tokens)):
+        if value.shape != wanted:
+            raise ValueError(
+                f"{name}: wanted shape {wanted} as the states, got {tuple(value.shape)}"
+            )
     states = states.to(torch.promote_types(states.dtype, torch.float32))
     if pooling in ("cls", "last"):
         steps = torch.arange(mask.shape[1], device=mask.device)
@@ -46,7 +52,7 @@ def pool(states, mask, pooling="mean"):
         return top.masked_fill(~mask.bool().any(1, keepdim=True), 0.0)
     weights = mask.to(states.dtype)
     if pooling == "weighted_mean":
-        weights = weights * weights.cumsum(1)
+        weights = weights * tokens.to(states.dtype).cumsum(1)
     total = (states * weights[:, :, None]).sum(1)
     return total / weights.sum(1, keepdim=True).clamp(min=1e-9)
 

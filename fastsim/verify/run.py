@@ -13,10 +13,10 @@ from fastsim.verify.process import UNFINISHED, Check, cores, results
 # minutes, so no limit of a check tells a slow processor from a kernel that hangs.
 LIMIT = 300.0
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# In a reason that tells of other programs on the device or of the machine, not of the kernel, which
-# may be right tomorrow: such a verdict is not for good. Triton needs a C compiler to launch.
-PASSING = (UNFINISHED, "out of memory", "alloc_failed", "busy or unavailable", "sigkill")
-PASSING += ("c compiler", "calledprocesserror", "no space left")
+# Reasons that another program on the device or the machine may have caused: the kernel may be right
+# tomorrow, so the verdict is not kept. Triton needs a C compiler to launch.
+TRANSIENT = (UNFINISHED, "out of memory", "alloc_failed", "busy or unavailable", "sigkill")
+TRANSIENT += ("c compiler", "calledprocesserror", "no space left")
 # Bytes of a GPU that one check may take: what belongs to a process, matrices of 2,200 x 2,200 in
 # float64, and the largest size that is timed.
 MEMORY = 3 << 30
@@ -25,7 +25,7 @@ MEMORY = 3 << 30
 def verify(backend, kind, dtype, device, *, precision=None, limit=LIMIT, module=None):
     """Checks one backend, kind and dtype on a device, and keeps and returns the verdict.
 
-    A verdict whose reason is one of `PASSING` is kept for this process only.
+    A verdict whose reason is one of `TRANSIENT` is kept for this process only.
     precision: of float32 products, as for `verdicts.key`. limit: seconds, after which a step counts
     as hanging. module: imported by the process first.
     """
@@ -82,8 +82,8 @@ def _verdict(check, reason, limit=LIMIT, module=None):
         ((reason, ratio),) = results("ratio", [check], limit, module)
     of = verdicts.key(backend, kind, dtype, device, precision)
     verdict = verdicts.now(reason is None, reason, ratio, of)
-    passing = reason is not None and any(words in reason.lower() for words in PASSING)
-    verdicts.write(verdict, lasting=not passing)
+    transient = reason is not None and any(words in reason.lower() for words in TRANSIENT)
+    verdicts.write(verdict, lasting=not transient)
     if reason is not None:
         warnings.warn(f"{backend} is not used for {kind} on {device}: {reason}", stacklevel=3)
     return verdict

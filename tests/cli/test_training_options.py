@@ -180,7 +180,8 @@ def test_json_has_no_nan(tmp_path):
     assert found["spearman_cosine"] is None
 
 
-def test_retrieval_is_that_of_sentence_transformers(tmp_path):
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_retrieval_is_that_of_sentence_transformers(similarity, tmp_path):
     evaluation = pytest.importorskip("sentence_transformers.sentence_transformer.evaluation")
     from sentence_transformers import SentenceTransformer
 
@@ -193,17 +194,20 @@ def test_retrieval_is_that_of_sentence_transformers(tmp_path):
     (tmp_path / "qrels").mkdir()
     lines = [f"{query}\t{d}\t1" for query, found in relevant.items() for d in sorted(found)]
     (tmp_path / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "\n".join(lines))
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    encoder.similarity = similarity
+    encoder.save_pretrained(tmp_path / "model")
     result = run(
-        *("evaluate", "--model", models.tiny_bert(), "--retrieval", tmp_path, "--json", "--cpu")
+        *("evaluate", "--model", tmp_path / "model", "--retrieval", tmp_path, "--json", "--cpu")
     )
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     peer = evaluation.InformationRetrievalEvaluator(
         queries, corpus, relevant, precision_recall_at_k=[10, 100], show_progress_bar=False
     )
-    theirs = peer(SentenceTransformer(str(models.tiny_bert()), device="cpu"))
+    theirs = peer(SentenceTransformer(str(tmp_path / "model"), device="cpu"))
     for name in ("ndcg@10", "mrr@10", "recall@10", "recall@100"):
-        assert found[name] == pytest.approx(theirs[f"cosine_{name}"], abs=1e-6), name
+        assert found[name] == pytest.approx(theirs[f"{similarity}_{name}"], abs=1e-6), name
     (tmp_path / "qrels/test.tsv").write_text("q0\td999\t1\n")
     result = run("evaluate", "--model", models.tiny_bert(), "--retrieval", tmp_path, "--cpu")
     one_line(result, 3, "line 1: 'd999' is not in corpus.jsonl")

@@ -111,6 +111,31 @@ def test_a_cross_encoder_of_further_parts_is_refused(tmp_path):
         CrossEncoder.from_pretrained(tmp_path)
 
 
+def test_a_default_prompt_of_a_cross_encoder_is_refused(tmp_path):
+    """It would be put before each first text; one that is empty, or an encoder's, changes nothing.
+
+    A new cross-encoder on an encoder's folder is trained without its prompt.
+    """
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    CrossEncoder.from_pretrained(models.tiny_bert()).save_pretrained(tmp_path / "ours")
+    for text in ("", "the question : "):
+        theirs = sentence_transformers.CrossEncoder(
+            str(tmp_path / "ours"), device="cpu", prompts={"query": text}
+        )
+        theirs.save_pretrained(str(tmp_path / "unused"))
+        CrossEncoder.from_pretrained(tmp_path / "unused")
+        theirs.default_prompt_name = "query"
+        theirs.save_pretrained(str(tmp_path / "theirs"))
+        if not text:
+            CrossEncoder.from_pretrained(tmp_path / "theirs")
+    with pytest.raises(ModelError, match=r"theirs' has default_prompt_name 'query', .* 'the quest"):
+        CrossEncoder.from_pretrained(tmp_path / "theirs")
+    encoder = Encoder.from_pretrained(models.tiny_bert())
+    encoder.prompts, encoder.default_prompt = {"query": "the question : "}, "query"
+    encoder.save_pretrained(tmp_path / "encoder")
+    CrossEncoder.from_pretrained(tmp_path / "encoder")
+
+
 def test_texts_that_only_the_encoders_folder_lower_cases_are_refused(tmp_path):
     """A tokenizer that does it itself takes that along."""
     for name, folder in (("kept", models.tiny_decoder()), ("lower", models.tiny_bert())):

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from fastsim.encoders.cross_encoder import CrossEncoder, is_cross_encoder
-from fastsim.encoders.encoder import Encoder, ModelError
+from fastsim.encoders.encoder import Encoder, ModelError, Normalize
 from tests import models
 
 pytest.importorskip("transformers")
@@ -43,6 +43,7 @@ def changed(saved, folder, file, value):
         (DENSE, {"activation_function": 3}, "2_Dense' has activation_function 3, wanted one of"),
         (DENSE, {"activation_function": "torch.nn.GLU"}, "2_Dense' .* activation: wanted one of"),
         (DENSE, {"in_features": "x"}, "2_Dense' .* in_features: wanted an int, got str"),
+        (DENSE, {"module_output_name": "x"}, "2_Dense.config.json' .* module_output_name: wanted"),
         (LIMITS, 3, "wanted a dict in .*sentence_bert_config.json', got int"),
         (LIMITS, {"max_seq_length": "x"}, f"{LIMITS}' .* max_seq_length: wanted an int, got str"),
         (LIMITS, {"max_seq_length": 1}, "model' .* max_seq_length: wanted 3 to 64 tokens, got 1"),
@@ -61,6 +62,23 @@ def test_a_value_is_refused_by_file_and_key(file, value, said, saved, tmp_path):
         Encoder.from_pretrained(folder)
     assert "\n" not in str(caught.value)
     assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["module_input_name", "module_output_name"])
+def test_unit_rows_of_something_else_are_refused(key, tmp_path):
+    """And older folders, which hold no file of the part, are read."""
+    plain = Encoder.from_pretrained(models.tiny_bert())
+    encoder = Encoder(plain.model, plain.tokenizer, head=[Normalize()])
+    encoder.save_pretrained(tmp_path)
+    file = tmp_path / "2_Normalize/config.json"
+    file.write_text(json.dumps({key: "sentence_embedding"}))
+    Encoder.from_pretrained(tmp_path)
+    file.write_text(json.dumps({key: "token_embeddings"}))
+    with pytest.raises(ModelError, match=f"2_Normalize.config.json' .* {key}: wanted one of None"):
+        Encoder.from_pretrained(tmp_path)
+    file.unlink()
+    file.parent.rmdir()
+    assert len(Encoder.from_pretrained(tmp_path).head) == 1
 
 
 def test_a_head_that_does_not_fit_is_named_with_the_folder(tmp_path):

@@ -38,6 +38,28 @@ def test_pool_is_its_definition(pooling, side):
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_positions_are_counted_by_the_tokens(side):
+    """Row by row the definition, in float64; of other poolings they change nothing."""
+    lengths, skipped = [7, 3, 5], 2
+    tokens = (torch.arange(7) < torch.tensor(lengths)[:, None]).long()
+    tokens = tokens.flip(1) if side == "left" else tokens
+    mask = tokens * (tokens.cumsum(1) > skipped)
+    states = torch.randn(3, 7, 4)
+    found = pool(states, mask, "weighted_mean", tokens=tokens)
+    for row, length, got in zip(states.double(), lengths, found, strict=True):
+        real = row[-length:] if side == "left" else row[:length]
+        places = range(skipped, length)
+        wanted = sum((i + 1) * real[i] for i in places) / sum(i + 1 for i in places)
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-6, atol=1e-6)
+    for pooling in ("mean", "cls", "max", "last"):
+        assert torch.equal(pool(states, mask, pooling, tokens=tokens), pool(states, mask, pooling))
+    with pytest.raises(ValueError, match=r"tokens: wanted shape \(3, 7\) as the states, got \(2,"):
+        pool(states, mask, tokens=torch.ones(2, 7))
+    with pytest.raises(TypeError, match=r"tokens: wanted a torch.Tensor, got int"):
+        pool(states, mask, tokens=1)
+
+
 def test_pool_of_half_precision_is_accumulated_in_single():
     states = torch.full((1, 4096, 2), 1.0, dtype=torch.bfloat16)
     found = pool(states, torch.ones(1, 4096))

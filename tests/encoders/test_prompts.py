@@ -66,6 +66,20 @@ def test_a_prompt_is_left_out_whatever_begins_and_ends_a_text(template, pooling,
     assert (found - expected).abs().max() <= bound
 
 
+def test_a_prompt_left_out_counts_in_the_weights_of_positions(tmp_path):
+    """As in sentence-transformers: the first token after a prompt of three has weight four."""
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    encoder = Encoder.from_pretrained(models.tiny_bert(), pooling="weighted_mean")
+    encoder.prompts, encoder.include_prompt = {"query": "is the "}, False
+    encoder.save_pretrained(tmp_path)
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
+    expected = torch.tensor(theirs.encode_query(TEXTS))
+    found = encoder.encode_query(TEXTS)
+    # Sums of up to 128 terms, a rounding each.
+    bound = 128 * torch.finfo(torch.float32).eps * expected.abs().max()
+    assert (found - expected).abs().max() <= bound
+
+
 def test_a_prompt_that_ends_like_padding_is_left_out_whole():
     """Where the tokenizer adds no token, its last one is not one that ends a text."""
     encoder = Encoder.from_pretrained(models.tiny_decoder())

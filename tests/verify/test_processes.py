@@ -74,7 +74,7 @@ def test_what_is_wrong_is_refused(name, request):
     assert WRONG[name] in verdict.sentence
 
 
-PASSING = {
+TRANSIENT = {
     "memory": "OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB (info_nce)",
     "driver": "RuntimeError: Triton Error [CUDA]: Out Of Memory",
     "time": "a step did not finish within 300 s (calls)",
@@ -96,7 +96,7 @@ def test_settings_of_this_process_are_not_those_of_a_check(monkeypatch):
 
 
 @pytest.mark.parametrize("part", ["refusal", "ratio"])
-@pytest.mark.parametrize("reason", PASSING)
+@pytest.mark.parametrize("reason", TRANSIENT)
 def test_what_may_pass_is_of_this_process_alone(reason, part, two_kernels, monkeypatch):
     """Another program took the memory, or the time. A file of before stays, and is not taken."""
     place = "fake", "sigmoid", torch.float16, META
@@ -104,7 +104,7 @@ def test_what_may_pass_is_of_this_process_alone(reason, part, two_kernels, monke
     verdicts.write(before)
 
     def results(asked, checks, limit, module=None):
-        return [(PASSING[reason] if asked == part else None, None) for _ in checks]
+        return [(TRANSIENT[reason] if asked == part else None, None) for _ in checks]
 
     monkeypatch.setattr(run, "results", results)
     with pytest.warns(UserWarning, match="fake is not used for sigmoid"):
