@@ -95,7 +95,7 @@ def mine_hard_negatives(
                 f" got {columns}"
             )
         positives = torch.arange(rows, device=queries.device)
-    positives, further = _positives(positives, rows, columns, queries.device)
+    named = _positives(positives, rows, columns, queries.device)
     if (query_ids is None) != (corpus_ids is None):
         given = "corpus_ids" if query_ids is None else "query_ids"
         raise ValueError(f"query_ids, corpus_ids: wanted both or neither, got {given} alone")
@@ -106,7 +106,6 @@ def mine_hard_negatives(
     generator = torch.Generator(device="cpu").manual_seed(seed)
     found = torch.full((rows, count), -1, dtype=torch.int64, device=queries.device)
     scores = None
-    named = torch.cat([positives[:, None], further], 1)
     depth = min(last + named.shape[1] + _room(query_ids, corpus_ids, named), columns)
     for start in range(0, rows, _QUERIES):
         part = slice(start, min(start + _QUERIES, rows))
@@ -116,20 +115,19 @@ def mine_hard_negatives(
         if not bool(values.isfinite().all()):
             raise ValueError("queries, corpus: wanted finite embeddings, got NaN or infinity")
         values = values.clamp(-1.0, 1.0)  # of a copy it is 1 but for rounding
-        own = positives[part]
         allowed = torch.ones_like(near, dtype=torch.bool)
-        for row in named[part].T[..., None]:
-            allowed &= near != row
         if query_ids is not None:
             ids = corpus_ids[near]
             allowed &= ids != query_ids[part, None]
-            for row in named[part].T[..., None]:
+        for row in named[part].T[..., None]:
+            allowed &= near != row
+            if query_ids is not None:
                 allowed &= (ids != corpus_ids[row.clamp(min=0)]) | (row < 0)
         rank = allowed.cumsum(1)
         allowed &= (rank >= first) & (rank <= last)
         allowed &= (values >= low) & (values <= high)
         with torch.no_grad():
-            positive = paired_cosine_similarity(queries[part], corpus[own])
+            positive = paired_cosine_similarity(queries[part], corpus[named[part, 0]])
         positive = positive.clamp(-1.0, 1.0)[:, None]
         if margin is not None:
             allowed &= values <= highest_equal(positive - margin)
@@ -140,7 +138,7 @@ def mine_hard_negatives(
 
 
 def _positives(positives, rows, columns, device):
-    """(each query's positive (N,), further rows (N, P - 1) that are no negatives), both int64."""
+    """(N, P) int64: each query's positive, then further rows that are no negatives, or -1."""
     shape = positives.shape if isinstance(positives, Tensor) else (rows,)
     if len(shape) not in (1, 2) or shape[1:] == (0,):
         raise ValueError(
@@ -158,7 +156,7 @@ def _positives(positives, rows, columns, device):
                 f"positives: wanted rows of the corpus, 0 to {columns - 1}{none},"
                 f" got {int(low)} to {int(high)}"
             )
-    return own, further
+    return torch.cat([own[:, None], further], 1)
 
 
 def _room(query_ids, corpus_ids, named):

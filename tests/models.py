@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import json
 import os
 import re
 import shutil
@@ -96,3 +97,8 @@ def real_data():
     if not folder.is_dir():
         pytest.skip(f"real data: no folder {folder}; set FASTSIM_DATA")
     return folder
+
+
+def edit(path, **changes):
+    """Changes entries of a JSON file, such as a folder's config.json."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))

@@ -249,7 +249,8 @@ def search(
     """
     quiet()
     from fastsim.training.data import read_corpus
-    from fastsim.training.load import load_encoder, search_texts, similarity_of
+    from fastsim.training.load import load_encoder, search_texts
+    from fastsim.training.similarity import similarity_of
 
     if shown == "text":
         check_unused(("as_json",), "--format json", "--format text")

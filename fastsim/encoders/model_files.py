@@ -32,7 +32,6 @@ _FLAGS = {  # the spelling in folders that every version of sentence-transformer
 _PARTS = ("Transformer", "Pooling", "Dense", "Normalize")
 _THEIRS, _PYLATE = "sentence_transformers.", "pylate.models."
 _ABOUT = "config_sentence_transformers.json"
-_PICKLED = "weights in pickle files are read with allow_pickle=True (--allow-pickle)"
 
 
 def model_folder(name, *, trust_remote_code=False, allow_pickle=False):
@@ -76,8 +75,8 @@ def load_transformer(kind, folder, *, trust_remote_code=False, allow_pickle=Fals
 
     trust = {"trust_remote_code": trust_remote_code}
     folder, adapter = adapted(Path(folder), allow_pickle=allow_pickle, **trust)
-    if not allow_pickle and not any(folder.glob("*.safetensors")):
-        raise ModelError(f"model: {str(folder)!r} has no model.safetensors; {_PICKLED}")
+    if not any(folder.glob("*.safetensors")):
+        _check_pickle(folder, allow_pickle)
     # An adapter may be trained with a tokenizer of its own.
     own = adapter is not None and (adapter / "tokenizer_config.json").is_file()
     with loading(adapter if own else folder):
@@ -98,6 +97,15 @@ def load_transformer(kind, folder, *, trust_remote_code=False, allow_pickle=Fals
                 warnings.simplefilter("ignore", FutureWarning)  # peft's use of transformers
                 model = peft.PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
     return model, tokenizer
+
+
+def _check_pickle(folder, allow_pickle):
+    """`ModelError` for a folder without safetensors, unless its pickle files may be read."""
+    if not allow_pickle:
+        raise ModelError(
+            f"model: {str(folder)!r} has no model.safetensors; weights in pickle files are read"
+            " with allow_pickle=True (--allow-pickle)"
+        )
 
 
 def auto_class(kind, config):
@@ -248,8 +256,7 @@ def _read_weights(place, *, allow_pickle):
     if safe.is_file():
         with loading(safe):
             return safetensors.torch.load_file(safe)
-    if not allow_pickle:
-        raise ModelError(f"model: {str(place)!r} has no model.safetensors; {_PICKLED}")
+    _check_pickle(place, allow_pickle)
     if not pickled.is_file():
         raise ModelError(f"model: {str(place)!r} has no model.safetensors, no pytorch_model.bin")
     with loading(pickled):

@@ -97,19 +97,31 @@ def served(backend, kind, shape, dtype):
     return [one for one in made if get(backend).unsupported_extra(one.extras) is None]
 
 
-def _fault(backend, problem, device, **call):
-    """What is wrong with a value or a gradient; call: of `outputs`."""
-    problem, dtype = on_device(problem, device), problem.leaves[0].dtype
-    got = outputs(problem, backend, device, **call)
+def _fault(backend, problem, device):
+    """What is wrong with the value or a gradient."""
+    problem = on_device(problem, device)
+    got = outputs(problem, backend, device)
     if not problem.finite:
         return None if not got[0].isfinite().all() else "a NaN did not reach the loss"
+    return _difference(got, problem, device, *_expected(problem, device))
+
+
+def _expected(problem, device):
+    """(outputs in float64, those of the torch backend)."""
     truth = outputs(problem, problem.exact, device, torch.float64)
-    theirs = outputs(problem, "torch", device)
+    return truth, outputs(problem, "torch", device)
+
+
+def _difference(got, problem, device, truth, theirs):
+    """What of `got` is farther from the truth than it may be; None in the place of what nobody
+    wanted.
+    """
+    dtype = problem.leaves[0].dtype
     names = ["the value", *(f"gradient {i}" for i in range(len(problem.leaves))), *problem.learnt]
     moved = None
     for place, name in enumerate(names):
         mine, other, right = got[place], theirs[place], truth[place]
-        if mine is None:  # not wanted of this call
+        if mine is None:
             continue
         if not mine.isfinite().all():
             return f"{name} is not finite"
@@ -175,9 +187,12 @@ def _fault_of_kinds_of_calls(backend, problem, device):
     """What shows without gradients or with one side's alone, and in rows that lie otherwise."""
     if not problem.finite:
         return None
+    problem = on_device(problem, device)
+    expected = _expected(problem, device)
     calls = [((), off_by_one), ((0,), by_columns), ((1,), off_by_one)]
     for wanted, laid in calls[: 1 + len(problem.leaves)]:
-        fault = _fault(backend, problem, device, wanted=wanted, laid=laid)
+        got = outputs(problem, backend, device, wanted=wanted, laid=laid)
+        fault = _difference(got, problem, device, *expected)
         if fault:
             asked = f"of argument {wanted[0] + 1} alone" if wanted else "of nothing"
             return f"with gradients {asked} and rows laid {laid.__name__}, {fault}"

@@ -2,7 +2,6 @@
 
 import errno
 import json
-from fnmatch import fnmatch
 
 import pytest
 import torch
@@ -58,7 +57,7 @@ def test_similarity_and_width_go_both_ways(tmp_path):
 
 def test_a_similarity_of_other_models_is_none_of_ours(tmp_path):
     Encoder.from_pretrained(models.tiny_bert()).save_pretrained(tmp_path / "model")
-    edit(tmp_path / "model/config_sentence_transformers.json", similarity_fn_name="maxsim")
+    models.edit(tmp_path / "model/config_sentence_transformers.json", similarity_fn_name="maxsim")
     assert Encoder.from_pretrained(tmp_path / "model").similarity == "cosine"
 
 
@@ -73,7 +72,7 @@ def test_the_length_is_read_from_files_of_other_names(kind, tmp_path):
 def test_a_folders_length_is_cut_to_what_there_is(tmp_path):
     """sentence-transformers opens such folders; what the user asks for is refused."""
     Encoder.from_pretrained(models.tiny_bert()).save_pretrained(tmp_path)
-    edit(tmp_path / "sentence_bert_config.json", max_seq_length=512)
+    models.edit(tmp_path / "sentence_bert_config.json", max_seq_length=512)
     for kind in (Encoder, CrossEncoder):
         assert kind.from_pretrained(tmp_path).max_length == 64
         with pytest.raises(ValueError, match=r"max_length: wanted . to 64 tokens, got 512"):
@@ -188,10 +187,6 @@ def test_texts_are_lower_cased_here_and_in_the_folder(tmp_path):
     assert (found - expected).abs().max() <= bound
 
 
-def edit(path, **changes):
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 def test_broken_folders_are_refused_in_one_line(tmp_path):
     def saved(name):
         encoder = Encoder.from_pretrained(models.tiny_bert(), dense=4)
@@ -201,13 +196,13 @@ def test_broken_folders_are_refused_in_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
     cases = {tmp_path / "empty": "holds neither modules.json nor config.json"}
     folder = saved("pooling")
-    edit(folder / "1_Pooling/config.json", pooling_mode_cls_token=True)
+    models.edit(folder / "1_Pooling/config.json", pooling_mode_cls_token=True)
     cases[folder] = "pools by"
     folder = saved("dense")
-    edit(folder / "2_Dense/config.json", activation_function="evil.module.Run")
+    models.edit(folder / "2_Dense/config.json", activation_function="evil.module.Run")
     cases[folder] = "has activation_function 'evil.module.Run', wanted one of torch.nn"
     folder = saved("residual")
-    edit(folder / "2_Dense/config.json", use_residual=True)
+    models.edit(folder / "2_Dense/config.json", use_residual=True)
     cases[folder] = "residual"
     folder = saved("outside")
     rows = json.loads((folder / "modules.json").read_text())
@@ -239,10 +234,10 @@ def test_an_older_pooling_file_says_less(tmp_path):
     del config["include_prompt"]
     file.write_text(json.dumps(config))
     assert Encoder.from_pretrained(tmp_path / "model").include_prompt
-    edit(file, pooling_mode_mean_sqrt_len_tokens=True)
+    models.edit(file, pooling_mode_mean_sqrt_len_tokens=True)
     with pytest.raises(ModelError, match=r"pools by .*mean_sqrt_len"):
         Encoder.from_pretrained(tmp_path / "model")
-    edit(file, pooling_mode=["mean", "mean_sqrt_len_tokens"])
+    models.edit(file, pooling_mode=["mean", "mean_sqrt_len_tokens"])
     with pytest.raises(ModelError, match=r"pools by .*mean_sqrt_len"):
         Encoder.from_pretrained(tmp_path / "model")
 
@@ -255,7 +250,7 @@ def test_a_dense_file_without_a_word_has_a_tanh_and_a_bias(tmp_path):
     file.write_text(json.dumps({"in_features": 32, "out_features": 4}))
     again = Encoder.from_pretrained(tmp_path / "model")
     assert torch.equal(again.encode(TEXTS), encoder.encode(TEXTS))
-    edit(file, module_input_name="token_embeddings")
+    models.edit(file, module_input_name="token_embeddings")
     with pytest.raises(ModelError, match=r"2_Dense.config.json' .* module_input_name: wanted one"):
         Encoder.from_pretrained(tmp_path / "model")
 
@@ -314,136 +309,6 @@ def test_a_decoder_is_a_model_that_reads_from_left_to_right():
     gemma.use_bidirectional_attention = True  # as EmbeddingGemma's
     for config in (gemma, transformers.BertConfig(), transformers.XLNetConfig()):
         assert not is_decoder(config)
-
-
-@pytest.mark.parametrize("trust", [False, True])
-@pytest.mark.parametrize("pickle", [False, True])
-def test_what_is_fetched_from_the_hub(trust, pickle, tmp_path, monkeypatch):
-    """Code and pickled weights only where they are asked for; of an adapter's base the same."""
-    import huggingface_hub
-
-    asked = []
-
-    def fetched(name, *, allow_patterns):
-        asked.append((name, allow_patterns))
-        return models.tiny_bert()
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
-    flags = {"trust_remote_code": trust, "allow_pickle": pickle}
-    Encoder.from_pretrained("no/such-model", **flags)
-    encoder = Encoder.from_pretrained(models.tiny_bert())
-    encoder.add_lora(2)
-    encoder.model.save_pretrained(tmp_path / "adapter")
-    edit(tmp_path / "adapter/adapter_config.json", base_model_name_or_path="no/such-base")
-    Encoder.from_pretrained(tmp_path / "adapter", **flags)
-    assert [name for name, _ in asked] == ["no/such-model", "no/such-base"]
-    for _, patterns in asked:
-        wanted = {"model.safetensors", "1_Pooling/config.json", "spiece.model", "merges.txt"}
-        wanted |= {"modeling.py"} if trust else set()
-        wanted |= {"pytorch_model.bin"} if pickle else set()
-        files = [*wanted, "modeling.py", "pytorch_model.bin", "tf_model.h5", "model.onnx"]
-        assert {f for f in files if any(fnmatch(f, one) for one in patterns)} == wanted
-
-
-def test_pickled_weights_need_a_flag(tmp_path):
-    encoder = Encoder.from_pretrained(models.tiny_bert())
-    encoder.save_pretrained(tmp_path / "model")
-    (tmp_path / "model/model.safetensors").unlink()
-    torch.save(encoder.model.state_dict(), tmp_path / "model/pytorch_model.bin")
-    missing = r"model' has no model.safetensors; .* with allow_pickle=True \(--allow-pickle\)"
-    with pytest.raises(ModelError, match=missing):
-        Encoder.from_pretrained(tmp_path / "model")
-    again = Encoder.from_pretrained(tmp_path / "model", allow_pickle=True)
-    assert torch.equal(again.encode(TEXTS), encoder.encode(TEXTS))
-
-
-def test_pickled_weights_of_a_dense_layer_need_the_flag_too(tmp_path):
-    """What they hold besides tensors is not run even then."""
-    encoder = Encoder.from_pretrained(models.tiny_bert(), dense=4)
-    encoder.save_pretrained(tmp_path / "model")
-    place = tmp_path / "model/2_Dense"
-    (place / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"2_Dense' has no .*, no pytorch_model.bin"):
-        Encoder.from_pretrained(tmp_path / "model", allow_pickle=True)
-    torch.save(encoder.head[0].state_dict(), place / "pytorch_model.bin")
-    missing = r"2_Dense' has no model.safetensors; .* with allow_pickle=True \(--allow-pickle\)"
-    with pytest.raises(ModelError, match=missing):
-        Encoder.from_pretrained(tmp_path / "model")
-    with pytest.raises(ModelError, match=missing):
-        CrossEncoder.from_pretrained(tmp_path / "model")
-    again = Encoder.from_pretrained(tmp_path / "model", allow_pickle=True)
-    assert torch.equal(again.encode(TEXTS), encoder.encode(TEXTS))
-    CrossEncoder.from_pretrained(tmp_path / "model", allow_pickle=True)
-    torch.save({"linear.weight": Dense}, place / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"2_Dense.pytorch_model.bin' cannot be loaded"):
-        Encoder.from_pretrained(tmp_path / "model", allow_pickle=True)
-
-
-def test_an_adapter_brings_its_own_tokenizer(tmp_path):
-    """As in sentence-transformers; without one it has that of its base."""
-    from tokenizers.processors import TemplateProcessing
-
-    encoder = Encoder.from_pretrained(models.tiny_bert())
-    encoder.add_lora(2)
-    encoder.model.save_pretrained(tmp_path / "adapter")
-    edit(
-        tmp_path / "adapter/adapter_config.json",
-        base_model_name_or_path=str(models.tiny_bert()),
-    )
-    expected = encoder.tokenize(TEXTS)["input_ids"]
-    assert torch.equal(
-        Encoder.from_pretrained(tmp_path / "adapter").tokenize(TEXTS)["input_ids"], expected
-    )
-    encoder.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="$A [SEP]", special_tokens=[("[SEP]", encoder.tokenizer.sep_token_id)]
-    )
-    encoder.tokenizer.model_max_length = 7
-    encoder.tokenizer.save_pretrained(tmp_path / "adapter")
-    again = Encoder.from_pretrained(tmp_path / "adapter")
-    assert again.max_length == 7
-    from transformers import AutoTokenizer
-
-    own = AutoTokenizer.from_pretrained(tmp_path / "adapter")
-    wanted = own(TEXTS, padding=True, truncation=True, return_tensors="pt")["input_ids"]
-    found = again.tokenize(TEXTS)["input_ids"]
-    assert torch.equal(found, wanted)
-    assert found.shape != expected.shape
-
-
-@pytest.mark.parametrize("place", [0, 1])
-def test_a_part_of_another_library_is_none_of_ours(place, tmp_path):
-    """Its name may be that of one of sentence-transformers, what it does is not known."""
-    encoder = Encoder.from_pretrained(models.tiny_bert())
-    encoder.save_pretrained(tmp_path)
-    rows = json.loads((tmp_path / "modules.json").read_text())
-    rows[place]["type"] = f"my_library.{rows[place]['type']}"
-    (tmp_path / "modules.json").write_text(json.dumps(rows))
-    with pytest.raises(ModelError, match=rf"has a part '{rows[place]['type']}', wanted"):
-        Encoder.from_pretrained(tmp_path)
-
-
-def test_a_cross_encoder_begins_with_the_transformer_of_pylate(tmp_path):
-    """Its dense layer is one of tokens, so that the folder is no encoder's."""
-    Encoder.from_pretrained(models.tiny_bert(), dense=4).save_pretrained(tmp_path)
-    rows = json.loads((tmp_path / "modules.json").read_text())
-    rows[2]["type"] = "pylate.models.Dense.Dense"
-    (tmp_path / "modules.json").write_text(json.dumps([rows[0], rows[2]]))
-    CrossEncoder.from_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=r"has a part 'pylate.models.Dense.Dense', wanted"):
-        Encoder.from_pretrained(tmp_path)
-
-
-def test_code_in_a_folder_is_not_run(tmp_path):
-    encoder = Encoder.from_pretrained(models.tiny_bert())
-    encoder.save_pretrained(tmp_path / "model")
-    mark = tmp_path / "ran"
-    code = f"open({str(mark)!r}, 'w')\nclass Config: pass\nclass Model: pass\n"
-    (tmp_path / "model/code.py").write_text(code)
-    names = {"AutoConfig": "code.Config", "AutoModel": "code.Model"}
-    edit(tmp_path / "model/config.json", auto_map=names, model_type="of-its-own")
-    with pytest.raises(ModelError):
-        Encoder.from_pretrained(tmp_path / "model")
-    assert not mark.exists()
 
 
 def test_a_failed_save_leaves_the_old_model(tmp_path, monkeypatch):

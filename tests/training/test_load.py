@@ -19,8 +19,9 @@ from fastsim.training import demo
 from fastsim.training.data import read_data
 from fastsim.training.evaluation import evaluate_encoder
 from fastsim.training.formats import format_of
-from fastsim.training.load import as_cosines, evaluate_model, load_encoder, search_texts
+from fastsim.training.load import evaluate_model, load_encoder, search_texts
 from fastsim.training.run import train
+from fastsim.training.similarity import as_cosines
 from tests import models
 from tests.training.runs import options
 from tests.training.test_evaluation import Angles

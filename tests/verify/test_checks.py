@@ -71,7 +71,7 @@ def test_every_way_is_checked(monkeypatch):
     """In one call, in passes, and over several panels."""
     ways = set()
 
-    def fault(*_, **call):
+    def fault(*_):
         ways.add((panels_alone(), os.environ.get(panel.VARIABLE) == checks.SMALLEST))
 
     monkeypatch.setattr(checks, "_fault", fault)
@@ -104,7 +104,7 @@ def test_calls_of_every_problem_are_tried(name, wrong, says, monkeypatch):
         return found
 
     monkeypatch.setattr(checks, "outputs", spoilt)
-    monkeypatch.setattr(checks, "_fault", lambda *_, **call: None)
+    monkeypatch.setattr(checks, "_fault", lambda *_: None)
     (fault,) = checks.faults("torch", "softmax", torch.float32, CPU)
     assert fault.startswith(f"calls of {name} at 21 x 45 x 40: ")
     assert says in fault
